@@ -1,0 +1,83 @@
+"""ML Compute's training graphs for Python, on any machine.
+
+Describe a network as a graph of layers, wrap it in a `TrainingGraph` or `InferenceGraph`, compile it for a `Device`,
+then run forward, gradient and optimizer update in one call or one by one.
+"""
+
+from mlcompute.device import Device
+from mlcompute.enums import (
+    ActivationType,
+    ArithmeticOperation,
+    ComparisonOperation,
+    ConvolutionType,
+    DataType,
+    DeviceType,
+    ExecutionOptions,
+    GradientClippingType,
+    GraphCompilationOptions,
+    LossType,
+    LSTMResultMode,
+    PaddingPolicy,
+    PaddingType,
+    PoolingType,
+    RandomInitializerType,
+    ReductionType,
+    RegularizationType,
+    SampleMode,
+    SoftmaxOperation,
+    debug_description,
+)
+from mlcompute.errors import (
+    CompileError,
+    DataError,
+    DeviceError,
+    Error,
+    ExecutionError,
+    GraphError,
+    ShapeError,
+)
+from mlcompute.execution import Execution, GraphCompletionHandler
+from mlcompute.graph import Graph
+from mlcompute.inference import InferenceGraph
+from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
+from mlcompute.layers.arithmetic import ArithmeticLayer
+from mlcompute.layers.attention import MultiheadAttentionDescriptor, MultiheadAttentionLayer
+from mlcompute.layers.comparison import ComparisonLayer
+from mlcompute.layers.concatenation import ConcatenationLayer
+from mlcompute.layers.convolution import ConvolutionDescriptor, ConvolutionLayer
+from mlcompute.layers.dropout import DropoutLayer
+from mlcompute.layers.embedding import EmbeddingDescriptor, EmbeddingLayer
+from mlcompute.layers.fully_connected import FullyConnectedLayer
+from mlcompute.layers.gram_matrix import GramMatrixLayer
+from mlcompute.layers.indexing import GatherLayer, ScatterLayer
+from mlcompute.layers.layer import Layer
+from mlcompute.layers.loss import LossDescriptor, LossLayer
+from mlcompute.layers.lstm import LSTMDescriptor, LSTMLayer
+from mlcompute.layers.matmul import MatMulDescriptor, MatMulLayer
+from mlcompute.layers.normalization import BatchNormalizationLayer, InstanceNormalizationLayer
+from mlcompute.layers.padding import PaddingLayer
+from mlcompute.layers.pooling import PoolingDescriptor, PoolingLayer
+from mlcompute.layers.reduction import ReductionLayer
+from mlcompute.layers.sample_normalization import GroupNormalizationLayer, LayerNormalizationLayer
+from mlcompute.layers.selection import SelectionLayer
+from mlcompute.layers.shaping import ReshapeLayer, SliceLayer, TransposeLayer
+from mlcompute.layers.softmax import SoftmaxLayer
+from mlcompute.layers.split import SplitLayer
+from mlcompute.layers.upsample import UpsampleLayer
+from mlcompute.layers.yolo_loss import YOLOLossDescriptor, YOLOLossLayer
+from mlcompute.optimizers import (
+    AdamOptimizer,
+    AdamWOptimizer,
+    Optimizer,
+    OptimizerDescriptor,
+    RMSPropOptimizer,
+    SGDOptimizer,
+)
+from mlcompute.platform import Platform
+from mlcompute.tensor import Tensor, TensorDescriptor, TensorOptimizerDeviceData, TensorParameter
+from mlcompute.tensor_data import TensorData
+from mlcompute.training import TrainingGraph
+
+__version__ = "0.1.0"
+
+__all__ = [name for name in dir() if name[0].isupper()] + ["debug_description"]

@@ -1,0 +1,183 @@
+"""From a description of a graph to a program. `compile_program` is the table of contents: one line per pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mlcompute import ops
+from mlcompute.compiler.differentiate import differentiate
+from mlcompute.compiler.expand import expand
+from mlcompute.compiler.fuse import fuse
+from mlcompute.compiler.lower import Lowering
+from mlcompute.compiler.plan import plan_like, plan_memory
+from mlcompute.compiler.program import Program
+from mlcompute.compiler.schedule import assign_early, update_early
+from mlcompute.compiler.simplify import simplify
+from mlcompute.compiler.update import update
+from mlcompute.errors import ShapeError
+from mlcompute.graph import Node
+from mlcompute.layers.layer import Layer
+from mlcompute.ops.op import FLOAT32, Array, Value
+from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.tensor import Tensor
+
+if TYPE_CHECKING:
+    from mlcompute.devices.device import Engine
+
+
+@dataclass(eq=False)
+class Description:
+    """What a training or inference graph asks the compiler for.
+
+    inputs          tensors fed before each run -> samples they hold per sample of the batch; 0: not scaled
+    constants       inputs whose data is known now
+    kept            tensors that stay readable after every run; `debugged`: their gradients too
+    losses          nodes whose results the gradient pass starts from, with ones
+    user_gradients  tensor -> the tensor its outside gradient is fed to
+    wanted          tensors that are not parameters but need a gradient
+    parameters      tensors the optimizer updates
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    batch_size: int = 1
+    inputs: dict[Tensor, int] = field(default_factory=dict)
+    constants: dict[Tensor, Array] = field(default_factory=dict)
+    label_weights: dict[Layer, Tensor] = field(default_factory=dict)
+    kept: list[Tensor] = field(default_factory=list)
+    debugged: list[Tensor] = field(default_factory=list)
+    losses: list[Node] = field(default_factory=list)
+    stopped: set[Tensor] = field(default_factory=set)
+    user_gradients: dict[Tensor, Tensor] = field(default_factory=dict)
+    wanted: list[Tensor] = field(default_factory=list)
+    parameters: list[Tensor] = field(default_factory=list)
+    optimizer: Optimizer | None = None
+    fuses: bool = True
+
+
+#: Styles of execution. fused: one call, tight memory. split: phases run apart and again, everything readable.
+#: inference: forward only, dropout off, running statistics used.
+STYLES = ("fused", "split", "inference")
+
+
+def compile_program(
+    description: Description, engine: Engine, style: str, batch_size: int = 0, like: Program | None = None
+) -> Program:
+    """Graph in, program out. One line per pass, one file per pass.
+
+    batch_size  samples per run; 0: as many as the tensors have
+    like        the same program for the full batch, whose memory plan a smaller batch reuses
+    """
+    batch_size = batch_size or description.batch_size
+    program = Program(style, batch_size)
+    run = _lower(description, program, batch_size, training=style != "inference")
+    if style != "inference":
+        _differentiate(description, program, run)
+        _update(description, program, run)
+    trace = run.trace
+    kept = _kept(description, program, style)
+    expanded = expand(trace, engine.supports)
+    simplified = simplify(trace, [expanded[value] for value in kept])
+
+    def final(value: Value) -> Value:
+        return simplified[expanded[value]]
+
+    program.values = {tensor: final(value) for tensor, value in program.values.items()}
+    program.gradients = {tensor: final(value) for tensor, value in program.gradients.items()}
+    program.kept = {final(value) for value in kept}
+    steps = assign_early(trace.steps) if style == "split" else update_early(trace.steps)
+    program.steps = fuse(steps) if description.fuses else steps
+    program.plan = plan_like(like, program) or plan_memory(
+        program.steps, program.kept, rerunnable=style == "split"
+    )
+    used = {value for step in program.steps for value in step.inputs} | program.kept
+    program.constants = {value: array for value, array in trace.constants.items() if value in used}
+    return program
+
+
+def _lower(description: Description, program: Program, batch_size: int, training: bool) -> Lowering:
+    """Layers -> steps of the forward phase."""
+    run = Lowering(training)
+    run.weights_of = description.label_weights
+    for tensor, scale in description.inputs.items():
+        shape = tensor.descriptor.shape
+        if scale and batch_size != description.batch_size:
+            shape = (scale * batch_size, *shape[1:])
+        program.inputs[tensor] = run.input(tensor, shape)
+    for tensor, array in description.constants.items():
+        run.values[tensor] = run.trace.constant(array)
+    for node in description.nodes:
+        try:
+            run.add(node.layer, [*node.sources, *node.labels], node.results)
+        except ShapeError as error:
+            if batch_size != description.batch_size:
+                error.add_fact("batch_size", f"{batch_size} of {description.batch_size}")
+            raise
+    for tensor, value in run.writes:
+        ops.assign(run.values[tensor], value)
+    program.values, program.persistent = run.values, run.persistent
+    program.writes = [tensor for tensor, _ in run.writes]
+    program.random_keys = run.random_keys
+    return run
+
+
+def _differentiate(description: Description, program: Program, run: Lowering) -> None:
+    """Steps of the gradient phase."""
+    trace, values = run.trace, run.values
+    trace.phase = "gradient"
+    seeds: dict[Value, Value] = {}
+    for node in description.losses:
+        loss = values[node.results[0]]
+        seeds[loss] = ops.full(loss, loss.shape, 1.0)
+    for tensor, gradient in description.user_gradients.items():
+        if tensor not in values:
+            continue
+        fed = run.input(gradient, values[tensor].shape)
+        program.inputs[gradient] = fed
+        value = values[tensor]
+        seeds[value] = seeds[value] + fed if value in seeds else fed
+    sources = [values[tensor] for tensor in (*description.parameters, *description.wanted) if tensor in values]
+    stopped = {values[tensor] for tensor in description.stopped if tensor in values}
+    gradients = differentiate(trace, seeds, sources, stopped)
+    program.gradients = {tensor: gradients[value] for tensor, value in values.items() if value in gradients}
+
+
+def _update(description: Description, program: Program, run: Lowering) -> None:
+    """Steps of the update phase."""
+    optimizer, trace = description.optimizer, run.trace
+    if optimizer is None:
+        return
+    updated: list[tuple[Value, Value, list[Value]]] = []
+    for tensor in description.parameters:
+        gradient = program.gradients.get(tensor)
+        if gradient is None:
+            continue
+        value = run.values[tensor]
+        states = [trace.value(value.shape, value.dtype, "state", name) for name in optimizer.state_names]
+        program.states[tensor] = states
+        updated.append((value, gradient, states))
+    if updated:
+        program.scalars = {
+            name: trace.value((), FLOAT32, "scalar", name) for name in optimizer.scalar_names
+        }
+        pairs = update(trace, optimizer, updated, program.scalars)
+        trace.phase = "update"
+        for target, value in pairs:
+            trace.layer = target.label if target.kind == "parameter" else trace.layer
+            ops.assign(target, value)
+        trace.layer = ""
+
+
+def _kept(description: Description, program: Program, style: str) -> list[Value]:
+    """Values somebody may read after a run."""
+    values, gradients = program.values, program.gradients
+    tensors = [tensor for tensor in (*description.kept, *description.debugged) if tensor in values]
+    kept = [values[tensor] for tensor in tensors]
+    kept += [gradients[tensor] for tensor in description.debugged if tensor in gradients]
+    if style == "split":
+        kept += [values[result] for node in description.nodes for result in node.results]
+        kept += list(gradients.values())
+    return kept
+
+
+__all__ = ["STYLES", "Description", "compile_program"]

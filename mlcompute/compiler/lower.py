@@ -1,0 +1,111 @@
+"""lower: layers become steps. Each layer describes its own forward pass; this file gives it what it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mlcompute import ops
+from mlcompute.errors import CompileError
+from mlcompute.layers.layer import Layer
+from mlcompute.ops.op import FLOAT32, Shape, Trace, Value, emit
+from mlcompute.tensor import Tensor
+
+FLOAT16 = np.dtype(np.float16)
+
+
+class Lowering:
+    """The trace of one graph's forward pass and the values its tensors became. Implements `layers.layer.Forward`."""
+
+    def __init__(self, training: bool, float_type: np.dtype[Any] = FLOAT32) -> None:
+        self.training = training
+        self.trace = Trace()
+        #: What FLOAT32 tensors are computed in. Anything but float32 serves only checks of the mathematics.
+        self.float_type = float_type
+        self.values: dict[Tensor, Value] = {}
+        #: Tensors the steps read from or write to memory that outlives a run, in the order of first use.
+        self.persistent: dict[Tensor, Value] = {}
+        #: (tensor, new value) pairs stored when the pass has succeeded.
+        self.writes: list[tuple[Tensor, Value]] = []
+        #: Random streams: scalar key value -> the seed the layer asked for.
+        self.random_keys: list[tuple[Value, int]] = []
+        self.weights_of: dict[Layer, Tensor] = {}
+        self._names: dict[str, int] = {}
+
+    def input(self, tensor: Tensor, shape: Shape | None = None) -> Value:
+        """A value the caller feeds before each run."""
+        value = self.trace.value(shape or tensor.descriptor.shape, self.dtype_of(tensor), "input", tensor.label)
+        self.values[tensor] = value
+        return value
+
+    def dtype_of(self, tensor: Tensor) -> np.dtype[Any]:
+        dtype = tensor.descriptor.data_type.numpy
+        return self.float_type if dtype == FLOAT32 else dtype
+
+    def value_of(self, tensor: Tensor) -> Value:
+        """The value a tensor has at this point: computed, fed, or kept in memory between runs."""
+        value = self.values.get(tensor)
+        if value is None:
+            value = self.trace.value(tensor.descriptor.shape, self.dtype_of(tensor), "parameter", tensor.label)
+            self.values[tensor] = self.persistent[tensor] = value
+        return value
+
+    # What layers ask (layers.layer.Forward) --------------------------------------------------------------------
+
+    def read(self, tensor: Tensor, shape: Shape | None = None) -> Value:
+        value = self.value_of(tensor)
+        if value.dtype == FLOAT16:
+            value = ops.convert(value, FLOAT32)
+        return value if shape is None else ops.reshape(value, shape)
+
+    def write(self, tensor: Tensor, value: Value) -> None:
+        self.value_of(tensor)
+        self.writes.append((tensor, ops.reshape(value, tensor.descriptor.shape)))
+
+    def uniform(self, like: Value, shape: Shape, seed: int) -> Value:
+        key = self.trace.value((4,), np.dtype(np.uint32), "scalar", "random key")
+        self.random_keys.append((key, seed))
+        return ops.random_uniform(key, shape)
+
+    def label_weights(self, layer: Layer) -> Value | None:
+        tensor = self.weights_of.get(layer)
+        return None if tensor is None else self.read(tensor)
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def add(self, layer: Layer, sources: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        """Append one layer's forward pass."""
+        self.trace.layer = self._name(layer)
+        values = [self.value_of(source) for source in sources]
+        inputs = values
+        if not layer.moves_data:
+            inputs = [ops.convert(value, FLOAT32) if value.dtype == FLOAT16 else value for value in values]
+        answers = layer.forward(self, *inputs)
+        answers = [answers] if isinstance(answers, Value) else list(answers)
+        for index, (tensor, answer) in enumerate(zip(results, answers, strict=True)):
+            self._check(layer, index, tensor, answer)
+            answer = ops.convert(answer, self.dtype_of(tensor))
+            if answer in values or answer.kind != "temporary":
+                # A tensor of its own needs a value of its own: stopping its gradient must not stop the source's.
+                answer = emit("reshape", answer, shape=answer.shape)
+            self.values[tensor] = answer
+        self.trace.layer = ""
+
+    def _name(self, layer: Layer) -> str:
+        """The layer's label, made unique among the layers of the graph."""
+        count = self._names[layer.label] = self._names.get(layer.label, 0) + 1
+        return layer.label if count == 1 else f"{layer.label} {count}"
+
+    def _check(self, layer: Layer, index: int, tensor: Tensor, answer: Value) -> None:
+        """The extents a layer computes are those it promised, apart from the number of samples."""
+        axis = layer.batch_axes[index] if index < len(layer.batch_axes) else 0
+        promised, computed = list(tensor.descriptor.shape), list(answer.shape)
+        if len(promised) == len(computed):
+            promised[axis] = computed[axis]
+        if promised != computed:
+            raise CompileError(
+                f"{layer.who}: computes shape {answer.shape}, its result tensor says {tensor.descriptor.shape}",
+                fix="pass batch_size=0 if the layers of this graph do not share one batch axis",
+            )

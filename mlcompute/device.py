@@ -1,0 +1,97 @@
+"""The device a user names when compiling a graph."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mlcompute.enums import DeviceType
+from mlcompute.errors import DeviceError
+from mlcompute.execution import WorkQueue
+
+if TYPE_CHECKING:
+    from mlcompute.devices.device import Engine
+
+_queues: dict[str, WorkQueue] = {}
+
+
+@functools.cache
+def _cpu_engine() -> Engine:
+    from mlcompute.devices.reference import Reference
+
+    return Reference()
+
+
+class Device:
+    """Where a graph runs.
+
+    Device()  is the best device there is; Device.cpu() never fails; Device.gpu() and Device.ane() are None
+    where there is none.
+
+    >>> import mlcompute as mlc
+    >>> mlc.Device.cpu().type
+    <DeviceType.CPU: 0>
+    """
+
+    def __init__(
+        self,
+        type: DeviceType = DeviceType.ANY,
+        *,
+        selects_multiple_compute_devices: bool = False,
+        gpu_devices: Sequence[Any] | None = None,
+        engine: Engine | None = None,
+    ) -> None:
+        self._type = DeviceType(type)
+        self.selects_multiple_compute_devices = bool(selects_multiple_compute_devices)
+        if gpu_devices is not None or self._type in (DeviceType.GPU, DeviceType.ANE, DeviceType.COUNT):
+            wanted = "GPU" if gpu_devices is not None else self._type.name
+            raise DeviceError(
+                f"Device: there is no {wanted} device here",
+                expected="CPU or ANY",
+                fix="use Device.cpu(), or Device() for the best device there is",
+            )
+        self.engine = engine or _cpu_engine()
+        # One queue per kind of engine, not per object: graphs that share weights also share the order of runs.
+        self.queue = _queues.setdefault(self.engine.name, WorkQueue())
+
+    @classmethod
+    def cpu(cls) -> Device:
+        """The CPU; never fails."""
+        return cls(DeviceType.CPU)
+
+    @classmethod
+    def gpu(cls) -> Device | None:
+        """A GPU; None if there is none."""
+        try:
+            return cls(DeviceType.GPU)
+        except DeviceError:
+            return None
+
+    @classmethod
+    def ane(cls) -> Device | None:
+        """A Neural Engine; None, as there is none outside its maker's machines."""
+        return None
+
+    @property
+    def type(self) -> DeviceType:
+        """The type asked for; ANY stays ANY."""
+        return self._type
+
+    @property
+    def actual_device_type(self) -> DeviceType:
+        """The type that was chosen."""
+        return self.engine.device_type
+
+    @property
+    def gpu_devices(self) -> list[Any]:
+        """Identifiers of the GPUs in use; empty on the CPU."""
+        return []
+
+    def __copy__(self) -> Device:
+        copied = Device.__new__(Device)
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __repr__(self) -> str:
+        return f"Device({self._type.name}, engine '{self.engine.name}')"

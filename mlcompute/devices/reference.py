@@ -1,0 +1,71 @@
+"""reference: runs the ops' NumPy meanings, slowly and obviously. What it computes is right by definition."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from mlcompute.compiler.program import Program
+from mlcompute.devices.device import Engine, Executable, Profile
+from mlcompute.enums import DeviceType
+from mlcompute.errors import ExecutionError
+from mlcompute.ops.op import Array, Op, Step, Value, run_meaning
+
+
+class Reference(Engine):
+    """Every op by its NumPy meaning, one step after the other, in planned memory."""
+
+    name = "reference"
+    device_type = DeviceType.CPU
+
+    def supports(self, op: Op) -> bool:
+        return True
+
+    def allocate(self, nbytes: int) -> Array:
+        return np.zeros(nbytes, np.uint8)
+
+    def build(self, program: Program, arena: Array) -> Executable:
+        return _ReferenceExecutable(program, arena)
+
+
+class _ReferenceExecutable(Executable):
+    def __init__(self, program: Program, arena: Array) -> None:
+        self.program = program
+        self._slots = {
+            value: arena[place.offset : place.offset + place.nbytes].view(value.dtype).reshape(value.shape)
+            for value, place in program.plan.placements.items()
+        }
+        self._memory: dict[Value, Array] = dict(program.constants)
+
+    def run(self, phases: Sequence[str], bindings: Mapping[Value, Array], profile: Profile | None = None) -> None:
+        self._memory.update(bindings)
+        # Infinities and NaN are legal numbers here; NumPy's warnings about them would only be noise.
+        with np.errstate(all="ignore"):
+            for step in self.program.steps:
+                if step.phase not in phases:
+                    continue
+                if profile is None:
+                    self._run(step)
+                else:
+                    start = time.perf_counter()
+                    self._run(step)
+                    profile.add(step, time.perf_counter() - start)
+
+    def _run(self, step: Step) -> None:
+        memory = self._memory
+        try:
+            arrays = run_meaning(step, [memory[value] for value in step.inputs])
+        except (ValueError, IndexError) as error:
+            raise ExecutionError(f"layer '{step.layer}': {error}", step=step.op.name, phase=step.phase) from error
+        for value, array in zip(step.results, arrays, strict=True):
+            slot = self._slots.get(value)
+            if slot is None:  # a view: it shows its source's memory
+                memory[value] = array
+            else:
+                np.copyto(slot, array)
+                memory[value] = slot
+
+    def read(self, value: Value) -> Array:
+        return self._memory[value].copy()

@@ -1,0 +1,60 @@
+"""Every failure the library reports: who, what was wrong, what was expected, what to do."""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """Base of everything `mlcompute` raises on purpose.
+
+    The message reads the same everywhere: one line saying who and what, then one indented line per fact:
+
+        ShapeError: FullyConnected 'fc2': in_features is 128, the source has 100
+          source  (32, 100) from 'fc1'
+          fix     set in_features=100 or reshape the source
+    """
+
+    def __init__(self, message: str, *, fix: str = "", **facts: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts = {name: str(fact) for name, fact in facts.items() if fact is not None and str(fact)}
+        self.fix = fix
+
+    def add_fact(self, name: str, fact: str) -> None:
+        """Say more about the circumstances, before the error reaches the caller."""
+        self.facts.setdefault(name, fact)
+
+    def __str__(self) -> str:
+        facts = {**self.facts, "fix": self.fix} if self.fix else self.facts
+        width = max(map(len, facts), default=0)
+        return "\n".join([self.message, *(f"  {name:<{width}}  {fact}" for name, fact in facts.items())])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.fix, self.facts)
+
+
+def _rebuild(kind: type[Error], message: str, fix: str, facts: dict[str, str]) -> Error:
+    return kind(message, fix=fix, **facts)
+
+
+class ShapeError(Error, ValueError):
+    """A shape, rank, extent or number of sources does not fit."""
+
+
+class DataError(Error, ValueError):
+    """A buffer, value or data type handed in cannot be used as asked."""
+
+
+class GraphError(Error, ValueError):
+    """Layers and tensors are joined in a way that has no meaning."""
+
+
+class CompileError(Error, ValueError):
+    """A graph cannot be turned into a program."""
+
+
+class DeviceError(Error, RuntimeError):
+    """A device is missing or cannot do what was asked."""
+
+
+class ExecutionError(Error, RuntimeError):
+    """A compiled graph failed while running, or was run in the wrong order."""

@@ -1,0 +1,306 @@
+"""Graph: layers and the tensors that join them. A description; it knows no device and computes nothing."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mlcompute.enums import ReductionType
+from mlcompute.errors import DataError, GraphError, ShapeError
+from mlcompute.layers.concatenation import ConcatenationLayer
+from mlcompute.layers.indexing import GatherLayer, ScatterLayer
+from mlcompute.layers.layer import Layer
+from mlcompute.layers.selection import SelectionLayer
+from mlcompute.layers.shaping import ReshapeLayer, TransposeLayer
+from mlcompute.layers.split import SplitLayer
+from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import ArrayLike, read_array
+
+if TYPE_CHECKING:
+    from mlcompute.device import Device
+
+_order = itertools.count()
+
+
+@dataclass(eq=False)
+class Node:
+    """A layer with its sources and results. `order` counts all nodes: sources always come from earlier ones."""
+
+    layer: Layer
+    sources: list[Tensor]
+    labels: list[Tensor]
+    results: list[Tensor]
+    updates: bool = True
+    order: int = field(default_factory=lambda: next(_order))
+
+
+class Graph:
+    """A container of layers and the tensors that connect them.
+
+    >>> import mlcompute as mlc
+    >>> g = mlc.Graph()
+    >>> x = mlc.Tensor(shape=(2, 3))
+    >>> g.node(mlc.ActivationLayer.relu(), source=x).descriptor.shape
+    (2, 3)
+    """
+
+    def __init__(self) -> None:
+        self._nodes: list[Node] = []
+        self._node_of: dict[Layer, Node] = {}
+
+    @classmethod
+    def graph(cls) -> Graph:
+        """An empty graph; the same as calling the class without arguments."""
+        return cls()
+
+    # What there is --------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> Device | None:
+        """The device the graph was compiled for; None for a plain graph."""
+        return None
+
+    def _all_nodes(self) -> list[Node]:
+        return self._nodes
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers, each once, in the order they were added."""
+        return [node.layer for node in self._all_nodes()]
+
+    def _find(self, layer: Layer) -> Node | None:
+        return self._node_of.get(layer)
+
+    def source_tensors(self, layer: Layer) -> list[Tensor]:
+        """The tensors a layer consumes; empty for a layer the graph does not contain."""
+        node = self._find(layer)
+        return list(node.sources) if node else []
+
+    def result_tensors(self, layer: Layer) -> list[Tensor]:
+        """The tensors a layer produces; empty for a layer the graph does not contain."""
+        node = self._find(layer)
+        return list(node.results) if node else []
+
+    # Adding layers --------------------------------------------------------------------------------------------
+
+    def node(
+        self,
+        layer: Layer,
+        source: Tensor | None = None,
+        sources: Sequence[Tensor] | None = None,
+        *,
+        disable_update: bool = False,
+        loss_labels: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """Add a layer and get its first result; `result_tensors` gives all of them.
+
+        disable_update  the optimizer leaves the layer's parameters alone; gradients still flow through
+        loss_labels     for a loss layer: the tensors its labels are fed to
+        """
+        if not isinstance(layer, Layer):
+            raise TypeError(f"{self._who}.node: layer must be a Layer, not {type(layer).__name__}")
+        return self._add(layer, self._listed(layer, source, sources), list(loss_labels or ()), not disable_update)[0]
+
+    @property
+    def _who(self) -> str:
+        return type(self).__name__
+
+    def _listed(self, layer: Layer, source: Tensor | None, sources: Sequence[Tensor] | None) -> list[Tensor]:
+        if (source is None) == (sources is None):
+            raise GraphError(f"{layer.who}: give exactly one of source and sources")
+        listed = [source] if source is not None else list(sources or ())
+        for tensor in listed:
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"{layer.who}: a source must be a Tensor, not {type(tensor).__name__}")
+        return listed
+
+    def _add(self, layer: Layer, sources: list[Tensor], labels: list[Tensor], updates: bool) -> list[Tensor]:
+        owner = layer._graph() if layer._graph is not None else None
+        if owner is not None:
+            where = "this graph" if owner is self else "another graph"
+            raise GraphError(
+                f"{layer.who}: the layer is already part of {where}",
+                fix="make a second layer from the same tensors to share weights, "
+                "or pass the same Graph to several training and inference graphs",
+            )
+        descriptors = [tensor.descriptor for tensor in (*sources, *labels)]
+        try:
+            layer.check_sources(descriptors)
+            results = [Tensor(descriptor) for descriptor in layer.results(descriptors)]
+        except (ShapeError, DataError) as error:
+            described = (f"{t.descriptor.shape} {self._producer_label(t)}" for t in (*sources, *labels))
+            error.add_fact("sources", ", ".join(described))
+            raise
+        node = Node(layer, sources, labels, results, updates)
+        self._nodes.append(node)
+        self._node_of[layer] = node
+        layer._join(self)
+        for tensor in results:
+            tensor._producer = weakref.ref(node)
+        return results
+
+    @staticmethod
+    def _producer_label(tensor: Tensor) -> str:
+        producer = tensor._producer() if tensor._producer is not None else None
+        return f"from '{producer.layer.label}'" if producer is not None else f"'{tensor.label}'"
+
+    def split(
+        self,
+        source: Tensor,
+        *,
+        split_count: int | None = None,
+        split_section_lengths: Sequence[int] | None = None,
+        dimension: int,
+    ) -> list[Tensor]:
+        """Cut a tensor along an axis: into equal parts, or parts of given lengths."""
+        layer = SplitLayer(
+            split_count=split_count, split_section_lengths=split_section_lengths, dimension=dimension
+        )
+        return self._add(layer, self._listed(layer, source, None), [], True)
+
+    def concatenate(self, sources: Sequence[Tensor], *, dimension: int) -> Tensor:
+        """Join tensors along an axis."""
+        return self.node(ConcatenationLayer(dimension=dimension), sources=sources)
+
+    def reshape(self, shape: Iterable[int], *, source: Tensor) -> Tensor:
+        """The same elements, row by row, in another shape; one extent may be -1."""
+        return self.node(ReshapeLayer(shape=tuple(shape)), source=source)
+
+    def transpose(self, dimensions: Iterable[int], *, source: Tensor) -> Tensor:
+        """Reorder axes: axis k of the result is axis dimensions[k] of the source."""
+        return self.node(TransposeLayer(dimensions=tuple(dimensions)), source=source)
+
+    def select(self, sources: Sequence[Tensor], *, condition: Tensor) -> Tensor:
+        """Element by element the first source where the condition is not zero, else the second."""
+        if len(sources) != 2:
+            raise GraphError(f"{self._who}.select: two sources are needed, {len(sources)} were given")
+        return self.node(SelectionLayer(), sources=[condition, *sources])
+
+    def scatter(
+        self,
+        with_dimension: int | None = None,
+        *,
+        source: Tensor,
+        indices: Tensor,
+        copy_from: Tensor,
+        reduction_type: ReductionType,
+        dimension: int | None = None,
+    ) -> Tensor:
+        """A copy of `copy_from` with the source's values written (NONE) or added (SUM) at the indices."""
+        axis = self._axis("scatter", with_dimension, dimension)
+        return self.node(ScatterLayer(axis, reduction_type), sources=[source, indices, copy_from])
+
+    def gather(
+        self, with_dimension: int | None = None, *, source: Tensor, indices: Tensor, dimension: int | None = None
+    ) -> Tensor:
+        """Elements of the source picked along an axis by indices of the same rank."""
+        return self.node(GatherLayer(self._axis("gather", with_dimension, dimension)), sources=[source, indices])
+
+    def _axis(self, method: str, with_dimension: int | None, dimension: int | None) -> int:
+        if (with_dimension is None) == (dimension is None):
+            raise GraphError(f"{self._who}.{method}: give with_dimension (or its other name, dimension)")
+        axis = dimension if with_dimension is None else with_dimension
+        assert axis is not None
+        return axis
+
+    # Data -----------------------------------------------------------------------------------------------------
+
+    def bind_and_write_data(
+        self,
+        inputs_data: Mapping[str, ArrayLike],
+        *,
+        for_inputs: Mapping[str, Tensor],
+        to: Device,
+        batch_size: int = 0,
+        synchronous: bool = False,
+    ) -> bool:
+        """Attach data to tensors (inputs, labels, user gradients) for the passes that are then run one by one.
+
+        The two dictionaries are paired by name. On the CPU the memory itself is attached: what is written into it
+        later is what a later run reads. `batch_size` 0 means the tensors' own.
+        """
+        bound: list[tuple[Tensor, object]] = []
+        for name, data in inputs_data.items():
+            if name not in for_inputs:
+                raise DataError(
+                    f"{self._who}.bind_and_write_data: there is no tensor for '{name}'",
+                    tensors=", ".join(for_inputs) or "none",
+                )
+            tensor = for_inputs[name]
+            extent = tensor.descriptor.shape[0]
+            if not 0 <= batch_size:
+                raise ShapeError(f"{self._who}.bind_and_write_data: batch_size is {batch_size}")
+            rows = batch_size if 0 < batch_size < extent else 0
+            bound.append((tensor, read_array(data, tensor.descriptor, f"'{name}'", rows)))
+        for tensor, array in bound:
+            tensor._bind_input(array, to)
+        return True
+
+    # Pictures -------------------------------------------------------------------------------------------------
+
+    def _stopped(self) -> set[Tensor]:
+        return set()
+
+    @property
+    def summarized_dot_description(self) -> str:
+        """The graph in Graphviz's DOT language; edges whose gradient is stopped are dashed."""
+        names: dict[Tensor, str] = {}
+        lines = ["digraph MLCGraph {", " node [style=filled];"]
+        edges = []
+        for number, node in enumerate(self._all_nodes()):
+            shapes = " ".join(_text(result.descriptor.shape) for result in node.results)
+            lines.append(f' layer{number} [shape=box, label="{_quoted(node.layer.label)}\\n{shapes}"];')
+            for tensor in (*node.sources, *node.labels):
+                if tensor not in names:
+                    names[tensor] = f"tensor{tensor.tensor_id}"
+                    shape = _text(tensor.descriptor.shape)
+                    lines.append(
+                        f' {names[tensor]} [shape=ellipse, label="{_quoted(tensor.label)}\\n{shape}"];'
+                    )
+                style = "dashed" if tensor in self._stopped() else "solid"
+                edges.append(f" {names[tensor]} -> layer{number} [style={style}];")
+            for tensor in node.results:
+                names[tensor] = f"layer{number}"
+        return "\n".join([*lines, *edges, "}"])
+
+    def __str__(self) -> str:
+        lines = [f"{self._who} of {len(self._all_nodes())} layers"]
+        for number, node in enumerate(self._all_nodes()):
+            results = ", ".join(map(repr, (result.descriptor for result in node.results)))
+            sources = ", ".join(self._producer_label(tensor) for tensor in (*node.sources, *node.labels))
+            lines.append(f"{number:>5}  {node.layer.label:<16} {results:<28} {sources}")
+        return "\n".join(lines)
+
+    def summary(self) -> str:
+        """A table of the layers: kind, result shape, number of parameters."""
+        rows = [("layer", "kind", "result", "parameters")]
+        total = 0
+        counted: set[Tensor] = set()
+        for node in self._all_nodes():
+            tensors = {slot.tensor for slot in node.layer.parameters.values()} - counted
+            counted |= tensors
+            count = sum(tensor.descriptor.element_count for tensor in tensors)
+            total += count
+            kind = type(node.layer).__name__.removesuffix("Layer")
+            shapes = " ".join(_text(result.descriptor.shape) for result in node.results)
+            rows.append((node.layer.label, kind, shapes, f"{count:,}" if count else "-"))
+        rows.append(("total", "", "", f"{total:,}"))
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        return "\n".join(
+            "  ".join(
+                cell.rjust(width) if column == 3 else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        )
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')

@@ -1,0 +1,75 @@
+"""Checks on the plain numbers that layers and descriptors are made with."""
+
+from __future__ import annotations
+
+import enum
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from mlcompute.errors import DataError, ShapeError
+from mlcompute.tensor import TensorDescriptor
+
+Member = TypeVar("Member", bound=enum.IntEnum)
+
+
+def whole(who: str, name: str, number: Any, least: int = 0) -> int:
+    """`number` as an int; TypeError unless it is a whole number, ShapeError when it is below `least`."""
+    try:
+        if isinstance(number, bool):
+            raise TypeError
+        result = operator.index(number)
+    except TypeError:
+        raise TypeError(f"{who}: {name} must be a whole number, not {number!r}") from None
+    if result < least:
+        raise ShapeError(f"{who}: {name} is {result}", expected=f"{least} or more")
+    return result
+
+
+def whole_list(who: str, name: str, numbers: Iterable[Any], least: int = 0) -> tuple[int, ...]:
+    """Every entry as an int that is at least `least`."""
+    if isinstance(numbers, (str, bytes)) or not isinstance(numbers, Iterable):
+        raise TypeError(f"{who}: {name} must be a list of whole numbers, not {numbers!r}")
+    return tuple(whole(who, f"{name}[{index}]", number, least) for index, number in enumerate(numbers))
+
+
+def real(who: str, name: str, number: Any) -> float:
+    """`number` as a Python float; TypeError when it is none."""
+    # float("3") and float(True) succeed, yet neither is a number somebody meant to write here.
+    if isinstance(number, (str, bytes, bool)) or not hasattr(type(number), "__float__"):
+        raise TypeError(f"{who}: {name} must be a number, not {number!r}")
+    return float(number)
+
+
+def between(who: str, name: str, number: Any, least: float = -math.inf, most: float = math.inf) -> float:
+    """`number` as a finite Python float; DataError outside the bounds."""
+    result = real(who, name, number)
+    if not math.isfinite(result) or not least <= result <= most:
+        bounds = [f"at least {least:g}"] * (least > -math.inf) + [f"at most {most:g}"] * (most < math.inf)
+        raise DataError(f"{who}: {name} is {result:g}", expected=" and ".join(bounds) or "a finite number")
+    return result
+
+
+def member(who: str, name: str, kind: type[Member], value: Any) -> Member:
+    """`value` as a member of an enumeration; its plain number will do, a sentinel (INVALID, COUNT) will not."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{who}: {name} must be a {kind.__name__}, not {value!r}")
+    choices = [choice for choice in kind if choice.name not in ("INVALID", "COUNT")]
+    if value not in choices or (isinstance(value, enum.Enum) and not isinstance(value, kind)):
+        expected = ", ".join(choice.name for choice in choices)
+        raise DataError(f"{who}: {name} is {value!r}", expected=f"{kind.__name__}: {expected}")
+    return kind(value)
+
+
+def axis_of(who: str, dimension: int, rank: int) -> None:
+    """ShapeError unless a tensor of that rank has an axis `dimension`."""
+    if dimension >= rank:
+        raise ShapeError(f"{who}: dimension is {dimension}, the source has {rank} axes", expected=f"0 to {rank - 1}")
+
+
+def same_type(who: str, sources: Sequence[TensorDescriptor]) -> None:
+    """DataError unless all sources have one data type."""
+    if len({source.data_type for source in sources}) > 1:
+        types = ", ".join(source.data_type.name for source in sources)
+        raise DataError(f"{who}: the sources have different types: {types}", fix="give all of them one data type")

@@ -1,0 +1,137 @@
+"""Arithmetic: one operation on one or two sources, element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mlcompute import ops
+from mlcompute.enums import ArithmeticOperation
+from mlcompute.errors import DataError, ShapeError
+from mlcompute.layers.arguments import member, same_type
+from mlcompute.layers.layer import FLOATS, INDICES, Forward, Layer
+from mlcompute.ops.maps import broadcast_shape
+from mlcompute.ops.op import Shape, Value
+from mlcompute.tensor import TensorDescriptor
+
+
+def common_shape(layer: Layer, *shapes: Shape) -> Shape:
+    """The shape several shapes broadcast to: aligned at the last axis, an extent of 1 repeats."""
+    try:
+        return broadcast_shape(*shapes)
+    except ValueError:
+        raise ShapeError(
+            f"{layer.who}: the sources {' and '.join(map(str, shapes))} have no common shape",
+            expected="from the last axis backwards, equal extents or an extent of 1",
+            fix="reshape one of them",
+        ) from None
+
+
+def _multiply_no_nan(x: Value, y: Value) -> Value:
+    # Choosing before multiplying keeps NaN and infinities out of the gradients as well.
+    return ops.select(ops.equal(y, 0.0), 0.0, x) * y
+
+
+def _divide_no_nan(x: Value, y: Value) -> Value:
+    is_zero = ops.equal(y, 0.0)
+    return ops.select(is_zero, 0.0, x) / ops.select(is_zero, 1.0, y)
+
+
+_BINARY: dict[ArithmeticOperation, Callable[[Value, Value], Value]] = {
+    ArithmeticOperation.ADD: ops.add,
+    ArithmeticOperation.SUBTRACT: ops.subtract,
+    ArithmeticOperation.MULTIPLY: ops.multiply,
+    ArithmeticOperation.DIVIDE: ops.divide,
+    ArithmeticOperation.POW: ops.pow_,
+    ArithmeticOperation.MULTIPLY_NO_NAN: _multiply_no_nan,
+    ArithmeticOperation.DIVIDE_NO_NAN: _divide_no_nan,
+    ArithmeticOperation.MIN: ops.minimum,
+    ArithmeticOperation.MAX: ops.maximum,
+}
+
+_UNARY: dict[ArithmeticOperation, Callable[[Value], Value]] = {
+    ArithmeticOperation.FLOOR: ops.floor,
+    ArithmeticOperation.ROUND: ops.round_,
+    ArithmeticOperation.CEIL: ops.ceil,
+    ArithmeticOperation.SQRT: ops.sqrt,
+    ArithmeticOperation.RSQRT: ops.rsqrt,
+    ArithmeticOperation.SIN: ops.sin,
+    ArithmeticOperation.COS: ops.cos,
+    ArithmeticOperation.TAN: ops.tan,
+    ArithmeticOperation.ASIN: ops.asin,
+    ArithmeticOperation.ACOS: ops.acos,
+    ArithmeticOperation.ATAN: ops.atan,
+    ArithmeticOperation.SINH: ops.sinh,
+    ArithmeticOperation.COSH: ops.cosh,
+    ArithmeticOperation.TANH: ops.tanh,
+    ArithmeticOperation.ASINH: ops.asinh,
+    ArithmeticOperation.ACOSH: ops.acosh,
+    ArithmeticOperation.ATANH: ops.atanh,
+    ArithmeticOperation.EXP: ops.exp,
+    ArithmeticOperation.EXP2: ops.exp2,
+    ArithmeticOperation.LOG: ops.log,
+    ArithmeticOperation.LOG2: ops.log2,
+}
+
+_ROUNDING = frozenset({ArithmeticOperation.FLOOR, ArithmeticOperation.ROUND, ArithmeticOperation.CEIL})
+_ON_INTEGERS = _ROUNDING | {
+    ArithmeticOperation.ADD,
+    ArithmeticOperation.SUBTRACT,
+    ArithmeticOperation.MULTIPLY,
+    ArithmeticOperation.MIN,
+    ArithmeticOperation.MAX,
+}
+
+
+class ArithmeticLayer(Layer):
+    """z = x op y, or z = op x.   x, y broadcast against each other   ->   z their common shape
+
+    ADD, SUBTRACT, MULTIPLY, DIVIDE, POW, MIN, MAX and the NO_NAN pair take two sources, all others one.
+    Integers (INT32, INT64) can be added, subtracted, multiplied, compared by MIN and MAX, and rounded, which
+    leaves them as they are. ROUND takes halves to the even neighbour. The NO_NAN pair gives 0 wherever y is 0.
+    Outside an operation's domain the result is NaN or an infinity, as IEEE 754 has it.
+    """
+
+    default_label = "Arithmetic"
+    source_types = FLOATS | INDICES
+    source_count = (1, 2)
+
+    def __init__(self, operation: ArithmeticOperation) -> None:
+        super().__init__()
+        self._operation = member(self.who, "operation", ArithmeticOperation, operation)
+
+    @property
+    def operation(self) -> ArithmeticOperation:
+        """What is computed."""
+        return self._operation
+
+    def check_sources(self, sources: Sequence[TensorDescriptor]) -> None:
+        wanted = 2 if self._operation in _BINARY else 1
+        self.expect(
+            len(sources) == wanted,
+            f"{self._operation.name} takes {wanted} source(s), {len(sources)} were given",
+        )
+        super().check_sources(sources)
+
+    def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
+        same_type(self.who, sources)
+        kind = sources[0].data_type
+        self.expect(
+            kind.is_floating or self._operation in _ON_INTEGERS,
+            f"{self._operation.name} is not defined for {kind.name}",
+            expected="FLOAT32 or FLOAT16",
+            error=DataError,
+        )
+        shape = common_shape(self, *(source.shape for source in sources))
+        if shape == sources[0].shape:
+            return [sources[0]]
+        return [TensorDescriptor(shape, data_type=kind)]
+
+    def forward(self, run: Forward, *sources: Value) -> Value:
+        if self._operation in _BINARY:
+            x, y = sources
+            common_shape(self, x.shape, y.shape)
+            return _BINARY[self._operation](x, y)
+        (x,) = sources
+        if self._operation in _ROUNDING and not x.is_floating:
+            return x
+        return _UNARY[self._operation](x)

@@ -1,0 +1,286 @@
+"""Convolution: standard, grouped, depthwise and transposed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+from mlcompute import ops
+from mlcompute.enums import ConvolutionType, PaddingPolicy
+from mlcompute.errors import ShapeError
+from mlcompute.layers.arguments import member, whole
+from mlcompute.layers.layer import FLOATS, Forward, Layer, parameter_of
+from mlcompute.layers.windows import Sizes, WindowDescriptor
+from mlcompute.ops.op import Value
+from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
+
+
+class ConvolutionDescriptor(WindowDescriptor):
+    """Kernel, channels, groups, strides, dilation and padding of a convolution; every pair is (y, x). Immutable.
+
+    kernel_sizes   one number or (height, width); or give kernel_width and kernel_height instead
+    group_count    channels are split into that many independent convolutions; DEPTHWISE always has as many
+                   groups as input channels
+    padding_sizes  with USE_PADDING_SIZE: zeros on both sides of each axis
+
+    >>> import mlcompute as mlc
+    >>> mlc.ConvolutionDescriptor((3, 5), 4, 8, strides=2).kernel_width
+    5
+    """
+
+    def __init__(
+        self,
+        kernel_sizes: Sizes = (1, 1),
+        input_feature_channel_count: int = 1,
+        output_feature_channel_count: int = 1,
+        convolution_type: ConvolutionType = ConvolutionType.STANDARD,
+        group_count: int = 1,
+        strides: Sizes = (1, 1),
+        dilation_rates: Sizes = (1, 1),
+        padding_policy: PaddingPolicy = PaddingPolicy.SAME,
+        padding_sizes: Sizes | None = None,
+        *,
+        kernel_width: int | None = None,
+        kernel_height: int | None = None,
+    ) -> None:
+        kernel_sizes = _kernel(kernel_sizes, kernel_width, kernel_height)
+        super().__init__(kernel_sizes, strides, dilation_rates, padding_policy, padding_sizes)
+        who = "ConvolutionDescriptor"
+        self._convolution_type = member(who, "convolution_type", ConvolutionType, convolution_type)
+        inputs = whole(who, "input_feature_channel_count", input_feature_channel_count, 1)
+        outputs = whole(who, "output_feature_channel_count", output_feature_channel_count, 1)
+        groups = whole(who, "group_count", group_count, 1)
+        if self._convolution_type == ConvolutionType.DEPTHWISE:
+            if groups not in (1, inputs):
+                raise ShapeError(
+                    f"{who}: a depthwise convolution of {inputs} channels has {inputs} groups, not {groups}",
+                    fix="leave group_count out",
+                )
+            groups = inputs
+        if inputs % groups or outputs % groups:
+            raise ShapeError(
+                f"{who}: {inputs} input and {outputs} output channels cannot be divided among {groups} groups",
+                fix="make both channel counts multiples of the number of groups",
+            )
+        self._input_feature_channel_count, self._output_feature_channel_count = inputs, outputs
+        self._group_count = groups
+
+    @classmethod
+    def convolution_transpose(
+        cls,
+        kernel_sizes: Sizes = (1, 1),
+        input_feature_channel_count: int = 1,
+        output_feature_channel_count: int = 1,
+        group_count: int = 1,
+        strides: Sizes = (1, 1),
+        dilation_rates: Sizes = (1, 1),
+        padding_policy: PaddingPolicy = PaddingPolicy.SAME,
+        padding_sizes: Sizes | None = None,
+        *,
+        kernel_width: int | None = None,
+        kernel_height: int | None = None,
+    ) -> ConvolutionDescriptor:
+        """A transposed convolution: the result is larger than the source by the strides."""
+        return cls(
+            _kernel(kernel_sizes, kernel_width, kernel_height),
+            input_feature_channel_count,
+            output_feature_channel_count,
+            ConvolutionType.TRANSPOSED,
+            group_count,
+            strides,
+            dilation_rates,
+            padding_policy,
+            padding_sizes,
+        )
+
+    @classmethod
+    def depthwise_convolution(
+        cls,
+        kernel_sizes: Sizes = (1, 1),
+        input_feature_channel_count: int = 1,
+        channel_multiplier: int = 1,
+        strides: Sizes = (1, 1),
+        dilation_rates: Sizes = (1, 1),
+        padding_policy: PaddingPolicy = PaddingPolicy.SAME,
+        padding_sizes: Sizes | None = None,
+        *,
+        kernel_width: int | None = None,
+        kernel_height: int | None = None,
+    ) -> ConvolutionDescriptor:
+        """Every input channel on its own, giving `channel_multiplier` output channels each."""
+        inputs = whole("ConvolutionDescriptor", "input_feature_channel_count", input_feature_channel_count, 1)
+        multiplier = whole("ConvolutionDescriptor", "channel_multiplier", channel_multiplier, 1)
+        return cls(
+            _kernel(kernel_sizes, kernel_width, kernel_height),
+            inputs,
+            inputs * multiplier,
+            ConvolutionType.DEPTHWISE,
+            inputs,
+            strides,
+            dilation_rates,
+            padding_policy,
+            padding_sizes,
+        )
+
+    @property
+    def convolution_type(self) -> ConvolutionType:
+        """Standard, transposed or depthwise."""
+        return self._convolution_type
+
+    @property
+    def input_feature_channel_count(self) -> int:
+        """Channels of the source."""
+        return self._input_feature_channel_count
+
+    @property
+    def output_feature_channel_count(self) -> int:
+        """Channels of the result."""
+        return self._output_feature_channel_count
+
+    @property
+    def group_count(self) -> int:
+        """Into how many independent convolutions the channels are split."""
+        return self._group_count
+
+    @property
+    def is_convolution_transpose(self) -> bool:
+        """Is the type TRANSPOSED?"""
+        return self._convolution_type == ConvolutionType.TRANSPOSED
+
+    @property
+    def uses_depthwise_convolution(self) -> bool:
+        """Is the type DEPTHWISE?"""
+        return self._convolution_type == ConvolutionType.DEPTHWISE
+
+
+class ConvolutionLayer(Layer):
+    """y[n,o,i,j] = b[o] + sum over c,u,v of w[o,c,u,v] x[n, c, i*sy + u*dy - top, j*sx + v*dx - left].
+
+    x (n, in, h, w)   w (out, in/groups, kernel height, kernel width)   b (out)   ->   y (n, out, h', w')
+
+    weights   out * in/groups * kernel elements in that order, for transposed convolutions too; the spelling of
+              the shape is free, e.g. (1, out * in/groups, kh, kw)
+    biases    out elements, or None
+    """
+
+    default_label = "Convolution"
+    source_types = FLOATS
+
+    def __init__(self, weights: Tensor, biases: Tensor | None, descriptor: ConvolutionDescriptor) -> None:
+        super().__init__()
+        if not isinstance(descriptor, ConvolutionDescriptor):
+            raise TypeError(
+                f"ConvolutionLayer: descriptor must be a ConvolutionDescriptor, not {type(descriptor).__name__}"
+            )
+        d = self._descriptor = copy.copy(descriptor)
+        inputs, outputs = d.input_feature_channel_count, d.output_feature_channel_count
+        area = d.kernel_height * d.kernel_width
+        fan_in, fan_out = inputs // d.group_count * area, outputs // d.group_count * area
+        meaning = f"{outputs} outputs x {inputs // d.group_count} inputs x {d.kernel_height} x {d.kernel_width}"
+        self._weights = self.sized(weights, "weights", outputs * fan_in, meaning)
+        self._weights.set_fans(fan_in, fan_out)
+        self._biases = biases if biases is None else self.sized(biases, "biases", outputs, f"{outputs} outputs")
+        self._weights_parameter = TensorParameter(weights)
+        self._biases_parameter = parameter_of(biases)
+
+    @property
+    def descriptor(self) -> ConvolutionDescriptor:
+        """What the layer was made with."""
+        return self._descriptor
+
+    @property
+    def weights(self) -> Tensor:
+        """Elements in (out, in/groups, kernel height, kernel width) order."""
+        return self._weights
+
+    @property
+    def biases(self) -> Tensor | None:
+        """One element per output channel; None when there are none."""
+        return self._biases
+
+    @property
+    def weights_parameter(self) -> TensorParameter:
+        """The weights as the optimizer sees them."""
+        return self._weights_parameter
+
+    @property
+    def biases_parameter(self) -> TensorParameter | None:
+        """The biases as the optimizer sees them; None when there are none."""
+        return self._biases_parameter
+
+    @property
+    def parameters(self) -> dict[str, TensorParameter]:
+        slots = {"weights": self._weights_parameter, "biases": self._biases_parameter}
+        return {name: slot for name, slot in slots.items() if slot is not None}
+
+    def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
+        (x,) = sources
+        d = self._descriptor
+        inputs = d.input_feature_channel_count
+        self.expect(
+            len(x.shape) == 4, f"the source has {len(x.shape)} axes, 4 are needed: (n, channels, h, w)", source=x.shape
+        )
+        n, channels, height, width = x.shape
+        self.expect(
+            channels == inputs,
+            f"input_feature_channel_count is {inputs}, the source has {channels} channels",
+            source=x.shape,
+            fix=f"set input_feature_channel_count={channels} or reshape the source",
+        )
+        image = (d.transposed_image if d.is_convolution_transpose else d.result_image)((height, width))
+        self.expect(
+            min(image) >= 1,
+            f"the result would be {image[0]} x {image[1]}",
+            source=x.shape,
+            kernel=f"{d.kernel_sizes} covering {d.reach}, strides {d.strides}, {d.padding_policy.name}",
+            fix=f"use smaller {'padding_sizes' if d.is_convolution_transpose else 'kernel_sizes or dilation_rates'}",
+        )
+        return [TensorDescriptor((n, d.output_feature_channel_count, *image), data_type=x.data_type)]
+
+    def forward(self, run: Forward, *sources: Value) -> Value:
+        (x,) = sources
+        y = self._transposed(run, x) if self._descriptor.is_convolution_transpose else self._direct(run, x)
+        if self._biases is not None:
+            y = y + run.read(self._biases, (1, y.shape[1], 1, 1))
+        return y
+
+    def _direct(self, run: Forward, x: Value) -> Value:
+        d = self._descriptor
+        inputs, outputs, groups = d.input_feature_channel_count, d.output_feature_channel_count, d.group_count
+        return ops.convolution(
+            x,
+            run.read(self._weights, (outputs, inputs // groups, *d.kernel_sizes)),
+            strides=d.strides,
+            dilations=d.dilation_rates,
+            padding=d.padding((x.shape[2], x.shape[3])),
+            groups=groups,
+        )
+
+    def _transposed(self, run: Forward, x: Value) -> Value:
+        """The gradient, with respect to its source, of the convolution that maps our result to our source."""
+        d = self._descriptor
+        inputs, outputs, groups = d.input_feature_channel_count, d.output_feature_channel_count, d.group_count
+        area = d.kernel_height * d.kernel_width
+        w = run.read(self._weights, (groups, outputs // groups, inputs // groups, area))
+        w = ops.reshape(ops.transpose(w, (0, 2, 1, 3)), (inputs, outputs // groups, *d.kernel_sizes))
+        return ops.convolution_input_gradient(
+            x,
+            w,
+            shape=(x.shape[0], outputs, *d.transposed_image((x.shape[2], x.shape[3]))),
+            strides=d.strides,
+            dilations=d.dilation_rates,
+            padding=d.crop(),
+            groups=groups,
+        )
+
+
+def _kernel(sizes: Sizes, width: int | None, height: int | None) -> Sizes:
+    """The kernel from whichever of its two spellings was used."""
+    if width is None and height is None:
+        return sizes
+    if width is None or height is None or sizes != (1, 1):
+        raise ShapeError(
+            "ConvolutionDescriptor: the kernel is given twice or in part",
+            expected="kernel_sizes alone, or both kernel_width and kernel_height",
+        )
+    return height, width

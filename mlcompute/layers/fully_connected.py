@@ -1,0 +1,95 @@
+"""Fully connected: every output is a weighted sum of every input."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+from mlcompute import ops
+from mlcompute.layers.convolution import ConvolutionDescriptor
+from mlcompute.layers.layer import FLOATS, Forward, Layer, parameter_of
+from mlcompute.ops.op import Value
+from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
+
+
+class FullyConnectedLayer(Layer):
+    """y = x wᵀ + b.   x (*, in) or (n, in, 1, 1)   w (out, in)   b (out)   ->   y (*, out) or (n, out, 1, 1)
+
+    * stands for one to three axes
+    weights     in * out elements in (out, in) order; the spelling of the shape is free
+    biases      out elements, or None
+    descriptor  only its two channel counts matter
+    """
+
+    default_label = "FullyConnected"
+    source_types = FLOATS
+
+    def __init__(self, weights: Tensor, biases: Tensor | None, descriptor: ConvolutionDescriptor) -> None:
+        super().__init__()
+        if not isinstance(descriptor, ConvolutionDescriptor):
+            raise TypeError(
+                f"FullyConnectedLayer: descriptor must be a ConvolutionDescriptor, not {type(descriptor).__name__}"
+            )
+        self._descriptor = copy.copy(descriptor)
+        inputs, outputs = descriptor.input_feature_channel_count, descriptor.output_feature_channel_count
+        self._weights = self.sized(weights, "weights", inputs * outputs, f"{outputs} outputs x {inputs} inputs")
+        self._weights.set_fans(inputs, outputs)
+        self._biases = biases if biases is None else self.sized(biases, "biases", outputs, f"{outputs} outputs")
+        self._weights_parameter = TensorParameter(weights)
+        self._biases_parameter = parameter_of(biases)
+
+    @property
+    def descriptor(self) -> ConvolutionDescriptor:
+        """The channel counts the layer was made with."""
+        return self._descriptor
+
+    @property
+    def weights(self) -> Tensor:
+        """in * out elements in (out, in) order."""
+        return self._weights
+
+    @property
+    def biases(self) -> Tensor | None:
+        """out elements; None when there are none."""
+        return self._biases
+
+    @property
+    def weights_parameter(self) -> TensorParameter:
+        """The weights as the optimizer sees them."""
+        return self._weights_parameter
+
+    @property
+    def biases_parameter(self) -> TensorParameter | None:
+        """The biases as the optimizer sees them; None when there are none."""
+        return self._biases_parameter
+
+    @property
+    def parameters(self) -> dict[str, TensorParameter]:
+        slots = {"weights": self._weights_parameter, "biases": self._biases_parameter}
+        return {name: slot for name, slot in slots.items() if slot is not None}
+
+    def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
+        (x,) = sources
+        d = self._descriptor
+        inputs, outputs = d.input_feature_channel_count, d.output_feature_channel_count
+        self.expect(len(x.shape) >= 2, "the source has one axis, at least (n, in) is needed", source=x.shape)
+        if x.shape[1:] == (inputs, 1, 1):
+            return [TensorDescriptor((x.shape[0], outputs, 1, 1), data_type=x.data_type)]
+        self.expect(
+            x.shape[-1] == inputs,
+            f"input_feature_channel_count is {inputs}, the source has {x.shape[-1]}",
+            source=x.shape,
+            fix=f"set input_feature_channel_count={x.shape[-1]} or reshape the source",
+        )
+        return [TensorDescriptor((*x.shape[:-1], outputs), data_type=x.data_type)]
+
+    def forward(self, run: Forward, *sources: Value) -> Value:
+        (x,) = sources
+        d = self._descriptor
+        inputs, outputs = d.input_feature_channel_count, d.output_feature_channel_count
+        is_image = x.shape[1:] == (inputs, 1, 1)
+        rows = ops.reshape(x, (x.size // inputs, inputs))
+        y = ops.matmul(rows, ops.transpose(run.read(self._weights, (outputs, inputs))))
+        if self._biases is not None:
+            y = y + run.read(self._biases, (outputs,))
+        return ops.reshape(y, (x.shape[0], outputs, 1, 1) if is_image else (*x.shape[:-1], outputs))

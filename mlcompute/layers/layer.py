@@ -1,0 +1,160 @@
+"""What every layer is: a label, its tensors, a rule for its results, and a forward pass written in ops."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from mlcompute.enums import DataType, DeviceType
+from mlcompute.errors import DataError, Error, ShapeError
+from mlcompute.ops.op import Shape, Value
+from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
+
+if TYPE_CHECKING:
+    from mlcompute.device import Device
+    from mlcompute.graph import Graph
+
+_ids = itertools.count()
+
+FLOATS = frozenset({DataType.FLOAT32, DataType.FLOAT16})
+NUMBERS = frozenset(set(DataType) - {DataType.INVALID, DataType.COUNT, DataType.BOOLEAN})
+ALL_TYPES = NUMBERS | {DataType.BOOLEAN}
+INDICES = frozenset({DataType.INT32, DataType.INT64})
+
+
+class Forward(Protocol):
+    """What a layer may ask while it describes its forward pass."""
+
+    #: False in inference graphs and with FORWARD_FOR_INFERENCE: dropout off, running statistics used.
+    training: bool
+
+    def read(self, tensor: Tensor, shape: Shape | None = None) -> Value:
+        """The value of one of the layer's own tensors, seen with another shape if one is given."""
+
+    def write(self, tensor: Tensor, value: Value) -> None:
+        """Store a new value into one of the layer's tensors when the pass has succeeded."""
+
+    def uniform(self, like: Value, shape: Shape, seed: int) -> Value:
+        """Fresh float32 numbers in [0, 1): others in every training pass, the same for the same seed (0: platform's)."""
+
+    def label_weights(self, layer: Layer) -> Value | None:
+        """The label weights fed to a loss layer, or None."""
+
+
+class Layer(ABC):
+    """Base of all layers. Describes; never computes.
+
+    A concrete layer gives `default_label`, `source_types`, `results`, `forward`, and, where it has them,
+    `parameters` (tensors the optimizer updates) and `statistics` (tensors the forward pass updates).
+    """
+
+    default_label: ClassVar[str] = ""
+    #: Data types its sources may have; `supports_data_type` answers from it.
+    source_types: ClassVar[frozenset[DataType]] = frozenset()
+    #: True for layers that only move elements: they run in the sources' own type. All others compute
+    #: FLOAT16 sources in float32 and round the results back.
+    moves_data: ClassVar[bool] = False
+    #: How many sources the layer takes: (least, most).
+    source_count: ClassVar[tuple[int, int]] = (1, 1)
+    #: Axis of each result that counts samples; 0 for results beyond the end.
+    batch_axes: ClassVar[tuple[int, ...]] = ()
+
+    def __init__(self) -> None:
+        self._layer_id = next(_ids)
+        self.label = self.default_label
+        self.is_debugging_enabled = False
+        self._device_type: DeviceType | None = None
+        self._graph: weakref.ref[Graph] | None = None
+
+    @property
+    def layer_id(self) -> int:
+        """A number no other layer of the process has."""
+        return self._layer_id
+
+    @property
+    def device_type(self) -> DeviceType | None:
+        """The kind of device the layer was compiled for; None before."""
+        return self._device_type
+
+    @classmethod
+    def supports_data_type(cls, data_type: DataType, *, on: Device) -> bool:
+        """Do layers of this class accept sources of `data_type` on that device?"""
+        return data_type in cls.source_types
+
+    # What the graph and the compiler ask ---------------------------------------------------------------------
+
+    @abstractmethod
+    def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
+        """Descriptors of the results for given sources; raises ShapeError or DataError when they do not fit.
+
+        Called after `check_sources`, so the number and the types of the sources are right.
+        """
+
+    @abstractmethod
+    def forward(self, run: Forward, *sources: Value) -> Value | Sequence[Value]:
+        """Describe the results in ops."""
+
+    @property
+    def parameters(self) -> dict[str, TensorParameter]:
+        """Trainable tensors by the name of their slot, e.g. {"weights": ..., "biases": ...}."""
+        return {}
+
+    @property
+    def statistics(self) -> dict[str, Tensor]:
+        """Tensors the forward pass reads and updates but the optimizer never touches."""
+        return {}
+
+    def source_batch_axis(self, index: int, count: int) -> int:
+        """The axis of source `index` (out of `count`) that counts samples."""
+        return 0
+
+    def _join(self, graph: Graph) -> None:
+        self._graph = weakref.ref(graph)
+
+    # Helpers for concrete layers -----------------------------------------------------------------------------
+
+    @property
+    def who(self) -> str:
+        """How messages name the layer: FullyConnected 'fc2'."""
+        return f"{type(self).__name__.removesuffix('Layer')} '{self.label}'"
+
+    def expect(
+        self, condition: bool, message: str, *, fix: str = "", error: type[Error] = ShapeError, **facts: object
+    ) -> None:
+        """Raise an error that names the layer unless the condition holds."""
+        if not condition:
+            raise error(f"{self.who}: {message}", fix=fix, **facts)
+
+    def check_sources(self, sources: Sequence[TensorDescriptor]) -> None:
+        """The right number of sources, each of a type the layer accepts."""
+        least, most = self.source_count
+        if not least <= len(sources) <= most:
+            wanted = str(least) if least == most else f"{least} to {most}" if most < 1 << 30 else f"{least} or more"
+            raise ShapeError(f"{self.who}: takes {wanted} source(s), {len(sources)} were given")
+        for source in sources:
+            if source.data_type not in self.source_types:
+                accepted = ", ".join(sorted(kind.name for kind in self.source_types))
+                raise DataError(
+                    f"{self.who}: a source of type {source.data_type.name} is not supported",
+                    source=source,
+                    expected=accepted,
+                )
+
+    def sized(self, tensor: Tensor, slot: str, count: int, meaning: str) -> Tensor:
+        """Check that a parameter tensor holds exactly `count` elements; its spelling of the shape is free."""
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{type(self).__name__}: {slot} must be a Tensor, not {type(tensor).__name__}")
+        self.expect(
+            tensor.descriptor.element_count == count,
+            f"{slot} needs {count} elements ({meaning}), the tensor has {tensor.descriptor.element_count}",
+            tensor=f"{tensor.descriptor.shape} '{tensor.label}'",
+        )
+        return tensor
+
+
+def parameter_of(tensor: Tensor | None) -> TensorParameter | None:
+    """The updatable parameter that goes with an optional tensor."""
+    return None if tensor is None else TensorParameter(tensor)

@@ -1,0 +1,358 @@
+"""Losses: how far a prediction is from its labels."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlcompute import ops
+from mlcompute.enums import LossType, ReductionType
+from mlcompute.errors import DataError
+from mlcompute.layers.arguments import between, member, whole
+from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.ops.op import Shape, Value
+from mlcompute.tensor import Tensor, TensorDescriptor
+
+#: log(0) would be -infinity, and 0 times that NaN; probabilities are kept at or above the smallest normal float32.
+_TINY = float(np.finfo(np.float32).tiny)
+
+#: Losses whose terms are summed along the class axis (axis 1) before anything else.
+_CLASS_SUMMED = frozenset(
+    {LossType.SOFTMAX_CROSS_ENTROPY, LossType.CATEGORICAL_CROSS_ENTROPY, LossType.COSINE_DISTANCE}
+)
+
+
+@dataclass(frozen=True)
+class LossDescriptor:
+    """Which loss, how it is reduced, and its constants. Immutable.
+
+    reduction_type   NONE, SUM or MEAN; MEAN divides by the number of losses (for cross entropies and the cosine
+                     distance one per sample and pixel, not one per class)
+    weight           multiplies every loss
+    label_smoothing  cross entropies only: how much of each label is spread evenly over the classes, 0 to 1
+    class_count      over how many classes it is spread; 1 means the extent of the class axis
+    epsilon          LOG only: keeps log away from 0
+    delta            HUBER only: where the parabola turns into a line
+    """
+
+    loss_type: LossType
+    reduction_type: ReductionType
+    weight: float = 1.0
+    label_smoothing: float = 0.0
+    class_count: int = 1
+    epsilon: float = 1e-7
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        who = "LossDescriptor"
+        reduction = member(who, "reduction_type", ReductionType, self.reduction_type)
+        if reduction not in (ReductionType.NONE, ReductionType.SUM, ReductionType.MEAN):
+            raise DataError(f"{who}: a loss cannot be reduced with {reduction.name}", expected="NONE, SUM or MEAN")
+        checked = {
+            "loss_type": member(who, "loss_type", LossType, self.loss_type),
+            "reduction_type": reduction,
+            "weight": between(who, "weight", self.weight),
+            "label_smoothing": between(who, "label_smoothing", self.label_smoothing, 0.0, 1.0),
+            "class_count": whole(who, "class_count", self.class_count, 1),
+            "epsilon": between(who, "epsilon", self.epsilon, 0.0),
+            "delta": between(who, "delta", self.delta, 0.0),
+        }
+        if checked["delta"] == 0.0:
+            raise DataError(f"{who}: delta is 0", expected="a positive number")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    def __copy__(self) -> LossDescriptor:
+        return dataclasses.replace(self)
+
+    def copy(self) -> LossDescriptor:
+        """An equal, independent descriptor."""
+        return dataclasses.replace(self)
+
+
+class LossLayer(Layer):
+    """L = sum, mean or none of weight * loss(prediction, labels).   (n, c, ...) and labels   ->   (1,), or (n, ...)
+
+    The labels are dense, one-hot or real, never class indices: as many elements as the prediction has. Classes lie
+    on axis 1. Without a reduction the result has the prediction's shape, with 1 class for losses that sum over them.
+
+    weights  label weights: one per label, per loss or per sample, samples on axis 0. Fresh ones may be fed with
+             every batch as `loss_label_weights`. No gradient flows into labels or weights.
+    """
+
+    default_label = "Loss"
+    source_types = FLOATS
+    source_count = (2, 2)
+
+    def __init__(self, descriptor: LossDescriptor, weights: Tensor | None = None) -> None:
+        super().__init__()
+        if not isinstance(descriptor, LossDescriptor):
+            raise TypeError(f"LossLayer: descriptor must be a LossDescriptor, not {type(descriptor).__name__}")
+        if weights is not None and not isinstance(weights, Tensor):
+            raise TypeError(f"LossLayer: weights must be a Tensor, not {type(weights).__name__}")
+        self.expect(
+            weights is None or descriptor.weight == 1.0,
+            f"both a weight, {descriptor.weight:g}, and a weights tensor are given",
+            fix="give one of them, or multiply the tensor by the weight",
+            error=DataError,
+        )
+        self._descriptor = descriptor.copy()
+        self._weights = weights
+
+    @classmethod
+    def softmax_cross_entropy(
+        cls,
+        reduction_type: ReductionType,
+        label_smoothing: float = 0.0,
+        class_count: int = 1,
+        weight: float = 1.0,
+        weights: Tensor | None = None,
+    ) -> LossLayer:
+        """-sum over classes of t log softmax(y)"""
+        kind = LossType.SOFTMAX_CROSS_ENTROPY
+        return LossLayer(LossDescriptor(kind, reduction_type, weight, label_smoothing, class_count), weights)
+
+    @classmethod
+    def categorical_cross_entropy(
+        cls,
+        reduction_type: ReductionType,
+        label_smoothing: float = 0.0,
+        class_count: int = 1,
+        weight: float = 1.0,
+        weights: Tensor | None = None,
+    ) -> LossLayer:
+        """-sum over classes of t log y; y are probabilities already"""
+        kind = LossType.CATEGORICAL_CROSS_ENTROPY
+        return LossLayer(LossDescriptor(kind, reduction_type, weight, label_smoothing, class_count), weights)
+
+    @classmethod
+    def sigmoid_cross_entropy(
+        cls,
+        reduction_type: ReductionType,
+        label_smoothing: float = 0.0,
+        weight: float = 1.0,
+        weights: Tensor | None = None,
+    ) -> LossLayer:
+        """-t log sigmoid(y) - (1 - t) log(1 - sigmoid(y))"""
+        kind = LossType.SIGMOID_CROSS_ENTROPY
+        return LossLayer(LossDescriptor(kind, reduction_type, weight, label_smoothing), weights)
+
+    @classmethod
+    def log(
+        cls,
+        reduction_type: ReductionType,
+        epsilon: float = 1e-7,
+        weight: float = 1.0,
+        weights: Tensor | None = None,
+    ) -> LossLayer:
+        """-t log(y + epsilon) - (1 - t) log(1 - y + epsilon); y are probabilities already"""
+        return LossLayer(LossDescriptor(LossType.LOG, reduction_type, weight, epsilon=epsilon), weights)
+
+    @classmethod
+    def huber_loss(
+        cls,
+        reduction_type: ReductionType,
+        delta: float = 1.0,
+        weight: float = 1.0,
+        weights: Tensor | None = None,
+    ) -> LossLayer:
+        """e² / 2 for |e| <= delta, delta (|e| - delta / 2) beyond; e = y - t"""
+        return LossLayer(LossDescriptor(LossType.HUBER, reduction_type, weight, delta=delta), weights)
+
+    @classmethod
+    def mean_absolute_error(
+        cls, reduction_type: ReductionType, weight: float = 1.0, weights: Tensor | None = None
+    ) -> LossLayer:
+        """|y - t|"""
+        return LossLayer(LossDescriptor(LossType.MEAN_ABSOLUTE_ERROR, reduction_type, weight), weights)
+
+    @classmethod
+    def mean_squared_error(
+        cls, reduction_type: ReductionType, weight: float = 1.0, weights: Tensor | None = None
+    ) -> LossLayer:
+        """(y - t)²"""
+        return LossLayer(LossDescriptor(LossType.MEAN_SQUARED_ERROR, reduction_type, weight), weights)
+
+    @classmethod
+    def hinge_loss(cls, reduction_type: ReductionType, weight: float = 1.0, weights: Tensor | None = None) -> LossLayer:
+        """max(0, 1 - (2t - 1) y); labels are 0 or 1"""
+        return LossLayer(LossDescriptor(LossType.HINGE, reduction_type, weight), weights)
+
+    @classmethod
+    def cosine_distance(
+        cls, reduction_type: ReductionType, weight: float = 1.0, weights: Tensor | None = None
+    ) -> LossLayer:
+        """1 - sum over classes of y t; both expected to have length 1"""
+        return LossLayer(LossDescriptor(LossType.COSINE_DISTANCE, reduction_type, weight), weights)
+
+    @property
+    def descriptor(self) -> LossDescriptor:
+        """What the layer was made with."""
+        return self._descriptor
+
+    @property
+    def weights(self) -> Tensor | None:
+        """The label weights; None when there are none."""
+        return self._weights
+
+    def check_sources(self, sources: Sequence[TensorDescriptor]) -> None:
+        """A prediction of a floating type and labels of any type."""
+        self.expect(
+            len(sources) == 2,
+            f"takes a prediction and its labels, {len(sources)} tensor(s) were given",
+            fix="name one prediction as source and one label tensor in loss_labels",
+        )
+        prediction = sources[0]
+        if prediction.data_type not in self.source_types:
+            raise DataError(
+                f"{self.who}: a prediction of type {prediction.data_type.name} is not supported",
+                prediction=prediction,
+                expected=", ".join(sorted(kind.name for kind in self.source_types)),
+            )
+
+    def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
+        prediction, labels = sources
+        self._check_labels(prediction, labels)
+        losses = self._losses_shape(prediction.shape)
+        if self._weights is not None:
+            self._check_weights(self._weights.descriptor.shape, prediction.shape, losses)
+        shape = losses if self._descriptor.reduction_type == ReductionType.NONE else (1,)
+        return [TensorDescriptor(shape, data_type=prediction.data_type)]
+
+    def forward(self, run: Forward, *sources: Value) -> Value:
+        x, labels = sources
+        t = ops.stop_gradient(ops.reshape(ops.convert(labels, x.dtype), x.shape))
+        terms, weights = self._terms(x, t), self._read_weights(run, x)
+        if weights is not None and weights.size == x.size:
+            terms, weights = terms * ops.reshape(weights, x.shape), None
+        losses = ops.sum_(terms, (1,)) if self._sums_classes else terms
+        if weights is not None:
+            spread = losses.shape if weights.size == losses.size else (x.shape[0],) + (1,) * (x.rank - 1)
+            losses = losses * ops.reshape(weights, spread)
+        return self._reduced(losses)
+
+    # Shapes --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _sums_classes(self) -> bool:
+        return self._descriptor.loss_type in _CLASS_SUMMED
+
+    def _losses_shape(self, prediction: Shape) -> Shape:
+        if not self._sums_classes:
+            return prediction
+        self.expect(
+            len(prediction) >= 2,
+            f"{self._descriptor.loss_type.name} needs a class axis (axis 1)",
+            prediction=prediction,
+            fix="reshape the prediction to (samples, classes)",
+        )
+        return (prediction[0], 1, *prediction[2:])
+
+    def _check_labels(self, prediction: TensorDescriptor, labels: TensorDescriptor) -> None:
+        shape = prediction.shape
+        message = f"the prediction has {prediction.element_count} elements, the labels have {labels.element_count}"
+        fix = f"give labels of shape {shape}"
+        # One label where there are several classes: most likely the number of the class.
+        if len(shape) >= 2 and labels.element_count * shape[1] == prediction.element_count:
+            message += "; labels are dense (one-hot), not class indices"
+            fix = f"give one-hot labels of shape {shape}"
+        fits = labels.element_count == prediction.element_count
+        self.expect(fits, message, prediction=shape, labels=labels.shape, fix=fix)
+
+    def _check_weights(self, weights: Shape, prediction: Shape, losses: Shape) -> None:
+        samples = prediction[0]
+        counts = {math.prod(prediction), math.prod(losses), samples}
+        self.expect(
+            weights[0] == samples and math.prod(weights) in counts,
+            f"label weights of shape {weights} do not fit a prediction of shape {prediction}",
+            expected=f"{prediction}, {losses} or ({samples},)",
+        )
+
+    def _read_weights(self, run: Forward, x: Value) -> Value | None:
+        """The weights fed with this batch, else the layer's own; None when there are neither."""
+        weights = run.label_weights(self)
+        if weights is None and self._weights is not None:
+            weights = run.read(self._weights)
+        if weights is None:
+            return None
+        samples = x.shape[0]
+        if self._weights is not None and weights.shape == self._weights.descriptor.shape and weights.shape[0] > samples:
+            # Kept weights cover the full batch; this run has only its leading samples.
+            weights = ops.slice_axis(weights, 0, 0, samples)
+        self._check_weights(weights.shape, x.shape, self._losses_shape(x.shape))
+        return ops.stop_gradient(ops.convert(weights, x.dtype))
+
+    # Formulas ------------------------------------------------------------------------------------------------------
+
+    def _terms(self, y: Value, t: Value) -> Value:
+        """One term per element of the prediction."""
+        d = self._descriptor
+        if d.loss_type == LossType.HUBER:
+            return huber(y - t, d.delta)
+        if d.loss_type == LossType.LOG:
+            return -(t * ops.log(y + d.epsilon)) - (1.0 - t) * ops.log(1.0 - y + d.epsilon)
+        if d.label_smoothing > 0.0 and d.loss_type in _CROSS_ENTROPIES:
+            classes = 2 if d.loss_type == LossType.SIGMOID_CROSS_ENTROPY else d.class_count
+            spread = classes if classes > 1 else y.shape[1]
+            t = t * (1.0 - d.label_smoothing) + d.label_smoothing / spread
+        return _TERMS[d.loss_type](y, t)
+
+    def _reduced(self, losses: Value) -> Value:
+        d = self._descriptor
+        # The only place that divides by the count; the gradient carries the same factor.
+        factor = d.weight / losses.size if d.reduction_type == ReductionType.MEAN else d.weight
+        if d.reduction_type != ReductionType.NONE:
+            losses = ops.reshape(ops.sum_(losses, range(losses.rank)), (1,))
+        return losses if factor == 1.0 else losses * factor
+
+
+def huber(e: Value, delta: float) -> Value:
+    """e² / 2 for |e| <= delta, delta (|e| - delta / 2) beyond, per element."""
+    size = ops.abs_(e)
+    inner = ops.minimum(size, delta)
+    return inner * (size - inner * 0.5)
+
+
+def sigmoid_cross_entropy(y: Value, t: Value) -> Value:
+    """max(y, 0) - y t + log(1 + e^-|y|) per element: finite for every finite y."""
+    # Written with one choice for both halves, so that their slopes at 0 add up to sigmoid(0) - t.
+    positive = y >= 0.0
+    return ops.select(positive, y, 0.0) - y * t + ops.softplus(ops.select(positive, -y, y))
+
+
+def softmax_cross_entropy(y: Value, t: Value, axis: int = 1) -> Value:
+    """-t log softmax(y) per element, classes on one axis; the sum over it is left to the caller."""
+    return -(t * ops.log_softmax(y, axis))
+
+
+def _squared(y: Value, t: Value) -> Value:
+    e = y - t
+    return e * e
+
+
+def _categorical(y: Value, t: Value) -> Value:
+    return -(t * ops.log(ops.maximum(y, _TINY)))
+
+
+def _cosine(y: Value, t: Value) -> Value:
+    # The 1 of 1 - y·t is dealt out over the classes, so that equal label weights scale the whole distance.
+    return 1.0 / y.shape[1] - y * t
+
+
+_CROSS_ENTROPIES = frozenset(
+    {LossType.SOFTMAX_CROSS_ENTROPY, LossType.SIGMOID_CROSS_ENTROPY, LossType.CATEGORICAL_CROSS_ENTROPY}
+)
+
+_TERMS: dict[LossType, Callable[[Value, Value], Value]] = {
+    LossType.MEAN_ABSOLUTE_ERROR: lambda y, t: ops.abs_(y - t),
+    LossType.MEAN_SQUARED_ERROR: _squared,
+    LossType.SOFTMAX_CROSS_ENTROPY: softmax_cross_entropy,
+    LossType.SIGMOID_CROSS_ENTROPY: sigmoid_cross_entropy,
+    LossType.CATEGORICAL_CROSS_ENTROPY: _categorical,
+    LossType.HINGE: lambda y, t: ops.relu(1.0 - (2.0 * t - 1.0) * y),
+    LossType.COSINE_DISTANCE: _cosine,
+}

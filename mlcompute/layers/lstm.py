@@ -1,0 +1,356 @@
+"""LSTM: a recurrent layer with a gated memory; stacked, and in both directions, if asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from mlcompute import ops
+from mlcompute.enums import ActivationType, DataType, LSTMResultMode
+from mlcompute.errors import DataError, ShapeError
+from mlcompute.layers.activation import ActivationDescriptor, activate
+from mlcompute.layers.arguments import member, real, whole
+from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.ops.op import Value
+from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
+
+_SIGMOID, _TANH = ActivationType.SIGMOID, ActivationType.TANH
+_STANDARD = (_SIGMOID, _SIGMOID, _TANH, _SIGMOID)
+
+
+@dataclass(frozen=True)
+class LSTMDescriptor:
+    """Sizes and options of an LSTM layer. Immutable.
+
+    layer_count        how many layers are stacked; each reads the outputs of the one below
+    batch_first        only True: sources are (batch, time, features)
+    returns_sequences  True: the output at every time; False: only the last
+    dropout            rate at which outputs between stacked layers are dropped in training, 0 <= dropout < 1
+    result_mode        OUTPUT, or OUTPUT_AND_STATES for the last hidden and cell states too
+    """
+
+    input_size: int
+    hidden_size: int
+    layer_count: int = 1
+    uses_biases: bool = True
+    batch_first: bool = True
+    is_bidirectional: bool = False
+    returns_sequences: bool = True
+    dropout: float = 0.0
+    result_mode: LSTMResultMode = LSTMResultMode.OUTPUT
+
+    def __post_init__(self) -> None:
+        who = "LSTMDescriptor"
+        checked: dict[str, object] = {
+            name: whole(who, name, getattr(self, name), 1) for name in ("input_size", "hidden_size", "layer_count")
+        }
+        checked["dropout"] = real(who, "dropout", self.dropout)
+        checked["result_mode"] = member(who, "result_mode", LSTMResultMode, self.result_mode)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if not 0 <= self.dropout < 1:
+            raise DataError(f"{who}: dropout is {self.dropout}", expected="0 <= dropout < 1")
+        if not self.batch_first:
+            raise ShapeError(
+                f"{who}: batch_first=False is not supported",
+                expected="sources of shape (batch, time, features)",
+                fix="put TransposeLayer((1, 0, 2)) before the LSTM",
+            )
+
+    @property
+    def direction_count(self) -> int:
+        """2 when sequences are read backwards too, else 1."""
+        return 2 if self.is_bidirectional else 1
+
+    def copy(self) -> LSTMDescriptor:
+        """An equal, independent descriptor."""
+        return replace(self)
+
+    __copy__ = copy
+
+
+class LSTMLayer(Layer):
+    """Per layer and direction, for every time, starting from h = c = 0 or the given states:
+
+        i = act0(Wi x + Ui h + Pi c + bi)      f = act1(Wf x + Uf h + Pf c + bf)
+        g = act2(Wg x + Ug h + Pg c + bg)      c' = f c + i g
+        o = act3(Wo x + Uo h + Po c' + bo)     h' = o out(c')
+
+    sources   x (batch, time, input_size); then, to start from states, h0 and c0 (layer_count, directions, batch,
+              hidden); then, if sequences differ in length, lengths (batch), INT32, each from 1 to time: times beyond
+              give 0 and leave the state alone
+    results   y (batch, time or 1, directions * hidden), the forward half first; with OUTPUT_AND_STATES also the last
+              h and c, shaped like h0
+
+    Lists hold four tensors (i, f, g, o) per layer, lowest layer first: all forward layers, then all backward ones.
+
+    input_weights     W, hidden * in elements in (hidden, in) order; above the lowest layer in = directions * hidden
+    hidden_weights    U, hidden * hidden elements
+    biases            b, hidden elements; None: zeros
+    peephole_weights  P, hidden * hidden elements; None: no such terms
+    gate_activations  act0 to act3, by default sigmoid, sigmoid, tanh, sigmoid
+    output_result_activation   out, by default tanh
+    """
+
+    default_label = "LSTM"
+    source_types = FLOATS | {DataType.INT32}
+    source_count = (1, 4)
+    batch_axes = (0, 2, 2)
+
+    def __init__(
+        self,
+        descriptor: LSTMDescriptor,
+        input_weights: Sequence[Tensor],
+        hidden_weights: Sequence[Tensor],
+        biases: Sequence[Tensor] | None = None,
+        peephole_weights: Sequence[Tensor] | None = None,
+        gate_activations: Sequence[ActivationDescriptor] | None = None,
+        output_result_activation: ActivationDescriptor | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(descriptor, LSTMDescriptor):
+            raise TypeError(f"LSTMLayer: descriptor must be an LSTMDescriptor, not {type(descriptor).__name__}")
+        self._descriptor = descriptor.copy()
+        self.expect(
+            descriptor.uses_biases or biases is None,
+            "biases were given, the descriptor says uses_biases=False",
+            fix="pass biases=None or set uses_biases=True",
+            error=DataError,
+        )
+        hidden = descriptor.hidden_size
+        self._input_weights = self._listed("input_weights", input_weights, self._input_width)
+        self._hidden_weights = self._listed("hidden_weights", hidden_weights, lambda _: hidden)
+        self._biases = None if biases is None else self._listed("biases", biases, None)
+        self._peephole_weights = (
+            None if peephole_weights is None else self._listed("peephole_weights", peephole_weights, lambda _: hidden)
+        )
+        self._gate_activations = self._activations(
+            "gate_activations", [ActivationDescriptor(kind) for kind in _STANDARD], gate_activations
+        )
+        (self._output_result_activation,) = self._activations(
+            "output_result_activation",
+            [ActivationDescriptor(_TANH)],
+            None if output_result_activation is None else [output_result_activation],
+        )
+        self._parameters: dict[str, list[TensorParameter]] = {
+            slot: [TensorParameter(tensor) for tensor in tensors]
+            for slot, tensors in {
+                "input_weights": self._input_weights,
+                "hidden_weights": self._hidden_weights,
+                "biases": self._biases,
+                "peephole_weights": self._peephole_weights,
+            }.items()
+            if tensors is not None
+        }
+
+    def _input_width(self, layer: int) -> int:
+        d = self._descriptor
+        return d.input_size if layer == 0 else d.direction_count * d.hidden_size
+
+    def _listed(self, slot: str, tensors: Sequence[Tensor], width: Callable[[int], int] | None) -> list[Tensor]:
+        """A list of tensors, checked: four per layer and direction, hidden * width(layer) elements each."""
+        d = self._descriptor
+        if isinstance(tensors, Tensor) or not isinstance(tensors, Sequence):
+            raise TypeError(f"LSTMLayer: {slot} must be a list of Tensors, not {type(tensors).__name__}")
+        count = 4 * d.layer_count * d.direction_count
+        self.expect(
+            len(tensors) == count,
+            f"{slot} needs {count} tensors, {len(tensors)} were given",
+            expected=f"4 gates x {d.layer_count} layer(s) x {d.direction_count} direction(s)",
+        )
+        for index, tensor in enumerate(tensors):
+            name, inputs = f"{slot}[{index}]", 1 if width is None else width(index // 4 % d.layer_count)
+            meaning = f"{d.hidden_size} hidden" if width is None else f"{d.hidden_size} hidden x {inputs} inputs"
+            self.sized(tensor, name, d.hidden_size * inputs, meaning)
+            if width is not None:
+                tensor.set_fans(inputs, d.hidden_size)
+        return list(tensors)
+
+    def _activations(
+        self, slot: str, default: list[ActivationDescriptor], given: Sequence[ActivationDescriptor] | None
+    ) -> list[ActivationDescriptor]:
+        if given is None:
+            return default
+        for activation in given:
+            if not isinstance(activation, ActivationDescriptor):
+                raise TypeError(f"LSTMLayer: {slot} needs ActivationDescriptors, not {type(activation).__name__}")
+        self.expect(
+            len(given) == len(default),
+            f"{slot} needs {len(default)} descriptors (input, forget, cell, output), {len(given)} were given",
+        )
+        return list(given)
+
+    @property
+    def descriptor(self) -> LSTMDescriptor:
+        """The sizes and options the layer was made with."""
+        return self._descriptor
+
+    @property
+    def gate_activations(self) -> list[ActivationDescriptor]:
+        """Activations of the input, forget, cell and output gates."""
+        return list(self._gate_activations)
+
+    @property
+    def output_result_activation(self) -> ActivationDescriptor:
+        """The activation of the cell state on its way to the output."""
+        return self._output_result_activation
+
+    @property
+    def input_weights(self) -> list[Tensor]:
+        """What multiplies the input; four per layer and direction."""
+        return list(self._input_weights)
+
+    @property
+    def hidden_weights(self) -> list[Tensor]:
+        """What multiplies the hidden state; four per layer and direction."""
+        return list(self._hidden_weights)
+
+    @property
+    def peephole_weights(self) -> list[Tensor] | None:
+        """What multiplies the cell state; None without peepholes."""
+        return None if self._peephole_weights is None else list(self._peephole_weights)
+
+    @property
+    def biases(self) -> list[Tensor] | None:
+        """What is added; None when there are none."""
+        return None if self._biases is None else list(self._biases)
+
+    @property
+    def input_weights_parameters(self) -> list[TensorParameter]:
+        """The input weights as the optimizer sees them."""
+        return list(self._parameters["input_weights"])
+
+    @property
+    def hidden_weights_parameters(self) -> list[TensorParameter]:
+        """The hidden weights as the optimizer sees them."""
+        return list(self._parameters["hidden_weights"])
+
+    @property
+    def peephole_weights_parameters(self) -> list[TensorParameter] | None:
+        """The peephole weights as the optimizer sees them; None without peepholes."""
+        slots = self._parameters.get("peephole_weights")
+        return None if slots is None else list(slots)
+
+    @property
+    def biases_parameters(self) -> list[TensorParameter] | None:
+        """The biases as the optimizer sees them; None when there are none."""
+        slots = self._parameters.get("biases")
+        return None if slots is None else list(slots)
+
+    @property
+    def parameters(self) -> dict[str, TensorParameter]:
+        return {f"{slot}_{k}": p for slot, listed in self._parameters.items() for k, p in enumerate(listed)}
+
+    def source_batch_axis(self, index: int, count: int) -> int:
+        return 2 if count > 2 and index in (1, 2) else 0
+
+    def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
+        d = self._descriptor
+        x = sources[0]
+        floats, lengths = (sources[:-1], sources[-1]) if len(sources) in (2, 4) else (sources, None)
+        for source in floats:
+            self.expect(
+                source.data_type in FLOATS,
+                f"the input and the states must be floating, not {source.data_type.name}",
+                expected="input[, h0, c0][, lengths]",
+                error=DataError,
+            )
+        self.expect(len(x.shape) == 3, f"the input must be (batch, time, {d.input_size}), not {x.shape}")
+        self.expect(
+            x.shape[2] == d.input_size,
+            f"input_size is {d.input_size}, the source has {x.shape[2]} features",
+            source=x.shape,
+            fix=f"set input_size={x.shape[2]} or reshape the source",
+        )
+        batch, steps, _ = x.shape
+        states = (d.layer_count, d.direction_count, batch, d.hidden_size)
+        for name, state in zip(("h0", "c0"), floats[1:], strict=False):
+            self.expect(
+                state.shape == states,
+                f"{name} has shape {state.shape}",
+                expected=f"(layer_count, directions, batch, hidden) = {states}",
+            )
+        if lengths is not None:
+            self.expect(
+                lengths.data_type == DataType.INT32,
+                f"the last of {len(sources)} sources holds the sequence lengths and must be INT32, "
+                f"not {lengths.data_type.name}",
+                expected="input[, h0, c0][, lengths]",
+                error=DataError,
+            )
+            self.expect(
+                lengths.element_count == lengths.shape[0] == batch,
+                f"the sequence lengths have shape {lengths.shape}",
+                expected=f"one per sample: ({batch},)",
+            )
+        y = (batch, steps if d.returns_sequences else 1, d.direction_count * d.hidden_size)
+        shapes = [y, states, states] if d.result_mode == LSTMResultMode.OUTPUT_AND_STATES else [y]
+        return [TensorDescriptor(shape, data_type=x.data_type) for shape in shapes]
+
+    def forward(self, run: Forward, *sources: Value) -> Sequence[Value]:
+        d = self._descriptor
+        x = sources[0]
+        batch, directions, hidden = x.shape[0], d.direction_count, d.hidden_size
+        lengths = ops.reshape(sources[-1], (batch,)) if len(sources) in (2, 4) else None
+        states = sources[1:3] if len(sources) > 2 else (None, None)
+        h_last: list[Value] = []
+        c_last: list[Value] = []
+        for layer in range(d.layer_count):
+            if layer and run.training and d.dropout:
+                is_kept = run.uniform(x, x.shape, 0) >= d.dropout
+                x = ops.select(is_kept, x * (1.0 / (1.0 - d.dropout)), 0.0)
+            outputs = []
+            for direction in range(directions):
+                h0, c0 = (_start(x, state, layer, direction, hidden) for state in states)
+                y, h, c = self._pass(run, x, h0, c0, lengths, layer, direction)
+                outputs.append(y)
+                h_last.append(h)
+                c_last.append(c)
+            x = ops.concatenate(outputs, 2)
+        if not d.returns_sequences:
+            x = ops.reshape(ops.concatenate(h_last[-directions:], 1), (batch, 1, directions * hidden))
+        if d.result_mode == LSTMResultMode.OUTPUT:
+            return [x]
+        shape = (d.layer_count, directions, batch, hidden)
+        return [x, *(ops.reshape(ops.concatenate(last, 0), shape) for last in (h_last, c_last))]
+
+    def _pass(
+        self, run: Forward, x: Value, h0: Value, c0: Value, lengths: Value | None, layer: int, direction: int
+    ) -> tuple[Value, Value, Value]:
+        """One layer in one direction."""
+        d = self._descriptor
+        hidden, first = d.hidden_size, 4 * (direction * d.layer_count + layer)
+
+        def gates(tensors: list[Tensor], *width: int) -> Value:
+            return ops.concatenate([run.read(tensor, (hidden, *width)) for tensor in tensors[first : first + 4]], 0)
+
+        wx, wh = gates(self._input_weights, x.shape[2]), gates(self._hidden_weights, hidden)
+        b = ops.full(x, (4 * hidden,), 0.0) if self._biases is None else gates(self._biases)
+        peepholes = None if self._peephole_weights is None else gates(self._peephole_weights, hidden)
+        reverse = direction == 1
+        if peepholes is None and self._is_standard:
+            return ops.lstm(x, wx, wh, b, h0, c0, lengths, reverse)
+        activations = [partial(activate, activation) for activation in self._gate_activations]
+        output = partial(activate, self._output_result_activation)
+        y, h, c, *_ = ops.unrolled_lstm(x, wx, wh, b, h0, c0, lengths, reverse, activations, output, peepholes)
+        return y, h, c
+
+    @property
+    def _is_standard(self) -> bool:
+        """Are the activations those the `lstm` op has built in?"""
+        given = [*self._gate_activations, self._output_result_activation]
+        return all(
+            activation.activation_type == kind and (kind == _SIGMOID or (activation.a, activation.b) == (1.0, 1.0))
+            for activation, kind in zip(given, (*_STANDARD, _TANH), strict=True)
+        )
+
+
+def _start(x: Value, state: Value | None, layer: int, direction: int, hidden: int) -> Value:
+    """The state (batch, hidden) a pass starts from: of (layers, directions, batch, hidden) given, or zeros."""
+    batch = x.shape[0]
+    if state is None:
+        return ops.full(x, (batch, hidden), 0.0)
+    # A run of fewer samples than the states were made for starts from the leading ones.
+    start, end = (layer, direction, 0, 0), (layer + 1, direction + 1, batch, hidden)
+    return ops.reshape(ops.slice_(state, start, end), (batch, hidden))

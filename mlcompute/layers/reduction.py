@@ -1,0 +1,102 @@
+"""Reduction: the elements along some axes become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from mlcompute import ops
+from mlcompute.enums import DataType, ReductionType
+from mlcompute.errors import DataError, ShapeError
+from mlcompute.layers.arguments import axis_of, member, whole, whole_list
+from mlcompute.layers.comparison import truth
+from mlcompute.layers.layer import ALL_TYPES, FLOATS, Forward, Layer
+from mlcompute.ops.op import BOOL, FLOAT32, Value
+from mlcompute.tensor import TensorDescriptor
+
+_REDUCE: dict[ReductionType, Callable[[Value, Iterable[int]], Value]] = {
+    ReductionType.SUM: ops.sum_,
+    ReductionType.MEAN: ops.mean,
+    ReductionType.MAX: ops.max_,
+    ReductionType.MIN: ops.min_,
+    ReductionType.L1_NORM: lambda x, axes: ops.sum_(ops.abs_(x), axes),
+}
+_INDEX = {ReductionType.ARG_MAX: ops.argmax, ReductionType.ARG_MIN: ops.argmin}
+_LOGICAL = {ReductionType.ANY: ops.any_, ReductionType.ALL: ops.all_}
+
+
+class ReductionLayer(Layer):
+    """y = one number per line of x along the reduced axes.   x (*)   ->   y (*), the reduced extents 1
+
+    dimension, dimensions   the axis, or the axes, to reduce: exactly one of the two is given
+
+    ARG_MAX and ARG_MIN take one axis and give the index of the first extreme element as FLOAT32. ANY and ALL take
+    any type, count what is not zero as true, and give BOOLEAN for BOOLEAN sources, else 0 or 1 as FLOAT32. No
+    gradient passes through these four. MAX and MIN share the gradient evenly between equal extremes.
+    """
+
+    default_label = "Reduction"
+    source_types = ALL_TYPES
+
+    def __init__(
+        self,
+        reduction_type: ReductionType,
+        dimension: int | None = None,
+        *,
+        dimensions: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        self._reduction_type = kind = member(self.who, "reduction_type", ReductionType, reduction_type)
+        self.expect(kind != ReductionType.NONE, "reduction_type NONE reduces nothing", error=DataError)
+        if dimension is not None and dimensions is None:
+            self._axes: tuple[int, ...] = (whole(self.who, "dimension", dimension),)
+        elif dimensions is not None and dimension is None:
+            self._axes = whole_list(self.who, "dimensions", dimensions)
+        else:
+            given = "neither" if dimension is None else "both"
+            raise ShapeError(f"{self.who}: {given} of dimension and dimensions given", expected="exactly one")
+        self.expect(len(self._axes) > 0, "dimensions is empty", expected="at least one axis")
+        self.expect(len(set(self._axes)) == len(self._axes), f"dimensions {self._axes} name an axis twice")
+        self.expect(
+            kind not in _INDEX or len(self._axes) == 1,
+            f"{kind.name} takes one dimension, {len(self._axes)} were given",
+            fix="reshape the source so that these axes become one",
+        )
+
+    @property
+    def reduction_type(self) -> ReductionType:
+        """How elements become one."""
+        return self._reduction_type
+
+    @property
+    def dimension(self) -> int:
+        """The reduced axis; the first given when there are several."""
+        return self._axes[0]
+
+    @property
+    def dimensions(self) -> list[int]:
+        """The reduced axes."""
+        return list(self._axes)
+
+    def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
+        (x,) = sources
+        kind = self._reduction_type
+        self.expect(
+            kind in _LOGICAL or x.data_type in FLOATS,
+            f"{kind.name} is not defined for {x.data_type.name}",
+            expected="FLOAT32 or FLOAT16",
+            error=DataError,
+        )
+        axis_of(self.who, max(self._axes), x.dimension_count)
+        shape = tuple(1 if axis in self._axes else extent for axis, extent in enumerate(x.shape))
+        keeps_type = kind in _REDUCE or x.data_type == DataType.BOOLEAN
+        return [TensorDescriptor(shape, data_type=x.data_type if keeps_type else DataType.FLOAT32)]
+
+    def forward(self, run: Forward, *sources: Value) -> Value:
+        (x,) = sources
+        kind = self._reduction_type
+        if kind in _REDUCE:
+            return _REDUCE[kind](x, sorted(self._axes))
+        if kind in _INDEX:
+            return ops.convert(_INDEX[kind](x, self._axes[0]), x.dtype)
+        answer = _LOGICAL[kind](truth(x), sorted(self._axes))
+        return answer if x.dtype == BOOL else ops.convert(answer, x.dtype if x.is_floating else FLOAT32)

@@ -1,0 +1,180 @@
+"""Layers that show the same numbers in another shape, order or extent: reshape, transpose, slice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from mlcompute import ops
+from mlcompute.layers.arguments import whole_list
+from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
+from mlcompute.ops.op import Shape, Value
+from mlcompute.tensor import TensorDescriptor
+
+
+class ReshapeLayer(Layer):
+    """y = x in row-major order with another shape.   x (*)   ->   y shape, of as many elements
+
+    shape  the extents of the result; one of them may be -1, it is then whatever is left over
+    """
+
+    default_label = "Reshape"
+    source_types = ALL_TYPES
+    moves_data = True
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self._shape = whole_list(self.who, "shape", shape, least=-1)
+        most = TensorDescriptor.max_tensor_dimensions
+        self.expect(1 <= len(self._shape) <= most, f"shape has {len(self._shape)} axes", expected=f"1 to {most}")
+        self.expect(0 not in self._shape, f"shape {list(self._shape)} has an extent of 0")
+        self.expect(self._shape.count(-1) <= 1, f"shape {list(self._shape)} leaves more than one extent open")
+        #: What the open extent became for each source shape seen: a smaller batch must find the same extents.
+        self._resolved: dict[Shape, Shape] = {}
+
+    @property
+    def shape(self) -> list[int]:
+        """The shape asked for, with -1 where the extent was left open."""
+        return list(self._shape)
+
+    def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
+        (x,) = sources
+        shape, wanted = self._shape, list(self._shape)
+        known = math.prod(extent for extent in shape if extent != -1)
+        if -1 in shape:
+            self.expect(
+                x.element_count % known == 0,
+                f"{x.element_count} elements cannot become {wanted}: {known} does not divide them",
+                source=x.shape,
+            )
+            shape = tuple(x.element_count // known if extent == -1 else extent for extent in shape)
+        self.expect(
+            math.prod(shape) == x.element_count,
+            f"shape {wanted} has {known} elements, the source has {x.element_count}",
+            source=x.shape,
+            fix="give a shape of as many elements, or -1 for one extent",
+        )
+        self._resolved[x.shape] = shape
+        return [TensorDescriptor(shape, data_type=x.data_type)]
+
+    def forward(self, run: Forward, *sources: Value) -> Value:
+        (x,) = sources
+        shape = self._full_shape(x.shape)
+        sample = math.prod(shape[1:])
+        self.expect(
+            x.size % sample == 0,
+            f"{x.size} elements cannot become {['any', *shape[1:]]}: this graph cannot run a smaller batch",
+            source=x.shape,
+            fix="pass batch_size=0",
+        )
+        return ops.reshape(x, (x.size // sample, *shape[1:]))
+
+    def _full_shape(self, source: Shape) -> Shape:
+        """The result shape for a source with all its samples, of which this one may have only some."""
+        if -1 not in self._shape[1:]:
+            return self._shape
+        if source in self._resolved:
+            return self._resolved[source]
+        larger = [full for full in self._resolved if full[1:] == source[1:] and full[0] > source[0]]
+        self.expect(bool(larger), "the extent left open is not known for this source", source=source)
+        return self._resolved[min(larger)]
+
+
+class TransposeLayer(Layer):
+    """Axis k of y is axis dimensions[k] of x.   x (a₀, a₁, ...)   ->   y (a_dimensions[0], a_dimensions[1], ...)"""
+
+    default_label = "Transpose"
+    source_types = ALL_TYPES
+    moves_data = True
+
+    def __init__(self, dimensions: Sequence[int]) -> None:
+        super().__init__()
+        self._dimensions = whole_list(self.who, "dimensions", dimensions)
+        given = list(self._dimensions)
+        self.expect(
+            len(given) > 0 and sorted(given) == list(range(len(given))),
+            f"dimensions {given} do not name every axis once",
+            expected=f"a permutation of {list(range(max(len(given), 1)))}",
+        )
+
+    @property
+    def dimensions(self) -> list[int]:
+        """The source axis of every result axis."""
+        return list(self._dimensions)
+
+    def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
+        (x,) = sources
+        self.expect(
+            len(x.shape) == len(self._dimensions),
+            f"dimensions {list(self._dimensions)} name {len(self._dimensions)} axes, the source has {len(x.shape)}",
+            source=x.shape,
+            fix="name every axis of the source, the batch axis too",
+        )
+        return [TensorDescriptor([x.shape[axis] for axis in self._dimensions], data_type=x.data_type)]
+
+    def forward(self, run: Forward, *sources: Value) -> Value:
+        (x,) = sources
+        return ops.transpose(x, self._dimensions)
+
+
+class SliceLayer(Layer):
+    """y = x[start:end:stride] on every axis.   x (a, ...)   ->   y (ceil((end₀ - start₀) / stride₀), ...)
+
+    start, end  one entry per axis of the source; the end is not part of the slice
+    stride      one positive entry per axis; None takes every element
+    """
+
+    default_label = "Slice"
+    source_types = ALL_TYPES
+    moves_data = True
+
+    def __init__(self, start: Sequence[int], end: Sequence[int], stride: Sequence[int] | None = None) -> None:
+        super().__init__()
+        self._start = whole_list(self.who, "start", start)
+        self._end = whole_list(self.who, "end", end)
+        ones = (1,) * len(self._start)
+        self._stride = ones if stride is None else whole_list(self.who, "stride", stride, least=1)
+        self.expect(
+            0 < len(self._start) == len(self._end) == len(self._stride),
+            f"start has {len(self._start)} entries, end {len(self._end)}, stride {len(self._stride)}",
+            expected="one entry per axis of the source in each",
+        )
+        for axis, (first, last) in enumerate(zip(self._start, self._end, strict=True)):
+            self.expect(first < last, f"nothing is left of axis {axis}: it starts at {first} and ends at {last}")
+
+    @property
+    def start(self) -> list[int]:
+        """The first index on every axis."""
+        return list(self._start)
+
+    @property
+    def end(self) -> list[int]:
+        """The index after the last on every axis."""
+        return list(self._end)
+
+    @property
+    def stride(self) -> list[int]:
+        """The step on every axis."""
+        return list(self._stride)
+
+    def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
+        (x,) = sources
+        self.expect(
+            len(self._end) == len(x.shape),
+            f"start and end have {len(self._end)} entries, the source has {len(x.shape)} axes",
+            source=x.shape,
+        )
+        for axis, (last, extent) in enumerate(zip(self._end, x.shape, strict=True)):
+            self.expect(last <= extent, f"axis {axis} ends at {last}, the source has {extent}", source=x.shape)
+        parts = zip(self._start, self._end, self._stride, strict=True)
+        return [TensorDescriptor([-(-(last - first) // step) for first, last, step in parts], data_type=x.data_type)]
+
+    def forward(self, run: Forward, *sources: Value) -> Value:
+        (x,) = sources
+        samples = min(self._end[0], x.shape[0])
+        self.expect(
+            self._start[0] < samples,
+            f"axis 0 starts at {self._start[0]}, this batch has {samples}: nothing is left",
+            fix="run a larger batch",
+        )
+        return ops.slice_(x, self._start, (samples, *self._end[1:]), self._stride)

@@ -1,0 +1,48 @@
+"""Softmax: numbers along one axis become probabilities, or their logarithms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlcompute import ops
+from mlcompute.enums import SoftmaxOperation
+from mlcompute.layers.arguments import axis_of, member, whole
+from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.ops.op import Value
+from mlcompute.tensor import TensorDescriptor
+
+
+class SoftmaxLayer(Layer):
+    """y = e^x / sum e^x along one axis, or its logarithm.   x (*)   ->   y (*)
+
+    dimension  the axis that sums to 1: by default the channels, axis 1, and not the last
+    """
+
+    default_label = "Softmax"
+    source_types = FLOATS
+
+    def __init__(self, operation: SoftmaxOperation, dimension: int = 1) -> None:
+        super().__init__()
+        self._operation = member(self.who, "operation", SoftmaxOperation, operation)
+        self._dimension = whole(self.who, "dimension", dimension)
+
+    @property
+    def operation(self) -> SoftmaxOperation:
+        """Probabilities or their logarithms."""
+        return self._operation
+
+    @property
+    def dimension(self) -> int:
+        """The axis that sums to 1."""
+        return self._dimension
+
+    def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
+        (x,) = sources
+        axis_of(self.who, self._dimension, x.dimension_count)
+        return [x]
+
+    def forward(self, run: Forward, *sources: Value) -> Value:
+        (x,) = sources
+        if self._operation == SoftmaxOperation.LOG_SOFTMAX:
+            return ops.log_softmax(x, self._dimension)
+        return ops.softmax(x, self._dimension)

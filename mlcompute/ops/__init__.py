@@ -1,0 +1,15 @@
+"""The closed table of ops every device must know, as functions on symbolic values.
+
+A file per family: views, maps, reductions, indexing, contractions, recurrent, attention. `TABLE` holds every op.
+"""
+
+from mlcompute.ops.attention import *
+from mlcompute.ops.contractions import *
+from mlcompute.ops.embedding import *
+from mlcompute.ops.indexing import *
+from mlcompute.ops.maps import *
+from mlcompute.ops.op import *
+from mlcompute.ops.recurrent import *
+from mlcompute.ops.reductions import *
+from mlcompute.ops.state import *
+from mlcompute.ops.views import *

@@ -1,0 +1,118 @@
+"""Scaled dot-product attention as one op, and its gradient."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+
+from mlcompute.ops.contractions import matmul
+from mlcompute.ops.op import Array, ArrayType, Op, Typed, Value, emit, emit_all, register
+from mlcompute.ops.reductions import softmax, sum_
+from mlcompute.ops.views import transpose
+
+_T = TypeVar("_T")
+
+
+def _options(more: tuple[_T, ...], has_mask: bool, has_keep: bool) -> tuple[_T | None, _T | None]:
+    """The optional inputs (mask, keep), None for an absent one."""
+    return more[0] if has_mask else None, more[-1] if has_keep else None
+
+
+@register("attention", "attention")
+class Attention(Op):
+    """y = (keep softmax(scale q kᵀ + mask)) v, per sample and head.
+
+    q (n, heads, l, d)   k (n, heads, s, d)   v (n, heads, s, dv)   ->   y (n, heads, l, dv)
+    mask   with `has_mask`: added to the scores (-inf forbids); broadcasts to (n, heads, l, s); gets no gradient
+    keep   with `has_keep`: (n, heads, l, s), multiplies the probabilities (dropout: 0 or 1/(1-rate)); gets no gradient
+
+    A row whose keys are all forbidden gives NaN.
+    """
+
+    @staticmethod
+    def result(q: Typed, k: Typed, v: Typed, *more: Typed, scale: float, has_mask: bool, has_keep: bool) -> ArrayType:
+        return ArrayType((*q.shape[:3], v.shape[3]), q.dtype)
+
+    @staticmethod
+    def meaning(q: Array, k: Array, v: Array, *more: Array, scale: float, has_mask: bool, has_keep: bool) -> Array:
+        mask, keep = _options(more, has_mask, has_keep)
+        p = _probabilities(q, k, mask, scale)
+        return np.asarray((p if keep is None else p * keep) @ v)
+
+    @staticmethod
+    def derivative(
+        dy: Value, y: Value, q: Value, k: Value, v: Value, *more: Value, scale: float, has_mask: bool, has_keep: bool
+    ) -> tuple[Value | None, ...]:
+        parts = emit_all("attention_gradient", dy, q, k, v, *more, scale=scale, has_mask=has_mask, has_keep=has_keep)
+        return (*parts, *(None for _ in more))
+
+    @staticmethod
+    def expansion(q: Value, k: Value, v: Value, *more: Value, scale: float, has_mask: bool, has_keep: bool) -> Value:
+        mask, keep = _options(more, has_mask, has_keep)
+        p = _described_probabilities(q, k, mask, scale)
+        return matmul(p if keep is None else p * keep, v)
+
+
+@register("attention_gradient", "attention")
+class AttentionGradient(Op):
+    """Gradients of `attention`; the probabilities p are computed again instead of kept: they are l times s large.
+
+    dy (n, heads, l, dv), then the inputs of `attention`   ->   dq, dk, dv, shaped like q, k, v
+
+        dv = (p keep)ᵀ dy        dp = keep (dy vᵀ)        ds = p (dp - sum dp p)
+        dq = scale ds k          dk = scale dsᵀ q
+    """
+
+    @staticmethod
+    def result(
+        dy: Typed, q: Typed, k: Typed, v: Typed, *more: Typed, scale: float, has_mask: bool, has_keep: bool
+    ) -> tuple[ArrayType, ...]:
+        return tuple(ArrayType(x.shape, x.dtype) for x in (q, k, v))
+
+    @staticmethod
+    def meaning(
+        dy: Array, q: Array, k: Array, v: Array, *more: Array, scale: float, has_mask: bool, has_keep: bool
+    ) -> tuple[Array, Array, Array]:
+        mask, keep = _options(more, has_mask, has_keep)
+        p = _probabilities(q, k, mask, scale)
+        kept, dp = p, dy @ np.swapaxes(v, -1, -2)
+        if keep is not None:
+            kept, dp = p * keep, dp * keep
+        ds = p * (dp - np.sum(dp * p, axis=-1, keepdims=True)) * q.dtype.type(scale)
+        return ds @ k, np.swapaxes(ds, -1, -2) @ q, np.swapaxes(kept, -1, -2) @ dy
+
+    @staticmethod
+    def expansion(
+        dy: Value, q: Value, k: Value, v: Value, *more: Value, scale: float, has_mask: bool, has_keep: bool
+    ) -> tuple[Value, Value, Value]:
+        mask, keep = _options(more, has_mask, has_keep)
+        p = _described_probabilities(q, k, mask, scale)
+        kept, dp = p, matmul(dy, transpose(v))
+        if keep is not None:
+            kept, dp = p * keep, dp * keep
+        ds = p * (dp - sum_(dp * p, (3,))) * scale
+        return matmul(ds, k), matmul(transpose(ds), q), matmul(transpose(kept), dy)
+
+
+def _probabilities(q: Array, k: Array, mask: Array | None, scale: float) -> Array:
+    scores = (q @ np.swapaxes(k, -1, -2)) * q.dtype.type(scale)
+    if mask is not None:
+        scores = scores + mask
+    # A row whose keys are all forbidden is -inf throughout; its NaN is the answer, not an accident.
+    with np.errstate(invalid="ignore"):
+        e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(e / e.sum(axis=-1, keepdims=True))
+
+
+def _described_probabilities(q: Value, k: Value, mask: Value | None, scale: float) -> Value:
+    scores = matmul(q, transpose(k)) * scale
+    return softmax(scores if mask is None else scores + mask, 3)
+
+
+def attention(
+    q: Value, k: Value, v: Value, mask: Value | None = None, keep: Value | None = None, *, scale: float
+) -> Value:
+    """(keep softmax(scale q kᵀ + mask)) v, per sample and head; see `Attention`."""
+    more = [value for value in (mask, keep) if value is not None]
+    return emit("attention", q, k, v, *more, scale=float(scale), has_mask=mask is not None, has_keep=keep is not None)

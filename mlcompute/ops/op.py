@@ -1,0 +1,233 @@
+"""Values, steps and the closed table of ops: the language between layers and devices.
+
+A `Value` is a symbolic array, a `Step` is one op applied to values, a `Trace` is a growing list of steps.
+Every op says three things in one place: the shape of its result, its NumPy meaning and its derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+Shape = tuple[int, ...]
+Array = np.ndarray[Any, np.dtype[Any]]
+
+FLOAT32 = np.dtype(np.float32)
+BOOL = np.dtype(np.bool_)
+
+
+class Typed(Protocol):
+    """Anything with a shape and a dtype: a `Value`, an `ArrayType` or a NumPy array."""
+
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """What is known of an array before it exists."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+
+
+class Value:
+    """A symbolic array: what a step produces and other steps consume. Arithmetic on it emits steps."""
+
+    __slots__ = ("dtype", "index", "kind", "label", "shape", "trace")
+
+    # Who owns the memory: "temporary" values live in the arena, "constant" ones in the program, the others
+    # ("input", "parameter", "state", "scalar") are supplied by whoever runs the program.
+    def __init__(self, trace: Trace, index: int, shape: Shape, dtype: np.dtype[Any], kind: str, label: str) -> None:
+        self.trace = trace
+        self.index = index
+        self.shape = shape
+        self.dtype = dtype
+        self.kind = kind
+        self.label = label
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_floating(self) -> bool:
+        return self.dtype.kind == "f"
+
+    def __repr__(self) -> str:
+        return f"%{self.index}:{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    def __add__(self, other: Value | float) -> Value:
+        return emit("add", self, other)
+
+    def __radd__(self, other: float) -> Value:
+        return emit("add", self, other)
+
+    def __sub__(self, other: Value | float) -> Value:
+        return emit("subtract", self, other)
+
+    def __rsub__(self, other: float) -> Value:
+        return emit("subtract", other, self)
+
+    def __mul__(self, other: Value | float) -> Value:
+        return emit("multiply", self, other)
+
+    def __rmul__(self, other: float) -> Value:
+        return emit("multiply", self, other)
+
+    def __truediv__(self, other: Value | float) -> Value:
+        return emit("divide", self, other)
+
+    def __rtruediv__(self, other: float) -> Value:
+        return emit("divide", other, self)
+
+    def __neg__(self) -> Value:
+        return emit("negate", self)
+
+    def __gt__(self, other: Value | float) -> Value:
+        return emit("greater", self, other)
+
+    def __ge__(self, other: Value | float) -> Value:
+        return emit("greater_or_equal", self, other)
+
+    def __lt__(self, other: Value | float) -> Value:
+        return emit("less", self, other)
+
+    def __le__(self, other: Value | float) -> Value:
+        return emit("less_or_equal", self, other)
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One op on named values. `layer` and `phase` say where it came from, for messages, profiles and pictures."""
+
+    op: Op
+    inputs: tuple[Value, ...]
+    results: tuple[Value, ...]
+    attributes: dict[str, Any]
+    layer: str = ""
+    phase: str = "forward"
+    group: int = -1
+
+    def __repr__(self) -> str:
+        attributes = "".join(f" {name}={value}" for name, value in self.attributes.items())
+        results = ", ".join(map(repr, self.results))
+        inputs = ", ".join(f"%{value.index}" for value in self.inputs)
+        return f"{results} = {self.op.name}({inputs}){attributes}"
+
+
+@dataclass(eq=False)
+class Trace:
+    """Steps in the order they were described, and the constants they mention."""
+
+    steps: list[Step] = field(default_factory=list)
+    constants: dict[Value, Array] = field(default_factory=dict)
+    layer: str = ""
+    phase: str = "forward"
+    _count: int = 0
+
+    def value(self, shape: Iterable[int], dtype: np.dtype[Any], kind: str = "temporary", label: str = "") -> Value:
+        self._count += 1
+        return Value(self, self._count - 1, tuple(shape), dtype, kind, label)
+
+    def constant(self, array: Any, dtype: np.dtype[Any] | None = None) -> Value:
+        """A value known now. Scalars become rank-0 arrays, which broadcast against anything."""
+        data = np.array(array, dtype=dtype)
+        data.flags.writeable = False
+        value = self.value(data.shape, data.dtype, "constant")
+        self.constants[value] = data
+        return value
+
+    def add(self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any]) -> tuple[Value, ...]:
+        types = op.result(*inputs, **attributes)
+        if isinstance(types, ArrayType):
+            types = (types,)
+        results = tuple(self.value(type_.shape, type_.dtype) for type_ in types)
+        self.steps.append(Step(op, inputs, results, attributes, self.layer, self.phase))
+        return results
+
+
+class Op:
+    """One row of the op table. Subclass per op; all members are static: an op has no state.
+
+    `result(*inputs, **attributes)`      shape and dtype of what comes out (a tuple for several results)
+    `meaning(*arrays, **attributes)`     the same in NumPy: slow, obvious, and the definition
+    `derivative(dy, y, *inputs, **attributes)`   a gradient per input (None where none flows), in ops;
+                                         for ops with several results `dy` and `y` are tuples, absent dy are None
+    `expansion(*inputs, **attributes)`   composite ops only: the same in smaller ops
+    """
+
+    name = ""
+    family = ""
+    #: A result element depends only on the input elements at the same index, so memory may be reused in place.
+    elementwise = False
+    #: The result is the input's memory seen through other extents and strides.
+    is_view = False
+    #: Equal inputs give equal results, so two equal steps may become one and constants may be folded.
+    is_pure = True
+
+    result: Callable[..., ArrayType | tuple[ArrayType, ...]]
+    meaning: Callable[..., Any]
+    derivative: Callable[..., Any] | None = None
+    expansion: Callable[..., Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+
+#: The closed table: name -> op. Filled by the modules of this package and by nothing else.
+TABLE: dict[str, Op] = {}
+
+
+def register(name: str, family: str) -> Callable[[type[Op]], type[Op]]:
+    """Class decorator that puts an op into the table."""
+
+    def add(cls: type[Op]) -> type[Op]:
+        assert name not in TABLE, f"op {name!r} is defined twice"
+        cls.name, cls.family = name, family
+        TABLE[name] = cls()
+        return cls
+
+    return add
+
+
+def emit(name: str, *inputs: Value | float, **attributes: Any) -> Value:
+    """Append one single-result step to the trace of its inputs; numbers become constants of the fitting dtype."""
+    (result,) = emit_all(name, *inputs, **attributes)
+    return result
+
+
+def emit_all(name: str, *inputs: Value | float, **attributes: Any) -> tuple[Value, ...]:
+    """Like `emit`, for ops with several results."""
+    like = next(value for value in inputs if isinstance(value, Value))
+    values = tuple(
+        value if isinstance(value, Value) else like.trace.constant(value, like.dtype) for value in inputs
+    )
+    return like.trace.add(TABLE[name], values, attributes)
+
+
+def run_meaning(step: Step, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    """A step's results in NumPy, in exactly the dtypes the step promises."""
+    results = step.op.meaning(*arrays, **step.attributes)
+    if not isinstance(results, tuple):
+        results = (results,)
+    return tuple(
+        np.asarray(array).astype(value.dtype, copy=False)
+        for array, value in zip(results, step.results, strict=True)
+    )

@@ -1,0 +1,303 @@
+"""LSTM: one direction of one layer as a single op, its gradient, and the same unrolled into smaller ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mlcompute.errors import DataError
+from mlcompute.ops.contractions import matmul
+from mlcompute.ops.indexing import concatenate, take
+from mlcompute.ops.maps import select, sigmoid, tanh
+from mlcompute.ops.op import TABLE, Array, ArrayType, Op, Typed, Value, emit_all, register
+from mlcompute.ops.reductions import sum_
+from mlcompute.ops.views import full, reshape, slice_axis, transpose
+
+Activation = Callable[[Value], Value]
+
+_sigmoid = TABLE["sigmoid"].meaning
+
+
+def _order(steps: int, reverse: bool) -> range:
+    """Times in the order the recurrence visits them."""
+    return range(steps - 1, -1, -1) if reverse else range(steps)
+
+
+@register("lstm", "recurrent")
+class Lstm(Op):
+    """One direction of one LSTM layer, from the first time to the last; with `reverse`, from the last to the first.
+
+    x (n, t, in)   wx (4h, in)   wh (4h, h)   b (4h)   h0, c0 (n, h)   lengths (n), whole, with `has_lengths`   ->
+    y (n, t, h)   hT, cT (n, h)   gates (n, t, 4h)   cells (n, t, h)
+
+        i, f, g, o = sigmoid, sigmoid, tanh, sigmoid of  x wxᵀ + h whᵀ + b
+        c' = f c + i g        h' = o tanh(c')
+
+    Times at or beyond a sequence's length are not read: there y and the gates are 0 and the state stays as it is.
+    The last two results (the gates after their activation, the cell state after each time) are there for the gradient
+    only; a program without one need not store them.
+    """
+
+    @staticmethod
+    def result(
+        x: Typed, wx: Typed, wh: Typed, b: Typed, h0: Typed, c0: Typed, *lengths: Typed,
+        reverse: bool, has_lengths: bool,
+    ) -> tuple[ArrayType, ...]:  # fmt: skip
+        (n, steps, _), hidden = x.shape, wh.shape[1]
+        shapes = ((n, steps, hidden), (n, hidden), (n, hidden), (n, steps, 4 * hidden), (n, steps, hidden))
+        return tuple(ArrayType(shape, x.dtype) for shape in shapes)
+
+    @staticmethod
+    def meaning(
+        x: Array, wx: Array, wh: Array, b: Array, h0: Array, c0: Array, *lengths: Array,
+        reverse: bool, has_lengths: bool,
+    ) -> tuple[Array, ...]:  # fmt: skip
+        (n, steps, inputs), hidden = x.shape, wh.shape[1]
+        valid = _valid(lengths[0] if has_lengths else None, n, steps)
+        x = np.where(valid, x, 0)
+        z = (x.reshape(n * steps, inputs) @ wx.T + b).reshape(n, steps, 4 * hidden)
+        y, cells = np.zeros((n, steps, hidden), x.dtype), np.zeros((n, steps, hidden), x.dtype)
+        gates = np.zeros((n, steps, 4 * hidden), x.dtype)
+        h, c = h0, c0
+        for t in _order(steps, reverse):
+            zi, zf, zg, zo = np.split(z[:, t] + h @ wh.T, 4, axis=1)
+            i, f, g, o = _sigmoid(zi), _sigmoid(zf), np.tanh(zg), _sigmoid(zo)
+            now = valid[:, t]
+            c = np.where(now, f * c + i * g, c)
+            h_next = o * np.tanh(c)
+            h = np.where(now, h_next, h)
+            y[:, t] = np.where(now, h_next, 0)
+            gates[:, t] = np.where(now, np.concatenate([i, f, g, o], axis=1), 0)
+            cells[:, t] = c
+        return y, h, c, gates, cells
+
+    @staticmethod
+    def derivative(
+        dy: tuple[Value | None, ...],
+        y: tuple[Value, ...],
+        x: Value, wx: Value, wh: Value, b: Value, h0: Value, c0: Value, *lengths: Value,
+        reverse: bool, has_lengths: bool,
+    ) -> tuple[Value | None, ...]:  # fmt: skip
+        outputs, _, _, gates, cells = y
+        assert dy[3:] == (None, None), "the gates and cells of an lstm step carry no gradient"
+        given = [full(x, value.shape, 0.0) if d is None else d for d, value in zip(dy[:3], y[:3], strict=True)]
+        parts = emit_all(
+            "lstm_gradient", *given, x, wx, wh, h0, c0, outputs, gates, cells, *lengths,
+            reverse=reverse, has_lengths=has_lengths,
+        )  # fmt: skip
+        return (*parts, *(None for _ in lengths))
+
+    @staticmethod
+    def expansion(
+        x: Value, wx: Value, wh: Value, b: Value, h0: Value, c0: Value, *lengths: Value,
+        reverse: bool, has_lengths: bool,
+    ) -> tuple[Value, ...]:  # fmt: skip
+        return unrolled_lstm(x, wx, wh, b, h0, c0, lengths[0] if has_lengths else None, reverse)
+
+
+@register("lstm_gradient", "recurrent")
+class LstmGradient(Op):
+    """Gradients of `lstm` by back-propagation through time.
+
+    dy (n, t, h)   dhT, dcT (n, h)   then x, wx, wh, h0, c0 and, of the results, y, gates and cells, then lengths   ->
+    dx (n, t, in)   dwx (4h, in)   dwh (4h, h)   db (4h)   dh0, dc0 (n, h)
+
+    With z the sum inside the gates, per time, latest visited first:
+        dh += dy          dc += dh o (1 - tanh²c')
+        dz = (dc g i(1-i),  dc c f(1-f),  dc i (1-g²),  dh tanh(c') o(1-o))
+        dh = dz wh        dc = dc f
+    """
+
+    @staticmethod
+    def result(
+        dy: Typed, dh: Typed, dc: Typed, x: Typed, wx: Typed, wh: Typed, h0: Typed, c0: Typed, *saved: Typed, **_: Any
+    ) -> tuple[ArrayType, ...]:
+        shapes = (x.shape, wx.shape, wh.shape, wx.shape[:1], h0.shape, c0.shape)
+        return tuple(ArrayType(shape, x.dtype) for shape in shapes)
+
+    @staticmethod
+    def meaning(
+        dy: Array, dh: Array, dc: Array,
+        x: Array, wx: Array, wh: Array, h0: Array, c0: Array,
+        y: Array, gates: Array, cells: Array, *lengths: Array,
+        reverse: bool, has_lengths: bool,
+    ) -> tuple[Array, ...]:  # fmt: skip
+        (n, steps, inputs), hidden = x.shape, wh.shape[1]
+        valid = _valid(lengths[0] if has_lengths else None, n, steps)
+        c_before, h_before = _before(cells, c0, reverse), _before(y, h0, reverse)
+        if reverse and has_lengths:
+            # The step before a sequence's first one lies in the padding, where y is 0 and not the state.
+            inside = _before(valid, np.zeros((n, 1), bool), reverse)
+            h_before = np.where(inside, h_before, h0[:, None])
+        dz = np.zeros((n, steps, 4 * hidden), x.dtype)
+        for t in reversed(_order(steps, reverse)):
+            i, f, g, o = np.split(gates[:, t], 4, axis=1)
+            squashed = np.tanh(cells[:, t])
+            dh_now = dh + dy[:, t]
+            dc_now = dc + dh_now * o * (1 - squashed * squashed)
+            dzi, dzf = dc_now * g * i * (1 - i), dc_now * c_before[:, t] * f * (1 - f)
+            dzg, dzo = dc_now * i * (1 - g * g), dh_now * squashed * o * (1 - o)
+            now = valid[:, t]
+            dz[:, t] = np.where(now, np.concatenate([dzi, dzf, dzg, dzo], axis=1), 0)
+            dh, dc = np.where(now, dz[:, t] @ wh, dh), np.where(now, dc_now * f, dc)
+        rows = dz.reshape(n * steps, 4 * hidden)
+        dx = (rows @ wx).reshape(x.shape)
+        dwx = rows.T @ np.where(valid, x, 0).reshape(n * steps, inputs)
+        dwh = rows.T @ h_before.reshape(n * steps, hidden)
+        return dx, dwx, dwh, rows.sum(axis=0), dh, dc
+
+    @staticmethod
+    def expansion(
+        dy: Value, dh: Value, dc: Value,
+        x: Value, wx: Value, wh: Value, h0: Value, c0: Value,
+        y: Value, gates: Value, cells: Value, *lengths: Value,
+        reverse: bool, has_lengths: bool,
+    ) -> tuple[Value, ...]:  # fmt: skip
+        (n, steps, inputs), hidden = x.shape, wh.shape[1]
+        valid = _described_valid(lengths[0], steps) if has_lengths else None
+        c_before, h_before = _described_before(cells, c0, reverse), _described_before(y, h0, reverse)
+        if reverse and valid is not None:
+            inside = _described_before(valid, full(valid, (n, 1), False), reverse)
+            h_before = select(inside, h_before, reshape(h0, (n, 1, hidden)))
+        squashed = tanh(cells)
+        dz: dict[int, Value] = {}
+        for t in reversed(_order(steps, reverse)):
+            i, f, g, o = _quarters(_at(gates, t))
+            dh_now = dh + _at(dy, t)
+            dc_now = dc + dh_now * o * (1.0 - _at(squashed, t) * _at(squashed, t))
+            dzi, dzf = dc_now * g * i * (1.0 - i), dc_now * _at(c_before, t) * f * (1.0 - f)
+            dzg, dzo = dc_now * i * (1.0 - g * g), dh_now * _at(squashed, t) * o * (1.0 - o)
+            now = None if valid is None else _at(valid, t)
+            dz[t] = _where(now, concatenate([dzi, dzf, dzg, dzo], 1), 0.0)
+            dh, dc = _where(now, matmul(dz[t], wh), dh), _where(now, dc_now * f, dc)
+        rows = reshape(_over_time(dz), (n * steps, 4 * hidden))
+        columns = transpose(rows)
+        x_read = x if valid is None else select(valid, x, 0.0)
+        return (
+            reshape(matmul(rows, wx), x.shape),
+            matmul(columns, reshape(x_read, (n * steps, inputs))),
+            matmul(columns, reshape(h_before, (n * steps, hidden))),
+            reshape(sum_(rows, (0,)), (4 * hidden,)),
+            dh,
+            dc,
+        )
+
+
+def lstm(
+    x: Value, wx: Value, wh: Value, b: Value, h0: Value, c0: Value, lengths: Value | None = None, reverse: bool = False
+) -> tuple[Value, Value, Value]:
+    """One direction of one LSTM layer: outputs (n, t, h), last hidden and last cell state (n, h); see `Lstm`."""
+    more = () if lengths is None else (lengths,)
+    y, h, c, _, _ = emit_all("lstm", x, wx, wh, b, h0, c0, *more, reverse=reverse, has_lengths=lengths is not None)
+    return y, h, c
+
+
+def unrolled_lstm(
+    x: Value, wx: Value, wh: Value, b: Value, h0: Value, c0: Value,
+    lengths: Value | None,
+    reverse: bool,
+    activations: Sequence[Activation] = (sigmoid, sigmoid, tanh, sigmoid),
+    output_activation: Activation = tanh,
+    peepholes: Value | None = None,
+) -> tuple[Value, Value, Value, Value, Value]:  # fmt: skip
+    """What `Lstm` computes, step by step in smaller ops, for any activations and with optional peepholes.
+
+    peepholes (4h, h): full matrices through which i, f and g see the old cell state and o the new one.
+    """
+    (n, steps, inputs), hidden = x.shape, wh.shape[1]
+    valid = None
+    if lengths is not None:
+        # Looking each length up among 1..steps changes none, but any device refuses an index out of range.
+        legal = lengths.trace.constant(np.arange(1, steps + 1), lengths.dtype)
+        valid = _described_valid(take(legal, lengths - 1, 0), steps)
+        x = select(valid, x, 0.0)
+    z = reshape(matmul(reshape(x, (n * steps, inputs)), transpose(wx)) + b, (n, steps, 4 * hidden))
+    wh = transpose(wh)
+    act_i, act_f, act_g, act_o = activations
+    from_old, from_new = None, None
+    if peepholes is not None:
+        from_old = transpose(slice_axis(peepholes, 0, 0, 3 * hidden))
+        from_new = transpose(slice_axis(peepholes, 0, 3 * hidden, 4 * hidden))
+    h, c = h0, c0
+    y: dict[int, Value] = {}
+    gates: dict[int, Value] = {}
+    cells: dict[int, Value] = {}
+    for t in _order(steps, reverse):
+        zi, zf, zg, zo = _quarters(_at(z, t) + matmul(h, wh))
+        if from_old is not None:
+            seen = matmul(c, from_old)
+            zi = zi + slice_axis(seen, 1, 0, hidden)
+            zf = zf + slice_axis(seen, 1, hidden, 2 * hidden)
+            zg = zg + slice_axis(seen, 1, 2 * hidden, 3 * hidden)
+        i, f, g = act_i(zi), act_f(zf), act_g(zg)
+        c_next = f * c + i * g
+        if from_new is not None:
+            zo = zo + matmul(c_next, from_new)
+        o = act_o(zo)
+        h_next = o * output_activation(c_next)
+        now = None if valid is None else _at(valid, t)
+        h, c = _where(now, h_next, h), _where(now, c_next, c)
+        y[t] = _where(now, h_next, 0.0)
+        gates[t] = _where(now, concatenate([i, f, g, o], 1), 0.0)
+        cells[t] = c
+    return _over_time(y), h, c, _over_time(gates), _over_time(cells)
+
+
+# Padding and shifts, in NumPy and in ops ----------------------------------------------------------------------------
+
+
+def _valid(lengths: Array | None, n: int, steps: int) -> Array:
+    """(n, t, 1): does time t belong to the sequence?"""
+    if lengths is None:
+        return np.ones((n, steps, 1), bool)
+    if not np.all((lengths >= 1) & (lengths <= steps)):
+        raise DataError(
+            f"LSTM: sequence lengths {lengths.tolist()} do not fit {steps} time steps",
+            expected=f"every length from 1 to {steps}",
+        )
+    return np.arange(steps)[None, :, None] < lengths.reshape(n, 1, 1)
+
+
+def _described_valid(lengths: Value, steps: int) -> Value:
+    (n,) = lengths.shape
+    times = lengths.trace.constant(np.arange(steps).reshape(1, steps, 1), lengths.dtype)
+    return times < reshape(lengths, (n, 1, 1))
+
+
+def _before(states: Array, first: Array, reverse: bool) -> Array:
+    """(n, t, *): the state each time starts from, given the states after each time and the first one (n, *)."""
+    first = first[:, None]
+    return np.concatenate([states[:, 1:], first] if reverse else [first, states[:, :-1]], axis=1)
+
+
+def _described_before(states: Value, first: Value, reverse: bool) -> Value:
+    (n, steps, width) = states.shape
+    first = reshape(first, (n, 1, width))
+    if steps == 1:
+        return first
+    if reverse:
+        return concatenate([slice_axis(states, 1, 1, steps), first], 1)
+    return concatenate([first, slice_axis(states, 1, 0, steps - 1)], 1)
+
+
+def _at(x: Value, t: int) -> Value:
+    """(n, t, *) -> (n, *) at one time."""
+    return reshape(slice_axis(x, 1, t, t + 1), (x.shape[0], x.shape[2]))
+
+
+def _over_time(pieces: dict[int, Value]) -> Value:
+    """One (n, h) per time -> (n, t, h)."""
+    rows = [reshape(pieces[t], (pieces[t].shape[0], 1, pieces[t].shape[1])) for t in range(len(pieces))]
+    return concatenate(rows, 1)
+
+
+def _quarters(z: Value) -> list[Value]:
+    """(n, 4h) -> the four gates' (n, h)."""
+    hidden = z.shape[1] // 4
+    return [slice_axis(z, 1, k * hidden, (k + 1) * hidden) for k in range(4)]
+
+
+def _where(now: Value | None, a: Value, b: Value | float) -> Value:
+    return a if now is None else select(now, a, b)

@@ -1,0 +1,29 @@
+"""State: the one op that changes memory outliving a run."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlcompute.ops.op import TABLE, Array, ArrayType, Op, Typed, Value, register
+
+
+@register("assign", "state")
+class Assign(Op):
+    """target <- value, element by element. The only op without a result, and the only one with an effect."""
+
+    is_pure = False
+
+    @staticmethod
+    def result(target: Typed, value: Typed) -> tuple[ArrayType, ...]:
+        return ()
+
+    @staticmethod
+    def meaning(target: Array, value: Array) -> tuple[Array, ...]:
+        np.copyto(target, value, casting="same_kind")
+        return ()
+
+
+def assign(target: Value, value: Value) -> None:
+    """Store a value into a parameter, statistic or optimizer state of the same shape."""
+    assert target.shape == value.shape, f"{target} cannot hold {value}"
+    target.trace.add(TABLE["assign"], (target, value), {})

@@ -1,0 +1,122 @@
+"""Adam and AdamW: steps scaled by running moments of the gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from mlcompute import ops
+from mlcompute.ops.op import Value
+from mlcompute.optimizers.optimizer import Optimizer, OptimizerDescriptor, checked_count, checked_number
+
+
+class _Moments(Optimizer):
+    """What Adam and AdamW share: two running moments and the step they give."""
+
+    settings: ClassVar[tuple[str, ...]] = ("beta1", "beta2", "epsilon", "uses_amsgrad", "time_step")
+
+    def __init__(
+        self,
+        descriptor: OptimizerDescriptor,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        uses_amsgrad: bool = False,
+        time_step: int = 1,
+    ) -> None:
+        super().__init__(descriptor)
+        who = type(self).__name__
+        self._beta1 = checked_number(who, "beta1", beta1, least=0.0, below=1.0)
+        self._beta2 = checked_number(who, "beta2", beta2, least=0.0, below=1.0)
+        self._epsilon = checked_number(who, "epsilon", epsilon, least=0.0)
+        self._uses_amsgrad = bool(uses_amsgrad)
+        self._time_step = checked_count(who, "time_step", time_step, least=1)
+
+    @property
+    def beta1(self) -> float:
+        """Share of the running mean of gradients kept per step."""
+        return self._beta1
+
+    @property
+    def beta2(self) -> float:
+        """Share of the running mean of squared gradients kept per step."""
+        return self._beta2
+
+    @property
+    def epsilon(self) -> float:
+        """Added to the root of the second moment, before any bias correction."""
+        return self._epsilon
+
+    @property
+    def uses_amsgrad(self) -> bool:
+        """True to divide by the largest second moment seen so far."""
+        return self._uses_amsgrad
+
+    @property
+    def time_step(self) -> int:
+        """Number of the next update, 1 for the first; grows by one per update of all parameters."""
+        return self._time_step
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return ("momentum", "velocity", "maximum_velocity") if self._uses_amsgrad else ("momentum", "velocity")
+
+    def _rates(self, time_step: int) -> dict[str, float]:
+        correction = math.sqrt(1.0 - self._beta2**time_step) / (1.0 - self._beta1**time_step)
+        return {"step_size": self.learning_rate * correction}
+
+    def _step(self, h: Mapping[str, Value], g: Value, state: Sequence[Value]) -> tuple[Value, list[Value]]:
+        """What to subtract from the parameter, and the new state."""
+        m = state[0] * self._beta1 + g * (1.0 - self._beta1)
+        v = state[1] * self._beta2 + g * g * (1.0 - self._beta2)
+        kept = [m, v]
+        if self._uses_amsgrad:
+            v = ops.maximum(state[2], v)
+            kept.append(v)
+        return h["step_size"] * m / (ops.sqrt(v) + self._epsilon), kept
+
+
+class AdamOptimizer(_Moments):
+    """m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g²;  w -= lr √(1-b2ᵗ) / (1-b1ᵗ) m / (√v + epsilon).
+
+    Epsilon is the "epsilon hat" of the paper (arXiv:1412.6980, end of section 2), as in Keras; PyTorch adds
+    epsilon after the bias correction instead. AMSGrad divides by the largest v so far.
+
+    time_step: number of the first update; more than 1 to resume, with the saved state bound to the tensors.
+
+    >>> import mlcompute as mlc
+    >>> mlc.AdamOptimizer(mlc.OptimizerDescriptor(learning_rate=1e-3)).beta2
+    0.999
+    """
+
+    def update(self, h: Mapping[str, Value], w: Value, g: Value, state: Sequence[Value]) -> tuple[Value, list[Value]]:
+        step, kept = self._step(h, g, state)
+        return w - step, kept
+
+
+class AdamWOptimizer(_Moments):
+    """Adam, and the penalty acts on the parameter instead of the gradient: w -= Adam's step + lr d.
+
+    d is regularization_scale * w for L2, regularization_scale * sign(w) for L1, and nothing for NONE; it is taken
+    from the parameter before the step (arXiv:1711.05101).
+
+    >>> import mlcompute as mlc
+    >>> decay = mlc.OptimizerDescriptor(
+    ...     learning_rate=1e-3, regularization_type=mlc.RegularizationType.L2, regularization_scale=0.01)
+    >>> mlc.AdamWOptimizer(decay).regularization_scale
+    0.01
+    """
+
+    decouples_penalty: ClassVar[bool] = True
+
+    def _rates(self, time_step: int) -> dict[str, float]:
+        decay_rate = {"learning_rate": self.learning_rate} if self.has_penalty else {}
+        return {**super()._rates(time_step), **decay_rate}
+
+    def update(self, h: Mapping[str, Value], w: Value, g: Value, state: Sequence[Value]) -> tuple[Value, list[Value]]:
+        step, kept = self._step(h, g, state)
+        if self.has_penalty:
+            step = step + h["learning_rate"] * self.penalty(w)
+        return w - step, kept

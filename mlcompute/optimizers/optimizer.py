@@ -1,0 +1,273 @@
+"""What every optimizer is: shared settings, the numbers of the coming step, and an update rule written in ops."""
+
+from __future__ import annotations
+
+import enum
+import math
+import numbers
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, TypeVar
+
+from mlcompute import ops
+from mlcompute.enums import GradientClippingType, RegularizationType
+from mlcompute.errors import DataError
+from mlcompute.ops.op import Value
+
+#: Settings reach devices as float32; larger ones would arrive as infinity.
+_FLOAT32_MAX = 3.4028234663852886e38
+
+_Enum = TypeVar("_Enum", bound=enum.Enum)
+
+
+def checked_number(
+    who: str,
+    name: str,
+    value: float,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    infinite: bool = False,
+) -> float:
+    """`value` as a Python float within the bounds given; never NaN, and infinite only where that is allowed."""
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{who}: {name} must be a number, not {type(value).__name__}")
+    number = float(value)
+    fits = not math.isnan(number) if infinite else abs(number) <= _FLOAT32_MAX
+    expected = ["a number" if infinite else "a finite float32 number"]
+    for words, bound, within in (
+        ("at least", least, operator.ge),
+        ("more than", above, operator.gt),
+        ("less than", below, operator.lt),
+    ):
+        if bound is not None:
+            fits = fits and within(number, bound)
+            expected.append(f"{words} {bound:g}")
+    if not fits:
+        raise DataError(f"{who}: {name} is {number:g}", expected=", ".join(expected))
+    return number
+
+
+def checked_count(who: str, name: str, value: int, *, least: int) -> int:
+    """`value` as a Python int of at least `least`."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{who}: {name} must be an integer, not {type(value).__name__}") from None
+    if count < least:
+        raise DataError(f"{who}: {name} is {count}", expected=f"at least {least}")
+    return count
+
+
+def _checked_member(name: str, kind: type[_Enum], value: object) -> _Enum:
+    try:
+        return kind(value)
+    except ValueError:
+        members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
+        raise DataError(f"OptimizerDescriptor: {name} is {value!r}", expected=members) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerDescriptor:
+    """The settings all optimizers share. Immutable.
+
+    gradient_rescale          multiplies the gradient after clipping; 1 leaves it alone, 0 erases it
+    gradient_clip_max, _min   bounds for BY_VALUE; either may be infinite
+    maximum_clipping_norm     bound for BY_NORM and BY_GLOBAL_NORM
+    custom_global_norm        taken instead of the gradients' global norm by BY_GLOBAL_NORM; 0 computes it
+    regularization_scale      strength of the penalty; AdamW decays weights with it. Unused with type NONE
+
+    >>> import mlcompute as mlc
+    >>> mlc.OptimizerDescriptor(learning_rate=0.1, regularization_type=mlc.RegularizationType.L2).gradient_rescale
+    1.0
+    """
+
+    learning_rate: float
+    gradient_rescale: float = 1.0
+    applies_gradient_clipping: bool = False
+    gradient_clipping_type: GradientClippingType = GradientClippingType.BY_VALUE
+    gradient_clip_max: float = 1.0
+    gradient_clip_min: float = -1.0
+    maximum_clipping_norm: float = 1.0
+    custom_global_norm: float = 0.0
+    regularization_type: RegularizationType = RegularizationType.NONE
+    regularization_scale: float = 0.0
+
+    def __post_init__(self) -> None:
+        who = "OptimizerDescriptor"
+        clipping = _checked_member("gradient_clipping_type", GradientClippingType, self.gradient_clipping_type)
+        penalty = _checked_member("regularization_type", RegularizationType, self.regularization_type)
+        checked = {
+            "learning_rate": checked_number(who, "learning_rate", self.learning_rate),
+            "gradient_rescale": checked_number(who, "gradient_rescale", self.gradient_rescale),
+            "applies_gradient_clipping": bool(self.applies_gradient_clipping),
+            "gradient_clipping_type": clipping,
+            "gradient_clip_max": checked_number(who, "gradient_clip_max", self.gradient_clip_max, infinite=True),
+            "gradient_clip_min": checked_number(who, "gradient_clip_min", self.gradient_clip_min, infinite=True),
+            "maximum_clipping_norm": checked_number(
+                who, "maximum_clipping_norm", self.maximum_clipping_norm, above=0.0, infinite=True
+            ),
+            "custom_global_norm": checked_number(who, "custom_global_norm", self.custom_global_norm, least=0.0),
+            "regularization_type": penalty,
+            "regularization_scale": checked_number(who, "regularization_scale", self.regularization_scale),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if self.gradient_clip_min > self.gradient_clip_max:
+            raise DataError(
+                f"{who}: gradient_clip_min {self.gradient_clip_min:g} is greater than "
+                f"gradient_clip_max {self.gradient_clip_max:g}",
+                fix="swap the two",
+            )
+
+
+class Optimizer(ABC):
+    """Base of all optimizers: shared settings and the questions the compiler asks. Describes; never computes.
+
+    Only `learning_rate` and `applies_gradient_clipping` may change; both take effect at the next update, without
+    compiling anything again. A copy is independent and equal.
+    """
+
+    #: Read-only properties a concrete optimizer has beside those of the descriptor, in the constructor's order.
+    settings: ClassVar[tuple[str, ...]] = ()
+    #: True when the penalty acts on the parameter directly instead of being added to the gradient.
+    decouples_penalty: ClassVar[bool] = False
+
+    def __init__(self, descriptor: OptimizerDescriptor) -> None:
+        if not isinstance(descriptor, OptimizerDescriptor):
+            raise TypeError(
+                f"{type(self).__name__}: descriptor must be an OptimizerDescriptor, not {type(descriptor).__name__}"
+            )
+        self._descriptor = descriptor
+        self._learning_rate = descriptor.learning_rate
+        self._applies_gradient_clipping = descriptor.applies_gradient_clipping
+        #: Number of the next update; rules that do not count leave it at 1.
+        self._time_step = 1
+
+    @property
+    def learning_rate(self) -> float:
+        """Step size. May be changed between updates."""
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._learning_rate = checked_number(type(self).__name__, "learning_rate", value)
+
+    @property
+    def applies_gradient_clipping(self) -> bool:
+        """Master switch for clipping. May be changed between updates."""
+        return self._applies_gradient_clipping
+
+    @applies_gradient_clipping.setter
+    def applies_gradient_clipping(self, value: bool) -> None:
+        self._applies_gradient_clipping = bool(value)
+
+    @property
+    def gradient_rescale(self) -> float:
+        """Factor multiplied into the gradient after clipping."""
+        return self._descriptor.gradient_rescale
+
+    @property
+    def gradient_clipping_type(self) -> GradientClippingType:
+        """How gradients are clipped when clipping is on."""
+        return self._descriptor.gradient_clipping_type
+
+    @property
+    def gradient_clip_max(self) -> float:
+        """Upper bound of BY_VALUE."""
+        return self._descriptor.gradient_clip_max
+
+    @property
+    def gradient_clip_min(self) -> float:
+        """Lower bound of BY_VALUE."""
+        return self._descriptor.gradient_clip_min
+
+    @property
+    def maximum_clipping_norm(self) -> float:
+        """Largest norm BY_NORM and BY_GLOBAL_NORM let through."""
+        return self._descriptor.maximum_clipping_norm
+
+    @property
+    def custom_global_norm(self) -> float:
+        """What BY_GLOBAL_NORM takes for the norm of all gradients; 0 computes it."""
+        return self._descriptor.custom_global_norm
+
+    @property
+    def regularization_type(self) -> RegularizationType:
+        """The penalty: none, |w| or w²/2."""
+        return self._descriptor.regularization_type
+
+    @property
+    def regularization_scale(self) -> float:
+        """Strength of the penalty."""
+        return self._descriptor.regularization_scale
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self._names())
+
+    __hash__ = None  # type: ignore[assignment]  # mutable and compared by value
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={_plain(getattr(self, name))}" for name in self._names())
+        return f"{type(self).__name__}({shown})"
+
+    @classmethod
+    def _names(cls) -> tuple[str, ...]:
+        return (*(field.name for field in fields(OptimizerDescriptor)), *cls.settings)
+
+    # What the compiler and the training graph ask -----------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the state tensors kept per parameter, in layout order. All start as zeros."""
+
+    @abstractmethod
+    def update(self, h: Mapping[str, Value], w: Value, g: Value, state: Sequence[Value]) -> tuple[Value, list[Value]]:
+        """New parameter and new state, in ops. `h` holds this step's scalars; all values share one dtype."""
+
+    @property
+    def scalar_names(self) -> tuple[str, ...]:
+        """Names of the rank-0 values a program reads anew in every update."""
+        return tuple(self.scalars(1))
+
+    def scalars(self, time_step: int) -> dict[str, float]:
+        """The numbers of one update, computed on the host in float64: changing them never recompiles."""
+        return {**self._rates(time_step), **self._limits()}
+
+    def _rates(self, time_step: int) -> dict[str, float]:
+        """The numbers the rule itself reads."""
+        return {"learning_rate": self.learning_rate}
+
+    def _limits(self) -> dict[str, float]:
+        """The numbers clipping reads; infinities switch it off."""
+        on = self.applies_gradient_clipping
+        if self.gradient_clipping_type == GradientClippingType.BY_VALUE:
+            return {
+                "clip_min": self.gradient_clip_min if on else -math.inf,
+                "clip_max": self.gradient_clip_max if on else math.inf,
+            }
+        return {"clip_norm": self.maximum_clipping_norm if on else math.inf}
+
+    @property
+    def has_penalty(self) -> bool:
+        """False when the regularization term is zero."""
+        return self.regularization_type != RegularizationType.NONE and self.regularization_scale != 0.0
+
+    def penalty(self, w: Value) -> Value:
+        """Derivative of the regularization term: scale * w for L2, scale * sign(w) for L1."""
+        direction = w if self.regularization_type == RegularizationType.L2 else ops.sign(w)
+        return direction * self.regularization_scale
+
+    def _advance(self, time_step: int) -> None:
+        """Told by the training graph, after all parameters were updated, which number the next update has."""
+        self._time_step = time_step
+
+
+def _plain(value: object) -> object:
+    return value.name if isinstance(value, enum.Enum) else value

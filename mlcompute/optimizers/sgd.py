@@ -1,0 +1,54 @@
+"""Stochastic gradient descent, plain or with momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from mlcompute.ops.op import Value
+from mlcompute.optimizers.optimizer import Optimizer, OptimizerDescriptor, checked_number
+
+
+class SGDOptimizer(Optimizer):
+    """w -= lr g;   momentum: m = s m + lr g, w -= m;   Nesterov: m = s m + g, w -= lr (g + s m).
+
+    The rate is inside the momentum but not inside Nesterov's: only the latter follows a changed rate at once.
+
+    >>> import mlcompute as mlc
+    >>> mlc.SGDOptimizer(mlc.OptimizerDescriptor(learning_rate=0.1), momentum_scale=0.9).momentum_scale
+    0.9
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("momentum_scale", "uses_nesterov_momentum")
+
+    def __init__(
+        self, descriptor: OptimizerDescriptor, *, momentum_scale: float = 0.0, uses_nesterov_momentum: bool = False
+    ) -> None:
+        super().__init__(descriptor)
+        self._momentum_scale = checked_number("SGDOptimizer", "momentum_scale", momentum_scale, least=0.0)
+        self._uses_nesterov_momentum = bool(uses_nesterov_momentum)
+
+    @property
+    def momentum_scale(self) -> float:
+        """Share of the momentum kept per step; 0 keeps none and needs no state."""
+        return self._momentum_scale
+
+    @property
+    def uses_nesterov_momentum(self) -> bool:
+        """True for Nesterov's variant."""
+        return self._uses_nesterov_momentum
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return ("momentum",) if self._momentum_scale else ()
+
+    def update(self, h: Mapping[str, Value], w: Value, g: Value, state: Sequence[Value]) -> tuple[Value, list[Value]]:
+        rate, scale = h["learning_rate"], self._momentum_scale
+        if not scale:
+            return w - rate * g, []
+        (m,) = state
+        if self._uses_nesterov_momentum:
+            m = m * scale + g
+            return w - rate * (g + m * scale), [m]
+        m = m * scale + rate * g
+        return w - m, [m]

@@ -1,0 +1,573 @@
+"""Tensors as a user sees them: descriptor, host data, parameter and optimizer state."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+
+from mlcompute.enums import DataType, RandomInitializerType
+from mlcompute.errors import DataError, ShapeError
+from mlcompute.platform import stream
+from mlcompute.tensor_data import Array, ArrayLike, TensorData, read_array, write_target
+
+if TYPE_CHECKING:
+    from mlcompute.device import Device
+
+_ids = itertools.count()
+#: Counts the moments at which data was attached or fed, to tell which came last.
+moments = itertools.count(1)
+
+
+class TensorDescriptor:
+    """Shape, data type and row-major layout of a tensor. Immutable.
+
+    TensorDescriptor(shape)                                          any tensor, up to four axes
+    TensorDescriptor(width=, height=, feature_channel_count=, batch_size=)   an image batch (N, C, H, W)
+    TensorDescriptor(shape, sequence_lengths=, sorted_sequences=)    sequences (batch, steps, features)
+
+    >>> import mlcompute as mlc
+    >>> mlc.TensorDescriptor((2, 3, 4, 5)).stride
+    (240, 80, 20, 4)
+    """
+
+    max_tensor_dimensions: ClassVar[int] = 4
+
+    def __init__(
+        self,
+        shape: Iterable[int] | None = None,
+        *,
+        data_type: DataType = DataType.FLOAT32,
+        sequence_lengths: Sequence[int] | None = None,
+        sorted_sequences: bool = False,
+        width: int | None = None,
+        height: int | None = None,
+        feature_channel_count: int | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        image = (batch_size, feature_channel_count, height, width)
+        if shape is None:
+            if None in image:
+                raise ShapeError(
+                    "TensorDescriptor: no shape was given",
+                    fix="give shape, or all of width, height, feature_channel_count and batch_size",
+                )
+            shape = image  # type: ignore[assignment]
+        elif image != (None, None, None, None):
+            raise ShapeError("TensorDescriptor: give either shape or the image sizes, not both")
+        self._shape = _checked_shape(shape)
+        try:
+            self._data_type = DataType(data_type)
+            self._data_type.numpy  # noqa: B018  (sentinels have none)
+        except (ValueError, KeyError):
+            raise DataError(f"TensorDescriptor: {data_type!r} is not a data type") from None
+        self._sequence_lengths = None
+        self._sorted_sequences = False
+        if sequence_lengths is not None:
+            self._set_sequences(sequence_lengths, sorted_sequences)
+
+    def _set_sequences(self, lengths: Sequence[int], is_sorted: bool) -> None:
+        lengths = tuple(int(length) for length in lengths)
+        if len(self._shape) != 3:
+            raise ShapeError(
+                f"TensorDescriptor: sequences need three axes (batch, steps, features), not shape {self._shape}"
+            )
+        if not lengths or min(lengths) < 1 or max(lengths) != self._shape[1]:
+            raise ShapeError(
+                f"TensorDescriptor: sequence_lengths {lengths} do not fit {self._shape[1]} steps",
+                expected="positive lengths, the longest equal to the number of steps",
+            )
+        if is_sorted and list(lengths) != sorted(lengths, reverse=True):
+            raise ShapeError(
+                f"TensorDescriptor: sequence_lengths {lengths} are not in descending order",
+                fix="sort them (and the samples), or pass sorted_sequences=False",
+            )
+        self._sequence_lengths = lengths
+        self._sorted_sequences = bool(is_sorted)
+
+    @classmethod
+    def convolution_weights(
+        cls,
+        *,
+        width: int = 1,
+        height: int = 1,
+        input_feature_channel_count: int,
+        output_feature_channel_count: int,
+        data_type: DataType = DataType.FLOAT32,
+    ) -> TensorDescriptor:
+        """Weights of a convolution or fully connected layer: (1, input * output, height, width), output-major."""
+        channels = input_feature_channel_count * output_feature_channel_count
+        return cls((1, channels, height, width), data_type=data_type)
+
+    @classmethod
+    def convolution_biases(
+        cls, *, feature_channel_count: int, data_type: DataType = DataType.FLOAT32
+    ) -> TensorDescriptor:
+        """Biases for `feature_channel_count` output channels: (1, count, 1, 1)."""
+        return cls((1, feature_channel_count, 1, 1), data_type=data_type)
+
+    @property
+    def data_type(self) -> DataType:
+        """Element type."""
+        return self._data_type
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents, outermost (batch) first."""
+        return self._shape
+
+    @property
+    def dimension_count(self) -> int:
+        """Number of axes."""
+        return len(self._shape)
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis."""
+        strides = [self._data_type.numpy.itemsize]
+        for extent in reversed(self._shape[1:]):
+            strides.append(strides[-1] * extent)
+        return tuple(reversed(strides))
+
+    @property
+    def element_count(self) -> int:
+        """Number of elements."""
+        return math.prod(self._shape)
+
+    @property
+    def tensor_allocation_size_in_bytes(self) -> int:
+        """Bytes the elements take."""
+        return self.element_count * self._data_type.numpy.itemsize
+
+    @property
+    def sequence_lengths(self) -> tuple[int, ...] | None:
+        """Length of each sequence; None for tensors that hold no sequences."""
+        return self._sequence_lengths
+
+    @property
+    def sorted_sequences(self) -> bool:
+        """Were the sequence lengths declared to be in descending order?"""
+        return self._sorted_sequences
+
+    @property
+    def batch_size_per_sequence_step(self) -> tuple[int, ...] | None:
+        """How many sequences are longer than t, for every step t; None without sequences."""
+        if self._sequence_lengths is None:
+            return None
+        steps = range(max(self._sequence_lengths))
+        return tuple(sum(length > t for length in self._sequence_lengths) for t in steps)
+
+    def _key(self) -> tuple[object, ...]:
+        return self._shape, self._data_type, self._sequence_lengths, self._sorted_sequences
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorDescriptor) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return f"{self._data_type.name.lower()}[{', '.join(map(str, self._shape))}]"
+
+
+def _checked_shape(shape: Iterable[Any]) -> tuple[int, ...]:
+    try:
+        extents = tuple(shape)
+    except TypeError:
+        raise ShapeError(f"TensorDescriptor: {shape!r} is not a list of extents") from None
+    if not all(isinstance(extent, (int, np.integer)) and not isinstance(extent, bool) for extent in extents):
+        raise ShapeError(f"TensorDescriptor: extents must be whole numbers, not {extents}")
+    most = TensorDescriptor.max_tensor_dimensions
+    if not 1 <= len(extents) <= most:
+        raise ShapeError(f"TensorDescriptor: {len(extents)} axes in {extents}", expected=f"1 to {most} axes")
+    if min(extents) < 1:
+        raise ShapeError(f"TensorDescriptor: every extent must be at least 1, the shape is {extents}")
+    if math.prod(extents) > 2**62:
+        raise ShapeError(f"TensorDescriptor: {extents} has more elements than any memory")
+    return tuple(int(extent) for extent in extents)
+
+
+class Resident(Protocol):
+    """A compiled graph the tensor takes part in: it may hold the tensor's current value, or be changing it."""
+
+    #: Rises with every run, over all graphs: the latest run has the current value.
+    last_run: int
+
+    def wait(self) -> None:
+        """Return when all queued work that may change the tensor is done; raises what it failed with."""
+
+    def fetch(self, tensor: Tensor) -> Array | None:
+        """The tensor's value as a fresh array; None when the last run did not keep it."""
+
+    def rebound(self, tensor: Tensor) -> None:
+        """The tensor has got other memory for its data or its optimizer state."""
+
+
+class TensorOptimizerDeviceData:
+    """Opaque handle of one optimizer state buffer on a device; made by the library, obtained from a tensor."""
+
+    def __init__(self, _buffer: object = None) -> None:
+        if _buffer is None:
+            raise TypeError("TensorOptimizerDeviceData is made by the library: see Tensor.optimizer_device_data")
+        self._buffer = _buffer
+
+    def __copy__(self) -> TensorOptimizerDeviceData:
+        return TensorOptimizerDeviceData(self._buffer)
+
+
+class Tensor:
+    """An n-dimensional value: a descriptor, and data where there is some.
+
+    Give data, fill_with_data or random_initializer_type for weights and other parameters; give none of them for
+    graph inputs and labels. The shape comes from one of: a descriptor; `shape`; the image sizes; one
+    `sequence_length`; several `sequence_lengths`.
+
+    >>> import mlcompute as mlc
+    >>> mlc.Tensor(shape=(2, 3), fill_with_data=1.0).data.sum()
+    np.float32(6.0)
+    """
+
+    def __init__(
+        self,
+        descriptor: TensorDescriptor | None = None,
+        *,
+        shape: Iterable[int] | None = None,
+        data: ArrayLike = None,
+        fill_with_data: float | None = None,
+        random_initializer_type: RandomInitializerType | None = None,
+        data_type: DataType = DataType.FLOAT32,
+        width: int | None = None,
+        height: int | None = None,
+        feature_channel_count: int | None = None,
+        batch_size: int | None = None,
+        sequence_length: int | None = None,
+        sequence_lengths: Sequence[int] | None = None,
+        sorted_sequences: bool = False,
+    ) -> None:
+        if descriptor is None:
+            descriptor = _describe(
+                shape, data_type, width, height, feature_channel_count, batch_size,
+                sequence_length, sequence_lengths, sorted_sequences,
+            )  # fmt: skip
+        elif not isinstance(descriptor, TensorDescriptor):
+            raise TypeError(f"Tensor: descriptor must be a TensorDescriptor, not {type(descriptor).__name__}")
+        elif shape is not None or width is not None or sequence_length is not None or sequence_lengths is not None:
+            raise ShapeError("Tensor: give either a descriptor or sizes, not both")
+        if sum(source is not None for source in (data, fill_with_data, random_initializer_type)) > 1:
+            raise DataError("Tensor: give at most one of data, fill_with_data and random_initializer_type")
+        self._descriptor = descriptor
+        self._tensor_id = next(_ids)
+        self.label = f"data{self._tensor_id}"
+        self._host: Array | None = None
+        #: The bound on the random values that fans guessed from the shape gave; see `set_fans`.
+        self._unscaled: tuple[RandomInitializerType, float] | None = None
+        self._device: Device | None = None
+        #: Data attached by a graph's bind_and_write_data, for tensors that are fed rather than kept.
+        self._bound: Array | None = None
+        self._bound_at = 0
+        self._residents: weakref.WeakSet[Any] | None = None
+        self._producer: weakref.ref[Any] | None = None
+        self._optimizer_data: list[Array] = []
+        #: Did the caller supply that state? State an earlier graph left behind is not taken over.
+        self._optimizer_data_is_callers = False
+        if data is not None:
+            self._host = read_array(data, descriptor, f"Tensor '{self.label}'")
+        elif fill_with_data is not None:
+            self._host = np.full(descriptor.shape, fill_with_data).astype(descriptor.data_type.numpy)
+        elif random_initializer_type is not None:
+            self._initialize(random_initializer_type)
+
+    def _initialize(self, kind: RandomInitializerType) -> None:
+        d = self._descriptor
+        if not d.data_type.is_floating:
+            raise DataError(f"Tensor '{self.label}': random values need a floating type, not {d.data_type.name}")
+        fan_in, fan_out = _guess_fans(d.shape)
+        if kind == RandomInitializerType.UNIFORM:
+            values, scale = stream.uniform(d.element_count), 1.0
+        elif kind == RandomInitializerType.GLOROT_UNIFORM:
+            values, scale = 2.0 * stream.uniform(d.element_count) - 1.0, math.sqrt(6.0 / (fan_in + fan_out))
+        elif kind == RandomInitializerType.XAVIER:
+            values, scale = stream.normal(d.element_count), math.sqrt(2.0 / (fan_in + fan_out))
+        else:
+            raise DataError(f"Tensor '{self.label}': {kind!r} is not a random initializer")
+        self._host = (values * scale).reshape(d.shape).astype(d.data_type.numpy)
+        if kind != RandomInitializerType.UNIFORM:
+            self._unscaled = (kind, fan_in + fan_out)
+
+    def set_fans(self, fan_in: float, fan_out: float) -> None:
+        """Rescale Glorot or Xavier values to a layer's true fans, once: (1, in*out, h, w) does not tell them."""
+        if self._unscaled is not None and self._host is not None:
+            _, guessed = self._unscaled
+            self._host *= self._host.dtype.type(math.sqrt(guessed / (fan_in + fan_out)))
+            self._unscaled = None
+
+    @property
+    def tensor_id(self) -> int:
+        """A number no other tensor of the process has."""
+        return self._tensor_id
+
+    @property
+    def descriptor(self) -> TensorDescriptor:
+        """Shape, data type, strides."""
+        return self._descriptor
+
+    @property
+    def device(self) -> Device | None:
+        """The device the tensor was bound or compiled to; None before."""
+        return self._device
+
+    @property
+    def data(self) -> Array | None:
+        """The values as an array; None when there are none (yet). Waits for queued work that changes them.
+
+        For parameters it is the live memory; for results of a graph a copy of the last run's values, with as
+        many leading samples as that run had.
+        """
+        for resident in self._wait():
+            fetched: Array | None = resident.fetch(self)
+            if fetched is not None:
+                return fetched
+        return self._bound if self._host is None else self._host
+
+    def _wait(self) -> list[Resident]:
+        """Wait for every graph that may be changing the tensor; they come back latest first."""
+        if not self._residents:
+            return []
+        residents = sorted(self._residents, key=lambda resident: -int(resident.last_run))
+        for resident in residents:
+            resident.wait()
+        return residents
+
+    def _reside(self, resident: Resident) -> None:
+        if self._residents is None:
+            self._residents = weakref.WeakSet()
+        self._residents.add(resident)
+
+    def _bind_input(self, array: Array, device: Device) -> None:
+        self._bound = array
+        self._bound_at = next(moments)
+        self._device = device
+
+    @property
+    def has_valid_numerics(self) -> bool:
+        """True when there is no NaN and no infinity in the data; also without data."""
+        data = self.data
+        return data is None or data.dtype.kind != "f" or bool(np.isfinite(data).all())
+
+    @property
+    def optimizer_data(self) -> list[TensorData]:
+        """The optimizer's state for this tensor (momentum and the like), in layout order; empty without one."""
+        self._wait()
+        return [TensorData(state) for state in self._optimizer_data]
+
+    @property
+    def optimizer_device_data(self) -> list[TensorOptimizerDeviceData]:
+        """Handles of the same state on the device."""
+        return [TensorOptimizerDeviceData(state) for state in self._optimizer_data]
+
+    def synchronize_data(self) -> bool:
+        """Bring `data` up to date with the device, waiting for queued work. True on success."""
+        self._wait()
+        return True
+
+    def synchronize_optimizer_data(self) -> bool:
+        """Bring `optimizer_data` up to date with the device, waiting for queued work. True on success."""
+        return self.synchronize_data()
+
+    def copy_data_from_device_memory(
+        self, to_bytes: Any, length: int | None = None, *, synchronize_with_device: bool = False
+    ) -> bool:
+        """Copy the first `length` bytes (all by default) of the values into a writable buffer."""
+        who = f"Tensor '{self.label}'.copy_data_from_device_memory"
+        data = self.data
+        if data is None:
+            raise DataError(f"{who}: the tensor has no data", fix="run a graph that computes it first")
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        count = raw.size if length is None else length
+        if not 0 <= count <= raw.size:
+            raise DataError(f"{who}: length is {count}, the tensor has {raw.size} bytes")
+        target = TensorData(to_bytes) if not isinstance(to_bytes, TensorData) else to_bytes
+        if target.length < count:
+            raise DataError(f"{who}: the buffer has {target.length} bytes, {count} are needed")
+        if not target.is_writable:
+            raise DataError(f"{who}: the buffer is read-only")
+        np.frombuffer(target.bytes, np.uint8)[:count] = raw[:count]
+        return True
+
+    def bind_and_write_data(self, data: ArrayLike, *, to: Device) -> bool:
+        """Attach new values, without a copy where layout and dtype allow; meant for parameters."""
+        host = read_array(data, self._descriptor, f"Tensor '{self.label}'.bind_and_write_data")
+        residents = self._wait()
+        self._host = host if host.flags.writeable else host.copy()
+        self._unscaled = None
+        self._device = to
+        for resident in residents:
+            resident.rebound(self)
+        return True
+
+    def bind_optimizer_data(
+        self, data: Sequence[ArrayLike], *, device_data: Sequence[TensorOptimizerDeviceData] | None = None
+    ) -> bool:
+        """Attach optimizer state: one buffer per state, in layout order. The memory stays the caller's."""
+        states = [
+            write_target(state, self._descriptor, f"Tensor '{self.label}'.bind_optimizer_data[{index}]")
+            for index, state in enumerate(data)
+        ]
+        residents = self._wait()
+        self._optimizer_data = states
+        self._optimizer_data_is_callers = True
+        for resident in residents:
+            resident.rebound(self)
+        return True
+
+    def quantized(
+        self, to: DataType, *, scale: Tensor | float, bias: Tensor | float, axis: int | None = None
+    ) -> Tensor:
+        """round(x / scale) + bias, clamped to the range of INT8, UINT8 or INT32; per channel with `axis`."""
+        who = f"Tensor '{self.label}'.quantized"
+        if to not in (DataType.INT8, DataType.UINT8, DataType.INT32):
+            raise DataError(f"{who}: {to!r} is not a quantized type", expected="INT8, UINT8 or INT32")
+        x = self._numbers(who, DataType.FLOAT32)
+        s, b = self._quantization(scale, bias, axis, who)
+        info = np.iinfo(to.numpy)
+        q = np.clip(np.rint(x.astype(np.float64) / s) + b, info.min, info.max)
+        return Tensor(TensorDescriptor(self._descriptor.shape, data_type=to), data=q.astype(to.numpy))
+
+    def dequantized(
+        self,
+        to: DataType,
+        *,
+        scale: Tensor | float,
+        bias: Tensor | float | None = None,
+        axis: int | None = None,
+        zero_point: Tensor | float | None = None,
+    ) -> Tensor:
+        """(q - bias) * scale as FLOAT32; `zero_point` is another name of `bias`."""
+        who = f"Tensor '{self.label}'.dequantized"
+        if to != DataType.FLOAT32:
+            raise DataError(f"{who}: the result is FLOAT32, not {to!r}")
+        if (bias is None) == (zero_point is None):
+            raise DataError(f"{who}: give exactly one of bias and zero_point")
+        q = self._numbers(who, DataType.INT8, DataType.UINT8, DataType.INT32)
+        s, b = self._quantization(scale, zero_point if bias is None else bias, axis, who)
+        return Tensor(shape=self._descriptor.shape, data=((q - b) * s).astype(np.float32))
+
+    def _numbers(self, who: str, *types: DataType) -> Array:
+        data = self.data
+        if data is None:
+            raise DataError(f"{who}: the tensor has no data")
+        if self._descriptor.data_type not in types:
+            expected = " or ".join(kind.name for kind in types)
+            raise DataError(f"{who}: the tensor is {self._descriptor.data_type.name}", expected=expected)
+        return data
+
+    def _quantization(
+        self, scale: Tensor | float, bias: Tensor | float | None, axis: int | None, who: str
+    ) -> tuple[Array, Array]:
+        numbers = []
+        for name, given in (("scale", scale), ("bias", bias)):
+            values = given.data if isinstance(given, Tensor) else given
+            if values is None:
+                raise DataError(f"{who}: {name} has no data")
+            array = np.asarray(values, np.float64).reshape(-1)
+            if axis is None and array.size != 1:
+                raise ShapeError(f"{who}: {name} has {array.size} values", fix="name the axis they belong to")
+            if axis is not None:
+                shape = self._descriptor.shape
+                if not 0 <= axis < len(shape):
+                    raise ShapeError(f"{who}: axis is {axis}, the tensor has {len(shape)} axes")
+                if array.size not in (1, shape[axis]):
+                    raise ShapeError(f"{who}: {name} has {array.size} values, axis {axis} has {shape[axis]}")
+                array = array.reshape([-1 if k == axis else 1 for k in range(len(shape))])
+            numbers.append(array)
+        if not np.all(numbers[0] > 0):
+            raise DataError(f"{who}: every scale must be positive")
+        return numbers[0], numbers[1]
+
+    def __copy__(self) -> Tensor:
+        copied = Tensor(self._descriptor)
+        data = self.data
+        copied._host = None if data is None else data.copy()
+        copied._optimizer_data = [state.copy() for state in self._optimizer_data]
+        return copied
+
+    def __repr__(self) -> str:
+        return f"Tensor('{self.label}' {self._descriptor})"
+
+
+class TensorParameter:
+    """A tensor the optimizer updates; `is_updatable` switches that off and on.
+
+    optimizer_data: initial state buffers, in layout order.
+    """
+
+    def __init__(self, tensor: Tensor, *, optimizer_data: Sequence[ArrayLike] | None = None) -> None:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"TensorParameter: needs a Tensor, not {type(tensor).__name__}")
+        self._tensor = tensor
+        self.is_updatable = True
+        if optimizer_data is not None:
+            tensor.bind_optimizer_data(optimizer_data)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor itself."""
+        return self._tensor
+
+
+def _describe(
+    shape: Iterable[int] | None,
+    data_type: DataType,
+    width: int | None,
+    height: int | None,
+    channels: int | None,
+    batch: int | None,
+    length: int | None,
+    lengths: Sequence[int] | None,
+    is_sorted: bool,
+) -> TensorDescriptor:
+    """The descriptor for whichever family of sizes was given; exactly one must be."""
+    families = {
+        "shape": shape is not None,
+        "width and height": width is not None or height is not None,
+        "sequence_length": length is not None,
+        "sequence_lengths": lengths is not None,
+    }
+    chosen = [name for name, given in families.items() if given]
+    if len(chosen) != 1:
+        raise ShapeError(
+            f"Tensor: the shape comes from {' and '.join(chosen) or 'nowhere'}",
+            expected="exactly one of descriptor, shape, width and height, sequence_length, sequence_lengths",
+        )
+    if shape is not None:
+        return TensorDescriptor(shape, data_type=data_type)
+    if chosen == ["width and height"]:
+        return TensorDescriptor(
+            width=width, height=height, feature_channel_count=channels, batch_size=batch, data_type=data_type
+        )
+    if batch is None or channels is None:
+        raise ShapeError("Tensor: sequences need batch_size and feature_channel_count too")
+    steps = list(lengths) if lengths is not None else [length or 0] * batch
+    if not steps:
+        raise ShapeError("Tensor: sequence_lengths is empty")
+    return TensorDescriptor(
+        (batch, max(steps), channels),
+        data_type=data_type,
+        sequence_lengths=steps,
+        sorted_sequences=is_sorted or length is not None,
+    )
+
+
+def _guess_fans(shape: tuple[int, ...]) -> tuple[float, float]:
+    """(fan_in, fan_out) of (out, in), (out, in, h, w), or (1, in*out, h, w), whose split only the layer knows."""
+    if len(shape) == 1:
+        return shape[0], shape[0]
+    area = math.prod(shape[2:])
+    if shape[0] == 1 and len(shape) == 4:
+        side = math.sqrt(shape[1]) * area
+        return side, side
+    return shape[1] * area, shape[0] * area
