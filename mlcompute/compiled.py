@@ -439,10 +439,12 @@ class CompiledGraph(Graph):
         """Arrays for every fed value of the phases that will run."""
         skips = ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE in options
         copies = ExecutionOptions.SYNCHRONOUS not in options
-        needed = {value for step in program.steps if step.phase in phases for value in step.inputs} | program.kept
+        needed = {value for step in program.steps if step.phase in phases for value in step.inputs}
         feeds: dict[Value, Array] = {}
         for tensor, value in program.inputs.items():
-            if value not in needed:
+            # An input may itself be an output; then it is needed although no step reads it.
+            arrives_with = "forward" if program.values.get(tensor) is value else "gradient"
+            if value not in needed and not (value in program.kept and arrives_with in phases):
                 continue
             who = f"{self._who}.{method}: '{self._name_of(tensor)}'"
             rows = value.shape[0] if value.shape != tensor.descriptor.shape else 0
@@ -469,9 +471,10 @@ class CompiledGraph(Graph):
                 expected=repr(tensor.descriptor),
                 fix="pass its data by name, or attach it with bind_and_write_data first",
             )
-        if array.shape[0] < value.shape[0] or array.shape[1:] != value.shape[1:]:
+        if len(array.shape) != len(value.shape) or any(a < b for a, b in zip(array.shape, value.shape, strict=True)):
             raise DataError(f"{who}: the attached data has shape {array.shape}, {value.shape} is needed")
-        return array[: value.shape[0]].astype(value.dtype, copy=False)
+        leading = array[tuple(slice(extent) for extent in value.shape)]
+        return np.ascontiguousarray(leading, dtype=value.dtype)
 
     def _linked_value(self, tensor: Tensor) -> Array | None:
         """The tensor's value in another graph this one is linked with."""

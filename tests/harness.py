@@ -38,7 +38,8 @@ def interpret(trace: Trace, feeds: dict[Value, Array], steps: Sequence[Step] | N
     """Run steps one by one in NumPy, each in memory of its own: the simplest engine there can be."""
     memory = {**trace.constants, **feeds}
     for step in trace.steps if steps is None else steps:
-        arrays = run_meaning(step, [memory[value] for value in step.inputs])
+        with np.errstate(all="ignore"):  # some cases leave a function's domain on purpose
+            arrays = run_meaning(step, [memory[value] for value in step.inputs])
         for value, array in zip(step.results, arrays, strict=True):
             assert array.shape == value.shape, f"{step}: the meaning gives {array.shape}, the rule {value.shape}"
             memory[value] = array

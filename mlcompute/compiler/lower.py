@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute import ops
-from mlcompute.errors import CompileError
+from mlcompute.errors import CompileError, ShapeError
 from mlcompute.layers.layer import Layer
 from mlcompute.ops.op import FLOAT32, Shape, Trace, Value, emit
 from mlcompute.tensor import Tensor
@@ -61,8 +61,8 @@ class Lowering:
         return value if shape is None else ops.reshape(value, shape)
 
     def write(self, tensor: Tensor, value: Value) -> None:
-        self.value_of(tensor)
-        self.writes.append((tensor, ops.reshape(value, tensor.descriptor.shape)))
+        target = self.value_of(tensor)
+        self.writes.append((tensor, ops.convert(ops.reshape(value, target.shape), target.dtype)))
 
     def uniform(self, like: Value, shape: Shape, seed: int) -> Value:
         key = self.trace.value((4,), np.dtype(np.uint32), "scalar", "random key")
@@ -84,6 +84,11 @@ class Lowering:
             inputs = [ops.convert(value, FLOAT32) if value.dtype == FLOAT16 else value for value in values]
         answers = layer.forward(self, *inputs)
         answers = [answers] if isinstance(answers, Value) else list(answers)
+        if len(answers) != len(results):
+            raise ShapeError(
+                f"{layer.who}: gives {len(answers)} results for this batch size, {len(results)} for the full one",
+                fix="pass batch_size=0",
+            )
         for index, (tensor, answer) in enumerate(zip(results, answers, strict=True)):
             self._check(layer, index, tensor, answer)
             answer = ops.convert(answer, self.dtype_of(tensor))

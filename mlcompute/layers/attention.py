@@ -297,7 +297,8 @@ class MultiheadAttentionLayer(Layer):
                 shape = (n, 1, 1, keys)
             else:
                 shape = (1, 1, rows, keys) if mask.shape[0] == 1 else (n, heads, rows, keys)
-            mask = ops.reshape(mask, shape)
+            # A run of fewer samples than the mask was made for reads the leading ones.
+            mask = ops.reshape(ops.slice_axis(mask, 0, 0, shape[0] * shape[1]), shape)
             if not mask.is_floating:
                 mask = ops.select(mask, ops.full(q, (), -math.inf), 0.0)
             total = mask if total is None else total + mask

@@ -152,6 +152,11 @@ class Layer(ABC):
             f"{slot} needs {count} elements ({meaning}), the tensor has {tensor.descriptor.element_count}",
             tensor=f"{tensor.descriptor.shape} '{tensor.label}'",
         )
+        self.expect(
+            tensor.descriptor.data_type.is_floating,
+            f"{slot} must be of a floating type, not {tensor.descriptor.data_type.name}",
+            error=DataError,
+        )
         return tensor
 
 

@@ -292,7 +292,10 @@ class LSTMLayer(Layer):
         d = self._descriptor
         x = sources[0]
         batch, directions, hidden = x.shape[0], d.direction_count, d.hidden_size
-        lengths = ops.reshape(sources[-1], (batch,)) if len(sources) in (2, 4) else None
+        lengths = None
+        if len(sources) in (2, 4):
+            # A run of fewer samples than lengths and states were made for reads the leading ones.
+            lengths = ops.slice_(ops.reshape(sources[-1], (sources[-1].size,)), (0,), (batch,))
         states = sources[1:3] if len(sources) > 2 else (None, None)
         h_last: list[Value] = []
         c_last: list[Value] = []
@@ -351,6 +354,5 @@ def _start(x: Value, state: Value | None, layer: int, direction: int, hidden: in
     batch = x.shape[0]
     if state is None:
         return ops.full(x, (batch, hidden), 0.0)
-    # A run of fewer samples than the states were made for starts from the leading ones.
     start, end = (layer, direction, 0, 0), (layer + 1, direction + 1, batch, hidden)
     return ops.reshape(ops.slice_(state, start, end), (batch, hidden))

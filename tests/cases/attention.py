@@ -132,7 +132,9 @@ def case(name: str, sources: Sequence[Any], model: int, heads: int, **options: A
     of_case = {key: options.pop(key) for key in ("training", "note", "smooth") if key in options}
     same = {options.get("key_dimension", model), options.get("value_dimension", model)} == {model}
     oracle = torch_attention if same else written_out
-    return Case(name, make(model, heads, **of_layer, **options), sources, oracle(model, heads, **options), **of_case)
+    layer = make(model, heads, **of_layer, **options)
+    masks = range(3, len(sources))
+    return Case(name, layer, sources, oracle(model, heads, **options), constant=masks, **of_case)
 
 
 def forbid(*shape: int, seed: int = 0) -> Array:

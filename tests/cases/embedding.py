@@ -182,7 +182,7 @@ REFUSALS = [
         "must be a Tensor",
         error=TypeError,
     ),
-    Refusal("integer weights", layer(data_type=DataType.INT32), "weights are INT32", error=DataError),
+    Refusal("integer weights", layer(data_type=DataType.INT32), "weights must be of a floating type", error=DataError),
     Refusal(
         "no descriptor",
         lambda: EmbeddingLayer((7, 3), Tensor(shape=(7, 3))),  # type: ignore[arg-type]
