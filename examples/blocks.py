@@ -50,6 +50,4 @@ def one_hot(classes: np.ndarray, count: int) -> np.ndarray:
 
 def parameters_of(graph: mlc.Graph) -> dict[str, mlc.Tensor]:
     """Every trainable tensor, named 'layer.slot'."""
-    return {
-        f"{layer.label}.{name}": slot.tensor for layer in graph.layers for name, slot in layer.parameters.items()
-    }
+    return {f"{layer.label}.{name}": slot.tensor for layer in graph.layers for name, slot in layer.parameters.items()}

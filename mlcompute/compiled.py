@@ -1,43 +1,49 @@
-"""What training and inference graphs share: declared inputs and outputs, programs per batch size, feeding, running."""
+"""What training and inference graphs share: declared inputs and outputs, compiling, and queueing runs."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import sys
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from mlcompute.compiler import Description, compile_program
+from mlcompute.compiler import Description
 from mlcompute.compiler.program import Program
 from mlcompute.devices.device import Executable, Profile
-from mlcompute.enums import DataType, DeviceType, ExecutionOptions, GraphCompilationOptions
+from mlcompute.enums import DeviceType, ExecutionOptions, GraphCompilationOptions
 from mlcompute.errors import CompileError, DataError, DeviceError, ExecutionError, GraphError, ShapeError
 from mlcompute.execution import Execution, GraphCompletionHandler
+from mlcompute.feeding import Feeding, Feeds, Named, resolved
 from mlcompute.graph import Graph, Node
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
+from mlcompute.layers.lstm import LSTMLayer
 from mlcompute.ops.op import Array, Value
-from mlcompute.platform import stream
-from mlcompute.tensor import Tensor, moments
-from mlcompute.tensor_data import ArrayLike, read_array, write_target
+from mlcompute.programs import Programs, final_result
+from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import read_array, write_target
 
 if TYPE_CHECKING:
     from mlcompute.device import Device
 
-#: Data by the names given to add_inputs or add_outputs.
-Named = Mapping[str, ArrayLike]
-
 _runs = itertools.count(1)
+_Linked = TypeVar("_Linked", bound="CompiledGraph")
 
-#: Under this name the lengths of variable-length sequences are fed, whether declared or not.
+#: Under this name the lengths of variable-length sequences are fed, whatever name they were declared with.
 SEQUENCE_LENGTHS = "sortedSequenceLength"
 
 
 class CompiledGraph(Graph):
     """Base of TrainingGraph and InferenceGraph: a graph over other graphs that can be compiled and run."""
+
+    #: Does the graph have gradient and update phases?
+    _trains = False
+    #: The style whose memory `device_memory_size` speaks of right after compile.
+    _main_style = "inference"
 
     def __init__(self, graph_objects: Sequence[Graph] = ()) -> None:
         super().__init__()
@@ -49,23 +55,19 @@ class CompiledGraph(Graph):
         self._labels: dict[str, Tensor] = {}
         self._label_weights: dict[str, Tensor] = {}
         self._outputs: dict[str, Tensor] = {}
+        self._names: dict[Tensor, str] = {}
         self._links: list[CompiledGraph] = [self]
-        self._options = GraphCompilationOptions.NONE
         self._device: Device | None = None
+        self._options = GraphCompilationOptions.NONE
         self._constants: dict[Tensor, Array] = {}
-        self._description: Description | None = None
-        self._programs: dict[tuple[str, int, bool], Program] = {}
-        self._executables: dict[Program, Executable] = {}
-        self._bindings: dict[Program, dict[Value, Array]] = {}
-        self._arena: Any = None
-        self._arena_size = 0
-        #: What the last runs were fed, and when: SKIP_WRITING_INPUT_DATA_TO_DEVICE uses it again.
-        self._fed: dict[Tensor, tuple[int, Array]] = {}
-        self._last: Execution | None = None
+        #: None when there is nothing compiled, or something it depends on has changed since.
+        self._compiled: Programs | None = None
+        self._feeding = Feeding(self._linked)
+        #: Runs that may still fail, or whose failure nobody may have seen.
+        self._unsettled: deque[Execution] = deque()
+        #: What ran last: the values of this run can be read.
         self._current: Executable | None = None
         self.last_run = 0
-        self._random_key: tuple[int, int] | None = None
-        self._random_passes = 0
 
     # Structure ------------------------------------------------------------------------------------------------
 
@@ -75,17 +77,15 @@ class CompiledGraph(Graph):
         # Sources always exist before their consumers, so creation order is an order of execution.
         return sorted(nodes, key=lambda node: node.order)
 
+    def _size(self) -> int:
+        return super()._size() + sum(graph._size() for graph in self._graphs)
+
     def _find(self, layer: Layer) -> Node | None:
         for graph in self._graphs:
             node = graph._find(layer)
             if node is not None:
                 return node
         return self._node_of.get(layer)
-
-    def _add(self, layer: Layer, sources: list[Tensor], labels: list[Tensor], updates: bool) -> list[Tensor]:
-        results = super()._add(layer, sources, labels, updates)
-        self._outdate()
-        return results
 
     @property
     def device(self) -> Device | None:
@@ -108,20 +108,41 @@ class CompiledGraph(Graph):
             self._check_tensors(f"add_inputs ({kind})", given)
         for _, known, given in declared:
             known.update(given)
-        self._outdate()
+            self._names.update({tensor: name for name, tensor in given.items()})
+        self.outdated()
         return True
 
     def add_outputs(self, outputs: Mapping[str, Tensor]) -> bool:
         """Name tensors whose values are wanted after a run: they stay readable and can be written to buffers."""
         self._check_tensors("add_outputs", outputs)
         self._outputs.update(outputs)
-        self._outdate()
+        self.outdated()
         return True
 
     def _check_tensors(self, method: str, given: Mapping[str, Tensor]) -> None:
         for name, tensor in given.items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise TypeError(f"{self._who}.{method}: needs names and Tensors, not {name!r}: {type(tensor).__name__}")
+
+    def _link(self, graphs: Sequence[_Linked], kind: type[_Linked]) -> bool:
+        for graph in graphs:
+            if not isinstance(graph, kind):
+                raise GraphError(f"{self._who}.link: {type(graph).__name__} cannot be linked with {self._who}")
+        group: list[CompiledGraph] = list(dict.fromkeys([self, *graphs]))
+        for member in group:
+            if member._device is not None:
+                member._check_links(group, member._options)
+        for member in group:
+            member._links = group
+            member.outdated()
+        return True
+
+    def _check_links(self, group: Sequence[CompiledGraph], options: GraphCompilationOptions) -> None:
+        if len(group) > 1 and GraphCompilationOptions.LINK_GRAPHS not in options:
+            raise GraphError(
+                f"{self._who}: a linked graph was compiled without LINK_GRAPHS",
+                fix="compile every linked graph with options=GraphCompilationOptions.LINK_GRAPHS",
+            )
 
     # Compiling ------------------------------------------------------------------------------------------------
 
@@ -145,64 +166,73 @@ class CompiledGraph(Graph):
             raise DeviceError(f"{self._who}.compile: the ANE runs inference graphs only")
         if not self._all_nodes():
             raise CompileError(f"{self._who}.compile: the graph has no layers", fix="add layers with node() first")
-        constants: dict[Tensor, Array] = {}
-        for name, tensor in (input_tensors or {}).items():
-            if name in (input_tensors_data or {}):
-                data = (input_tensors_data or {})[name]
-                constants[tensor] = read_array(data, tensor.descriptor, f"'{name}'").copy()
+        self._check_tensors("compile (input_tensors)", input_tensors or {})
+        self._check_links(self._links, GraphCompilationOptions(options))
+        constants = {
+            tensor: read_array((input_tensors_data or {})[name], tensor.descriptor, f"'{name}'").copy()
+            for name, tensor in (input_tensors or {}).items()
+            if name in (input_tensors_data or {})
+        }
         self.wait()
-        before = (self._options, self._device, self._constants, self._description)
-        self._options, self._device, self._constants = GraphCompilationOptions(options), device, constants
-        self._outdate()
+        before = (self._device, self._options, self._constants)
+        self._device, self._options, self._constants = device, GraphCompilationOptions(options), constants
         try:
-            self._compile_if_needed(at_compile=True)
+            self._compile()
         except Exception:
-            self._options, self._device, self._constants, self._description = before
+            self._device, self._options, self._constants = before
             raise
         for layer in self.layers:
             layer._device_type = device.actual_device_type
         return True
 
-    #: Does the graph have gradient and update phases?
-    _trains = False
-    #: The style whose memory `device_memory_size` speaks of right after compile.
-    _main_style = "inference"
-
-    def _outdate(self) -> None:
+    def outdated(self) -> None:
         """Something the programs depend on has changed: compile again before the next run."""
-        self._description = None
+        self._compiled = None
 
-    def _compile_if_needed(self, at_compile: bool = False) -> Description:
+    def _compile_if_needed(self) -> Description:
         if self._device is None:
             raise ExecutionError(f"{self._who}: the graph is not compiled", fix="call compile(device=...) first")
-        if self._description is None:
-            self.wait()
-            description = self._describe()
-            self._programs.clear()
-            self._executables.clear()
-            self._bindings.clear()
-            self._current = None
-            self._arena, self._arena_size = None, 0
-            for node in description.nodes:
-                self._check_parameters(node.layer)
-            self._description = description
-            if not (at_compile and self._waits_for_labels()):
-                try:
-                    self._program(self._main_style, description.batch_size)
-                except Exception:
-                    self._description = None
-                    raise
-            for tensor in self._resident_tensors(description):
-                tensor._reside(self)
-                tensor._device = self._device
-        return self._description
+        if self._compiled is None or self._compiled.size != self._linked_size():
+            self._compile()
+        assert self._compiled is not None
+        return self._compiled.description
+
+    def _linked_size(self) -> int:
+        return sum(graph._size() for graph in self._links)
+
+    def _compile(self) -> None:
+        """Describe and compile the graph; when that fails, everything stays as it was."""
+        assert self._device is not None
+        size = self._linked_size()
+        description = self._describe()
+        for node in description.nodes:
+            self._check_parameters(node.layer)
+        compiled = Programs(description, self._device.engine, size)
+        compiled.unbatched = self._unbatched(description)
+        if not self._waits_for_labels():
+            compiled.get(self._main_style, description.batch_size)
+        self._adopt(compiled)
+
+    def _adopt(self, compiled: Programs) -> None:
+        self._compiled = compiled
+        for tensor in self._resident_tensors(compiled.description):
+            tensor._reside(self)
+            tensor._device = self._device
+
+    def _unbatched(self, description: Description) -> Tensor | None:
+        axes = _source_axes(description.nodes)
+        for tensor in self._inputs.values():
+            could_count = tensor.descriptor.shape[0] != 1 and all(axis == 0 for axis in axes.get(tensor, {0}))
+            if could_count and description.inputs.get(tensor) == 0:
+                return tensor
+        return None
 
     def _waits_for_labels(self) -> bool:
         """Compiled before add_inputs: the loss cannot be built yet."""
         return False
 
     def _resident_tensors(self, description: Description) -> set[Tensor]:
-        tensors = {result for node in description.nodes for result in node.results}
+        tensors = {result for node in description.nodes for result in node.results} | set(self._outputs.values())
         for node in description.nodes:
             tensors.update(slot.tensor for slot in node.layer.parameters.values())
             tensors.update(node.layer.statistics.values())
@@ -219,6 +249,8 @@ class CompiledGraph(Graph):
                     fix="create it with data, fill_with_data or random_initializer_type",
                 )
 
+    # Describing to the compiler ---------------------------------------------------------------------------------
+
     def _describe(self) -> Description:
         """What to compile, from what was declared. Subclasses add what they know."""
         description = Description(nodes=self._all_nodes(), constants=self._constants)
@@ -230,17 +262,14 @@ class CompiledGraph(Graph):
             if tensor not in produced and tensor._host is None:
                 declared.setdefault(tensor)
         inputs = [t for t in declared if t not in produced and t not in self._constants and t not in self._kept_inputs()]
-        description.batch_size = self._batch_extent(inputs)
-        axes = self._source_axes(description.nodes)
+        description.batch_size = _batch_extent([t for t in inputs if t in self._names] or inputs)
+        axes = _source_axes(description.nodes)
         for tensor in inputs:
             extent, batch = tensor.descriptor.shape[0], description.batch_size
             scales = extent % batch == 0 and all(axis == 0 for axis in axes.get(tensor, {0}))
             description.inputs[tensor] = extent // batch if scales else 0
         description.label_weights = self._weights_by_layer(description.nodes)
-        description.kept = list(self._outputs.values())
-        result = self._result_tensor(description.nodes)
-        if result is not None:
-            description.kept.append(result)
+        description.kept = self._kept_results(description.nodes)
         debugs = GraphCompilationOptions.DEBUG_LAYERS in self._options
         if debugs:
             description.debugged = [
@@ -251,7 +280,7 @@ class CompiledGraph(Graph):
             ]
         description.fuses = not debugs and GraphCompilationOptions.DISABLE_LAYER_FUSION not in self._options
         for name, tensor in self._outputs.items():
-            if tensor not in produced and tensor not in description.inputs:
+            if tensor not in produced and tensor not in description.inputs and self._source_of(tensor) is None:
                 raise GraphError(f"{self._who}: output '{name}' is computed by no layer of the graph")
         return description
 
@@ -259,17 +288,18 @@ class CompiledGraph(Graph):
         """Inputs that live on between runs because an optimizer updates them."""
         return set()
 
-    def _batch_extent(self, inputs: list[Tensor]) -> int:
-        named = [tensor for tensor in self._inputs.values() if tensor in inputs]
-        return (named or inputs)[0].descriptor.shape[0] if inputs else 1
+    def _source_of(self, gradient: Tensor) -> Tensor | None:
+        """The tensor whose gradient a gradient tensor holds; None for other tensors."""
+        return None
 
-    @staticmethod
-    def _source_axes(nodes: list[Node]) -> dict[Tensor, set[int]]:
-        axes: dict[Tensor, set[int]] = {}
-        for node in nodes:
-            for index, tensor in enumerate(node.sources):
-                axes.setdefault(tensor, set()).add(node.layer.source_batch_axis(index, len(node.sources)))
-        return axes
+    def _kept_results(self, nodes: list[Node]) -> list[Tensor]:
+        """Tensors readable after every run: outputs, losses, the final result, and what linked graphs read."""
+        final = final_result(nodes)
+        kept = [*self._outputs.values(), *([final] if final is not None else [])]
+        kept += [node.results[0] for node in nodes if isinstance(node.layer, LossLayer)]
+        elsewhere = {t for other in self._links if other is not self for node in other._all_nodes() for t in node.sources}
+        kept += [result for node in nodes for result in node.results if result in elsewhere]
+        return kept
 
     def _weights_by_layer(self, nodes: list[Node]) -> dict[Layer, Tensor]:
         """Which tensor weighs the labels of which loss: its own, or the one declared for the only loss."""
@@ -277,78 +307,19 @@ class CompiledGraph(Graph):
         weights: dict[Layer, Tensor] = {loss: loss.weights for loss in losses if loss.weights is not None}
         spare = [tensor for tensor in self._label_weights.values() if tensor not in weights.values()]
         without = [loss for loss in losses if loss not in weights]
-        if spare and len(spare) != len(without):
+        if spare and len(spare) != len(without) and not self._waits_for_labels():
             raise GraphError(
                 f"{self._who}: {len(spare)} label weights were declared for {len(without)} losses without weights"
             )
         weights.update(zip(without, spare, strict=False))
         return weights
 
-    def _result_tensor(self, nodes: list[Node]) -> Tensor | None:
-        """What a run answers: the last loss if there is one, else the last layer's first result."""
-        losses = [node for node in nodes if isinstance(node.layer, LossLayer)]
-        return (losses or nodes)[-1].results[0] if nodes else None
-
     # Programs and memory ----------------------------------------------------------------------------------------
 
     def _program(self, style: str, batch_size: int, with_losses: bool = True) -> Program:
         """The program for a style and batch size, compiled at its first use."""
-        description = self._description
-        assert description is not None and self._device is not None
-        key = (style, batch_size, with_losses)
-        if key not in self._programs:
-            full = None
-            if batch_size != description.batch_size:
-                full = self._program(style, description.batch_size, with_losses)
-            wanted = description if with_losses else self._without_losses(description)
-            self._programs[key] = compile_program(wanted, self._device.engine, style, batch_size, full)
-            self._debug(self._programs[key])
-            if self._programs[key].plan.nbytes > self._arena_size:
-                # Programs of one graph never run at the same time: the largest plan is enough for all of them.
-                self.wait()
-                self._arena_size = self._programs[key].plan.nbytes
-                self._arena = None
-                self._executables.clear()
-                self._current = None
-        return self._programs[key]
-
-    def _without_losses(self, description: Description) -> Description:
-        """The same graph up to the predictions, for runs without labels."""
-        dropped: set[Tensor] = set()
-        nodes = []
-        for node in description.nodes:
-            if isinstance(node.layer, LossLayer) or any(source in dropped for source in node.sources):
-                dropped.update(node.results)
-            else:
-                nodes.append(node)
-        labels = {t for node in description.nodes for t in node.labels} | set(description.label_weights.values())
-        used = {t for node in nodes for t in node.sources}
-        result = self._result_tensor(nodes)
-        return Description(
-            nodes=nodes,
-            batch_size=description.batch_size,
-            inputs={t: s for t, s in description.inputs.items() if t in used or t not in labels},
-            constants=description.constants,
-            kept=[t for t in description.kept if t not in dropped] + ([result] if result is not None else []),
-            debugged=[t for t in description.debugged if t not in dropped],
-            fuses=description.fuses,
-        )
-
-    @staticmethod
-    def _debug(program: Program) -> None:
-        wanted = os.environ.get("MLC_DEBUG", "").split(",")
-        if "steps" in wanted:
-            print(program, file=sys.stderr)
-        if "plan" in wanted:
-            print(program.plan, file=sys.stderr)
-
-    def _executable(self, program: Program) -> Executable:
-        if program not in self._executables:
-            assert self._device is not None
-            if self._arena is None:
-                self._arena = self._device.engine.allocate(self._arena_size)
-            self._executables[program] = self._device.engine.build(program, self._arena)
-        return self._executables[program]
+        assert self._compiled is not None
+        return self._compiled.get(style, batch_size, with_losses)
 
     @property
     def device_memory_size(self) -> int:
@@ -360,7 +331,8 @@ class CompiledGraph(Graph):
         if self._device is None:
             return 0
         self._compile_if_needed()
-        return self._arena_size + self._state_bytes()
+        assert self._compiled is not None
+        return self._compiled.arena_size + self._state_bytes()
 
     def _state_bytes(self) -> int:
         return 0
@@ -368,247 +340,284 @@ class CompiledGraph(Graph):
     @property
     def programs(self) -> dict[str, Program]:
         """The compiled programs so far, by style and batch size. `print` one to read its steps and memory."""
-        return {f"{style} {batch}": program for (style, batch, _), program in self._programs.items()}
+        return {} if self._compiled is None else self._compiled.by_name()
 
-    # Running --------------------------------------------------------------------------------------------------
+    # Data -----------------------------------------------------------------------------------------------------
 
     def _batch(self, batch_size: int, method: str) -> int:
         description = self._compile_if_needed()
         full = description.batch_size
         if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)):
             raise TypeError(f"{self._who}.{method}: batch_size must be a whole number, not {batch_size!r}")
-        if not 0 <= batch_size <= full:
+        if batch_size in (0, full):
+            return full
+        if not 0 < batch_size < full:
             raise ShapeError(
                 f"{self._who}.{method}: batch_size is {batch_size}, the graph was built for {full}",
                 expected=f"0 (the tensors' own) or 1 to {full}",
             )
-        if batch_size in (0, full):
-            return full
-        fixed = [
-            tensor
-            for tensor, scale in description.inputs.items()
-            if scale == 0 and tensor.descriptor.shape[0] != 1 and tensor in self._inputs.values()
-            and all(axis == 0 for axis in self._source_axes(description.nodes).get(tensor, {0}))
-        ]  # fmt: skip
-        if fixed:
+        assert self._compiled is not None
+        if self._compiled.unbatched is not None:
             raise ShapeError(
-                f"{self._who}.{method}: batch_size is {batch_size}, but input {fixed[0]!r} does not share the batch axis",
+                f"{self._who}.{method}: batch_size is {batch_size}, "
+                f"but {self._compiled.unbatched!r} does not share the batch axis",
                 fix="pass batch_size=0 for graphs whose inputs have different first extents",
             )
         return int(batch_size)
 
-    def _named_data(self, method: str, groups: Sequence[tuple[str, dict[str, Tensor], Named | None]]) -> dict[Tensor, Any]:
+    def _named_data(
+        self, method: str, inputs: Named | None, labels: Named | None, weights: Named | None
+    ) -> dict[Tensor, Any]:
         """Data by tensor; unknown names are refused."""
         found: dict[Tensor, Any] = {}
-        for kind, declared, given in groups:
+        for kind, declared, given in (
+            ("inputs_data", self._inputs, inputs),
+            ("loss_labels_data", self._labels, labels),
+            ("loss_label_weights_data", self._label_weights, weights),
+        ):
             for name, data in (given or {}).items():
-                if name in declared:
-                    found[declared[name]] = data
-                    continue
-                lengths = self._lengths_tensors() if name == SEQUENCE_LENGTHS else []
-                if not lengths:
+                tensors = [declared[name]] if name in declared else []
+                if name == SEQUENCE_LENGTHS and not tensors:
+                    tensors = self._lengths_tensors()
+                if not tensors:
                     raise DataError(
                         f"{self._who}.{method}: '{name}' is not a declared name in {kind}",
                         declared=", ".join(declared) or "none",
                         fix="declare it with add_inputs first",
                     )
-                found.update(dict.fromkeys(lengths, data))
+                found.update(dict.fromkeys(tensors, data))
+        for tensor in self._constants:
+            if tensor in found:
+                self._check_constant(tensor, found[tensor], method)
         return found
 
+    def _check_constant(self, tensor: Tensor, data: Any, method: str) -> None:
+        who = f"{self._who}.{method}: '{self._name_of(tensor)}'"
+        if not np.array_equal(read_array(data, tensor.descriptor, who), self._constants[tensor]):
+            raise DataError(f"{who} was compiled as a constant and cannot be fed other data", fix="compile it again")
+
     def _lengths_tensors(self) -> list[Tensor]:
-        named = {*self._inputs.values(), *self._labels.values(), *self._label_weights.values()}
-        description = self._compile_if_needed()
-        return [
-            tensor
-            for tensor in description.inputs
-            if tensor not in named
-            and tensor.descriptor.data_type == DataType.INT32
-            and tensor.descriptor.dimension_count == 1
-        ]
+        """Where variable-length recurrent layers read the lengths of their sequences."""
+        nodes = self._compile_if_needed().nodes
+        return [node.sources[-1] for node in nodes if isinstance(node.layer, LSTMLayer) and len(node.sources) in (2, 4)]
 
     def _name_of(self, tensor: Tensor) -> str:
-        for names in (self._inputs, self._labels, self._label_weights):
-            for name, known in names.items():
-                if known is tensor:
-                    return name
-        return tensor.label
+        return self._names.get(tensor, tensor.label)
 
     def _feed(
-        self, program: Program, phases: Sequence[str], data: Mapping[Tensor, Any], options: ExecutionOptions, method: str
-    ) -> dict[Value, Array]:
-        """Arrays for every fed value of the phases that will run."""
+        self,
+        program: Program,
+        phases: Sequence[str],
+        data: Mapping[Tensor, Any],
+        options: ExecutionOptions,
+        method: str,
+        copies: bool | None = None,
+    ) -> Feeds:
+        """Something for every input of the phases that will run.
+
+        copies  by default when the run is queued: the caller may reuse the memory as soon as the call returns
+        """
+        assert self._compiled is not None
+        return self._feeding.collect(
+            self._compiled.fed(program, phases),
+            data,
+            options,
+            lambda tensor: f"{self._who}.{method}: '{self._name_of(tensor)}'",
+            ExecutionOptions.SYNCHRONOUS not in options if copies is None else copies,
+        )
+
+    def _has_labels(self, data: Mapping[Tensor, Any], options: ExecutionOptions) -> bool:
+        """Can the losses be computed in a run in inference mode?"""
         skips = ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE in options
-        copies = ExecutionOptions.SYNCHRONOUS not in options
-        needed = {value for step in program.steps if step.phase in phases for value in step.inputs}
-        feeds: dict[Value, Array] = {}
-        for tensor, value in program.inputs.items():
-            # An input may itself be an output; then it is needed although no step reads it.
-            arrives_with = "forward" if program.values.get(tensor) is value else "gradient"
-            if value not in needed and not (value in program.kept and arrives_with in phases):
-                continue
-            who = f"{self._who}.{method}: '{self._name_of(tensor)}'"
-            rows = value.shape[0] if value.shape != tensor.descriptor.shape else 0
-            if tensor in data and not skips:
-                array = read_array(data[tensor], tensor.descriptor, who, rows)
-                # A queued run reads its data later; the caller may reuse the memory as soon as this call returns.
-                feeds[value] = array.copy() if copies else array
-            else:
-                feeds[value] = self._standing(tensor, value, who, skips)
-            self._fed[tensor] = (next(moments), feeds[value])
-        return feeds
+        assert self._compiled is not None
+        return not self._waits_for_labels() and all(
+            label in self._constants or self._feeding.has(label, data, skips) for label in self._compiled.labels
+        )
 
-    def _standing(self, tensor: Tensor, value: Value, who: str, skips: bool) -> Array:
-        """What was fed or bound before, for runs that bring no data of their own."""
-        array = tensor._bound
-        when, fed = self._fed.get(tensor, (0, None))
-        if skips and fed is not None and (array is None or when > tensor._bound_at):
-            array = fed
-        if array is None:
-            array = self._linked_value(tensor)
-        if array is None:
-            raise DataError(
-                f"{who} was not given",
-                expected=repr(tensor.descriptor),
-                fix="pass its data by name, or attach it with bind_and_write_data first",
-            )
-        if len(array.shape) != len(value.shape) or any(a < b for a, b in zip(array.shape, value.shape, strict=True)):
-            raise DataError(f"{who}: the attached data has shape {array.shape}, {value.shape} is needed")
-        leading = array[tuple(slice(extent) for extent in value.shape)]
-        return np.ascontiguousarray(leading, dtype=value.dtype)
-
-    def _linked_value(self, tensor: Tensor) -> Array | None:
-        """The tensor's value in another graph this one is linked with."""
+    def _linked(self, tensor: Tensor) -> Callable[[], Array | None] | None:
+        """How to get a tensor that another graph, linked with this one, computes; None when none does."""
         return None
 
     def _static_bindings(self, program: Program) -> dict[Value, Array]:
         """Host memory of parameters, statistics and states; looked up anew only when some tensor was rebound."""
-        if program not in self._bindings:
-            writes = {*program.writes, *program.states}
+        assert self._compiled is not None
+        known = self._compiled.bindings
+        if program not in known:
+            for tensor in (*program.writes, *program.states):
+                tensor._make_writable()
             bindings: dict[Value, Array] = {}
             for tensor, value in program.persistent.items():
                 if tensor._host is None:
                     raise CompileError(f"{self._who}: {tensor!r} has no data")
-                if tensor in writes and not tensor._host.flags.writeable:
-                    tensor._host = tensor._host.copy()
                 bindings[value] = tensor._host
             for tensor, values in program.states.items():
                 bindings.update(zip(values, self._states_of(tensor), strict=True))
-            self._bindings[program] = bindings
-        return self._bindings[program]
+            known[program] = bindings
+        return known[program]
 
     def _states_of(self, tensor: Tensor) -> list[Array]:
         return []
 
-    def _random_bindings(self, program: Program) -> dict[Value, Array]:
-        """A key per random stream: (seed low, seed high, stream, pass)."""
-        if self._random_key is None or self._random_key[0] != stream.restarts:
-            self._random_key = (stream.restarts, stream.key())
-            self._random_passes = 0
-        self._random_passes += 1
-        keys: dict[Value, Array] = {}
-        for number, (value, seed) in enumerate(program.random_keys):
-            key = seed or self._random_key[1]
-            words = (key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF, number, self._random_passes & 0xFFFFFFFF)
-            keys[value] = np.array(words, np.uint32)
-        return keys
+    # Running --------------------------------------------------------------------------------------------------
+
+    def _infer(
+        self,
+        batch: int,
+        data: Mapping[Tensor, Any],
+        options: ExecutionOptions,
+        completion_handler: GraphCompletionHandler | None,
+        outputs_data: Named | None,
+        method: str,
+    ) -> Execution:
+        """The forward pass in inference mode; up to the predictions when there are no labels."""
+        program = self._program("inference", batch, self._has_labels(data, options))
+        feeds = self._feed(program, ("forward",), data, options, method)
+        return self._submit(
+            program, ("forward",), feeds, options, completion_handler, outputs_data, method, accepted=self._forget_passes
+        )
+
+    def _forget_passes(self) -> None:
+        """Passes run one by one before this run have lost their memory to it."""
 
     def _submit(
         self,
         program: Program,
         phases: Sequence[str],
-        feeds: dict[Value, Array],
+        feeds: Feeds,
         options: ExecutionOptions,
         completion_handler: GraphCompletionHandler | None,
         outputs_data: Named | None,
         method: str,
-        finished: Callable[[bool], None] | None = None,
+        *,
+        executable: Executable | None = None,
+        before: Callable[[], dict[Value, Array]] = dict,
+        after: Callable[[bool, dict[Value, Array]], None] = lambda succeeded, fed: None,
+        accepted: Callable[[], None] = lambda: None,
     ) -> Execution:
-        """Queue a run of some phases; `finished` is told whether it succeeded."""
+        """Queue a run of some phases.
+
+        executable  to run in the memory of an earlier pass
+        before      called when the run's turn has come: further arrays to feed
+        after       called when the run is over: did it succeed, and what was it fed
+        accepted    called when nothing can be refused any more, just before the run is queued
+        """
         self._raise_unseen_error()
-        assert self._device is not None and self._description is not None
-        executable = self._executable(program)
-        targets = self._output_targets(program, outputs_data, method)
-        result = self._answer(program, phases)
+        assert self._device is not None and self._compiled is not None
+        targets = self._output_targets(program, phases, outputs_data, method)
+        bindings = self._static_bindings(program)
+        if executable is None:
+            executable = self._compiled.executable(program)
+        result = self._compiled.result(program) if "forward" in phases else None
         measures = bool(options & (ExecutionOptions.PROFILING | ExecutionOptions.PER_LAYER_PROFILING))
         profile = Profile() if ExecutionOptions.PER_LAYER_PROFILING in options else None
 
         def work() -> Tensor | None:
-            succeeded = False
+            self._current = None  # what the last run left is about to be overwritten
+            fed: dict[Value, Array] = {}
             try:
-                executable.run(phases, {**self._static_bindings(program), **feeds}, profile)
-                self._current = executable
-                self.last_run = next(_runs)
+                fed = {**resolved(feeds), **before()}
+                executable.run(phases, {**bindings, **fed}, profile)
                 for value, target in targets:
                     np.copyto(target, executable.read(value))
-                succeeded = True
-            finally:
-                if finished is not None:
-                    finished(succeeded)
+            except BaseException:
+                after(False, fed)
+                raise
+            self._current = executable
+            self.last_run = next(_runs)
+            after(True, fed)
             if profile is not None and "time" in os.environ.get("MLC_DEBUG", "").split(","):
                 print(profile, file=sys.stderr)
             return result
 
         execution = Execution(
-            self._device.queue,
-            work,
-            measures_time=measures,
-            profile=profile,
-            completion_handler=completion_handler,
+            self._device.queue, work, measures_time=measures, profile=profile, completion_handler=completion_handler
         )
-        self._last = execution
+        self._feeding.remember(self._compiled.fed(program, phases), feeds)
+        accepted()
+        self._unsettled.append(execution)
         synchronous = ExecutionOptions.SYNCHRONOUS in options
         self._device.queue.submit(execution, synchronous)
         return execution.wait() if synchronous else execution
 
-    def _answer(self, program: Program, phases: Sequence[str]) -> Tensor | None:
-        description = self._description
-        if description is None or "forward" not in phases:
-            return None
-        nodes = [node for node in description.nodes if all(result in program.values for result in node.results)]
-        return self._result_tensor(nodes)
-
     def _output_targets(
-        self, program: Program, outputs_data: Named | None, method: str
+        self, program: Program, phases: Sequence[str], outputs_data: Named | None, method: str
     ) -> list[tuple[Value, Array]]:
+        """(value, the caller's memory it is written to) pairs."""
         targets: list[tuple[Value, Array]] = []
         for name, buffer in (outputs_data or {}).items():
+            who = f"{self._who}.{method}: output '{name}'"
             if name not in self._outputs:
                 raise DataError(
                     f"{self._who}.{method}: '{name}' is not a declared output",
                     declared=", ".join(self._outputs) or "none",
-                    fix="declare it with add_outputs before compiling",
+                    fix="declare it with add_outputs",
                 )
             tensor = self._outputs[name]
-            if tensor not in program.values:
-                raise DataError(f"{self._who}.{method}: output '{name}' needs labels that were not given")
-            value = program.values[tensor]
+            source = self._source_of(tensor)
+            if source is not None and "gradient" not in phases:
+                raise DataError(f"{who} is a gradient, which this call does not compute")
+            value = program.values.get(tensor) if source is None else program.gradients.get(source)
+            if value is None:
+                reason = "needs labels that were not given" if source is None else "has no gradient"
+                raise DataError(f"{who} {reason}")
             rows = value.shape[0] if value.shape != tensor.descriptor.shape else 0
-            target = write_target(buffer, tensor.descriptor, f"{self._who}.{method}: output '{name}'", rows)
-            targets.append((value, target))
+            targets.append((value, write_target(buffer, tensor.descriptor, who, rows)))
         return targets
 
     def _raise_unseen_error(self) -> None:
-        last = self._last
-        if last is not None and last.is_done and last._error is not None and not last.error_was_seen:
-            last.raise_error()
+        while self._unsettled and self._unsettled[0].is_done:
+            run = self._unsettled.popleft()
+            if not run.error_was_seen:
+                run.raise_error()
 
     # Resident (see mlcompute.tensor) ------------------------------------------------------------------------------
 
     def wait(self) -> None:
-        """Return when all queued runs of this graph have finished; raises an error nobody has seen yet."""
-        if self._last is not None:
-            self._last.join()
+        """Return when all queued runs of this graph have finished; raises an error nobody has seen yet.
+
+        Inside a completion handler it returns at once: what the run computed can be read there.
+        """
+        if self._unsettled and self._device is not None:
+            queue = self._device.queue
+            if not queue.is_running_here():
+                queue.wait_for(self._unsettled[-1])
             self._raise_unseen_error()
+
+    def computes(self, tensor: Tensor) -> bool:
+        """Did the last run compute this tensor?"""
+        return self._current is not None and tensor in self._current.program.values
 
     def fetch(self, tensor: Tensor) -> Array | None:
         """The value a result tensor had in the last run; None when that run did not keep it."""
         if self._current is None:
             return None
-        value = self._current.program.values.get(tensor)
-        if value is None or value not in self._current.program.kept or tensor in self._current.program.persistent:
+        program = self._current.program
+        value = program.values.get(tensor)
+        if value is None or value not in program.kept or tensor in program.persistent:
             return None
         return self._current.read(value)
 
+    def latest(self, tensor: Tensor) -> Array | None:
+        """The value of a result in the last run, for a linked graph."""
+        self.wait()
+        return self.fetch(tensor)
+
     def rebound(self, tensor: Tensor) -> None:
         """A parameter has got other memory: look it up again before the next run."""
-        self._bindings.clear()
+        if self._compiled is not None:
+            self._compiled.bindings.clear()
+
+
+def _batch_extent(inputs: list[Tensor]) -> int:
+    """The number of samples: what most first axes say. Axes of 1 hold something that all samples share."""
+    extents = [tensor.descriptor.shape[0] for tensor in inputs]
+    counted = Counter(extent for extent in extents if extent > 1)
+    return counted.most_common(1)[0][0] if counted else 1
+
+
+def _source_axes(nodes: list[Node]) -> dict[Tensor, set[int]]:
+    axes: dict[Tensor, set[int]] = {}
+    for node in nodes:
+        for index, tensor in enumerate(node.sources):
+            axes.setdefault(tensor, set()).add(node.layer.source_batch_axis(index, len(node.sources)))
+    return axes

@@ -42,7 +42,10 @@ class Device:
         gpu_devices: Sequence[Any] | None = None,
         engine: Engine | None = None,
     ) -> None:
-        self._type = DeviceType(type)
+        try:
+            self._type = DeviceType(type)
+        except ValueError:
+            raise DeviceError(f"Device: {type!r} is not a device type", expected="DeviceType.CPU or ANY") from None
         self.selects_multiple_compute_devices = bool(selects_multiple_compute_devices)
         if gpu_devices is not None or self._type in (DeviceType.GPU, DeviceType.ANE, DeviceType.COUNT):
             wanted = "GPU" if gpu_devices is not None else self._type.name

@@ -32,36 +32,64 @@ class WorkQueue:
     def _reset(self) -> None:
         self._condition = threading.Condition()
         self._jobs: deque[Execution] = deque()
+        self._running: list[Execution] = []  # more than one only when a handler waits for a later job
         self._owner: int | None = None  # the thread that is running a job right now
         self._worker: threading.Thread | None = None
 
     def submit(self, job: Execution, synchronous: bool) -> None:
         """Run a job now (when nothing is queued and the caller wants to wait) or after those before it."""
         with self._condition:
-            if synchronous and not self._jobs and self._owner is None:
+            here = synchronous and not self._jobs and self._owner is None
+            if here:
                 self._owner = threading.get_ident()
-                here = True
             else:
-                here = False
                 self._jobs.append(job)
                 if self._worker is None:
                     self._worker = threading.Thread(target=self._work, name="mlcompute", daemon=True)
                     self._worker.start()
                 self._condition.notify_all()
         if here:
-            try:
-                job._run()
-            finally:
-                self._release()
+            self._run(job, releases=True)
 
     def is_running_here(self) -> bool:
-        """Is the calling thread inside a job (a completion handler, say)? Then waiting would never end."""
+        """Is the calling thread inside a job (a completion handler, say)?"""
         return self._owner == threading.get_ident()
 
-    def _release(self) -> None:
+    def wait_for(self, job: Execution) -> None:
+        """Return when a job has finished; at once inside the job's own handler."""
+        if job.is_done:
+            return
+        if self.is_running_here():
+            # The handler's own run is over, so those behind it may go on, on this thread.
+            while not job.is_done and job not in self._running:
+                with self._condition:
+                    following = self._jobs.popleft()
+                self._run(following, releases=False)
+            return
         with self._condition:
-            self._owner = None
-            self._condition.notify_all()
+            self._condition.wait_for(lambda: job.is_done)
+
+    def when_done(self, job: Execution, tell: Callable[[], None]) -> None:
+        """Call `tell` once the job has finished, on whatever thread that happens."""
+        with self._condition:
+            if not job.is_done:
+                job.listeners.append(tell)
+                return
+        tell()
+
+    def _run(self, job: Execution, releases: bool) -> None:
+        self._running.append(job)
+        try:
+            job.run()
+        finally:
+            with self._condition:
+                self._running.pop()
+                job.is_done = True
+                if releases:
+                    self._owner = None
+                self._condition.notify_all()
+            for tell in job.listeners:
+                tell()
 
     def _work(self) -> None:
         while True:
@@ -73,15 +101,20 @@ class WorkQueue:
                         return
                 job = self._jobs.popleft()
                 self._owner = threading.get_ident()
-            job._run()
-            self._release()
+            self._run(job, releases=True)
             del job
+
+    def _after_fork(self) -> None:
+        # Threads do not survive a fork: the child starts with an empty queue, and what was queued failed for it.
+        lost = [*self._running, *self._jobs]
+        self._reset()
+        for job in lost:
+            job.fail(ExecutionError("the run was queued before the process was forked", fix="run it in the child"))
 
 
 def _after_fork() -> None:
-    # Threads do not survive a fork: the child starts with empty queues and no worker.
     for queue in list(_queues):
-        queue._reset()
+        queue._after_fork()
 
 
 if hasattr(os, "register_at_fork"):
@@ -89,7 +122,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Execution:
-    """One run of a graph: truthy, awaitable, waitable.
+    """One run of a graph: truthy, awaitable, waitable. It is over when its completion handler has returned.
 
     result, seconds = await graph.execute_forward(...)
     graph.execute(...).wait().result
@@ -108,16 +141,20 @@ class Execution:
         self._work: Callable[[], Tensor | None] | None = work
         self._measures_time = measures_time
         self._handler = completion_handler
-        self._done = threading.Event()
         self._result: Tensor | None = None
         self._error: BaseException | None = None
         self._seconds = 0.0
+        #: Has the run finished, well or not? Set by the queue.
+        self.is_done = False
+        #: Called by the queue when the run has finished.
+        self.listeners: list[Callable[[], None]] = []
         #: Time per layer and phase; only with PER_LAYER_PROFILING.
         self.profile = profile
         #: Has anybody been told about the error? If not, the next call on the graph raises it.
         self.error_was_seen = False
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Do the work and tell the completion handler. Called by the queue, once."""
         assert self._work is not None
         start = time.perf_counter()
         try:
@@ -127,28 +164,25 @@ class Execution:
         self._work = None
         if self._measures_time:
             self._seconds = time.perf_counter() - start
-        self._done.set()
         if self._handler is not None:
-            handler, self._handler = self._handler, None
-            self.error_was_seen = True
-            error = self._error if isinstance(self._error, Exception) else None
-            try:
-                handler(None if error else self._result, error, self._seconds)
-            except Exception as broken:
-                if self._error is None:
-                    self._error = ExecutionError(f"the completion handler raised {type(broken).__name__}: {broken}")
-                    self._error.__cause__ = broken
-                    self.error_was_seen = False
+            self._call(self._handler)
+            self._handler = None
 
-    @property
-    def is_done(self) -> bool:
-        """Has the run finished, well or not?"""
-        return self._done.is_set()
+    def _call(self, handler: GraphCompletionHandler) -> None:
+        error = self._error
+        if error is not None and not isinstance(error, Exception):  # the user pressed Ctrl-C
+            error = ExecutionError(f"the run was interrupted by {type(error).__name__}")
+        self.error_was_seen = isinstance(self._error, Exception)
+        try:
+            handler(self._result, error, self._seconds)
+        except Exception as broken:
+            if self._error is None:
+                self._error = ExecutionError(f"the completion handler raised {type(broken).__name__}: {broken}")
+                self._error.__cause__ = broken
 
-    def join(self) -> None:
-        """Return when the run has finished, well or not; at once when called from inside the run itself."""
-        if not self._done.is_set() and not self._queue.is_running_here():
-            self._done.wait()
+    def fail(self, error: Exception) -> None:
+        """The run will never happen."""
+        self._work, self._error, self.is_done = None, error, True
 
     def raise_error(self) -> None:
         """Raise what the run failed with, if it did."""
@@ -158,7 +192,7 @@ class Execution:
 
     def wait(self) -> Execution:
         """Return when the run has finished; raises what it failed with."""
-        self.join()
+        self._queue.wait_for(self)
         self.raise_error()
         return self
 
@@ -176,10 +210,22 @@ class Execution:
         return True
 
     def __await__(self) -> Generator[Any, None, tuple[Tensor | None, float]]:
-        if not self._done.is_set():
+        if not self.is_done:
             import asyncio
 
-            yield from asyncio.get_running_loop().run_in_executor(None, self._done.wait).__await__()
+            loop = asyncio.get_running_loop()
+            finished = loop.create_future()
+
+            def arrive() -> None:
+                if not finished.done():  # the waiting task may have been cancelled
+                    finished.set_result(None)
+
+            def tell() -> None:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(arrive)
+
+            self._queue.when_done(self, tell)
+            yield from finished.__await__()
         self.raise_error()
         return self._result, self._seconds
 

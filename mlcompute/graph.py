@@ -17,7 +17,7 @@ from mlcompute.layers.selection import SelectionLayer
 from mlcompute.layers.shaping import ReshapeLayer, TransposeLayer
 from mlcompute.layers.split import SplitLayer
 from mlcompute.tensor import Tensor
-from mlcompute.tensor_data import ArrayLike, read_array
+from mlcompute.tensor_data import Array, ArrayLike, read_array
 
 if TYPE_CHECKING:
     from mlcompute.device import Device
@@ -70,6 +70,10 @@ class Graph:
     def layers(self) -> list[Layer]:
         """The layers, each once, in the order they were added."""
         return [node.layer for node in self._all_nodes()]
+
+    def _size(self) -> int:
+        """Number of nodes. They are never removed, so more of them is all that can change."""
+        return len(self._nodes)
 
     def _find(self, layer: Layer) -> Node | None:
         return self._node_of.get(layer)
@@ -222,19 +226,17 @@ class Graph:
         The two dictionaries are paired by name. On the CPU the memory itself is attached: what is written into it
         later is what a later run reads. `batch_size` 0 means the tensors' own.
         """
-        bound: list[tuple[Tensor, object]] = []
+        who = f"{self._who}.bind_and_write_data"
+        most = max((tensor.descriptor.shape[0] for tensor in for_inputs.values()), default=0)
+        if not 0 <= batch_size <= most and inputs_data:
+            raise ShapeError(f"{who}: batch_size is {batch_size}", expected=f"0 (the tensors' own) or 1 to {most}")
+        bound: list[tuple[Tensor, Array]] = []
         for name, data in inputs_data.items():
             if name not in for_inputs:
-                raise DataError(
-                    f"{self._who}.bind_and_write_data: there is no tensor for '{name}'",
-                    tensors=", ".join(for_inputs) or "none",
-                )
+                raise DataError(f"{who}: there is no tensor for '{name}'", tensors=", ".join(for_inputs) or "none")
             tensor = for_inputs[name]
-            extent = tensor.descriptor.shape[0]
-            if not 0 <= batch_size:
-                raise ShapeError(f"{self._who}.bind_and_write_data: batch_size is {batch_size}")
-            rows = batch_size if 0 < batch_size < extent else 0
-            bound.append((tensor, read_array(data, tensor.descriptor, f"'{name}'", rows)))
+            rows = batch_size if batch_size < tensor.descriptor.shape[0] else 0
+            bound.append((tensor, read_array(data, tensor.descriptor, f"{who}: '{name}'", rows)))
         for tensor, array in bound:
             tensor._bind_input(array, to)
         return True

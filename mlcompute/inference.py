@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
-from mlcompute.compiled import CompiledGraph, Named
+from mlcompute.compiled import CompiledGraph
 from mlcompute.enums import ExecutionOptions
-from mlcompute.errors import GraphError
 from mlcompute.execution import Execution, GraphCompletionHandler
+from mlcompute.feeding import Named
 from mlcompute.graph import Graph
 from mlcompute.ops.op import Array
 from mlcompute.tensor import Tensor
@@ -31,22 +32,12 @@ class InferenceGraph(CompiledGraph):
 
     def link(self, graphs: Sequence[InferenceGraph]) -> bool:
         """Join later graphs to this one: they may use its results as sources without feeding them."""
-        for graph in graphs:
-            if not isinstance(graph, InferenceGraph):
-                raise GraphError(f"InferenceGraph.link: {type(graph).__name__} cannot be linked with an inference graph")
-        group: list[CompiledGraph] = list(dict.fromkeys([self, *graphs]))
-        for graph in group:
-            graph._links = group
-            graph._outdate()
-        return True
+        return self._link(graphs, InferenceGraph)
 
-    def _linked_value(self, tensor: Tensor) -> Array | None:
+    def _linked(self, tensor: Tensor) -> Callable[[], Array | None] | None:
         for graph in self._links:
-            if graph is not self and graph._current is not None:
-                graph.wait()
-                value = graph.fetch(tensor)
-                if value is not None:
-                    return value
+            if graph is not self and any(tensor in node.results for node in graph._all_nodes()):
+                return functools.partial(graph.latest, tensor)
         return None
 
     def execute(
@@ -65,22 +56,8 @@ class InferenceGraph(CompiledGraph):
         Without labels, loss layers are left out and the result is the last prediction.
         """
         batch = self._batch(batch_size, "execute")
-        data = self._named_data(
-            "execute",
-            [
-                ("inputs_data", self._inputs, inputs_data),
-                ("loss_labels_data", self._labels, loss_labels_data),
-                ("loss_label_weights_data", self._label_weights, loss_label_weights_data),
-            ],
-        )
-        has_labels = all(
-            label in data or label._bound is not None or label in self._constants
-            for node in self._all_nodes()
-            for label in node.labels
-        )
-        program = self._program("inference", batch, has_labels)
-        feeds = self._feed(program, ("forward",), data, options, "execute")
-        return self._submit(program, ("forward",), feeds, options, completion_handler, outputs_data, "execute")
+        data = self._named_data("execute", inputs_data, loss_labels_data, loss_label_weights_data)
+        return self._infer(batch, data, options, completion_handler, outputs_data, "execute")
 
     async def execute_async(
         self,

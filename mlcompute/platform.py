@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mlcompute.errors import DataError
+
+if TYPE_CHECKING:
+    from mlcompute.ops.op import Array, Value
 
 
 class _Stream:
@@ -43,6 +48,40 @@ class _Stream:
 stream = _Stream()
 
 
+class RandomPasses:
+    """The random keys of one graph: others for every training pass, the same ones for the same seed.
+
+    Only passes that succeed count, so a failed one can be repeated as if it had never been.
+    """
+
+    def __init__(self) -> None:
+        self._restarts = stream.restarts
+        self._key: int | None = None
+        self._count = 0
+
+    def current(self) -> RandomPasses:
+        """These passes, or new ones when a seed was set since."""
+        return self if self._restarts == stream.restarts else RandomPasses()
+
+    def prepare(self, random_keys: Sequence[tuple[Value, int]]) -> None:
+        """Take a key from the platform's stream if a layer without a seed of its own needs one."""
+        if self._key is None and any(seed == 0 for _, seed in random_keys):
+            self._key = stream.key()
+
+    def keys(self, random_keys: Sequence[tuple[Value, int]]) -> dict[Value, Array]:
+        """A key per random value for the coming pass: (seed low, seed high, number of value, number of pass)."""
+        keys: dict[Value, Array] = {}
+        for number, (value, seed) in enumerate(random_keys):
+            key = seed or self._key or 0
+            words = (key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF, number, (self._count + 1) & 0xFFFFFFFF)
+            keys[value] = np.array(words, np.uint32)
+        return keys
+
+    def advance(self) -> None:
+        """A pass has succeeded."""
+        self._count += 1
+
+
 class Platform:
     """Settings of the whole process."""
 
@@ -53,7 +92,9 @@ class Platform:
         >>> import mlcompute as mlc
         >>> mlc.Platform.set_rng_seed_to(7)
         """
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not -(2**63) <= seed < 2**63:
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+            raise TypeError(f"Platform.set_rng_seed_to: seed must be a whole number, not {seed!r}")
+        if not -(2**63) <= seed < 2**63:
             raise DataError(
                 f"Platform.set_rng_seed_to: {seed!r} is not a seed",
                 expected="a whole number that fits into 64 signed bits",

@@ -35,6 +35,9 @@ class TensorDescriptor:
     (240, 80, 20, 4)
     """
 
+    # Slots keep the class constant below, and everything else, from being assigned on an instance.
+    __slots__ = ("_data_type", "_sequence_lengths", "_shape", "_sorted_sequences")
+
     max_tensor_dimensions: ClassVar[int] = 4
 
     def __init__(
@@ -56,7 +59,7 @@ class TensorDescriptor:
                     "TensorDescriptor: no shape was given",
                     fix="give shape, or all of width, height, feature_channel_count and batch_size",
                 )
-            shape = image  # type: ignore[assignment]
+            shape = [extent for extent in image if extent is not None]
         elif image != (None, None, None, None):
             raise ShapeError("TensorDescriptor: give either shape or the image sizes, not both")
         self._shape = _checked_shape(shape)
@@ -65,13 +68,15 @@ class TensorDescriptor:
             self._data_type.numpy  # noqa: B018  (sentinels have none)
         except (ValueError, KeyError):
             raise DataError(f"TensorDescriptor: {data_type!r} is not a data type") from None
-        self._sequence_lengths = None
+        self._sequence_lengths: tuple[int, ...] | None = None
         self._sorted_sequences = False
         if sequence_lengths is not None:
             self._set_sequences(sequence_lengths, sorted_sequences)
+        elif sorted_sequences:
+            raise ShapeError("TensorDescriptor: sorted_sequences without sequence_lengths", fix="give both or neither")
 
     def _set_sequences(self, lengths: Sequence[int], is_sorted: bool) -> None:
-        lengths = tuple(int(length) for length in lengths)
+        lengths = _whole_numbers("sequence_lengths", lengths)
         if len(self._shape) != 3:
             raise ShapeError(
                 f"TensorDescriptor: sequences need three axes (batch, steps, features), not shape {self._shape}"
@@ -100,6 +105,7 @@ class TensorDescriptor:
         data_type: DataType = DataType.FLOAT32,
     ) -> TensorDescriptor:
         """Weights of a convolution or fully connected layer: (1, input * output, height, width), output-major."""
+        _checked_shape((input_feature_channel_count, output_feature_channel_count))
         channels = input_feature_channel_count * output_feature_channel_count
         return cls((1, channels, height, width), data_type=data_type)
 
@@ -175,12 +181,7 @@ class TensorDescriptor:
 
 
 def _checked_shape(shape: Iterable[Any]) -> tuple[int, ...]:
-    try:
-        extents = tuple(shape)
-    except TypeError:
-        raise ShapeError(f"TensorDescriptor: {shape!r} is not a list of extents") from None
-    if not all(isinstance(extent, (int, np.integer)) and not isinstance(extent, bool) for extent in extents):
-        raise ShapeError(f"TensorDescriptor: extents must be whole numbers, not {extents}")
+    extents = _whole_numbers("shape", shape)
     most = TensorDescriptor.max_tensor_dimensions
     if not 1 <= len(extents) <= most:
         raise ShapeError(f"TensorDescriptor: {len(extents)} axes in {extents}", expected=f"1 to {most} axes")
@@ -188,7 +189,17 @@ def _checked_shape(shape: Iterable[Any]) -> tuple[int, ...]:
         raise ShapeError(f"TensorDescriptor: every extent must be at least 1, the shape is {extents}")
     if math.prod(extents) > 2**62:
         raise ShapeError(f"TensorDescriptor: {extents} has more elements than any memory")
-    return tuple(int(extent) for extent in extents)
+    return extents
+
+
+def _whole_numbers(name: str, numbers: Iterable[Any]) -> tuple[int, ...]:
+    try:
+        listed = tuple(numbers)
+    except TypeError:
+        raise ShapeError(f"TensorDescriptor: {name} is {numbers!r}", expected="a list of whole numbers") from None
+    if not all(isinstance(number, (int, np.integer)) and not isinstance(number, bool) for number in listed):
+        raise ShapeError(f"TensorDescriptor: {name} must be whole numbers, not {listed}")
+    return tuple(int(number) for number in listed)
 
 
 class Resident(Protocol):
@@ -200,11 +211,17 @@ class Resident(Protocol):
     def wait(self) -> None:
         """Return when all queued work that may change the tensor is done; raises what it failed with."""
 
+    def computes(self, tensor: Tensor) -> bool:
+        """Did its last run compute the tensor?"""
+
     def fetch(self, tensor: Tensor) -> Array | None:
         """The tensor's value as a fresh array; None when the last run did not keep it."""
 
     def rebound(self, tensor: Tensor) -> None:
-        """The tensor has got other memory for its data or its optimizer state."""
+        """The tensor has got other memory for its data or its optimizer state; raises when that does not fit."""
+
+    def outdated(self) -> None:
+        """What was compiled no longer holds, for example which tensors the optimizer updates."""
 
 
 class TensorOptimizerDeviceData:
@@ -255,8 +272,16 @@ class Tensor:
             )  # fmt: skip
         elif not isinstance(descriptor, TensorDescriptor):
             raise TypeError(f"Tensor: descriptor must be a TensorDescriptor, not {type(descriptor).__name__}")
-        elif shape is not None or width is not None or sequence_length is not None or sequence_lengths is not None:
+        elif sorted_sequences or any(
+            size is not None
+            for size in (shape, width, height, feature_channel_count, batch_size, sequence_length, sequence_lengths)
+        ):
             raise ShapeError("Tensor: give either a descriptor or sizes, not both")
+        elif data_type not in (DataType.FLOAT32, descriptor.data_type):
+            raise DataError(
+                f"Tensor: data_type is {data_type!r}, the descriptor says {descriptor.data_type.name}",
+                fix="leave data_type out",
+            )
         if sum(source is not None for source in (data, fill_with_data, random_initializer_type)) > 1:
             raise DataError("Tensor: give at most one of data, fill_with_data and random_initializer_type")
         self._descriptor = descriptor
@@ -277,7 +302,7 @@ class Tensor:
         if data is not None:
             self._host = read_array(data, descriptor, f"Tensor '{self.label}'")
         elif fill_with_data is not None:
-            self._host = np.full(descriptor.shape, fill_with_data).astype(descriptor.data_type.numpy)
+            self._host = np.full(descriptor.shape, _element(fill_with_data, descriptor.data_type, self.label))
         elif random_initializer_type is not None:
             self._initialize(random_initializer_type)
 
@@ -287,7 +312,9 @@ class Tensor:
             raise DataError(f"Tensor '{self.label}': random values need a floating type, not {d.data_type.name}")
         fan_in, fan_out = _guess_fans(d.shape)
         if kind == RandomInitializerType.UNIFORM:
-            values, scale = stream.uniform(d.element_count), 1.0
+            # Rounding to the nearest number of few digits could give 1; cutting digits off cannot.
+            steps = 2.0 ** (np.finfo(d.data_type.numpy.str).nmant + 1)
+            values, scale = np.floor(stream.uniform(d.element_count) * steps) / steps, 1.0
         elif kind == RandomInitializerType.GLOROT_UNIFORM:
             values, scale = 2.0 * stream.uniform(d.element_count) - 1.0, math.sqrt(6.0 / (fan_in + fan_out))
         elif kind == RandomInitializerType.XAVIER:
@@ -328,19 +355,18 @@ class Tensor:
         many leading samples as that run had.
         """
         for resident in self._wait():
-            fetched: Array | None = resident.fetch(self)
-            if fetched is not None:
-                return fetched
+            if self._host is None and resident.computes(self):
+                return resident.fetch(self)
         return self._bound if self._host is None else self._host
 
     def _wait(self) -> list[Resident]:
         """Wait for every graph that may be changing the tensor; they come back latest first."""
         if not self._residents:
             return []
-        residents = sorted(self._residents, key=lambda resident: -int(resident.last_run))
+        residents = list(self._residents)
         for resident in residents:
             resident.wait()
-        return residents
+        return sorted(residents, key=lambda resident: -int(resident.last_run))
 
     def _reside(self, resident: Resident) -> None:
         if self._residents is None:
@@ -348,9 +374,26 @@ class Tensor:
         self._residents.add(resident)
 
     def _bind_input(self, array: Array, device: Device) -> None:
+        """Attach data for the coming runs; a tensor that keeps its data between runs takes over the new values."""
+        if self._host is not None and array.shape == self._host.shape:
+            self._rebind(array)
         self._bound = array
         self._bound_at = next(moments)
         self._device = device
+
+    def _rebind(self, array: Array) -> None:
+        residents = self._wait()
+        self._host = array
+        self._unscaled = None
+        for resident in residents:
+            resident.rebound(self)
+
+    def _make_writable(self) -> Array:
+        """The tensor's own data, in memory that may be written: read-only memory given for it is copied once."""
+        assert self._host is not None
+        if not self._host.flags.writeable:
+            self._rebind(self._host.copy())
+        return self._host
 
     @property
     def has_valid_numerics(self) -> bool:
@@ -400,13 +443,13 @@ class Tensor:
 
     def bind_and_write_data(self, data: ArrayLike, *, to: Device) -> bool:
         """Attach new values, without a copy where layout and dtype allow; meant for parameters."""
+        from mlcompute.device import Device as DeviceClass
+
+        if not isinstance(to, DeviceClass):
+            raise TypeError(f"Tensor '{self.label}'.bind_and_write_data: to must be a Device, not {type(to).__name__}")
         host = read_array(data, self._descriptor, f"Tensor '{self.label}'.bind_and_write_data")
-        residents = self._wait()
-        self._host = host if host.flags.writeable else host.copy()
-        self._unscaled = None
+        self._rebind(host)
         self._device = to
-        for resident in residents:
-            resident.rebound(self)
         return True
 
     def bind_optimizer_data(
@@ -418,10 +461,14 @@ class Tensor:
             for index, state in enumerate(data)
         ]
         residents = self._wait()
-        self._optimizer_data = states
-        self._optimizer_data_is_callers = True
-        for resident in residents:
-            resident.rebound(self)
+        before = self._optimizer_data, self._optimizer_data_is_callers
+        self._optimizer_data, self._optimizer_data_is_callers = states, True
+        try:
+            for resident in residents:
+                resident.rebound(self)
+        except DataError:
+            self._optimizer_data, self._optimizer_data_is_callers = before
+            raise
         return True
 
     def quantized(
@@ -431,9 +478,14 @@ class Tensor:
         who = f"Tensor '{self.label}'.quantized"
         if to not in (DataType.INT8, DataType.UINT8, DataType.INT32):
             raise DataError(f"{who}: {to!r} is not a quantized type", expected="INT8, UINT8 or INT32")
+        to = DataType(to)
         x = self._numbers(who, DataType.FLOAT32)
+        if np.isnan(x).any():
+            raise DataError(f"{who}: NaN has no quantized value")
         s, b = self._quantization(scale, bias, axis, who)
-        info = np.iinfo(to.numpy)
+        if np.any(b != np.rint(b)):
+            raise DataError(f"{who}: bias is the integer that stands for 0, not {b.reshape(-1).tolist()}")
+        info = np.iinfo(to.numpy.str)
         q = np.clip(np.rint(x.astype(np.float64) / s) + b, info.min, info.max)
         return Tensor(TensorDescriptor(self._descriptor.shape, data_type=to), data=q.astype(to.numpy))
 
@@ -473,7 +525,7 @@ class Tensor:
             values = given.data if isinstance(given, Tensor) else given
             if values is None:
                 raise DataError(f"{who}: {name} has no data")
-            array = np.asarray(values, np.float64).reshape(-1)
+            array: Array = np.asarray(values, np.float64).reshape(-1)
             if axis is None and array.size != 1:
                 raise ShapeError(f"{who}: {name} has {array.size} values", fix="name the axis they belong to")
             if axis is not None:
@@ -484,15 +536,19 @@ class Tensor:
                     raise ShapeError(f"{who}: {name} has {array.size} values, axis {axis} has {shape[axis]}")
                 array = array.reshape([-1 if k == axis else 1 for k in range(len(shape))])
             numbers.append(array)
-        if not np.all(numbers[0] > 0):
-            raise DataError(f"{who}: every scale must be positive")
+        if not np.all((numbers[0] > 0) & np.isfinite(numbers[0])):
+            raise DataError(f"{who}: every scale must be a positive number")
+        if not np.all(np.isfinite(numbers[1])):
+            raise DataError(f"{who}: every bias must be a number")
         return numbers[0], numbers[1]
 
     def __copy__(self) -> Tensor:
         copied = Tensor(self._descriptor)
         data = self.data
         copied._host = None if data is None else data.copy()
+        copied._unscaled = self._unscaled
         copied._optimizer_data = [state.copy() for state in self._optimizer_data]
+        copied._optimizer_data_is_callers = self._optimizer_data_is_callers
         return copied
 
     def __repr__(self) -> str:
@@ -509,7 +565,7 @@ class TensorParameter:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"TensorParameter: needs a Tensor, not {type(tensor).__name__}")
         self._tensor = tensor
-        self.is_updatable = True
+        self._is_updatable = True
         if optimizer_data is not None:
             tensor.bind_optimizer_data(optimizer_data)
 
@@ -517,6 +573,18 @@ class TensorParameter:
     def tensor(self) -> Tensor:
         """The tensor itself."""
         return self._tensor
+
+    @property
+    def is_updatable(self) -> bool:
+        """May the optimizer change the tensor? Takes effect at the next run."""
+        return self._is_updatable
+
+    @is_updatable.setter
+    def is_updatable(self, value: bool) -> None:
+        if bool(value) != self._is_updatable:
+            self._is_updatable = bool(value)
+            for resident in list(self._tensor._residents or ()):
+                resident.outdated()
 
 
 def _describe(
@@ -533,7 +601,7 @@ def _describe(
     """The descriptor for whichever family of sizes was given; exactly one must be."""
     families = {
         "shape": shape is not None,
-        "width and height": width is not None or height is not None,
+        "image sizes": not (width is height is None) or (shape is not None and not (channels is batch is None)),
         "sequence_length": length is not None,
         "sequence_lengths": lengths is not None,
     }
@@ -541,11 +609,13 @@ def _describe(
     if len(chosen) != 1:
         raise ShapeError(
             f"Tensor: the shape comes from {' and '.join(chosen) or 'nowhere'}",
-            expected="exactly one of descriptor, shape, width and height, sequence_length, sequence_lengths",
+            expected="exactly one of descriptor, shape, image sizes, sequence_length, sequence_lengths",
         )
+    if is_sorted and lengths is None and length is None:
+        raise ShapeError("Tensor: sorted_sequences without sequence_lengths", fix="give both or neither")
     if shape is not None:
         return TensorDescriptor(shape, data_type=data_type)
-    if chosen == ["width and height"]:
+    if chosen == ["image sizes"]:
         return TensorDescriptor(
             width=width, height=height, feature_channel_count=channels, batch_size=batch, data_type=data_type
         )
@@ -560,6 +630,24 @@ def _describe(
         sequence_lengths=steps,
         sorted_sequences=is_sorted or length is not None,
     )
+
+
+def _element(number: float, data_type: DataType, label: str) -> Any:
+    """`number` as an element of that type; DataError when the type cannot hold it."""
+    if isinstance(number, (str, bytes)) or np.ndim(number) != 0:
+        raise TypeError(f"Tensor '{label}': fill_with_data must be a number, not {number!r}")
+    given = np.asarray(number)
+    if given.dtype.kind not in "biuf":
+        raise TypeError(f"Tensor '{label}': fill_with_data must be a number, not {number!r}")
+    with np.errstate(all="ignore"):
+        element = given.astype(data_type.numpy)[()]
+    fits = np.isfinite(element) or not np.isfinite(given) if data_type.is_floating else element == given
+    if not fits:
+        raise DataError(
+            f"Tensor '{label}': fill_with_data is {number}, which no {data_type.name} element can hold",
+            fix="choose another data_type or another number",
+        )
+    return element
 
 
 def _guess_fans(shape: tuple[int, ...]) -> tuple[float, float]:

@@ -24,7 +24,7 @@ class TensorData:
     bytes_no_copy            anything with a writable buffer: a NumPy array, bytearray, memoryview
     immutable_bytes_no_copy  the same for memory that must not be written
     length                   bytes to use; the whole buffer if not given
-    deallocator              called with (bytes, length) when this object goes away
+    deallocator              called with (bytes, length) when this object and all tensors that use it are gone
 
     >>> import numpy as np, mlcompute as mlc
     >>> mlc.TensorData(np.zeros((2, 3), np.float32)).length
@@ -63,7 +63,12 @@ class TensorData:
         if not 0 <= used <= whole.nbytes:
             raise DataError(f"TensorData: length is {used}, the buffer has {whole.nbytes} bytes")
         self._bytes = whole[:used].toreadonly() if bytes_no_copy is None else whole[:used]
-        if deallocator is not None:
+        if deallocator is not None and used:
+            # Arrays made from these bytes hold on to `holder`, so the memory outlives every tensor that reads it.
+            holder = np.frombuffer(self._bytes, np.uint8)
+            weakref.finalize(holder, deallocator, self._bytes, used)
+            self._bytes = holder.data
+        elif deallocator is not None:
             weakref.finalize(self, deallocator, self._bytes, used)
 
     @property
@@ -121,11 +126,11 @@ def _typed(data: ArrayLike, descriptor: TensorDescriptor, who: str) -> Array:
         view = memoryview(data).cast("B")
         whole = view.nbytes // dtype.itemsize * dtype.itemsize
         return np.frombuffer(view[:whole], dtype)
-    if not isinstance(data, np.ndarray) and hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
-        data = np.from_dlpack(data)
     try:
+        if not isinstance(data, np.ndarray) and hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
+            data = np.from_dlpack(data)
         array = np.asarray(data)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise DataError(f"{who}: {type(data).__name__} cannot be read as an array", reason=error) from None
     if array.dtype == dtype:
         return array
@@ -133,14 +138,15 @@ def _typed(data: ArrayLike, descriptor: TensorDescriptor, who: str) -> Array:
         raise DataError(f"{who}: data of type {array.dtype} cannot be used", expected=str(dtype))
     # Widening, narrowing within a kind, and integers into floats keep the meaning of the numbers; floats do not
     # become integers, and numbers do not become booleans, behind the caller's back.
-    exact = isinstance(data, (int, float, list, tuple)) and np.array_equal(array.astype(dtype), array)
+    with np.errstate(all="ignore"):
+        exact = isinstance(data, (int, float, list, tuple)) and np.array_equal(array.astype(dtype), array)
     if not exact and not np.can_cast(array.dtype, dtype, "same_kind"):
         raise DataError(
             f"{who}: {array.dtype} data for a {dtype} tensor",
             fix=f"convert it yourself, e.g. array.astype({dtype.name!r})",
         )
     if not exact and array.dtype.kind in "iu" and dtype.kind in "iu" and array.size:
-        info = np.iinfo(dtype)
+        info = np.iinfo(dtype.str)
         if int(array.min()) < info.min or int(array.max()) > info.max:
             raise DataError(f"{who}: values {array.min()}..{array.max()} do not fit into {dtype}")
     return array.astype(dtype)

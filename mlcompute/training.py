@@ -2,27 +2,67 @@
 
 from __future__ import annotations
 
-import threading
+import copy
+import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from mlcompute.compiled import CompiledGraph, Named
+from mlcompute.compiled import CompiledGraph
 from mlcompute.compiler import Description
 from mlcompute.compiler.program import Program
+from mlcompute.devices.device import Executable
 from mlcompute.enums import ExecutionOptions, GraphCompilationOptions, LossType, SoftmaxOperation
 from mlcompute.errors import DataError, ExecutionError, GraphError, ShapeError
 from mlcompute.execution import Execution, GraphCompletionHandler
+from mlcompute.feeding import Feeds, Named
 from mlcompute.graph import Graph, Node
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.ops.op import Array, Value
+from mlcompute.optimizer_state import OptimizerState
 from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.platform import RandomPasses
+from mlcompute.programs import Programs
 from mlcompute.tensor import Tensor, TensorOptimizerDeviceData, TensorParameter
-from mlcompute.tensor_data import ArrayLike, write_target
+from mlcompute.tensor_data import ArrayLike, read_array
+
+
+@dataclass(eq=False)
+class SplitRun:
+    """A forward pass run by itself, and the passes that followed it in the same memory.
+
+    fed       what the forward pass read: the passes after it read the same
+    queued    phases accepted so far; `finished`: those whose values are there
+    """
+
+    program: Program
+    executable: Executable
+    fed: dict[Value, Array] = field(default_factory=dict)
+    queued: set[str] = field(default_factory=set)
+    finished: set[str] = field(default_factory=set)
+
+    def expect_ready(self, phases: Sequence[str]) -> dict[Value, Array]:
+        """What earlier passes were fed, for a pass whose turn has come; refused when the one before it failed."""
+        for phase, needed in (("gradient", "forward"), ("update", "gradient")):
+            if phase in phases and needed not in self.finished:
+                raise ExecutionError(
+                    f"the {needed} pass before this {phase} pass failed", fix=f"run execute_{needed} again"
+                )
+        self.finished.difference_update(phases)
+        return dict(self.fed)
+
+    def close(self, phases: Sequence[str], succeeded: bool, fed: dict[Value, Array]) -> None:
+        """A pass is over."""
+        if succeeded:
+            self.fed.update(fed)
+            self.finished.update(phases)
+        else:
+            self.queued.difference_update(phases)
 
 
 class TrainingGraph(CompiledGraph):
@@ -64,18 +104,15 @@ class TrainingGraph(CompiledGraph):
         self._loss_layer = loss_layer
         self._loss_node: Node | None = None
         self._optimizer = optimizer
+        self._state = None if optimizer is None else OptimizerState(optimizer)
+        self._random = RandomPasses()
         self._stopped_tensors: set[Tensor] = set()
         self._user_gradients: dict[Tensor, Tensor] = {}
         self._gradient_tensors: dict[Tensor, Tensor] = {}
         self._gradient_of: dict[Tensor, Tensor] = {}
         self._training_parameters: list[TensorParameter] = []
-        self._state: dict[Tensor, list[Array]] = {}
-        self._time_step: int | None = None
-        self._updates_pending = 0
-        self._lock = threading.Lock()
-        #: The split program whose values are in memory, and the phases that have been queued since its forward.
-        self._split: Program | None = None
-        self._phases_done: set[str] = set()
+        #: The passes run by themselves whose values are in memory; None after any other run.
+        self._split: SplitRun | None = None
 
     # Declaring ------------------------------------------------------------------------------------------------
 
@@ -93,23 +130,25 @@ class TrainingGraph(CompiledGraph):
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"TrainingGraph.stop_gradient: needs Tensors, not {type(tensor).__name__}")
         self._stopped_tensors.update(tensors)
-        self._outdate()
+        self.outdated()
         return True
 
     def set_training_tensor_parameters(self, parameters: Sequence[TensorParameter]) -> bool:
-        """Input tensors the optimizer shall update besides the layers' own parameters. Replaces the previous list."""
+        """Input tensors the optimizer shall update besides the layers' own parameters. Replaces the previous list.
+
+        They keep their values between runs; data fed or attached under their name replaces the values.
+        """
         for parameter in parameters:
             if not isinstance(parameter, TensorParameter):
-                raise TypeError(
-                    f"TrainingGraph.set_training_tensor_parameters: needs TensorParameters, not {type(parameter).__name__}"
-                )
+                given = type(parameter).__name__
+                raise TypeError(f"TrainingGraph.set_training_tensor_parameters: needs TensorParameters, not {given}")
             if parameter.tensor._host is None:
                 raise DataError(
                     f"TrainingGraph.set_training_tensor_parameters: {parameter.tensor!r} has no data",
                     fix="create it with data, fill_with_data or random_initializer_type",
                 )
         self._training_parameters = list(parameters)
-        self._outdate()
+        self.outdated()
         return True
 
     def allocate_user_gradient(self, tensor: Tensor) -> Tensor:
@@ -124,7 +163,7 @@ class TrainingGraph(CompiledGraph):
             )
         if tensor not in self._user_gradients:
             self._user_gradients[tensor] = Tensor(tensor.descriptor)
-            self._outdate()
+            self.outdated()
         return self._user_gradients[tensor]
 
     def link(self, graphs: Sequence[TrainingGraph]) -> bool:
@@ -134,33 +173,19 @@ class TrainingGraph(CompiledGraph):
         gradients come back in execute_gradient (run in reverse order). A parameter used in several graphs belongs
         to the first of them: it collects the gradients of all and is updated once.
         """
-        for graph in graphs:
-            if not isinstance(graph, TrainingGraph):
-                raise GraphError(f"TrainingGraph.link: {type(graph).__name__} cannot be linked with a training graph")
-        group: list[CompiledGraph] = list(dict.fromkeys([self, *graphs]))
-        for graph in group:
-            if graph._device is not None and GraphCompilationOptions.LINK_GRAPHS not in graph._options:
-                raise GraphError(
-                    "TrainingGraph.link: a graph was compiled without LINK_GRAPHS",
-                    fix="compile every linked graph with options=GraphCompilationOptions.LINK_GRAPHS",
-                )
-        for graph in group:
-            graph._links = group
-            graph._outdate()
-        return True
+        return self._link(graphs, TrainingGraph)
 
     def compile_optimizer(self, optimizer: Optimizer) -> bool:
-        """Attach an optimizer, or replace the one there is; its state starts from zero."""
+        """Attach an optimizer, or replace the one there is; the state of a replaced one is dropped."""
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"TrainingGraph.compile_optimizer: needs an Optimizer, not {type(optimizer).__name__}")
         if self._device is None:
             raise ExecutionError("TrainingGraph.compile_optimizer: the graph is not compiled", fix="call compile first")
         self.wait()
-        self._optimizer = optimizer
-        self._state.clear()
-        self._time_step = None
-        self._outdate()
-        self._compile_if_needed()
+        if self._state is not None:
+            self._state.retire()
+        self._optimizer, self._state = optimizer, OptimizerState(optimizer)
+        self._compile()
         return True
 
     # Describing to the compiler ---------------------------------------------------------------------------------
@@ -168,20 +193,36 @@ class TrainingGraph(CompiledGraph):
     def _waits_for_labels(self) -> bool:
         return self._loss_layer is not None and self._loss_node is None
 
+    def _compile(self) -> None:
+        before = self._loss_node
+        try:
+            super()._compile()
+        except Exception:
+            self._loss_node = before
+            raise
+
     def _describe(self) -> Description:
         self._loss_node = self._make_loss_node()
         description = super()._describe()
         description.optimizer = self._optimizer
         description.losses = [node for node in description.nodes if isinstance(node.layer, LossLayer)]
         description.stopped = self._stopped_tensors
-        description.parameters = self._updated_tensors(description.nodes)
-        description.user_gradients = dict(self._user_gradients)
+        updated = self._updated_tensors()
+        description.parameters = [tensor for tensor in updated if tensor not in self._stopped_tensors]
+        description.user_gradients = {gradient: tensor for tensor, gradient in self._user_gradients.items()}
         if not description.losses and not self._waits_for_labels():
             last = description.nodes[-1].results[0]
-            description.user_gradients.setdefault(last, self._gradient_tensor(last))
+            if last not in self._user_gradients:
+                description.user_gradients[self._gradient_tensor(last)] = last
         everything = GraphCompilationOptions.COMPUTE_ALL_GRADIENTS in self._options
         if everything or not description.parameters:
-            description.wanted = [t for t in description.inputs if t.descriptor.data_type.is_floating]
+            description.wanted = [
+                tensor
+                for tensor in description.inputs
+                if tensor.descriptor.data_type.is_floating and tensor not in self._stopped_tensors
+            ]
+        sources = (self._source_of(tensor) for tensor in self._outputs.values())
+        description.kept_gradients = [tensor for tensor in sources if tensor is not None]
         self._describe_links(description)
         self._warn_about_double_softmax(description)
         return description
@@ -189,6 +230,9 @@ class TrainingGraph(CompiledGraph):
     def _all_nodes(self) -> list[Node]:
         nodes = super()._all_nodes()
         return [*nodes, self._loss_node] if self._loss_node is not None else nodes
+
+    def _find(self, layer: Layer) -> Node | None:
+        return self._loss_node if layer is self._loss_layer else super()._find(layer)
 
     @property
     def layers(self) -> list[Layer]:
@@ -217,9 +261,9 @@ class TrainingGraph(CompiledGraph):
             raise
         return Node(loss, [source], labels, results)
 
-    def _updated_tensors(self, nodes: list[Node]) -> list[Tensor]:
+    def _updated_tensors(self) -> list[Tensor]:
         tensors: dict[Tensor, None] = {}
-        for node in nodes:
+        for node in self._all_nodes():
             if node.updates:
                 slots = node.layer.parameters.values()
                 tensors.update(dict.fromkeys(slot.tensor for slot in slots if slot.is_updatable))
@@ -231,43 +275,44 @@ class TrainingGraph(CompiledGraph):
 
     def _describe_links(self, description: Description) -> None:
         """Gradients that come from later graphs, and parameters that belong to earlier ones."""
-        position = self._links.index(self)
-        for other in self._links[position + 1 :]:
-            sources = {t for node in other._all_nodes() for t in node.sources}
-            slots = {s.tensor for node in other._all_nodes() for s in node.layer.parameters.values()}
-            for node in description.nodes:
-                for tensor in node.results:
-                    if tensor in sources:
-                        description.user_gradients.setdefault(tensor, self._gradient_tensor(tensor))
-            for tensor in description.parameters:
-                if tensor in slots:
-                    description.user_gradients.setdefault(tensor, self._gradient_tensor(tensor))
-        earlier: set[Tensor] = set()
-        produced: set[Tensor] = set()
-        for other in self._links[:position]:
-            for node in other._all_nodes():
-                earlier.update(slot.tensor for slot in node.layer.parameters.values())
-                produced.update(node.results)
-        elsewhere = [tensor for tensor in description.parameters if tensor in earlier]
-        description.parameters = [tensor for tensor in description.parameters if tensor not in earlier]
-        description.wanted += elsewhere + [tensor for tensor in description.inputs if tensor in produced]
+        earlier, later = self._neighbours()
+        for other in later:
+            sources = {source for node in other._all_nodes() for source in node.sources}
+            updated = set(other._updated_tensors())
+            results = [tensor for node in description.nodes for tensor in node.results if tensor in sources]
+            shared = [tensor for tensor in description.parameters if tensor in updated]
+            description.user_gradients.update({self._gradient_tensor(tensor): tensor for tensor in (*results, *shared)})
+        owned = {tensor for other in earlier for tensor in other._updated_tensors()}
+        produced = {result for other in earlier for node in other._all_nodes() for result in node.results}
+        description.wanted += [tensor for tensor in description.parameters if tensor in owned]
+        description.wanted += [tensor for tensor in description.inputs if tensor in produced]
+        description.parameters = [tensor for tensor in description.parameters if tensor not in owned]
 
-    def _linked_value(self, tensor: Tensor) -> Array | None:
-        position = self._links.index(self)
-        for other in self._links[:position]:
-            other.wait()
-            value = other.fetch(tensor)
-            if value is not None:
-                return value
+    def _neighbours(self) -> tuple[list[TrainingGraph], list[TrainingGraph]]:
+        """The linked graphs before and after this one."""
+        graphs = [graph for graph in self._links if isinstance(graph, TrainingGraph)]
+        position = graphs.index(self)
+        return graphs[:position], graphs[position + 1 :]
+
+    def _linked(self, tensor: Tensor) -> Callable[[], Array | None] | None:
+        earlier, later = self._neighbours()
+        for other in earlier:
+            if any(tensor in node.results for node in other._all_nodes()):
+                return functools.partial(other.latest, tensor)
         source = self._gradient_of.get(tensor)
-        total: Array | None = None
-        if source is not None:
-            for other in self._links[position + 1 :]:
-                other.wait()
-                part = other._gradient(source) if isinstance(other, TrainingGraph) else None
-                if part is not None:
-                    total = part if total is None else total + part
+        if source is None or not later:
+            return None
+
+        def total() -> Array | None:
+            parts = [part for other in later if (part := other.latest_gradient(source)) is not None]
+            return sum(parts[1:], parts[0]) if parts else None
+
         return total
+
+    def latest_gradient(self, tensor: Tensor) -> Array | None:
+        """The gradient of a tensor in the last gradient pass, for a linked graph."""
+        self.wait()
+        return self._gradient(tensor)
 
     def _warn_about_double_softmax(self, description: Description) -> None:
         producers = {result: node.layer for node in description.nodes for result in node.results}
@@ -283,40 +328,25 @@ class TrainingGraph(CompiledGraph):
                     f"{source.who} feeds {loss.who}, which applies softmax itself: the softmax is taken twice. "
                     "Remove the softmax layer, or use a categorical cross entropy loss.",
                     UserWarning,
-                    stacklevel=4,
+                    stacklevel=5,
                 )
 
     # Optimizer state --------------------------------------------------------------------------------------------
 
-    def _compile_if_needed(self, at_compile: bool = False) -> Description:
-        was_outdated = self._description is None
-        description = super()._compile_if_needed(at_compile)
-        if was_outdated:
-            self._split, self._phases_done = None, set()
-            self._prepare_state(description)
-        return description
-
-    def _prepare_state(self, description: Description) -> None:
-        """State buffers for every updated parameter: the caller's, this graph's from before, or zeros."""
-        if self._optimizer is None:
-            return
-        if self._time_step is None:
-            self._time_step = getattr(self._optimizer, "time_step", 1)
-        count = len(self._optimizer.state_names)
-        for tensor in description.parameters:
-            if tensor._optimizer_data_is_callers and len(tensor._optimizer_data) == count:
-                self._state[tensor] = tensor._optimizer_data
-            elif len(self._state.get(tensor, ())) != count or tensor not in self._state:
-                dtype = tensor.descriptor.data_type.numpy
-                self._state[tensor] = [np.zeros(tensor.descriptor.shape, dtype) for _ in range(count)]
-            tensor._optimizer_data = self._state[tensor]
-        self._bindings.clear()
+    def _adopt(self, compiled: Programs) -> None:
+        if self._state is not None:
+            self._state.prepare(compiled.description.parameters)
+        super()._adopt(compiled)
+        self._split = None
 
     def _states_of(self, tensor: Tensor) -> list[Array]:
-        return self._state[tensor]
+        assert self._state is not None
+        return self._state.of(tensor)
 
     def _state_bytes(self) -> int:
-        return sum(state.nbytes for states in self._state.values() for state in states)
+        if self._state is None or self._compiled is None:
+            return 0
+        return self._state.nbytes(self._compiled.description.parameters)
 
     def bind_optimizer_data(
         self,
@@ -327,26 +357,23 @@ class TrainingGraph(CompiledGraph):
     ) -> bool:
         """Use these buffers as the optimizer state of a parameter, in layout order. The memory stays the caller's."""
         who = f"TrainingGraph.bind_optimizer_data: '{tensor.label}'"
-        if self._optimizer is None:
-            raise ExecutionError(f"{who}: the graph has no optimizer")
-        names = self._optimizer.state_names
-        if len(data) != len(names):
-            raise DataError(
-                f"{who}: {len(data)} buffers were given, {type(self._optimizer).__name__} has {len(names)} states",
-                expected=", ".join(names) or "none",
-            )
-        for index, (name, state) in enumerate(zip(names, data, strict=True)):
-            write_target(state, tensor.descriptor, f"{who}: state {index} ({name})")
+        if self._state is None:
+            raise ExecutionError(f"{who}: the graph has no optimizer", fix="call compile_optimizer first")
+        if tensor not in self._updated_tensors():
+            raise GraphError(f"{who} is not updated by this graph")
+        self._state.check(tensor, data)
         return tensor.bind_optimizer_data(data, device_data=device_data)
 
     def rebound(self, tensor: Tensor) -> None:
+        """A parameter or its optimizer state has got other memory."""
+        if self._state is not None:
+            self._state.rebound(tensor)
         super().rebound(tensor)
-        if self._optimizer is not None and tensor in self._state and tensor._optimizer_data_is_callers:
-            names = self._optimizer.state_names
-            if len(tensor._optimizer_data) == len(names):
-                self._state[tensor] = tensor._optimizer_data
 
     # Gradients ------------------------------------------------------------------------------------------------
+
+    def _source_of(self, gradient: Tensor) -> Tensor | None:
+        return self._gradient_of.get(gradient)
 
     def _gradient_tensor(self, tensor: Tensor) -> Tensor:
         if tensor not in self._gradient_tensors:
@@ -361,7 +388,7 @@ class TrainingGraph(CompiledGraph):
         """The tensor with the gradient of an input (or any tensor of the graph); None when none is computed.
 
         Inputs that feed only first layers have a gradient with COMPUTE_ALL_GRADIENTS. Its data is there after
-        execute_gradient.
+        execute_gradient; after `execute` only when it was declared as an output.
         """
         if self._device is None:
             return None
@@ -379,12 +406,11 @@ class TrainingGraph(CompiledGraph):
 
     def _gradient(self, tensor: Tensor) -> Array | None:
         """The gradient of a tensor as of the last gradient pass that was run by itself."""
-        if self._split is None or "gradient" not in self._phases_done or self._current is None:
+        split = self._split
+        if split is None or "gradient" not in split.finished:
             return None
-        value = self._split.gradients.get(tensor)
-        if value is None or self._current.program is not self._split:
-            return None
-        return self._current.read(value)
+        value = split.program.gradients.get(tensor)
+        return None if value is None else split.executable.read(value)
 
     def gradient_data(self, for_parameter: Tensor, layer: Layer) -> Array | None:
         """The gradient of a layer's parameter, in the parameter's shape.
@@ -403,6 +429,10 @@ class TrainingGraph(CompiledGraph):
             gradient.flags.writeable = False
         return gradient
 
+    def computes(self, tensor: Tensor) -> bool:
+        """Did the last run compute this result or gradient tensor?"""
+        return tensor in self._gradient_of or super().computes(tensor)
+
     def fetch(self, tensor: Tensor) -> Array | None:
         """The value of a result or gradient tensor in the last run; None when that run did not keep it."""
         source = self._gradient_of.get(tensor)
@@ -411,32 +441,12 @@ class TrainingGraph(CompiledGraph):
         gradient = self._gradient(source)
         if gradient is not None or self._current is None:
             return gradient
-        # A fused run keeps the gradients of layers being debugged.
+        # A fused run keeps the gradients that were declared as outputs and those of layers being debugged.
         program = self._current.program
         value = program.gradients.get(source) if program.name == "fused" else None
         return self._current.read(value) if value is not None and value in program.kept else None
 
     # Executing ------------------------------------------------------------------------------------------------
-
-    def _data(self, method: str, inputs: Named | None, labels: Named | None, weights: Named | None) -> dict[Tensor, Any]:
-        return self._named_data(
-            method,
-            [
-                ("inputs_data", self._inputs, inputs),
-                ("loss_labels_data", self._labels, labels),
-                ("loss_label_weights_data", self._label_weights, weights),
-            ],
-        )
-
-    def _write_kept_inputs(self, data: Mapping[Tensor, Any]) -> None:
-        """Data fed for a tensor the optimizer updates replaces its values."""
-        from mlcompute.tensor_data import read_array
-
-        for tensor in self._kept_inputs():
-            if tensor in data and tensor._host is not None:
-                array = read_array(data[tensor], tensor.descriptor, f"'{self._name_of(tensor)}'")
-                self.wait()
-                np.copyto(tensor._host, array)
 
     def execute(
         self,
@@ -455,23 +465,21 @@ class TrainingGraph(CompiledGraph):
         only the forward pass runs, in inference mode; labels may then be left out.
         """
         batch = self._batch(batch_size, "execute")
-        data = self._data("execute", inputs_data, loss_labels_data, loss_label_weights_data)
+        data = self._named_data("execute", inputs_data, loss_labels_data, loss_label_weights_data)
         if ExecutionOptions.FORWARD_FOR_INFERENCE in options:
             return self._infer(batch, data, options, completion_handler, outputs_data, "execute")
         phases = self._phases_to_execute()
         program = self._program("fused", batch)
         feeds = self._feed(program, phases, data, options, "execute")
-        self._write_kept_inputs(data)
-        self._split, self._phases_done = None, set()
-        return self._run(program, phases, feeds, options, completion_handler, outputs_data, "execute")
+        replaced = self._replaced_values(data)
+        return self._run(
+            program, phases, feeds, options, completion_handler, outputs_data, "execute", replaced=replaced
+        )
 
     def _phases_to_execute(self) -> tuple[str, ...]:
         description = self._compile_if_needed()
-        if self._waits_for_labels():
-            raise ExecutionError(
-                "TrainingGraph: the loss layer has no labels", fix="declare them: add_inputs(..., loss_labels={...})"
-            )
-        bound = [gradient for gradient in description.user_gradients.values() if gradient._bound is not None]
+        self._expect_labels()
+        bound = [gradient for gradient in description.user_gradients if gradient._bound is not None]
         if not description.losses and not bound:
             if self._optimizer is not None and description.parameters:
                 raise ExecutionError(
@@ -481,6 +489,20 @@ class TrainingGraph(CompiledGraph):
                 )
             return ("forward",)
         return ("forward", "gradient") if self._optimizer is None else ("forward", "gradient", "update")
+
+    def _expect_labels(self) -> None:
+        if self._waits_for_labels():
+            raise ExecutionError(
+                "TrainingGraph: the loss layer has no labels", fix="declare them: add_inputs(..., loss_labels={...})"
+            )
+
+    def _replaced_values(self, data: Mapping[Tensor, Any]) -> list[tuple[Tensor, Array]]:
+        """Data fed for tensors the optimizer updates: it replaces their values when the run's turn has come."""
+        return [
+            (tensor, read_array(data[tensor], tensor.descriptor, f"'{self._name_of(tensor)}'").copy())
+            for tensor in self._kept_inputs()
+            if tensor in data
+        ]
 
     def execute_forward(
         self,
@@ -494,11 +516,14 @@ class TrainingGraph(CompiledGraph):
         batch = self._batch(batch_size, "execute_forward")
         if ExecutionOptions.FORWARD_FOR_INFERENCE in options:
             return self._infer(batch, {}, options, completion_handler, outputs_data, "execute_forward")
+        self._expect_labels()
         program = self._program("split", batch)
-        feeds = self._feed(program, ("forward",), {}, options, "execute_forward")
-        self._split, self._phases_done = program, {"forward"}
+        # Copied in any case: the gradient pass needs the same numbers, whatever becomes of the caller's memory.
+        feeds = self._feed(program, ("forward",), {}, options, "execute_forward", copies=True)
+        assert self._compiled is not None
+        split = SplitRun(program, self._compiled.executable(program))
         return self._run(
-            program, ("forward",), feeds, options, completion_handler, outputs_data, "execute_forward"
+            program, ("forward",), feeds, options, completion_handler, outputs_data, "execute_forward", split=split
         )
 
     def execute_gradient(
@@ -510,24 +535,28 @@ class TrainingGraph(CompiledGraph):
         completion_handler: GraphCompletionHandler | None = None,
     ) -> Execution:
         """The gradient pass alone, after execute_forward with the same batch size. Gradients are then readable."""
-        self._compile_if_needed()
-        program = self._forward_program("execute_gradient", batch_size)
-        feeds = self._feed(program, ("gradient",), {}, options, "execute_gradient")
-        self._phases_done.add("gradient")
+        split = self._split_run("execute_gradient", "forward", batch_size)
+        feeds = self._feed(split.program, ("gradient",), {}, options, "execute_gradient")
+        program = split.program
         return self._run(
-            program, ("gradient",), feeds, options, completion_handler, outputs_data, "execute_gradient"
+            program, ("gradient",), feeds, options, completion_handler, outputs_data, "execute_gradient", split=split
         )
 
-    def _forward_program(self, method: str, batch_size: int) -> Program:
-        if self._split is None:
+    def _split_run(self, method: str, needed: str, batch_size: int = 0) -> SplitRun:
+        """The passes run so far, of which `needed` must have been accepted."""
+        self._compile_if_needed()
+        self._raise_unseen_error()
+        split = self._split
+        if split is None or needed not in split.queued:
             raise ExecutionError(
-                f"TrainingGraph.{method}: no forward pass was run", fix="call execute_forward before it"
+                f"TrainingGraph.{method}: no {needed} pass was run",
+                fix=f"call execute_{needed} before it, with no other run of the graph in between",
             )
-        if batch_size not in (0, self._split.batch_size):
+        if batch_size not in (0, split.program.batch_size):
             raise ExecutionError(
-                f"TrainingGraph.{method}: batch_size is {batch_size}, the forward pass ran {self._split.batch_size}"
+                f"TrainingGraph.{method}: batch_size is {batch_size}, the forward pass ran {split.program.batch_size}"
             )
-        return self._split
+        return split
 
     def execute_optimizer_update(
         self,
@@ -541,21 +570,27 @@ class TrainingGraph(CompiledGraph):
             raise ExecutionError(
                 "TrainingGraph.execute_optimizer_update: the graph has no optimizer", fix="call compile_optimizer"
             )
-        program = self._forward_program("execute_optimizer_update", 0)
-        if "gradient" not in self._phases_done:
-            raise ExecutionError(
-                "TrainingGraph.execute_optimizer_update: no gradient pass was run", fix="call execute_gradient before it"
-            )
-        return self._run(program, ("update",), {}, options, completion_handler, None, "execute_optimizer_update")
+        split = self._split_run("execute_optimizer_update", "gradient")
+        return self._run(
+            split.program, ("update",), {}, options, completion_handler, None, "execute_optimizer_update", split=split
+        )
 
     async def execute_forward_async(
-        self, *, batch_size: int = 0, options: ExecutionOptions = ExecutionOptions.NONE, outputs_data: Named | None = None
+        self,
+        *,
+        batch_size: int = 0,
+        options: ExecutionOptions = ExecutionOptions.NONE,
+        outputs_data: Named | None = None,
     ) -> tuple[Tensor | None, float]:
         """`execute_forward` as a coroutine: (result, seconds)."""
         return await self.execute_forward(batch_size=batch_size, options=options, outputs_data=outputs_data)
 
     async def execute_gradient_async(
-        self, *, batch_size: int = 0, options: ExecutionOptions = ExecutionOptions.NONE, outputs_data: Named | None = None
+        self,
+        *,
+        batch_size: int = 0,
+        options: ExecutionOptions = ExecutionOptions.NONE,
+        outputs_data: Named | None = None,
     ) -> float:
         """`execute_gradient` as a coroutine: seconds."""
         return (await self.execute_gradient(batch_size=batch_size, options=options, outputs_data=outputs_data))[1]
@@ -568,59 +603,68 @@ class TrainingGraph(CompiledGraph):
         """Wait for queued runs, so that parameters and optimizer state hold the newest values."""
         self.wait()
 
-    def _infer(
-        self,
-        batch: int,
-        data: dict[Tensor, Any],
-        options: ExecutionOptions,
-        handler: GraphCompletionHandler | None,
-        outputs_data: Named | None,
-        method: str,
-    ) -> Execution:
-        """The forward pass in inference mode; up to the predictions when there are no labels."""
-        labels = [label for node in self._all_nodes() for label in node.labels]
-        has_labels = not self._waits_for_labels() and all(
-            label in data or label._bound is not None or label in self._constants for label in labels
-        )
-        program = self._program("inference", batch, has_labels)
-        feeds = self._feed(program, ("forward",), data, options, method)
-        self._split, self._phases_done = None, set()
-        return self._submit(program, ("forward",), feeds, options, handler, outputs_data, method)
+    def _forget_passes(self) -> None:
+        self._split = None
 
     def _run(
         self,
         program: Program,
         phases: tuple[str, ...],
-        feeds: dict[Value, Array],
+        feeds: Feeds,
         options: ExecutionOptions,
         handler: GraphCompletionHandler | None,
         outputs_data: Named | None,
         method: str,
+        split: SplitRun | None = None,
+        replaced: Sequence[tuple[Tensor, Array]] = (),
     ) -> Execution:
-        """Queue training phases, with the numbers that change from run to run fixed at this moment."""
-        late = dict(feeds)
-        if "forward" in phases:
-            late.update(self._random_bindings(program))
-        step = 0
-        if "update" in phases:
-            assert self._optimizer is not None and self._time_step is not None
-            with self._lock:
-                step = self._time_step + self._updates_pending
-                self._updates_pending += 1
-            numbers = self._optimizer.scalars(step)
-            late.update({value: np.asarray(numbers[name], value.dtype) for name, value in program.scalars.items()})
-        optimizer = self._optimizer
+        """Queue training phases. What counts runs (time step, random passes) moves on only when a run succeeds."""
+        random = self._random = self._random.current()
+        # The caller may change the rate while the run is queued; what it was when the run was asked for counts.
+        settings = copy.copy(self._optimizer) if "update" in phases else None
+        state, before_replacing = self._state, [(tensor._make_writable(), array) for tensor, array in replaced]
 
-        def finished(succeeded: bool) -> None:
-            if "update" not in phases:
+        def accepted() -> None:
+            self._split = split
+            if split is not None:
+                split.queued.update(phases)
+            if "forward" in phases:
+                random.prepare(program.random_keys)
+
+        def before() -> dict[Value, Array]:
+            fed = {} if split is None else split.expect_ready(phases)
+            for index, (host, array) in enumerate(before_replacing):
+                before_replacing[index] = (host, host.copy())
+                np.copyto(host, array)
+            if "forward" in phases:
+                fed.update(random.keys(program.random_keys))
+            if settings is not None and state is not None:
+                numbers = settings.scalars(state.time_step)
+                fed.update({value: np.asarray(numbers[name], value.dtype) for name, value in program.scalars.items()})
+            return fed
+
+        def after(succeeded: bool, fed: dict[Value, Array]) -> None:
+            if split is not None:
+                split.close(phases, succeeded, fed)
+            if not succeeded:
+                for host, array in before_replacing:
+                    np.copyto(host, array)
                 return
-            with self._lock:
-                self._updates_pending -= 1
-                if succeeded:
-                    self._time_step = step + 1
-            if succeeded and optimizer is not None:
-                optimizer._advance(step + 1)
+            if "forward" in phases:
+                random.advance()
+            if settings is not None and state is not None:
+                state.advance()
 
         return self._submit(
-            program, phases, late, options, handler, outputs_data, method, finished=finished
+            program,
+            phases,
+            feeds,
+            options,
+            handler,
+            outputs_data,
+            method,
+            executable=None if split is None else split.executable,
+            before=before,
+            after=after,
+            accepted=accepted,
         )

@@ -519,9 +519,11 @@ def test_descriptor_keeps_what_it_is_given_and_is_read_only() -> None:
 
 
 def test_numbers_become_python_floats() -> None:
-    descriptor = OptimizerDescriptor(learning_rate=np.float32(0.5), gradient_rescale=2, gradient_clip_max=np.int64(3))  # type: ignore[arg-type]
-    for name in ("learning_rate", "gradient_rescale", "gradient_clip_max"):
+    given: dict[str, Any] = {"learning_rate": np.float32(0.5), "gradient_rescale": 2, "gradient_clip_max": np.int64(3)}
+    descriptor = OptimizerDescriptor(**given)
+    for name, number in given.items():
         assert type(getattr(descriptor, name)) is float
+        assert getattr(descriptor, name) == number
     optimizer = SGDOptimizer(descriptor)
     optimizer.learning_rate = np.float64(0.25)
     assert type(optimizer.learning_rate) is float

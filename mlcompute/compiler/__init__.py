@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -9,12 +12,16 @@ from mlcompute import ops
 from mlcompute.compiler.differentiate import differentiate
 from mlcompute.compiler.expand import expand
 from mlcompute.compiler.fuse import fuse
+from mlcompute.compiler.layout import channels_last
 from mlcompute.compiler.lower import Lowering
+from mlcompute.compiler.merge import merge
+from mlcompute.compiler.orient import orient
 from mlcompute.compiler.plan import plan_like, plan_memory
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.schedule import assign_early, update_early
 from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.update import update
+from mlcompute.compiler.verify import is_verifying, verify_program, verify_steps
 from mlcompute.errors import ShapeError
 from mlcompute.graph import Node
 from mlcompute.layers.layer import Layer
@@ -32,9 +39,10 @@ class Description:
 
     inputs          tensors fed before each run -> samples they hold per sample of the batch; 0: not scaled
     constants       inputs whose data is known now
-    kept            tensors that stay readable after every run; `debugged`: their gradients too
+    kept            tensors that stay readable after every run; `kept_gradients`: tensors whose gradients do
+    debugged        tensors that stay readable together with their gradients
     losses          nodes whose results the gradient pass starts from, with ones
-    user_gradients  tensor -> the tensor its outside gradient is fed to
+    user_gradients  tensor a gradient from outside is fed to -> the tensor whose gradient it adds to
     wanted          tensors that are not parameters but need a gradient
     parameters      tensors the optimizer updates
     """
@@ -45,6 +53,7 @@ class Description:
     constants: dict[Tensor, Array] = field(default_factory=dict)
     label_weights: dict[Layer, Tensor] = field(default_factory=dict)
     kept: list[Tensor] = field(default_factory=list)
+    kept_gradients: list[Tensor] = field(default_factory=list)
     debugged: list[Tensor] = field(default_factory=list)
     losses: list[Node] = field(default_factory=list)
     stopped: set[Tensor] = field(default_factory=set)
@@ -68,16 +77,27 @@ def compile_program(
     batch_size  samples per run; 0: as many as the tensors have
     like        the same program for the full batch, whose memory plan a smaller batch reuses
     """
-    batch_size = batch_size or description.batch_size
+    with _collector_paused():
+        return _compile(description, engine, style, batch_size or description.batch_size, like)
+
+
+def _compile(description: Description, engine: Engine, style: str, batch_size: int, like: Program | None) -> Program:
+    verifies = is_verifying()
     program = Program(style, batch_size)
     run = _lower(description, program, batch_size, training=style != "inference")
     if style != "inference":
         _differentiate(description, program, run)
         _update(description, program, run)
     trace = run.trace
+    if verifies:
+        verify_steps(trace.steps, split=True)
     kept = _kept(description, program, style)
     expanded = expand(trace, engine.supports)
+    if verifies:
+        verify_steps(trace.steps, split=True)
     simplified = simplify(trace, [expanded[value] for value in kept])
+    if verifies:
+        verify_steps(trace.steps, split=True)
 
     def final(value: Value) -> Value:
         return simplified[expanded[value]]
@@ -85,14 +105,35 @@ def compile_program(
     program.values = {tensor: final(value) for tensor, value in program.values.items()}
     program.gradients = {tensor: final(value) for tensor, value in program.gradients.items()}
     program.kept = {final(value) for value in kept}
+    if engine.prefers_channels_last:
+        channels_last(trace, program.kept)
+    orient(trace)
     steps = assign_early(trace.steps) if style == "split" else update_early(trace.steps)
-    program.steps = fuse(steps) if description.fuses else steps
-    program.plan = plan_like(like, program) or plan_memory(
-        program.steps, program.kept, rerunnable=style == "split"
+    if description.fuses:
+        steps = merge(steps, program.kept) if engine.merges else fuse(steps)
+    program.steps = steps
+    program.plan = plan_like(like, program, engine.workspace) or plan_memory(
+        program.steps, program.kept, rerunnable=style == "split", workspace=engine.workspace
     )
     used = {value for step in program.steps for value in step.inputs} | program.kept
     program.constants = {value: array for value, array in trace.constants.items() if value in used}
+    if verifies:
+        verify_program(program)
+    # Values point to their trace. Emptied, it does not point back, and a program nobody needs is gone at once.
+    trace.steps, trace.constants = [], {}
     return program
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Without the cyclic collector: a large graph's steps are millions of live objects it would walk in vain."""
+    pauses = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if pauses:
+            gc.enable()
 
 
 def _lower(description: Description, program: Program, batch_size: int, training: bool) -> Lowering:
@@ -129,7 +170,7 @@ def _differentiate(description: Description, program: Program, run: Lowering) ->
     for node in description.losses:
         loss = values[node.results[0]]
         seeds[loss] = ops.full(loss, loss.shape, 1.0)
-    for tensor, gradient in description.user_gradients.items():
+    for gradient, tensor in description.user_gradients.items():
         if tensor not in values:
             continue
         fed = run.input(gradient, values[tensor].shape)
@@ -139,6 +180,10 @@ def _differentiate(description: Description, program: Program, run: Lowering) ->
     sources = [values[tensor] for tensor in (*description.parameters, *description.wanted) if tensor in values]
     stopped = {values[tensor] for tensor in description.stopped if tensor in values}
     gradients = differentiate(trace, seeds, sources, stopped)
+    for value, gradient in gradients.items():
+        if gradient.kind == "input":
+            # Fed memory is the caller's; a gradient that may be read later needs its own.
+            gradients[value] = ops.copy(gradient)
     program.gradients = {tensor: gradients[value] for tensor, value in values.items() if value in gradients}
 
 
@@ -173,7 +218,7 @@ def _kept(description: Description, program: Program, style: str) -> list[Value]
     values, gradients = program.values, program.gradients
     tensors = [tensor for tensor in (*description.kept, *description.debugged) if tensor in values]
     kept = [values[tensor] for tensor in tensors]
-    kept += [gradients[tensor] for tensor in description.debugged if tensor in gradients]
+    kept += [gradients[tensor] for tensor in (*description.kept_gradients, *description.debugged) if tensor in gradients]
     if style == "split":
         kept += [values[result] for node in description.nodes for result in node.results]
         kept += list(gradients.values())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from mlcompute.ops.op import Step, Value
 
@@ -32,7 +34,7 @@ class MemoryPlan:
     """Where every value of a program lies.
 
     placements  temporaries with memory of their own in the arena
-    views       values that show another value's memory and need none
+    views       values that show another value's memory and need none -> the value that has it
     nbytes      size of the arena
     """
 
@@ -42,9 +44,7 @@ class MemoryPlan:
 
     def base(self, value: Value) -> Value:
         """The value whose memory a value shows; itself when it has its own."""
-        while value in self.views:
-            value = self.views[value]
-        return value
+        return self.views.get(value, value)
 
     def __str__(self) -> str:
         lines = [f"arena of {self.nbytes} bytes, {len(self.placements)} values"]
@@ -56,7 +56,13 @@ class MemoryPlan:
 
 
 def plan_memory(
-    steps: list[Step], keep: Iterable[Value] = (), *, rerunnable: bool = False, reuse: bool = True, guard: int = 0
+    steps: list[Step],
+    keep: Iterable[Value] = (),
+    *,
+    rerunnable: bool = False,
+    reuse: bool = True,
+    guard: int = 0,
+    workspace: Callable[[Step], int] | None = None,
 ) -> MemoryPlan:
     """Assign arena offsets.
 
@@ -64,35 +70,55 @@ def plan_memory(
     rerunnable  phases may be run apart and again: what one phase hands to another stays to the end
     reuse       False gives every value memory of its own (for comparison in tests)
     guard       unused bytes after every value (tests watch them for stray writes)
+
+    Steps of one group may run as one loop, all of them on one element before any of them on the next. So what a
+    group reads stays until its end, and memory is taken over in place only where elements line up.
     """
     plan = MemoryPlan(views=_views(steps))
-    first, last = _lifetimes(steps, plan, frozenset(keep), rerunnable)
+    placements = plan.placements
+    last = _lifetimes(steps, plan, frozenset(keep), rerunnable)
+    ends = _group_ends(steps)
     dying: dict[int, list[Value]] = {}
     for value, end in last.items():
-        dying.setdefault(end, []).append(value)
+        dying.setdefault(ends[end], []).append(value)
     free = _FreeList()
+    watch = _ViewsRead(plan)
     for index, step in enumerate(steps):
-        taken_over = _in_place(step, index, plan, first, last) if reuse and not guard else None
+        watch.read(step)
+        taken_over = _in_place(step, index, last, watch) if reuse and not guard else None
         for value in step.results:
-            if value not in first or value in plan.placements:
+            if value not in last:
                 continue
+            nbytes = value.nbytes
             if taken_over is not None:
-                place = plan.placements[taken_over]
-                plan.placements[taken_over] = Placement(place.offset, place.nbytes, place.first, index)
-                plan.placements[value] = Placement(place.offset, value.nbytes, index, last[value])
+                place = placements[taken_over]
+                placements[taken_over] = Placement(place.offset, place.nbytes, place.first, index)
+                placements[value] = Placement(place.offset, nbytes, index, ends[last[value]])
                 free.transfer(taken_over, value)
-                taken_over = None
-                continue
-            offset = free.take(value, value.nbytes + guard)
-            plan.placements[value] = Placement(offset, value.nbytes, index, last[value])
+            else:
+                offset = free.take(value, nbytes + guard)
+                placements[value] = Placement(offset, nbytes, index, ends[last[value]])
+        needed = workspace(step) if workspace is not None else 0
+        if needed:
+            room = _workspace(step, index, needed)
+            plan.workspaces[step] = room
+            plan.placements[room] = Placement(free.take(room, needed + guard), needed, index, index)
+            if reuse:
+                free.give_back(room)
         if reuse:
             for value in dying.get(index, ()):
                 free.give_back(value)
-    plan.nbytes = max((place.offset + place.nbytes + guard for place in plan.placements.values()), default=0)
+    plan.nbytes = max((place.offset + place.nbytes + guard for place in placements.values()), default=0)
     return plan
 
 
-def plan_like(like: Program | None, program: Program) -> MemoryPlan | None:
+def _workspace(step: Step, index: int, nbytes: int) -> Value:
+    return Value(step.inputs[0].trace, -1 - index, (nbytes,), np.dtype(np.uint8), "temporary", "workspace")
+
+
+def plan_like(
+    like: Program | None, program: Program, workspace: Callable[[Step], int] | None = None
+) -> MemoryPlan | None:
     """The plan of the same program for a larger batch, with this program's sizes; None when their steps differ.
 
     Whatever fits for more samples fits for fewer, so a smaller batch needs no memory of its own.
@@ -101,11 +127,28 @@ def plan_like(like: Program | None, program: Program) -> MemoryPlan | None:
         return None
     plan = MemoryPlan(views=_views(program.steps), nbytes=like.plan.nbytes)
     same: dict[Value, Value] = {}
-    for old, new in zip(like.steps, program.steps, strict=True):
-        if old.op is not new.op or len(old.results) != len(new.results):
+    for index, (old, new) in enumerate(zip(like.steps, program.steps, strict=True)):
+        if (old.op, old.phase, old.group) != (new.op, new.phase, new.group):
             return None
-        if any(a.kind != b.kind or same.get(a, b) is not b for a, b in zip(old.inputs, new.inputs, strict=True)):
+        if len(old.inputs) != len(new.inputs) or len(old.results) != len(new.results):
             return None
+        for large, small in zip(old.inputs, new.inputs, strict=True):
+            if large.kind != small.kind or same.setdefault(large, small) is not small:
+                return None
+            # Memory is taken over in place where shapes agree; they may not when only one of them has a batch axis.
+            place = like.plan.placements.get(large)
+            if place is not None and place.last == index and old.op.elementwise and len(new.results) == 1:
+                taken = like.plan.placements[old.results[0]].offset == place.offset
+                if taken and small.shape != new.results[0].shape:
+                    return None
+        needed = workspace(new) if workspace is not None else 0
+        if needed:
+            room = like.plan.workspaces.get(old)
+            if room is None or room.nbytes < needed:
+                return None
+            place = like.plan.placements[room]
+            plan.workspaces[new] = _workspace(new, place.first, needed)
+            plan.placements[plan.workspaces[new]] = Placement(place.offset, needed, place.first, place.last)
         for large, small in zip(old.results, new.results, strict=True):
             same[large] = small
             place = like.plan.placements.get(large)
@@ -113,7 +156,10 @@ def plan_like(like: Program | None, program: Program) -> MemoryPlan | None:
                 return None
             if place is not None:
                 plan.placements[small] = Placement(place.offset, small.nbytes, place.first, place.last)
-    return plan
+            elif same.get(like.plan.base(large), plan.base(small)) is not plan.base(small):
+                return None
+    stays = {plan.base(same[value]) for value in like.kept if value in same}
+    return plan if all(plan.base(value) in stays for value in program.kept if value.kind == "temporary") else None
 
 
 def _views(steps: list[Step]) -> dict[Value, Value]:
@@ -129,7 +175,7 @@ def _views(steps: list[Step]) -> dict[Value, Value]:
                 continue
         elif source in scattered or step.op.name != "slice" or not _is_leading(step):
             scattered.add(result)
-        views[result] = source
+        views[result] = views.get(source, source)
     return views
 
 
@@ -141,45 +187,68 @@ def _is_leading(step: Step) -> bool:
     )
 
 
-def _lifetimes(
-    steps: list[Step], plan: MemoryPlan, keep: AbstractSet[Value], rerunnable: bool
-) -> tuple[dict[Value, int], dict[Value, int]]:
-    """First and last step at which each arena value must exist; views prolong what they show."""
-    first: dict[Value, int] = {}
+def _lifetimes(steps: list[Step], plan: MemoryPlan, keep: AbstractSet[Value], rerunnable: bool) -> dict[Value, int]:
+    """The last step at which each arena value must exist; views prolong what they show."""
     last: dict[Value, int] = {}
     phase: dict[Value, str] = {}
+    views = plan.views
     end = len(steps)  # past the last step: never given back, never taken over
     for index, step in enumerate(steps):
         for value in step.inputs:
-            base = plan.base(value)
-            if base in first:
-                crosses = rerunnable and phase[base] != step.phase
-                last[base] = end if crosses else max(last[base], index)
+            base = views.get(value, value)
+            if base in last and last[base] != end:
+                last[base] = end if rerunnable and phase[base] != step.phase else index
         for value in step.results:
-            if value not in plan.views:
-                first[value] = last[value] = index
+            if value not in views:
+                last[value] = index
                 phase[value] = step.phase
     for value in keep:
-        base = plan.base(value)
-        if base in first:
+        base = views.get(value, value)
+        if base in last:
             last[base] = end
-    return first, last
+    return last
 
 
-def _in_place(
-    step: Step, index: int, plan: MemoryPlan, first: dict[Value, int], last: dict[Value, int]
-) -> Value | None:
+def _group_ends(steps: list[Step]) -> list[int]:
+    """The last step of the group each step belongs to; itself for a step in no group."""
+    ends = list(range(len(steps) + 1))
+    for index in range(len(steps) - 2, -1, -1):
+        if steps[index].group >= 0 and steps[index].group == steps[index + 1].group:
+            ends[index] = ends[index + 1]
+    return ends
+
+
+class _ViewsRead:
+    """What the steps of the current group have read through views, where elements do not line up."""
+
+    def __init__(self, plan: MemoryPlan) -> None:
+        self._views = plan.views
+        self._group = -1
+        self.bases: set[Value] = set()
+
+    def read(self, step: Step) -> None:
+        if step.group < 0 or step.group != self._group:
+            self.bases.clear()
+            self._group = step.group
+        for value in step.inputs:
+            base = self._views.get(value)
+            if base is not None:
+                self.bases.add(base)
+
+
+def _in_place(step: Step, index: int, last: dict[Value, int], watch: _ViewsRead) -> Value | None:
     """An input that dies here and whose memory the result may take over, element by element."""
     if not step.op.elementwise or len(step.results) != 1:
         return None
     result = step.results[0]
-    if result.nbytes == 0:
-        return None
     for value in step.inputs:
-        # Seen through another view of the same memory, elements would not line up.
-        shared = sum(plan.base(other) is value for other in step.inputs)
-        fits = value.shape == result.shape and value.nbytes == result.nbytes
-        if fits and value in first and value not in plan.views and last[value] == index and shared == 1:
+        if (
+            last.get(value) == index
+            and value.shape == result.shape
+            and value.dtype.itemsize == result.dtype.itemsize
+            and value not in watch.bases
+            and result.size
+        ):
             return value
     return None
 

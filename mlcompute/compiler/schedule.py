@@ -14,68 +14,74 @@ def update_early(steps: list[Step]) -> list[Step]:
 
 def assign_early(steps: list[Step]) -> list[Step]:
     """Split execution: within the update phase, each new value is stored as soon as nobody reads the old one."""
-    return move_early(steps, lambda step: step.phase == "update" and not step.op.is_pure)
+    start = next((index for index, step in enumerate(steps) if step.phase == "update"), len(steps))
+    return steps[:start] + move_early(steps[start:], lambda step: step.phase == "update" and not step.op.is_pure)
 
 
 def move_early(steps: list[Step], moves: Callable[[Step], bool]) -> list[Step]:
-    """Move chosen steps forward, never past what they depend on or a reader of what they overwrite."""
-    fixed = [step for step in steps if not moves(step)]
-    moving = [step for step in steps if moves(step)]
+    """Move chosen steps forward, never past what they depend on, a reader of what they overwrite, or its writer."""
+    fixed: list[Step] = []
+    moving: list[Step] = []
+    # Slot k is right after fixed step k; -1: before all. `latest` is where a step stands now.
+    slots: list[int] = []
+    latest: list[int] = []
     roots: dict[Value, Value] = {}  # view -> the value whose memory it shows
-    for step in steps:
-        if step.op.is_view:
-            source = step.inputs[0]
-            roots[step.results[0]] = roots.get(source, source)
     ready: dict[Value, int] = {}
     last_read: dict[Value, int] = {}
-    for index, step in enumerate(fixed):
-        for value in step.inputs:
-            last_read[roots.get(value, value)] = index
+    last_written: dict[Value, int] = {}
+    for step in steps:
+        sources = [roots.get(value, value) for value in step.inputs]
+        if moves(step):
+            slot = -1
+            for value, root in zip(step.inputs, sources, strict=True):
+                slot = max(slot, ready.get(value, -1), last_written.get(root, -1))
+            if not step.op.is_pure:
+                slot = max(slot, last_read.get(sources[0], -1))
+            moving.append(step)
+            slots.append(slot)
+            latest.append(len(fixed) - 1)
+        else:
+            slot = len(fixed)
+            fixed.append(step)
+        for root in sources:
+            if last_read.get(root, -1) < slot:
+                last_read[root] = slot
+        if step.op.is_view:
+            roots[step.results[0]] = sources[0]
+        elif not step.op.is_pure:
+            last_written[sources[0]] = slot
         for value in step.results:
-            ready[value] = index
-    slots = _earliest(moving, roots, ready, last_read)
-    _as_late_as_useful(moving, roots, slots)
+            ready[value] = slot
+    _as_late_as_useful(moving, roots, slots, latest)
     after: list[list[Step]] = [[] for _ in range(len(fixed) + 1)]
     for step, slot in zip(moving, slots, strict=True):
         after[slot + 1].append(step)
-    scheduled = list(after[0])
+    scheduled = after[0]
     for index, step in enumerate(fixed):
         scheduled.append(step)
-        scheduled.extend(after[index + 1])
+        scheduled += after[index + 1]
     return scheduled
 
 
-def _earliest(
-    moving: list[Step], roots: dict[Value, Value], ready: dict[Value, int], last_read: dict[Value, int]
-) -> list[int]:
-    """For each moving step the fixed step right after which it may run at the earliest; -1: before all."""
-    slots = []
-    for step in moving:
-        slot = max((ready.get(value, -1) for value in step.inputs), default=-1)
-        if not step.op.is_pure:
-            target = roots.get(step.inputs[0], step.inputs[0])
-            slot = max(slot, last_read.get(target, -1))
-        for value in step.inputs:
-            root = roots.get(value, value)
-            last_read[root] = max(last_read.get(root, -1), slot)
-        for value in step.results:
-            ready[value] = slot
-        slots.append(slot)
-    return slots
-
-
-def _as_late_as_useful(moving: list[Step], roots: dict[Value, Value], slots: list[int]) -> None:
+def _as_late_as_useful(
+    moving: list[Step], roots: dict[Value, Value], slots: list[int], latest: list[int]
+) -> None:
     """Delay each step to its first consumer (and to no overwriting of what it reads): results live shorter."""
     needed: dict[Value, int] = {}
     overwritten: dict[Value, int] = {}
     for index in range(len(moving) - 1, -1, -1):
-        step = moving[index]
+        step, slot = moving[index], slots[index]
         if step.op.is_pure:
             limits = [needed[value] for value in step.results if value in needed]
-            roots_read = (roots.get(value, value) for value in step.inputs)
-            limits += [overwritten[root] for root in roots_read if root in overwritten]
-            slots[index] = max(slots[index], min(limits, default=slots[index]))
+            if limits:
+                limits.append(latest[index])
+                for value in step.inputs:
+                    root = roots.get(value, value)
+                    if root in overwritten:
+                        limits.append(overwritten[root])
+                slot = slots[index] = max(slot, min(limits))
         else:
-            overwritten[roots.get(step.inputs[0], step.inputs[0])] = slots[index]
+            overwritten[roots.get(step.inputs[0], step.inputs[0])] = slot
         for value in step.inputs:
-            needed[value] = min(needed.get(value, slots[index]), slots[index])
+            if needed.get(value, slot) >= slot:
+                needed[value] = slot

@@ -7,62 +7,39 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.ops.op import Array, Step, Trace, Value, run_meaning
+from mlcompute.ops.op import TABLE, Array, Step, Trace, Value, run_meaning
 
 #: Folding trades memory for time; beyond this size a constant is cheaper to compute than to keep.
 LARGEST_FOLDED = 1 << 20
 
 
 class Substitution:
-    """What became of values that simplification replaced by others."""
+    """What became of values that a pass replaced by others."""
 
     def __init__(self) -> None:
-        self._replaced: dict[Value, Value] = {}
+        self.replaced: dict[Value, Value] = {}
 
     def __setitem__(self, value: Value, by: Value) -> None:
-        self._replaced[value] = self[by]
+        self.replaced[value] = self[by]
 
     def __getitem__(self, value: Value) -> Value:
-        return self._replaced.get(value, value)
+        # A substitute may have been substituted since.
+        while (by := self.replaced.get(value)) is not None:
+            value = by
+        return value
 
 
 def simplify(trace: Trace, keep: Iterable[Value]) -> Substitution:
-    """Rewrite `trace.steps` in place; values in `keep` stay available, possibly under the returned substitutes."""
-    substitution = Substitution()
-    seen: dict[Hashable, tuple[Value, ...]] = {}
-    scalars: dict[Hashable, Value] = {}
-    producers: dict[Value, Step] = {}
-    steps: list[Step] = []
-    #: How often lasting memory was overwritten so far: reading it before and after is not the same step.
-    versions: dict[Value, int] = {}
+    """Rewrite `trace.steps` in place; values in `keep` stay available, possibly under the returned substitutes.
+
+    A kept value that would only show fed or lasting memory gets a copy of its own: that memory may hold other
+    numbers by the time somebody reads the value.
+    """
+    run = _Simplification(trace, frozenset(keep))
     for step in trace.steps:
-        inputs = tuple(_shared_scalar(trace, substitution[value], scalars) for value in step.inputs)
-        if inputs != step.inputs:
-            step = Step(step.op, inputs, step.results, step.attributes, step.layer, step.phase)
-        shorter = _identity(step, producers, trace)
-        if isinstance(shorter, Value):
-            substitution[step.results[0]] = shorter
-            continue
-        if shorter is not None:
-            step = shorter
-        if step.op.is_pure:
-            key = (*_key(step), tuple(versions.get(value, 0) for value in step.inputs))
-            known = seen.get(key)
-            if known is None and _foldable(step, trace):
-                known = _fold(step, trace)
-            if known is not None:
-                for value, same in zip(step.results, known, strict=True):
-                    substitution[value] = same
-                seen[key] = known
-                continue
-            seen[key] = step.results
-        else:
-            versions[step.inputs[0]] = versions.get(step.inputs[0], 0) + 1
-        for value in step.results:
-            producers[value] = step
-        steps.append(step)
-    trace.steps = drop_unused(steps, [substitution[value] for value in keep])
-    return substitution
+        run.add(step)
+    trace.steps = drop_unused(run.steps, [run.substitution[value] for value in run.kept])
+    return run.substitution
 
 
 def drop_unused(steps: list[Step], keep: Iterable[Value]) -> list[Step]:
@@ -70,34 +47,118 @@ def drop_unused(steps: list[Step], keep: Iterable[Value]) -> list[Step]:
     needed = set(keep)
     kept = []
     for step in reversed(steps):
-        if not step.op.is_pure or any(value in needed for value in step.results):
+        if not step.op.is_pure or not needed.isdisjoint(step.results):
             needed.update(step.inputs)
             kept.append(step)
     kept.reverse()
     return kept
 
 
-def _shared_scalar(trace: Trace, value: Value, scalars: dict[Hashable, Value]) -> Value:
-    """One value per distinct scalar constant, so that steps which mention it compare equal."""
-    if value.kind != "constant" or value.shape:
-        return value
-    return scalars.setdefault((value.dtype, trace.constants[value].tobytes()), value)
+class _Simplification:
+    """One walk over the steps of a trace, and what is known at each of them."""
+
+    def __init__(self, trace: Trace, kept: frozenset[Value]) -> None:
+        self.trace = trace
+        self.kept = kept
+        self.substitution = Substitution()
+        self.steps: list[Step] = []
+        #: Memory that is overwritten somewhere: what was read from it is not what it holds later.
+        self.overwritten = {step.inputs[0] for step in trace.steps if not step.op.is_pure}
+        #: How often it was overwritten so far: reading it before and after is not the same step.
+        self.versions: dict[Value, int] = {}
+        self.roots: dict[Value, Value] = {}  # view -> the value whose memory it shows
+        self.producers: dict[Value, Step] = {}
+        self.seen: dict[Hashable, tuple[Value, ...]] = {}
+        self.scalars: dict[Hashable, Value] = {}
+
+    def add(self, step: Step) -> None:
+        """Keep a step, shorten it, or find that its results exist already."""
+        step = self._with_substitutes(step)
+        if not step.op.is_pure:
+            self.versions[step.inputs[0]] = self.versions.get(step.inputs[0], 0) + 1
+            self.steps.append(step)
+            return
+        shorter = _identity(step, self.producers, self.trace)
+        if isinstance(shorter, Value):
+            # A view shows the same memory as its source at any time; a copy keeps what is overwritten later.
+            if step.op.is_view or self.root(shorter) not in self.overwritten:
+                self._replace(step, (shorter,))
+                return
+        elif shorter is not None:
+            step = shorter
+        key = self._key(step)
+        known = self.seen.get(key)
+        if known is None and _foldable(step):
+            known = _fold(step, self.trace)
+        if known is not None:
+            self.seen[key] = known
+            self._replace(step, known)
+            return
+        self.seen[key] = step.results
+        self.steps.append(step)
+        for value in step.results:
+            self.producers[value] = step
+        if step.op.is_view:
+            self.roots[step.results[0]] = self.root(step.inputs[0])
+            self._replace(step, step.results)
+
+    def root(self, value: Value) -> Value:
+        return self.roots.get(value, value)
+
+    def _with_substitutes(self, step: Step) -> Step:
+        replaced, changed = self.substitution.replaced, False
+        inputs = list(step.inputs)
+        for index, value in enumerate(inputs):
+            by = replaced.get(value, value)
+            if by.kind == "constant" and not by.shape:
+                # One value per distinct scalar, so that steps which mention it compare equal.
+                by = self.scalars.setdefault((by.dtype, self.trace.constants[by].tobytes()), by)
+            if by is not value:
+                inputs[index], changed = by, True
+        if not changed:
+            return step
+        return Step(step.op, tuple(inputs), step.results, step.attributes, step.layer, step.phase)
+
+    def _key(self, step: Step) -> Hashable:
+        attributes = step.attributes
+        named = tuple(attributes.items()) if len(attributes) < 2 else tuple(sorted(attributes.items()))
+        # The update may be run again by itself: what it reads of a parameter is not what the forward pass read.
+        updates = step.phase == "update"
+        if not self.versions:
+            return step.op.name, step.inputs, named, updates
+        versions = tuple(self.versions.get(self.root(value), 0) for value in step.inputs)
+        return step.op.name, step.inputs, named, updates, versions
+
+    def _replace(self, step: Step, by: tuple[Value, ...]) -> None:
+        for value, same in zip(step.results, by, strict=True):
+            if same is not value:
+                self.substitution[value] = same
+            if value not in self.kept:
+                continue
+            shown = self.substitution[value]
+            if self.root(shown).kind not in ("temporary", "constant"):
+                own = self.trace.value(shown.shape, shown.dtype)
+                self.steps.append(Step(TABLE["copy"], (shown,), (own,), {}, step.layer, step.phase))
+                self.substitution[value] = own
 
 
-def _key(step: Step) -> tuple[Hashable, ...]:
-    return step.op.name, step.inputs, tuple(sorted(step.attributes.items()))
-
-
-def _foldable(step: Step, trace: Trace) -> bool:
-    if not step.inputs or any(value.kind != "constant" for value in step.inputs):
+def _foldable(step: Step) -> bool:
+    if not step.inputs:
         return False
+    for value in step.inputs:
+        if value.kind != "constant":
+            return False
     # A repeated scalar is a view of a few bytes; folding it would only make it large.
     return step.op.name != "broadcast" and sum(value.nbytes for value in step.results) <= LARGEST_FOLDED
 
 
-def _fold(step: Step, trace: Trace) -> tuple[Value, ...]:
-    with np.errstate(all="ignore"):
-        arrays = run_meaning(step, [trace.constants[value] for value in step.inputs])
+def _fold(step: Step, trace: Trace) -> tuple[Value, ...] | None:
+    """The results as constants; None when the op refuses these numbers, which is for the run to report."""
+    try:
+        with np.errstate(all="ignore"):
+            arrays = run_meaning(step, [trace.constants[value] for value in step.inputs])
+    except (ValueError, IndexError):
+        return None
     return tuple(trace.constant(array) for array in arrays)
 
 
@@ -105,30 +166,38 @@ def _scalar(trace: Trace, value: Value) -> Array | None:
     return trace.constants[value] if value.kind == "constant" and not value.shape else None
 
 
+#: Ops that may only repeat a value, alone or after another op of the same kind.
+_SHORTENED = frozenset(
+    {"reshape", "broadcast", "slice", "stop_gradient", "multiply", "divide", "negate", "transpose"}
+)
+
+
 def _identity(step: Step, producers: dict[Value, Step], trace: Trace) -> Value | Step | None:
     """A value the step only repeats, or a shorter step that does the same; None when it must stay."""
-    name, inputs = step.op.name, step.inputs
-    if name in ("reshape", "broadcast") and inputs[0].shape == step.results[0].shape:
+    name = step.op.name
+    if name not in _SHORTENED:
+        return None
+    inputs, shape = step.inputs, step.results[0].shape
+    if name in ("reshape", "broadcast", "slice") and inputs[0].shape == shape:
         return inputs[0]
     if name == "stop_gradient":  # its work was done when gradients were taken
         return inputs[0]
     if name == "multiply":
         for number, other in (inputs, inputs[::-1]):
             scalar = _scalar(trace, number)
-            if scalar is not None and scalar == 1 and other.shape == step.results[0].shape:
+            if scalar is not None and scalar == 1 and other.shape == shape:
                 return other
+        return None
     if name == "divide":
         scalar = _scalar(trace, inputs[1])
-        if scalar is not None and scalar == 1 and inputs[0].shape == step.results[0].shape:
-            return inputs[0]
-    before = producers.get(inputs[0]) if inputs else None
+        return inputs[0] if scalar is not None and scalar == 1 and inputs[0].shape == shape else None
+    before = producers.get(inputs[0])
     if before is None or before.op.name != name:
         return None
     source = before.inputs[0]
     if name == "negate":
         return source
     if name == "reshape":
-        shape = step.attributes["shape"]
         return source if source.shape == shape else _step(step, source, shape=shape)
     if name == "transpose":
         first, second = before.attributes["axes"], step.attributes["axes"]

@@ -20,6 +20,15 @@ class Engine(ABC):
     name: ClassVar[str]
     device_type: ClassVar[DeviceType]
 
+    #: Runs a group of maps as one kernel, so that the compiler should make one step of it.
+    merges: ClassVar[bool] = False
+    #: Has its fastest image kernels for (N, H, W, C).
+    prefers_channels_last: ClassVar[bool] = False
+
+    def workspace(self, step: Step) -> int:
+        """Bytes a step needs in the arena while it runs, besides its inputs and results."""
+        return 0
+
     @abstractmethod
     def supports(self, op: Op) -> bool:
         """Is there a kernel for this op? If not, the compiler expands it into smaller ones."""

@@ -46,6 +46,8 @@ class LSTMDescriptor:
             name: whole(who, name, getattr(self, name), 1) for name in ("input_size", "hidden_size", "layer_count")
         }
         checked["dropout"] = real(who, "dropout", self.dropout)
+        for name in ("uses_biases", "batch_first", "is_bidirectional", "returns_sequences"):
+            checked[name] = bool(getattr(self, name))
         checked["result_mode"] = member(who, "result_mode", LSTMResultMode, self.result_mode)
         for name, value in checked.items():
             object.__setattr__(self, name, value)

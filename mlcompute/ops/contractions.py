@@ -10,6 +10,7 @@ import numpy as np
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.ops.indexing import concatenate, gather, pad
 from mlcompute.ops.maps import broadcast_shape, convert, equal, logical_and, logical_or, not_equal
+from mlcompute.ops.images import either_layout
 from mlcompute.ops.op import Array, ArrayType, Op, Shape, Typed, Value, emit, register
 from mlcompute.ops.reductions import argmax, sum_to
 from mlcompute.ops.views import reshape, slice_, transpose
@@ -120,6 +121,7 @@ def _columns(x: Array, w: Shape, strides: Pair, dilations: Pair, padding: Sides)
 
 
 @register("convolution", "contraction")
+@either_layout((0,))
 class Convolution(Op):
     """y[n, o, i, j] = sum over c, u, v of w[o, c, u, v] x[n, c, i sy + u dy - top, j sx + v dx - left], 0 outside x.
 
@@ -147,6 +149,7 @@ class Convolution(Op):
 
 
 @register("convolution_input_gradient", "contraction")
+@either_layout((0,))
 class ConvolutionInputGradient(Op):
     """y = the gradient of a convolution with respect to its input; also the transposed convolution of dy with w."""
 
@@ -182,6 +185,7 @@ class ConvolutionInputGradient(Op):
 
 
 @register("convolution_weight_gradient", "contraction")
+@either_layout((0, 1), result_is_image=False)
 class ConvolutionWeightGradient(Op):
     """y = the gradient of a convolution with respect to its kernel."""
 
@@ -266,6 +270,7 @@ class _Pool(Op):
 
 
 @register("max_pool", "contraction")
+@either_layout((0,))
 class MaxPool(_Pool):
     """y = largest x of every window; NaN wins, a window without any x gives -inf.   derivative: max_pool_gradient"""
 
@@ -286,6 +291,7 @@ class MaxPool(_Pool):
 
 
 @register("max_pool_gradient", "contraction")
+@either_layout((0, 1))
 class MaxPoolGradient(Op):
     """y = dy of every window added to the first largest x in it, row-major; the first NaN counts as largest."""
 
@@ -339,6 +345,7 @@ class MaxPoolGradient(Op):
 
 
 @register("sum_pool", "contraction")
+@either_layout((0,))
 class SumPool(_Pool):
     """y = sum of x over every window, 0 outside x.   derivative: sum_pool_gradient"""
 
@@ -359,6 +366,7 @@ class SumPool(_Pool):
 
 
 @register("sum_pool_gradient", "contraction")
+@either_layout((0,))
 class SumPoolGradient(Op):
     """y = dy of every window added to each of its elements: the adjoint of sum_pool."""
 

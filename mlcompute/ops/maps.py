@@ -184,7 +184,8 @@ _define("log1p", np.log1p, lambda dy, y, x: dy / (x + 1.0), _same)
 _define("sigmoid", _sigmoid, lambda dy, y, x: dy * (y * (1.0 - y)), _same)
 _define("softplus", _softplus, lambda dy, y, x: dy * sigmoid(x), _same)
 _define("erf", _erf, lambda dy, y, x: dy * (2.0 / math.sqrt(math.pi) * exp(-(x * x))), _same)
-_define("relu", lambda x: np.maximum(x, 0), lambda dy, y, x: select(x <= 0.0, 0.0, dy), _same)
+# y <= 0 exactly where x <= 0; asking y lets the activation overwrite its source.
+_define("relu", lambda x: np.maximum(x, 0), lambda dy, y, x: select(y <= 0.0, 0.0, dy), _same)
 
 # Trigonometry -----------------------------------------------------------------------------------------------
 

@@ -222,6 +222,14 @@ def emit_all(name: str, *inputs: Value | float, **attributes: Any) -> tuple[Valu
     return like.trace.add(TABLE[name], values, attributes)
 
 
+def overwritten_by(step: Step) -> tuple[Value, ...]:
+    """Lasting memory a step changes."""
+    if step.op.is_pure:
+        return ()
+    inner = step.attributes.get("steps")
+    return step.inputs[:1] if inner is None else tuple(value for one in inner for value in overwritten_by(one))
+
+
 def run_meaning(step: Step, arrays: Sequence[Array]) -> tuple[Array, ...]:
     """A step's results in NumPy, in exactly the dtypes the step promises."""
     results = step.op.meaning(*arrays, **step.attributes)

@@ -1,7 +1,6 @@
 """Our ops against PyTorch's own test inputs: every sample of its OpInfo database that our ops can say.
 
-`opinfo_maps.py` and `opinfo_arrays.py` hold the table; here every sample it claims is computed by both, forward and
-gradient, in float64.
+The folder `opinfo` holds the table; here every sample it claims is computed by both, forward and gradient, in float64.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ import torch
 from mlcompute.compiler.differentiate import differentiate
 from mlcompute.ops.op import Trace, Value
 from tests.harness import assert_close, interpret
-from tests.ops import opinfo_arrays as _opinfo_arrays  # noqa: F401  (adds its rows to the table)
-from tests.ops.opinfo_maps import MAPS
+from tests.ops.opinfo import MAPS
 
-#: Samples that must be compared at least, with no entry counting for more than `MOST`: some have hundreds of alike ones.
+#: Samples that must be compared at least, no entry counting for more than MOST: some have hundreds of alike ones.
 LEAST, MOST = 2000, 100
 
 
@@ -66,11 +64,10 @@ def samples(name: str) -> list[Any]:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        drawn = list(op.sample_inputs("cpu", torch.float64, requires_grad=op.supports_autograd))
-        return [
-            s for s in drawn
-            if ordinary(tensors_in([s.input, s.args, s.kwargs])) and (only is None or only(s.input, *s.args, **s.kwargs))
-        ]  # fmt: skip
+        # What op.sample_inputs wraps; the wrapper formats the call stack for every sample, which takes longest of all.
+        drawn = list(op.sample_inputs_func(op, "cpu", torch.float64, op.supports_autograd))
+        usual = [s for s in drawn if ordinary(tensors_in([s.input, s.args, s.kwargs]))]
+        return [s for s in usual if only is None or only(s.input, *s.args, **s.kwargs)]
 
 
 def compare(name: str, sample: Any) -> None:

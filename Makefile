@@ -1,0 +1,57 @@
+# Everything is installed into $(VENV) and nowhere else; a fresh machine needs Python 3.10 or newer, and make.
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+DATA ?=
+ARGS ?=
+PY := $(VENV)/bin/python
+# Each test worker computes on one core; more threads than cores only get in each other's way.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS)
+
+.PHONY: help train test lint slow examples format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make train            train a small network on handwritten digits (under a minute)"
+	@echo "make train DATA=path  the same on a folder of MNIST-format files"
+	@echo "make test             lint, type check and test everything"
+	@echo "make slow             the tests that take minutes"
+	@echo "make examples         run every example"
+	@echo "make lint, format     ruff and mypy; ruff's formatter"
+	@echo "make clean            remove $(VENV) and everything that was built"
+
+train: $(VENV)/.has-examples
+	$(PY) examples/train_digits.py $(if $(DATA),--data "$(DATA)") $(ARGS)
+
+test: lint
+	$(PYTEST) -m "not slow" $(ARGS)
+
+slow: $(VENV)/.has-test
+	$(PYTEST) -m slow $(ARGS)
+
+lint: $(VENV)/.has-test
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+format: $(VENV)/.has-test
+	$(PY) -m ruff format .
+
+# blocks.py and images.py are what the examples share.
+examples: $(VENV)/.has-examples
+	@set -e; for example in $(filter-out %/blocks.py %/images.py,$(wildcard examples/*.py)); do \
+		echo "== $$example"; $(PY) $$example; done
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "mlcompute needs Python 3.10 or newer, $(PYTHON) is " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per extra of pyproject.toml, newer than it once the extra is installed.
+$(VENV)/.has-%: pyproject.toml | $(PY)
+	@echo "installing into $(VENV), once: mlcompute and what its extra '$*' needs"
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

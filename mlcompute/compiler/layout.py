@@ -1,0 +1,127 @@
+"""layout: images lie channels-last between convolutions and poolings, with visible transposes at the borders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from mlcompute.ops.images import TO_FIRST, TO_LAST, last_shape
+from mlcompute.ops.op import TABLE, Step, Trace, Value
+
+#: Ops that run channels-last, with the inputs that are images.
+_IMAGE_OPS = {
+    "convolution": (0,),
+    "convolution_input_gradient": (0,),
+    "convolution_weight_gradient": (0, 1),
+    "max_pool": (0,),
+    "max_pool_gradient": (0, 1),
+    "sum_pool": (0,),
+    "sum_pool_gradient": (0,),
+}
+#: Reductions over axes: the axes are renumbered.
+_REDUCTIONS = ("sum", "max", "min", "any", "all", "normalize")
+_NEW_AXIS = {axis: TO_LAST.index(axis) for axis in range(4)}
+
+
+def channels_last(trace: Trace, keep: Iterable[Value]) -> None:
+    """Rewrite `trace.steps` in place. Values keep their names; images inside a region get channels-last twins."""
+    if any(step.op.name in _IMAGE_OPS for step in trace.steps):
+        run = _Layout(trace, frozenset(keep))
+        for step in trace.steps:
+            run.add(step)
+        trace.steps = run.steps
+
+
+class _Layout:
+    def __init__(self, trace: Trace, keep: frozenset[Value]) -> None:
+        self.trace, self.keep = trace, keep
+        self.steps: list[Step] = []
+        self.twins: dict[Value, Value] = {}  # channels-first value -> the same channels-last
+        self.missing: dict[Value, Step] = {}  # channels-first values that exist only as twins -> step to make them
+
+    def add(self, step: Step) -> None:
+        name = step.op.name
+        if name in _IMAGE_OPS:
+            images = _IMAGE_OPS[name]
+            inputs = tuple(self.last(v, step) if i in images else self.first(v) for i, v in enumerate(step.inputs))
+            self._emit(step, inputs, {**step.attributes, "channels_last": True}, name != "convolution_weight_gradient")
+        elif self._follows(step):
+            inputs = tuple(self._matching(value, step) for value in step.inputs)
+            self._emit(step, inputs, _renumbered(step), True)
+        else:
+            for value in step.inputs:
+                self.first(value)
+            self.steps.append(step)
+
+    def _follows(self, step: Step) -> bool:
+        """Does a step stay inside a region: a map, reduction or copy of an image that has a twin?"""
+        if not step.results or any(len(value.shape) != 4 for value in step.results):
+            return False
+        large = [value for value in step.inputs if value.shape == step.results[0].shape]
+        if step.op.family == "map":
+            return any(value in self.twins for value in large) and all(len(v.shape) in (0, 4) for v in step.inputs)
+        if step.op.name in _REDUCTIONS:
+            return step.inputs[0] in self.twins
+        # A repeated statistic: (1, C, 1, 1) to (N, C, H, W).
+        return step.op.name == "broadcast" and step.inputs[0] in self.twins and len(step.inputs[0].shape) == 4
+
+    def _emit(self, step: Step, inputs: tuple[Value, ...], attributes: dict[str, Any], images: bool) -> None:
+        """The step on twins; its channels-first results are made only if somebody asks for them."""
+        if not images:
+            self.steps.append(Step(step.op, inputs, step.results, attributes, step.layer, step.phase))
+            return
+        results = tuple(self.trace.value(last_shape(value.shape), value.dtype) for value in step.results)
+        self.steps.append(Step(step.op, inputs, results, attributes, step.layer, step.phase))
+        for value, twin in zip(step.results, results, strict=True):
+            self.twins[value] = twin
+            self.missing[value] = _moved(twin, value, TO_FIRST, step)
+            if value in self.keep:
+                self.first(value)
+
+    def first(self, value: Value) -> Value:
+        """The channels-first value, made from its twin if need be."""
+        step = self.missing.pop(value, None)
+        if step is not None:
+            self.steps.append(step)
+        return value
+
+    def last(self, value: Value, step: Step) -> Value:
+        """The channels-last twin, made if need be: dense, since a kernel will walk it many times."""
+        if value not in self.twins:
+            twin = self.trace.value(last_shape(value.shape), value.dtype)
+            moved = _moved(value, twin, TO_LAST, step)
+            self.steps.append(moved)
+            if moved.op.name == "transpose":
+                dense = self.trace.value(twin.shape, twin.dtype)
+                self.steps.append(Step(TABLE["copy"], (twin,), (dense,), {}, step.layer, step.phase))
+                twin = dense
+            self.twins[value] = twin
+        return self.twins[value]
+
+    def _matching(self, value: Value, step: Step) -> Value:
+        """An operand as a map or reduction inside the region needs it; scalars stay."""
+        if not value.shape:
+            return value
+        if value not in self.twins:
+            twin = self.trace.value(last_shape(value.shape), value.dtype)
+            self.steps.append(_moved(value, twin, TO_LAST, step))
+            self.twins[value] = twin
+        return self.twins[value]
+
+
+def _moved(source: Value, target: Value, axes: tuple[int, ...], step: Step) -> Step:
+    """Axes reordered; where at most one of the moved extents is not 1, that is only another spelling of the shape."""
+    channels_and_area = (source.shape[1:3], source.shape[3]) if axes == TO_FIRST else (source.shape[2:], source.shape[1])
+    area = channels_and_area[0][0] * channels_and_area[0][1]
+    if area == 1 or channels_and_area[1] == 1:
+        return Step(TABLE["reshape"], (source,), (target,), {"shape": target.shape}, step.layer, step.phase)
+    return Step(TABLE["transpose"], (source,), (target,), {"axes": axes}, step.layer, step.phase)
+
+
+def _renumbered(step: Step) -> dict[str, Any]:
+    attributes = dict(step.attributes)
+    if "axes" in attributes:
+        attributes["axes"] = tuple(sorted(_NEW_AXIS[axis] for axis in attributes["axes"]))
+    if step.op.name == "broadcast":
+        attributes["shape"] = last_shape(attributes["shape"])
+    return attributes

@@ -1,0 +1,46 @@
+"""orient: a transposed product becomes the product of the transposed factors, which kernels read without copying."""
+
+from __future__ import annotations
+
+from mlcompute.ops.op import TABLE, Step, Trace, Value
+
+
+def orient(trace: Trace) -> None:
+    """(a b)ᵀ -> bᵀ aᵀ wherever the product is used only transposed; rewrites `trace.steps` in place."""
+    uses: dict[Value, int] = {}
+    for step in trace.steps:
+        for value in step.inputs:
+            uses[value] = uses.get(value, 0) + 1
+    products = {step.results[0]: step for step in trace.steps if step.op.name == "matmul"}
+    turned = {
+        step.inputs[0]: step
+        for step in trace.steps
+        if step.op.name == "transpose"
+        and step.inputs[0] in products
+        and uses[step.inputs[0]] == 1
+        and step.attributes["axes"] == _swapped(len(step.inputs[0].shape))
+    }
+    steps: list[Step] = []
+    transposes = {step.results[0]: step for step in trace.steps if step.op.name == "transpose"}
+    for step in trace.steps:
+        if step.op.name == "matmul" and step.results[0] in turned:
+            a, b = (_turned(trace, value, step, steps, transposes) for value in step.inputs)
+            result = turned[step.results[0]].results
+            steps.append(Step(step.op, (b, a), result, {}, step.layer, step.phase))
+        elif not (step.op.name == "transpose" and turned.get(step.inputs[0]) is step):
+            steps.append(step)
+    trace.steps = steps
+
+
+def _swapped(rank: int) -> tuple[int, ...]:
+    return (*range(rank - 2), rank - 1, rank - 2)
+
+
+def _turned(trace: Trace, value: Value, step: Step, steps: list[Step], transposes: dict[Value, Step]) -> Value:
+    axes = _swapped(len(value.shape))
+    before = transposes.get(value)
+    if before is not None and before.attributes["axes"] == axes:
+        return before.inputs[0]  # turning twice is not turning at all
+    result = trace.value(tuple(value.shape[axis] for axis in axes), value.dtype)
+    steps.append(Step(TABLE["transpose"], (value,), (result,), {"axes": axes}, step.layer, step.phase))
+    return result

@@ -1,0 +1,1 @@
+"""The CPU engine: oneDNN for contractions, LLVM loops for everything else, one native call per pass."""

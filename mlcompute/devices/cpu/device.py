@@ -1,0 +1,293 @@
+"""The CPU engine: builds programs into tapes of native kernels and runs a whole pass in one call."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlcompute.compiler.program import Program
+from mlcompute.devices.cpu import onednn
+from mlcompute.devices.cpu.entry import Entry
+from mlcompute.devices.cpu.jit import library
+from mlcompute.devices.cpu.kernels.table import KERNELS, WORKSPACES
+from mlcompute.devices.cpu.operands import Operand, Operands
+from mlcompute.devices.cpu.threads import ENTRY_WORDS, Team, default_thread_count
+from mlcompute.devices.device import Engine, Executable, Profile
+from mlcompute.enums import DeviceType
+from mlcompute.errors import ExecutionError
+from mlcompute.ops.op import Array, Op, Step, Value, run_meaning
+
+#: Work below this many estimated nanoseconds is not worth waking a second thread for.
+WORTH_SHARING = 30_000.0
+
+
+class Cpu(Engine):
+    """oneDNN for contractions, LLVM loops for everything else."""
+
+    name = "cpu"
+    device_type = DeviceType.CPU
+    merges = True
+    prefers_channels_last = True
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._wanted = threads
+        self._team: Team | None = None
+
+    @property
+    def threads(self) -> int:
+        """Threads that work together on one program."""
+        return self._wanted or default_thread_count()
+
+    @property
+    def team(self) -> Team:
+        """The worker threads, started at their first use."""
+        if self._team is None or self._team.size != self.threads:
+            if self._team is not None:
+                self._team.stop()
+            self._team = Team(self.threads, use_one_thread)
+        return self._team
+
+    def forget_team(self) -> None:
+        """After a fork the child has no workers: it starts its own."""
+        self._team = None
+
+    def supports(self, op: Op) -> bool:
+        return True
+
+    def workspace(self, step: Step) -> int:
+        measure = WORKSPACES.get(step.op.name)
+        return measure(step) if measure is not None else 0
+
+    def allocate(self, nbytes: int) -> Array:
+        # Aligned to a cache line: slack for it is not part of the plan.
+        room = np.zeros(nbytes + 64, np.uint8)
+        skip = -room.ctypes.data % 64
+        return room[skip : skip + nbytes]
+
+    def build(self, program: Program, arena: Array) -> Executable:
+        return CpuExecutable(self, program, arena)
+
+
+@dataclass(eq=False)
+class _Segment:
+    """Part of a pass: native entries run in one call, or one step by its NumPy meaning."""
+
+    job: Array | None = None
+    tape: Array | None = None
+    threads: int = 1
+    step: Step | None = None
+
+
+_local = threading.local()
+
+
+def use_one_thread() -> None:
+    """oneDNN called from this thread works alone: the team is the parallelism."""
+    library = onednn.load()
+    if library is not None and library.omp_set_num_threads:
+        ctypes.CFUNCTYPE(None, ctypes.c_int)(library.omp_set_num_threads)(1)
+
+
+class CpuExecutable(Executable):
+    """A built program: its kernels, their arguments, and the tapes of the phase combinations that were asked for."""
+
+    def __init__(self, engine: Cpu, program: Program, arena: Array) -> None:
+        self.engine, self.program = engine, program
+        self._arena = arena
+        self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces, engine.threads)
+        self._entries: list[Entry | Step] = []
+        for step in program.steps:
+            if step.op.is_view and step.results[0] in program.plan.views:
+                continue
+            maker = KERNELS.get(step.op.name)
+            made = maker(step, self._operands) if maker is not None else None
+            self._entries.extend(made if made is not None else [step])
+        native = [entry for entry in self._entries if isinstance(entry, Entry)]
+        self._kernels = dict(zip(native, library.addresses([entry.code for entry in native]), strict=True))
+        # The addresses every entry is handed, one after the other; external ones are filled in before each run.
+        self._starts: dict[Entry, int] = {}
+        words: list[int] = []
+        self._patches: dict[Value, list[tuple[int, int]]] = {}
+        for entry in native:
+            self._starts[entry] = len(words)
+            for argument in entry.arguments:
+                if isinstance(argument, Operand):
+                    place = self._address(argument)
+                    if place is None:
+                        self._patches.setdefault(argument.base, []).append((len(words), argument.byte_offset))
+                    words.append(place or 0)
+                else:
+                    words.append(argument)
+        self._setters: dict[Value, list[tuple[int, Callable[[int], None]]]] = {}
+        for entry in native:
+            for operand, setter in entry.pointers:
+                place = self._address(operand)
+                if place is None:
+                    self._setters.setdefault(operand.base, []).append((operand.byte_offset, setter))
+                else:
+                    setter(place)
+        self._words = np.array(words or [0], np.int64)
+        self._barrier = np.zeros(64, np.int64)
+        self._bound: dict[Value, int] = {}
+        self._arrays: dict[Value, Array] = {}
+        for value, array in program.constants.items():
+            self._bind(value, array)
+        self._tapes: dict[tuple[str, ...], list[_Segment]] = {}
+
+    # Addresses --------------------------------------------------------------------------------------------------
+
+    def _address(self, operand: Operand) -> int | None:
+        place = self.program.plan.placements.get(operand.base)
+        return None if place is None else self._arena.ctypes.data + place.offset + operand.byte_offset
+
+    def _bind(self, value: Value, array: Array) -> None:
+        """Point every kernel that uses an external value to its array."""
+        address = array.ctypes.data
+        self._arrays[value] = array
+        if self._bound.get(value) == address:
+            return
+        self._bound[value] = address
+        for index, offset in self._patches.get(value, ()):
+            self._words[index] = address + offset
+        for offset, setter in self._setters.get(value, ()):
+            setter(address + offset)
+
+    def _array(self, value: Value) -> Array:
+        """A value as a NumPy array over the memory it lies in."""
+        operand = self._operands[value]
+        place = self.program.plan.placements.get(operand.base)
+        if place is not None:
+            base = self._arena[place.offset : place.offset + place.nbytes].view(operand.base.dtype)
+        else:
+            base = self._arrays[operand.base].reshape(-1)
+        strides = tuple(stride * operand.dtype.itemsize for stride in operand.strides)
+        return np.lib.stride_tricks.as_strided(base[operand.offset :], operand.shape, strides)
+
+    def read(self, value: Value) -> Array:
+        return np.array(self._array(value))
+
+    # Tapes ------------------------------------------------------------------------------------------------------
+
+    def _segments(self, phases: Sequence[str]) -> list[_Segment]:
+        key = tuple(phases)
+        if key not in self._tapes:
+            segments: list[_Segment] = []
+            run: list[Entry] = []
+            for entry in self._entries:
+                step = entry if isinstance(entry, Step) else entry.step
+                if step.phase not in phases:
+                    continue
+                if isinstance(entry, Entry):
+                    run.append(entry)
+                else:
+                    if run:
+                        segments.append(self._native(run))
+                        run = []
+                    segments.append(_Segment(step=entry))
+            if run:
+                segments.append(self._native(run))
+            self._tapes[key] = segments
+        return self._tapes[key]
+
+    def _native(self, entries: list[Entry]) -> _Segment:
+        meets = _barriers(entries, self.program)
+        tape = np.zeros((len(entries), ENTRY_WORDS), np.int64)
+        base = self._words.ctypes.data
+        for row, entry, meet in zip(tape, entries, meets, strict=True):
+            row[:] = self._kernels[entry], base + 8 * self._starts[entry], meet
+        job = np.array([tape.ctypes.data, len(entries), self._barrier.ctypes.data], np.int64)
+        cost = sum(entry.cost for entry in entries)
+        return _Segment(job, tape, 1 if cost < WORTH_SHARING else self.engine.threads)
+
+    # Running ----------------------------------------------------------------------------------------------------
+
+    def run(self, phases: Sequence[str], bindings: Mapping[Value, Array], profile: Profile | None = None) -> None:
+        if not getattr(_local, "prepared", False):
+            use_one_thread()
+            _local.prepared = True
+        for value, array in bindings.items():
+            self._bind(value, array)
+        if profile is not None:
+            self._run_profiled(phases, profile)
+            return
+        for segment in self._segments(phases):
+            if segment.step is not None:
+                self._fall_back(segment.step)
+            else:
+                assert segment.job is not None
+                self.engine.team.run(segment.job.ctypes.data, segment.threads)
+
+    def _run_profiled(self, phases: Sequence[str], profile: Profile) -> None:
+        """Entry by entry, each timed by itself."""
+        for entry in self._entries:
+            step = entry if isinstance(entry, Step) else entry.step
+            if step.phase not in phases:
+                continue
+            start = time.perf_counter()
+            if isinstance(entry, Step):
+                self._fall_back(entry)
+            else:
+                segment = self._native([entry])
+                assert segment.job is not None
+                self.engine.team.run(segment.job.ctypes.data, segment.threads)
+            profile.add(step, time.perf_counter() - start)
+
+    def _fall_back(self, step: Step) -> None:
+        """A step without a native kernel, by its NumPy meaning; the printed plan says so."""
+        try:
+            with np.errstate(all="ignore"):
+                results = run_meaning(step, [self._array(value) for value in step.inputs])
+        except (ValueError, IndexError) as error:
+            raise ExecutionError(f"layer '{step.layer}': {error}", step=step.op.name, phase=step.phase) from error
+        for value, array in zip(step.results, results, strict=True):
+            np.copyto(self._array(value), array)
+
+    def __str__(self) -> str:
+        lines = [str(self.program), "", "kernels:"]
+        for entry in self._entries:
+            if isinstance(entry, Step):
+                lines.append(f"  {entry.layer:<16} {entry.phase:<9} {entry.op.name:<24} numpy (no native kernel)")
+            else:
+                lines.append(f"  {entry.step.layer:<16} {entry.step.phase:<9} {entry.step.op.name:<24} {entry.kernel}")
+        return "\n".join(lines)
+
+
+def _barriers(entries: list[Entry], program: Program) -> list[int]:
+    """Before which entries all threads must meet: where one may touch memory another has not finished with."""
+    meets: list[int] = []
+    touched: list[tuple[Operand, bool, int, int, int]] = []  # operand, written, rows (0: anywhere), begin, end
+    for entry in entries:
+        mine = []
+        for number, operand in enumerate([*entry.reads, *entry.writes]):
+            written = number >= len(entry.reads)
+            rows = entry.rows if number in entry.by_row else 0
+            mine.append((operand, written, rows, *_range(operand, program)))
+        hazard = any(_conflicts(new, old) for new in mine for old in touched)
+        meets.append(int(hazard))
+        touched = mine if hazard else touched + mine
+    return meets
+
+
+def _range(operand: Operand, program: Program) -> tuple[int, int]:
+    """Bytes an operand may touch: in the arena, or (as a made-up range) in a base of its own."""
+    place = program.plan.placements.get(operand.base)
+    if place is not None:
+        return place.offset, place.offset + place.nbytes
+    return -1 - operand.base.index, -operand.base.index
+
+
+def _conflicts(new: tuple[Operand, bool, int, int, int], old: tuple[Operand, bool, int, int, int]) -> bool:
+    operand, written, rows, begin, end = new
+    other, was_written, other_rows, other_begin, other_end = old
+    if not (written or was_written) or begin >= other_end or other_begin >= end:
+        return False
+    # Threads that share the same rows of the same bytes only ever meet their own work.
+    same_rows = rows and rows == other_rows
+    same_bytes = begin == other_begin and operand.offset == other.offset == 0
+    same_width = operand.size * operand.dtype.itemsize == other.size * other.dtype.itemsize
+    return not (same_rows and same_bytes and same_width)

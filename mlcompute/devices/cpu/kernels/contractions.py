@@ -1,0 +1,117 @@
+"""Matrix products, by oneDNN's sgemm called from native code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlcompute.devices.cpu import onednn
+from mlcompute.devices.cpu.code import Code, float_literal
+from mlcompute.devices.cpu.entry import Entry, Maker
+from mlcompute.devices.cpu.operands import Operand, Operands, collapse
+from mlcompute.ops.op import FLOAT32, Step
+
+#: Nanoseconds per multiplication and addition of one thread, for the estimate of a product's cost.
+_NS_PER_FLOP = 1 / 80.0
+
+
+def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
+    """y = a b over leading axes that both walk with one stride each."""
+    library = onednn.load()
+    a, b, y = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
+    if library is None or any(operand.dtype != FLOAT32 for operand in (a, b, y)) or not y.is_dense or y.size == 0:
+        return None
+    m, n, k = y.shape[-2], y.shape[-1], a.shape[-1]
+    left, right = _orientation(a), _orientation(b)
+    batch = _batch(a, b, y)
+    if left is None or right is None or batch is None or k == 0:
+        return None
+    count, strides = batch
+    # Threads share whole products, rows or columns, whichever there are enough of.
+    axis = 0 if count > 1 else 1 if m >= 8 or m >= n else 2
+    arguments: list[Operand | int] = [
+        library.sgemm, axis, count, m, n, k, a, left[0], left[1], b, right[0], right[1], y, n, *strides,
+        a.strides[-2], b.strides[-1],
+    ]  # fmt: skip
+    rows = m if axis == 1 and count == 1 and len(y.shape) == 2 else 0
+    by_row = {2} if rows else set()
+    if rows and a.is_dense:
+        by_row.add(0)
+    return [
+        Entry(
+            step,
+            _sgemm_code(),
+            arguments,
+            reads=[a, b],
+            writes=[y],
+            rows=rows,
+            by_row=by_row,
+            kernel="oneDNN sgemm",
+            cost=2.0 * count * m * n * k * _NS_PER_FLOP + 300.0,
+        )
+    ]
+
+
+def _orientation(operand: Operand) -> tuple[int, int] | None:
+    """(letter, leading extent) with which sgemm reads the last two axes; None when neither is contiguous."""
+    rows, columns = operand.shape[-2:]
+    row_stride, column_stride = operand.strides[-2:]
+    if column_stride == 1 or columns == 1:
+        if columns == 1 and column_stride != 1 and rows != 1 and row_stride == 1:
+            return ord("T"), max(rows, 1)
+        if row_stride >= columns or rows == 1:
+            return ord("N"), max(row_stride if rows > 1 else columns, columns, 1)
+    if (row_stride == 1 or rows == 1) and (column_stride >= rows or columns == 1):
+        return ord("T"), max(column_stride if columns > 1 else rows, rows, 1)
+    return None
+
+
+def _batch(a: Operand, b: Operand, y: Operand) -> tuple[int, list[int]] | None:
+    """Number of products and the strides from one to the next; None when the leading axes do not line up."""
+    leading = y.shape[:-2]
+    walks = []
+    for operand in (a, b, y):
+        own = operand.shape[:-2]
+        extra = len(leading) - len(own)
+        steps = tuple(
+            0 if extent == 1 else stride for extent, stride in zip(own, operand.strides, strict=False)
+        )
+        walks.append((0,) * extra + steps)
+    if not leading:
+        return 1, [0, 0, 0]
+    extents, collapsed = collapse(leading, walks)
+    return (extents[0], [walk[0] for walk in collapsed]) if len(extents) == 1 else None
+
+
+def _sgemm_code() -> Code:
+    code = Code("matmul")
+    function, axis = code.argument(0, "ptr"), code.argument(1)
+    count, m, n, k = (code.argument(index) for index in range(2, 6))
+    a, letter_a, lda = code.argument(6, "ptr"), code.argument(7), code.argument(8)
+    b, letter_b, ldb = code.argument(9, "ptr"), code.argument(10), code.argument(11)
+    y, ldc = code.argument(12, "ptr"), code.argument(13)
+    step_a, step_b, step_y = (code.argument(index) for index in range(14, 17))
+    row_a, column_b = code.argument(17), code.argument(18)
+    ranges = []
+    for number, whole in enumerate((count, m, n)):
+        begin, end = code.share(whole, 16 if number == 2 else 1)
+        mine = code.let(f"icmp eq i64 {axis}, {number}")
+        ranges.append(
+            (code.let(f"select i1 {mine}, i64 {begin}, i64 0"), code.let(f"select i1 {mine}, i64 {end}, i64 {whole}"))
+        )
+    (first, last), (row, row_end), (column, column_end) = ranges
+    rows, columns = code.sub(row_end, row), code.sub(column_end, column)
+    some = code.let(f"and i1 {code.let(f'icmp sgt i64 {rows}, 0')}, {code.let(f'icmp sgt i64 {columns}, 0')}")
+    letters = [code.let(f"trunc i64 {letter} to i8") for letter in (letter_a, letter_b)]
+    with code.when(some), code.loop(first, last) as index:
+        at_a = code.at(a, code.add(code.mul(index, step_a), code.mul(row, row_a)), "float")
+        at_b = code.at(b, code.add(code.mul(index, step_b), code.mul(column, column_b)), "float")
+        at_y = code.at(y, code.add(code.add(code.mul(index, step_y), code.mul(row, ldc)), column), "float")
+        code.let(
+            f"call i32 {function}(i8 signext {letters[0]}, i8 signext {letters[1]}, i64 {rows}, i64 {columns}, "
+            f"i64 {k}, float {float_literal(1.0)}, ptr {at_a}, i64 {lda}, ptr {at_b}, i64 {ldb}, "
+            f"float {float_literal(0.0)}, ptr {at_y}, i64 {ldc})"
+        )
+    return code
+
+
+KERNELS: dict[str, Maker] = {"matmul": matmul_entry}

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from mlcompute.devices.cpu.entry import Maker
+
+KERNELS: dict[str, Maker] = {}

@@ -1,0 +1,345 @@
+"""normalize: y = (x - m) / sqrt(v + epsilon), over rows (layer norm) or columns (channels-last batch norm).
+
+Mean and variance come from two passes over data that is still in the cache. Columns with many rows are cut into
+blocks, each with its own mean and sum of squares about it; those are then joined exactly as in
+T. Chan, G. Golub, R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+The number of blocks follows from the shape alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlcompute.devices.cpu.code import Code
+from mlcompute.devices.cpu.entry import Entry, Maker
+from mlcompute.devices.cpu.kernels.folds import SUM, LineFold, fill, fold_columns
+from mlcompute.devices.cpu.kernels.tiles import LEAST_COLUMNS, UNITS, ColumnTiles
+from mlcompute.devices.cpu.kernels.walks import (
+    Axis,
+    AxisWords,
+    Cell,
+    Line,
+    Words,
+    axis_words,
+    count_of,
+    each_vector,
+    line_stride,
+    moved,
+    nest,
+    number,
+    share_units,
+    shared_rows,
+    split_index,
+    splat,
+    to_float,
+    walk_axes,
+)
+from mlcompute.devices.cpu.lanes import Lanes
+from mlcompute.devices.cpu.operands import Operand, Operands, dense_strides
+from mlcompute.ops.op import FLOAT32, Shape, Step
+
+#: Fewer elements than this are not worth a second pass.
+_WORTH_BLOCKS = 1 << 15
+_NS_PER_ELEMENT = 0.4
+
+
+def normalize_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
+    """By rows when elements that are reduced lie side by side, else by columns."""
+    axes = step.attributes["axes"]
+    x, (y, mean, variance) = operands[step.inputs[0]], (operands[value] for value in step.results)
+    if x.dtype != FLOAT32 or not x.size:
+        return None
+    kept = tuple(0 if axis in axes else stride for axis, stride in enumerate(mean.strides))
+    walked = _walked(x.shape, axes, [x.strides, y.strides, kept])
+    if walked[-1].reduced:
+        return [_row_entry(step, [x, y, mean, variance], walked)]
+    if sum(axis.reduced for axis in walked) > 1:
+        return None
+    blocks = _blocks(walked)
+    if workspace(step) < 2 * blocks * mean.size * 4:
+        blocks = 1
+    return _column_entries(step, operands, [x, y, mean, variance], walked, blocks)
+
+
+def workspace(step: Step) -> int:
+    """Room for the statistics of the blocks."""
+    shape, axes, statistics = step.inputs[0].shape, step.attributes["axes"], step.results[1]
+    if not step.inputs[0].size:
+        return 0
+    walked = _walked(shape, axes, [dense_strides(shape)])
+    blocks = 1 if walked[-1].reduced else _blocks(walked)
+    return 2 * blocks * statistics.nbytes if blocks > 1 else 0
+
+
+def _walked(shape: Shape, axes: Sequence[int], walks: Sequence[Sequence[int]]) -> list[Axis]:
+    walked = walk_axes(shape, axes, walks)
+    # A walk has at least one reduced axis, if only of one step.
+    return walked if any(axis.reduced for axis in walked) else [*walked, Axis(1, (1,) * len(walks), True)]
+
+
+def _blocks(axes: Sequence[Axis]) -> int:
+    """Into how many blocks the rows are cut; each block joins all of them again, so not into too many."""
+    rows = next(axis.extent for axis in axes if axis.reduced)
+    others = count_of([axis for axis in axes[:-1] if not axis.reduced])
+    if count_of(axes) < _WORTH_BLOCKS or others * -(-axes[-1].extent // LEAST_COLUMNS) >= UNITS // 2:
+        return 1
+    return max(1, min(-(-UNITS // others), math.isqrt(rows // 16)))
+
+
+# Rows ---------------------------------------------------------------------------------------------------------------
+
+
+def _row_entry(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) -> Entry:
+    x, y, mean, variance = all_
+    code = Code("normalize_rows")
+    words = Words(code)
+    source, target, means, variances = (words.pointer(operand) for operand in all_)
+    outer = [axis for axis in axes if not axis.reduced]
+    kept = axis_words(words, outer)
+    reduced = axis_words(words, [axis for axis in axes if axis.reduced])
+    strides = [line_stride(words, stride) for stride in axes[-1].strides[:2]]
+    count = words.number(count_of([axis for axis in axes if axis.reduced]))
+    epsilon = _epsilon(words, step)
+    rows = shared_rows(x.shape, step.attributes["axes"], all_)
+    begin, end = share_units(words, count_of(outer), rows)
+    size = to_float(code, count)
+    with code.loop(begin, end) as unit:
+        indices = split_index(code, unit, kept)
+        from_, to = (moved(code, p, i, kept, indices, "float") for i, p in enumerate((source, target)))
+
+        def lines(from_: str = from_) -> Callable[[LineFold, Callable[..., Lanes] | None], None]:
+            def fold(total: LineFold, term: Callable[..., Lanes] | None) -> None:
+                with nest(code, reduced[:-1], [from_], ["float"]) as (inner,):
+                    total.add(Line(code, inner, "float", strides[0]), reduced[-1].extent, term)
+
+            return fold
+
+        over = lines()
+        total = LineFold(code, SUM)
+        over(total, None)
+        m = total.result() / size
+        centre = splat(m)
+        squares = LineFold(code, SUM)
+        over(squares, lambda value, index, mask, centre=centre: _square(value - centre))
+        v = squares.result() / size
+        for pointer, value in ((means, m), (variances, v)):
+            code.store(moved(code, pointer, 2, kept, indices, "float"), "float", value.name)
+        scale = splat(1.0 / (v + epsilon).sqrt())
+        with nest(code, reduced[:-1], [from_, to], ["float", "float"]) as (inner, result):
+            seen, made = Line(code, inner, "float", strides[0]), Line(code, result, "float", strides[1])
+
+            def finish(
+                index: str, mask: str | None,
+                seen: Line = seen, made: Line = made, centre: Lanes = centre, scale: Lanes = scale,
+            ) -> None:  # fmt: skip
+                made.store(index, (seen.load(index, mask) - centre) * scale, mask)
+
+            each_vector(code, 0, reduced[-1].extent, finish)
+    return Entry(
+        step, code, words.arguments, reads=[x], writes=[y, mean, variance],
+        rows=rows, by_row={0, 1, 2, 3} if rows else set(),
+        kernel="normalize rows", cost=x.size * _NS_PER_ELEMENT,
+    )  # fmt: skip
+
+
+def _square(x: Lanes) -> Lanes:
+    return x * x
+
+
+def _epsilon(words: Words, step: Step) -> Lanes:
+    """The op's small number, handed over as the bits of a float."""
+    bits = words.number(int(np.float32(step.attributes["epsilon"]).view(np.int32)))
+    code = words.code
+    narrow = Lanes(code, code.let(f"trunc i64 {bits} to i32"), "i32", 1)
+    return narrow.from_bits()
+
+
+# Columns ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Names that the passes over columns share."""
+
+    words: Words
+    kept: list[AxisWords]
+    along: AxisWords
+    strides: list[str | None]
+    tiles: ColumnTiles
+    rows: str
+    units: tuple[str, str]
+
+    def line(self, operand: int, place: str, row: str) -> Line:
+        code = self.words.code
+        moved_ = code.at(place, code.mul(row, self.along.strides[operand]), "float")
+        return Line(code, moved_, "float", self.strides[operand])
+
+
+def _column_entries(
+    step: Step, operands: Operands, all_: Sequence[Operand], axes: Sequence[Axis], blocks: int
+) -> Sequence[Entry]:
+    x, y, mean, variance = all_
+    if blocks == 1:
+        return [_whole_columns(step, all_, axes)]
+    along = next(axis for axis in axes if axis.reduced)
+    size = -(-along.extent // blocks)
+    blocks = -(-along.extent // size)
+    # Per block: the means of all columns, then their sums of squares, each like `mean` itself.
+    means = operands.workspace(step, 0, blocks * mean.size * 4)
+    squares = operands.workspace(step, blocks * mean.size * 4, blocks * mean.size * 4)
+    first = _block_statistics(step, x, means, squares, axes, blocks, size, mean.size)
+    second = _join_blocks(step, all_, means, squares, axes, blocks, size)
+    return [first, second]
+
+
+def _prepare(words: Words, axes: Sequence[Axis], rows: int, lead: Axis | None = None) -> _Columns:
+    """`lead`: an axis of blocks before the kept ones."""
+    outer = [*([lead] if lead else []), *(axis for axis in axes[:-1] if not axis.reduced)]
+    kept = axis_words(words, outer)
+    along = next(axis for axis in axes if axis.reduced)
+    (along_words,) = axis_words(words, [along])
+    strides = [line_stride(words, stride) for stride in axes[-1].strides]
+    tiles = ColumnTiles(words, axes[-1].extent, count_of(outer))
+    units = share_units(words, count_of(outer) * tiles.count, rows)
+    return _Columns(words, kept, along_words, strides, tiles, along_words.extent, units)
+
+
+def _statistics(names: _Columns, place: str, rows: str, columns: tuple[str, str], mean: Line, squares: Line) -> None:
+    """mean[c] and the sum of squares about it over some rows, for columns c."""
+    code = names.words.code
+    seen = Line(code, place, "float", names.strides[0])
+    for line in (mean, squares):
+        fill(code, line, columns, number(code, 0.0))
+    fold_columns(code, SUM, rows, names.along.strides[0], seen, columns, mean)
+    size = splat(to_float(code, rows))
+    each_vector(code, *columns, lambda c, mask: mean.store(c, mean.load(c, mask) / size, mask))
+
+    def term(value: Lanes, index: str, mask: str | None) -> Lanes:
+        return _square(value - mean.load(index, mask))
+
+    fold_columns(code, SUM, rows, names.along.strides[0], seen, columns, squares, term)
+
+
+def _write(names: _Columns, places: Sequence[str], rows: str, index: str, mask: str | None, m: Lanes, scale: Lanes) -> None:
+    """y = (x - m) scale in one vector of columns."""
+    with names.words.code.loop(0, rows) as row:
+        seen, made = (names.line(operand, place, row) for operand, place in enumerate(places))
+        made.store(index, (seen.load(index, mask) - m) * scale, mask)
+
+
+def _whole_columns(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) -> Entry:
+    """Threads own columns (or samples): statistics and result in one go."""
+    code = Code("normalize_columns")
+    words = Words(code)
+    pointers = [words.pointer(operand) for operand in all_]
+    epsilon = splat(_epsilon(words, step))
+    rows = shared_rows(all_[0].shape, step.attributes["axes"], all_)
+    names = _prepare(words, axes, rows)
+    with code.loop(*names.units) as unit:
+        unit, columns = names.tiles.split(unit)
+        indices = split_index(code, unit, names.kept)
+        places = [
+            moved(code, p, min(i, 2), names.kept, indices, "float") for i, p in enumerate(pointers)
+        ]
+        mean, variance = (Line(code, place, "float", names.strides[2]) for place in places[2:])
+        _statistics(names, places[0], names.rows, columns, mean, variance)
+        size = splat(to_float(code, names.rows))
+
+        def column(index: str, mask: str | None, mean: Line = mean, variance: Line = variance) -> None:
+            v = variance.load(index, mask) / size
+            variance.store(index, v, mask)
+            _write(names, places[:2], names.rows, index, mask, mean.load(index, mask), 1.0 / (v + epsilon).sqrt())
+
+        each_vector(code, *columns, column)
+    return Entry(
+        step, code, words.arguments, reads=[all_[0]], writes=list(all_[1:]),
+        rows=rows, by_row={0, 1, 2, 3} if rows else set(),
+        kernel="normalize columns", cost=all_[0].size * _NS_PER_ELEMENT,
+    )  # fmt: skip
+
+
+def _block_statistics(
+    step: Step, x: Operand, means: Operand, squares: Operand, axes: Sequence[Axis], blocks: int, size: int, columns: int
+) -> Entry:
+    """Mean and sum of squares of every block."""
+    code = Code("normalize_blocks")
+    words = Words(code)
+    pointers = [words.pointer(operand) for operand in (x, means, squares)]
+    along = next(axis for axis in axes if axis.reduced)
+    names = _prepare(words, axes, 0, Axis(blocks, (size * along.strides[0], size * along.strides[1], columns)))
+    step_ = words.number(size)
+    with code.loop(*names.units) as unit:
+        unit, range_ = names.tiles.split(unit)
+        indices = split_index(code, unit, names.kept)
+        rows = code.minimum(step_, code.sub(names.rows, code.mul(indices[0], step_)))
+        place = moved(code, pointers[0], 0, names.kept, indices, "float")
+        lines = [
+            Line(code, moved(code, p, 2, names.kept, indices, "float"), "float", names.strides[2]) for p in pointers[1:]
+        ]
+        _statistics(names, place, rows, range_, lines[0], lines[1])
+    return Entry(
+        step, code, words.arguments, reads=[x], writes=[means, squares],
+        kernel=f"statistics of {blocks} blocks", cost=x.size * _NS_PER_ELEMENT / 2,
+    )  # fmt: skip
+
+
+def _join_blocks(
+    step: Step, all_: Sequence[Operand], means: Operand, squares: Operand, axes: Sequence[Axis], blocks: int, size: int
+) -> Entry:
+    """Statistics of all blocks become one, then each block writes its rows of the result."""
+    code = Code("normalize_join")
+    words = Words(code)
+    x, y, mean, variance = (words.pointer(operand) for operand in all_)
+    part_means, part_squares = words.pointer(means), words.pointer(squares)
+    epsilon = splat(_epsilon(words, step))
+    along, columns = next(axis for axis in axes if axis.reduced), all_[2].size
+    # Along the blocks, the statistics themselves do not move: every block joins all of them.
+    names = _prepare(words, axes, 0, Axis(blocks, (size * along.strides[0], size * along.strides[1], 0)))
+    step_, count, pitch = words.numbers([size, blocks, columns])
+    with code.loop(*names.units) as unit:
+        unit, range_ = names.tiles.split(unit)
+        indices = split_index(code, unit, names.kept)
+        rows = code.minimum(step_, code.sub(names.rows, code.mul(indices[0], step_)))
+        places = [moved(code, p, i, names.kept, indices, "float") for i, p in enumerate((x, y))]
+        statistics = [moved(code, p, 2, names.kept, indices, "float") for p in (mean, variance, part_means, part_squares)]
+        is_first = code.let(f"icmp eq i64 {indices[0]}, 0")
+
+        def column(
+            index: str, mask: str | None,
+            rows: str = rows, places: list[str] = places, statistics: list[str] = statistics, is_first: str = is_first,
+        ) -> None:  # fmt: skip
+            whole = splat(to_float(code, names.rows))
+
+            def part(number_: int, block: str) -> Line:
+                place = code.at(statistics[number_], code.mul(block, pitch), "float")
+                return Line(code, place, "float", names.strides[2])
+
+            def size_of(block: str) -> Lanes:
+                return splat(to_float(code, code.minimum(step_, code.sub(names.rows, code.mul(block, step_)))))
+
+            total, spread = Cell(number(code, 0.0)), Cell(number(code, 0.0))
+            with code.loop(0, count) as block:
+                total.set(total.get() + part(2, block).load(index, mask) * size_of(block))
+            m = total.get() / whole
+            with code.loop(0, count) as block:
+                between = _square(part(2, block).load(index, mask) - m) * size_of(block)
+                spread.set(spread.get() + (part(3, block).load(index, mask) + between))
+            v = spread.get() / whole
+            with code.when(is_first):
+                for place, value in zip(statistics, (m, v), strict=False):
+                    Line(code, place, "float", names.strides[2]).store(index, value, mask)
+            _write(names, places, rows, index, mask, m, 1.0 / (v + epsilon).sqrt())
+
+        each_vector(code, *range_, column)
+    return Entry(
+        step, code, words.arguments, reads=[all_[0], means, squares], writes=list(all_[1:]),
+        kernel=f"normalize columns in {blocks} blocks", cost=all_[0].size * _NS_PER_ELEMENT / 2,
+    )  # fmt: skip
+
+
+KERNELS: dict[str, Maker] = {"normalize": normalize_entries}
+WORKSPACES: dict[str, Callable[[Step], int]] = {"normalize": workspace}

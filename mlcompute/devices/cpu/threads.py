@@ -1,0 +1,259 @@
+"""The team of worker threads: native code that waits for a program, runs it side by side, and meets at barriers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import threading
+from typing import Any
+
+import numpy as np
+
+from mlcompute.devices.cpu.code import Code
+from mlcompute.devices.cpu.jit import library
+
+KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+
+#: Words of a program's walking arguments: its entries, their number, and the barrier.
+TAPE, COUNT, BARRIER = 0, 1, 2
+#: Words of one entry: kernel, its arguments, whether to meet before it.
+ENTRY_WORDS = 3
+
+# Words of the team's shared state, a cache line apart so that threads do not disturb each other.
+_GENERATION, _DONE, _STOP, _JOB, _SLEEPING = 0, 8, 16, 24, 32
+_MOST_THREADS = 64
+_SEMAPHORES = _SLEEPING + 8 * _MOST_THREADS
+_STATE_WORDS = _SEMAPHORES + 8 * _MOST_THREADS
+#: How long a worker looks for work before it sleeps: about 100 microseconds.
+_SPINS = 4000
+
+
+def default_thread_count() -> int:
+    """MLCOMPUTE_NUM_THREADS, or the cores this process may use: affinity and cgroup limits respected."""
+    configured = os.environ.get("MLCOMPUTE_NUM_THREADS", "")
+    if configured.isdigit() and int(configured) > 0:
+        return min(int(configured), _MOST_THREADS)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, _cgroup_cores() or cores, _MOST_THREADS))
+
+
+def _cgroup_cores() -> int | None:
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+        return None if quota == "max" else max(1, -(-int(quota) // int(period)))
+    except (OSError, ValueError):
+        return None
+
+
+def _pause(code: Code) -> None:
+    """Tell the core that this is a waiting loop."""
+    if platform.machine() in ("x86_64", "AMD64", "i686"):
+        code.declare("void @llvm.x86.sse2.pause()")
+        code.do("call void @llvm.x86.sse2.pause()")
+
+
+def _word(code: Code, base: str, index: str | int) -> str:
+    return code.at(base, index, "i64")
+
+
+def _acquire(code: Code, place: str) -> str:
+    return code.let(f"load atomic i64, ptr {place} acquire, align 8")
+
+
+def _wait_until_changed(code: Code, place: str, old: str) -> None:
+    """Spin until the word differs from `old`, giving the core away now and then."""
+    code.declare("i32 @sched_yield()")
+    spins = code.variable("i64", "0")
+    head, body, give, again, done = (code._label(name) for name in ("spin", "body", "give", "again", "done"))
+    code.do(f"br label %{head}")
+    code._start(head)
+    same = code.let(f"icmp eq i64 {_acquire(code, place)}, {old}")
+    code.do(f"br i1 {same}, label %{body}, label %{done}")
+    code._start(body)
+    _pause(code)
+    count = code.add(code.get("i64", spins), 1)
+    code.set("i64", spins, count)
+    tired = code.let(f"icmp eq i64 {code.let(f'and i64 {count}, 127')}, 127")
+    code.do(f"br i1 {tired}, label %{give}, label %{again}")
+    code._start(give)
+    code.let("call i32 @sched_yield()")
+    code.do(f"br label %{again}")
+    code._start(again)
+    code.do(f"br label %{head}")
+    code._start(done)
+
+
+def walker() -> Code:
+    """Runs all entries of a program: `walk(thread, threads, [tape, count, barrier])`."""
+    code = Code("walk")
+    tape, count, barrier = code.argument(TAPE, "ptr"), code.argument(COUNT), code.argument(BARRIER, "ptr")
+    together = code.let("icmp sgt i64 %threads, 1")
+    with code.loop(0, count) as index:
+        entry = code.at(tape, code.mul(index, ENTRY_WORDS), "i64")
+        kernel = code.let(f"load ptr, ptr {entry}")
+        arguments = code.let(f"load ptr, ptr {_word(code, entry, 1)}")
+        meets = code.let(f"icmp ne i64 {code.let(f'load i64, ptr {_word(code, entry, 2)}')}, 0")
+        with code.when(code.let(f"and i1 {meets}, {together}")):
+            _meet(code, barrier)
+        code.do(f"call void {kernel}(i64 %thread, i64 %threads, ptr {arguments})")
+    return code
+
+
+def _meet(code: Code, barrier: str) -> None:
+    """A barrier: the last thread to arrive opens the next generation, the others wait for it."""
+    generation = _word(code, barrier, 8)
+    old = _acquire(code, generation)
+    arrived = code.let(f"atomicrmw add ptr {barrier}, i64 1 acq_rel")
+    last = code.let(f"icmp eq i64 {code.add(arrived, 1)}, %threads")
+    first, wait, done = code._label("last"), code._label("wait"), code._label("met")
+    code.do(f"br i1 {last}, label %{first}, label %{wait}")
+    code._start(first)
+    code.do(f"store atomic i64 0, ptr {barrier} release, align 8")
+    code.do(f"store atomic i64 {code.add(old, 1)}, ptr {generation} release, align 8")
+    code.do(f"br label %{done}")
+    code._start(wait)
+    _wait_until_changed(code, generation, old)
+    code.do(f"br label %{done}")
+    code._start(done)
+
+
+def _worker(walk: int) -> Code:
+    """Waits for the next generation of work, walks it, reports, and waits again; returns when told to stop."""
+    code = Code("worker")
+    code.declare("i32 @sem_wait(ptr)")
+    sleeping = _word(code, "%arguments", code.add(_SLEEPING, code.mul("%thread", 8)))
+    semaphore = _word(code, "%arguments", code.add(_SEMAPHORES, code.mul("%thread", 8)))
+    generation, seen = _word(code, "%arguments", _GENERATION), code.variable("i64", "0")
+    again, look, work, pause, tired, nap, go, stop = (
+        code._label(name) for name in ("again", "look", "work", "pause", "tired", "nap", "go", "stop")
+    )
+    spins = code.variable("i64", "0")
+    code.do(f"br label %{again}")
+    code._start(again)
+    code.set("i64", spins, "0")
+    code.do(f"br label %{look}")
+    code._start(look)
+    now = _acquire(code, generation)
+    changed = code.let(f"icmp ne i64 {now}, {code.get('i64', seen)}")
+    code.do(f"br i1 {changed}, label %{work}, label %{pause}")
+    code._start(pause)
+    _pause(code)
+    count = code.add(code.get("i64", spins), 1)
+    code.set("i64", spins, count)
+    code.do(f"br i1 {code.let(f'icmp sgt i64 {count}, {_SPINS}')}, label %{tired}, label %{look}")
+    code._start(tired)
+    # Announce the nap, then look once more: the leader wakes whoever has announced one.
+    code.do(f"store atomic i64 1, ptr {sleeping} seq_cst, align 8")
+    late = code.let(f"load atomic i64, ptr {generation} seq_cst, align 8")
+    code.do(
+        f"br i1 {code.let(f'icmp ne i64 {late}, ' + code.get('i64', seen))}, label %{go}, label %{nap}"
+    )
+    code._start(nap)
+    code.let(f"call i32 @sem_wait(ptr {semaphore})")
+    code.do(f"br label %{again}")
+    code._start(go)
+    # Work arrived in between. If the leader saw the announcement it has posted, and the post must be consumed.
+    announced = code.let(f"atomicrmw xchg ptr {sleeping}, i64 0 seq_cst")
+    mine = code.let(f"icmp eq i64 {announced}, 1")
+    code.do(f"br i1 {mine}, label %{again}, label %{nap}")
+    code._start(work)
+    code.set("i64", seen, now)
+    halted = code.let(f"icmp ne i64 {_acquire(code, _word(code, '%arguments', _STOP))}, 0")
+    run = code._label("run")
+    code.do(f"br i1 {halted}, label %{stop}, label %{run}")
+    code._start(run)
+    job = code.let(f"load ptr, ptr {_word(code, '%arguments', _JOB)}")
+    walk_ptr = code.let(f"inttoptr i64 {walk} to ptr")
+    code.do(f"call void {walk_ptr}(i64 %thread, i64 %threads, ptr {job})")
+    code.let(f"atomicrmw add ptr {_word(code, '%arguments', _DONE)}, i64 1 acq_rel")
+    code.do(f"br label %{again}")
+    code._start(stop)
+    return code
+
+
+def _leader(walk: int) -> Code:
+    """Starts a generation of work, takes part as thread 0, and returns when all have finished."""
+    code = Code("leader")
+    code.declare("i32 @sem_post(ptr)")
+    generation = _word(code, "%arguments", _GENERATION)
+    done = _word(code, "%arguments", _DONE)
+    code.let(f"atomicrmw add ptr {generation}, i64 1 seq_cst")
+    with code.loop(1, "%threads") as index:
+        sleeping = _word(code, "%arguments", code.add(_SLEEPING, code.mul(index, 8)))
+        napping = code.let(f"atomicrmw xchg ptr {sleeping}, i64 0 seq_cst")
+        with code.when(code.let(f"icmp ne i64 {napping}, 0")):
+            semaphore = _word(code, "%arguments", code.add(_SEMAPHORES, code.mul(index, 8)))
+            code.let(f"call i32 @sem_post(ptr {semaphore})")
+    job = code.let(f"load ptr, ptr {_word(code, '%arguments', _JOB)}")
+    walk_ptr = code.let(f"inttoptr i64 {walk} to ptr")
+    code.do(f"call void {walk_ptr}(i64 0, i64 %threads, ptr {job})")
+    others = code.sub("%threads", 1)
+    with code.loop(0, others) as arrived:
+        # One finished worker after the other; each wait ends when at least that many are done.
+        head, body, end = code._label("wait"), code._label("body"), code._label("end")
+        code.do(f"br label %{head}")
+        code._start(head)
+        count = _acquire(code, done)
+        code.do(f"br i1 {code.let(f'icmp sgt i64 {count}, {arrived}')}, label %{end}, label %{body}")
+        code._start(body)
+        _wait_until_changed(code, done, count)
+        code.do(f"br label %{head}")
+        code._start(end)
+    code.do(f"store atomic i64 0, ptr {done} release, align 8")
+    return code
+
+
+class Team:
+    """Threads that run programs together. One program at a time; the caller is thread 0."""
+
+    def __init__(self, size: int, prepare: Any = None) -> None:
+        self.size = size
+        (walk,) = library.addresses([walker()])
+        worker, leader = library.addresses([_worker(walk), _leader(walk)])
+        self._walk = KERNEL(walk)
+        self._lead = KERNEL(leader)
+        # Aligned to a cache line by starting inside a larger array.
+        room = np.zeros(_STATE_WORDS + 8, np.int64)
+        skip = (-room.ctypes.data // 8) % 8
+        self._state = room[skip : skip + _STATE_WORDS]
+        self._address = self._state.ctypes.data
+        self._lock = threading.Lock()
+        if size > 1:
+            libc = ctypes.CDLL(None)
+            for thread in range(size):
+                libc.sem_init(ctypes.c_void_p(self._address + 8 * (_SEMAPHORES + 8 * thread)), 0, 0)
+            run = KERNEL(worker)
+            for thread in range(1, size):
+                threading.Thread(
+                    target=self._serve, args=(run, thread, size, self._address, prepare), daemon=True
+                ).start()
+
+    @staticmethod
+    def _serve(run: Any, thread: int, size: int, address: int, prepare: Any) -> None:
+        if prepare is not None:
+            prepare()
+        run(thread, size, address)
+
+    def run(self, job: int, threads: int) -> None:
+        """Walk a program (the address of its walking arguments) on one thread or on all of them."""
+        if threads == 1 or self.size == 1:
+            self._walk(0, 1, job)
+            return
+        with self._lock:
+            self._state[_JOB] = job
+            self._lead(0, self.size, self._address)
+
+    def stop(self) -> None:
+        """Let the workers return."""
+        if self.size > 1:
+            with self._lock:
+                self._state[_STOP] = 1
+                # An empty generation wakes everybody; workers see the stop before they look for work.
+                empty = np.zeros(3, np.int64)
+                self._state[_JOB] = empty.ctypes.data
+                self._state[_GENERATION] += 1
+                libc = ctypes.CDLL(None)
+                for thread in range(1, self.size):
+                    libc.sem_post(ctypes.c_void_p(self._address + 8 * (_SEMAPHORES + 8 * thread)))

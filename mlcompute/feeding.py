@@ -1,0 +1,118 @@
+"""Feeding: where the data of a run comes from, and where its outputs go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mlcompute.enums import ExecutionOptions
+from mlcompute.errors import DataError
+from mlcompute.ops.op import Array, Value
+from mlcompute.programs import Fed
+from mlcompute.tensor import Tensor, moments
+from mlcompute.tensor_data import ArrayLike, read_array
+
+#: Data by the names given to add_inputs or add_outputs.
+Named = Mapping[str, ArrayLike]
+#: An array, or how to get it when the run's turn has come: results of runs queued before it do not exist earlier.
+Feeds = dict[Value, "Array | Callable[[], Array | None]"]
+
+
+class Feeding:
+    """The data of one graph's runs: given with the call, attached to the tensor, fed before, or from a linked graph.
+
+    linked  gives, for a tensor that another graph computes, how to get its value
+    """
+
+    def __init__(self, linked: Callable[[Tensor], Callable[[], Array | None] | None]) -> None:
+        self._linked = linked
+        #: What the last runs were fed, and when: SKIP_WRITING_INPUT_DATA_TO_DEVICE uses it again.
+        self._before: dict[Tensor, tuple[int, Array]] = {}
+
+    def collect(
+        self,
+        inputs: Iterable[Fed],
+        data: Mapping[Tensor, Any],
+        options: ExecutionOptions,
+        who: Callable[[Tensor], str],
+        copies: bool,
+    ) -> Feeds:
+        """Something for every input. `copies` when the run reads the data after the call has returned."""
+        skips = ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE in options
+        feeds: Feeds = {}
+        for tensor, value, rows in inputs:
+            if tensor in data and not skips:
+                array = read_array(data[tensor], tensor.descriptor, who(tensor), rows)
+            else:
+                standing = self._standing(tensor, skips)
+                if not isinstance(standing, np.ndarray):
+                    feeds[value] = self._later(tensor, value, standing, who)
+                    continue
+                array = _fitting(standing, value, who(tensor))
+            feeds[value] = array.copy() if copies else array
+        return feeds
+
+    def remember(self, inputs: Iterable[Fed], feeds: Feeds) -> None:
+        """The run was accepted: later ones may use its data again."""
+        moment = next(moments)
+        for tensor, value, _ in inputs:
+            array = feeds.get(value)
+            if isinstance(array, np.ndarray):
+                self._before[tensor] = (moment, array)
+
+    def has(self, tensor: Tensor, data: Mapping[Tensor, Any], skips: bool) -> bool:
+        """Would a run have data for a tensor? A call that brings data speaks for all inputs, attached ones included."""
+        if data and not skips:
+            return tensor in data
+        return isinstance(self._standing(tensor, skips), np.ndarray)
+
+    def _standing(self, tensor: Tensor, skips: bool) -> Array | Callable[[], Array | None] | None:
+        """What a run that brings no data finds: the latest of what was attached and fed, a linked value, own data."""
+        array = tensor._bound
+        when, before = self._before.get(tensor, (0, None))
+        if skips and before is not None and when > tensor._bound_at:
+            array = before
+        if array is None:
+            return self._linked(tensor) or tensor._host
+        return array
+
+    def _later(
+        self, tensor: Tensor, value: Value, find: Callable[[], Array | None] | None, who: Callable[[Tensor], str]
+    ) -> Callable[[], Array]:
+        if find is None:
+            raise DataError(
+                f"{who(tensor)} was not given",
+                expected=repr(tensor.descriptor),
+                fix="pass its data by name, or attach it with bind_and_write_data first",
+            )
+
+        def get() -> Array:
+            array = find()
+            if array is None:
+                raise DataError(
+                    f"{who(tensor)} comes from a linked graph, which has not computed it",
+                    fix="run the forward passes of linked graphs in order, their gradient passes in reverse order",
+                )
+            return _fitting(array, value, who(tensor))
+
+        return get
+
+
+def resolved(feeds: Feeds) -> dict[Value, Array]:
+    """The arrays themselves, now that the run's turn has come."""
+    arrays: dict[Value, Array] = {}
+    for value, array in feeds.items():
+        found = array if isinstance(array, np.ndarray) else array()
+        assert found is not None
+        arrays[value] = found
+    return arrays
+
+
+def _fitting(array: Array, value: Value, who: str) -> Array:
+    """The leading part of what is there that the run needs."""
+    if len(array.shape) != len(value.shape) or any(a < b for a, b in zip(array.shape, value.shape, strict=True)):
+        raise DataError(f"{who}: the attached data has shape {array.shape}, {value.shape} is needed")
+    leading = array[tuple(slice(extent) for extent in value.shape)]
+    return np.ascontiguousarray(leading, dtype=value.dtype)

@@ -1,0 +1,56 @@
+"""Two layouts of image ops: (N, C, H, W) as layers speak, (N, H, W, C) as the layout pass may rewrite them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mlcompute.ops.op import Array, ArrayType, Op, Shape, Typed
+
+#: Axes that turn channels-first into channels-last, and back.
+TO_LAST = (0, 2, 3, 1)
+TO_FIRST = (0, 3, 1, 2)
+
+
+def last_shape(shape: Shape) -> Shape:
+    """(N, C, H, W) -> (N, H, W, C)"""
+    return tuple(shape[axis] for axis in TO_LAST)
+
+
+def first_shape(shape: Shape) -> Shape:
+    """(N, H, W, C) -> (N, C, H, W)"""
+    return tuple(shape[axis] for axis in TO_FIRST)
+
+
+def either_layout(images: tuple[int, ...], *, result_is_image: bool = True) -> Callable[[type[Op]], type[Op]]:
+    """Class decorator: the op also understands the attribute `channels_last=True`.
+
+    images: which inputs are images. Other attributes keep their channels-first meaning in both layouts.
+    """
+
+    def decorate(cls: type[Op]) -> type[Op]:
+        rule, meaning = cls.result, cls.meaning
+
+        def result(*inputs: Typed, channels_last: bool = False, **attributes: Any) -> ArrayType:
+            if not channels_last:
+                return rule(*inputs, **attributes)  # type: ignore[return-value]
+            first = [
+                ArrayType(first_shape(x.shape), x.dtype) if index in images else x for index, x in enumerate(inputs)
+            ]
+            found = rule(*first, **attributes)
+            assert isinstance(found, ArrayType)
+            return ArrayType(last_shape(found.shape), found.dtype) if result_is_image else found
+
+        def either(*arrays: Array, channels_last: bool = False, **attributes: Any) -> Array:
+            if not channels_last:
+                return np.asarray(meaning(*arrays, **attributes))
+            first = [array.transpose(TO_FIRST) if index in images else array for index, array in enumerate(arrays)]
+            found = np.asarray(meaning(*first, **attributes))
+            return found.transpose(TO_LAST) if result_is_image else found
+
+        cls.result, cls.meaning = staticmethod(result), staticmethod(either)
+        return cls
+
+    return decorate

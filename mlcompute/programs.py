@@ -1,0 +1,161 @@
+"""The programs of one compiled graph: one per style and batch size, compiled at first use, all in one arena."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mlcompute.compiler import Description, compile_program
+from mlcompute.compiler.program import Program
+from mlcompute.layers.loss import LossLayer
+from mlcompute.ops.op import Array, Value
+from mlcompute.tensor import Tensor
+
+if TYPE_CHECKING:
+    from mlcompute.devices.device import Engine, Executable
+    from mlcompute.graph import Node
+
+
+class Fed(NamedTuple):
+    """An input some phases of a program read; `rows` is how many leading samples of it, 0 for all."""
+
+    tensor: Tensor
+    value: Value
+    rows: int
+
+
+class Programs:
+    """What compiling a description gives. Nothing here waits for a run: runs keep the executable they were queued with.
+
+    size  number of nodes the description was made from; more of them mean that it is out of date
+    """
+
+    def __init__(self, description: Description, engine: Engine, size: int) -> None:
+        self.description = description
+        self.size = size
+        #: An input whose first axis does not count samples, though it could: a smaller batch has no meaning for it.
+        self.unbatched: Tensor | None = None
+        #: Bytes of the arena. Programs of one graph never run at the same time: the largest plan is enough for all.
+        self.arena_size = 0
+        #: Tensors the losses' labels are fed to.
+        self.labels = [label for node in description.nodes for label in node.labels]
+        #: Host memory of parameters, statistics and states, looked up anew when one of them was rebound.
+        self.bindings: dict[Program, dict[Value, Array]] = {}
+        self._engine = engine
+        self._arena: Any = None
+        self._programs: dict[tuple[str, int, bool], Program] = {}
+        self._executables: dict[Program, Executable] = {}
+        self._results: dict[Program, Tensor | None] = {}
+        self._fed: dict[tuple[Program, tuple[str, ...]], list[Fed]] = {}
+        self._lock = threading.RLock()
+
+    def get(self, style: str, batch_size: int, with_losses: bool = True) -> Program:
+        """The program for a style and batch size; without losses it ends at the predictions and needs no labels."""
+        key = (style, batch_size, with_losses)
+        found = self._programs.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            full = None
+            if batch_size != self.description.batch_size:
+                full = self.get(style, self.description.batch_size, with_losses)
+            wanted = self.description if with_losses else without_losses(self.description)
+            program = compile_program(_leading(wanted, batch_size), self._engine, style, batch_size, full)
+            _print_if_asked(program)
+            if program.plan.nbytes > self.arena_size:
+                self.arena_size = program.plan.nbytes
+                self._arena = None
+                self._executables.clear()
+            self._results[program] = final_result(wanted.nodes)
+            self._programs[key] = program
+            return program
+
+    def executable(self, program: Program) -> Executable:
+        """The program, ready to run."""
+        found = self._executables.get(program)
+        if found is None:
+            with self._lock:
+                if self._arena is None:
+                    self._arena = self._engine.allocate(self.arena_size)
+                found = self._executables[program] = self._engine.build(program, self._arena)
+        return found
+
+    def fed(self, program: Program, phases: Sequence[str]) -> list[Fed]:
+        """What the caller supplies for some phases: user gradients come with the gradient phase, all else with forward.
+
+        So what only the gradient steps read is there from the forward pass on, as it was then.
+        """
+        key = (program, tuple(phases))
+        if key not in self._fed:
+            # An input may itself be an output: needed, though no step reads it.
+            read = {value for step in program.steps for value in step.inputs} | program.kept
+            found = []
+            for tensor, value in program.inputs.items():
+                arrives_with = "gradient" if tensor in self.description.user_gradients else "forward"
+                if value in read and arrives_with in phases:
+                    rows = value.shape[0] if value.shape != tensor.descriptor.shape else 0
+                    found.append(Fed(tensor, value, rows))
+            self._fed[key] = found
+        return self._fed[key]
+
+    def result(self, program: Program) -> Tensor | None:
+        """What a run of the program answers."""
+        return self._results[program]
+
+    def by_name(self) -> dict[str, Program]:
+        """The programs compiled so far, by style and batch size."""
+        return {
+            f"{style} {batch}" + ("" if with_losses else " without losses"): program
+            for (style, batch, with_losses), program in self._programs.items()
+        }
+
+
+def final_result(nodes: Sequence[Node]) -> Tensor | None:
+    """What a run answers: the last loss if there is one, else the last layer's first result."""
+    losses = [node for node in nodes if isinstance(node.layer, LossLayer)]
+    return (losses or nodes)[-1].results[0] if nodes else None
+
+
+def without_losses(description: Description) -> Description:
+    """The same graph up to the predictions, for runs without labels."""
+    dropped: set[Tensor] = set()
+    nodes = []
+    for node in description.nodes:
+        if isinstance(node.layer, LossLayer) or any(source in dropped for source in node.sources):
+            dropped.update(node.results)
+        else:
+            nodes.append(node)
+    labels = {t for node in description.nodes for t in node.labels} | set(description.label_weights.values())
+    used = {t for node in nodes for t in node.sources}
+    result = final_result(nodes)
+    return Description(
+        nodes=nodes,
+        batch_size=description.batch_size,
+        inputs={t: scale for t, scale in description.inputs.items() if t in used or t not in labels},
+        constants=description.constants,
+        kept=[t for t in description.kept if t not in dropped] + ([result] if result is not None else []),
+        debugged=[t for t in description.debugged if t not in dropped],
+        fuses=description.fuses,
+    )
+
+
+def _leading(description: Description, batch_size: int) -> Description:
+    """For a smaller batch: the leading samples of constants that have one row per sample."""
+    full = description.batch_size
+    constants = {
+        tensor: array[:batch_size] if full > 1 and array.shape[0] == full else array
+        for tensor, array in description.constants.items()
+    }
+    return description if batch_size == full else dataclasses.replace(description, constants=constants)
+
+
+def _print_if_asked(program: Program) -> None:
+    wanted = os.environ.get("MLC_DEBUG", "").split(",")
+    if "steps" in wanted:
+        print(program, file=sys.stderr)
+    if "plan" in wanted:
+        print(program.plan, file=sys.stderr)

@@ -1,0 +1,112 @@
+"""Running the CPU kernels of one op without an engine: thread after thread, entry after entry, guarded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mlcompute.compiler.plan import plan_memory
+from mlcompute.devices.cpu.entry import Entry, Maker
+from mlcompute.devices.cpu.jit import library
+from mlcompute.devices.cpu.operands import Operand, Operands
+from mlcompute.devices.cpu.threads import KERNEL
+from mlcompute.ops.op import TABLE, Array, Step, Trace, Value, emit_all, run_meaning
+
+_GUARD = 64
+THREADS = (1, 2, 5)
+
+
+class Bench:
+    """One op with everything it needs to run: its entries, its memory, and what it should give.
+
+    views   a function from input values to the values the op is applied to, e.g. transposes of them
+    """
+
+    def __init__(
+        self,
+        makers: dict[str, Maker],
+        name: str,
+        arrays: Sequence[Array],
+        attributes: dict[str, Any] | None = None,
+        *,
+        views: Callable[..., Sequence[Value]] | None = None,
+        workspaces: dict[str, Callable[[Step], int]] | None = None,
+    ) -> None:
+        trace = Trace()
+        self.inputs = [trace.value(array.shape, array.dtype, "input") for array in arrays]
+        shown = list(views(*self.inputs)) if views is not None else self.inputs
+        emit_all(name, *shown, **(attributes or {}))
+        self.trace, self.step, self.arrays = trace, trace.steps[-1], list(arrays)
+        measure = (workspaces or {}).get(name)
+        plan = plan_memory(trace.steps, self.step.results, workspace=measure)
+        self.plan = plan
+        self.operands = Operands(trace.steps, plan.views, plan.workspaces)
+        self.entries = makers[name](self.step, self.operands)
+        self._memory: dict[Value, Array] = {}
+
+    def expected(self) -> tuple[Array, ...]:
+        """What the op means, in NumPy."""
+        memory = {**self.trace.constants, **dict(zip(self.inputs, self.arrays, strict=True))}
+        for step in self.trace.steps:
+            with np.errstate(all="ignore"):
+                results = run_meaning(step, [memory[value] for value in step.inputs])
+            memory.update(zip(step.results, results, strict=True))
+        return tuple(memory[value] for value in self.step.results)
+
+    def run(self, threads: int = 1) -> list[Array]:
+        """Results of the kernels, as `threads` threads would compute them; stray writes are an error."""
+        assert self.entries is not None, "there is no kernel for this"
+        self._memory = dict(zip(self.inputs, self.arrays, strict=True))
+        self._memory.update(self.trace.constants)
+        rooms: dict[Value, Array] = {}
+        for value in (*self.step.results, *self.plan.workspaces.values()):
+            rooms[value] = np.full(value.nbytes + 2 * _GUARD, 0xA5, np.uint8)
+            self._memory[value] = rooms[value][_GUARD : _GUARD + value.nbytes]
+        for entry, call, words in self.calls():
+            for thread in range(threads):
+                call(thread, threads, words.ctypes.data)
+            assert entry.step is self.step
+        for value, room in rooms.items():
+            assert (room[:_GUARD] == 0xA5).all(), f"{value!r}: written before its start"
+            assert (room[_GUARD + value.nbytes :] == 0xA5).all(), f"{value!r}: written past its end"
+        return [self._memory[value].view(value.dtype).reshape(value.shape).copy() for value in self.step.results]
+
+    def calls(self) -> list[tuple[Entry, Any, Array]]:
+        """Every entry with its compiled kernel and its argument words."""
+        assert self.entries is not None
+        addresses = library.addresses([entry.code for entry in self.entries])
+        made = []
+        for entry, address in zip(self.entries, addresses, strict=True):
+            words = [self._address(word) if isinstance(word, Operand) else word for word in entry.arguments]
+            made.append((entry, KERNEL(address), np.array(words, np.int64)))
+        return made
+
+    def _address(self, operand: Operand) -> int:
+        return int(self._memory[operand.base].ctypes.data) + operand.byte_offset
+
+    def check(self, compare: Callable[[Array, Array], None]) -> list[Array]:
+        """Compare with the meaning, and bit by bit between numbers of threads."""
+        first, *others = [self.run(threads) for threads in THREADS]
+        for found, expected in zip(first, self.expected(), strict=True):
+            assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+            compare(found, expected)
+        for other in others:
+            for a, b in zip(first, other, strict=True):
+                np.testing.assert_array_equal(a.view(np.uint8), b.view(np.uint8), "threads change the numbers")
+        return first
+
+
+def batches_share_code(makers: dict[str, Maker], name: str, make: Callable[[int], tuple[Any, ...]]) -> bool:
+    """Do two batch sizes compile to the same kernels? `make(batch)` gives (arrays, attributes)."""
+    texts = []
+    for batch in (32, 16):
+        arrays, attributes = make(batch)
+        entries = Bench(makers, name, arrays, attributes).entries
+        assert entries is not None
+        texts.append([entry.code.text() for entry in entries])
+    return texts[0] == texts[1]
+
+
+assert TABLE, "the op table fills itself on import"
