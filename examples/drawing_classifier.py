@@ -105,7 +105,7 @@ def picture(image: np.ndarray) -> str:
     )
 
 
-def main(count: int = 200, batch: int = 32, epochs: int = 4) -> None:
+def main(count: int = 200, batch: int = 32, epochs: int = 7) -> None:
     images, kinds = drawings(count, seed=1)
     short, padded = Classifier(batch), Classifier(batch)
     print(short.graph.summary())

@@ -23,6 +23,7 @@ from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.lstm import LSTMLayer
 from mlcompute.ops.op import Array, Value
+from mlcompute.passes import Passes
 from mlcompute.programs import Programs, final_result
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import read_array, write_target
@@ -67,6 +68,9 @@ class CompiledGraph(Graph):
         self._unsettled: deque[Execution] = deque()
         #: What ran last: the values of this run can be read.
         self._current: Executable | None = None
+        #: The passes run one by one that were last asked for, and those that last ran; None: some other run.
+        self._asked: Passes | None = None
+        self._ran: Passes | None = None
         self.last_run = 0
 
     # Structure ------------------------------------------------------------------------------------------------
@@ -215,6 +219,7 @@ class CompiledGraph(Graph):
 
     def _adopt(self, compiled: Programs) -> None:
         self._compiled = compiled
+        self._asked = None
         for tensor in self._resident_tensors(compiled.description):
             tensor._reside(self)
             tensor._device = self._device
@@ -472,12 +477,7 @@ class CompiledGraph(Graph):
         """The forward pass in inference mode; up to the predictions when there are no labels."""
         program = self._program("inference", batch, self._has_labels(data, options))
         feeds = self._feed(program, ("forward",), data, options, method)
-        return self._submit(
-            program, ("forward",), feeds, options, completion_handler, outputs_data, method, accepted=self._forget_passes
-        )
-
-    def _forget_passes(self) -> None:
-        """Passes run one by one before this run have lost their memory to it."""
+        return self._submit(program, ("forward",), feeds, options, completion_handler, outputs_data, method)
 
     def _submit(
         self,
@@ -488,52 +488,61 @@ class CompiledGraph(Graph):
         completion_handler: GraphCompletionHandler | None,
         outputs_data: Named | None,
         method: str,
+        passes: Passes | None = None,
         *,
-        executable: Executable | None = None,
-        before: Callable[[], dict[Value, Array]] = dict,
-        after: Callable[[bool, dict[Value, Array]], None] = lambda succeeded, fed: None,
         accepted: Callable[[], None] = lambda: None,
+        before: Callable[[], dict[Value, Array]] = dict,
+        after: Callable[[bool], None] = lambda succeeded: None,
     ) -> Execution:
         """Queue a run of some phases.
 
-        executable  to run in the memory of an earlier pass
-        before      called when the run's turn has come: further arrays to feed
-        after       called when the run is over: did it succeed, and what was it fed
+        passes      what the run belongs to; None: it stands alone, and passes run before it lose their memory to it
         accepted    called when nothing can be refused any more, just before the run is queued
+        before      called when the run's turn has come: further arrays to feed
+        after       called when the run is over: did it succeed?
         """
         self._raise_unseen_error()
         assert self._device is not None and self._compiled is not None
         targets = self._output_targets(program, phases, outputs_data, method)
         bindings = self._static_bindings(program)
-        if executable is None:
-            executable = self._compiled.executable(program)
+        executable = self._compiled.executable(program) if passes is None else passes.executable
         result = self._compiled.result(program) if "forward" in phases else None
         measures = bool(options & (ExecutionOptions.PROFILING | ExecutionOptions.PER_LAYER_PROFILING))
         profile = Profile() if ExecutionOptions.PER_LAYER_PROFILING in options else None
 
         def work() -> Tensor | None:
-            self._current = None  # what the last run left is about to be overwritten
             fed: dict[Value, Array] = {}
             try:
-                fed = {**resolved(feeds), **before()}
+                fed = {**resolved(feeds), **(passes.begin(phases) if passes is not None else {}), **before()}
+                self._ran = passes
+                if "forward" in phases:
+                    self._current = None  # what the last run left is about to be overwritten
                 executable.run(phases, {**bindings, **fed}, profile)
                 for value, target in targets:
                     np.copyto(target, executable.read(value))
             except BaseException:
-                after(False, fed)
+                finish(False, fed)
                 raise
             self._current = executable
             self.last_run = next(_runs)
-            after(True, fed)
+            finish(True, fed)
             if profile is not None and "time" in os.environ.get("MLC_DEBUG", "").split(","):
                 print(profile, file=sys.stderr)
             return result
+
+        def finish(succeeded: bool, fed: dict[Value, Array]) -> None:
+            if passes is not None:
+                passes.end(phases, succeeded, fed)
+            after(succeeded)
 
         execution = Execution(
             self._device.queue, work, measures_time=measures, profile=profile, completion_handler=completion_handler
         )
         self._feeding.remember(self._compiled.fed(program, phases), feeds)
         accepted()
+        self._asked = passes
+        if passes is not None:
+            passes.queued.update(phases)
         self._unsettled.append(execution)
         synchronous = ExecutionOptions.SYNCHRONOUS in options
         self._device.queue.submit(execution, synchronous)

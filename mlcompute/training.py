@@ -6,7 +6,6 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy as np
 from mlcompute.compiled import CompiledGraph
 from mlcompute.compiler import Description
 from mlcompute.compiler.program import Program
-from mlcompute.devices.device import Executable
 from mlcompute.enums import ExecutionOptions, GraphCompilationOptions, LossType, SoftmaxOperation
 from mlcompute.errors import DataError, ExecutionError, GraphError, ShapeError
 from mlcompute.execution import Execution, GraphCompletionHandler
@@ -26,43 +24,11 @@ from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.ops.op import Array, Value
 from mlcompute.optimizer_state import OptimizerState
 from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.passes import Passes
 from mlcompute.platform import RandomPasses
 from mlcompute.programs import Programs
 from mlcompute.tensor import Tensor, TensorOptimizerDeviceData, TensorParameter
 from mlcompute.tensor_data import ArrayLike, read_array
-
-
-@dataclass(eq=False)
-class SplitRun:
-    """A forward pass run by itself, and the passes that followed it in the same memory.
-
-    fed       what the forward pass read: the passes after it read the same
-    queued    phases accepted so far; `finished`: those whose values are there
-    """
-
-    program: Program
-    executable: Executable
-    fed: dict[Value, Array] = field(default_factory=dict)
-    queued: set[str] = field(default_factory=set)
-    finished: set[str] = field(default_factory=set)
-
-    def expect_ready(self, phases: Sequence[str]) -> dict[Value, Array]:
-        """What earlier passes were fed, for a pass whose turn has come; refused when the one before it failed."""
-        for phase, needed in (("gradient", "forward"), ("update", "gradient")):
-            if phase in phases and needed not in self.finished:
-                raise ExecutionError(
-                    f"the {needed} pass before this {phase} pass failed", fix=f"run execute_{needed} again"
-                )
-        self.finished.difference_update(phases)
-        return dict(self.fed)
-
-    def close(self, phases: Sequence[str], succeeded: bool, fed: dict[Value, Array]) -> None:
-        """A pass is over."""
-        if succeeded:
-            self.fed.update(fed)
-            self.finished.update(phases)
-        else:
-            self.queued.difference_update(phases)
 
 
 class TrainingGraph(CompiledGraph):
@@ -111,8 +77,6 @@ class TrainingGraph(CompiledGraph):
         self._gradient_tensors: dict[Tensor, Tensor] = {}
         self._gradient_of: dict[Tensor, Tensor] = {}
         self._training_parameters: list[TensorParameter] = []
-        #: The passes run by themselves whose values are in memory; None after any other run.
-        self._split: SplitRun | None = None
 
     # Declaring ------------------------------------------------------------------------------------------------
 
@@ -276,17 +240,17 @@ class TrainingGraph(CompiledGraph):
     def _describe_links(self, description: Description) -> None:
         """Gradients that come from later graphs, and parameters that belong to earlier ones."""
         earlier, later = self._neighbours()
+        owned = {tensor for other in earlier for tensor in other._updated_tensors()}
+        produced = {result for other in earlier for node in other._all_nodes() for result in node.results}
+        description.wanted += [tensor for tensor in description.parameters if tensor in owned]
+        description.wanted += [tensor for tensor in description.inputs if tensor in produced]
+        description.parameters = [tensor for tensor in description.parameters if tensor not in owned]
         for other in later:
             sources = {source for node in other._all_nodes() for source in node.sources}
             updated = set(other._updated_tensors())
             results = [tensor for node in description.nodes for tensor in node.results if tensor in sources]
             shared = [tensor for tensor in description.parameters if tensor in updated]
             description.user_gradients.update({self._gradient_tensor(tensor): tensor for tensor in (*results, *shared)})
-        owned = {tensor for other in earlier for tensor in other._updated_tensors()}
-        produced = {result for other in earlier for node in other._all_nodes() for result in node.results}
-        description.wanted += [tensor for tensor in description.parameters if tensor in owned]
-        description.wanted += [tensor for tensor in description.inputs if tensor in produced]
-        description.parameters = [tensor for tensor in description.parameters if tensor not in owned]
 
     def _neighbours(self) -> tuple[list[TrainingGraph], list[TrainingGraph]]:
         """The linked graphs before and after this one."""
@@ -337,7 +301,6 @@ class TrainingGraph(CompiledGraph):
         if self._state is not None:
             self._state.prepare(compiled.description.parameters)
         super()._adopt(compiled)
-        self._split = None
 
     def _states_of(self, tensor: Tensor) -> list[Array]:
         assert self._state is not None
@@ -406,11 +369,11 @@ class TrainingGraph(CompiledGraph):
 
     def _gradient(self, tensor: Tensor) -> Array | None:
         """The gradient of a tensor as of the last gradient pass that was run by itself."""
-        split = self._split
-        if split is None or "gradient" not in split.finished:
+        passes = self._ran
+        if passes is None or "gradient" not in passes.finished:
             return None
-        value = split.program.gradients.get(tensor)
-        return None if value is None else split.executable.read(value)
+        value = passes.program.gradients.get(tensor)
+        return None if value is None else passes.executable.read(value)
 
     def gradient_data(self, for_parameter: Tensor, layer: Layer) -> Array | None:
         """The gradient of a layer's parameter, in the parameter's shape.
@@ -521,9 +484,9 @@ class TrainingGraph(CompiledGraph):
         # Copied in any case: the gradient pass needs the same numbers, whatever becomes of the caller's memory.
         feeds = self._feed(program, ("forward",), {}, options, "execute_forward", copies=True)
         assert self._compiled is not None
-        split = SplitRun(program, self._compiled.executable(program))
+        passes = Passes(program, self._compiled.executable(program))
         return self._run(
-            program, ("forward",), feeds, options, completion_handler, outputs_data, "execute_forward", split=split
+            program, ("forward",), feeds, options, completion_handler, outputs_data, "execute_forward", passes
         )
 
     def execute_gradient(
@@ -535,28 +498,28 @@ class TrainingGraph(CompiledGraph):
         completion_handler: GraphCompletionHandler | None = None,
     ) -> Execution:
         """The gradient pass alone, after execute_forward with the same batch size. Gradients are then readable."""
-        split = self._split_run("execute_gradient", "forward", batch_size)
-        feeds = self._feed(split.program, ("gradient",), {}, options, "execute_gradient")
-        program = split.program
+        passes = self._passes_after("forward", "execute_gradient", batch_size)
+        program = passes.program
+        feeds = self._feed(program, ("gradient",), {}, options, "execute_gradient")
         return self._run(
-            program, ("gradient",), feeds, options, completion_handler, outputs_data, "execute_gradient", split=split
+            program, ("gradient",), feeds, options, completion_handler, outputs_data, "execute_gradient", passes
         )
 
-    def _split_run(self, method: str, needed: str, batch_size: int = 0) -> SplitRun:
-        """The passes run so far, of which `needed` must have been accepted."""
+    def _passes_after(self, needed: str, method: str, batch_size: int = 0) -> Passes:
+        """The passes asked for so far, of which `needed` must be one."""
         self._compile_if_needed()
         self._raise_unseen_error()
-        split = self._split
-        if split is None or needed not in split.queued:
+        passes = self._asked
+        if passes is None or needed not in passes.queued:
             raise ExecutionError(
                 f"TrainingGraph.{method}: no {needed} pass was run",
                 fix=f"call execute_{needed} before it, with no other run of the graph in between",
             )
-        if batch_size not in (0, split.program.batch_size):
+        if batch_size not in (0, passes.program.batch_size):
             raise ExecutionError(
-                f"TrainingGraph.{method}: batch_size is {batch_size}, the forward pass ran {split.program.batch_size}"
+                f"TrainingGraph.{method}: batch_size is {batch_size}, the forward pass ran {passes.program.batch_size}"
             )
-        return split
+        return passes
 
     def execute_optimizer_update(
         self,
@@ -570,9 +533,9 @@ class TrainingGraph(CompiledGraph):
             raise ExecutionError(
                 "TrainingGraph.execute_optimizer_update: the graph has no optimizer", fix="call compile_optimizer"
             )
-        split = self._split_run("execute_optimizer_update", "gradient")
+        passes = self._passes_after("gradient", "execute_optimizer_update")
         return self._run(
-            split.program, ("update",), {}, options, completion_handler, None, "execute_optimizer_update", split=split
+            passes.program, ("update",), {}, options, completion_handler, None, "execute_optimizer_update", passes
         )
 
     async def execute_forward_async(
@@ -603,9 +566,6 @@ class TrainingGraph(CompiledGraph):
         """Wait for queued runs, so that parameters and optimizer state hold the newest values."""
         self.wait()
 
-    def _forget_passes(self) -> None:
-        self._split = None
-
     def _run(
         self,
         program: Program,
@@ -615,7 +575,7 @@ class TrainingGraph(CompiledGraph):
         handler: GraphCompletionHandler | None,
         outputs_data: Named | None,
         method: str,
-        split: SplitRun | None = None,
+        passes: Passes | None = None,
         replaced: Sequence[tuple[Tensor, Array]] = (),
     ) -> Execution:
         """Queue training phases. What counts runs (time step, random passes) moves on only when a run succeeds."""
@@ -625,14 +585,11 @@ class TrainingGraph(CompiledGraph):
         state, before_replacing = self._state, [(tensor._make_writable(), array) for tensor, array in replaced]
 
         def accepted() -> None:
-            self._split = split
-            if split is not None:
-                split.queued.update(phases)
             if "forward" in phases:
                 random.prepare(program.random_keys)
 
         def before() -> dict[Value, Array]:
-            fed = {} if split is None else split.expect_ready(phases)
+            fed: dict[Value, Array] = {}
             for index, (host, array) in enumerate(before_replacing):
                 before_replacing[index] = (host, host.copy())
                 np.copyto(host, array)
@@ -643,9 +600,7 @@ class TrainingGraph(CompiledGraph):
                 fed.update({value: np.asarray(numbers[name], value.dtype) for name, value in program.scalars.items()})
             return fed
 
-        def after(succeeded: bool, fed: dict[Value, Array]) -> None:
-            if split is not None:
-                split.close(phases, succeeded, fed)
+        def after(succeeded: bool) -> None:
             if not succeeded:
                 for host, array in before_replacing:
                     np.copyto(host, array)
@@ -663,7 +618,7 @@ class TrainingGraph(CompiledGraph):
             handler,
             outputs_data,
             method,
-            executable=None if split is None else split.executable,
+            passes,
             before=before,
             after=after,
             accepted=accepted,

@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 #: What to call each example's main with. Files without a row here fail `test_every_example_is_run`.
 SMALL: dict[str, dict[str, Any]] = {
     "detector": {"steps": 40, "batch": 4},
-    "drawing_classifier": {"count": 150, "batch": 16, "epochs": 4},
+    "drawing_classifier": {"count": 150, "batch": 16, "epochs": 6},
     "linked_graphs": {"steps": 60},
     "lstm_forecaster": {"steps": 100},
     "mlp": {"steps": 12},

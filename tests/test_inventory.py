@@ -51,6 +51,12 @@ def test_class(cls: Class) -> None:
         assert cls.name in ALL, f"tests/samples.py makes no {cls.name}"
 
 
+@pytest.mark.parametrize("cls", [mlc.Graph, mlc.TrainingGraph, mlc.InferenceGraph])
+def test_the_factory_of_empty_graphs(cls: type[mlc.Graph]) -> None:
+    assert type(cls.graph()) is cls
+    assert cls.graph().layers == []
+
+
 @pytest.mark.parametrize("cls", [c for c in CLASSES.values() if c.copies], ids=lambda cls: cls.name)
 def test_class_can_be_copied(cls: Class) -> None:
     made = ALL[cls.name]().made

@@ -16,6 +16,7 @@ from mlcompute.compiler.differentiate import differentiate
 from mlcompute.compiler.lower import Lowering
 from mlcompute.compiler.plan import plan_memory
 from mlcompute.compiler.verify import verify_plan, verify_steps
+from mlcompute.devices.device import Engine
 from mlcompute.devices.reference import Reference
 from mlcompute.enums import DataType
 from mlcompute.layers.layer import Layer
@@ -53,7 +54,12 @@ def slots_of(layer: Layer) -> dict[str, mlc.Tensor]:
 class Built:
     """A case as a training graph: one layer, every input and parameter with a gradient, user gradients on results."""
 
-    def __init__(self, case: Case, options: mlc.GraphCompilationOptions = mlc.GraphCompilationOptions.NONE) -> None:
+    def __init__(
+        self,
+        case: Case,
+        options: mlc.GraphCompilationOptions = mlc.GraphCompilationOptions.NONE,
+        engine: Engine | None = None,
+    ) -> None:
         self.case, self.layer = case, case.make()
         self.arrays, self.label_arrays = case.arrays(), case.label_arrays()
         self.sources = [make_tensor(array) for array in self.arrays]
@@ -83,7 +89,7 @@ class Built:
                     self.seeds[user] = rng.standard_normal(tensor.descriptor.shape).astype(
                         tensor.descriptor.data_type.numpy
                     )
-        self.device = mlc.Device(mlc.DeviceType.CPU, engine=Reference())
+        self.device = mlc.Device(mlc.DeviceType.CPU, engine=engine or Reference())
         self.graph.compile(options=options | mlc.GraphCompilationOptions.COMPUTE_ALL_GRADIENTS, device=self.device)
 
     def bind(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -10,14 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mlcompute.compiler.pack import Block, pack
 from mlcompute.ops.op import Step, Value
 
 if TYPE_CHECKING:
     from mlcompute.compiler.program import Program
-
-#: Arena offsets are multiples of a cache line, so that vector loads never straddle two for no reason.
-ALIGNMENT = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -35,11 +31,13 @@ class MemoryPlan:
 
     placements  temporaries with memory of their own in the arena
     views       values that show another value's memory and need none -> the value that has it
+    workspaces  step -> memory it needs only while it runs; placed like a value
     nbytes      size of the arena
     """
 
     placements: dict[Value, Placement] = field(default_factory=dict)
     views: dict[Value, Value] = field(default_factory=dict)
+    workspaces: dict[Step, Value] = field(default_factory=dict)
     nbytes: int = 0
 
     def base(self, value: Value) -> Value:
@@ -75,13 +73,11 @@ def plan_memory(
     group reads stays until its end, and memory is taken over in place only where elements line up.
     """
     plan = MemoryPlan(views=_views(steps))
-    placements = plan.placements
     last = _lifetimes(steps, plan, frozenset(keep), rerunnable)
     ends = _group_ends(steps)
-    dying: dict[int, list[Value]] = {}
-    for value, end in last.items():
-        dying.setdefault(ends[end], []).append(value)
-    free = _FreeList()
+    blocks: list[Block] = []
+    block_of: dict[Value, Block] = {}
+    spans: dict[Value, tuple[int, int]] = {}
     watch = _ViewsRead(plan)
     for index, step in enumerate(steps):
         watch.read(step)
@@ -89,26 +85,24 @@ def plan_memory(
         for value in step.results:
             if value not in last:
                 continue
-            nbytes = value.nbytes
+            end = ends[last[value]]
             if taken_over is not None:
-                place = placements[taken_over]
-                placements[taken_over] = Placement(place.offset, place.nbytes, place.first, index)
-                placements[value] = Placement(place.offset, nbytes, index, ends[last[value]])
-                free.transfer(taken_over, value)
+                block = block_of[taken_over]
+                block.last = end
+                spans[taken_over] = (spans[taken_over][0], index)
             else:
-                offset = free.take(value, nbytes + guard)
-                placements[value] = Placement(offset, nbytes, index, ends[last[value]])
+                block = Block(value.nbytes + guard, index, end)
+                blocks.append(block)
+            block_of[value], spans[value] = block, (index, end)
         needed = workspace(step) if workspace is not None else 0
         if needed:
-            room = _workspace(step, index, needed)
-            plan.workspaces[step] = room
-            plan.placements[room] = Placement(free.take(room, needed + guard), needed, index, index)
-            if reuse:
-                free.give_back(room)
-        if reuse:
-            for value in dying.get(index, ()):
-                free.give_back(value)
-    plan.nbytes = max((place.offset + place.nbytes + guard for place in placements.values()), default=0)
+            room = plan.workspaces[step] = _workspace(step, index, needed)
+            block_of[room], spans[room] = Block(needed + guard, index, index), (index, index)
+            blocks.append(block_of[room])
+    pack(blocks, reuse)
+    for value, (first, end) in spans.items():
+        plan.placements[value] = Placement(block_of[value].offset, value.nbytes, first, end)
+    plan.nbytes = max((p.offset + p.nbytes + guard for p in plan.placements.values()), default=0)
     return plan
 
 
@@ -251,61 +245,3 @@ def _in_place(step: Step, index: int, last: dict[Value, int], watch: _ViewsRead)
         ):
             return value
     return None
-
-
-class _FreeList:
-    """Gaps in the arena: best fit, neighbours merged. Every operation is logarithmic in the number of gaps."""
-
-    def __init__(self) -> None:
-        self.end = 0
-        self.starts: list[int] = []
-        self.sizes: dict[int, int] = {}
-        self.by_size: list[tuple[int, int]] = []
-        self.held: dict[Value, tuple[int, int]] = {}
-
-    def take(self, value: Value, nbytes: int) -> int:
-        size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
-        position = bisect.bisect_left(self.by_size, (size, -1))
-        if position < len(self.by_size):
-            gap, start = self.by_size[position]
-            self._remove(start)
-            if gap > size:
-                self._insert(start + size, gap - size)
-        elif self.starts and self.starts[-1] + self.sizes[self.starts[-1]] == self.end:
-            start = self.starts[-1]
-            self._remove(start)
-            self.end = start + size
-        else:
-            start = self.end
-            self.end += size
-        self.held[value] = (start, size)
-        return start
-
-    def transfer(self, value: Value, to: Value) -> None:
-        self.held[to] = self.held.pop(value)
-
-    def give_back(self, value: Value) -> None:
-        if value not in self.held:
-            return
-        start, size = self.held.pop(value)
-        position = bisect.bisect_left(self.starts, start)
-        if position < len(self.starts) and self.starts[position] == start + size:
-            after = self.starts[position]
-            size += self.sizes[after]
-            self._remove(after)
-        if position > 0 and self.starts[position - 1] + self.sizes[self.starts[position - 1]] == start:
-            before = self.starts[position - 1]
-            size += self.sizes[before]
-            self._remove(before)
-            start = before
-        self._insert(start, size)
-
-    def _insert(self, start: int, size: int) -> None:
-        bisect.insort(self.starts, start)
-        self.sizes[start] = size
-        bisect.insort(self.by_size, (size, start))
-
-    def _remove(self, start: int) -> None:
-        size = self.sizes.pop(start)
-        self.starts.pop(bisect.bisect_left(self.starts, start))
-        self.by_size.pop(bisect.bisect_left(self.by_size, (size, start)))

@@ -9,17 +9,20 @@ from mlcompute.ops.op import Step, Value
 
 def update_early(steps: list[Step]) -> list[Step]:
     """Fused execution: every step of the update phase moves to where its gradient is complete."""
-    return move_early(steps, lambda step: step.phase == "update")
+    return move_early(assign_early(steps), lambda step: step.phase == "update")
 
 
 def assign_early(steps: list[Step]) -> list[Step]:
     """Split execution: within the update phase, each new value is stored as soon as nobody reads the old one."""
     start = next((index for index, step in enumerate(steps) if step.phase == "update"), len(steps))
-    return steps[:start] + move_early(steps[start:], lambda step: step.phase == "update" and not step.op.is_pure)
+    return move_early(steps, lambda step: step.phase == "update" and not step.op.is_pure, start)
 
 
-def move_early(steps: list[Step], moves: Callable[[Step], bool]) -> list[Step]:
-    """Move chosen steps forward, never past what they depend on, a reader of what they overwrite, or its writer."""
+def move_early(steps: list[Step], moves: Callable[[Step], bool], start: int = 0) -> list[Step]:
+    """Move chosen steps forward, never past what they depend on, a reader of what they overwrite, or its writer.
+
+    start  how many steps at the beginning stay there and before all others
+    """
     fixed: list[Step] = []
     moving: list[Step] = []
     # Slot k is right after fixed step k; -1: before all. `latest` is where a step stands now.
@@ -32,7 +35,7 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool]) -> list[Step]:
     for step in steps:
         sources = [roots.get(value, value) for value in step.inputs]
         if moves(step):
-            slot = -1
+            slot = start - 1
             for value, root in zip(step.inputs, sources, strict=True):
                 slot = max(slot, ready.get(value, -1), last_written.get(root, -1))
             if not step.op.is_pure:

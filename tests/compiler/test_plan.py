@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from mlcompute import ops
 from mlcompute.compiler.fuse import fuse
-from mlcompute.compiler.plan import ALIGNMENT, MemoryPlan, plan_like, plan_memory
+from mlcompute.compiler.pack import ALIGNMENT
+from mlcompute.compiler.plan import MemoryPlan, plan_like, plan_memory
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.verify import verify_plan, verify_program
 from mlcompute.devices.reference import Reference

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mlcompute.devices.cpu.code import Code
 from mlcompute.devices.cpu.operands import Operand, Operands
-from mlcompute.ops.op import Step
+from mlcompute.ops.op import Array, Step
 
 
 @dataclass(eq=False)
@@ -33,6 +33,8 @@ class Entry:
     keeps_alive: list[object] = field(default_factory=list)
     #: Addresses that go somewhere else than into `arguments`: (operand, whom to tell).
     pointers: list[tuple[Operand, Callable[[int], None]]] = field(default_factory=list)
+    #: One word that a kernel sets when it met data it must refuse; the step's NumPy meaning then says what was wrong.
+    status: Array | None = None
 
 
 #: Makes the entries of a step; None when this kernel cannot do it (a dtype, a layout) and another way is taken.

@@ -135,7 +135,8 @@ class OneDNN:
     `sgemm`, row-major, C = alpha op(A) op(B) + beta C, is called natively as
     `i32 (i8 signext, i8 signext, i64 M, i64 N, i64 K, float, ptr A, i64 lda, ptr B, i64 ldb, float, ptr C, i64 ldc)`,
     `primitive_execute` as `i32 (ptr primitive, ptr stream, i32 count, ptr arguments)`,
-    `set_data_handle` as `i32 (ptr memory, ptr address)`. All answer 0 on success.
+    `set_data_handle` as `i32 (ptr memory, ptr address)`. All answer 0 on success. `omp_set_num_threads`, `void (i32)`,
+    and `omp_get_max_threads`, `i32 ()`, concern calls from the calling thread; 0 where the library has no threads.
     """
 
     def __init__(self, library: ctypes.CDLL, path: str) -> None:
@@ -150,15 +151,14 @@ class OneDNN:
         self.engine = self.create("engine_create", _CPU, 0)
         _own(self, library.dnnl_engine_destroy, self.engine)
         self._openmp = _openmp(library) if self.runtime == _OPENMP else None
-        self.sgemm = self._address("dnnl_sgemm")
-        self.primitive_execute = self._address("dnnl_primitive_execute")
-        self.set_data_handle = self._address("dnnl_memory_set_data_handle")
+        self.sgemm = _address(library.dnnl_sgemm)
+        self.primitive_execute = _address(library.dnnl_primitive_execute)
+        self.set_data_handle = _address(library.dnnl_memory_set_data_handle)
+        self.omp_set_num_threads = _address(self._openmp.omp_set_num_threads) if self._openmp else 0
+        self.omp_get_max_threads = _address(self._openmp.omp_get_max_threads) if self._openmp else 0
 
     def __repr__(self) -> str:
         return f"oneDNN {'.'.join(map(str, self.version))} from {self.path}"
-
-    def _address(self, name: str) -> int:
-        return _address(getattr(self._library, name))
 
     def call(self, name: str, *arguments: Any, doing: str = "") -> None:
         """Call dnnl_<name>; a DeviceError saying what was being done unless it answers success."""
@@ -181,18 +181,6 @@ class OneDNN:
         """The function dnnl_<name>_destroy."""
         destroy: Callable[[int], int] = getattr(self._library, f"dnnl_{name}_destroy")
         return destroy
-
-    # Threads: OpenMP keeps their number per calling thread ------------------------------------------------------
-
-    @property
-    def omp_set_num_threads(self) -> int:
-        """Address of `void (i32)`: threads used by calls from this thread. 0 for a library without threads."""
-        return _address(self._openmp.omp_set_num_threads) if self._openmp else 0
-
-    @property
-    def omp_get_max_threads(self) -> int:
-        """Address of `i32 ()`: threads that calls from this thread use. 0 for a library without threads."""
-        return _address(self._openmp.omp_get_max_threads) if self._openmp else 0
 
     @contextlib.contextmanager
     def threads(self, count: int) -> Iterator[None]:

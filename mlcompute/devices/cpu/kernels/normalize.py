@@ -43,7 +43,7 @@ from mlcompute.devices.cpu.operands import Operand, Operands, dense_strides
 from mlcompute.ops.op import FLOAT32, Shape, Step
 
 #: Fewer elements than this are not worth a second pass.
-_WORTH_BLOCKS = 1 << 15
+_WORTH_BLOCKS = 1 << 16
 _NS_PER_ELEMENT = 0.4
 
 
@@ -104,7 +104,7 @@ def _row_entry(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) -> Ent
     strides = [line_stride(words, stride) for stride in axes[-1].strides[:2]]
     count = words.number(count_of([axis for axis in axes if axis.reduced]))
     epsilon = _epsilon(words, step)
-    rows = shared_rows(x.shape, step.attributes["axes"], all_)
+    rows = shared_rows(x.shape, step.attributes["axes"], all_, count_of(outer))
     begin, end = share_units(words, count_of(outer), rows)
     size = to_float(code, count)
     with code.loop(begin, end) as unit:
@@ -237,7 +237,8 @@ def _whole_columns(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) ->
     words = Words(code)
     pointers = [words.pointer(operand) for operand in all_]
     epsilon = splat(_epsilon(words, step))
-    rows = shared_rows(all_[0].shape, step.attributes["axes"], all_)
+    others = count_of([axis for axis in axes[:-1] if not axis.reduced])
+    rows = shared_rows(all_[0].shape, step.attributes["axes"], all_, others)
     names = _prepare(words, axes, rows)
     with code.loop(*names.units) as unit:
         unit, columns = names.tiles.split(unit)

@@ -41,7 +41,7 @@ from mlcompute.devices.cpu.operands import Operand, Operands, dense_strides
 from mlcompute.ops.op import Shape, Step
 
 #: Fewer elements than this are not worth a second pass.
-_WORTH_BLOCKS = 1 << 15
+_WORTH_BLOCKS = 1 << 16
 _MOST_BLOCKS = 64
 _NS_PER_ELEMENT = 0.12
 
@@ -64,7 +64,7 @@ def reduce_axes(
     """
     walked = _axes(x, y, axes)
     blocks = min(_blocks(walked), nbytes // (y.size * y.dtype.itemsize))
-    rows = shared_rows(x.shape, axes, (x, y))
+    rows = shared_rows(x.shape, axes, (x, y), _units(walked))
     if blocks < 2 or rows:
         return [_entry(step, fold, x, y, walked, rows)]
     room = operands.workspace(step, 0, blocks * y.size * y.dtype.itemsize)
@@ -99,6 +99,11 @@ def _dense_axes(x: Shape, y: Shape, axes: Sequence[int]) -> list[Axis]:
     kept = tuple(0 if axis in axes else stride for axis, stride in enumerate(dense_strides(y)))
     walked = walk_axes(x, axes, [dense_strides(x), kept])
     return walked if any(axis.reduced for axis in walked) else [Axis(1, (0, 0), True), *walked]
+
+
+def _units(axes: Sequence[Axis]) -> int:
+    """Pieces threads can share without cutting the innermost axis."""
+    return count_of([axis for axis in axes[:-1] if not axis.reduced])
 
 
 def _blocks(axes: Sequence[Axis]) -> int:
@@ -205,7 +210,7 @@ def extreme_index_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
         return None
     along = (step.attributes["axis"],)
     axes = _axes(x, y, along)
-    rows = shared_rows(x.shape, along, (x, y))
+    rows = shared_rows(x.shape, along, (x, y), _units(axes))
     code = Code(step.op.name)
     words = Words(code)
     (_index_rows if axes[-1].reduced else _index_columns)(words, step.op.name, x, y, axes, rows)

@@ -39,7 +39,7 @@ def softmax_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     axes = walk_axes(x.shape, along, [x.strides, y.strides])
     if not any(axis.reduced for axis in axes):
         axes = [Axis(1, (0, 0), True), *axes]
-    rows = shared_rows(x.shape, along, (x, y))
+    rows = shared_rows(x.shape, along, (x, y), count_of([axis for axis in axes[:-1] if not axis.reduced]))
     code = Code(step.op.name)
     words = Words(code)
     write = _rows if axes[-1].reduced else _columns

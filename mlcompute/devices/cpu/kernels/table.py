@@ -20,4 +20,4 @@ KERNELS: dict[str, Maker] = {
 }
 
 #: Bytes a step needs in the arena while its kernels run, for the ops that need any.
-WORKSPACES: dict[str, Callable[[Step], int]] = {**convolutions.WORKSPACES}
+WORKSPACES: dict[str, Callable[[Step], int]] = {**convolutions.WORKSPACES, **recurrent.WORKSPACES}

@@ -118,11 +118,15 @@ def nest(code: Code, axes: Sequence[AxisWords], pointers: Sequence[str], types: 
         yield places
 
 
-def shared_rows(shape: Shape, reduced: Collection[int], operands: Sequence[Operand]) -> int:
-    """Rows (the leading extent) that threads can own in all of these operands; 0 when they cannot."""
+def shared_rows(shape: Shape, reduced: Collection[int], operands: Sequence[Operand], units: int) -> int:
+    """Rows (the leading extent) that threads can own in all of these operands; 0 when they cannot.
+
+    units   pieces of work along the kept axes, outermost first: rows are owned only where they are whole units
+    """
     rows = shape[0] if shape else 0
-    owned = rows >= LEAST_ROWS and 0 not in reduced
-    return rows if owned and all(operand.is_dense and operand.shape[0] == rows for operand in operands) else 0
+    if rows < LEAST_ROWS or 0 in reduced or units % rows:
+        return 0
+    return rows if all(operand.is_dense and operand.shape[0] == rows for operand in operands) else 0
 
 
 def share_units(words: Words, units: int, rows: int) -> tuple[str, str]:

@@ -1,0 +1,123 @@
+"""pack: blocks of memory with a first and a last moment become offsets, in as small an arena as two ways find."""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+
+#: Arena offsets are multiples of a cache line, so that vector loads never straddle two for no reason.
+ALIGNMENT = 64
+#: The second, slower way is tried only for so many blocks, and only where the first wastes more than this share.
+MOST_SORTED_BLOCKS = 1000
+WASTE = 0.02
+
+
+class Block:
+    """Memory that is needed from one step to another; a value, or several that take it over from each other."""
+
+    __slots__ = ("first", "last", "offset", "size")
+
+    def __init__(self, nbytes: int, first: int, last: int) -> None:
+        self.size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        self.first = first
+        self.last = last
+        self.offset = 0
+
+
+def pack(blocks: list[Block], reuse: bool = True) -> None:
+    """Set the offsets of all blocks, which come in the order of their first steps."""
+    if not reuse:
+        end = 0
+        for block in blocks:
+            block.offset, end = end, end + block.size
+        return
+    end, busiest = _in_order(blocks)
+    if end <= busiest * (1 + WASTE) or len(blocks) > MOST_SORTED_BLOCKS:
+        return
+    offsets = [block.offset for block in blocks]
+    if _by_size(blocks) > end:
+        for block, offset in zip(blocks, offsets, strict=True):
+            block.offset = offset
+
+
+def _in_order(blocks: list[Block]) -> tuple[int, int]:
+    """Step by step, each block into the smallest gap that holds it. Gives the arena's size and the most in use."""
+    free = _FreeList()
+    alive: list[tuple[int, int, int]] = []
+    used = busiest = 0
+    for block in blocks:
+        while alive and alive[0][0] < block.first:
+            _, offset, size = heapq.heappop(alive)
+            free.give_back(offset, size)
+            used -= size
+        block.offset = free.take(block.size)
+        heapq.heappush(alive, (block.last, block.offset, block.size))
+        used += block.size
+        busiest = max(busiest, used)
+    return free.end, busiest
+
+
+def _by_size(blocks: list[Block]) -> int:
+    """The largest first, each into the lowest gap that is free all the time it is needed. Gives the arena's size."""
+    placed: list[Block] = []
+    end = 0
+    for block in sorted(blocks, key=lambda block: -block.size):
+        offset = 0
+        for other in placed:  # in the order of their offsets
+            if other.first <= block.last and block.first <= other.last:
+                if other.offset >= offset + block.size:
+                    break
+                offset = max(offset, other.offset + other.size)
+        block.offset = offset
+        bisect.insort(placed, block, key=lambda block: block.offset)
+        end = max(end, offset + block.size)
+    return end
+
+
+class _FreeList:
+    """Gaps in the arena: best fit, neighbours merged. Every operation is logarithmic in the number of gaps."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self._starts: list[int] = []
+        self._sizes: dict[int, int] = {}
+        self._by_size: list[tuple[int, int]] = []
+
+    def take(self, size: int) -> int:
+        position = bisect.bisect_left(self._by_size, (size, -1))
+        if position < len(self._by_size):
+            gap, start = self._by_size[position]
+            self._remove(start)
+            if gap > size:
+                self._insert(start + size, gap - size)
+        elif self._starts and self._starts[-1] + self._sizes[self._starts[-1]] == self.end:
+            start = self._starts[-1]
+            self._remove(start)
+            self.end = start + size
+        else:
+            start = self.end
+            self.end += size
+        return start
+
+    def give_back(self, start: int, size: int) -> None:
+        position = bisect.bisect_left(self._starts, start)
+        if position < len(self._starts) and self._starts[position] == start + size:
+            after = self._starts[position]
+            size += self._sizes[after]
+            self._remove(after)
+        if position > 0 and self._starts[position - 1] + self._sizes[self._starts[position - 1]] == start:
+            before = self._starts[position - 1]
+            size += self._sizes[before]
+            self._remove(before)
+            start = before
+        self._insert(start, size)
+
+    def _insert(self, start: int, size: int) -> None:
+        bisect.insort(self._starts, start)
+        self._sizes[start] = size
+        bisect.insort(self._by_size, (size, start))
+
+    def _remove(self, start: int) -> None:
+        size = self._sizes.pop(start)
+        self._starts.pop(bisect.bisect_left(self._starts, start))
+        self._by_size.pop(bisect.bisect_left(self._by_size, (size, start)))

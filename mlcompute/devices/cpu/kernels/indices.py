@@ -1,0 +1,67 @@
+"""Indices inside kernels: every one is checked before it is used, a bad one is read as 0 and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mlcompute.devices.cpu.code import MEMORY_TYPES, Code
+from mlcompute.devices.cpu.kernels.walks import Line, Words, each_vector, number
+from mlcompute.devices.cpu.operands import Operand, collapse
+from mlcompute.ops.op import Array, Shape
+
+
+def is_index(dtype: np.dtype[Any]) -> bool:
+    """Can kernels read indices of this dtype?"""
+    return dtype.kind in "iu" and dtype in MEMORY_TYPES
+
+
+class Indices:
+    """Integers in memory that name places in 0..extent-1. `status` becomes 1 when one of them does not."""
+
+    def __init__(self, words: Words, indices: Operand, extent: int) -> None:
+        self._words, self._is_signed = words, indices.dtype.kind == "i"
+        self.element = MEMORY_TYPES[indices.dtype]
+        self.status: Array = np.zeros(1, np.int64)
+        self.pointer = words.pointer(indices)
+        self._extent = words.number(extent)
+        self._status = words.pointer(int(self.status.ctypes.data))
+
+    def load(self, pointer: str, offset: str) -> str:
+        """The index at an offset from an address, as an i64 that is safe to use."""
+        code, element = self._words.code, self.element
+        index = code.load(code.at(pointer, offset, element), element)
+        if element != "i64":
+            index = code.let(f"{'sext' if self._is_signed else 'zext'} {element} {index} to i64")
+        valid = code.let(f"icmp ult i64 {index}, {self._extent}")
+        with code.when(code.let(f"xor i1 {valid}, true")):
+            code.store(self._status, "i64", "1")
+        return code.let(f"select i1 {valid}, i64 {index}, i64 0")
+
+
+def line_of(shape: Shape, strides: Sequence[int]) -> tuple[int, int] | None:
+    """(extent, stride) of axes that can be walked as one; None when they cannot."""
+    extents, (walk,) = collapse(shape, [tuple(strides)])
+    return (extents[0], walk[0]) if len(extents) == 1 else None
+
+
+def copy_line(code: Code, source: Line, target: Line, begin: str | int, end: str) -> None:
+    """target[i] = source[i]"""
+    each_vector(code, begin, end, lambda index, mask: target.store(index, source.load(index, mask), mask))
+
+
+def add_line(code: Code, source: Line, target: Line, begin: str | int, end: str) -> None:
+    """target[i] += source[i]"""
+
+    def body(index: str, mask: str | None) -> None:
+        target.store(index, target.load(index, mask) + source.load(index, mask), mask)
+
+    each_vector(code, begin, end, body)
+
+
+def fill_line(code: Code, target: Line, begin: str | int, end: str, value: float = 0) -> None:
+    """target[i] = value"""
+    constant = number(code, value, target.element)
+    each_vector(code, begin, end, lambda index, mask: target.store(index, constant, mask))

@@ -1,0 +1,261 @@
+"""What the kernels of recurrent layers share: sizes, working memory, operands by sample and time, packed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlcompute.devices.cpu.code import MEMORY_TYPES, Code, vector_lanes
+from mlcompute.devices.cpu.entry import Entry
+from mlcompute.devices.cpu.kernels.products import (
+    FLOPS_PER_NS,
+    call_pack,
+    pack_columns,
+    pack_rows,
+    padded,
+    panel_width,
+)
+from mlcompute.devices.cpu.kernels.walks import Line, Words, each_vector, splat
+from mlcompute.devices.cpu.lanes import Lanes
+from mlcompute.devices.cpu.operands import Operand, Operands
+from mlcompute.ops.op import FLOAT32, Array, Step
+
+# Outside the kernel: sizes and memory -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Samples, times, and the widths of the inputs and of the hidden state of an lstm or its gradient."""
+
+    samples: int
+    steps: int
+    inputs: int
+    hidden: int
+
+    @classmethod
+    def of(cls, step: Step) -> Sizes:
+        x, wh = (0, 2) if step.op.name == "lstm" else (3, 5)
+        return cls(*step.inputs[x].shape, step.inputs[wh].shape[1])
+
+    @property
+    def gates(self) -> int:
+        return 4 * self.hidden
+
+    @property
+    def cell_cost(self) -> float:
+        """Nanoseconds of one function of every unit, sample and time."""
+        return 2.0 * self.samples * self.steps * self.hidden
+
+    def product_cost(self, width: int) -> float:
+        """Nanoseconds of multiplying the gates' width by another, for every sample and time."""
+        return 2.0 * self.samples * self.steps * self.gates * width / FLOPS_PER_NS
+
+
+def _parts(step: Step) -> dict[str, int]:
+    """Parts of a step's workspace, in floats."""
+    s = Sizes.of(step)
+    if step.op.name == "lstm":
+        return {"wx": padded(s.gates) * s.inputs, "wh": padded(s.gates) * s.hidden}
+    state = s.samples * s.hidden
+    weights = {"wx": padded(s.inputs) * s.gates, "wh": padded(s.hidden) * s.gates}
+    return {"dz": s.samples * s.steps * s.gates, "h0": state, "c0": state, **weights}
+
+
+def aligned(size: int) -> int:
+    """Floats up to the next cache line."""
+    return -(-size // 16) * 16
+
+
+def workspace(step: Step) -> int:
+    """Bytes for packed weights and, going back, for the gradients of the gates and the first states."""
+    return 4 * sum(map(aligned, _parts(step).values()))
+
+
+def rooms(step: Step, operands: Operands) -> dict[str, Operand]:
+    """The parts of a step's workspace."""
+    found, start = {}, 0
+    for name, size in _parts(step).items():
+        found[name] = operands.workspace(step, 4 * start, 4 * size)
+        start += aligned(size)
+    return found
+
+
+def can_run(floats: Sequence[Operand], lengths: Sequence[Operand]) -> bool:
+    """Are all types those the kernels are written for, and is there anything to do?"""
+    return all(operand.dtype == FLOAT32 and operand.size for operand in floats) and all(
+        operand.dtype in (np.int32, np.int64) for operand in lengths
+    )
+
+
+def owned(operands: Sequence[Operand], rows: int, but: Sequence[Operand] = ()) -> set[int]:
+    """Which operands have a dense row per sample, so that threads touch only their own."""
+    return {
+        index
+        for index, operand in enumerate(operands)
+        if operand.shape[0] == rows and operand.is_dense and operand not in but
+    }
+
+
+def pack_entry(step: Step, weights: Sequence[tuple[Operand, Operand]], turned: bool) -> Entry | None:
+    """Pack weights, each with its place, threads sharing the panels; turned: their last axis is summed over."""
+    code = Code("lstm_pack")
+    words = Words(code)
+    for source, target in weights:
+        columns, depth = source.shape if turned else source.shape[::-1]
+        along_columns, along_depth = source.strides if turned else source.strides[::-1]
+        if along_depth == 1 or depth == 1:
+            function, stride = pack_columns(columns), along_columns
+        elif along_columns == 1 or columns == 1:
+            function, stride = pack_rows(columns), along_depth
+        else:
+            return None
+        mine = code.share(words.number(columns), panel_width(columns) * vector_lanes())
+        address, depth_word = words.pointer(function), words.number(depth)
+        place = (words.pointer(source), words.number(stride))
+        call_pack(code, address, mine, depth_word, place, words.pointer(target))
+    sources, targets = [source for source, _ in weights], [target for _, target in weights]
+    cost = 0.3 * sum(source.size for source in sources)
+    return Entry(step, code, words.arguments, sources, targets, kernel="lstm, pack weights", cost=cost)
+
+
+# Inside the kernel: operands ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A dense operand inside a kernel: its address and the extents of its axes but the first."""
+
+    code: Code
+    pointer: str
+    extents: tuple[str, ...]
+
+    def place(self, *indices: str) -> str:
+        """The address of what the leading indices pick."""
+        code, offset = self.code, indices[0]
+        for index, extent in zip(indices[1:], self.extents, strict=False):
+            offset = code.add(code.mul(offset, extent), index)
+        for extent in self.extents[len(indices) - 1 :]:
+            offset = code.mul(offset, extent)
+        return code.at(self.pointer, offset, "float")
+
+    def line(self, *indices: str) -> Line:
+        return Line(self.code, self.place(*indices), "float")
+
+    def gates(self, hidden: str, *indices: str) -> list[Line]:
+        """The four parts of a line."""
+        code, first = self.code, self.place(*indices)
+        return [Line(code, code.at(first, code.mul(k, hidden), "float"), "float") for k in range(4)]
+
+
+@dataclass(frozen=True)
+class Strided:
+    """An operand of any strides inside a kernel: its address and strides, as registers; the last also as it is known."""
+
+    code: Code
+    pointer: str
+    strides: tuple[str, ...]
+    last: int
+
+    @classmethod
+    def of(cls, words: Words, operand: Operand) -> Strided:
+        last = 1 if operand.shape[-1] == 1 else operand.strides[-1]
+        strides = words.numbers([*operand.strides[:-1], last])
+        return cls(words.code, words.pointer(operand), tuple(strides), last)
+
+    def place(self, *indices: str) -> str:
+        """The address of what the leading indices pick."""
+        pointer = self.pointer
+        for index, stride in zip(indices, self.strides, strict=False):
+            pointer = self.code.at(pointer, self.code.mul(index, stride), "float")
+        return pointer
+
+    def reader(self, *indices: str, start: str | int = 0) -> Callable[[str, str | None], Lanes]:
+        """Loads of vectors (index, mask) from the line that the leading indices pick, from its element `start` on."""
+        first = self.code.at(self.place(*indices), self.code.mul(start, self.strides[-1]), "float")
+        line = Line(self.code, first, "float", None if self.last == 1 else self.strides[-1])
+        if self.last == 0:
+            repeated = splat(line.load(0, lanes=1))
+            return lambda index, mask: repeated
+        return lambda index, mask: line.load(index, mask)
+
+
+def fetch(lines: Sequence[Line], index: str, to_write: bool = False) -> None:
+    """Have vectors brought into the second-level cache while something else is computed. Any address is harmless."""
+    for line in lines:
+        line.code.declare("void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)")
+        line.code.do(f"call void @llvm.prefetch.p0(ptr {line.place(index)}, i32 {int(to_write)}, i32 2, i32 1)")
+
+
+class Sequences:
+    """Samples, times in the order they are visited, and lengths, inside a kernel."""
+
+    def __init__(self, words: Words, step: Step, sizes: Sizes, lengths: Sequence[Operand]) -> None:
+        self.code, self.words = words.code, words
+        self.samples, self.steps = words.number(sizes.samples), words.number(sizes.steps)
+        self.inputs, self.hidden, self.gates = words.numbers([sizes.inputs, sizes.hidden, sizes.gates])
+        self._is_whole = sizes.hidden % vector_lanes() == 0
+        self._reverse: bool = step.attributes["reverse"]
+        self._lengths = lengths[0] if lengths else None
+        if self._lengths is not None:
+            self._length_place = words.pointer(self._lengths)
+            self._length_stride = words.number(self._lengths.strides[0])
+
+    @property
+    def has_lengths(self) -> bool:
+        return self._lengths is not None
+
+    def dense(self, operand: Operand, *extents: str) -> Dense:
+        """An operand with these extents after its first."""
+        return Dense(self.code, self.words.pointer(operand), extents)
+
+    def strided(self, operand: Operand) -> Strided:
+        return Strided.of(self.words, operand)
+
+    def time(self, visited: str) -> str:
+        """The time that is visited as number `visited`."""
+        return self.code.sub(self.code.sub(self.steps, 1), visited) if self._reverse else visited
+
+    def before(self, time: str) -> tuple[str, str]:
+        """The time visited just before one, and whether there is none."""
+        earlier = self.code.add(time, 1) if self._reverse else self.code.sub(time, 1)
+        return earlier, self.code.let(f"icmp uge i64 {earlier}, {self.steps}")
+
+    def after(self, time: str) -> str:
+        """The time visited next; outside the sequence for the last."""
+        return self.code.sub(time, 1) if self._reverse else self.code.add(time, 1)
+
+    def starts_late(self, sample: str, earlier: str) -> str | None:
+        """Going from last to first: does a time lie in the padding, so that the sequence has not begun there?"""
+        if not (self._reverse and self.has_lengths):
+            return None
+        return self.code.let(f"icmp sge i64 {earlier}, {self.length(sample)}")
+
+    def length(self, sample: str) -> str:
+        assert self._lengths is not None
+        type_ = MEMORY_TYPES[self._lengths.dtype]
+        place = self.code.at(self._length_place, self.code.mul(sample, self._length_stride), type_)
+        length = self.code.load(place, type_)
+        return length if type_ == "i64" else self.code.let(f"sext {type_} {length} to i64")
+
+    def is_padding(self, sample: str, time: str) -> str:
+        return self.code.let(f"icmp sge i64 {time}, {self.length(sample)}")
+
+    def check_lengths(self, begin: str, end: str, status: Array) -> None:
+        """Set the status if a length is below 1 or beyond the times. Times are never addressed by a length."""
+        code, place = self.code, self.words.pointer(status.ctypes.data)
+        with code.loop(begin, end) as sample:
+            outside = code.let(f"icmp uge i64 {code.sub(self.length(sample), 1)}, {self.steps}")
+            with code.when(outside):
+                code.do(f"store i64 1, ptr {place}")
+
+    def each_unit(self, body: Callable[[str, str | None], None]) -> None:
+        """body(index, mask) for the vectors of a line of hidden units."""
+        each_vector(self.code, 0, self.hidden, body, self._is_whole)
+
+    def copy_states(self, begin: str, end: str, source: Strided, target: Dense) -> None:
+        """The states of samples into dense memory."""
+        with self.code.loop(begin, end) as sample:
+            read, to = source.reader(sample), target.line(sample)
+            self.each_unit(lambda index, mask: to.store(index, read(index, mask), mask))

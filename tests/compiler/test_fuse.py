@@ -1,0 +1,79 @@
+"""The fuse and merge passes: maps over one shape that a device may run as one loop."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+
+from mlcompute import ops
+from mlcompute.compiler.fuse import LARGEST_GROUP, fuse
+from mlcompute.compiler.merge import merge
+from mlcompute.compiler.plan import plan_memory
+from mlcompute.compiler.program import Program
+from mlcompute.compiler.verify import verify_program, verify_steps
+from mlcompute.devices.reference import Reference
+from mlcompute.ops.op import Trace
+from tests.compiler.programs import Drawn, feed, programs
+
+
+def groups(trace: Trace) -> list[int]:
+    return [step.group for step in fuse(trace.steps)]
+
+
+def test_neighbouring_maps_of_one_shape_form_a_group() -> None:
+    trace = Trace()
+    x = feed(trace, (2, 3))
+    y = ops.relu(x + 1.0)
+    z = ops.exp(ops.sum_(y, (0,)))
+    -z
+    assert groups(trace) == [0, 0, -1, 1, 1]
+
+
+def test_another_shape_phase_or_op_ends_a_group() -> None:
+    trace = Trace()
+    x, row = feed(trace, (2, 3)), feed(trace, (3,))
+    row = ops.exp(row)
+    y = x + row
+    ops.transpose(y)
+    y = ops.relu(y)
+    trace.phase = "gradient"
+    ops.relu(y)
+    assert groups(trace) == [0, 1, -1, 2, 3]
+
+
+def test_groups_are_limited() -> None:
+    trace = Trace()
+    x = feed(trace, (2,))
+    for _ in range(2 * LARGEST_GROUP + 1):
+        x = x + 1.0
+    numbers = groups(trace)
+    assert numbers.count(0) == numbers.count(1) == LARGEST_GROUP
+    assert numbers[-1] == 2
+
+
+def test_fusing_changes_nothing_but_the_group() -> None:
+    trace = Trace()
+    ops.relu(feed(trace, (2, 3)) + 1.0)
+    before = [repr(step) for step in trace.steps]
+    fused = fuse(trace.steps)
+    assert [repr(step) for step in fused] == before
+    assert all(step.group == -1 for step in trace.steps), "a pass makes new steps"
+
+
+@settings(max_examples=150, deadline=None)
+@given(programs(phases=("forward", "gradient", "update")))
+def test_merged_programs_give_the_same_numbers(drawn: Drawn) -> None:
+    expected, lasting = drawn.run()
+    steps = merge(drawn.steps, drawn.kept)
+    verify_steps(steps, split=True)
+    program = Program("split", 1, steps, kept=set(drawn.kept), constants=dict(drawn.trace.constants))
+    program.plan = plan_memory(steps, drawn.kept, rerunnable=True)
+    verify_program(program)
+    feeds = {value: array.copy() for value, array in drawn.feeds.items()}
+    executable = Reference().build(program, np.full(program.plan.nbytes, 0xA5, np.uint8))
+    for phase in program.phases:
+        executable.run((phase,), feeds)
+    for value in drawn.kept:
+        np.testing.assert_allclose(executable.read(value), expected[value], rtol=1e-5, atol=1e-5)
+    for value, array in lasting.items():
+        np.testing.assert_allclose(feeds[value], array, rtol=1e-5, atol=1e-5)
