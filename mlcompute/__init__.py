@@ -4,6 +4,7 @@ Describe a network as a graph of layers, wrap it in a `TrainingGraph` or `Infere
 then run forward, gradient and optimizer update in one call or one by one.
 """
 
+from mlcompute import debug
 from mlcompute.device import Device
 from mlcompute.enums import (
     ActivationType,
@@ -165,5 +166,6 @@ __all__ = [
     "UpsampleLayer",
     "YOLOLossDescriptor",
     "YOLOLossLayer",
+    "debug",
     "debug_description",
 ]

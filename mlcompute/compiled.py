@@ -1,30 +1,29 @@
-"""What training and inference graphs share: declared inputs and outputs, compiling, and queueing runs."""
+"""Compiled graphs: what training and inference graphs share of compiling, feeding and queueing runs."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlcompute.compiler import Description
 from mlcompute.compiler.program import Program
+from mlcompute.described import DescribedGraph
 from mlcompute.devices.device import Executable, Profile
 from mlcompute.enums import DeviceType, ExecutionOptions, GraphCompilationOptions
-from mlcompute.errors import CompileError, DataError, DeviceError, ExecutionError, GraphError, ShapeError
+from mlcompute.errors import CompileError, DataError, DeviceError, ExecutionError, ShapeError
 from mlcompute.execution import Execution, GraphCompletionHandler
 from mlcompute.feeding import Feeding, Feeds, Named, resolved
-from mlcompute.graph import Graph, Node
-from mlcompute.layers.layer import Layer
-from mlcompute.layers.loss import LossLayer
-from mlcompute.layers.lstm import LSTMLayer
+from mlcompute.graph import Graph
 from mlcompute.ops.op import Array, Value
 from mlcompute.passes import Passes
-from mlcompute.programs import Programs, final_result
+from mlcompute.programs import Programs
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import read_array, write_target
 
@@ -32,14 +31,20 @@ if TYPE_CHECKING:
     from mlcompute.device import Device
 
 _runs = itertools.count(1)
-_Linked = TypeVar("_Linked", bound="CompiledGraph")
-
-#: Under this name the lengths of variable-length sequences are fed, whatever name they were declared with.
-SEQUENCE_LENGTHS = "sortedSequenceLength"
 
 
-class CompiledGraph(Graph):
-    """Base of TrainingGraph and InferenceGraph: a graph over other graphs that can be compiled and run."""
+@dataclass(frozen=True)
+class Call:
+    """What a caller asked for, besides the data."""
+
+    method: str
+    options: ExecutionOptions
+    completion_handler: GraphCompletionHandler | None = None
+    outputs_data: Named | None = None
+
+
+class CompiledGraph(DescribedGraph):
+    """Base of TrainingGraph and InferenceGraph: a described graph that can be compiled and run."""
 
     #: Does the graph have gradient and update phases?
     _trains = False
@@ -47,20 +52,7 @@ class CompiledGraph(Graph):
     _main_style = "inference"
 
     def __init__(self, graph_objects: Sequence[Graph] = ()) -> None:
-        super().__init__()
-        for graph in graph_objects:
-            if not isinstance(graph, Graph):
-                raise TypeError(f"{self._who}: graph_objects must be Graphs, not {type(graph).__name__}")
-        self._graphs = list(graph_objects)
-        self._inputs: dict[str, Tensor] = {}
-        self._labels: dict[str, Tensor] = {}
-        self._label_weights: dict[str, Tensor] = {}
-        self._outputs: dict[str, Tensor] = {}
-        self._names: dict[Tensor, str] = {}
-        self._links: list[CompiledGraph] = [self]
-        self._device: Device | None = None
-        self._options = GraphCompilationOptions.NONE
-        self._constants: dict[Tensor, Array] = {}
+        super().__init__(graph_objects)
         #: None when there is nothing compiled, or something it depends on has changed since.
         self._compiled: Programs | None = None
         self._feeding = Feeding(self._linked)
@@ -73,80 +65,10 @@ class CompiledGraph(Graph):
         self._ran: Passes | None = None
         self.last_run = 0
 
-    # Structure ------------------------------------------------------------------------------------------------
-
-    def _all_nodes(self) -> list[Node]:
-        nodes = {node: None for graph in self._graphs for node in graph._all_nodes()}
-        nodes.update(dict.fromkeys(self._nodes))
-        # Sources always exist before their consumers, so creation order is an order of execution.
-        return sorted(nodes, key=lambda node: node.order)
-
-    def _size(self) -> int:
-        return super()._size() + sum(graph._size() for graph in self._graphs)
-
-    def _find(self, layer: Layer) -> Node | None:
-        for graph in self._graphs:
-            node = graph._find(layer)
-            if node is not None:
-                return node
-        return self._node_of.get(layer)
-
     @property
     def device(self) -> Device | None:
         """The device the graph was compiled for; None before."""
         return self._device
-
-    def add_inputs(
-        self,
-        inputs: Mapping[str, Tensor],
-        loss_labels: Mapping[str, Tensor] | None = None,
-        loss_label_weights: Mapping[str, Tensor] | None = None,
-    ) -> bool:
-        """Name the tensors fed at every run: inputs, labels and label weights. Further calls add to them."""
-        declared = (
-            ("inputs", self._inputs, inputs or {}),
-            ("loss_labels", self._labels, loss_labels or {}),
-            ("loss_label_weights", self._label_weights, loss_label_weights or {}),
-        )
-        for kind, _, given in declared:
-            self._check_tensors(f"add_inputs ({kind})", given)
-        for _, known, given in declared:
-            known.update(given)
-            self._names.update({tensor: name for name, tensor in given.items()})
-        self.outdated()
-        return True
-
-    def add_outputs(self, outputs: Mapping[str, Tensor]) -> bool:
-        """Name tensors whose values are wanted after a run: they stay readable and can be written to buffers."""
-        self._check_tensors("add_outputs", outputs)
-        self._outputs.update(outputs)
-        self.outdated()
-        return True
-
-    def _check_tensors(self, method: str, given: Mapping[str, Tensor]) -> None:
-        for name, tensor in given.items():
-            if not isinstance(name, str) or not isinstance(tensor, Tensor):
-                raise TypeError(f"{self._who}.{method}: needs names and Tensors, not {name!r}: {type(tensor).__name__}")
-
-    def _link(self, graphs: Sequence[_Linked], kind: type[_Linked]) -> bool:
-        for graph in graphs:
-            if not isinstance(graph, kind):
-                raise GraphError(f"{self._who}.link: {type(graph).__name__} cannot be linked with {self._who}")
-        group: list[CompiledGraph] = list(dict.fromkeys([self, *graphs]))
-        for member in group:
-            if member._device is not None:
-                member._check_links(group, member._options)
-        for member in group:
-            member._links = group
-            member.outdated()
-        return True
-
-    def _check_links(self, group: Sequence[CompiledGraph], options: GraphCompilationOptions) -> None:
-        if len(group) > 1 and GraphCompilationOptions.LINK_GRAPHS not in options:
-            raise GraphError(
-                f"{self._who}: a linked graph was compiled without LINK_GRAPHS",
-                fix="compile every linked graph with options=GraphCompilationOptions.LINK_GRAPHS",
-            )
 
     # Compiling ------------------------------------------------------------------------------------------------
 
@@ -170,7 +92,7 @@ class CompiledGraph(Graph):
             raise DeviceError(f"{self._who}.compile: the ANE runs inference graphs only")
         if not self._all_nodes():
             raise CompileError(f"{self._who}.compile: the graph has no layers", fix="add layers with node() first")
-        self._check_tensors("compile (input_tensors)", input_tensors or {})
+        self._declared.check("compile (input_tensors)", input_tensors or {})
         self._check_links(self._links, GraphCompilationOptions(options))
         constants = {
             tensor: read_array((input_tensors_data or {})[name], tensor.descriptor, f"'{name}'").copy()
@@ -209,8 +131,6 @@ class CompiledGraph(Graph):
         assert self._device is not None
         size = self._linked_size()
         description = self._describe()
-        for node in description.nodes:
-            self._check_parameters(node.layer)
         compiled = Programs(description, self._device.engine, size)
         compiled.unbatched = self._unbatched(description)
         if not self._waits_for_labels():
@@ -224,100 +144,13 @@ class CompiledGraph(Graph):
             tensor._reside(self)
             tensor._device = self._device
 
-    def _unbatched(self, description: Description) -> Tensor | None:
-        axes = _source_axes(description.nodes)
-        for tensor in self._inputs.values():
-            could_count = tensor.descriptor.shape[0] != 1 and all(axis == 0 for axis in axes.get(tensor, {0}))
-            if could_count and description.inputs.get(tensor) == 0:
-                return tensor
-        return None
-
-    def _waits_for_labels(self) -> bool:
-        """Compiled before add_inputs: the loss cannot be built yet."""
-        return False
-
     def _resident_tensors(self, description: Description) -> set[Tensor]:
-        tensors = {result for node in description.nodes for result in node.results} | set(self._outputs.values())
+        tensors = {result for node in description.nodes for result in node.results} | {*self._declared.outputs.values()}
         for node in description.nodes:
             tensors.update(slot.tensor for slot in node.layer.parameters.values())
             tensors.update(node.layer.statistics.values())
             tensors.update(source for source in node.sources if source._host is not None)
         return tensors
-
-    def _check_parameters(self, layer: Layer) -> None:
-        slots = {name: slot.tensor for name, slot in layer.parameters.items()} | layer.statistics
-        for name, tensor in slots.items():
-            if tensor._host is None:
-                raise CompileError(
-                    f"{layer.who}: {name} has no data",
-                    tensor=repr(tensor),
-                    fix="create it with data, fill_with_data or random_initializer_type",
-                )
-
-    # Describing to the compiler ---------------------------------------------------------------------------------
-
-    def _describe(self) -> Description:
-        """What to compile, from what was declared. Subclasses add what they know."""
-        description = Description(nodes=self._all_nodes(), constants=self._constants)
-        produced = {result for node in description.nodes for result in node.results}
-        declared = dict.fromkeys([*self._inputs.values(), *self._labels.values(), *self._label_weights.values()])
-        used = dict.fromkeys(t for node in description.nodes for t in (*node.sources, *node.labels))
-        for tensor in used:
-            # What nobody computes and nobody gave data to must be fed, declared or not.
-            if tensor not in produced and tensor._host is None:
-                declared.setdefault(tensor)
-        inputs = [t for t in declared if t not in produced and t not in self._constants and t not in self._kept_inputs()]
-        description.batch_size = _batch_extent([t for t in inputs if t in self._names] or inputs)
-        axes = _source_axes(description.nodes)
-        for tensor in inputs:
-            extent, batch = tensor.descriptor.shape[0], description.batch_size
-            scales = extent % batch == 0 and all(axis == 0 for axis in axes.get(tensor, {0}))
-            description.inputs[tensor] = extent // batch if scales else 0
-        description.label_weights = self._weights_by_layer(description.nodes)
-        description.kept = self._kept_results(description.nodes)
-        debugs = GraphCompilationOptions.DEBUG_LAYERS in self._options
-        if debugs:
-            description.debugged = [
-                tensor
-                for node in description.nodes
-                if node.layer.is_debugging_enabled
-                for tensor in (*node.results, *node.sources)
-            ]
-        description.fuses = not debugs and GraphCompilationOptions.DISABLE_LAYER_FUSION not in self._options
-        for name, tensor in self._outputs.items():
-            if tensor not in produced and tensor not in description.inputs and self._source_of(tensor) is None:
-                raise GraphError(f"{self._who}: output '{name}' is computed by no layer of the graph")
-        return description
-
-    def _kept_inputs(self) -> set[Tensor]:
-        """Inputs that live on between runs because an optimizer updates them."""
-        return set()
-
-    def _source_of(self, gradient: Tensor) -> Tensor | None:
-        """The tensor whose gradient a gradient tensor holds; None for other tensors."""
-        return None
-
-    def _kept_results(self, nodes: list[Node]) -> list[Tensor]:
-        """Tensors readable after every run: outputs, losses, the final result, and what linked graphs read."""
-        final = final_result(nodes)
-        kept = [*self._outputs.values(), *([final] if final is not None else [])]
-        kept += [node.results[0] for node in nodes if isinstance(node.layer, LossLayer)]
-        elsewhere = {t for other in self._links if other is not self for node in other._all_nodes() for t in node.sources}
-        kept += [result for node in nodes for result in node.results if result in elsewhere]
-        return kept
-
-    def _weights_by_layer(self, nodes: list[Node]) -> dict[Layer, Tensor]:
-        """Which tensor weighs the labels of which loss: its own, or the one declared for the only loss."""
-        losses = [node.layer for node in nodes if isinstance(node.layer, LossLayer)]
-        weights: dict[Layer, Tensor] = {loss: loss.weights for loss in losses if loss.weights is not None}
-        spare = [tensor for tensor in self._label_weights.values() if tensor not in weights.values()]
-        without = [loss for loss in losses if loss not in weights]
-        if spare and len(spare) != len(without) and not self._waits_for_labels():
-            raise GraphError(
-                f"{self._who}: {len(spare)} label weights were declared for {len(without)} losses without weights"
-            )
-        weights.update(zip(without, spare, strict=False))
-        return weights
 
     # Programs and memory ----------------------------------------------------------------------------------------
 
@@ -374,23 +207,7 @@ class CompiledGraph(Graph):
         self, method: str, inputs: Named | None, labels: Named | None, weights: Named | None
     ) -> dict[Tensor, Any]:
         """Data by tensor; unknown names are refused."""
-        found: dict[Tensor, Any] = {}
-        for kind, declared, given in (
-            ("inputs_data", self._inputs, inputs),
-            ("loss_labels_data", self._labels, labels),
-            ("loss_label_weights_data", self._label_weights, weights),
-        ):
-            for name, data in (given or {}).items():
-                tensors = [declared[name]] if name in declared else []
-                if name == SEQUENCE_LENGTHS and not tensors:
-                    tensors = self._lengths_tensors()
-                if not tensors:
-                    raise DataError(
-                        f"{self._who}.{method}: '{name}' is not a declared name in {kind}",
-                        declared=", ".join(declared) or "none",
-                        fix="declare it with add_inputs first",
-                    )
-                found.update(dict.fromkeys(tensors, data))
+        found = self._declared.find(method, inputs, labels, weights, self._lengths_tensors())
         for tensor in self._constants:
             if tensor in found:
                 self._check_constant(tensor, found[tensor], method)
@@ -403,11 +220,11 @@ class CompiledGraph(Graph):
 
     def _lengths_tensors(self) -> list[Tensor]:
         """Where variable-length recurrent layers read the lengths of their sequences."""
-        nodes = self._compile_if_needed().nodes
-        return [node.sources[-1] for node in nodes if isinstance(node.layer, LSTMLayer) and len(node.sources) in (2, 4)]
+        assert self._compiled is not None
+        return self._compiled.lengths
 
     def _name_of(self, tensor: Tensor) -> str:
-        return self._names.get(tensor, tensor.label)
+        return self._declared.name_of(tensor)
 
     def _feed(
         self,
@@ -465,29 +282,18 @@ class CompiledGraph(Graph):
 
     # Running --------------------------------------------------------------------------------------------------
 
-    def _infer(
-        self,
-        batch: int,
-        data: Mapping[Tensor, Any],
-        options: ExecutionOptions,
-        completion_handler: GraphCompletionHandler | None,
-        outputs_data: Named | None,
-        method: str,
-    ) -> Execution:
+    def _infer(self, batch: int, data: Mapping[Tensor, Any], call: Call) -> Execution:
         """The forward pass in inference mode; up to the predictions when there are no labels."""
-        program = self._program("inference", batch, self._has_labels(data, options))
-        feeds = self._feed(program, ("forward",), data, options, method)
-        return self._submit(program, ("forward",), feeds, options, completion_handler, outputs_data, method)
+        program = self._program("inference", batch, self._has_labels(data, call.options))
+        feeds = self._feed(program, ("forward",), data, call.options, call.method)
+        return self._submit(program, ("forward",), feeds, call)
 
     def _submit(
         self,
         program: Program,
         phases: Sequence[str],
         feeds: Feeds,
-        options: ExecutionOptions,
-        completion_handler: GraphCompletionHandler | None,
-        outputs_data: Named | None,
-        method: str,
+        call: Call,
         passes: Passes | None = None,
         *,
         accepted: Callable[[], None] = lambda: None,
@@ -502,11 +308,13 @@ class CompiledGraph(Graph):
         after       called when the run is over: did it succeed?
         """
         self._raise_unseen_error()
-        assert self._device is not None and self._compiled is not None
-        targets = self._output_targets(program, phases, outputs_data, method)
+        device, compiled, options = self._device, self._compiled, call.options
+        assert device is not None
+        assert compiled is not None
+        targets = self._output_targets(program, phases, call)
         bindings = self._static_bindings(program)
-        executable = self._compiled.executable(program) if passes is None else passes.executable
-        result = self._compiled.result(program) if "forward" in phases else None
+        executable = compiled.executable(program) if passes is None else passes.executable
+        result = compiled.result(program) if "forward" in phases else None
         measures = bool(options & (ExecutionOptions.PROFILING | ExecutionOptions.PER_LAYER_PROFILING))
         profile = Profile() if ExecutionOptions.PER_LAYER_PROFILING in options else None
 
@@ -536,32 +344,31 @@ class CompiledGraph(Graph):
             after(succeeded)
 
         execution = Execution(
-            self._device.queue, work, measures_time=measures, profile=profile, completion_handler=completion_handler
+            device.queue, work, measures_time=measures, profile=profile, completion_handler=call.completion_handler
         )
-        self._feeding.remember(self._compiled.fed(program, phases), feeds)
+        self._feeding.remember(compiled.fed(program, phases), feeds)
         accepted()
         self._asked = passes
         if passes is not None:
             passes.queued.update(phases)
         self._unsettled.append(execution)
         synchronous = ExecutionOptions.SYNCHRONOUS in options
-        self._device.queue.submit(execution, synchronous)
+        device.queue.submit(execution, synchronous)
         return execution.wait() if synchronous else execution
 
-    def _output_targets(
-        self, program: Program, phases: Sequence[str], outputs_data: Named | None, method: str
-    ) -> list[tuple[Value, Array]]:
+    def _output_targets(self, program: Program, phases: Sequence[str], call: Call) -> list[tuple[Value, Array]]:
         """(value, the caller's memory it is written to) pairs."""
         targets: list[tuple[Value, Array]] = []
-        for name, buffer in (outputs_data or {}).items():
-            who = f"{self._who}.{method}: output '{name}'"
-            if name not in self._outputs:
+        for name, buffer in (call.outputs_data or {}).items():
+            who = f"{self._who}.{call.method}: output '{name}'"
+            declared = self._declared.outputs
+            if name not in declared:
                 raise DataError(
-                    f"{self._who}.{method}: '{name}' is not a declared output",
-                    declared=", ".join(self._outputs) or "none",
+                    f"{self._who}.{call.method}: '{name}' is not a declared output",
+                    declared=", ".join(declared) or "none",
                     fix="declare it with add_outputs",
                 )
-            tensor = self._outputs[name]
+            tensor = declared[name]
             source = self._source_of(tensor)
             if source is not None and "gradient" not in phases:
                 raise DataError(f"{who} is a gradient, which this call does not compute")
@@ -615,18 +422,3 @@ class CompiledGraph(Graph):
         """A parameter has got other memory: look it up again before the next run."""
         if self._compiled is not None:
             self._compiled.bindings.clear()
-
-
-def _batch_extent(inputs: list[Tensor]) -> int:
-    """The number of samples: what most first axes say. Axes of 1 hold something that all samples share."""
-    extents = [tensor.descriptor.shape[0] for tensor in inputs]
-    counted = Counter(extent for extent in extents if extent > 1)
-    return counted.most_common(1)[0][0] if counted else 1
-
-
-def _source_axes(nodes: list[Node]) -> dict[Tensor, set[int]]:
-    axes: dict[Tensor, set[int]] = {}
-    for node in nodes:
-        for index, tensor in enumerate(node.sources):
-            axes.setdefault(tensor, set()).add(node.layer.source_batch_axis(index, len(node.sources)))
-    return axes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,12 @@ _queues: dict[str, WorkQueue] = {}
 
 @functools.cache
 def _cpu_engine() -> Engine:
+    """The engine behind the CPU: native where LLVM is installed, NumPy otherwise or when MLCOMPUTE_ENGINE says so."""
+    wanted = os.environ.get("MLCOMPUTE_ENGINE", "reference")
+    if wanted != "reference" and importlib.util.find_spec("llvmlite") is not None:
+        from mlcompute.devices.cpu.device import Cpu
+
+        return Cpu()
     from mlcompute.devices.reference import Reference
 
     return Reference()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from mlcompute.compiled import CompiledGraph
+from mlcompute.compiled import Call, CompiledGraph
 from mlcompute.enums import ExecutionOptions
 from mlcompute.execution import Execution, GraphCompletionHandler
 from mlcompute.feeding import Named
@@ -57,7 +57,7 @@ class InferenceGraph(CompiledGraph):
         """
         batch = self._batch(batch_size, "execute")
         data = self._named_data("execute", inputs_data, loss_labels_data, loss_label_weights_data)
-        return self._infer(batch, data, options, completion_handler, outputs_data, "execute")
+        return self._infer(batch, data, Call("execute", options, completion_handler, outputs_data))
 
     async def execute_async(
         self,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mlcompute.compiler import Description, compile_program
 from mlcompute.compiler.program import Program
 from mlcompute.layers.loss import LossLayer
+from mlcompute.layers.lstm import LSTMLayer
 from mlcompute.ops.op import Array, Value
 from mlcompute.tensor import Tensor
 
@@ -43,6 +44,12 @@ class Programs:
         self.arena_size = 0
         #: Tensors the losses' labels are fed to.
         self.labels = [label for node in description.nodes for label in node.labels]
+        #: Tensors variable-length recurrent layers read the lengths of their sequences from.
+        self.lengths = [
+            node.sources[-1]
+            for node in description.nodes
+            if isinstance(node.layer, LSTMLayer) and len(node.sources) in (2, 4)
+        ]
         #: Host memory of parameters, statistics and states, looked up anew when one of them was rebound.
         self.bindings: dict[Program, dict[Value, Array]] = {}
         self._engine = engine

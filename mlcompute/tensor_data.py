@@ -97,6 +97,8 @@ def read_array(data: ArrayLike, descriptor: TensorDescriptor, who: str, batch_si
     Arrays with more axes must have the tensor's extents, apart from axes of extent 1 and surplus leading samples.
     """
     shape = descriptor.shape if batch_size == 0 else (batch_size, *descriptor.shape[1:])
+    if type(data) is np.ndarray and data.shape == shape and data.dtype == descriptor.data_type.numpy:
+        return data if data.flags.c_contiguous else np.ascontiguousarray(data)
     return _shaped(_typed(data, descriptor, who), shape, who)
 
 
@@ -149,7 +151,8 @@ def _typed(data: ArrayLike, descriptor: TensorDescriptor, who: str) -> Array:
         info = np.iinfo(dtype.str)
         if int(array.min()) < info.min or int(array.max()) > info.max:
             raise DataError(f"{who}: values {array.min()}..{array.max()} do not fit into {dtype}")
-    return array.astype(dtype)
+    with np.errstate(all="ignore"):  # what is too large becomes infinity, which is a number like others
+        return array.astype(dtype)
 
 
 def _shaped(array: Array, shape: tuple[int, ...], who: str) -> Array:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.compiled import CompiledGraph
+from mlcompute.compiled import Call, CompiledGraph
 from mlcompute.compiler import Description
 from mlcompute.compiler.program import Program
 from mlcompute.enums import ExecutionOptions, GraphCompilationOptions, LossType, SoftmaxOperation
@@ -185,7 +185,7 @@ class TrainingGraph(CompiledGraph):
                 for tensor in description.inputs
                 if tensor.descriptor.data_type.is_floating and tensor not in self._stopped_tensors
             ]
-        sources = (self._source_of(tensor) for tensor in self._outputs.values())
+        sources = (self._source_of(tensor) for tensor in self._declared.outputs.values())
         description.kept_gradients = [tensor for tensor in sources if tensor is not None]
         self._describe_links(description)
         self._warn_about_double_softmax(description)
@@ -208,7 +208,7 @@ class TrainingGraph(CompiledGraph):
         loss = self._loss_layer
         nodes = super()._all_nodes()
         taken = {label for node in nodes for label in node.labels}
-        labels = [label for label in self._labels.values() if label not in taken]
+        labels = [label for label in self._declared.labels.values() if label not in taken]
         if loss is None or not nodes or not labels:
             return None
         source = nodes[-1].results[0]
@@ -429,15 +429,13 @@ class TrainingGraph(CompiledGraph):
         """
         batch = self._batch(batch_size, "execute")
         data = self._named_data("execute", inputs_data, loss_labels_data, loss_label_weights_data)
+        call = Call("execute", options, completion_handler, outputs_data)
         if ExecutionOptions.FORWARD_FOR_INFERENCE in options:
-            return self._infer(batch, data, options, completion_handler, outputs_data, "execute")
+            return self._infer(batch, data, call)
         phases = self._phases_to_execute()
         program = self._program("fused", batch)
         feeds = self._feed(program, phases, data, options, "execute")
-        replaced = self._replaced_values(data)
-        return self._run(
-            program, phases, feeds, options, completion_handler, outputs_data, "execute", replaced=replaced
-        )
+        return self._run(program, phases, feeds, call, replaced=self._replaced_values(data))
 
     def _phases_to_execute(self) -> tuple[str, ...]:
         description = self._compile_if_needed()
@@ -477,17 +475,16 @@ class TrainingGraph(CompiledGraph):
     ) -> Execution:
         """The forward pass alone, on data attached with bind_and_write_data."""
         batch = self._batch(batch_size, "execute_forward")
+        call = Call("execute_forward", options, completion_handler, outputs_data)
         if ExecutionOptions.FORWARD_FOR_INFERENCE in options:
-            return self._infer(batch, {}, options, completion_handler, outputs_data, "execute_forward")
+            return self._infer(batch, {}, call)
         self._expect_labels()
         program = self._program("split", batch)
         # Copied in any case: the gradient pass needs the same numbers, whatever becomes of the caller's memory.
         feeds = self._feed(program, ("forward",), {}, options, "execute_forward", copies=True)
         assert self._compiled is not None
         passes = Passes(program, self._compiled.executable(program))
-        return self._run(
-            program, ("forward",), feeds, options, completion_handler, outputs_data, "execute_forward", passes
-        )
+        return self._run(program, ("forward",), feeds, call, passes)
 
     def execute_gradient(
         self,
@@ -499,11 +496,9 @@ class TrainingGraph(CompiledGraph):
     ) -> Execution:
         """The gradient pass alone, after execute_forward with the same batch size. Gradients are then readable."""
         passes = self._passes_after("forward", "execute_gradient", batch_size)
-        program = passes.program
-        feeds = self._feed(program, ("gradient",), {}, options, "execute_gradient")
-        return self._run(
-            program, ("gradient",), feeds, options, completion_handler, outputs_data, "execute_gradient", passes
-        )
+        feeds = self._feed(passes.program, ("gradient",), {}, options, "execute_gradient")
+        call = Call("execute_gradient", options, completion_handler, outputs_data)
+        return self._run(passes.program, ("gradient",), feeds, call, passes)
 
     def _passes_after(self, needed: str, method: str, batch_size: int = 0) -> Passes:
         """The passes asked for so far, of which `needed` must be one."""
@@ -534,9 +529,8 @@ class TrainingGraph(CompiledGraph):
                 "TrainingGraph.execute_optimizer_update: the graph has no optimizer", fix="call compile_optimizer"
             )
         passes = self._passes_after("gradient", "execute_optimizer_update")
-        return self._run(
-            passes.program, ("update",), {}, options, completion_handler, None, "execute_optimizer_update", passes
-        )
+        call = Call("execute_optimizer_update", options, completion_handler)
+        return self._run(passes.program, ("update",), {}, call, passes)
 
     async def execute_forward_async(
         self,
@@ -571,10 +565,7 @@ class TrainingGraph(CompiledGraph):
         program: Program,
         phases: tuple[str, ...],
         feeds: Feeds,
-        options: ExecutionOptions,
-        handler: GraphCompletionHandler | None,
-        outputs_data: Named | None,
-        method: str,
+        call: Call,
         passes: Passes | None = None,
         replaced: Sequence[tuple[Tensor, Array]] = (),
     ) -> Execution:
@@ -611,15 +602,5 @@ class TrainingGraph(CompiledGraph):
                 state.advance()
 
         return self._submit(
-            program,
-            phases,
-            feeds,
-            options,
-            handler,
-            outputs_data,
-            method,
-            passes,
-            before=before,
-            after=after,
-            accepted=accepted,
+            program, phases, feeds, call, passes, accepted=accepted, before=before, after=after
         )

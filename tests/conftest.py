@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tests.recorder import Recorder, all_uses
 
 ROOT = Path(__file__).parent
+os.environ.setdefault("MLC_DEBUG", "verify")  # every program a test compiles is checked after every pass
 
 
 class UnusedMembers:

@@ -41,6 +41,7 @@ class Gate(Reference):
     name = "gate"
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_open = threading.Event()
 
     def build(self, program: Any, arena: Any) -> Any:
@@ -311,7 +312,7 @@ def test_waiting_ends_after_the_handler() -> None:
 def test_the_handler_gets_the_error(options: mlc.ExecutionOptions) -> None:
     net = Lookup()
     seen: list[Any] = []
-    with pytest.raises(mlc.ExecutionError, match="layer 'Embedding'.*index 9 at position"):
+    with pytest.raises(mlc.ExecutionError, match=r"layer 'Embedding'.*index 9 at position"):
         net.step(0, 9, options=options, completion_handler=lambda *arguments: seen.append(arguments)).wait()
     ((result, error, _),) = seen
     assert result is None
@@ -514,6 +515,7 @@ def test_times_are_measured_on_request(options: mlc.ExecutionOptions) -> None:
 def test_times_per_layer_and_pass() -> None:
     net = Regression(sgd())
     net.first.label, net.second.label = "fc1", "fc2"
+    net.training.compile(device=cpu())
     run = net.step(normal(4, 3), normal(4, 2), options=PER_LAYER)
     seconds = run.wait().profile.seconds
     assert run.execution_time > 0

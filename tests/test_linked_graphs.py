@@ -190,9 +190,8 @@ def test_a_result_used_here_and_there() -> None:
     x, t1, t2 = mlc.Tensor(shape=(4, 3)), mlc.Tensor(shape=(4, 3)), mlc.Tensor(shape=(4, 2))
     first = Part(x, 3, 1)
     head = dense(3, 3, 5)
-    first.training.node(
-        mlc.LossLayer.mean_squared_error(MEAN), sources=[first.training.node(head, source=first.result)], loss_labels=[t1]
-    )
+    prediction = first.training.node(head, source=first.result)
+    first.training.node(mlc.LossLayer.mean_squared_error(MEAN), sources=[prediction], loss_labels=[t1])
     first.training.add_inputs({}, {"t1": t1})
     second = Part(first.result, 2, 2, t2, feeds=False)
     first.training.link([second.training])

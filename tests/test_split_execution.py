@@ -194,7 +194,8 @@ def test_updates_may_be_repeated(data_type: mlc.DataType) -> None:
     settings = mlc.OptimizerDescriptor(
         learning_rate=0.25, regularization_type=mlc.RegularizationType.L2, regularization_scale=0.5
     )
-    training = mlc.TrainingGraph([], mlc.LossLayer.mean_squared_error(mlc.ReductionType.SUM), mlc.SGDOptimizer(settings))
+    loss = mlc.LossLayer.mean_squared_error(mlc.ReductionType.SUM)
+    training = mlc.TrainingGraph([], loss, mlc.SGDOptimizer(settings))
     training.node(layer, source=x)
     training.add_inputs({"x": x}, {"t": t})
     device = cpu()

@@ -208,10 +208,9 @@ def test_several_losses_as_nodes_add_up() -> None:
     training = mlc.TrainingGraph([], None, sgd(0.1))
     trunk, head1, head2 = dense(3, 5, seed=1), dense(5, 2, seed=2), dense(5, 1, seed=3)
     h = training.node(trunk, source=x)
-    first = training.node(mlc.LossLayer.mean_squared_error(MEAN), sources=[training.node(head1, source=h)], loss_labels=[t1])
-    second = training.node(
-        mlc.LossLayer.mean_absolute_error(SUM, weight=0.5), sources=[training.node(head2, source=h)], loss_labels=[t2]
-    )
+    y1, y2 = training.node(head1, source=h), training.node(head2, source=h)
+    first = training.node(mlc.LossLayer.mean_squared_error(MEAN), sources=[y1], loss_labels=[t1])
+    second = training.node(mlc.LossLayer.mean_absolute_error(SUM, weight=0.5), sources=[y2], loss_labels=[t2])
     training.add_inputs({"x": x}, {"t1": t1, "t2": t2})
     training.compile(device=cpu())
     data, a, b = normal(4, 3), normal(4, 2, seed=1), normal(4, 1, seed=2)
@@ -384,7 +383,8 @@ def test_failed_compile_leaves_what_was_compiled() -> None:
 
 def bad_index_after_batch_norm() -> tuple[mlc.TrainingGraph, dict[str, Array], dict[str, Array], mlc.Optimizer]:
     """A batch norm, then a lookup: an index out of range is found after the statistics were computed."""
-    x, indices, t = (mlc.Tensor(shape=(4, 2)), mlc.Tensor(shape=(4,), data_type=mlc.DataType.INT32), mlc.Tensor(shape=(4, 2)))
+    x, t = mlc.Tensor(shape=(4, 2)), mlc.Tensor(shape=(4, 2))
+    indices = mlc.Tensor(shape=(4,), data_type=mlc.DataType.INT32)
     optimizer = adam(0.1)
     training = mlc.TrainingGraph([], mlc.LossLayer.mean_squared_error(MEAN), optimizer)
     normed = training.node(mlc.DropoutLayer(0.5, 0), source=training.node(batch_norm(2), source=x))
@@ -398,7 +398,7 @@ def bad_index_after_batch_norm() -> tuple[mlc.TrainingGraph, dict[str, Array], d
 
 @pytest.mark.parametrize("options", [SYNC, mlc.ExecutionOptions.NONE])
 def test_a_failed_run_changes_nothing(options: mlc.ExecutionOptions) -> None:
-    """Weights, statistics, time step, optimizer state and the random masks: the next step is as if it had never been."""
+    """Weights, statistics, time step, state and random masks: the next step is as if it had never been."""
     results = []
     for fails in (False, True):
         mlc.Platform.set_rng_seed_to(3)

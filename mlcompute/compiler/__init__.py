@@ -170,11 +170,11 @@ def _differentiate(description: Description, program: Program, run: Lowering) ->
     for node in description.losses:
         loss = values[node.results[0]]
         seeds[loss] = ops.full(loss, loss.shape, 1.0)
-    for gradient, tensor in description.user_gradients.items():
+    for given, tensor in description.user_gradients.items():
         if tensor not in values:
             continue
-        fed = run.input(gradient, values[tensor].shape)
-        program.inputs[gradient] = fed
+        fed = run.input(given, values[tensor].shape)
+        program.inputs[given] = fed
         value = values[tensor]
         seeds[value] = seeds[value] + fed if value in seeds else fed
     sources = [values[tensor] for tensor in (*description.parameters, *description.wanted) if tensor in values]

@@ -15,6 +15,7 @@ from mlcompute.ops.op import Step, Value
 if TYPE_CHECKING:
     from mlcompute.compiler.program import Program
 
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where an arena value lies and from which step to which it must stay."""

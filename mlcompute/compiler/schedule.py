@@ -66,9 +66,7 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool], start: int = 0)
     return scheduled
 
 
-def _as_late_as_useful(
-    moving: list[Step], roots: dict[Value, Value], slots: list[int], latest: list[int]
-) -> None:
+def _as_late_as_useful(moving: list[Step], roots: dict[Value, Value], slots: list[int], latest: list[int]) -> None:
     """Delay each step to its first consumer (and to no overwriting of what it reads): results live shorter."""
     needed: dict[Value, int] = {}
     overwritten: dict[Value, int] = {}

@@ -167,9 +167,7 @@ def _scalar(trace: Trace, value: Value) -> Array | None:
 
 
 #: Ops that may only repeat a value, alone or after another op of the same kind.
-_SHORTENED = frozenset(
-    {"reshape", "broadcast", "slice", "stop_gradient", "multiply", "divide", "negate", "transpose"}
-)
+_SHORTENED = frozenset({"reshape", "broadcast", "slice", "stop_gradient", "multiply", "divide", "negate", "transpose"})
 
 
 def _identity(step: Step, producers: dict[Value, Step], trace: Trace) -> Value | Step | None:

@@ -56,9 +56,7 @@ def verify_steps(steps: list[Step], *, split: bool = False) -> None:
             phase = PHASES.index(step.phase)
 
 
-def verify_plan(
-    steps: list[Step], plan: MemoryPlan, keep: Iterable[Value] = (), *, rerunnable: bool = False
-) -> None:
+def verify_plan(steps: list[Step], plan: MemoryPlan, keep: Iterable[Value] = (), *, rerunnable: bool = False) -> None:
     """Every temporary has memory inside the arena for as long as it is needed, and no two live values share a byte."""
     for view, base in plan.views.items():
         assert view not in plan.placements, f"{view} is a view and has memory of its own"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,12 +13,18 @@ from mlcompute.enums import DeviceType
 from mlcompute.errors import ExecutionError
 from mlcompute.ops.op import Array, Op, Step, Value, run_meaning
 
+#: Called after every step, with what the step gave.
+Watch = Callable[[Step, Sequence[Array]], None]
+
 
 class Reference(Engine):
     """Every op by its NumPy meaning, one step after the other, in planned memory."""
 
     name = "reference"
     device_type = DeviceType.CPU
+
+    def __init__(self, watch: Watch | None = None) -> None:
+        self._watch = watch
 
     def supports(self, op: Op) -> bool:
         return True
@@ -27,12 +33,13 @@ class Reference(Engine):
         return np.zeros(nbytes, np.uint8)
 
     def build(self, program: Program, arena: Array) -> Executable:
-        return _ReferenceExecutable(program, arena)
+        return _ReferenceExecutable(program, arena, self._watch)
 
 
 class _ReferenceExecutable(Executable):
-    def __init__(self, program: Program, arena: Array) -> None:
+    def __init__(self, program: Program, arena: Array, watch: Watch | None) -> None:
         self.program = program
+        self._watch = watch
         self._slots = {
             value: arena[place.offset : place.offset + place.nbytes].view(value.dtype).reshape(value.shape)
             for value, place in program.plan.placements.items()
@@ -66,6 +73,9 @@ class _ReferenceExecutable(Executable):
             else:
                 np.copyto(slot, array)
                 memory[value] = slot
+        if self._watch is not None:
+            self._watch(step, arrays)
 
     def read(self, value: Value) -> Array:
-        return self._memory[value].copy()
+        array: Array = self._memory[value].copy()
+        return array

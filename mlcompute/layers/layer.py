@@ -38,7 +38,7 @@ class Forward(Protocol):
         """Store a new value into one of the layer's tensors when the pass has succeeded."""
 
     def uniform(self, like: Value, shape: Shape, seed: int) -> Value:
-        """Fresh float32 numbers in [0, 1): others in every training pass, the same for the same seed (0: platform's)."""
+        """Fresh float32 numbers in [0, 1): others in every training pass, the same for a seed (0: the platform's)."""
 
     def label_weights(self, layer: Layer) -> Value | None:
         """The label weights fed to a loss layer, or None."""

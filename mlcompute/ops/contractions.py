@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from mlcompute.errors import DataError, ShapeError
+from mlcompute.ops.images import either_layout
 from mlcompute.ops.indexing import concatenate, gather, pad
 from mlcompute.ops.maps import broadcast_shape, convert, equal, logical_and, logical_or, not_equal
-from mlcompute.ops.images import either_layout
 from mlcompute.ops.op import Array, ArrayType, Op, Shape, Typed, Value, emit, register
 from mlcompute.ops.reductions import argmax, sum_to
 from mlcompute.ops.views import reshape, slice_, transpose

@@ -315,7 +315,11 @@ REFUSALS: list[Refusal] = [
         for slot in ("mean", "variance")
     ),
     Refusal("beta that is an array", _bad(_B, 3, **_STATS, beta=np.ones(3)), "beta must be a Tensor", error=TypeError),
-    Refusal("gamma of integers", lambda: _B(3, _tensor(3), _tensor(3), gamma=_ones_int32()), "gamma must be of a floating type"),
+    Refusal(
+        "gamma of integers",
+        lambda: _B(3, _tensor(3), _tensor(3), gamma=_ones_int32()),
+        "gamma must be of a floating type",
+    ),
     Refusal("no channels", _bad(_B, 0, **_STATS), "feature_channel_count is 0"),
     Refusal("negative epsilon", _bad(_B, 3, **_STATS, variance_epsilon=-1e-5), "variance_epsilon is -1e-05"),
     Refusal("momentum above 1", _bad(_B, 3, **_STATS, momentum=1.5), "momentum is 1.5"),

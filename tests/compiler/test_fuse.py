@@ -25,7 +25,7 @@ def test_neighbouring_maps_of_one_shape_form_a_group() -> None:
     x = feed(trace, (2, 3))
     y = ops.relu(x + 1.0)
     z = ops.exp(ops.sum_(y, (0,)))
-    -z
+    ops.negate(z)
     assert groups(trace) == [0, 0, -1, 1, 1]
 
 

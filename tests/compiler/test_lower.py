@@ -94,8 +94,6 @@ def test_layers_that_move_data_keep_their_type() -> None:
     assert [step.op.name for step in run.trace.steps] == ["copy"]
 
 
-
-
 def test_half_precision_parameters_are_read_in_single() -> None:
     x = mlc.Tensor(shape=(2,))
     w = mlc.Tensor(shape=(2,), data_type=DataType.FLOAT16, fill_with_data=1.0)

@@ -53,7 +53,9 @@ def test_a_program_prints_one_line_per_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("elements", "says"), [(10, "40 B"), (1000, "4.0 kB"), (1_000_000, "4.0 MB")], ids=["bytes", "kilobytes", "megabytes"]
+    ("elements", "says"),
+    [(10, "40 B"), (1000, "4.0 kB"), (1_000_000, "4.0 MB")],
+    ids=["bytes", "thousands", "millions"],
 )
 def test_sizes_are_readable(elements: int, says: str) -> None:
     trace = Trace()
@@ -81,19 +83,20 @@ def test_smaller_batches_run_in_the_same_memory() -> None:
         for batch in (1, 5, 15):
             program = training._compiled.get(style, batch)
             verify_program(program)
-            assert program.plan.nbytes == full.plan.nbytes
+            # A batch of one needs fewer steps (nothing to sum), so it has a plan of its own.
+            assert program.plan.nbytes == full.plan.nbytes if batch > 1 else program.plan.nbytes <= full.plan.nbytes
 
 
 def test_a_program_nobody_needs_is_gone_at_once() -> None:
     """Without the cyclic collector, which may come much later than the memory is needed."""
     training, _, _ = small_net()
     program = weakref.ref(training._compiled.get("fused", 4))
-    value = weakref.ref(training._compiled.get("fused", 4).steps[0])
+    trace = weakref.ref(training._compiled.get("fused", 4).steps[0].inputs[0].trace)
     gc.collect()
     gc.disable()
     try:
         training.outdated()
         assert program() is None
-        assert value() is None
+        assert trace() is None
     finally:
         gc.enable()

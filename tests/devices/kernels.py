@@ -1,4 +1,4 @@
-"""Running the CPU kernels of one op without an engine: thread after thread, entry after entry, guarded memory."""
+"""Running CPU kernels in tests: those of one op without an engine, or a few ops on an engine with real threads."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 
 from mlcompute.compiler.plan import plan_memory
+from mlcompute.compiler.program import Program
+from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.cpu.entry import Entry, Maker
 from mlcompute.devices.cpu.jit import library
 from mlcompute.devices.cpu.operands import Operand, Operands
 from mlcompute.devices.cpu.threads import KERNEL
-from mlcompute.ops.op import TABLE, Array, Step, Trace, Value, emit_all, run_meaning
+from mlcompute.ops.op import Array, Step, Trace, Value, emit_all, run_meaning
 
 _GUARD = 64
 THREADS = (1, 2, 5)
 
 
 class Bench:
-    """One op with everything it needs to run: its entries, its memory, and what it should give.
+    """One op with everything it needs to run, and what it should give: thread after thread, in guarded memory.
 
     views   a function from input values to the values the op is applied to, e.g. transposes of them
     """
@@ -64,10 +66,9 @@ class Bench:
         for value in (*self.step.results, *self.workspaces.values()):
             rooms[value] = np.full(value.nbytes + 2 * _GUARD, 0xA5, np.uint8)
             self._memory[value] = rooms[value][_GUARD : _GUARD + value.nbytes]
-        for entry, call, words in self.calls():
+        for _, call, words in self.calls():
             for thread in range(threads):
                 call(thread, threads, words.ctypes.data)
-            assert entry.step is self.step
         for value, room in rooms.items():
             assert (room[:_GUARD] == 0xA5).all(), f"{value!r}: written before its start"
             assert (room[_GUARD + value.nbytes :] == 0xA5).all(), f"{value!r}: written past its end"
@@ -98,15 +99,26 @@ class Bench:
         return first
 
 
-def batches_share_code(makers: dict[str, Maker], name: str, make: Callable[[int], tuple[Any, ...]]) -> bool:
-    """Do two batch sizes compile to the same kernels? `make(batch)` gives (arrays, attributes)."""
-    texts = []
-    for batch in (32, 16):
-        arrays, attributes = make(batch)
-        entries = Bench(makers, name, arrays, attributes).entries
-        assert entries is not None
-        texts.append([entry.code.text() for entry in entries])
-    return texts[0] == texts[1]
+def run_on_engine(
+    fn: Callable[..., Sequence[Value]], arrays: Sequence[Array], threads: int, times: int = 3
+) -> list[Array]:
+    """What `fn`, a function on symbolic values, gives on the CPU engine with a team of real threads.
 
-
-assert TABLE, "the op table fills itself on import"
+    The program runs several times: threads that do not wait for each other would hardly agree every time.
+    """
+    trace = Trace()
+    inputs = [trace.value(array.shape, array.dtype, "input") for array in arrays]
+    results = fn(*inputs)
+    engine = Cpu(threads=threads)
+    plan = plan_memory(trace.steps, results, workspace=engine.workspace)
+    program = Program("test", 1, trace.steps, plan, dict(trace.constants), kept=set(results))
+    executable = engine.build(program, engine.allocate(plan.nbytes))
+    runs = []
+    for _ in range(times):
+        executable.run(("forward",), dict(zip(inputs, arrays, strict=True)))
+        runs.append([executable.read(value) for value in results])
+    engine.team.stop()
+    for again in runs[1:]:
+        for a, b in zip(runs[0], again, strict=True):
+            assert a.tobytes() == b.tobytes(), "a second run gives other numbers"
+    return runs[0]

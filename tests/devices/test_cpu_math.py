@@ -224,24 +224,47 @@ def test_powers() -> None:
 # Code ---------------------------------------------------------------------------------------------------------
 
 
-def assembly(code: Code) -> str:
+def assembly(code: Code, cpu: str = "") -> str:
+    """What the processor runs; `cpu` names another one than this machine's."""
     machine, _ = jit._machine()
+    if cpu:
+        machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, opt=3)
     module = llvm.parse_assembly(jit._module_text({"": code}))
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     builder.getModulePassManager().run(module, builder)
     return str(machine.emit_assembly(module))
 
 
-@pytest.mark.parametrize(
-    "name", ["exp", "exp2", "expm1", "log", "log1p", "tanh", "sigmoid", "softplus", "erf", "rsqrt"]
-)
+HOT = ["exp", "exp2", "expm1", "log", "log1p", "tanh", "sigmoid", "softplus", "erf", "rsqrt"]
+
+
+@pytest.mark.parametrize("name", HOT)
 @pytest.mark.parametrize("lanes", [1, LANES])
 def test_hot_functions_call_nothing(name: str, lanes: int) -> None:
-    text = assembly(kernel(getattr(cpu_math, name), lanes))
-    assert "call" not in text
-    if lanes > 1 and llvm.get_host_cpu_features().get("avx2"):
-        register = "%zmm" if lanes == 16 else "%ymm"
-        assert register in text
+    assert "call" not in assembly(kernel(getattr(cpu_math, name), lanes))
+
+
+@pytest.mark.parametrize("name", HOT)
+@pytest.mark.parametrize(("cpu", "lanes", "register"), [("x86-64-v3", 8, "%ymm"), ("x86-64-v4", 16, "%zmm")])
+def test_hot_functions_are_vectors_throughout(
+    name: str, cpu: str, lanes: int, register: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop of the kernel has no call, no jump but its own and no arithmetic on single numbers."""
+    if "sse2" not in llvm.get_host_cpu_features():
+        pytest.skip("asks about x86 code")
+    monkeypatch.setattr(cpu_math, "vector_lanes", lambda: lanes)
+    text = assembly(kernel(getattr(cpu_math, name), lanes), cpu)
+    labels, lines = {}, text.splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith(".L") and ":" in line:
+            labels[line.split(":")[0]] = number
+    jumps = [(number, words[1]) for number, line in enumerate(lines) if len(words := line.split()) == 2]
+    bodies = [lines[labels[target] : number] for number, target in jumps if labels.get(target, number) < number]
+    assert len(bodies) == 1, text
+    operations = [line.split()[0] for line in bodies[0] if line.startswith("\t")]
+    operations = [name for name in operations if name != "vbroadcastss"]  # of constants
+    assert not [name for name in operations if name.startswith(("call", "j")) or name.endswith("ss")], operations
+    assert any(register in line for line in bodies[0])
 
 
 @pytest.mark.parametrize("name", ["exp", "exp2", "sigmoid", "softplus", "sinh", "cosh"])

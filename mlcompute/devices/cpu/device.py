@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import threading
+import os
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +26,19 @@ from mlcompute.ops.op import Array, Op, Step, Value, run_meaning
 WORTH_SHARING = 30_000.0
 
 
+_engines: weakref.WeakSet[Cpu] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # Threads do not survive a fork: the child starts its own when it first needs them.
+    for engine in list(_engines):
+        engine._team = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class Cpu(Engine):
     """oneDNN for contractions, LLVM loops for everything else."""
 
@@ -35,13 +48,10 @@ class Cpu(Engine):
     prefers_channels_last = True
 
     def __init__(self, threads: int | None = None) -> None:
-        self._wanted = threads
+        #: Threads that work together on one program.
+        self.threads = threads or default_thread_count()
         self._team: Team | None = None
-
-    @property
-    def threads(self) -> int:
-        """Threads that work together on one program."""
-        return self._wanted or default_thread_count()
+        _engines.add(self)
 
     @property
     def team(self) -> Team:
@@ -49,12 +59,8 @@ class Cpu(Engine):
         if self._team is None or self._team.size != self.threads:
             if self._team is not None:
                 self._team.stop()
-            self._team = Team(self.threads, use_one_thread)
+            self._team = Team(self.threads)
         return self._team
-
-    def forget_team(self) -> None:
-        """After a fork the child has no workers: it starts its own."""
-        self._team = None
 
     def supports(self, op: Op) -> bool:
         return True
@@ -83,22 +89,17 @@ class _Segment:
     step: Step | None = None
 
 
-_local = threading.local()
-
-
-def use_one_thread() -> None:
-    """oneDNN called from this thread works alone: the team is the parallelism."""
-    library = onednn.load()
-    if library is not None and library.omp_set_num_threads:
-        ctypes.CFUNCTYPE(None, ctypes.c_int)(library.omp_set_num_threads)(1)
-
-
 class CpuExecutable(Executable):
     """A built program: its kernels, their arguments, and the tapes of the phase combinations that were asked for."""
 
     def __init__(self, engine: Cpu, program: Program, arena: Array) -> None:
         self.engine, self.program = engine, program
         self._arena = arena
+        self._build()
+
+    def _build(self) -> None:
+        engine, program = self.engine, self.program
+        self._threads = engine.threads
         self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces, engine.threads)
         self._entries: list[Entry | Step] = []
         for step in program.steps:
@@ -131,6 +132,7 @@ class CpuExecutable(Executable):
                     self._setters.setdefault(operand.base, []).append((operand.byte_offset, setter))
                 else:
                     setter(place)
+        self._watched = [entry for entry in native if entry.status is not None]
         self._words = np.array(words or [0], np.int64)
         self._barrier = np.zeros(64, np.int64)
         self._bound: dict[Value, int] = {}
@@ -200,16 +202,20 @@ class CpuExecutable(Executable):
         base = self._words.ctypes.data
         for row, entry, meet in zip(tape, entries, meets, strict=True):
             row[:] = self._kernels[entry], base + 8 * self._starts[entry], meet
-        job = np.array([tape.ctypes.data, len(entries), self._barrier.ctypes.data], np.int64)
+        library = onednn.load()
+        openmp = (library.omp_get_max_threads, library.omp_set_num_threads) if library is not None else (0, 0)
+        job = np.array([tape.ctypes.data, len(entries), self._barrier.ctypes.data, *openmp], np.int64)
         cost = sum(entry.cost for entry in entries)
         return _Segment(job, tape, 1 if cost < WORTH_SHARING else self.engine.threads)
 
     # Running ----------------------------------------------------------------------------------------------------
 
     def run(self, phases: Sequence[str], bindings: Mapping[Value, Array], profile: Profile | None = None) -> None:
-        if not getattr(_local, "prepared", False):
-            use_one_thread()
-            _local.prepared = True
+        if self._threads != self.engine.threads:  # the slices of the batch follow the number of threads
+            known = self._arrays
+            self._build()
+            for value, array in known.items():
+                self._bind(value, array)
         for value, array in bindings.items():
             self._bind(value, array)
         if profile is not None:
@@ -221,6 +227,16 @@ class CpuExecutable(Executable):
             else:
                 assert segment.job is not None
                 self.engine.team.run(segment.job.ctypes.data, segment.threads)
+        self._check()
+
+    def _check(self) -> None:
+        """Kernels cannot raise: those that may fail say so in a status word, and NumPy's meaning finds the words."""
+        for entry in self._watched:
+            assert entry.status is not None
+            if entry.status[0]:
+                entry.status[0] = 0
+                self._fall_back(entry.step)
+                raise ExecutionError(f"layer '{entry.step.layer}': failed in native code", step=entry.step.op.name)
 
     def _run_profiled(self, phases: Sequence[str], profile: Profile) -> None:
         """Entry by entry, each timed by itself."""
@@ -236,6 +252,7 @@ class CpuExecutable(Executable):
                 assert segment.job is not None
                 self.engine.team.run(segment.job.ctypes.data, segment.threads)
             profile.add(step, time.perf_counter() - start)
+        self._check()
 
     def _fall_back(self, step: Step) -> None:
         """A step without a native kernel, by its NumPy meaning; the printed plan says so."""

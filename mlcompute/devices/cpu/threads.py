@@ -6,7 +6,6 @@ import ctypes
 import os
 import platform
 import threading
-from typing import Any
 
 import numpy as np
 
@@ -15,8 +14,8 @@ from mlcompute.devices.cpu.jit import library
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
-#: Words of a program's walking arguments: its entries, their number, and the barrier.
-TAPE, COUNT, BARRIER = 0, 1, 2
+#: Words of a program's walking arguments: its entries, their number, the barrier, and OpenMP's two functions (or 0).
+TAPE, COUNT, BARRIER, OMP_GET, OMP_SET = range(5)
 #: Words of one entry: kernel, its arguments, whether to meet before it.
 ENTRY_WORDS = 3
 
@@ -86,9 +85,19 @@ def _wait_until_changed(code: Code, place: str, old: str) -> None:
 
 
 def walker() -> Code:
-    """Runs all entries of a program: `walk(thread, threads, [tape, count, barrier])`."""
+    """Runs all entries of a program: `walk(thread, threads, [tape, count, barrier, omp_get, omp_set])`.
+
+    oneDNN called from here works on one thread, since the team is the parallelism. The caller's own setting is put
+    back at the end: other libraries of the process may share the same OpenMP.
+    """
     code = Code("walk")
     tape, count, barrier = code.argument(TAPE, "ptr"), code.argument(COUNT), code.argument(BARRIER, "ptr")
+    omp_get, omp_set = code.argument(OMP_GET, "ptr"), code.argument(OMP_SET, "ptr")
+    has_omp = code.let(f"icmp ne ptr {omp_set}, null")
+    before = code.variable("i32", "1")
+    with code.when(has_omp):
+        code.set("i32", before, code.let(f"call i32 {omp_get}()"))
+        code.do(f"call void {omp_set}(i32 1)")
     together = code.let("icmp sgt i64 %threads, 1")
     with code.loop(0, count) as index:
         entry = code.at(tape, code.mul(index, ENTRY_WORDS), "i64")
@@ -98,6 +107,8 @@ def walker() -> Code:
         with code.when(code.let(f"and i1 {meets}, {together}")):
             _meet(code, barrier)
         code.do(f"call void {kernel}(i64 %thread, i64 %threads, ptr {arguments})")
+    with code.when(has_omp):
+        code.do(f"call void {omp_set}(i32 {code.get('i32', before)})")
     return code
 
 
@@ -208,7 +219,7 @@ def _leader(walk: int) -> Code:
 class Team:
     """Threads that run programs together. One program at a time; the caller is thread 0."""
 
-    def __init__(self, size: int, prepare: Any = None) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
         (walk,) = library.addresses([walker()])
         worker, leader = library.addresses([_worker(walk), _leader(walk)])
@@ -226,15 +237,7 @@ class Team:
                 libc.sem_init(ctypes.c_void_p(self._address + 8 * (_SEMAPHORES + 8 * thread)), 0, 0)
             run = KERNEL(worker)
             for thread in range(1, size):
-                threading.Thread(
-                    target=self._serve, args=(run, thread, size, self._address, prepare), daemon=True
-                ).start()
-
-    @staticmethod
-    def _serve(run: Any, thread: int, size: int, address: int, prepare: Any) -> None:
-        if prepare is not None:
-            prepare()
-        run(thread, size, address)
+                threading.Thread(target=run, args=(thread, size, self._address), daemon=True).start()
 
     def run(self, job: int, threads: int) -> None:
         """Walk a program (the address of its walking arguments) on one thread or on all of them."""
@@ -251,7 +254,7 @@ class Team:
             with self._lock:
                 self._state[_STOP] = 1
                 # An empty generation wakes everybody; workers see the stop before they look for work.
-                empty = np.zeros(3, np.int64)
+                empty = np.zeros(5, np.int64)
                 self._state[_JOB] = empty.ctypes.data
                 self._state[_GENERATION] += 1
                 libc = ctypes.CDLL(None)

@@ -1,5 +1,317 @@
+"""Attention and its gradient: threads share the heads of all samples; a block of queries at a time stays in the cache.
+
+Per sample and head the keys and values are packed once; per block of queries the scores, their softmax and what follows
+are computed in memory of the thread's own. The products are those of `products`, reading q, k and v where they lie.
+"""
+
 from __future__ import annotations
 
-from mlcompute.devices.cpu.entry import Maker
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-KERNELS: dict[str, Maker] = {}
+from mlcompute.devices.cpu.code import Code
+from mlcompute.devices.cpu.entry import Entry, Maker
+from mlcompute.devices.cpu.kernels.folds import LARGEST_NUMBER, SUM, LineFold, Term
+from mlcompute.devices.cpu.kernels.places import Dense, Strided, ThreadMemory, owned
+from mlcompute.devices.cpu.kernels.products import (
+    FLOPS_PER_NS,
+    call_pack,
+    call_product,
+    pack_columns,
+    pack_rows,
+    padded,
+    product,
+)
+from mlcompute.devices.cpu.kernels.walks import Line, Words, each_vector, share_units, splat
+from mlcompute.devices.cpu.lanes import Lanes, literal
+from mlcompute.devices.cpu.math import exp
+from mlcompute.devices.cpu.operands import Operand, Operands, broadcast_strides
+from mlcompute.ops.op import FLOAT32, Step
+
+#: Scores of a block of queries, at most, if a block is to have more than two dozen.
+_BLOCK_SCORES = 32768
+#: Queries whose softmax is computed together.
+_TOGETHER = 4
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    samples: int
+    heads: int
+    queries: int
+    keys: int
+    width: int
+    value_width: int
+
+    @property
+    def block(self) -> int:
+        """Queries of a block: whole tiles of the products, which are 6 or 12 rows high."""
+        return min(self.queries, 12 * max(2, _BLOCK_SCORES // (12 * padded(self.keys))))
+
+    def cost(self, products: int) -> float:
+        """Nanoseconds of so many products and a softmax."""
+        scores = self.samples * self.heads * self.queries * self.keys
+        return scores * (products * (self.width + self.value_width) / FLOPS_PER_NS + 1.0)
+
+
+class _Packer:
+    """Packs rows of an operand (n, heads, rows, width) with the rows or the width as columns of a product."""
+
+    def __init__(self, words: Words, operand: Operand, view: Strided, turned: bool) -> None:
+        self._code, self._view = words.code, view
+        rows, width = operand.shape[2:]
+        by_row, by_column = operand.strides[2:]
+        self._turned = turned
+        columns = rows if turned else width
+        in_lines = by_column == 1 or width == 1
+        # Lines are the columns of the product if it is turned over, else its rows; a view may swap the two again.
+        self._function = words.pointer(pack_columns(columns) if turned == in_lines else pack_rows(columns))
+        self._stride = words.number(by_row if in_lines else by_column)
+        self._width = words.number(width)
+
+    def pack(self, unit: tuple[str, str], first: str | int, rows: str, target: str) -> None:
+        """Pack some rows of a sample's head."""
+        code = self._code
+        source = self._view.place(*unit, str(first))
+        columns, depth = (rows, self._width) if self._turned else (self._width, rows)
+        call_pack(code, self._function, (0, columns), depth, (source, self._stride), target)
+
+
+def _can_pack(operand: Operand) -> bool:
+    """Do its rows or its columns lie in memory one element after the other?"""
+    rows, width = operand.shape[2:]
+    by_row, by_column = operand.strides[2:]
+    return by_column == 1 or width == 1 or by_row == 1 or rows == 1
+
+
+class _Kernel:
+    """What attention and its gradient share: their operands, the loop over heads, and the probabilities."""
+
+    def __init__(self, name: str, step: Step, operands: Operands, inputs: Sequence[Operand]) -> None:
+        self.step, self.operands = step, operands
+        q, k, v, *more = inputs
+        samples, heads, queries, width = q.shape
+        self.sizes = s = _Sizes(samples, heads, queries, k.shape[2], width, v.shape[3])
+        self.code = code = Code(name)
+        self.words = words = Words(code)
+        # Whole samples if every thread gets one, so that no meeting is needed with neighbours that share them, too.
+        self.rows = s.samples if s.samples >= operands.threads else 0
+        self.begin, self.end = share_units(words, s.samples * s.heads, self.rows)
+        self.heads, self.queries, self.keys, self.width, self.value_width = words.numbers(
+            [s.heads, s.queries, s.keys, s.width, s.value_width]
+        )
+        self.padded_keys, self.block = words.numbers([padded(s.keys), s.block])
+        self.q, self.k, self.v = (Strided.of(words, operand) for operand in (q, k, v))
+        shape = (s.samples, s.heads, s.queries, s.keys)
+        walked = [
+            Strided.of(words, Operand(x.base, x.offset, shape, broadcast_strides(x, shape), x.dtype)) for x in more
+        ]
+        self.mask = walked[0] if step.attributes["has_mask"] else None
+        self.keep = walked[-1] if step.attributes["has_keep"] else None
+        self.scale = literal(step.attributes["scale"], "float", 1)
+
+    def unit(self, number: str) -> tuple[str, str]:
+        """Sample and head."""
+        return self.code.div(number, self.heads), self.code.rem(number, self.heads)
+
+    def result(self, operand: Operand, rows: str, width: str) -> Dense:
+        return Dense(self.code, self.words.pointer(operand), (self.heads, rows, width))
+
+    def line(self, block: str, row: str) -> Line:
+        """Scores of one query."""
+        return Line(self.code, self.code.at(block, self.code.mul(row, self.padded_keys), "float"), "float")
+
+    def probabilities(self, block: str, rows: str, unit: tuple[str, str], first: str, drops: bool = False) -> None:
+        """softmax(scale scores + mask) of some queries, in place; dropped out if wanted.
+
+        A few queries go through each of three passes together, so that the core need not wait at the end of every
+        line for its maximum and its sum.
+        """
+        code = self.code
+        scale = splat(Lanes(code, self.scale, "float", 1))
+        largest, shares = (code.variable(f"[{_TOGETHER} x float]", "undef") for _ in range(2))
+        with code.loop(0, rows, _TOGETHER) as start:
+            end = code.minimum(code.add(start, _TOGETHER), rows)
+
+            def score(row: str) -> Term:
+                added = self.mask.reader(*unit, code.add(first, row)) if self.mask is not None else None
+
+                def term(element: Lanes, index: str, mask: str | None) -> Lanes:
+                    value = element * scale
+                    return value if added is None else value + added(index, mask)
+
+                return term
+
+            with code.loop(start, end) as row:
+                found = LineFold(code, LARGEST_NUMBER)
+                found.add(self.line(block, row), self.keys, score(row))
+                Line(code, largest, "float").store(code.sub(row, start), found.result())
+            with code.loop(start, end) as row:
+                line, scored = self.line(block, row), score(row)
+                offset = splat(Line(code, largest, "float").load(code.sub(row, start), lanes=1))
+
+                def power(element: Lanes, index: str, mask: str | None) -> Lanes:
+                    difference = scored(element, index, mask) - offset
+                    value = Lanes(code, exp(code, difference.name, difference.lanes), "float", difference.lanes)
+                    line.store(index, value, mask)
+                    return value
+
+                found = LineFold(code, SUM)
+                found.add(line, self.keys, power)
+                Line(code, shares, "float").store(code.sub(row, start), 1.0 / found.result())
+            with code.loop(start, end) as row:
+                share = splat(Line(code, shares, "float").load(code.sub(row, start), lanes=1))
+                self.multiply(self.line(block, row), unit, code.add(first, row), share, drops)
+
+    def multiply(
+        self, line: Line, unit: tuple[str, str], query: str, share: Lanes | None = None, drops: bool = True
+    ) -> None:
+        """Multiply a query's line by a number and by what is kept of it."""
+        kept = self.keep.reader(*unit, query) if self.keep is not None and drops else None
+
+        def change(index: str, mask: str | None) -> None:
+            value = line.load(index, mask)
+            for factor in (share, kept(index, mask) if kept is not None else None):
+                value = value if factor is None else value * factor
+            line.store(index, value, mask)
+
+        if share is not None or kept is not None:
+            each_vector(self.code, 0, self.keys, change)
+
+    def scores(
+        self, multiply: str, rows: str, a: Strided, unit: tuple[str, str], query: str, depth: str, b: str, block: str
+    ) -> None:
+        """A block of lines, one element per key: rows of a times what was packed with the keys as columns."""
+        left = (a.place(*unit, query), a.strides[2], a.strides[3])
+        call_product(self.code, multiply, (rows, self.padded_keys, depth), left, b, (block, self.padded_keys))
+
+    def entry(
+        self, reads: list[Operand], writes: list[Operand], kernel: str, memory: ThreadMemory, products: int
+    ) -> Entry:
+        return Entry(
+            self.step,
+            self.code,
+            self.words.arguments,
+            reads,
+            writes,
+            rows=self.rows,
+            by_row=owned([*reads, *writes], self.rows, but=[x for x in reads if len(x.shape) != 4]),
+            kernel=kernel,
+            cost=self.sizes.cost(products),
+            keeps_alive=[memory],
+        )
+
+
+def _inputs(step: Step, operands: Operands) -> list[Operand] | None:
+    """The operands, if the kernels can read them all."""
+    found = [operands[value] for value in step.inputs]
+    floats = all(operand.dtype == FLOAT32 and operand.size for operand in found)
+    matrices = found[:4] if step.op.name == "attention_gradient" else found[:3]
+    return found if floats and all(_can_pack(operand) for operand in matrices) else None
+
+
+def attention_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
+    """q, k, v, mask, keep -> y"""
+    inputs = _inputs(step, operands)
+    if inputs is None:
+        return None
+    kernel = _Kernel("attention", step, operands, inputs)
+    code, words, s = kernel.code, kernel.words, kernel.sizes
+    parts = {
+        "keys": padded(s.keys) * s.width,
+        "values": padded(s.value_width) * s.keys,
+        "scores": padded(s.keys) * s.block,
+    }
+    memory = ThreadMemory(words, operands.threads, parts)
+    keys = _Packer(words, inputs[1], kernel.k, turned=True)
+    values = _Packer(words, inputs[2], kernel.v, turned=False)
+    by_keys, by_values = words.pointer(product(s.keys)), words.pointer(product(s.value_width))
+    target = operands[step.results[0]]
+    y = kernel.result(target, kernel.queries, kernel.value_width)
+    with code.loop(kernel.begin, kernel.end) as number:
+        unit = kernel.unit(number)
+        keys.pack(unit, 0, kernel.keys, memory["keys"])
+        values.pack(unit, 0, kernel.keys, memory["values"])
+        with code.loop(0, kernel.queries, kernel.block) as first:
+            rows = code.minimum(kernel.block, code.sub(kernel.queries, first))
+            scores = memory["scores"]
+            kernel.scores(by_keys, rows, kernel.q, unit, first, kernel.width, memory["keys"], scores)
+            kernel.probabilities(scores, rows, unit, first, drops=True)
+            extents, a = (rows, kernel.value_width, kernel.keys), (scores, kernel.padded_keys, 1)
+            call_product(code, by_values, extents, a, memory["values"], (y.place(*unit, first), kernel.value_width))
+    return [kernel.entry(inputs, [target], "attention", memory, 1)]
+
+
+def attention_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
+    """dy, q, k, v, mask, keep -> dq, dk, dv"""
+    inputs = _inputs(step, operands)
+    if inputs is None:
+        return None
+    kernel = _Kernel("attention_gradient", step, operands, inputs[1:])
+    code, words, s = kernel.code, kernel.words, kernel.sizes
+    dy = Strided.of(words, inputs[0])
+    parts = {
+        "keys": padded(s.keys) * s.width,
+        "values": padded(s.keys) * s.value_width,
+        "key rows": padded(s.width) * s.keys,
+        "query rows": padded(s.width) * s.block,
+        "dy rows": padded(s.value_width) * s.block,
+        "p": padded(s.keys) * s.block,
+        "ds": padded(s.keys) * s.block,
+    }
+    memory = ThreadMemory(words, operands.threads, parts)
+    keys, values = (_Packer(words, inputs[i], view, turned=True) for i, view in ((2, kernel.k), (3, kernel.v)))
+    key_rows = _Packer(words, inputs[2], kernel.k, turned=False)
+    query_rows, dy_rows = (_Packer(words, inputs[i], view, turned=False) for i, view in ((1, kernel.q), (0, dy)))
+    by_keys, by_width, by_values = (words.pointer(product(columns)) for columns in (s.keys, s.width, s.value_width))
+    targets = [operands[value] for value in step.results]
+    dq = kernel.result(targets[0], kernel.queries, kernel.width)
+    dk = kernel.result(targets[1], kernel.keys, kernel.width)
+    dv = kernel.result(targets[2], kernel.keys, kernel.value_width)
+    p, ds = memory["p"], memory["ds"]
+    with code.loop(kernel.begin, kernel.end) as number:
+        unit = kernel.unit(number)
+        for packer, name in ((keys, "keys"), (values, "values"), (key_rows, "key rows")):
+            packer.pack(unit, 0, kernel.keys, memory[name])
+        with code.loop(0, kernel.queries, kernel.block) as first:
+            rows = code.minimum(kernel.block, code.sub(kernel.queries, first))
+            query_rows.pack(unit, first, rows, memory["query rows"])
+            dy_rows.pack(unit, first, rows, memory["dy rows"])
+            kernel.scores(by_keys, rows, kernel.q, unit, first, kernel.width, memory["keys"], p)
+            kernel.scores(by_keys, rows, dy, unit, first, kernel.value_width, memory["values"], ds)
+            kernel.probabilities(p, rows, unit, first)
+            with code.loop(0, rows) as row:
+                query, p_line, ds_line = code.add(first, row), kernel.line(p, row), kernel.line(ds, row)
+                kernel.multiply(ds_line, unit, query)
+                _softmax_gradient(kernel, p_line, ds_line)
+                kernel.multiply(p_line, unit, query)
+            turned = ("1", kernel.padded_keys)
+            call_product(
+                code, by_width, (rows, kernel.width, kernel.keys), (ds, kernel.padded_keys, 1), memory["key rows"],
+                (dq.place(*unit, first), kernel.width),
+            )  # fmt: skip
+            call_product(
+                code, by_width, (kernel.keys, kernel.width, rows), (ds, *turned), memory["query rows"],
+                (dk.place(*unit), kernel.width), accumulate=first,
+            )  # fmt: skip
+            call_product(
+                code, by_values, (kernel.keys, kernel.value_width, rows), (p, *turned), memory["dy rows"],
+                (dv.place(*unit), kernel.value_width), accumulate=first,
+            )  # fmt: skip
+    return [kernel.entry(inputs, targets, "attention gradient", memory, 5)]
+
+
+def _softmax_gradient(kernel: _Kernel, p: Line, ds: Line) -> None:
+    """ds = scale p (dp - sum dp p), in place of dp."""
+    code = kernel.code
+    total = LineFold(code, SUM)
+    total.add(ds, kernel.keys, lambda dp, index, mask: dp * p.load(index, mask))
+    mean, scale = splat(total.result()), splat(Lanes(code, kernel.scale, "float", 1))
+
+    def change(index: str, mask: str | None) -> None:
+        ds.store(index, p.load(index, mask) * (ds.load(index, mask) - mean) * scale, mask)
+
+    each_vector(code, 0, kernel.keys, change)
+
+
+KERNELS: dict[str, Maker] = {"attention": attention_entries, "attention_gradient": attention_gradient_entries}

@@ -14,12 +14,12 @@ from mlcompute.devices.cpu.kernels.walks import (
     Axis,
     Words,
     axis_words,
-    count_of,
+    joint_axes,
     nest,
     share_units,
 )
 from mlcompute.devices.cpu.lanes import Lanes
-from mlcompute.devices.cpu.operands import Operand, Operands, collapse
+from mlcompute.devices.cpu.operands import Operand, Operands
 from mlcompute.ops.op import Step
 
 
@@ -31,8 +31,7 @@ def gather_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
         return None
     # Along the axis x does not move with the indices: they say where to go.
     still = tuple(0 if d == axis else stride for d, stride in enumerate(x.strides))
-    extents, walks = collapse(y.shape, [indices.strides, still, y.strides])
-    axes = [Axis(extent, strides) for extent, *strides in zip(extents, *walks, strict=True)]
+    axes = joint_axes(y.shape, [indices.strides, still, y.strides])
     rows, by_row = 0, {1, 2}
     if y.shape and y.shape[0] >= LEAST_ROWS and axes[0].extent % y.shape[0] == 0 and indices.is_dense:
         rows = y.shape[0]
@@ -83,10 +82,8 @@ def scatter_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
 
     # The base, in this thread's part.
     rest = [d for d in range(len(y.shape)) if d != owned]
-    extents, walks = collapse(
-        tuple(y.shape[d] for d in rest), [tuple(operand.strides[d] for d in rest) for operand in (base, y)]
-    )
-    axes = axis_words(words, [Axis(extent, strides) for extent, *strides in zip(extents, *walks, strict=True)])
+    walks = [tuple(operand.strides[d] for d in rest) for operand in (base, y)]
+    axes = axis_words(words, joint_axes(tuple(y.shape[d] for d in rest), walks))
     steps = words.numbers([base.strides[owned], y.strides[owned]])
     with code.loop(begin, end) as part:
         places = [code.at(p, code.mul(part, step_), element) for p, step_ in zip((kept, target), steps, strict=True)]

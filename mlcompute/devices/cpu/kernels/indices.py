@@ -19,12 +19,12 @@ def is_index(dtype: np.dtype[Any]) -> bool:
 
 
 class Indices:
-    """Integers in memory that name places in 0..extent-1. `status` becomes 1 when one of them does not."""
+    """Integers in memory that name places in 0..extent-1. When one does not, `status` becomes 1 and that one."""
 
     def __init__(self, words: Words, indices: Operand, extent: int) -> None:
         self._words, self._is_signed = words, indices.dtype.kind == "i"
         self.element = MEMORY_TYPES[indices.dtype]
-        self.status: Array = np.zeros(1, np.int64)
+        self.status: Array = np.zeros(2, np.int64)
         self.pointer = words.pointer(indices)
         self._extent = words.number(extent)
         self._status = words.pointer(int(self.status.ctypes.data))
@@ -38,6 +38,7 @@ class Indices:
         valid = code.let(f"icmp ult i64 {index}, {self._extent}")
         with code.when(code.let(f"xor i1 {valid}, true")):
             code.store(self._status, "i64", "1")
+            code.store(code.at(self._status, 1, "i64"), "i64", index)
         return code.let(f"select i1 {valid}, i64 {index}, i64 0")
 
 

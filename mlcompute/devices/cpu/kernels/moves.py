@@ -10,27 +10,22 @@ from mlcompute.devices.cpu.entry import Entry, Maker
 from mlcompute.devices.cpu.kernels.indices import copy_line, fill_line
 from mlcompute.devices.cpu.kernels.walks import (
     LEAST_ROWS,
-    Axis,
     AxisWords,
     Line,
     Words,
     axis_words,
     count_of,
+    joint_axes,
     line_stride,
     moved,
     nest,
     share_units,
     split_index,
 )
-from mlcompute.devices.cpu.operands import Operand, Operands, collapse
+from mlcompute.devices.cpu.operands import Operand, Operands
 from mlcompute.ops.op import Shape, Step
 
 _NS_PER_ELEMENT = 0.15
-
-
-def _joint_axes(shape: Shape, walks: Sequence[tuple[int, ...]]) -> list[Axis]:
-    extents, strides = collapse(shape, walks)
-    return [Axis(extent, stride) for extent, *stride in zip(extents, *strides, strict=True)]
 
 
 # Concatenate --------------------------------------------------------------------------------------------------------
@@ -45,7 +40,7 @@ def concatenate_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
     code, element = Code("concatenate"), MEMORY_TYPES[y.dtype]
     words = Words(code)
     target, sources = words.pointer(y), [words.pointer(part) for part in parts]
-    outer = _joint_axes(y.shape[:axis], [part.strides[:axis] for part in (y, *parts)])
+    outer = joint_axes(y.shape[:axis], [part.strides[:axis] for part in (y, *parts)])
     kept = axis_words(words, outer)
     # Without outer indices threads share every part by itself.
     alone = count_of(outer) == 1
@@ -69,7 +64,7 @@ def concatenate_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
 
 def _copy_part(words: Words, part: Operand, y: Operand, axis: int, source: str, target: str, shared: bool) -> None:
     code, element = words.code, MEMORY_TYPES[y.dtype]
-    axes = _joint_axes(part.shape[axis:], [part.strides[axis:], y.strides[axis:]])
+    axes = joint_axes(part.shape[axis:], [part.strides[axis:], y.strides[axis:]])
     names = axis_words(words, axes)
     strides = [line_stride(words, stride) for stride in axes[-1].strides]
     begin, end = code.share(names[0].extent, 64 if len(axes) == 1 else 1) if shared else ("0", names[0].extent)

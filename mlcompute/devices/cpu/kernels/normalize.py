@@ -16,7 +16,7 @@ import numpy as np
 
 from mlcompute.devices.cpu.code import Code
 from mlcompute.devices.cpu.entry import Entry, Maker
-from mlcompute.devices.cpu.kernels.folds import SUM, LineFold, fill, fold_columns
+from mlcompute.devices.cpu.kernels.folds import SUM, LineFold, Term, fill, fold_columns
 from mlcompute.devices.cpu.kernels.tiles import LEAST_COLUMNS, UNITS, ColumnTiles
 from mlcompute.devices.cpu.kernels.walks import (
     Axis,
@@ -33,8 +33,8 @@ from mlcompute.devices.cpu.kernels.walks import (
     number,
     share_units,
     shared_rows,
-    split_index,
     splat,
+    split_index,
     to_float,
     walk_axes,
 )
@@ -111,31 +111,21 @@ def _row_entry(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) -> Ent
         indices = split_index(code, unit, kept)
         from_, to = (moved(code, p, i, kept, indices, "float") for i, p in enumerate((source, target)))
 
-        def lines(from_: str = from_) -> Callable[[LineFold, Callable[..., Lanes] | None], None]:
-            def fold(total: LineFold, term: Callable[..., Lanes] | None) -> None:
-                with nest(code, reduced[:-1], [from_], ["float"]) as (inner,):
-                    total.add(Line(code, inner, "float", strides[0]), reduced[-1].extent, term)
+        def over(total: LineFold, term: Term | None = None) -> Lanes:
+            with nest(code, reduced[:-1], [from_], ["float"]) as (inner,):
+                total.add(Line(code, inner, "float", strides[0]), reduced[-1].extent, term)
+            return total.result()
 
-            return fold
-
-        over = lines()
-        total = LineFold(code, SUM)
-        over(total, None)
-        m = total.result() / size
+        m = over(LineFold(code, SUM)) / size
         centre = splat(m)
-        squares = LineFold(code, SUM)
-        over(squares, lambda value, index, mask, centre=centre: _square(value - centre))
-        v = squares.result() / size
+        v = over(LineFold(code, SUM), lambda value, index, mask: _square(value - centre)) / size
         for pointer, value in ((means, m), (variances, v)):
             code.store(moved(code, pointer, 2, kept, indices, "float"), "float", value.name)
         scale = splat(1.0 / (v + epsilon).sqrt())
         with nest(code, reduced[:-1], [from_, to], ["float", "float"]) as (inner, result):
             seen, made = Line(code, inner, "float", strides[0]), Line(code, result, "float", strides[1])
 
-            def finish(
-                index: str, mask: str | None,
-                seen: Line = seen, made: Line = made, centre: Lanes = centre, scale: Lanes = scale,
-            ) -> None:  # fmt: skip
+            def finish(index: str, mask: str | None) -> None:
                 made.store(index, (seen.load(index, mask) - centre) * scale, mask)
 
             each_vector(code, 0, reduced[-1].extent, finish)
@@ -182,7 +172,7 @@ class _Columns:
 def _column_entries(
     step: Step, operands: Operands, all_: Sequence[Operand], axes: Sequence[Axis], blocks: int
 ) -> Sequence[Entry]:
-    x, y, mean, variance = all_
+    x, mean = all_[0], all_[2]
     if blocks == 1:
         return [_whole_columns(step, all_, axes)]
     along = next(axis for axis in axes if axis.reduced)
@@ -224,7 +214,9 @@ def _statistics(names: _Columns, place: str, rows: str, columns: tuple[str, str]
     fold_columns(code, SUM, rows, names.along.strides[0], seen, columns, squares, term)
 
 
-def _write(names: _Columns, places: Sequence[str], rows: str, index: str, mask: str | None, m: Lanes, scale: Lanes) -> None:
+def _write(
+    names: _Columns, places: Sequence[str], rows: str, index: str, mask: str | None, m: Lanes, scale: Lanes
+) -> None:
     """y = (x - m) scale in one vector of columns."""
     with names.words.code.loop(0, rows) as row:
         seen, made = (names.line(operand, place, row) for operand, place in enumerate(places))
@@ -243,14 +235,12 @@ def _whole_columns(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) ->
     with code.loop(*names.units) as unit:
         unit, columns = names.tiles.split(unit)
         indices = split_index(code, unit, names.kept)
-        places = [
-            moved(code, p, min(i, 2), names.kept, indices, "float") for i, p in enumerate(pointers)
-        ]
+        places = [moved(code, p, min(i, 2), names.kept, indices, "float") for i, p in enumerate(pointers)]
         mean, variance = (Line(code, place, "float", names.strides[2]) for place in places[2:])
         _statistics(names, places[0], names.rows, columns, mean, variance)
         size = splat(to_float(code, names.rows))
 
-        def column(index: str, mask: str | None, mean: Line = mean, variance: Line = variance) -> None:
+        def column(index: str, mask: str | None) -> None:
             v = variance.load(index, mask) / size
             variance.store(index, v, mask)
             _write(names, places[:2], names.rows, index, mask, mean.load(index, mask), 1.0 / (v + epsilon).sqrt())
@@ -306,13 +296,12 @@ def _join_blocks(
         indices = split_index(code, unit, names.kept)
         rows = code.minimum(step_, code.sub(names.rows, code.mul(indices[0], step_)))
         places = [moved(code, p, i, names.kept, indices, "float") for i, p in enumerate((x, y))]
-        statistics = [moved(code, p, 2, names.kept, indices, "float") for p in (mean, variance, part_means, part_squares)]
+        statistics = [
+            moved(code, p, 2, names.kept, indices, "float") for p in (mean, variance, part_means, part_squares)
+        ]
         is_first = code.let(f"icmp eq i64 {indices[0]}, 0")
 
-        def column(
-            index: str, mask: str | None,
-            rows: str = rows, places: list[str] = places, statistics: list[str] = statistics, is_first: str = is_first,
-        ) -> None:  # fmt: skip
+        def column(index: str, mask: str | None) -> None:
             whole = splat(to_float(code, names.rows))
 
             def part(number_: int, block: str) -> Line:

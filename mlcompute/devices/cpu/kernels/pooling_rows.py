@@ -150,14 +150,14 @@ def _spread_evenly(words: Words, windows: Windows, dy: Operand, y: Operand, rows
                 # Window p meets column p stride + offset of the image.
                 offset = code.sub(code.mul(v, dilation), left)
                 short = code.sub(stride - 1, offset)
-                begin = code.div(code.let(f"select i1 {code.let(f'icmp sgt i64 {short}, 0')}, i64 {short}, i64 0"), stride)
+                begin = code.div(code.intrinsic("smax", "i64", short, "0"), stride)
                 room = code.add(code.sub(walk.width, offset), stride - 1)
                 end = code.minimum(code.div(room, stride), walk.across)
                 line = plane.at(row=code.add(down.start, code.mul(u, windows.dilations[0])), pixel=offset)
                 to = Line(code, line.pointer, "float", None if stride == 1 else apart)
                 from_ = Line(code, source.at(row=row).pointer, "float")
 
-                def add(index: str, mask: str | None, to: Line = to, from_: Line = from_) -> None:
+                def add(index: str, mask: str | None) -> None:
                     to.store(index, to.load(index, mask) + from_.load(index, mask), mask)
 
                 each_vector(code, begin, end, add)

@@ -11,8 +11,9 @@ depth 0, then for depth 1, and so on. The inner loop then reads b front to back 
 
 from __future__ import annotations
 
+import functools
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mlcompute.devices.cpu.code import Code, vector, vector_lanes
 from mlcompute.devices.cpu.jit import library
@@ -55,17 +56,22 @@ def _heights(width: int) -> Sequence[int]:
 
 def product(columns: int) -> int:
     """Address of the product for so many columns; see `call_product`."""
-    return library.addresses([_product_code(panel_width(columns))])[0]
+    return _address(_product_code, panel_width(columns), vector_lanes())
 
 
 def pack_rows(columns: int) -> int:
     """Address of packing b from its rows, (depth, columns); see `call_pack`."""
-    return library.addresses([_pack_rows_code(panel_width(columns))])[0]
+    return _address(_pack_rows_code, panel_width(columns), vector_lanes())
 
 
 def pack_columns(columns: int) -> int:
     """Address of packing b from its columns, (columns, depth); see `call_pack`."""
-    return library.addresses([_pack_columns_code(panel_width(columns))])[0]
+    return _address(_pack_columns_code, panel_width(columns), vector_lanes())
+
+
+@functools.cache
+def _address(write: Callable[[int], Code], width: int, lanes: int) -> int:
+    return library.addresses([write(width)])[0]
 
 
 def call_product(
@@ -212,14 +218,14 @@ def _pack_columns_code(width: int) -> Code:
             rows = [Line(code, code.at(corner, code.mul(stride, i), "float"), "float").load(0) for i in range(lanes)]
             for i, row in enumerate(transposed(rows)):
                 Line(code, place, "float").store(code.mul(code.add(k, i), panel), row)
-        with code.loop(0, lanes) as i:
-            exists = code.let(f"icmp slt i64 {code.add(base, i)}, {end}")
+        with code.loop(0, lanes) as lane:
+            exists = code.let(f"icmp slt i64 {code.add(base, lane)}, {end}")
             # Beyond the last column nothing is read: the first element stands in and is not used.
-            start = code.let(f"select i1 {exists}, i64 {code.mul(code.add(base, i), stride)}, i64 0")
+            start = code.let(f"select i1 {exists}, i64 {code.mul(code.add(base, lane), stride)}, i64 0")
             with code.loop(turned, depth) as k:
                 element = code.load(code.at(source, code.add(start, k), "float"), "float")
                 element = code.let(f"select i1 {exists}, float {element}, float 0.0")
-                code.store(code.at(place, code.add(code.mul(k, panel), i), "float"), "float", element)
+                code.store(code.at(place, code.add(code.mul(k, panel), lane), "float"), "float", element)
     return code
 
 

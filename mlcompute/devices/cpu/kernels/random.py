@@ -35,8 +35,9 @@ def random_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     keys = [[splat((seed[half] + turn * _WEYL[half]) & _LOW) for half in (0, 1)] for turn in range(_ROUNDS)]
     group = _WORDS * lanes
     first = code.mul(code.div(begin, group), group)
+    upwards = Lanes(code, numbered(lanes, "i64"), "i64", lanes)
     with code.loop(first, end, group) as start:
-        block = splat(Lanes(code, code.div(start, _WORDS), "i64", 1)) + Lanes(code, numbered(lanes, "i64"), "i64", lanes)
+        block = splat(Lanes(code, code.div(start, _WORDS), "i64", 1)) + upwards
         found = _interleaved([_unit(word) for word in _philox([block & _LOW, _high(block), stream, count], keys)])
         after = code.add(start, group)
         whole = code.let(
@@ -49,7 +50,7 @@ def random_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
             low, high = (splat(Lanes(code, bound, "i64", 1)) for bound in (begin, end))
             for part, value in enumerate(found):
                 place = code.add(start, part * lanes)
-                own = splat(Lanes(code, place, "i64", 1)) + Lanes(code, numbered(lanes, "i64"), "i64", lanes)
+                own = splat(Lanes(code, place, "i64", 1)) + upwards
                 target.store(place, value, ((own >= low) & (own < high)).name)
     return [
         Entry(

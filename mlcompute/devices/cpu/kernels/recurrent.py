@@ -15,20 +15,9 @@ import numpy as np
 from mlcompute.devices.cpu.code import Code, vector_lanes
 from mlcompute.devices.cpu.entry import Entry, Maker
 from mlcompute.devices.cpu.kernels.folds import SUM, fill, fold_columns
+from mlcompute.devices.cpu.kernels.places import Dense, Strided, ThreadMemory, fetch, owned
 from mlcompute.devices.cpu.kernels.products import DEPTH, call_product, pack_row, padded, panel_width, product
-from mlcompute.devices.cpu.kernels.sequences import (
-    Dense,
-    Sequences,
-    Sizes,
-    Strided,
-    aligned,
-    can_run,
-    fetch,
-    owned,
-    pack_entry,
-    rooms,
-    workspace,
-)
+from mlcompute.devices.cpu.kernels.sequences import Sequences, Sizes, can_run, pack_entry, rooms, workspace
 from mlcompute.devices.cpu.kernels.walks import Line, Words, each_vector, number
 from mlcompute.devices.cpu.lanes import Lanes
 from mlcompute.devices.cpu.math import sigmoid, tanh
@@ -108,9 +97,9 @@ def _cell(
     y, h, c, gates, cells = results
     code = s.code
     y_line, cells_line, h_line, c_line = y.line(sample, time), cells.line(sample, time), h.line(sample), c.line(sample)
-    gate_lines = gates.gates(s.hidden, sample, time)
+    gate_lines = gates.lines(4, s.hidden, sample, time)
     after = s.after(time)
-    written_next = [*gates.gates(s.hidden, sample, after), y.line(sample, after), cells.line(sample, after)]
+    written_next = [*gates.lines(4, s.hidden, sample, after), y.line(sample, after), cells.line(sample, after)]
     bias_lines = [biases.reader(start=code.mul(k, s.hidden)) for k in range(4)]
 
     def advance(index: str, mask: str | None) -> None:
@@ -180,8 +169,8 @@ def _through_time(step: Step, operands: Operands, room: dict[str, Operand], leng
     begin, end = code.share(s.samples)
     firsts = [s.strided(operand) for operand in (dh, dc, h0, c0)]
     states = [s.dense(operand, s.hidden) for operand in (dh0, dc0, room["h0"], room["c0"])]
-    for source, target in zip(firsts, states, strict=True):
-        s.copy_states(begin, end, source, target)
+    for source, state in zip(firsts, states, strict=True):
+        s.copy_states(begin, end, source, state)
     dh_state, dc_state, _, c_first = states
     multiply, packed = words.pointer(product(sizes.hidden)), words.pointer(room["wh"])
     dz = s.dense(room["dz"], s.steps, s.gates)
@@ -210,7 +199,11 @@ def _through_time(step: Step, operands: Operands, room: dict[str, Operand], leng
 
 
 def _cell_gradient(
-    s: Sequences, sample: str, time: str, known: tuple[Strided, Dense, Dense, Dense], results: tuple[Dense, Dense, Dense]
+    s: Sequences,
+    sample: str,
+    time: str,
+    known: tuple[Strided, Dense, Dense, Dense],
+    results: tuple[Dense, Dense, Dense],
 ) -> None:
     """dz of one sample at one time; dc goes on to the time before, dh is used up."""
     (dy, gates, cells, c_first), (dz, dh, dc) = known, results
@@ -219,10 +212,10 @@ def _cell_gradient(
     # In the padding cells hold the state, so at a late start too this is the one before.
     place = code.let(f"select i1 {is_first}, ptr {c_first.place(sample)}, ptr {cells.place(sample, earlier)}")
     c_before, c_now = Line(code, place, "float"), cells.line(sample, time)
-    gate_lines, dz_lines = gates.gates(s.hidden, sample, time), dz.gates(s.hidden, sample, time)
+    gate_lines, dz_lines = gates.lines(4, s.hidden, sample, time), dz.lines(4, s.hidden, sample, time)
     dy_at, dh_line, dc_line = dy.reader(sample, time), dh.line(sample), dc.line(sample)
-    read_next = [*gates.gates(s.hidden, sample, earlier), cells.line(sample, s.before(earlier)[0])]
-    written_next = dz.gates(s.hidden, sample, earlier)
+    read_next = [*gates.lines(4, s.hidden, sample, earlier), cells.line(sample, s.before(earlier)[0])]
+    written_next = dz.lines(4, s.hidden, sample, earlier)
 
     def retreat(index: str, mask: str | None) -> None:
         fetch(read_next, index)
@@ -289,16 +282,13 @@ def _weight_gradients(step: Step, operands: Operands, room: dict[str, Operand], 
     code, sizes, lanes = Code("lstm_weights"), Sizes.of(step), vector_lanes()
     words = Words(code)
     s = Sequences(words, step, sizes, lengths)
-    # A thread's own memory: a row of zeros, blocks of x and of h, sums of a block.
-    parts = [sizes.inputs, DEPTH * padded(sizes.inputs), DEPTH * padded(sizes.hidden), sizes.gates]
-    memory = np.zeros(operands.threads * sum(map(aligned, parts)) + 16, np.float32)
-    start = words.pointer(memory.ctypes.data + -memory.ctypes.data % 64)
-    start = code.at(start, code.mul("%thread", words.number(sum(map(aligned, parts)))), "float")
-    places = []
-    for size in parts:
-        places.append(start)
-        start = code.at(start, words.number(aligned(size)), "float")
-    zeros, x_block, h_block, sums = places
+    parts = {
+        "zeros": sizes.inputs,
+        "x": DEPTH * padded(sizes.inputs),
+        "h": DEPTH * padded(sizes.hidden),
+        "sums": sizes.gates,
+    }
+    memory = ThreadMemory(words, operands.threads, parts)
     dz, h_first = s.dense(room["dz"], s.steps, s.gates), s.dense(room["h0"], s.hidden)
     inputs, outputs = s.strided(x), s.dense(y, s.steps, s.hidden)
     to_inputs, to_hidden, to_bias = (words.pointer(operand) for operand in (dwx, dwh, db))
@@ -315,20 +305,20 @@ def _weight_gradients(step: Step, operands: Operands, room: dict[str, Operand], 
             time = code.sub(code.add(first, k), code.mul(sample, s.steps))
             row = inputs.place(sample, time)
             if s.has_lengths:
-                row = code.let(f"select i1 {s.is_padding(sample, time)}, ptr {zeros}, ptr {row}")
-            _pack(code, sizes.inputs, s.inputs, row, x_block, k, depth)
+                row = code.let(f"select i1 {s.is_padding(sample, time)}, ptr {memory['zeros']}, ptr {row}")
+            _pack(code, sizes.inputs, s.inputs, row, memory["x"], k, depth)
             earlier, is_first = s.before(time)
             late = s.starts_late(sample, earlier)
             starts = is_first if late is None else code.let(f"or i1 {is_first}, {late}")
             row = code.let(f"select i1 {starts}, ptr {h_first.place(sample)}, ptr {outputs.place(sample, earlier)}")
-            _pack(code, sizes.hidden, s.hidden, row, h_block, k, depth)
+            _pack(code, sizes.hidden, s.hidden, row, memory["h"], k, depth)
         block = code.at(dz.pointer, code.mul(first, s.gates), "float")
         # Read row by row first: that brings the block into the cache, and the products walk it across the rows.
-        _add_sums(s, block, depth, Line(code, sums, "float"), Line(code, to_bias, "float"), (begin, end))
+        _add_sums(s, block, depth, Line(code, memory["sums"], "float"), Line(code, to_bias, "float"), (begin, end))
         a = (code.at(block, begin, "float"), 1, s.gates)
         for multiply, columns, b, target in (
-            (by_inputs, s.inputs, x_block, to_inputs),
-            (by_hidden, s.hidden, h_block, to_hidden),
+            (by_inputs, s.inputs, memory["x"], to_inputs),
+            (by_hidden, s.hidden, memory["h"], to_hidden),
         ):
             c = (code.at(target, code.mul(begin, columns), "float"), columns)
             call_product(code, multiply, (rows, columns, depth), a, b, c, accumulate=first)

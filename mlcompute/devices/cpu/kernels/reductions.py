@@ -16,7 +16,7 @@ import numpy as np
 from mlcompute.devices.cpu.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.entry import Entry, Maker
 from mlcompute.devices.cpu.kernels import normalize, softmax
-from mlcompute.devices.cpu.kernels.folds import Fold, LineFold, fill, fold_columns, fold_lanes, fold_of, part_of
+from mlcompute.devices.cpu.kernels.folds import Fold, LineFold, fill, fold_columns, fold_of, part_of
 from mlcompute.devices.cpu.kernels.tiles import LEAST_COLUMNS, UNITS, ColumnTiles
 from mlcompute.devices.cpu.kernels.walks import (
     Axis,
@@ -280,7 +280,7 @@ def _index_rows(words: Words, name: str, x: Operand, y: Operand, axes: Sequence[
         line = Line(code, moved(code, source, 0, kept, indices, element), element, stride)
         best = _Extreme(code, name, element)
 
-        def look(index: str, mask: str | None, line: Line = line, best: _Extreme = best) -> None:
+        def look(index: str, mask: str | None) -> None:
             here = Lanes(code, code.splat(code.let(f"trunc i64 {index} to i32"), "i32", lanes), "i32", lanes)
             best.see(line.load(index, mask), here + Lanes(code, numbered(lanes, "i32"), "i32", lanes), mask)
 
@@ -303,7 +303,7 @@ def _index_columns(words: Words, name: str, x: Operand, y: Operand, axes: Sequen
         place = moved(code, source, 0, kept, indices, element)
         to = Line(code, moved(code, target, 1, kept, indices, "i64"), "i64", strides[1])
 
-        def column(index: str, mask: str | None, place: str = place, to: Line = to) -> None:
+        def column(index: str, mask: str | None) -> None:
             best = _Extreme(code, name, element)
             with code.loop(0, reduced.extent) as row:
                 line = Line(code, code.at(place, code.mul(row, reduced.strides[0]), element), element, strides[0])

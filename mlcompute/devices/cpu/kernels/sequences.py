@@ -1,4 +1,4 @@
-"""What the kernels of recurrent layers share: sizes, working memory, operands by sample and time, packed weights."""
+"""What the kernels of recurrent layers share: sizes, working memory, packed weights, samples and times."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from mlcompute.devices.cpu.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.entry import Entry
+from mlcompute.devices.cpu.kernels.places import Dense, Strided, aligned
 from mlcompute.devices.cpu.kernels.products import (
     FLOPS_PER_NS,
     call_pack,
@@ -17,8 +18,7 @@ from mlcompute.devices.cpu.kernels.products import (
     padded,
     panel_width,
 )
-from mlcompute.devices.cpu.kernels.walks import Line, Words, each_vector, splat
-from mlcompute.devices.cpu.lanes import Lanes
+from mlcompute.devices.cpu.kernels.walks import Words, each_vector
 from mlcompute.devices.cpu.operands import Operand, Operands
 from mlcompute.ops.op import FLOAT32, Array, Step
 
@@ -37,7 +37,8 @@ class Sizes:
     @classmethod
     def of(cls, step: Step) -> Sizes:
         x, wh = (0, 2) if step.op.name == "lstm" else (3, 5)
-        return cls(*step.inputs[x].shape, step.inputs[wh].shape[1])
+        samples, steps, inputs = step.inputs[x].shape
+        return cls(samples, steps, inputs, step.inputs[wh].shape[1])
 
     @property
     def gates(self) -> int:
@@ -63,11 +64,6 @@ def _parts(step: Step) -> dict[str, int]:
     return {"dz": s.samples * s.steps * s.gates, "h0": state, "c0": state, **weights}
 
 
-def aligned(size: int) -> int:
-    """Floats up to the next cache line."""
-    return -(-size // 16) * 16
-
-
 def workspace(step: Step) -> int:
     """Bytes for packed weights and, going back, for the gradients of the gates and the first states."""
     return 4 * sum(map(aligned, _parts(step).values()))
@@ -87,15 +83,6 @@ def can_run(floats: Sequence[Operand], lengths: Sequence[Operand]) -> bool:
     return all(operand.dtype == FLOAT32 and operand.size for operand in floats) and all(
         operand.dtype in (np.int32, np.int64) for operand in lengths
     )
-
-
-def owned(operands: Sequence[Operand], rows: int, but: Sequence[Operand] = ()) -> set[int]:
-    """Which operands have a dense row per sample, so that threads touch only their own."""
-    return {
-        index
-        for index, operand in enumerate(operands)
-        if operand.shape[0] == rows and operand.is_dense and operand not in but
-    }
 
 
 def pack_entry(step: Step, weights: Sequence[tuple[Operand, Operand]], turned: bool) -> Entry | None:
@@ -120,72 +107,7 @@ def pack_entry(step: Step, weights: Sequence[tuple[Operand, Operand]], turned: b
     return Entry(step, code, words.arguments, sources, targets, kernel="lstm, pack weights", cost=cost)
 
 
-# Inside the kernel: operands ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A dense operand inside a kernel: its address and the extents of its axes but the first."""
-
-    code: Code
-    pointer: str
-    extents: tuple[str, ...]
-
-    def place(self, *indices: str) -> str:
-        """The address of what the leading indices pick."""
-        code, offset = self.code, indices[0]
-        for index, extent in zip(indices[1:], self.extents, strict=False):
-            offset = code.add(code.mul(offset, extent), index)
-        for extent in self.extents[len(indices) - 1 :]:
-            offset = code.mul(offset, extent)
-        return code.at(self.pointer, offset, "float")
-
-    def line(self, *indices: str) -> Line:
-        return Line(self.code, self.place(*indices), "float")
-
-    def gates(self, hidden: str, *indices: str) -> list[Line]:
-        """The four parts of a line."""
-        code, first = self.code, self.place(*indices)
-        return [Line(code, code.at(first, code.mul(k, hidden), "float"), "float") for k in range(4)]
-
-
-@dataclass(frozen=True)
-class Strided:
-    """An operand of any strides inside a kernel: its address and strides, as registers; the last also as it is known."""
-
-    code: Code
-    pointer: str
-    strides: tuple[str, ...]
-    last: int
-
-    @classmethod
-    def of(cls, words: Words, operand: Operand) -> Strided:
-        last = 1 if operand.shape[-1] == 1 else operand.strides[-1]
-        strides = words.numbers([*operand.strides[:-1], last])
-        return cls(words.code, words.pointer(operand), tuple(strides), last)
-
-    def place(self, *indices: str) -> str:
-        """The address of what the leading indices pick."""
-        pointer = self.pointer
-        for index, stride in zip(indices, self.strides, strict=False):
-            pointer = self.code.at(pointer, self.code.mul(index, stride), "float")
-        return pointer
-
-    def reader(self, *indices: str, start: str | int = 0) -> Callable[[str, str | None], Lanes]:
-        """Loads of vectors (index, mask) from the line that the leading indices pick, from its element `start` on."""
-        first = self.code.at(self.place(*indices), self.code.mul(start, self.strides[-1]), "float")
-        line = Line(self.code, first, "float", None if self.last == 1 else self.strides[-1])
-        if self.last == 0:
-            repeated = splat(line.load(0, lanes=1))
-            return lambda index, mask: repeated
-        return lambda index, mask: line.load(index, mask)
-
-
-def fetch(lines: Sequence[Line], index: str, to_write: bool = False) -> None:
-    """Have vectors brought into the second-level cache while something else is computed. Any address is harmless."""
-    for line in lines:
-        line.code.declare("void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)")
-        line.code.do(f"call void @llvm.prefetch.p0(ptr {line.place(index)}, i32 {int(to_write)}, i32 2, i32 1)")
+# Inside the kernel ---------------------------------------------------------------------------------------------------
 
 
 class Sequences:

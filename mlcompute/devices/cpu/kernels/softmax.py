@@ -21,8 +21,8 @@ from mlcompute.devices.cpu.kernels.walks import (
     number,
     share_units,
     shared_rows,
-    split_index,
     splat,
+    split_index,
     walk_axes,
 )
 from mlcompute.devices.cpu.lanes import Lanes
@@ -75,7 +75,7 @@ def _rows(words: Words, logarithm: bool, x: Operand, y: Operand, axes: Sequence[
         largest.add(seen, extent)
         shift = splat(largest.result())
 
-        def exponential(value: Lanes, index: str, mask: str | None, shift: Lanes = shift, made: Line = made) -> Lanes:
+        def exponential(value: Lanes, index: str, mask: str | None) -> Lanes:
             e = _exp(value - shift)
             if not logarithm:
                 made.store(index, e, mask)
@@ -85,9 +85,7 @@ def _rows(words: Words, logarithm: bool, x: Operand, y: Operand, axes: Sequence[
         total.add(seen, extent, exponential)
         last = splat(_log(total.result()) if logarithm else 1.0 / total.result())
 
-        def finish(
-            index: str, mask: str | None, seen: Line = seen, made: Line = made, shift: Lanes = shift, last: Lanes = last
-        ) -> None:
+        def finish(index: str, mask: str | None) -> None:
             y = seen.load(index, mask) - shift - last if logarithm else made.load(index, mask) * last
             made.store(index, y, mask)
 
@@ -108,7 +106,7 @@ def _columns(words: Words, logarithm: bool, x: Operand, y: Operand, axes: Sequen
         indices = split_index(code, unit, kept)
         places = [moved(code, pointer, i, kept, indices, "float") for i, pointer in enumerate((source, target))]
 
-        def line(operand: int, row: str, places: list[str] = places) -> Line:
+        def line(operand: int, row: str) -> Line:
             place = code.at(places[operand], code.mul(row, along.strides[operand]), "float")
             return Line(code, place, "float", strides[operand])
 

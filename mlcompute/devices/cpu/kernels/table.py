@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mlcompute.devices.cpu.entry import Maker
-from mlcompute.devices.cpu.kernels import attention, contractions, convolutions, indexing, loops, pooling, recurrent, reductions
+from mlcompute.devices.cpu.kernels import (
+    attention,
+    contractions,
+    convolutions,
+    indexing,
+    loops,
+    pooling,
+    recurrent,
+    reductions,
+)
 from mlcompute.ops.op import Step
 
 KERNELS: dict[str, Maker] = {
@@ -20,4 +29,8 @@ KERNELS: dict[str, Maker] = {
 }
 
 #: Bytes a step needs in the arena while its kernels run, for the ops that need any.
-WORKSPACES: dict[str, Callable[[Step], int]] = {**convolutions.WORKSPACES, **recurrent.WORKSPACES}
+WORKSPACES: dict[str, Callable[[Step], int]] = {
+    **convolutions.WORKSPACES,
+    **recurrent.WORKSPACES,
+    **reductions.WORKSPACES,
+}

@@ -167,8 +167,8 @@ def count_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     fill_line(code, Line(code, target, "i64"), begin, end)
     with code.loop(0, count) as number:
         index = named.load(named.pointer, code.mul(number, stride))
-        inside = code.let(f"and i1 {code.let(f'icmp sge i64 {index}, {begin}')}, {code.let(f'icmp slt i64 {index}, {end}')}")
-        with code.when(inside):
+        low, high = code.let(f"icmp sge i64 {index}, {begin}"), code.let(f"icmp slt i64 {index}, {end}")
+        with code.when(code.let(f"and i1 {low}, {high}")):
             place = code.at(target, index, "i64")
             code.store(place, "i64", code.add(code.load(place, "i64"), 1))
     return [

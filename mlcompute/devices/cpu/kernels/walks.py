@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mlcompute.devices.cpu.code import Code, align_of, type_suffix, vector, vector_lanes
 from mlcompute.devices.cpu.lanes import Lanes, literal
-from mlcompute.devices.cpu.operands import Operand
+from mlcompute.devices.cpu.operands import Operand, collapse
 from mlcompute.ops.op import Shape
 
 #: Fewer rows than this are not shared as rows: threads would stand idle.
@@ -68,6 +68,12 @@ def walk_axes(shape: Shape, reduced: Collection[int], walks: Sequence[Sequence[i
         else:
             joined.append(axis)
     return joined
+
+
+def joint_axes(shape: Shape, walks: Sequence[tuple[int, ...]]) -> list[Axis]:
+    """The axes in their own order, joined where they continue each other for every operand; at least one."""
+    extents, strides = collapse(shape, walks)
+    return [Axis(extent, tuple(walk[axis] for walk in strides)) for axis, extent in enumerate(extents)]
 
 
 def count_of(axes: Sequence[Axis]) -> int:
@@ -153,7 +159,9 @@ class Line:
         step = index if self.stride is None else self.code.mul(index, self.stride)
         return self.code.at(self.pointer, step, self.element)
 
-    def load(self, index: str | int, mask: str | None = None, otherwise: float = 0.0, lanes: int | None = None) -> Lanes:
+    def load(
+        self, index: str | int, mask: str | None = None, otherwise: float = 0.0, lanes: int | None = None
+    ) -> Lanes:
         """A vector from `index` on; lanes outside the mask are not read and hold `otherwise`."""
         code, lanes = self.code, lanes or vector_lanes()
         type_ = vector(self.element, lanes)

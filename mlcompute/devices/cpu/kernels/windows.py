@@ -125,8 +125,7 @@ def span(code: Code, windows: Windows, axis: int, index: str, extent: str) -> Sp
     if not before and not after:
         return Span(start, "0", str(kernel), None)
     start = code.sub(start, before)
-    missing = code.sub(0, start)
-    missing = code.let(f"select i1 {code.let(f'icmp sgt i64 {missing}, 0')}, i64 {missing}, i64 0")
+    missing = code.intrinsic("smax", "i64", code.sub(0, start), "0")
     room = code.sub(extent, start)
     first = code.div(code.add(missing, dilation - 1), dilation)
     end = code.minimum(code.div(code.add(room, dilation - 1), dilation), kernel)

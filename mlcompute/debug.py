@@ -1,0 +1,212 @@
+"""Looking for mistakes: where in a graph did the first number go bad?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mlcompute.compiled import CompiledGraph
+from mlcompute.compiler import Description, compile_program
+from mlcompute.compiler.program import Program
+from mlcompute.devices.reference import Reference
+from mlcompute.enums import ExecutionOptions
+from mlcompute.feeding import Named, resolved
+from mlcompute.ops.op import Array, Step, Value, overwritten_by
+from mlcompute.programs import Fed, without_losses
+from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import read_array
+from mlcompute.training import TrainingGraph
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The first number that went bad, and where. `print` it for a sentence.
+
+    layer   the layer it belongs to, or the first that reads it
+    phase   the pass in which it appears: forward, gradient or update
+    origin  "step": computed from finite numbers; "input", "parameter", "state" or "setting": it was there before
+    name    the op of the step, or the name of what held it: an input, a slot of the layer, a state, `learning_rate`
+    number  "NaN" or "infinity"
+    count   how many elements out of `size` are bad
+    """
+
+    layer: str
+    phase: str
+    origin: str
+    name: str
+    number: str
+    count: int
+    size: int
+
+    def __str__(self) -> str:
+        bad = f"{self.number} in {self.count} of {self.size} elements"
+        if self.origin == "step":
+            return f"layer '{self.layer}', {self.phase} pass: '{self.name}' gives {bad} from finite numbers"
+        return f"{self.origin} '{self.name}' holds {bad}; layer '{self.layer}' reads it in the {self.phase} pass"
+
+
+def find_nan(
+    graph: CompiledGraph,
+    inputs_data: Named | None = None,
+    loss_labels_data: Named | None = None,
+    loss_label_weights_data: Named | None = None,
+    *,
+    batch_size: int = 0,
+) -> Finding | None:
+    """Where the first NaN or infinity appears in one run of a compiled graph; None when all its numbers stay finite.
+
+    The run is made on copies, step by step, with the given data or with what the graph was fed last: parameters,
+    optimizer state and random numbers stay as they are. Infinities that come to nothing inside a layer (masks) do
+    not count. Once an update has written NaN into parameters, those are what is found: ask before that update, or
+    with the parameters from before it.
+
+    >>> import numpy as np, mlcompute as mlc
+    >>> graph, x = mlc.InferenceGraph(), mlc.Tensor(shape=(1, 2))
+    >>> y = graph.node(mlc.ArithmeticLayer(mlc.ArithmeticOperation.LOG), source=x)
+    >>> graph.add_inputs({"x": x}), graph.compile(device=mlc.Device.cpu())
+    (True, True)
+    >>> print(mlc.debug.find_nan(graph, {"x": np.float32([[1, -1]])}))
+    layer 'Arithmetic', forward pass: 'log' gives NaN in 1 of 2 elements from finite numbers
+    """
+    if not isinstance(graph, CompiledGraph):
+        raise TypeError(f"find_nan: needs a TrainingGraph or InferenceGraph, not {type(graph).__name__}")
+    graph.wait()
+    batch = graph._batch(batch_size, "find_nan")
+    data = graph._named_data("find_nan", inputs_data, loss_labels_data, loss_label_weights_data)
+    options = ExecutionOptions.NONE if data else ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE
+    description, style, phases = _what_to_run(graph, data, options)
+    bad: dict[Value, tuple[str, int]] = {}
+
+    def watch(step: Step, arrays: Sequence[Array]) -> None:
+        bad.update(_bad(zip(step.results, arrays, strict=True)))
+
+    engine = Reference(watch)
+    program = compile_program(description, engine, style, batch)
+    memory = _bindings(graph, program, phases, data, options)
+    bad.update(_bad(memory.items()))
+    engine.build(program, engine.allocate(program.plan.nbytes)).run(phases, memory)
+    return _Search(graph, program, bad).first(phases)
+
+
+def _what_to_run(
+    graph: CompiledGraph, data: dict[Tensor, Any], options: ExecutionOptions
+) -> tuple[Description, str, tuple[str, ...]]:
+    description = graph._compile_if_needed()
+    if not isinstance(graph, TrainingGraph):
+        has_labels = graph._has_labels(data, options)
+        return description if has_labels else without_losses(description), "inference", ("forward",)
+    graph._expect_labels()
+    if not description.losses and not any(tensor._bound is not None for tensor in description.user_gradients):
+        return description, "split", ("forward",)
+    phases = ("forward", "gradient", "update")
+    return description, "split", phases if graph.optimizer is not None else phases[:2]
+
+
+def _bindings(
+    graph: CompiledGraph, program: Program, phases: tuple[str, ...], data: dict[Tensor, Any], options: ExecutionOptions
+) -> dict[Value, Array]:
+    """Copies of everything a run of the program reads from outside."""
+    read = {value for step in program.steps if step.phase in phases for value in step.inputs}
+    fed = [
+        Fed(tensor, value, value.shape[0] if value.shape != tensor.descriptor.shape else 0)
+        for tensor, value in program.inputs.items()
+        if value in read
+    ]
+    feeds = graph._feeding.collect(fed, data, options, lambda tensor: f"find_nan: '{graph._name_of(tensor)}'", True)
+    memory = resolved(feeds)
+    for tensor, value in program.persistent.items():
+        host = tensor._host if tensor not in data else read_array(data[tensor], tensor.descriptor, f"'{tensor.label}'")
+        assert host is not None
+        memory[value] = host.copy()
+    if isinstance(graph, TrainingGraph):
+        memory.update(graph._random.current().keys(program.random_keys))
+        for tensor, values in program.states.items():
+            memory.update(zip(values, [state.copy() for state in graph._states_of(tensor)], strict=True))
+        if program.scalars and graph._state is not None:
+            numbers = graph._state.optimizer.scalars(graph._state.time_step)
+            memory.update({value: np.asarray(numbers[name], value.dtype) for name, value in program.scalars.items()})
+    return memory
+
+
+def _bad(arrays: Iterable[tuple[Value, Array]]) -> dict[Value, tuple[str, int]]:
+    """Which arrays hold NaN or infinities, and how many."""
+    found = {}
+    for value, array in arrays:
+        if array.dtype.kind == "f":
+            count = array.size - int(np.count_nonzero(np.isfinite(array)))
+            if count:
+                found[value] = ("NaN" if np.isnan(array).any() else "infinity", count)
+    return found
+
+
+class _Search:
+    """From the first bad result, gradient or new parameter back to the bad number it came from."""
+
+    def __init__(self, graph: CompiledGraph, program: Program, bad: dict[Value, tuple[str, int]]) -> None:
+        self.graph, self.program, self.bad = graph, program, bad
+        self.makers = {value: index for index, step in enumerate(program.steps) for value in step.results}
+        self.readers: dict[Value, int] = {}
+        for index, step in enumerate(program.steps):
+            for value in step.inputs:
+                self.readers.setdefault(value, index)
+
+    def first(self, phases: Sequence[str]) -> Finding | None:
+        seen = {*self.program.values.values(), *self.program.gradients.values()}
+        for step in self.program.steps:
+            if step.phase not in phases:
+                continue
+            stored = step.inputs[1:] if overwritten_by(step) else ()
+            for value in (*stored, *(result for result in step.results if result in seen)):
+                if value in self.bad:
+                    return self._describe(self._origin(value), step)
+        return None
+
+    def _origin(self, value: Value) -> Value:
+        """The earliest bad value it depends on by way of bad values only."""
+        found, pending = {value}, [value]
+        while pending:
+            index = self.makers.get(pending.pop())
+            for source in self.program.steps[index].inputs if index is not None else ():
+                if source in self.bad and source not in found:
+                    found.add(source)
+                    pending.append(source)
+        return min(found, key=self._moment)
+
+    def _moment(self, value: Value) -> tuple[int, bool]:
+        """When a value appears: with the step that makes it, or just before the first that reads it."""
+        return (self.makers[value], True) if value in self.makers else (self.readers[value], False)
+
+    def _describe(self, value: Value, noticed: Step) -> Finding:
+        number, count = self.bad[value]
+        step = self.program.steps[self._moment(value)[0]]
+        origin, name = self._kind(value, step)
+        layer = self._updated_layer(noticed) if step.phase == "update" else step.layer
+        return Finding(layer, step.phase, origin, name, number, count, value.size)
+
+    def _kind(self, value: Value, step: Step) -> tuple[str, str]:
+        if value in self.makers:
+            return "step", step.op.name
+        if value.kind == "scalar":
+            return "setting", value.label
+        if value.kind == "state":
+            return "state", value.label
+        tensor = next(tensor for tensor, known in self.program.values.items() if known is value)
+        if value.kind == "input":
+            return "input", self.graph._name_of(tensor)
+        for layer in self.graph.layers:
+            for name, slot in {**{n: s.tensor for n, s in layer.parameters.items()}, **layer.statistics}.items():
+                if slot is tensor:
+                    return "parameter", name
+        return "parameter", tensor.label
+
+    def _updated_layer(self, assign: Step) -> str:
+        """The first layer that uses the parameter an assign belongs to."""
+        (target,) = overwritten_by(assign)
+        for tensor, states in self.program.states.items():
+            parameter = self.program.values[tensor]
+            if target is parameter or target in states:
+                return self.program.steps[self.readers[parameter]].layer
+        return assign.layer

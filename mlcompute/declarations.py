@@ -1,0 +1,94 @@
+"""What a graph's data is called: inputs, labels and label weights by name, and the outputs a caller wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlcompute.errors import DataError
+from mlcompute.feeding import Named
+from mlcompute.tensor import Tensor
+
+#: Under this name the lengths of variable-length sequences are fed, whatever name they were declared with.
+SEQUENCE_LENGTHS = "sortedSequenceLength"
+
+
+class Declarations:
+    """Names and the tensors they stand for. `who` is how messages name the graph."""
+
+    def __init__(self, who: str) -> None:
+        self.who = who
+        self.inputs: dict[str, Tensor] = {}
+        self.labels: dict[str, Tensor] = {}
+        self.label_weights: dict[str, Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}
+        self._names: dict[Tensor, str] = {}
+
+    def add_inputs(
+        self,
+        inputs: Mapping[str, Tensor],
+        labels: Mapping[str, Tensor] | None,
+        label_weights: Mapping[str, Tensor] | None,
+    ) -> None:
+        """Add to what is fed; all or, when one of them is no tensor, nothing."""
+        added = (
+            ("inputs", self.inputs, inputs or {}),
+            ("loss_labels", self.labels, labels or {}),
+            ("loss_label_weights", self.label_weights, label_weights or {}),
+        )
+        for kind, _, given in added:
+            self.check(f"add_inputs ({kind})", given)
+        for _, known, given in added:
+            known.update(given)
+            self._names.update({tensor: name for name, tensor in given.items()})
+
+    def add_outputs(self, outputs: Mapping[str, Tensor]) -> None:
+        """Add to what is wanted."""
+        self.check("add_outputs", outputs)
+        self.outputs.update(outputs)
+
+    def check(self, method: str, given: Mapping[str, Tensor]) -> None:
+        """Refuse anything but names and tensors."""
+        for name, tensor in given.items():
+            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+                raise TypeError(f"{self.who}.{method}: needs names and Tensors, not {name!r}: {type(tensor).__name__}")
+
+    @property
+    def fed(self) -> list[Tensor]:
+        """All tensors that are fed, in the order they were declared: inputs, labels, label weights."""
+        return list(dict.fromkeys((*self.inputs.values(), *self.labels.values(), *self.label_weights.values())))
+
+    def name_of(self, tensor: Tensor) -> str:
+        """The name a tensor is fed under, else its label."""
+        return self._names.get(tensor, tensor.label)
+
+    def find(
+        self,
+        method: str,
+        inputs: Named | None,
+        labels: Named | None,
+        label_weights: Named | None,
+        lengths: list[Tensor],
+    ) -> dict[Tensor, Any]:
+        """Data by tensor; unknown names are refused.
+
+        lengths  the tensors recurrent layers read the lengths of their sequences from
+        """
+        found: dict[Tensor, Any] = {}
+        for kind, declared, given in (
+            ("inputs_data", self.inputs, inputs),
+            ("loss_labels_data", self.labels, labels),
+            ("loss_label_weights_data", self.label_weights, label_weights),
+        ):
+            for name, data in (given or {}).items():
+                if name in declared:
+                    found[declared[name]] = data
+                elif name == SEQUENCE_LENGTHS and lengths:
+                    found.update(dict.fromkeys(lengths, data))
+                else:
+                    raise DataError(
+                        f"{self.who}.{method}: '{name}' is not a declared name in {kind}",
+                        declared=", ".join(declared) or "none",
+                        fix="declare it with add_inputs first",
+                    )
+        return found

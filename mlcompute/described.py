@@ -1,0 +1,203 @@
+"""Described graphs: a graph over other graphs, with names for its data, as the compiler wants to hear of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from mlcompute.compiler import Description
+from mlcompute.declarations import Declarations
+from mlcompute.enums import GraphCompilationOptions
+from mlcompute.errors import CompileError, GraphError
+from mlcompute.graph import Graph, Node
+from mlcompute.layers.layer import Layer
+from mlcompute.layers.loss import LossLayer
+from mlcompute.ops.op import Array
+from mlcompute.programs import final_result
+from mlcompute.tensor import Tensor
+
+if TYPE_CHECKING:
+    from mlcompute.device import Device
+
+_Linked = TypeVar("_Linked", bound="DescribedGraph")
+
+
+class DescribedGraph(Graph):
+    """What training and inference graphs know before they are compiled. It computes nothing."""
+
+    def __init__(self, graph_objects: Sequence[Graph] = ()) -> None:
+        super().__init__()
+        for graph in graph_objects:
+            if not isinstance(graph, Graph):
+                raise TypeError(f"{self._who}: graph_objects must be Graphs, not {type(graph).__name__}")
+        self._graphs = list(graph_objects)
+        self._declared = Declarations(self._who)
+        self._links: list[DescribedGraph] = [self]
+        self._device: Device | None = None
+        self._options = GraphCompilationOptions.NONE
+        self._constants: dict[Tensor, Array] = {}
+
+    def outdated(self) -> None:
+        """Something a description depends on has changed."""
+
+    def _all_nodes(self) -> list[Node]:
+        nodes = {node: None for graph in self._graphs for node in graph._all_nodes()}
+        nodes.update(dict.fromkeys(self._nodes))
+        # Sources always exist before their consumers, so creation order is an order of execution.
+        return sorted(nodes, key=lambda node: node.order)
+
+    def _size(self) -> int:
+        return super()._size() + sum(graph._size() for graph in self._graphs)
+
+    def _find(self, layer: Layer) -> Node | None:
+        for graph in self._graphs:
+            node = graph._find(layer)
+            if node is not None:
+                return node
+        return self._node_of.get(layer)
+
+    def add_inputs(
+        self,
+        inputs: Mapping[str, Tensor],
+        loss_labels: Mapping[str, Tensor] | None = None,
+        loss_label_weights: Mapping[str, Tensor] | None = None,
+    ) -> bool:
+        """Name the tensors fed at every run: inputs, labels and label weights. Further calls add to them."""
+        self._declared.add_inputs(inputs, loss_labels, loss_label_weights)
+        self.outdated()
+        return True
+
+    def add_outputs(self, outputs: Mapping[str, Tensor]) -> bool:
+        """Name tensors whose values are wanted after a run: they stay readable and can be written to buffers."""
+        self._declared.add_outputs(outputs)
+        self.outdated()
+        return True
+
+    def _link(self, graphs: Sequence[_Linked], kind: type[_Linked]) -> bool:
+        for graph in graphs:
+            if not isinstance(graph, kind):
+                raise GraphError(f"{self._who}.link: {type(graph).__name__} cannot be linked with {self._who}")
+        group: list[DescribedGraph] = list(dict.fromkeys([self, *graphs]))
+        for member in group:
+            if member._device is not None:
+                member._check_links(group, member._options)
+        for member in group:
+            member._links = group
+            member.outdated()
+        return True
+
+    def _check_links(self, group: Sequence[DescribedGraph], options: GraphCompilationOptions) -> None:
+        if len(group) > 1 and GraphCompilationOptions.LINK_GRAPHS not in options:
+            raise GraphError(
+                f"{self._who}: a linked graph was compiled without LINK_GRAPHS",
+                fix="compile every linked graph with options=GraphCompilationOptions.LINK_GRAPHS",
+            )
+
+    # Describing to the compiler ---------------------------------------------------------------------------------
+
+    def _describe(self) -> Description:
+        """What to compile, from what was declared. Subclasses add what they know."""
+        description = Description(nodes=self._all_nodes(), constants=self._constants)
+        produced = {result for node in description.nodes for result in node.results}
+        fed = dict.fromkeys(self._declared.fed)
+        used = dict.fromkeys(t for node in description.nodes for t in (*node.sources, *node.labels))
+        for tensor in used:
+            # What nobody computes and nobody gave data to must be fed, declared or not.
+            if tensor not in produced and tensor._host is None:
+                fed.setdefault(tensor)
+        elsewhere = {*produced, *self._constants, *self._kept_inputs()}
+        inputs = [tensor for tensor in fed if tensor not in elsewhere]
+        declared = [tensor for tensor in self._declared.fed if tensor not in elsewhere]
+        description.batch_size = _batch_extent(declared or inputs)
+        axes = _source_axes(description.nodes)
+        for tensor in inputs:
+            extent, batch = tensor.descriptor.shape[0], description.batch_size
+            scales = extent % batch == 0 and all(axis == 0 for axis in axes.get(tensor, {0}))
+            description.inputs[tensor] = extent // batch if scales else 0
+        description.label_weights = self._weights_by_layer(description.nodes)
+        description.kept = self._kept_results(description.nodes)
+        debugs = GraphCompilationOptions.DEBUG_LAYERS in self._options
+        if debugs:
+            description.debugged = [
+                tensor
+                for node in description.nodes
+                if node.layer.is_debugging_enabled
+                for tensor in (*node.results, *node.sources)
+            ]
+        description.fuses = not debugs and GraphCompilationOptions.DISABLE_LAYER_FUSION not in self._options
+        for name, tensor in self._declared.outputs.items():
+            if tensor not in produced and tensor not in description.inputs and self._source_of(tensor) is None:
+                raise GraphError(f"{self._who}: output '{name}' is computed by no layer of the graph")
+        for node in description.nodes:
+            _check_parameters(node.layer)
+        return description
+
+    def _kept_inputs(self) -> set[Tensor]:
+        """Inputs that live on between runs because an optimizer updates them."""
+        return set()
+
+    def _source_of(self, gradient: Tensor) -> Tensor | None:
+        """The tensor whose gradient a gradient tensor holds; None for other tensors."""
+        return None
+
+    def _kept_results(self, nodes: list[Node]) -> list[Tensor]:
+        """Tensors readable after every run: outputs, losses, the final result, and what linked graphs read."""
+        final = final_result(nodes)
+        kept = [*self._declared.outputs.values(), *([final] if final is not None else [])]
+        kept += [node.results[0] for node in nodes if isinstance(node.layer, LossLayer)]
+        others = (node for graph in self._links if graph is not self for node in graph._all_nodes())
+        read = {source for node in others for source in node.sources}
+        kept += [result for node in nodes for result in node.results if result in read]
+        return kept
+
+    def _weights_by_layer(self, nodes: list[Node]) -> dict[Layer, Tensor]:
+        """Which tensor weighs the labels of which loss: its own, or the one declared for the only loss."""
+        losses = [node.layer for node in nodes if isinstance(node.layer, LossLayer)]
+        weights: dict[Layer, Tensor] = {loss: loss.weights for loss in losses if loss.weights is not None}
+        spare = [tensor for tensor in self._declared.label_weights.values() if tensor not in weights.values()]
+        without = [loss for loss in losses if loss not in weights]
+        if spare and len(spare) != len(without) and not self._waits_for_labels():
+            raise GraphError(
+                f"{self._who}: {len(spare)} label weights were declared for {len(without)} losses without weights"
+            )
+        weights.update(zip(without, spare, strict=False))
+        return weights
+
+    def _waits_for_labels(self) -> bool:
+        """Compiled before add_inputs: the loss cannot be built yet."""
+        return False
+
+    def _unbatched(self, description: Description) -> Tensor | None:
+        axes = _source_axes(description.nodes)
+        for tensor in self._declared.inputs.values():
+            could_count = tensor.descriptor.shape[0] != 1 and all(axis == 0 for axis in axes.get(tensor, {0}))
+            if could_count and description.inputs.get(tensor) == 0:
+                return tensor
+        return None
+
+
+def _check_parameters(layer: Layer) -> None:
+    slots = {name: slot.tensor for name, slot in layer.parameters.items()} | layer.statistics
+    for name, tensor in slots.items():
+        if tensor._host is None:
+            raise CompileError(
+                f"{layer.who}: {name} has no data",
+                tensor=repr(tensor),
+                fix="create it with data, fill_with_data or random_initializer_type",
+            )
+
+
+def _batch_extent(inputs: list[Tensor]) -> int:
+    """The number of samples: what most first axes say. Axes of 1 hold something that all samples share."""
+    extents = [tensor.descriptor.shape[0] for tensor in inputs]
+    counted = Counter(extent for extent in extents if extent > 1)
+    return counted.most_common(1)[0][0] if counted else 1
+
+
+def _source_axes(nodes: list[Node]) -> dict[Tensor, set[int]]:
+    axes: dict[Tensor, set[int]] = {}
+    for node in nodes:
+        for index, tensor in enumerate(node.sources):
+            axes.setdefault(tensor, set()).add(node.layer.source_batch_axis(index, len(node.sources)))
+    return axes

@@ -1,0 +1,299 @@
+"""Batches smaller than the tensors: the leading samples, the same numbers as a graph built for that size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mlcompute as mlc
+from tests.cases.lstm import make as make_lstm
+from tests.cases.lstm import torch_lstm
+from tests.harness import assert_close
+from tests.nets import (
+    INFERENCE,
+    MEAN,
+    NONE,
+    SUM,
+    SYNC,
+    Array,
+    Regression,
+    adam,
+    batch_norm,
+    cpu,
+    dense,
+    normal,
+    parameters_of,
+    sgd,
+    tensor,
+    values_of,
+)
+
+
+class Images:
+    """Convolution, batch norm, pooling, reshape, dense, softmax cross entropy, for any batch size."""
+
+    def __init__(self, batch: int, dropout: float = 0.0) -> None:
+        mlc.Platform.set_rng_seed_to(2)
+        self.x, self.t = mlc.Tensor(shape=(batch, 2, 4, 4)), mlc.Tensor(shape=(batch, 3))
+        graph = mlc.Graph()
+        d = mlc.ConvolutionDescriptor(
+            kernel_sizes=(3, 3),
+            input_feature_channel_count=2,
+            output_feature_channel_count=4,
+            padding_policy=mlc.PaddingPolicy.SAME,
+        )
+        layer = mlc.ConvolutionLayer(tensor(normal(4, 2, 3, 3, seed=5) * np.float32(0.3)), None, d)
+        y = graph.node(batch_norm(4), source=graph.node(layer, source=self.x))
+        y = graph.node(mlc.DropoutLayer(dropout, 0), source=graph.node(mlc.ActivationLayer.relu(), source=y))
+        pooling = mlc.PoolingDescriptor.max_pooling((2, 2), (2, 2), mlc.PaddingPolicy.VALID)
+        y = graph.reshape((batch, -1), source=graph.node(mlc.PoolingLayer(pooling), source=y))
+        self.y = graph.node(dense(16, 3, seed=9), source=y)
+        self.training = mlc.TrainingGraph([graph], mlc.LossLayer.softmax_cross_entropy(MEAN), adam(0.05))
+        self.training.add_inputs({"x": self.x}, {"t": self.t})
+        self.training.add_outputs({"y": self.y})
+        self.training.compile(device=cpu())
+
+    def step(self, x: Array, t: Array, **more: Any) -> Array:
+        return self.training.execute({"x": x}, {"t": t}, **more).result.data
+
+
+def images(count: int, seed: int) -> tuple[Array, Array]:
+    return normal(count, 2, 4, 4, seed=seed), np.eye(3, dtype=np.float32)[np.arange(count) * 7 % 3]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_a_smaller_batch_is_a_graph_of_that_size(batch: int) -> None:
+    large, small = Images(6, dropout=0.3), Images(batch, dropout=0.3)
+    for step in range(3):
+        x, t = images(batch, step)
+        for net in (large, small):
+            mlc.Platform.set_rng_seed_to(step + 1)
+            net.loss = net.step(x, t, batch_size=batch)
+        assert_close(large.loss, small.loss)
+    for a, b in zip(values_of(large.training), values_of(small.training), strict=True):
+        assert_close(a, b, scale=10.0)
+
+
+def test_the_callers_surplus_samples_are_ignored() -> None:
+    """Data for the full batch may be given: only the leading samples count, also in the loss's mean."""
+    net, plain = Images(6), Images(6)
+    x, t = images(6, 0)
+    garbage, labels = x.copy(), t.copy()
+    garbage[4:], labels[4:] = np.nan, np.nan
+    np.testing.assert_array_equal(net.step(garbage, labels, batch_size=4), plain.step(x[:4], t[:4], batch_size=4))
+    for a, b in zip(values_of(net.training), values_of(plain.training), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_an_epoch_with_a_short_last_batch() -> None:
+    """Weights after training on 14 samples in batches of 6 are PyTorch's."""
+    net = Regression(sgd(0.1, momentum_scale=0.9), batch=6)
+    twin = net.torch()
+    optimizer = torch.optim.SGD(twin.parameters, lr=0.1, momentum=0.9)
+    x, t = normal(14, 3), normal(14, 2, seed=1)
+    for _ in range(3):
+        for start in range(0, 14, 6):
+            rows = slice(start, min(start + 6, 14))
+            net.step(x[rows], t[rows], batch_size=rows.stop - rows.start)
+            optimizer.zero_grad()
+            twin.loss(x[rows], t[rows]).backward()
+            optimizer.step()
+    for parameter, expected in zip(net.parameters, twin.parameters, strict=True):
+        assert_close(parameter.data, expected.detach().numpy(), scale=10.0)
+    assert sorted(net.training.programs) == ["fused 2", "fused 6"]
+
+
+@pytest.mark.parametrize("reduction", [NONE, SUM, MEAN])
+def test_losses_of_smaller_batches(reduction: mlc.ReductionType) -> None:
+    net = Regression(None, reduction=reduction)
+    x, t = normal(3, 3), normal(3, 2)
+    squares = (net.torch().forward(torch.tensor(x, dtype=torch.float64)).detach().numpy() - t) ** 2
+    expected = {NONE: squares, SUM: squares.sum().reshape(1), MEAN: squares.mean().reshape(1)}[reduction]
+    for options in (mlc.ExecutionOptions.NONE, INFERENCE):
+        assert_close(net.step(x, t, batch_size=3, options=options).result.data, expected)
+
+
+def test_sizes_may_change_from_run_to_run() -> None:
+    net = Regression(None)
+    x, t = normal(4, 3), normal(4, 2)
+    for batch in (0, 2, 4, 1, 0, 3, 2):
+        rows = batch or 4
+        result = net.step(x, t, batch_size=batch).result.data
+        assert_close(result, np.float32([net.torch().loss(x[:rows], t[:rows]).item()]))
+        assert net.y.data.shape == (rows, 2)
+    assert sorted(net.training.programs) == ["fused 1", "fused 2", "fused 3", "fused 4"]
+
+
+@pytest.mark.parametrize("batch", [-1, 5, 1000])
+def test_sizes_that_do_not_fit_are_refused(batch: int) -> None:
+    net = Regression(sgd())
+    x, t = normal(4, 3), normal(4, 2)
+    net.bind(x, t)
+    calls = (
+        lambda: net.step(x, t, batch_size=batch),
+        lambda: net.step(x, t, batch_size=batch, options=INFERENCE),
+        lambda: net.training.execute_forward(batch_size=batch),
+    )
+    for call in calls:
+        with pytest.raises(mlc.ShapeError, match=f"batch_size is {batch}, the graph was built for 4"):
+            call()
+    for wrong in (2.0, True, "2", None):
+        with pytest.raises(TypeError, match="batch_size must be a whole number"):
+            net.step(x, t, batch_size=wrong)
+    assert net.step(x, t, batch_size=np.int64(2)).wait()
+
+
+def test_too_few_samples_are_refused() -> None:
+    net = Regression(sgd())
+    with pytest.raises(mlc.DataError, match=r"TrainingGraph.execute: 'x': .* does not fit"):
+        net.step(normal(2, 3), normal(3, 2), batch_size=3)
+
+
+def test_inputs_that_all_samples_share() -> None:
+    """An input with one row is not a batch, wherever it stands in the dictionary."""
+    scale, x = mlc.Tensor(shape=(1, 3)), mlc.Tensor(shape=(4, 3))
+    graph = mlc.InferenceGraph()
+    graph.node(mlc.ArithmeticLayer(mlc.ArithmeticOperation.MULTIPLY), sources=[x, scale])
+    graph.add_inputs({"scale": scale, "x": x})
+    graph.compile(device=cpu())
+    data, factors = normal(4, 3), normal(1, 3, seed=1)
+    for batch in (4, 0, 2):
+        result = graph.execute({"x": data, "scale": factors}, batch_size=batch).result.data
+        assert_close(result, (data * factors)[: batch or 4])
+
+
+def test_inputs_with_different_batches_run_only_whole() -> None:
+    a, b = mlc.Tensor(shape=(4, 3)), mlc.Tensor(shape=(3, 5))
+    graph = mlc.InferenceGraph()
+    graph.node(mlc.MatMulLayer(mlc.MatMulDescriptor()), sources=[a, b])
+    graph.add_inputs({"a": a, "b": b})
+    graph.compile(device=cpu())
+    x, y = normal(4, 3), normal(3, 5)
+    assert_close(graph.execute({"a": x, "b": y}, batch_size=0).result.data, x @ y)
+    with pytest.raises(mlc.ShapeError, match="does not share the batch axis"):
+        graph.execute({"a": x, "b": y}, batch_size=2)
+
+
+def test_inputs_with_several_rows_per_sample() -> None:
+    a, b = mlc.Tensor(shape=(4, 3)), mlc.Tensor(shape=(8, 3))
+    graph = mlc.InferenceGraph()
+    paired = graph.reshape((4, 6), source=b)
+    graph.concatenate([a, paired], dimension=1)
+    graph.add_inputs({"a": a, "b": b})
+    graph.compile(device=cpu())
+    x, y = normal(4, 3), normal(8, 3, seed=1)
+    expected = np.concatenate([x, y.reshape(4, 6)], 1)
+    assert_close(graph.execute({"a": x, "b": y}).result.data, expected)
+    assert_close(graph.execute({"a": x, "b": y}, batch_size=3).result.data, expected[:3])
+
+
+def test_constants_with_a_row_per_sample() -> None:
+    x, c = mlc.Tensor(shape=(4, 3)), mlc.Tensor(shape=(4, 3))
+    graph = mlc.InferenceGraph()
+    graph.node(mlc.ArithmeticLayer(mlc.ArithmeticOperation.ADD), sources=[x, c])
+    graph.add_inputs({"x": x})
+    constant = normal(4, 3, seed=1)
+    graph.compile(device=cpu(), input_tensors={"c": c}, input_tensors_data={"c": constant})
+    data = normal(4, 3)
+    for batch in (0, 3):
+        assert_close(graph.execute({"x": data}, batch_size=batch).result.data, (data + constant)[: batch or 4])
+
+
+def test_label_weights_of_smaller_batches() -> None:
+    own = np.abs(normal(4, 2, seed=3))
+    x, t, w = mlc.Tensor(shape=(4, 3)), mlc.Tensor(shape=(4, 2)), tensor(own)
+    training = mlc.TrainingGraph([], mlc.LossLayer.mean_squared_error(MEAN, weights=w), sgd())
+    layer = dense(3, 2)
+    training.node(layer, source=x)
+    training.add_inputs({"x": x}, {"t": t}, {"w": w})
+    training.compile(device=cpu())
+    data, labels, other = normal(4, 3), normal(4, 2, seed=1), np.abs(normal(4, 2, seed=2))
+
+    def expected(weights: Array) -> Array:
+        error = data @ layer.weights.data.T + layer.biases.data - labels
+        return np.float32([np.mean((weights * error**2)[:3])])
+
+    wanted = expected(other)
+    given = {"w": other[:3]}
+    assert_close(training.execute({"x": data}, {"t": labels}, given, batch_size=3).result.data, wanted)
+    wanted = expected(own)
+    assert_close(training.execute({"x": data}, {"t": labels}, batch_size=3).result.data, wanted)
+
+
+# Sequences of different lengths ------------------------------------------------------------------------------------
+
+
+class Sequences:
+    """x (4, 5, 3), lengths (4,) -> LSTM -> last output -> mean squared error."""
+
+    def __init__(self, declared: str | None) -> None:
+        self.x = mlc.Tensor(shape=(4, 5, 3))
+        self.lengths = mlc.Tensor(shape=(4,), data_type=mlc.DataType.INT32)
+        self.t = mlc.Tensor(shape=(4, 1, 2))
+        self.layer = make_lstm(3, 2, returns_sequences=False)()
+        self.training = mlc.TrainingGraph([], mlc.LossLayer.mean_squared_error(MEAN), sgd())
+        self.y = self.training.node(self.layer, sources=[self.x, self.lengths])
+        inputs = {"x": self.x} if declared is None else {"x": self.x, declared: self.lengths}
+        self.training.add_inputs(inputs, {"t": self.t})
+        self.device = cpu()
+        self.training.compile(device=self.device)
+
+    def oracle(self, x: Array, lengths: Array) -> Array:
+        slots = {
+            name: torch.tensor(slot.tensor.data.astype(np.float64)) for name, slot in self.layer.parameters.items()
+        }
+        oracle = torch_lstm(3, 2, returns_sequences=False)
+        answer = oracle(slots, torch.tensor(x, dtype=torch.float64), torch.tensor(lengths))
+        first = answer[0] if isinstance(answer, (tuple, list)) else answer
+        return first.detach().numpy()
+
+
+@pytest.mark.parametrize("declared", [None, "sortedSequenceLength", "lengths"])
+def test_sorted_sequence_lengths(declared: str | None) -> None:
+    """Fed under the documented name, whether or not the tensor was declared, and under which name."""
+    net = Sequences(declared)
+    x, t = normal(4, 5, 3), normal(4, 1, 2)
+    for lengths in (np.int32([5, 4, 2, 1]), np.int32([5, 5, 5, 5]), np.int32([3, 2, 2, 1])):
+        feeds = {"x": x, "sortedSequenceLength": lengths}
+        net.training.execute(feeds, options=INFERENCE).wait()
+        assert_close(net.y.data, net.oracle(x, lengths))
+    lengths = np.int32([5, 4, 2, 1])
+    expected = np.float32([np.mean((net.oracle(x, lengths) - t) ** 2)])
+    assert_close(net.training.execute({"x": x, "sortedSequenceLength": lengths}, {"t": t}).result.data, expected)
+    feeds = {"x": x, "sortedSequenceLength": lengths[:3]}
+    net.training.execute(feeds, options=INFERENCE, batch_size=3).wait()
+    assert_close(net.y.data, net.oracle(x, lengths)[:3])
+
+
+def test_sequence_lengths_run_pass_by_pass() -> None:
+    fused, split = Sequences(None), Sequences(None)
+    x, t, lengths = normal(4, 5, 3), normal(4, 1, 2), np.int32([5, 3, 2, 2])
+    fused.training.execute({"x": x, "sortedSequenceLength": lengths}, {"t": t})
+    tensors = {"x": split.x, "n": split.lengths, "t": split.t}
+    split.training.bind_and_write_data({"x": x, "n": lengths, "t": t}, for_inputs=tensors, to=split.device)
+    split.training.execute_forward()
+    split.training.execute_gradient()
+    split.training.execute_optimizer_update()
+    for a, b in zip(values_of(fused.training), values_of(split.training), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_sequence_lengths_out_of_range_change_nothing() -> None:
+    net = Sequences(None)
+    before = values_of(net.training)
+    with pytest.raises(mlc.ExecutionError, match="LSTM"):
+        net.training.execute(
+            {"x": normal(4, 5, 3), "sortedSequenceLength": np.int32([6, 1, 1, 1])}, {"t": normal(4, 1, 2)}, options=SYNC
+        )
+    for a, b in zip(values_of(net.training), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_sequence_lengths_where_nothing_is_recurrent() -> None:
+    net = Regression(sgd())
+    with pytest.raises(mlc.DataError, match="'sortedSequenceLength' is not a declared name"):
+        net.training.execute({"x": normal(4, 3), "sortedSequenceLength": np.int32([1])}, {"t": normal(4, 2)})
+    assert len(parameters_of(net.training)) == 4
