@@ -21,8 +21,9 @@ help:
 	@echo "make lint, format     ruff and mypy; ruff's formatter"
 	@echo "make clean            remove $(VENV) and everything that was built"
 
+# The matrices are small: a second thread in NumPy's matrix product costs more than it brings.
 train: $(VENV)/.has-examples
-	$(PY) examples/train_digits.py $(if $(DATA),--data "$(DATA)") $(ARGS)
+	OPENBLAS_NUM_THREADS=1 $(PY) examples/train_digits.py $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 test: lint
 	$(PYTEST) -m "not slow" $(ARGS)

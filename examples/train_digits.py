@@ -94,6 +94,7 @@ def describe(console: Console, network: Network, images: Images) -> None:
 
     program = training.programs[f"fused {BATCH}"]
     made_in = {value: step.phase for step in program.steps for value in step.results}
+    made_in |= {room: step.phase for step, room in program.plan.workspaces.items()}
     parts, steps = Counter(), Counter(step.phase for step in program.steps)
     for value, place in program.plan.placements.items():
         parts[made_in[value]] += place.nbytes

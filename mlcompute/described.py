@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -87,6 +86,12 @@ class DescribedGraph(Graph):
             member.outdated()
         return True
 
+    def _neighbours(self, kind: type[_Linked]) -> tuple[list[_Linked], list[_Linked]]:
+        """The linked graphs before and after this one."""
+        position = self._links.index(self)
+        earlier, later = self._links[:position], self._links[position + 1 :]
+        return [graph for graph in earlier if isinstance(graph, kind)], [g for g in later if isinstance(g, kind)]
+
     def _check_links(self, group: Sequence[DescribedGraph], options: GraphCompilationOptions) -> None:
         if len(group) > 1 and GraphCompilationOptions.LINK_GRAPHS not in options:
             raise GraphError(
@@ -108,9 +113,8 @@ class DescribedGraph(Graph):
                 fed.setdefault(tensor)
         elsewhere = {*produced, *self._constants, *self._kept_inputs()}
         inputs = [tensor for tensor in fed if tensor not in elsewhere]
-        declared = [tensor for tensor in self._declared.fed if tensor not in elsewhere]
-        description.batch_size = _batch_extent(declared or inputs)
         axes = _source_axes(description.nodes)
+        description.batch_size = self._batch_extent(inputs, axes)
         for tensor in inputs:
             extent, batch = tensor.descriptor.shape[0], description.batch_size
             scales = extent % batch == 0 and all(axis == 0 for axis in axes.get(tensor, {0}))
@@ -132,6 +136,18 @@ class DescribedGraph(Graph):
         for node in description.nodes:
             _check_parameters(node.layer)
         return description
+
+    def _batch_extent(self, inputs: list[Tensor], axes: dict[Tensor, set[int]]) -> int:
+        """The number of samples: that of the first declared input, but where there are labels one they agree with.
+
+        An axis of 1 holds something that all samples share.
+        """
+        extents = {tensor: tensor.descriptor.shape[min(axes.get(tensor, {0}))] for tensor in inputs}
+        extents = {tensor: extent for tensor, extent in extents.items() if extent > 1}
+        labels = {extents[tensor] for tensor in self._declared.labels.values() if tensor in extents}
+        named = [extents[tensor] for tensor in self._declared.inputs.values() if tensor in extents]
+        agreed = [extent for extent in named if extent in labels]
+        return next(iter((*agreed, *named, *extents.values())), 1)
 
     def _kept_inputs(self) -> set[Tensor]:
         """Inputs that live on between runs because an optimizer updates them."""
@@ -186,13 +202,6 @@ def _check_parameters(layer: Layer) -> None:
                 tensor=repr(tensor),
                 fix="create it with data, fill_with_data or random_initializer_type",
             )
-
-
-def _batch_extent(inputs: list[Tensor]) -> int:
-    """The number of samples: what most first axes say. Axes of 1 hold something that all samples share."""
-    extents = [tensor.descriptor.shape[0] for tensor in inputs]
-    counted = Counter(extent for extent in extents if extent > 1)
-    return counted.most_common(1)[0][0] if counted else 1
 
 
 def _source_axes(nodes: list[Node]) -> dict[Tensor, set[int]]:

@@ -19,10 +19,9 @@ _queues: dict[str, WorkQueue] = {}
 
 
 @functools.cache
-def _cpu_engine() -> Engine:
-    """The engine behind the CPU: native where LLVM is installed, NumPy otherwise or when MLCOMPUTE_ENGINE says so."""
-    wanted = os.environ.get("MLCOMPUTE_ENGINE", "reference")
-    if wanted != "reference" and importlib.util.find_spec("llvmlite") is not None:
+def cpu_engine() -> Engine:
+    """The engine behind the CPU: native where LLVM is installed, NumPy otherwise or with MLCOMPUTE_ENGINE=reference."""
+    if os.environ.get("MLCOMPUTE_ENGINE") != "reference" and importlib.util.find_spec("llvmlite") is not None:
         from mlcompute.devices.cpu.device import Cpu
 
         return Cpu()
@@ -62,7 +61,7 @@ class Device:
                 expected="CPU or ANY",
                 fix="use Device.cpu(), or Device() for the best device there is",
             )
-        self.engine = engine or _cpu_engine()
+        self.engine = engine or cpu_engine()
         # One queue per kind of engine, not per object: graphs that share weights also share the order of runs.
         self.queue = _queues.setdefault(self.engine.name, WorkQueue())
 

@@ -36,7 +36,8 @@ class InferenceGraph(CompiledGraph):
 
     def _linked(self, tensor: Tensor) -> Callable[[], Array | None] | None:
         for graph in self._links:
-            if graph is not self and any(tensor in node.results for node in graph._all_nodes()):
+            computes = graph is not self and any(tensor in node.results for node in graph._all_nodes())
+            if computes and isinstance(graph, InferenceGraph):
                 return functools.partial(graph.latest, tensor)
         return None
 

@@ -102,6 +102,41 @@ class Platform:
         stream.restart(int(seed))
 
     @classmethod
+    def set_thread_count(cls, count: int) -> None:
+        """Let the CPU engine work on `count` threads from now on; results do not depend on it.
+
+        Without it: MLCOMPUTE_NUM_THREADS, or the cores this process may use.
+        """
+        from mlcompute.device import cpu_engine
+        from mlcompute.devices.cpu.threads import MOST_THREADS
+
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or not 1 <= count <= MOST_THREADS:
+            raise DataError(
+                f"Platform.set_thread_count: {count!r} is not a number of threads", expected=f"1 to {MOST_THREADS}"
+            )
+        engine = cpu_engine()
+        if hasattr(engine, "threads"):
+            engine.threads = int(count)
+
+    @classmethod
+    def describe(cls) -> str:
+        """What the CPU engine is made of here: its loops, its contractions, its threads.
+
+        >>> import mlcompute as mlc
+        >>> print(mlc.Platform.describe())  # doctest: +SKIP
+        engine        cpu
+        loops         LLVM 22.1.0 for znver4
+        contractions  oneDNN 3.2.0
+        threads       2
+        """
+        from mlcompute.device import cpu_engine
+
+        engine = cpu_engine()
+        facts = {"engine": engine.name, **engine.facts()}
+        width = max(map(len, facts))
+        return "\n".join(f"{name:<{width}}  {fact}" for name, fact in facts.items())
+
+    @classmethod
     def get_rng_seed(cls) -> int | None:
         """The seed last set; None if none was."""
         return stream.seed

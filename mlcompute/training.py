@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mlcompute.compiled import Call, CompiledGraph
-from mlcompute.compiler import Description
+from mlcompute.compiled import Call
 from mlcompute.compiler.program import Program
-from mlcompute.enums import ExecutionOptions, GraphCompilationOptions, LossType, SoftmaxOperation
-from mlcompute.errors import DataError, ExecutionError, GraphError, ShapeError
+from mlcompute.enums import ExecutionOptions
+from mlcompute.errors import ExecutionError, GraphError
 from mlcompute.execution import Execution, GraphCompletionHandler
 from mlcompute.feeding import Feeds, Named
-from mlcompute.graph import Graph, Node
+from mlcompute.graph import Graph
 from mlcompute.layers.layer import Layer
-from mlcompute.layers.loss import LossLayer
-from mlcompute.layers.softmax import SoftmaxLayer
+from mlcompute.learning import LearningGraph
 from mlcompute.ops.op import Array, Value
 from mlcompute.optimizer_state import OptimizerState
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.passes import Passes
 from mlcompute.platform import RandomPasses
 from mlcompute.programs import Programs
-from mlcompute.tensor import Tensor, TensorOptimizerDeviceData, TensorParameter
+from mlcompute.tensor import Tensor, TensorOptimizerDeviceData
 from mlcompute.tensor_data import ArrayLike, read_array
 
 
-class TrainingGraph(CompiledGraph):
+class TrainingGraph(LearningGraph):
     """A graph that learns.
 
     graph_objects  the graphs to train; layers may also be added directly with `node`
@@ -53,82 +50,17 @@ class TrainingGraph(CompiledGraph):
     array([1.], dtype=float32)
     """
 
-    _trains = True
-    _main_style = "fused"
-
     def __init__(
         self,
         graph_objects: Sequence[Graph] = (),
         loss_layer: Layer | None = None,
         optimizer: Optimizer | None = None,
     ) -> None:
-        super().__init__(graph_objects)
-        if loss_layer is not None and not isinstance(loss_layer, LossLayer):
-            raise TypeError(f"TrainingGraph: loss_layer must be a LossLayer, not {type(loss_layer).__name__}")
-        if optimizer is not None and not isinstance(optimizer, Optimizer):
-            raise TypeError(f"TrainingGraph: optimizer must be an Optimizer, not {type(optimizer).__name__}")
-        self._loss_layer = loss_layer
-        self._loss_node: Node | None = None
-        self._optimizer = optimizer
+        super().__init__(graph_objects, loss_layer, optimizer)
         self._state = None if optimizer is None else OptimizerState(optimizer)
         self._random = RandomPasses()
-        self._stopped_tensors: set[Tensor] = set()
-        self._user_gradients: dict[Tensor, Tensor] = {}
-        self._gradient_tensors: dict[Tensor, Tensor] = {}
-        self._gradient_of: dict[Tensor, Tensor] = {}
-        self._training_parameters: list[TensorParameter] = []
 
-    # Declaring ------------------------------------------------------------------------------------------------
-
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """The optimizer in use: change its learning_rate between runs to decay it."""
-        return self._optimizer
-
-    def _stopped(self) -> set[Tensor]:
-        return self._stopped_tensors
-
-    def stop_gradient(self, tensors: Sequence[Tensor]) -> bool:
-        """Gradients do not pass these tensors into the layers that produced them."""
-        for tensor in tensors:
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"TrainingGraph.stop_gradient: needs Tensors, not {type(tensor).__name__}")
-        self._stopped_tensors.update(tensors)
-        self.outdated()
-        return True
-
-    def set_training_tensor_parameters(self, parameters: Sequence[TensorParameter]) -> bool:
-        """Input tensors the optimizer shall update besides the layers' own parameters. Replaces the previous list.
-
-        They keep their values between runs; data fed or attached under their name replaces the values.
-        """
-        for parameter in parameters:
-            if not isinstance(parameter, TensorParameter):
-                given = type(parameter).__name__
-                raise TypeError(f"TrainingGraph.set_training_tensor_parameters: needs TensorParameters, not {given}")
-            if parameter.tensor._host is None:
-                raise DataError(
-                    f"TrainingGraph.set_training_tensor_parameters: {parameter.tensor!r} has no data",
-                    fix="create it with data, fill_with_data or random_initializer_type",
-                )
-        self._training_parameters = list(parameters)
-        self.outdated()
-        return True
-
-    def allocate_user_gradient(self, tensor: Tensor) -> Tensor:
-        """A tensor to feed dL/d(tensor) to, for results consumed by the caller's own code.
-
-        Attach the gradient with bind_and_write_data before execute_gradient; it adds to what layers contribute.
-        """
-        if not any(tensor in node.results for node in self._all_nodes()):
-            raise GraphError(
-                f"TrainingGraph.allocate_user_gradient: {tensor!r} is no result of this graph",
-                fix="pass a tensor that one of the graph's layers produces",
-            )
-        if tensor not in self._user_gradients:
-            self._user_gradients[tensor] = Tensor(tensor.descriptor)
-            self.outdated()
-        return self._user_gradients[tensor]
+    # Links ----------------------------------------------------------------------------------------------------
 
     def link(self, graphs: Sequence[TrainingGraph]) -> bool:
         """Join later sub-graphs to this one, the first.
@@ -139,163 +71,33 @@ class TrainingGraph(CompiledGraph):
         """
         return self._link(graphs, TrainingGraph)
 
-    def compile_optimizer(self, optimizer: Optimizer) -> bool:
-        """Attach an optimizer, or replace the one there is; the state of a replaced one is dropped."""
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"TrainingGraph.compile_optimizer: needs an Optimizer, not {type(optimizer).__name__}")
-        if self._device is None:
-            raise ExecutionError("TrainingGraph.compile_optimizer: the graph is not compiled", fix="call compile first")
-        self.wait()
-        if self._state is not None:
-            self._state.retire()
-        self._optimizer, self._state = optimizer, OptimizerState(optimizer)
-        self._compile()
-        return True
-
-    # Describing to the compiler ---------------------------------------------------------------------------------
-
-    def _waits_for_labels(self) -> bool:
-        return self._loss_layer is not None and self._loss_node is None
-
-    def _compile(self) -> None:
-        before = self._loss_node
-        try:
-            super()._compile()
-        except Exception:
-            self._loss_node = before
-            raise
-
-    def _describe(self) -> Description:
-        self._loss_node = self._make_loss_node()
-        description = super()._describe()
-        description.optimizer = self._optimizer
-        description.losses = [node for node in description.nodes if isinstance(node.layer, LossLayer)]
-        description.stopped = self._stopped_tensors
-        updated = self._updated_tensors()
-        description.parameters = [tensor for tensor in updated if tensor not in self._stopped_tensors]
-        description.user_gradients = {gradient: tensor for tensor, gradient in self._user_gradients.items()}
-        if not description.losses and not self._waits_for_labels():
-            last = description.nodes[-1].results[0]
-            if last not in self._user_gradients:
-                description.user_gradients[self._gradient_tensor(last)] = last
-        everything = GraphCompilationOptions.COMPUTE_ALL_GRADIENTS in self._options
-        if everything or not description.parameters:
-            description.wanted = [
-                tensor
-                for tensor in description.inputs
-                if tensor.descriptor.data_type.is_floating and tensor not in self._stopped_tensors
-            ]
-        sources = (self._source_of(tensor) for tensor in self._declared.outputs.values())
-        description.kept_gradients = [tensor for tensor in sources if tensor is not None]
-        self._describe_links(description)
-        self._warn_about_double_softmax(description)
-        return description
-
-    def _all_nodes(self) -> list[Node]:
-        nodes = super()._all_nodes()
-        return [*nodes, self._loss_node] if self._loss_node is not None else nodes
-
-    def _find(self, layer: Layer) -> Node | None:
-        return self._loss_node if layer is self._loss_layer else super()._find(layer)
-
-    @property
-    def layers(self) -> list[Layer]:
-        """The layers, each once, in the order they were added; the loss given to the constructor is not among them."""
-        return [node.layer for node in super()._all_nodes()]
-
-    def _make_loss_node(self) -> Node | None:
-        """The node of the loss layer given to the constructor; None while its labels are not declared."""
-        loss = self._loss_layer
-        nodes = super()._all_nodes()
-        taken = {label for node in nodes for label in node.labels}
-        labels = [label for label in self._declared.labels.values() if label not in taken]
-        if loss is None or not nodes or not labels:
-            return None
-        source = nodes[-1].results[0]
-        known = self._loss_node
-        if known is not None and known.sources == [source] and known.labels == labels:
-            return known
-        descriptors = [tensor.descriptor for tensor in (source, *labels)]
-        try:
-            loss.check_sources(descriptors)
-            results = [Tensor(descriptor) for descriptor in loss.results(descriptors)]
-        except (ShapeError, DataError) as error:
-            described = (f"{t.descriptor.shape} {self._producer_label(t)}" for t in (source, *labels))
-            error.add_fact("sources", ", ".join(described))
-            raise
-        return Node(loss, [source], labels, results)
-
-    def _updated_tensors(self) -> list[Tensor]:
-        tensors: dict[Tensor, None] = {}
-        for node in self._all_nodes():
-            if node.updates:
-                slots = node.layer.parameters.values()
-                tensors.update(dict.fromkeys(slot.tensor for slot in slots if slot.is_updatable))
-        tensors.update(dict.fromkeys(p.tensor for p in self._training_parameters if p.is_updatable))
-        return list(tensors)
-
-    def _kept_inputs(self) -> set[Tensor]:
-        return {parameter.tensor for parameter in self._training_parameters}
-
-    def _describe_links(self, description: Description) -> None:
-        """Gradients that come from later graphs, and parameters that belong to earlier ones."""
-        earlier, later = self._neighbours()
-        owned = {tensor for other in earlier for tensor in other._updated_tensors()}
-        produced = {result for other in earlier for node in other._all_nodes() for result in node.results}
-        description.wanted += [tensor for tensor in description.parameters if tensor in owned]
-        description.wanted += [tensor for tensor in description.inputs if tensor in produced]
-        description.parameters = [tensor for tensor in description.parameters if tensor not in owned]
-        for other in later:
-            sources = {source for node in other._all_nodes() for source in node.sources}
-            updated = set(other._updated_tensors())
-            results = [tensor for node in description.nodes for tensor in node.results if tensor in sources]
-            shared = [tensor for tensor in description.parameters if tensor in updated]
-            description.user_gradients.update({self._gradient_tensor(tensor): tensor for tensor in (*results, *shared)})
-
-    def _neighbours(self) -> tuple[list[TrainingGraph], list[TrainingGraph]]:
-        """The linked graphs before and after this one."""
-        graphs = [graph for graph in self._links if isinstance(graph, TrainingGraph)]
-        position = graphs.index(self)
-        return graphs[:position], graphs[position + 1 :]
-
     def _linked(self, tensor: Tensor) -> Callable[[], Array | None] | None:
-        earlier, later = self._neighbours()
+        earlier, later = self._neighbours(TrainingGraph)
         for other in earlier:
             if any(tensor in node.results for node in other._all_nodes()):
                 return functools.partial(other.latest, tensor)
         source = self._gradient_of.get(tensor)
-        if source is None or not later:
-            return None
-
-        def total() -> Array | None:
-            parts = [part for other in later if (part := other.latest_gradient(source)) is not None]
-            return sum(parts[1:], parts[0]) if parts else None
-
-        return total
-
-    def latest_gradient(self, tensor: Tensor) -> Array | None:
-        """The gradient of a tensor in the last gradient pass, for a linked graph."""
-        self.wait()
-        return self._gradient(tensor)
-
-    def _warn_about_double_softmax(self, description: Description) -> None:
-        producers = {result: node.layer for node in description.nodes for result in node.results}
-        for node in description.losses:
-            loss, source = node.layer, producers.get(node.sources[0])
-            if (
-                isinstance(loss, LossLayer)
-                and loss.descriptor.loss_type == LossType.SOFTMAX_CROSS_ENTROPY
-                and isinstance(source, SoftmaxLayer)
-                and source.operation == SoftmaxOperation.SOFTMAX
-            ):
-                warnings.warn(
-                    f"{source.who} feeds {loss.who}, which applies softmax itself: the softmax is taken twice. "
-                    "Remove the softmax layer, or use a categorical cross entropy loss.",
-                    UserWarning,
-                    stacklevel=5,
-                )
+        users = [other for other in later if source in other._used_tensors()]
+        return functools.partial(_sum_of_gradients, source, users) if source is not None and users else None
 
     # Optimizer state --------------------------------------------------------------------------------------------
+
+    def compile_optimizer(self, optimizer: Optimizer) -> bool:
+        """Attach an optimizer, or replace the one there is; the state of a replaced one is dropped."""
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"TrainingGraph.compile_optimizer: needs an Optimizer, not {type(optimizer).__name__}")
+        self._compile_if_needed()
+        self.wait()
+        before = self._optimizer, self._state
+        if self._state is not None:
+            self._state.retire()
+        self._optimizer, self._state = optimizer, OptimizerState(optimizer)
+        try:
+            self._compile()
+        except Exception:
+            self._optimizer, self._state = before
+            raise
+        return True
 
     def _adopt(self, compiled: Programs) -> None:
         if self._state is not None:
@@ -335,18 +137,6 @@ class TrainingGraph(CompiledGraph):
 
     # Gradients ------------------------------------------------------------------------------------------------
 
-    def _source_of(self, gradient: Tensor) -> Tensor | None:
-        return self._gradient_of.get(gradient)
-
-    def _gradient_tensor(self, tensor: Tensor) -> Tensor:
-        if tensor not in self._gradient_tensors:
-            gradient = Tensor(tensor.descriptor)
-            gradient.label = f"gradient of {tensor.label}"
-            gradient._reside(self)
-            self._gradient_tensors[tensor] = gradient
-            self._gradient_of[gradient] = tensor
-        return self._gradient_tensors[tensor]
-
     def gradient_tensor(self, for_input: Tensor) -> Tensor | None:
         """The tensor with the gradient of an input (or any tensor of the graph); None when none is computed.
 
@@ -369,11 +159,15 @@ class TrainingGraph(CompiledGraph):
 
     def _gradient(self, tensor: Tensor) -> Array | None:
         """The gradient of a tensor as of the last gradient pass that was run by itself."""
-        passes = self._ran
-        if passes is None or "gradient" not in passes.finished:
+        if self._ran is None or not self._has_gradients:
             return None
-        value = passes.program.gradients.get(tensor)
-        return None if value is None else passes.executable.read(value)
+        value = self._ran.program.gradients.get(tensor)
+        return None if value is None else self._ran.executable.read(value)
+
+    @property
+    def _has_gradients(self) -> bool:
+        """Was the last run a gradient pass by itself, or an update after one?"""
+        return self._ran is not None and "gradient" in self._ran.finished
 
     def gradient_data(self, for_parameter: Tensor, layer: Layer) -> Array | None:
         """The gradient of a layer's parameter, in the parameter's shape.
@@ -604,3 +398,13 @@ class TrainingGraph(CompiledGraph):
         return self._submit(
             program, phases, feeds, call, passes, accepted=accepted, before=before, after=after
         )
+
+
+def _sum_of_gradients(tensor: Tensor, users: Sequence[TrainingGraph]) -> Array | None:
+    """What later linked graphs contribute to a tensor's gradient; None when one of them has yet to run its pass."""
+    for graph in users:
+        graph.wait()
+        if not graph._has_gradients:
+            return None
+    parts = [part for graph in users if (part := graph._gradient(tensor)) is not None]
+    return sum(parts[1:], parts[0]) if parts else np.zeros(tensor.descriptor.shape, tensor.descriptor.data_type.numpy)

@@ -177,6 +177,20 @@ def test_inputs_with_different_batches_run_only_whole() -> None:
         graph.execute({"a": x, "b": y}, batch_size=2)
 
 
+def test_which_input_counts_the_samples() -> None:
+    """The first one declared, but the one the labels agree with where there are labels."""
+    w, x, t = mlc.Tensor(shape=(3, 2)), mlc.Tensor(shape=(4, 3)), mlc.Tensor(shape=(4, 2))
+    graph = mlc.TrainingGraph([], mlc.LossLayer.mean_squared_error(MEAN))
+    graph.node(mlc.MatMulLayer(mlc.MatMulDescriptor()), sources=[x, w])
+    graph.add_inputs({"w": w, "x": x}, {"t": t})
+    graph.compile(device=cpu())
+    data, weights, labels = normal(4, 3), normal(3, 2, seed=1), normal(4, 2, seed=2)
+    expected = np.float32([np.mean((data @ weights - labels) ** 2)])
+    assert_close(graph.execute({"x": data, "w": weights}, {"t": labels}, batch_size=4).result.data, expected)
+    with pytest.raises(mlc.ShapeError, match="the graph was built for 4"):
+        graph.execute({"x": data, "w": weights}, {"t": labels}, batch_size=5)
+
+
 def test_inputs_with_several_rows_per_sample() -> None:
     a, b = mlc.Tensor(shape=(4, 3)), mlc.Tensor(shape=(8, 3))
     graph = mlc.InferenceGraph()

@@ -441,6 +441,27 @@ def test_user_gradients_alone(after_compile: bool) -> None:
     assert_close(layer.weights.data, before - 0.1 * dy.T @ data)
 
 
+def test_a_user_gradient_inside_needs_none_at_the_end() -> None:
+    x = mlc.Tensor(shape=(4, 3))
+    training = mlc.TrainingGraph([], None, sgd())
+    layer = dense(3, 2)
+    y = training.node(layer, source=x)
+    training.node(mlc.ReductionLayer(mlc.ReductionType.ARG_MAX, 1), source=y)
+    training.add_inputs({"x": x})
+    gradient = training.allocate_user_gradient(y)
+    device = cpu()
+    training.compile(device=device)
+    data, dy = normal(4, 3), normal(4, 2, seed=1)
+    training.bind_and_write_data({"x": data, "dy": dy}, for_inputs={"x": x, "dy": gradient}, to=device)
+    before = layer.weights.data.copy()
+    training.execute_forward()
+    training.execute_gradient()
+    assert_close(training.gradient_data(layer.weights, layer), dy.T @ data)
+    training.execute_optimizer_update()
+    training.execute({"x": data}).wait()
+    assert_close(layer.weights.data, before - 0.2 * dy.T @ data)
+
+
 def test_user_gradients_add_to_those_of_layers() -> None:
     net = Regression(sgd(), options=ALL_GRADIENTS)
     gradient = net.training.allocate_user_gradient(net.active)

@@ -298,6 +298,39 @@ def test_passes_in_the_wrong_order_say_so() -> None:
     first.training.execute_optimizer_update().wait()
 
 
+def test_gradients_wait_for_every_graph_that_uses_a_result() -> None:
+    """A sum over some of them would be silently wrong; one that stops the gradient contributes nothing."""
+    x, t1, t2 = mlc.Tensor(shape=(4, 3)), mlc.Tensor(shape=(4, 2)), mlc.Tensor(shape=(4, 2))
+    first = Part(x, 3, 1)
+    second = Part(first.result, 2, 2, t1, feeds=False)
+    third = Part(first.result, 2, 3, t2, feeds=False)
+    first.training.link([second.training, third.training])
+    for stops in (False, True):
+        if stops:
+            second.training.stop_gradient([first.result])
+        for part in (first, second, third):
+            part.compile(LINK)
+        twin = Torch([part.training for part in (first, second, third)])
+        data, a, b = normal(4, 3), normal(4, 2, seed=1), normal(4, 2, seed=2)
+        bind(first.training, x, data)
+        bind(second.training, t1, a)
+        bind(third.training, t2, b)
+        for part in (first, second, third):
+            part.training.execute_forward()
+        third.training.execute_gradient()
+        with pytest.raises(mlc.DataError, match="which has not computed it"):
+            first.training.execute_gradient(options=SYNC)
+        second.training.execute_gradient()
+        first.training.execute_gradient()
+        for part in (first, second, third):
+            part.training.execute_optimizer_update()
+        h = twin.part(first, torch.tensor(data, dtype=torch.float64))
+        detached = h.detach() if stops else h
+        loss = ((twin.part(second, detached) - torch.tensor(a)) ** 2).mean()
+        twin.step(loss + ((twin.part(third, h) - torch.tensor(b)) ** 2).mean())
+        twin.assert_equal()
+
+
 def test_every_graph_must_be_compiled_for_linking() -> None:
     x = mlc.Tensor(shape=(4, 3))
     first, second = Part(x, 3, 1), Part(x, 3, 2)

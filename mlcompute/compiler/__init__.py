@@ -107,7 +107,7 @@ def _compile(description: Description, engine: Engine, style: str, batch_size: i
     program.kept = {final(value) for value in kept}
     if engine.prefers_channels_last:
         channels_last(trace, program.kept)
-    orient(trace)
+    orient(trace, program.kept)
     steps = assign_early(trace.steps) if style == "split" else update_early(trace.steps)
     if description.fuses:
         steps = merge(steps, program.kept) if engine.merges else fuse(steps)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mlcompute.ops.op import TABLE, Step, Trace, Value
 
 
-def orient(trace: Trace) -> None:
+def orient(trace: Trace, keep: Iterable[Value] = ()) -> None:
     """(a b)ᵀ -> bᵀ aᵀ wherever the product is used only transposed; rewrites `trace.steps` in place."""
-    uses: dict[Value, int] = {}
+    uses: dict[Value, int] = dict.fromkeys(keep, 1)
     for step in trace.steps:
         for value in step.inputs:
             uses[value] = uses.get(value, 0) + 1
@@ -21,13 +23,14 @@ def orient(trace: Trace) -> None:
         and step.attributes["axes"] == _swapped(len(step.inputs[0].shape))
     }
     steps: list[Step] = []
-    transposes = {step.results[0]: step for step in trace.steps if step.op.name == "transpose"}
+    gone = set(turned.values())
+    transposes = {s.results[0]: s for s in trace.steps if s.op.name == "transpose" and s not in gone}
     for step in trace.steps:
         if step.op.name == "matmul" and step.results[0] in turned:
             a, b = (_turned(trace, value, step, steps, transposes) for value in step.inputs)
             result = turned[step.results[0]].results
             steps.append(Step(step.op, (b, a), result, {}, step.layer, step.phase))
-        elif not (step.op.name == "transpose" and turned.get(step.inputs[0]) is step):
+        elif step not in gone:
             steps.append(step)
     trace.steps = steps
 

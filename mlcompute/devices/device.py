@@ -25,6 +25,10 @@ class Engine(ABC):
     #: Has its fastest image kernels for (N, H, W, C).
     prefers_channels_last: ClassVar[bool] = False
 
+    def facts(self) -> dict[str, str]:
+        """What the engine is made of on this machine, for people to read."""
+        return {}
+
     def workspace(self, step: Step) -> int:
         """Bytes a step needs in the arena while it runs, besides its inputs and results."""
         return 0

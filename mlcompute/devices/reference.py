@@ -26,6 +26,9 @@ class Reference(Engine):
     def __init__(self, watch: Watch | None = None) -> None:
         self._watch = watch
 
+    def facts(self) -> dict[str, str]:
+        return {"loops": f"NumPy {np.__version__}", "contractions": "NumPy"}
+
     def supports(self, op: Op) -> bool:
         return True
 

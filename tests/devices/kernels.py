@@ -40,11 +40,12 @@ class Bench:
         self.inputs = [trace.value(array.shape, array.dtype, "input") for array in arrays]
         shown = list(views(*self.inputs)) if views is not None else self.inputs
         emit_all(name, *shown, **(attributes or {}))
-        self.trace, self.step, self.arrays = trace, trace.steps[-1], list(arrays)
+        self.trace, self.step, self.arrays = trace, trace.steps[-1], [np.asarray(array) for array in arrays]
         measure = (workspaces or {}).get(name)
         needed = measure(self.step) if measure is not None else 0
         self.workspaces = {self.step: trace.value((needed,), np.dtype(np.uint8))} if needed else {}
-        self.operands = Operands(trace.steps, plan_memory(trace.steps, self.step.results).views, self.workspaces)
+        views_of = plan_memory(trace.steps, self.step.results).views
+        self.operands = Operands(trace.steps, views_of, self.workspaces, max(THREADS))
         self.entries = makers[name](self.step, self.operands)
         self._memory: dict[Value, Array] = {}
 

@@ -99,6 +99,13 @@ def test_take_from_views() -> None:
     check("take_gradient", [normal(70, 9), some(4, 9)], views=columns, exact=False, axis=0, extent=4)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32, np.int64])
+def test_sums_of_any_dtype(dtype: Any) -> None:
+    dy, indices = np.ones((30, 20), dtype), some(6, 30)
+    check("take_gradient", [dy, indices], axis=0, extent=6)
+    check("scatter_add", [dy, some(9, 30, 20), np.ones((30, 9), dtype)], axis=1)
+
+
 def test_one_row_named_by_all() -> None:
     check("take_gradient", [np.ones((3000, 80), np.float32), np.zeros(3000, np.int64)], axis=0, extent=5)
     check("take_gradient", [np.ones((3000, 3), np.float32), np.full(3000, 40)], axis=0, extent=50)

@@ -16,8 +16,8 @@ from mlcompute.ops.views import broadcast, slice_, transpose
 from tests.devices.kernels import Bench, run_on_engine
 from tests.harness import assert_close
 
-SHAPES = [
-    (1,), (7,), (16,), (17,), (33,), (1000,), (1, 1), (5, 7), (64, 10), (33, 17), (2, 3, 4), (8, 16, 5), (9, 1, 9),
+SHAPES: list[tuple[int, ...]] = [
+    (), (1,), (7,), (16,), (17,), (33,), (1000,), (1, 1), (5, 7), (64, 10), (33, 17), (2, 3, 4), (8, 16, 5), (9, 1, 9),
     (3, 5, 1, 7), (4, 6, 5, 8), (2, 300, 70),
 ]  # fmt: skip
 #: Large enough to be cut into blocks.

@@ -62,6 +62,17 @@ class Cpu(Engine):
             self._team = Team(self.threads)
         return self._team
 
+    def facts(self) -> dict[str, str]:
+        import llvmlite.binding as llvm
+
+        library = onednn.load()
+        version = ".".join(map(str, llvm.llvm_version_info))
+        return {
+            "loops": f"LLVM {version} for {llvm.get_host_cpu_name()}",
+            "contractions": repr(library) if library else f"NumPy, because {onednn.why_missing()}",
+            "threads": str(self.threads),
+        }
+
     def supports(self, op: Op) -> bool:
         return True
 

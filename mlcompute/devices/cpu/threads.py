@@ -21,9 +21,10 @@ ENTRY_WORDS = 3
 
 # Words of the team's shared state, a cache line apart so that threads do not disturb each other.
 _GENERATION, _DONE, _STOP, _JOB, _SLEEPING = 0, 8, 16, 24, 32
-_MOST_THREADS = 64
-_SEMAPHORES = _SLEEPING + 8 * _MOST_THREADS
-_STATE_WORDS = _SEMAPHORES + 8 * _MOST_THREADS
+#: More threads than this are never used together.
+MOST_THREADS = 64
+_SEMAPHORES = _SLEEPING + 8 * MOST_THREADS
+_STATE_WORDS = _SEMAPHORES + 8 * MOST_THREADS
 #: How long a worker looks for work before it sleeps: about 100 microseconds.
 _SPINS = 4000
 
@@ -32,9 +33,9 @@ def default_thread_count() -> int:
     """MLCOMPUTE_NUM_THREADS, or the cores this process may use: affinity and cgroup limits respected."""
     configured = os.environ.get("MLCOMPUTE_NUM_THREADS", "")
     if configured.isdigit() and int(configured) > 0:
-        return min(int(configured), _MOST_THREADS)
+        return min(int(configured), MOST_THREADS)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, _cgroup_cores() or cores, _MOST_THREADS))
+    return max(1, min(cores, _cgroup_cores() or cores, MOST_THREADS))
 
 
 def _cgroup_cores() -> int | None:

@@ -48,10 +48,10 @@ class _Sizes:
         """Queries of a block: whole tiles of the products, which are 6 or 12 rows high."""
         return min(self.queries, 12 * max(2, _BLOCK_SCORES // (12 * padded(self.keys))))
 
-    def cost(self, products: int) -> float:
-        """Nanoseconds of so many products and a softmax."""
+    def cost(self, passes: float) -> float:
+        """Nanoseconds of a softmax and of so many pairs of products, one with the keys and one with the values."""
         scores = self.samples * self.heads * self.queries * self.keys
-        return scores * (products * (self.width + self.value_width) / FLOPS_PER_NS + 1.0)
+        return scores * (2.0 * passes * (self.width + self.value_width) / FLOPS_PER_NS + 1.0)
 
 
 class _Packer:
@@ -94,8 +94,9 @@ class _Kernel:
         self.sizes = s = _Sizes(samples, heads, queries, k.shape[2], width, v.shape[3])
         self.code = code = Code(name)
         self.words = words = Words(code)
-        # Whole samples if every thread gets one, so that no meeting is needed with neighbours that share them, too.
-        self.rows = s.samples if s.samples >= operands.threads else 0
+        # Whole samples where that is even enough: then no meeting is needed with neighbours that share samples, too.
+        is_even = s.samples % operands.threads == 0 or s.samples >= 8 * operands.threads
+        self.rows = s.samples if is_even else 0
         self.begin, self.end = share_units(words, s.samples * s.heads, self.rows)
         self.heads, self.queries, self.keys, self.width, self.value_width = words.numbers(
             [s.heads, s.queries, s.keys, s.width, s.value_width]
@@ -186,7 +187,7 @@ class _Kernel:
         call_product(self.code, multiply, (rows, self.padded_keys, depth), left, b, (block, self.padded_keys))
 
     def entry(
-        self, reads: list[Operand], writes: list[Operand], kernel: str, memory: ThreadMemory, products: int
+        self, reads: list[Operand], writes: list[Operand], kernel: str, memory: ThreadMemory, passes: float
     ) -> Entry:
         return Entry(
             self.step,
@@ -197,8 +198,8 @@ class _Kernel:
             rows=self.rows,
             by_row=owned([*reads, *writes], self.rows, but=[x for x in reads if len(x.shape) != 4]),
             kernel=kernel,
-            cost=self.sizes.cost(products),
-            keeps_alive=[memory],
+            cost=self.sizes.cost(passes),
+            keeps_alive=[memory.array],
         )
 
 
@@ -222,7 +223,7 @@ def attention_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
         "values": padded(s.value_width) * s.keys,
         "scores": padded(s.keys) * s.block,
     }
-    memory = ThreadMemory(words, operands.threads, parts)
+    memory = ThreadMemory(words, operands, parts)
     keys = _Packer(words, inputs[1], kernel.k, turned=True)
     values = _Packer(words, inputs[2], kernel.v, turned=False)
     by_keys, by_values = words.pointer(product(s.keys)), words.pointer(product(s.value_width))
@@ -239,7 +240,7 @@ def attention_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
             kernel.probabilities(scores, rows, unit, first, drops=True)
             extents, a = (rows, kernel.value_width, kernel.keys), (scores, kernel.padded_keys, 1)
             call_product(code, by_values, extents, a, memory["values"], (y.place(*unit, first), kernel.value_width))
-    return [kernel.entry(inputs, [target], "attention", memory, 1)]
+    return [kernel.entry(inputs, [target], "attention", memory, 1.0)]
 
 
 def attention_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
@@ -259,7 +260,7 @@ def attention_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry
         "p": padded(s.keys) * s.block,
         "ds": padded(s.keys) * s.block,
     }
-    memory = ThreadMemory(words, operands.threads, parts)
+    memory = ThreadMemory(words, operands, parts)
     keys, values = (_Packer(words, inputs[i], view, turned=True) for i, view in ((2, kernel.k), (3, kernel.v)))
     key_rows = _Packer(words, inputs[2], kernel.k, turned=False)
     query_rows, dy_rows = (_Packer(words, inputs[i], view, turned=False) for i, view in ((1, kernel.q), (0, dy)))
@@ -298,7 +299,7 @@ def attention_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry
                 code, by_values, (kernel.keys, kernel.value_width, rows), (p, *turned), memory["dy rows"],
                 (dv.place(*unit), kernel.value_width), accumulate=first,
             )  # fmt: skip
-    return [kernel.entry(inputs, targets, "attention gradient", memory, 5)]
+    return [kernel.entry(inputs, targets, "attention gradient", memory, 2.5)]
 
 
 def _softmax_gradient(kernel: _Kernel, p: Line, ds: Line) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mlcompute.devices.cpu.code import MEMORY_TYPES, Code, vector_lanes
+from mlcompute.devices.cpu.code import MEMORY_TYPES, Code, vector, vector_lanes
 from mlcompute.devices.cpu.kernels.walks import Cell, Line, each_vector, number
 from mlcompute.devices.cpu.lanes import Lanes, select
 
@@ -27,6 +29,7 @@ class Fold:
     """How two elements become one.
 
     element   LLVM type of running values; `identity` leaves any of them unchanged
+    several   combines a list at once, where that is cheaper than two by two
     prepare   from the element in memory to what is folded
     is_sum    rounding grows with the length, so long folds go in blocks
     """
@@ -35,8 +38,13 @@ class Fold:
     element: str
     identity: float
     combine: Callable[[Lanes, Lanes], Lanes]
+    several: Callable[[Sequence[Lanes]], Lanes] | None = None
     prepare: Callable[[Lanes], Lanes] = lambda x: x
     is_sum: bool = False
+
+    def all_of(self, values: Sequence[Lanes]) -> Lanes:
+        """Several folded into one, in a fixed tree."""
+        return self.several(values) if self.several is not None else _tree(values, self.combine)
 
     def start(self, code: Code, lanes: int | None = None) -> Lanes:
         return number(code, self.identity, self.element, lanes)
@@ -60,8 +68,41 @@ def smaller(a: Lanes, b: Lanes) -> Lanes:
 
 
 def larger_number(a: Lanes, b: Lanes) -> Lanes:
-    """max(a, b) in one instruction; for folds whose NaNs show up otherwise."""
+    """max(a, b) in one instruction; b beside a NaN."""
     return select(a > b, a, b)
+
+
+def smaller_number(a: Lanes, b: Lanes) -> Lanes:
+    """min(a, b) in one instruction; b beside a NaN."""
+    return select(a < b, a, b)
+
+
+def _tree(values: Sequence[Lanes], combine: Callable[[Lanes, Lanes], Lanes]) -> Lanes:
+    found = list(values)
+    while len(found) > 1:
+        pairs = [combine(a, b) for a, b in zip(found[::2], found[1::2], strict=False)]
+        found = pairs + found[2 * len(pairs) :]
+    return found[0]
+
+
+def _extreme(values: Sequence[Lanes], pick: Callable[[Lanes, Lanes], Lanes]) -> Lanes:
+    """The extreme of several; NaN if there is one. One comparison finds the NaNs of two."""
+    if not values[0].is_floating:
+        return _tree(values, pick)
+    masks = [a.compare("uno", "ne", b) for a, b in zip(values[::2], values[1::2], strict=False)]
+    if len(values) % 2:
+        masks.append(values[-1].is_nan())
+    return select(functools.reduce(operator.or_, masks), math.nan, _tree(values, pick))
+
+
+def largest(values: Sequence[Lanes]) -> Lanes:
+    """The largest of several; NaN wins."""
+    return _extreme(values, larger_number)
+
+
+def smallest(values: Sequence[Lanes]) -> Lanes:
+    """The smallest of several; NaN wins."""
+    return _extreme(values, smaller_number)
 
 
 SUM = Fold("sum", "float", 0.0, add, is_sum=True)
@@ -74,14 +115,16 @@ def fold_of(name: str, dtype: np.dtype[Any]) -> Fold | None:
         if dtype.kind not in "bf" or dtype not in MEMORY_TYPES or dtype.itemsize == 2:
             return None
         prepare: Callable[[Lanes], Lanes] = _same if dtype.kind == "b" else _is_not_zero
-        return Fold(name, "i8", int(name == "all"), _or if name == "any" else _and, prepare)
+        return Fold(name, "i8", int(name == "all"), _or if name == "any" else _and, prepare=prepare)
     if dtype not in (np.float32, np.int32, np.int64):
         return None
     element, floating = MEMORY_TYPES[dtype], dtype.kind == "f"
     if name == "sum":
         return Fold("sum", element, 0, add, is_sum=floating)
     bounds = (-math.inf, math.inf) if floating else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return Fold("max", element, bounds[0], larger) if name == "max" else Fold("min", element, bounds[1], smaller)
+    if name == "max":
+        return Fold("max", element, bounds[0], larger, largest)
+    return Fold("min", element, bounds[1], smaller, smallest)
 
 
 def _same(x: Lanes) -> Lanes:
@@ -90,7 +133,7 @@ def _same(x: Lanes) -> Lanes:
 
 def _is_not_zero(x: Lanes) -> Lanes:
     mask = x.differs(0.0)
-    return Lanes(x.code, x.code.let(f"zext {mask.type} {mask.name} to {mask.type.replace('i1', 'i8')}"), "i8", x.lanes)
+    return mask.let(f"zext {mask.type} {mask.name} to {vector('i8', mask.lanes)}", "i8")
 
 
 def _or(a: Lanes, b: Lanes) -> Lanes:
@@ -143,10 +186,7 @@ class LineFold:
 
     def result(self) -> Lanes:
         """All lanes of all cells as one scalar, in a fixed tree."""
-        values = [cell.get() for cell in self._cells]
-        while len(values) > 1:
-            values = [self.fold.combine(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
-        return fold_lanes(values[0], self.fold.combine)
+        return fold_lanes(self.fold.all_of([cell.get() for cell in self._cells]), self.fold.combine)
 
 
 def fold_lanes(value: Lanes, combine: Callable[[Lanes, Lanes], Lanes]) -> Lanes:
@@ -194,10 +234,8 @@ def fold_columns(
 
     def fold_rows(rows: list[Line]) -> None:
         def column(index: str, mask: str | None) -> None:
-            values = [value(line, index, mask) for line in rows]
-            while len(values) > 1:
-                values = [fold.combine(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
-            target.store(index, fold.combine(target.load(index, mask), values[0]), mask)
+            found = fold.all_of([value(line, index, mask) for line in rows])
+            target.store(index, fold.combine(target.load(index, mask), found), mask)
 
         each_vector(code, *columns, column)
 

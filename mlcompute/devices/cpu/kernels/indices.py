@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from mlcompute.devices.cpu.code import MEMORY_TYPES, Code
+from mlcompute.devices.cpu.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.kernels.walks import Line, Words, each_vector, number
 from mlcompute.devices.cpu.operands import Operand, collapse
 from mlcompute.ops.op import Array, Shape
@@ -48,21 +48,45 @@ def line_of(shape: Shape, strides: Sequence[int]) -> tuple[int, int] | None:
     return (extents[0], walk[0]) if len(extents) == 1 else None
 
 
+def _each(code: Code, begin: str | int, end: str, body: Callable[[str, str | None, int], None]) -> None:
+    """body(index, mask, lanes) along a line, for bodies that only load and store.
+
+    Masked stores are slow before AVX-512, so a shorter last vector then goes element by element.
+    """
+    lanes = vector_lanes()
+    if lanes == 16:
+        each_vector(code, begin, end, lambda index, mask: body(index, mask, lanes))
+        return
+    last = code.add(begin, code.let(f"and i64 {code.sub(end, begin)}, {-lanes}"))
+    with code.loop(begin, last, lanes) as index:
+        body(index, None, lanes)
+    with code.loop(last, end) as index:
+        body(index, None, 1)
+
+
 def copy_line(code: Code, source: Line, target: Line, begin: str | int, end: str) -> None:
     """target[i] = source[i]"""
-    each_vector(code, begin, end, lambda index, mask: target.store(index, source.load(index, mask), mask))
+
+    def body(index: str, mask: str | None, lanes: int) -> None:
+        target.store(index, source.load(index, mask, lanes=lanes), mask)
+
+    _each(code, begin, end, body)
 
 
 def add_line(code: Code, source: Line, target: Line, begin: str | int, end: str) -> None:
     """target[i] += source[i]"""
 
-    def body(index: str, mask: str | None) -> None:
-        target.store(index, target.load(index, mask) + source.load(index, mask), mask)
+    def body(index: str, mask: str | None, lanes: int) -> None:
+        total = target.load(index, mask, lanes=lanes) + source.load(index, mask, lanes=lanes)
+        target.store(index, total, mask)
 
-    each_vector(code, begin, end, body)
+    _each(code, begin, end, body)
 
 
 def fill_line(code: Code, target: Line, begin: str | int, end: str, value: float = 0) -> None:
     """target[i] = value"""
-    constant = number(code, value, target.element)
-    each_vector(code, begin, end, lambda index, mask: target.store(index, constant, mask))
+
+    def body(index: str, mask: str | None, lanes: int) -> None:
+        target.store(index, number(code, value, target.element, lanes), mask)
+
+    _each(code, begin, end, body)

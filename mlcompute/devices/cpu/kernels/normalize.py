@@ -45,6 +45,8 @@ from mlcompute.ops.op import FLOAT32, Shape, Step
 #: Fewer elements than this are not worth a second pass.
 _WORTH_BLOCKS = 1 << 16
 _NS_PER_ELEMENT = 0.4
+#: Columns worked on at once, and rows written at once.
+_TILE, _ROWS = 512, 4
 
 
 def normalize_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
@@ -193,7 +195,7 @@ def _prepare(words: Words, axes: Sequence[Axis], rows: int, lead: Axis | None = 
     along = next(axis for axis in axes if axis.reduced)
     (along_words,) = axis_words(words, [along])
     strides = [line_stride(words, stride) for stride in axes[-1].strides]
-    tiles = ColumnTiles(words, axes[-1].extent, count_of(outer))
+    tiles = ColumnTiles(words, axes[-1].extent, count_of(outer), _TILE)
     units = share_units(words, count_of(outer) * tiles.count, rows)
     return _Columns(words, kept, along_words, strides, tiles, along_words.extent, units)
 
@@ -215,12 +217,32 @@ def _statistics(names: _Columns, place: str, rows: str, columns: tuple[str, str]
 
 
 def _write(
-    names: _Columns, places: Sequence[str], rows: str, index: str, mask: str | None, m: Lanes, scale: Lanes
+    names: _Columns, places: Sequence[str], rows: str, columns: tuple[str, str], mean: Line, scale: Line
 ) -> None:
-    """y = (x - m) scale in one vector of columns."""
-    with names.words.code.loop(0, rows) as row:
-        seen, made = (names.line(operand, place, row) for operand, place in enumerate(places))
-        made.store(index, (seen.load(index, mask) - m) * scale, mask)
+    """y = (x - mean) scale, several rows at once."""
+    code = names.words.code
+
+    def write_rows(numbers: Sequence[str]) -> None:
+        lines = [[names.line(operand, place, row) for operand, place in enumerate(places)] for row in numbers]
+
+        def column(index: str, mask: str | None) -> None:
+            m, s = mean.load(index, mask), scale.load(index, mask)
+            for seen, made in lines:
+                made.store(index, (seen.load(index, mask) - m) * s, mask)
+
+        each_vector(code, *columns, column)
+
+    whole = code.mul(code.div(rows, _ROWS), _ROWS)
+    with code.loop(0, whole, _ROWS) as first:
+        write_rows([code.add(first, row) for row in range(_ROWS)])
+    with code.loop(whole, rows) as row:
+        write_rows([row])
+
+
+def _buffer(names: _Columns, columns: tuple[str, str], slot: str) -> Line:
+    """A line on the stack for the columns of a unit."""
+    code = names.words.code
+    return Line(code, code.at(slot, code.sub(0, columns[0]), "float"), "float")
 
 
 def _whole_columns(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) -> Entry:
@@ -232,6 +254,7 @@ def _whole_columns(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) ->
     others = count_of([axis for axis in axes[:-1] if not axis.reduced])
     rows = shared_rows(all_[0].shape, step.attributes["axes"], all_, others)
     names = _prepare(words, axes, rows)
+    slot = code.variable(f"[{_TILE} x float]", "poison")
     with code.loop(*names.units) as unit:
         unit, columns = names.tiles.split(unit)
         indices = split_index(code, unit, names.kept)
@@ -240,12 +263,15 @@ def _whole_columns(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) ->
         _statistics(names, places[0], names.rows, columns, mean, variance)
         size = splat(to_float(code, names.rows))
 
-        def column(index: str, mask: str | None) -> None:
+        scale = _buffer(names, columns, slot)
+
+        def finish(index: str, mask: str | None) -> None:
             v = variance.load(index, mask) / size
             variance.store(index, v, mask)
-            _write(names, places[:2], names.rows, index, mask, mean.load(index, mask), 1.0 / (v + epsilon).sqrt())
+            scale.store(index, 1.0 / (v + epsilon).sqrt(), mask)
 
-        each_vector(code, *columns, column)
+        each_vector(code, *columns, finish)
+        _write(names, places[:2], names.rows, columns, mean, scale)
     return Entry(
         step, code, words.arguments, reads=[all_[0]], writes=list(all_[1:]),
         rows=rows, by_row={0, 1, 2, 3} if rows else set(),
@@ -291,6 +317,7 @@ def _join_blocks(
     # Along the blocks, the statistics themselves do not move: every block joins all of them.
     names = _prepare(words, axes, 0, Axis(blocks, (size * along.strides[0], size * along.strides[1], 0)))
     step_, count, pitch = words.numbers([size, blocks, columns])
+    slots = [code.variable(f"[{_TILE} x float]", "poison") for _ in range(2)]
     with code.loop(*names.units) as unit:
         unit, range_ = names.tiles.split(unit)
         indices = split_index(code, unit, names.kept)
@@ -300,10 +327,10 @@ def _join_blocks(
             moved(code, p, 2, names.kept, indices, "float") for p in (mean, variance, part_means, part_squares)
         ]
         is_first = code.let(f"icmp eq i64 {indices[0]}, 0")
+        whole = splat(to_float(code, names.rows))
+        centre, scale = (_buffer(names, range_, slot) for slot in slots)
 
         def column(index: str, mask: str | None) -> None:
-            whole = splat(to_float(code, names.rows))
-
             def part(number_: int, block: str) -> Line:
                 place = code.at(statistics[number_], code.mul(block, pitch), "float")
                 return Line(code, place, "float", names.strides[2])
@@ -322,9 +349,11 @@ def _join_blocks(
             with code.when(is_first):
                 for place, value in zip(statistics, (m, v), strict=False):
                     Line(code, place, "float", names.strides[2]).store(index, value, mask)
-            _write(names, places, rows, index, mask, m, 1.0 / (v + epsilon).sqrt())
+            centre.store(index, m, mask)
+            scale.store(index, 1.0 / (v + epsilon).sqrt(), mask)
 
         each_vector(code, *range_, column)
+        _write(names, places, rows, range_, centre, scale)
     return Entry(
         step, code, words.arguments, reads=[all_[0], means, squares], writes=list(all_[1:]),
         kernel=f"normalize columns in {blocks} blocks", cost=all_[0].size * _NS_PER_ELEMENT / 2,

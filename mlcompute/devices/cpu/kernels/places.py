@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from mlcompute.devices.cpu.code import Code
 from mlcompute.devices.cpu.kernels.walks import Line, Words, splat
 from mlcompute.devices.cpu.lanes import Lanes
-from mlcompute.devices.cpu.operands import Operand
+from mlcompute.devices.cpu.operands import Operand, Operands
 from mlcompute.ops.op import Array
 
 
@@ -72,14 +73,23 @@ class Strided:
         return lambda index, mask: line.load(index, mask)
 
 
-class ThreadMemory:
-    """Memory of every thread's own, in named parts of so many floats. Keep the object alive with the kernel."""
+#: Memory of threads' own by program and by floats per thread: its kernels run one after the other and may share it.
+_MEMORIES: WeakKeyDictionary[Operands, dict[int, Array]] = WeakKeyDictionary()
 
-    def __init__(self, words: Words, threads: int, parts: dict[str, int]) -> None:
+
+class ThreadMemory:
+    """Memory of every thread's own, in named parts of so many floats; what it holds is forgotten between kernels."""
+
+    def __init__(self, words: Words, operands: Operands, parts: dict[str, int]) -> None:
         code, size = words.code, sum(map(aligned, parts.values()))
+        # Few different sizes, so that kernels can share: a thread may be a kernel ahead of the others, so each must
+        # find its own memory in the same place.
+        size = 1 << (size - 1).bit_length()
         # A cache line more than needed, so that every part can begin at one.
-        self._array: Array = np.zeros(threads * size + 16, np.float32)
-        address = self._array.ctypes.data
+        self.array = _MEMORIES.setdefault(operands, {}).get(size)
+        if self.array is None:
+            self.array = _MEMORIES[operands][size] = np.zeros(operands.threads * size + 16, np.float32)
+        address = self.array.ctypes.data
         place = code.at(words.pointer(address + -address % 64), code.mul("%thread", words.number(size)), "float")
         self._places: dict[str, str] = {}
         for name, floats in parts.items():

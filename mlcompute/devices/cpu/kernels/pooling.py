@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from mlcompute.devices.cpu.code import Code, vector_lanes
 from mlcompute.devices.cpu.entry import Entry, Maker
 from mlcompute.devices.cpu.kernels import pooling_rows
-from mlcompute.devices.cpu.kernels.folds import SUM, Fold, fold_of
+from mlcompute.devices.cpu.kernels.folds import Fold, fold_of
 from mlcompute.devices.cpu.kernels.indices import fill_line
 from mlcompute.devices.cpu.kernels.reductions import reduce_axes
 from mlcompute.devices.cpu.kernels.walks import LEAST_ROWS, Cell, Line, Words, each_vector, share_units, splat
-from mlcompute.devices.cpu.kernels.windows import Images, Search, Span, Windows, each_tap, first_largest, largest, span
+from mlcompute.devices.cpu.kernels.windows import Images, Search, Span, Windows, each_tap, first_largest, span
 from mlcompute.devices.cpu.lanes import Lanes, select
 from mlcompute.devices.cpu.operands import Operand, Operands
 from mlcompute.ops.op import FLOAT32, Step
@@ -145,8 +145,7 @@ def _pool_channels(words: Words, windows: Windows, fold: Fold, x: Operand, y: Op
             taps = [_line(image) for image in _tap_images(windows, corner)]
 
             def vector(index: str, mask: str | None) -> None:
-                values = [tap.load(index, mask) for tap in taps]
-                target.store(index, largest(values) if fold.name == "max" else _sum(values), mask)
+                target.store(index, fold.all_of([tap.load(index, mask) for tap in taps]), mask)
 
             each_vector(code, *channels, vector)
 
@@ -162,13 +161,6 @@ def _pool_channels(words: Words, windows: Windows, fold: Fold, x: Operand, y: Op
         _whole_and_clipped(code, windows, down, across, whole, clipped)
 
     walk.each(lambda sample, channels: [seen.at(sample=sample), made.at(sample=sample)], visit)
-
-
-def _sum(values: Sequence[Lanes]) -> Lanes:
-    total = values[0]
-    for value in values[1:]:
-        total = SUM.combine(total, value)
-    return total
 
 
 def _spread_channels(words: Words, windows: Windows, inputs: Sequence[Operand], y: Operand, rows: int) -> None:

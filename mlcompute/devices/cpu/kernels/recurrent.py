@@ -288,7 +288,7 @@ def _weight_gradients(step: Step, operands: Operands, room: dict[str, Operand], 
         "h": DEPTH * padded(sizes.hidden),
         "sums": sizes.gates,
     }
-    memory = ThreadMemory(words, operands.threads, parts)
+    memory = ThreadMemory(words, operands, parts)
     dz, h_first = s.dense(room["dz"], s.steps, s.gates), s.dense(room["h0"], s.hidden)
     inputs, outputs = s.strided(x), s.dense(y, s.steps, s.hidden)
     to_inputs, to_hidden, to_bias = (words.pointer(operand) for operand in (dwx, dwh, db))
@@ -296,6 +296,8 @@ def _weight_gradients(step: Step, operands: Operands, room: dict[str, Operand], 
     begin, end = code.share(s.gates, lanes)
     rows = code.sub(end, begin)
     fill(code, Line(code, to_bias, "float"), (begin, end), number(code, 0.0))
+    if s.has_lengths:
+        fill(code, Line(code, memory["zeros"], "float"), ("0", s.inputs), number(code, 0.0))
     total = code.mul(s.samples, s.steps)
     # Without rows of its own, a thread has nothing to read either.
     with code.loop(0, code.let(f"select i1 {code.let(f'icmp sgt i64 {rows}, 0')}, i64 {total}, i64 0"), DEPTH) as first:
@@ -330,7 +332,7 @@ def _weight_gradients(step: Step, operands: Operands, room: dict[str, Operand], 
         writes=[dwx, dwh, db],
         kernel="lstm, gradients of the weights",
         cost=sizes.product_cost(sizes.inputs + sizes.hidden),
-        keeps_alive=[memory],
+        keeps_alive=[memory.array],
     )
 
 

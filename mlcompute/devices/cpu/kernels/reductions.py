@@ -13,12 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlcompute.devices.cpu.code import MEMORY_TYPES, Code, vector_lanes
+from mlcompute.devices.cpu.code import MEMORY_TYPES, Code, vector, vector_lanes
 from mlcompute.devices.cpu.entry import Entry, Maker
 from mlcompute.devices.cpu.kernels import normalize, softmax
 from mlcompute.devices.cpu.kernels.folds import Fold, LineFold, fill, fold_columns, fold_of, part_of
 from mlcompute.devices.cpu.kernels.tiles import LEAST_COLUMNS, UNITS, ColumnTiles
 from mlcompute.devices.cpu.kernels.walks import (
+    LEAST_ROWS,
     Axis,
     Cell,
     Line,
@@ -62,7 +63,7 @@ def reduce_axes(
 
     nbytes   what the step's workspace has for the blocks
     """
-    walked = _axes(x, y, axes)
+    walked = _axes(x.shape, x.strides, y.strides, axes)
     blocks = min(_blocks(walked), nbytes // (y.size * y.dtype.itemsize))
     rows = shared_rows(x.shape, axes, (x, y), _units(walked))
     if blocks < 2 or rows:
@@ -82,22 +83,16 @@ def reduce_axes(
 def workspace(step: Step) -> int:
     """Room for the blocks of a reduction, if it is cut into any."""
     x, y, axes = step.inputs[0], step.results[0], step.attributes["axes"]
-    if not x.size or (x.shape[0] >= 8 and 0 not in axes):
+    if not x.size or (x.shape and x.shape[0] >= LEAST_ROWS and 0 not in axes):
         return 0
-    blocks = _blocks(_dense_axes(x.shape, y.shape, axes))
+    blocks = _blocks(_axes(x.shape, dense_strides(x.shape), dense_strides(y.shape), axes))
     return blocks * y.nbytes if blocks > 1 else 0
 
 
-def _axes(x: Operand, y: Operand, axes: Sequence[int]) -> list[Axis]:
-    kept = tuple(0 if axis in axes else stride for axis, stride in enumerate(y.strides))
-    walked = walk_axes(x.shape, axes, [x.strides, kept])
+def _axes(shape: Shape, x_strides: Sequence[int], y_strides: Sequence[int], axes: Sequence[int]) -> list[Axis]:
+    kept = tuple(0 if axis in axes else stride for axis, stride in enumerate(y_strides))
+    walked = walk_axes(shape, axes, [x_strides, kept])
     # A walk has at least one reduced axis, if only of one step.
-    return walked if any(axis.reduced for axis in walked) else [Axis(1, (0, 0), True), *walked]
-
-
-def _dense_axes(x: Shape, y: Shape, axes: Sequence[int]) -> list[Axis]:
-    kept = tuple(0 if axis in axes else stride for axis, stride in enumerate(dense_strides(y)))
-    walked = walk_axes(x, axes, [dense_strides(x), kept])
     return walked if any(axis.reduced for axis in walked) else [Axis(1, (0, 0), True), *walked]
 
 
@@ -209,7 +204,7 @@ def extreme_index_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     if x.dtype not in (np.float32, np.int32) or not x.size or x.shape[step.attributes["axis"]] >= _NOWHERE:
         return None
     along = (step.attributes["axis"],)
-    axes = _axes(x, y, along)
+    axes = _axes(x.shape, x.strides, y.strides, along)
     rows = shared_rows(x.shape, along, (x, y), _units(axes))
     code = Code(step.op.name)
     words = Words(code)
@@ -248,9 +243,8 @@ class _Extreme:
         self.index.set(select(wins, index, self.index.get()))
 
     def positions(self) -> Lanes:
-        """Where each lane's best was, as i64; where nothing was better than the worst, at the start."""
-        found = self.index.get()
-        return _as_position(found)
+        """Where each lane's best was."""
+        return _as_position(self.index.get())
 
     def position(self) -> Lanes:
         """Where the best of all lanes was."""
@@ -264,9 +258,9 @@ class _Extreme:
 
 
 def _as_position(index: Lanes) -> Lanes:
+    """As i64; where nothing was better than the worst, the start."""
     found = select(index.equals(_NOWHERE), 0, index)
-    wide = found.type.replace("i32", "i64", 1) if found.lanes == 1 else f"<{found.lanes} x i64>"
-    return Lanes(found.code, found.code.let(f"sext {found.type} {found.name} to {wide}"), "i64", found.lanes)
+    return found.let(f"sext {found.type} {found.name} to {vector('i64', found.lanes)}", "i64")
 
 
 def _index_rows(words: Words, name: str, x: Operand, y: Operand, axes: Sequence[Axis], rows: int) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mlcompute.devices.cpu.code import Code
 from mlcompute.devices.cpu.entry import Entry, Maker
-from mlcompute.devices.cpu.kernels.folds import LARGEST_NUMBER, SUM, LineFold
+from mlcompute.devices.cpu.kernels.folds import LARGEST_NUMBER, SUM, LineFold, fill, larger_number
 from mlcompute.devices.cpu.kernels.tiles import ColumnTiles
 from mlcompute.devices.cpu.kernels.walks import (
     Axis,
-    Cell,
     Line,
     Words,
     axis_words,
@@ -29,6 +28,9 @@ from mlcompute.devices.cpu.lanes import Lanes
 from mlcompute.devices.cpu.math import exp, log
 from mlcompute.devices.cpu.operands import Operand, Operands
 from mlcompute.ops.op import FLOAT32, Step
+
+#: Columns worked on at once: what is kept of them fits the first-level cache with room for the rows.
+_TILE = 512
 
 
 def softmax_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
@@ -93,41 +95,57 @@ def _rows(words: Words, logarithm: bool, x: Operand, y: Operand, axes: Sequence[
 
 
 def _columns(words: Words, logarithm: bool, x: Operand, y: Operand, axes: Sequence[Axis], rows: int) -> None:
+    """Row after row, so that memory is read in order; what is known of the columns so far stays on the stack."""
     code = words.code
     source, target = words.pointer(x), words.pointer(y)
     outer = [axis for axis in axes[:-1] if not axis.reduced]
     kept = axis_words(words, outer)
     (along,) = axis_words(words, [axis for axis in axes if axis.reduced])
     strides = [line_stride(words, stride) for stride in axes[-1].strides]
-    tiles = ColumnTiles(words, axes[-1].extent, count_of(outer))
+    tiles = ColumnTiles(words, axes[-1].extent, count_of(outer), _TILE)
     begin, end = share_units(words, count_of(outer) * tiles.count, rows)
+    buffers = [code.variable(f"[{_TILE} x float]", "poison") for _ in range(2)]
     with code.loop(begin, end) as unit:
         unit, columns = tiles.split(unit)
         indices = split_index(code, unit, kept)
         places = [moved(code, pointer, i, kept, indices, "float") for i, pointer in enumerate((source, target))]
+        back = code.sub(0, columns[0])
+        largest, total = (Line(code, code.at(buffer, back, "float"), "float") for buffer in buffers)
+        fill(code, largest, columns, number(code, LARGEST_NUMBER.identity))
+        fill(code, total, columns, number(code, 0.0))
 
-        def line(operand: int, row: str) -> Line:
-            place = code.at(places[operand], code.mul(row, along.strides[operand]), "float")
-            return Line(code, place, "float", strides[operand])
+        def each_row(body: Callable[[Line, Line, str, str | None], None]) -> None:
+            with code.loop(0, along.extent) as row:
+                seen, made = (
+                    Line(code, code.at(place, code.mul(row, stride), "float"), "float", apart)
+                    for place, stride, apart in zip(places, along.strides, strides, strict=True)
+                )
+                each_vector(code, *columns, lambda index, mask: body(seen, made, index, mask))
 
-        def column(index: str, mask: str | None) -> None:
-            largest, total = Cell(number(code, LARGEST_NUMBER.identity)), Cell(number(code, 0.0))
-            with code.loop(0, along.extent) as row:
-                largest.set(LARGEST_NUMBER.combine(line(0, row).load(index, mask), largest.get()))
-            shift = largest.get()
-            with code.loop(0, along.extent) as row:
-                e = _exp(line(0, row).load(index, mask) - shift)
-                total.set(total.get() + e)
-                if not logarithm:
-                    line(1, row).store(index, e, mask)
-            last = _log(total.get()) if logarithm else 1.0 / total.get()
-            with code.loop(0, along.extent) as row:
-                if logarithm:
-                    line(1, row).store(index, line(0, row).load(index, mask) - shift - last, mask)
-                else:
-                    line(1, row).store(index, line(1, row).load(index, mask) * last, mask)
+        def compare(seen: Line, made: Line, index: str, mask: str | None) -> None:
+            largest.store(index, larger_number(largest.load(index, mask), seen.load(index, mask)), mask)
 
-        each_vector(code, *columns, column)
+        def add(seen: Line, made: Line, index: str, mask: str | None) -> None:
+            e = _exp(seen.load(index, mask) - largest.load(index, mask))
+            total.store(index, total.load(index, mask) + e, mask)
+            if not logarithm:
+                made.store(index, e, mask)
+
+        def invert(index: str, mask: str | None) -> None:
+            found = total.load(index, mask)
+            total.store(index, _log(found) if logarithm else 1.0 / found, mask)
+
+        def finish(seen: Line, made: Line, index: str, mask: str | None) -> None:
+            last = total.load(index, mask)
+            if logarithm:
+                made.store(index, seen.load(index, mask) - largest.load(index, mask) - last, mask)
+            else:
+                made.store(index, made.load(index, mask) * last, mask)
+
+        each_row(compare)
+        each_row(add)
+        each_vector(code, *columns, invert)
+        each_row(finish)
 
 
 KERNELS: dict[str, Maker] = dict.fromkeys(("softmax", "log_softmax"), softmax_entries)

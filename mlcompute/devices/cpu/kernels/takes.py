@@ -23,7 +23,7 @@ _WIDE = 64
 #: Neighbouring rows one thread owns, so that no two threads write to one cache line.
 _OWNED = 16
 #: What can be added up.
-SUMMED = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int32), np.dtype(np.int64))
+SUMMED = tuple(np.dtype(name) for name in ("float32", "float16", "float64", "int32", "int64"))
 
 
 @dataclass(frozen=True)

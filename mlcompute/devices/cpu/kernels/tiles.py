@@ -13,10 +13,10 @@ UNITS = 32
 class ColumnTiles:
     """Ranges of columns that units take: as wide as possible while there are enough units to share."""
 
-    def __init__(self, words: Words, columns: int, others: int) -> None:
+    def __init__(self, words: Words, columns: int, others: int, most: int = 2048) -> None:
         pieces = max(1, min(-(-UNITS // max(others, 1)), columns // LEAST_COLUMNS))
         width = -(-columns // pieces)
-        width = min(-(-width // 16) * 16, 2048)
+        width = min(-(-width // 16) * 16, most)
         self.count = -(-columns // width)
         self._code = words.code
         self._columns, self._width, self._count = words.numbers([columns, width, self.count])

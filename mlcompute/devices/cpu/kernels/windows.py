@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mlcompute.devices.cpu.code import Code
-from mlcompute.devices.cpu.kernels.folds import larger_number
 from mlcompute.devices.cpu.kernels.walks import Cell, Words, number
 from mlcompute.devices.cpu.lanes import Lanes, select
 from mlcompute.devices.cpu.operands import Operand
@@ -139,18 +136,6 @@ def each_tap(code: Code, windows: Windows, image: Images, down: Span, across: Sp
     with code.loop(down.first, down.end) as u, code.loop(across.first, across.end) as v:
         y, x = code.mul(u, windows.dilations[0]), code.mul(v, windows.dilations[1])
         yield image.at(row=y, pixel=x), code.add(code.mul(u, windows.kernel[1]), v)
-
-
-def largest(values: Sequence[Lanes]) -> Lanes:
-    """The largest of several; NaN if there is one. One comparison finds the NaNs of two."""
-    masks = [a.compare("uno", "ne", b) for a, b in zip(values[::2], values[1::2], strict=False)]
-    if len(values) % 2:
-        masks.append(values[-1].is_nan())
-    found = list(values)
-    while len(found) > 1:
-        pairs = [larger_number(a, b) for a, b in zip(found[::2], found[1::2], strict=False)]
-        found = pairs + found[2 * len(pairs) :]
-    return select(functools.reduce(operator.or_, masks), math.nan, found[0])
 
 
 def _beats(a: Lanes, b: Lanes) -> Lanes:

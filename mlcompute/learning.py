@@ -1,0 +1,230 @@
+"""What a training graph learns: its loss, its parameters, where gradients come from and where they end."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from mlcompute.compiled import CompiledGraph
+from mlcompute.compiler import Description
+from mlcompute.enums import GraphCompilationOptions, LossType, SoftmaxOperation
+from mlcompute.errors import DataError, GraphError, ShapeError
+from mlcompute.graph import Graph, Node
+from mlcompute.layers.layer import Layer
+from mlcompute.layers.loss import LossLayer
+from mlcompute.layers.softmax import SoftmaxLayer
+from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.tensor import Tensor, TensorParameter
+
+
+class LearningGraph(CompiledGraph):
+    """The part of a TrainingGraph that says what is to be learned; TrainingGraph adds the learning."""
+
+    _trains = True
+    _main_style = "fused"
+
+    def __init__(
+        self, graph_objects: Sequence[Graph] = (), loss_layer: Layer | None = None, optimizer: Optimizer | None = None
+    ) -> None:
+        super().__init__(graph_objects)
+        if loss_layer is not None and not isinstance(loss_layer, LossLayer):
+            raise TypeError(f"{self._who}: loss_layer must be a LossLayer, not {type(loss_layer).__name__}")
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise TypeError(f"{self._who}: optimizer must be an Optimizer, not {type(optimizer).__name__}")
+        self._optimizer = optimizer
+        self._loss_layer = loss_layer
+        #: The loss layer with its source and labels; None while the labels are not declared.
+        self._loss_node: Node | None = None
+        self._stopped_tensors: set[Tensor] = set()
+        self._training_parameters: list[TensorParameter] = []
+        #: Result -> the tensor the caller's gradient is fed to.
+        self._user_gradients: dict[Tensor, Tensor] = {}
+        #: Tensor -> the tensor that holds its gradient, and back.
+        self._gradient_tensors: dict[Tensor, Tensor] = {}
+        self._gradient_of: dict[Tensor, Tensor] = {}
+
+    # Declaring ------------------------------------------------------------------------------------------------
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer in use: change its learning_rate between runs to decay it."""
+        return self._optimizer
+
+    def stop_gradient(self, tensors: Sequence[Tensor]) -> bool:
+        """Gradients do not pass these tensors into the layers that produced them."""
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"TrainingGraph.stop_gradient: needs Tensors, not {type(tensor).__name__}")
+        self._stopped_tensors.update(tensors)
+        self.outdated()
+        return True
+
+    def set_training_tensor_parameters(self, parameters: Sequence[TensorParameter]) -> bool:
+        """Input tensors the optimizer shall update besides the layers' own parameters. Replaces the previous list.
+
+        They keep their values between runs; data fed or attached under their name replaces the values.
+        """
+        for parameter in parameters:
+            if not isinstance(parameter, TensorParameter):
+                given = type(parameter).__name__
+                raise TypeError(f"TrainingGraph.set_training_tensor_parameters: needs TensorParameters, not {given}")
+            if parameter.tensor._host is None:
+                raise DataError(
+                    f"TrainingGraph.set_training_tensor_parameters: {parameter.tensor!r} has no data",
+                    fix="create it with data, fill_with_data or random_initializer_type",
+                )
+        self._training_parameters = list(parameters)
+        self.outdated()
+        return True
+
+    def allocate_user_gradient(self, tensor: Tensor) -> Tensor:
+        """A tensor to feed dL/d(tensor) to, for results consumed by the caller's own code.
+
+        Attach the gradient with bind_and_write_data before execute_gradient; it adds to what layers contribute.
+        """
+        if not any(tensor in node.results for node in self._all_nodes()):
+            raise GraphError(
+                f"TrainingGraph.allocate_user_gradient: {tensor!r} is no result of this graph",
+                fix="pass a tensor that one of the graph's layers produces",
+            )
+        if tensor not in self._user_gradients:
+            self._user_gradients[tensor] = Tensor(tensor.descriptor)
+            self.outdated()
+        return self._user_gradients[tensor]
+
+    def _stopped(self) -> set[Tensor]:
+        return self._stopped_tensors
+
+    def _source_of(self, gradient: Tensor) -> Tensor | None:
+        return self._gradient_of.get(gradient)
+
+    def _gradient_tensor(self, tensor: Tensor) -> Tensor:
+        if tensor not in self._gradient_tensors:
+            gradient = Tensor(tensor.descriptor)
+            gradient.label = f"gradient of {tensor.label}"
+            gradient._reside(self)
+            self._gradient_tensors[tensor] = gradient
+            self._gradient_of[gradient] = tensor
+        return self._gradient_tensors[tensor]
+
+    # Nodes ----------------------------------------------------------------------------------------------------
+
+    def _all_nodes(self) -> list[Node]:
+        nodes = super()._all_nodes()
+        return [*nodes, self._loss_node] if self._loss_node is not None else nodes
+
+    def _find(self, layer: Layer) -> Node | None:
+        return self._loss_node if layer is self._loss_layer else super()._find(layer)
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers, each once, in the order they were added; the loss given to the constructor is not among them."""
+        return [node.layer for node in super()._all_nodes()]
+
+    def _make_loss_node(self) -> Node | None:
+        """The node of the loss layer given to the constructor; None while its labels are not declared."""
+        loss = self._loss_layer
+        nodes = super()._all_nodes()
+        taken = {label for node in nodes for label in node.labels}
+        labels = [label for label in self._declared.labels.values() if label not in taken]
+        if loss is None or not nodes or not labels:
+            return None
+        source = nodes[-1].results[0]
+        known = self._loss_node
+        if known is not None and known.sources == [source] and known.labels == labels:
+            return known
+        descriptors = [tensor.descriptor for tensor in (source, *labels)]
+        try:
+            loss.check_sources(descriptors)
+            results = [Tensor(descriptor) for descriptor in loss.results(descriptors)]
+        except (ShapeError, DataError) as error:
+            described = (f"{t.descriptor.shape} {self._producer_label(t)}" for t in (source, *labels))
+            error.add_fact("sources", ", ".join(described))
+            raise
+        return Node(loss, [source], labels, results)
+
+    def _updated_tensors(self) -> list[Tensor]:
+        tensors: dict[Tensor, None] = {}
+        for node in self._all_nodes():
+            if node.updates:
+                slots = node.layer.parameters.values()
+                tensors.update(dict.fromkeys(slot.tensor for slot in slots if slot.is_updatable))
+        tensors.update(dict.fromkeys(p.tensor for p in self._training_parameters if p.is_updatable))
+        return list(tensors)
+
+    def _kept_inputs(self) -> set[Tensor]:
+        return {parameter.tensor for parameter in self._training_parameters}
+
+    # Describing to the compiler ---------------------------------------------------------------------------------
+
+    def _waits_for_labels(self) -> bool:
+        return self._loss_layer is not None and self._loss_node is None
+
+    def _compile(self) -> None:
+        before = self._loss_node
+        try:
+            super()._compile()
+        except Exception:
+            self._loss_node = before
+            raise
+
+    def _describe(self) -> Description:
+        self._loss_node = self._make_loss_node()
+        description = super()._describe()
+        description.optimizer = self._optimizer
+        description.losses = [node for node in description.nodes if isinstance(node.layer, LossLayer)]
+        description.stopped = self._stopped_tensors
+        updated = self._updated_tensors()
+        description.parameters = [tensor for tensor in updated if tensor not in self._stopped_tensors]
+        description.user_gradients = {gradient: tensor for tensor, gradient in self._user_gradients.items()}
+        everything = GraphCompilationOptions.COMPUTE_ALL_GRADIENTS in self._options
+        if everything or not description.parameters:
+            description.wanted = [
+                tensor
+                for tensor in description.inputs
+                if tensor.descriptor.data_type.is_floating and tensor not in self._stopped_tensors
+            ]
+        sources = (self._source_of(tensor) for tensor in self._declared.outputs.values())
+        description.kept_gradients = [tensor for tensor in sources if tensor is not None]
+        self._describe_links(description)
+        if not description.losses and not description.user_gradients and not self._waits_for_labels():
+            # Nothing else starts a gradient pass: the gradient of the final result may be fed.
+            last = description.nodes[-1].results[0]
+            if last.descriptor.data_type.is_floating:
+                description.user_gradients[self._gradient_tensor(last)] = last
+        self._warn_about_double_softmax(description)
+        return description
+
+    def _describe_links(self, description: Description) -> None:
+        """Gradients that come from later graphs, and parameters that belong to earlier ones."""
+        earlier, later = self._neighbours(LearningGraph)
+        owned = {tensor for other in earlier for tensor in other._updated_tensors()}
+        produced = {result for other in earlier for node in other._all_nodes() for result in node.results}
+        description.wanted += [tensor for tensor in description.parameters if tensor in owned]
+        passed_on = [tensor for tensor in description.inputs if tensor in produced]
+        description.wanted += [tensor for tensor in passed_on if tensor not in self._stopped_tensors]
+        description.parameters = [tensor for tensor in description.parameters if tensor not in owned]
+        own = [*description.parameters, *(result for node in description.nodes for result in node.results)]
+        used = {tensor for other in later for tensor in other._used_tensors()}
+        description.user_gradients.update({self._gradient_tensor(tensor): tensor for tensor in own if tensor in used})
+
+    def _used_tensors(self) -> set[Tensor]:
+        """Tensors of earlier graphs to whose gradients this graph may contribute."""
+        return {*self._updated_tensors(), *(source for node in self._all_nodes() for source in node.sources)}
+
+    def _warn_about_double_softmax(self, description: Description) -> None:
+        producers = {result: node.layer for node in description.nodes for result in node.results}
+        for node in description.losses:
+            loss, source = node.layer, producers.get(node.sources[0])
+            if (
+                isinstance(loss, LossLayer)
+                and loss.descriptor.loss_type == LossType.SOFTMAX_CROSS_ENTROPY
+                and isinstance(source, SoftmaxLayer)
+                and source.operation == SoftmaxOperation.SOFTMAX
+            ):
+                warnings.warn(
+                    f"{source.who} feeds {loss.who}, which applies softmax itself: the softmax is taken twice. "
+                    "Remove the softmax layer, or use a categorical cross entropy loss.",
+                    UserWarning,
+                    stacklevel=5,
+                )

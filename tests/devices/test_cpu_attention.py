@@ -1,0 +1,150 @@
+"""Attention kernels against the op's meaning: sizes, masks, dropout, views, threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlcompute.devices.cpu.kernels.attention import KERNELS
+from mlcompute.ops import emit, emit_all, transpose
+from mlcompute.ops.op import TABLE, Array, Value
+from tests.devices.kernels import Bench, run_on_engine
+from tests.harness import assert_close
+
+#: samples, heads, queries, keys, width, width of the values
+SIZES = [
+    (1, 1, 1, 1, 1, 1),
+    (2, 3, 5, 7, 4, 6),
+    (3, 2, 16, 17, 16, 33),
+    (8, 2, 64, 64, 32, 32),
+    (1, 2, 100, 70, 24, 24),
+    (1, 1, 130, 600, 64, 8),
+]
+MASKS = ["none", "pairs", "keys", "all", "plane", "queries"]
+
+
+def arrays_of(sizes: tuple[int, ...], mask: str = "none", keep: bool = False, seed: int = 0) -> list[Array]:
+    """dy, q, k, v and what was asked for; a third of a mask forbids, sometimes all the keys of a query."""
+    n, heads, queries, keys, width, value_width = sizes
+    rng = np.random.default_rng(seed)
+    shapes = [(queries, value_width), (queries, width), (keys, width), (keys, value_width)]
+    arrays = [rng.standard_normal((n, heads, *shape)).astype("f") for shape in shapes]
+    extents = {
+        "pairs": (1, 1, queries, keys),
+        "keys": (n, 1, 1, keys),
+        "all": (n, heads, queries, keys),
+        "plane": (queries, keys),
+        "queries": (n, heads, queries, 1),
+    }
+    if mask != "none":
+        added = rng.standard_normal(extents[mask]).astype("f")
+        added[rng.random(added.shape) < 0.3] = -np.inf
+        arrays.append(added)
+    if keep:
+        arrays.append(((rng.random(extents["all"]) > 0.2) * np.float32(1.25)).astype("f"))
+    return arrays
+
+
+def attributes_of(sizes: tuple[int, ...], mask: str = "none", keep: bool = False) -> dict[str, Any]:
+    return {"scale": sizes[4] ** -0.5, "has_mask": mask != "none", "has_keep": keep}
+
+
+def close(found: Array, expected: Array) -> None:
+    # Sums over the keys, and over the queries going back.
+    assert_close(found, expected, 8)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_forward_and_back(sizes: tuple[int, ...], mask: str, keep: bool) -> None:
+    arrays, attributes = arrays_of(sizes, mask, keep), attributes_of(sizes, mask, keep)
+    Bench(KERNELS, "attention", arrays[1:], attributes).check(close)
+    Bench(KERNELS, "attention_gradient", arrays, attributes).check(close)
+
+
+@pytest.mark.parametrize("axes", [(0, 2, 1, 3), (0, 1, 3, 2), (1, 0, 2, 3)])
+@pytest.mark.parametrize("sizes", SIZES[1:5])
+def test_inputs_may_be_views(sizes: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    """Heads inside the rows, as projections leave them; turned matrices; heads before samples."""
+    arrays, attributes = arrays_of(sizes), attributes_of(sizes)
+    stored = [np.ascontiguousarray(array.transpose(np.argsort(axes))) for array in arrays]
+
+    def shown(*values: Value) -> list[Value]:
+        return [transpose(value, axes) for value in values]
+
+    found = [
+        *Bench(KERNELS, "attention", stored[1:], attributes, views=shown).check(close),
+        *Bench(KERNELS, "attention_gradient", stored, attributes, views=shown).check(close),
+    ]
+    plain = [
+        *Bench(KERNELS, "attention", arrays[1:], attributes).run(),
+        *Bench(KERNELS, "attention_gradient", arrays, attributes).run(),
+    ]
+    for a, b in zip(found, plain, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_rows_without_keys_are_nan_and_nothing_else() -> None:
+    sizes = (1, 1, 3, 20, 4, 4)
+    arrays, attributes = [*arrays_of(sizes), np.zeros((3, 20), "f")], {**attributes_of(sizes), "has_mask": True}
+    arrays[-1][1] = -np.inf
+    (y,) = Bench(KERNELS, "attention", arrays[1:], attributes).check(close)
+    assert np.isnan(y[0, 0, 1]).all()
+    assert np.isfinite(y[0, 0, [0, 2]]).all()
+
+
+def test_large_scores_do_not_overflow() -> None:
+    sizes = (1, 2, 5, 9, 8, 8)
+    arrays = arrays_of(sizes)
+    arrays[1] *= np.float32(1e3)
+    for value in Bench(KERNELS, "attention_gradient", arrays, attributes_of(sizes)).check(close):
+        assert np.isfinite(value).all()
+
+
+@pytest.mark.parametrize("samples", [2, 3, 16])
+def test_on_the_engine_with_real_threads(samples: int) -> None:
+    """Projections seen as heads, forward and back in one program, whether threads share samples or heads."""
+    sizes = (samples, 4, 48, 48, 16, 16)
+    arrays, attributes = arrays_of(sizes), attributes_of(sizes)
+    stored = [np.ascontiguousarray(array.swapaxes(1, 2)) for array in arrays]
+
+    def step(*values: Value) -> list[Value]:
+        dy, q, k, v = (transpose(value + 0.0, (0, 2, 1, 3)) for value in values)
+        return [emit("attention", q, k, v, **attributes), *emit_all("attention_gradient", dy, q, k, v, **attributes)]
+
+    first, *others = [run_on_engine(step, stored, threads) for threads in (1, 2, 5)]
+    y = TABLE["attention"].meaning(*arrays[1:], **attributes)
+    for found, expected in zip(first, [y, *TABLE["attention_gradient"].meaning(*arrays, **attributes)], strict=True):
+        close(found, expected)
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
+def test_a_smaller_batch_runs_the_same_code() -> None:
+    texts = []
+    for batch in (32, 3, 1):
+        sizes = (batch, 2, 9, 9, 8, 8)
+        arrays, attributes = arrays_of(sizes, "keys", True), attributes_of(sizes, "keys", True)
+        made = (
+            Bench(KERNELS, "attention", arrays[1:], attributes),
+            Bench(KERNELS, "attention_gradient", arrays, attributes),
+        )
+        texts.append([entry.code.text() for one in made for entry in one.entries or []])
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_what_the_kernels_leave_to_numpy() -> None:
+    sizes = (2, 3, 5, 7, 4, 6)
+    doubles = [array.astype(np.float64) for array in arrays_of(sizes)]
+    assert Bench(KERNELS, "attention", doubles[1:], attributes_of(sizes)).entries is None
+    # Samples innermost: neither rows nor columns lie together.
+    stored = [np.ascontiguousarray(array.transpose(1, 2, 3, 0)) for array in arrays_of(sizes)]
+
+    def shown(*values: Value) -> list[Value]:
+        return [transpose(value, (3, 0, 1, 2)) for value in values]
+
+    assert Bench(KERNELS, "attention", stored[1:], attributes_of(sizes), views=shown).entries is None
