@@ -177,7 +177,7 @@ class CompiledGraph(DescribedGraph):
 
     @property
     def programs(self) -> dict[str, Program]:
-        """The compiled programs so far, by style and batch size. `print` one to read its steps and memory."""
+        """The compiled programs so far, by style and batch size. `print` one to read its steps, kernels and memory."""
         return {} if self._compiled is None else self._compiled.by_name()
 
     # Data -----------------------------------------------------------------------------------------------------

@@ -72,7 +72,6 @@ class Programs:
                 full = self.get(style, self.description.batch_size, with_losses)
             wanted = self.description if with_losses else without_losses(self.description)
             program = compile_program(_leading(wanted, batch_size), self._engine, style, batch_size, full)
-            _print_if_asked(program)
             if program.plan.nbytes > self.arena_size:
                 self.arena_size = program.plan.nbytes
                 self._arena = None
@@ -89,6 +88,7 @@ class Programs:
                 if self._arena is None:
                     self._arena = self._engine.allocate(self.arena_size)
                 found = self._executables[program] = self._engine.build(program, self._arena)
+                _print_if_asked(program)
         return found
 
     def fed(self, program: Program, phases: Sequence[str]) -> list[Fed]:
@@ -114,7 +114,9 @@ class Programs:
         return self._results[program]
 
     def by_name(self) -> dict[str, Program]:
-        """The programs compiled so far, by style and batch size."""
+        """The programs compiled so far, by style and batch size; built, so that printing one shows its kernels."""
+        for program in self._programs.values():
+            self.executable(program)
         return {
             f"{style} {batch}" + ("" if with_losses else " without losses"): program
             for (style, batch, with_losses), program in self._programs.items()

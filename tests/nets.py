@@ -35,6 +35,10 @@ def cpu() -> mlc.Device:
     return mlc.Device.cpu()
 
 
+#: The engine behind `cpu()`, for tests that watch or hold it.
+CpuEngine: Any = type(mlc.Device.cpu().engine)
+
+
 def tensor(array: Array) -> mlc.Tensor:
     """A parameter over a copy of an array."""
     return mlc.Tensor(shape=array.shape, data=array.copy())

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
-from mlcompute.devices.reference import Reference
 from tests.harness import assert_close
 from tests.nets import (
     INFERENCE,
     MEAN,
     SYNC,
     Array,
+    CpuEngine,
     Regression,
     adam,
     assert_same,
@@ -35,8 +35,8 @@ PROFILING = mlc.ExecutionOptions.PROFILING
 PER_LAYER = mlc.ExecutionOptions.PER_LAYER_PROFILING
 
 
-class Gate(Reference):
-    """The reference engine, held at a gate: what is queued stays queued until the test opens it."""
+class Gate(CpuEngine):
+    """The CPU's engine, held at a gate: what is queued stays queued until the test opens it."""
 
     name = "gate"
 

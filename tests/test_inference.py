@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import mlcompute as mlc
 from mlcompute.devices.null import Null
-from mlcompute.devices.reference import Reference
 from tests.harness import assert_close
 from tests.nets import (
     INFERENCE,
@@ -15,6 +16,7 @@ from tests.nets import (
     SKIP,
     SYNC,
     Array,
+    CpuEngine,
     Regression,
     adam,
     batch_norm,
@@ -384,14 +386,14 @@ def test_copying_results_from_device_memory() -> None:
 # Memory ------------------------------------------------------------------------------------------------------------
 
 
-class Counting(Reference):
+class Counting(CpuEngine):
     name = "counting"
 
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[int] = []
 
-    def allocate(self, nbytes: int) -> Array:
+    def allocate(self, nbytes: int) -> Any:
         self.asked.append(nbytes)
         return super().allocate(nbytes)
 

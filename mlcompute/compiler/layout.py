@@ -57,6 +57,8 @@ class _Layout:
         """Does a step stay inside a region: a map, reduction or copy of an image that has a twin?"""
         if not step.results or any(len(value.shape) != 4 for value in step.results):
             return False
+        if step.phase == "update":  # parameters and their state lie as the caller spells them
+            return False
         large = [value for value in step.inputs if value.shape == step.results[0].shape]
         if step.op.family == "map":
             return any(value in self.twins for value in large) and all(len(v.shape) in (0, 4) for v in step.inputs)

@@ -19,6 +19,7 @@ class Program:
     inputs      tensors the caller feeds; `persistent`: tensors whose host memory the steps read and write
     states      parameter -> its optimizer state values; `scalars`: numbers fed before each update
     random_keys (key value, seed) pairs fed before each training pass
+    kernels     how the engine runs each step, once it has built the program: read it with `print`
     """
 
     name: str
@@ -35,6 +36,7 @@ class Program:
     scalars: dict[str, Value] = field(default_factory=dict)
     random_keys: list[tuple[Value, int]] = field(default_factory=list)
     writes: list[Tensor] = field(default_factory=list)
+    kernels: dict[Step, str] = field(default_factory=dict)
 
     @property
     def phases(self) -> list[str]:
@@ -52,8 +54,8 @@ class Program:
                 elif base in self.plan.placements:
                     at = self.plan.placements[base]
                     place = f"arena @ {at.offset}  {_size(at.nbytes)}"
-            group = f"group {step.group}" if step.group >= 0 else ""
-            lines.append(f"{index:>5}  {step.layer:<16} {step.phase:<9} {group:<9} {step!r}   {place}".rstrip())
+            kernel = self.kernels.get(step, f"group {step.group}" if step.group >= 0 else "")
+            lines.append(f"{index:>5}  {step.layer:<16} {step.phase:<9} {kernel:<32} {step!r}   {place}".rstrip())
         return "\n".join(lines)
 
 

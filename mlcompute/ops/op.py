@@ -126,9 +126,12 @@ class Step:
     group: int = -1
 
     def __repr__(self) -> str:
-        attributes = "".join(f" {name}={value}" for name, value in self.attributes.items())
         results = ", ".join(map(repr, self.results))
         inputs = ", ".join(f"%{value.index}" for value in self.inputs)
+        inner = self.attributes.get("steps")
+        if inner is not None:  # merged: the ops in order tell more than their values
+            return f"{results} = {' + '.join(step.op.name for step in inner)}({inputs})"
+        attributes = "".join(f" {name}={value}" for name, value in self.attributes.items())
         return f"{results} = {self.op.name}({inputs}){attributes}"
 
 

@@ -92,12 +92,16 @@ class Cpu(Engine):
 
 @dataclass(eq=False)
 class _Segment:
-    """Part of a pass: native entries run in one call, or one step by its NumPy meaning."""
+    """Part of a pass: native entries run in one call, or one step by its NumPy meaning.
+
+    checks  before it, entries that may fail are asked whether they did: what follows changes lasting memory
+    """
 
     job: Array | None = None
     tape: Array | None = None
     threads: int = 1
     step: Step | None = None
+    checks: bool = False
 
 
 class CpuExecutable(Executable):
@@ -119,6 +123,8 @@ class CpuExecutable(Executable):
             maker = KERNELS.get(step.op.name)
             made = maker(step, self._operands) if maker is not None else None
             self._entries.extend(made if made is not None else [step])
+            names = dict.fromkeys(entry.kernel for entry in made or ())
+            program.kernels[step] = ", ".join(names) if made is not None else "NumPy (no native kernel)"
         native = [entry for entry in self._entries if isinstance(entry, Entry)]
         self._kernels = dict(zip(native, library.addresses([entry.code for entry in native]), strict=True))
         # The addresses every entry is handed, one after the other; external ones are filled in before each run.
@@ -191,23 +197,29 @@ class CpuExecutable(Executable):
         if key not in self._tapes:
             segments: list[_Segment] = []
             run: list[Entry] = []
+            unchecked = checks = False
             for entry in self._entries:
                 step = entry if isinstance(entry, Step) else entry.step
                 if step.phase not in phases:
                     continue
+                if isinstance(entry, Step) or (unchecked and not step.op.is_pure):
+                    if run:
+                        segments.append(self._native(run, checks))
+                        run, checks = [], False
+                    if not step.op.is_pure:
+                        checks, unchecked = unchecked, False
                 if isinstance(entry, Entry):
                     run.append(entry)
+                    unchecked |= entry.status is not None
                 else:
-                    if run:
-                        segments.append(self._native(run))
-                        run = []
-                    segments.append(_Segment(step=entry))
+                    segments.append(_Segment(step=entry, checks=checks))
+                    checks = False
             if run:
-                segments.append(self._native(run))
+                segments.append(self._native(run, checks))
             self._tapes[key] = segments
         return self._tapes[key]
 
-    def _native(self, entries: list[Entry]) -> _Segment:
+    def _native(self, entries: list[Entry], checks: bool = False) -> _Segment:
         meets = _barriers(entries, self.program)
         tape = np.zeros((len(entries), ENTRY_WORDS), np.int64)
         base = self._words.ctypes.data
@@ -217,7 +229,7 @@ class CpuExecutable(Executable):
         openmp = (library.omp_get_max_threads, library.omp_set_num_threads) if library is not None else (0, 0)
         job = np.array([tape.ctypes.data, len(entries), self._barrier.ctypes.data, *openmp], np.int64)
         cost = sum(entry.cost for entry in entries)
-        return _Segment(job, tape, 1 if cost < WORTH_SHARING else self.engine.threads)
+        return _Segment(job, tape, 1 if cost < WORTH_SHARING else self.engine.threads, checks=checks)
 
     # Running ----------------------------------------------------------------------------------------------------
 
@@ -233,6 +245,8 @@ class CpuExecutable(Executable):
             self._run_profiled(phases, profile)
             return
         for segment in self._segments(phases):
+            if segment.checks:
+                self._check()
             if segment.step is not None:
                 self._fall_back(segment.step)
             else:
@@ -255,6 +269,8 @@ class CpuExecutable(Executable):
             step = entry if isinstance(entry, Step) else entry.step
             if step.phase not in phases:
                 continue
+            if not step.op.is_pure:
+                self._check()
             start = time.perf_counter()
             if isinstance(entry, Step):
                 self._fall_back(entry)
@@ -274,15 +290,6 @@ class CpuExecutable(Executable):
             raise ExecutionError(f"layer '{step.layer}': {error}", step=step.op.name, phase=step.phase) from error
         for value, array in zip(step.results, results, strict=True):
             np.copyto(self._array(value), array)
-
-    def __str__(self) -> str:
-        lines = [str(self.program), "", "kernels:"]
-        for entry in self._entries:
-            if isinstance(entry, Step):
-                lines.append(f"  {entry.layer:<16} {entry.phase:<9} {entry.op.name:<24} numpy (no native kernel)")
-            else:
-                lines.append(f"  {entry.step.layer:<16} {entry.step.phase:<9} {entry.step.op.name:<24} {entry.kernel}")
-        return "\n".join(lines)
 
 
 def _barriers(entries: list[Entry], program: Program) -> list[int]:

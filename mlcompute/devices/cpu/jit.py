@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Iterable
@@ -55,6 +56,8 @@ class Library:
 
         machine, identity = _machine()
         text = _module_text(kernels)
+        if "ir" in os.environ.get("MLC_DEBUG", "").split(","):
+            print(text, file=sys.stderr)
         digest = hashlib.sha256(f"{identity}\n{text}".encode()).hexdigest()
         compiled = _read(digest)
         module = llvm.parse_assembly("" if compiled else text)
