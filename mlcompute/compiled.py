@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.compiler import Description
+from mlcompute.compiler import Description, collector_paused
 from mlcompute.compiler.program import Program
 from mlcompute.described import DescribedGraph
 from mlcompute.devices.device import Executable, Profile
 from mlcompute.enums import DeviceType, ExecutionOptions, GraphCompilationOptions
 from mlcompute.errors import CompileError, DataError, DeviceError, ExecutionError, ShapeError
-from mlcompute.execution import Execution, GraphCompletionHandler
+from mlcompute.execution import Execution, GraphCompletionHandler, asks
 from mlcompute.feeding import Feeding, Feeds, Named, resolved
-from mlcompute.graph import Graph
+from mlcompute.graph import Graph, Node
 from mlcompute.ops.op import Array, Value
 from mlcompute.passes import Passes
 from mlcompute.programs import Programs
 from mlcompute.tensor import Tensor
-from mlcompute.tensor_data import read_array, write_target
+from mlcompute.tensor_data import expect_apart, read_array, write_target
 
 if TYPE_CHECKING:
     from mlcompute.device import Device
@@ -58,6 +59,7 @@ class CompiledGraph(DescribedGraph):
         self._feeding = Feeding(self._linked)
         #: Runs that may still fail, or whose failure nobody may have seen.
         self._unsettled: deque[Execution] = deque()
+        self._settling = threading.Lock()
         #: What ran last: the values of this run can be read.
         self._current: Executable | None = None
         #: The passes run one by one that were last asked for, and those that last ran; None: some other run.
@@ -118,7 +120,13 @@ class CompiledGraph(DescribedGraph):
     def _compile_if_needed(self) -> Description:
         if self._device is None:
             raise ExecutionError(f"{self._who}: the graph is not compiled", fix="call compile(device=...) first")
-        if self._compiled is None or self._compiled.size != self._linked_size():
+        if self._compiled is not None and self._compiled.newest_node != Node.newest:
+            # Some graph has got a node; is it one of those this one is made of, or linked with?
+            if self._compiled.size == self._linked_size():
+                self._compiled.newest_node = Node.newest
+            else:
+                self._compiled = None
+        if self._compiled is None:
             self._compile()
         assert self._compiled is not None
         return self._compiled.description
@@ -126,6 +134,7 @@ class CompiledGraph(DescribedGraph):
     def _linked_size(self) -> int:
         return sum(graph._size() for graph in self._links)
 
+    @collector_paused()
     def _compile(self) -> None:
         """Describe and compile the graph; when that fails, everything stays as it was."""
         assert self._device is not None
@@ -245,12 +254,12 @@ class CompiledGraph(DescribedGraph):
             data,
             options,
             lambda tensor: f"{self._who}.{method}: '{self._name_of(tensor)}'",
-            ExecutionOptions.SYNCHRONOUS not in options if copies is None else copies,
+            not asks(options, ExecutionOptions.SYNCHRONOUS) if copies is None else copies,
         )
 
     def _has_labels(self, data: Mapping[Tensor, Any], options: ExecutionOptions) -> bool:
         """Can the losses be computed in a run in inference mode?"""
-        skips = ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE in options
+        skips = asks(options, ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE)
         assert self._compiled is not None
         return not self._waits_for_labels() and all(
             label in self._constants or self._feeding.has(label, data, skips) for label in self._compiled.labels
@@ -315,8 +324,8 @@ class CompiledGraph(DescribedGraph):
         bindings = self._static_bindings(program)
         executable = compiled.executable(program) if passes is None else passes.executable
         result = compiled.result(program) if "forward" in phases else None
-        measures = bool(options & (ExecutionOptions.PROFILING | ExecutionOptions.PER_LAYER_PROFILING))
-        profile = Profile() if ExecutionOptions.PER_LAYER_PROFILING in options else None
+        profile = Profile() if asks(options, ExecutionOptions.PER_LAYER_PROFILING) else None
+        measures = profile is not None or asks(options, ExecutionOptions.PROFILING)
 
         def work() -> Tensor | None:
             fed: dict[Value, Array] = {}
@@ -352,7 +361,7 @@ class CompiledGraph(DescribedGraph):
         if passes is not None:
             passes.queued.update(phases)
         self._unsettled.append(execution)
-        synchronous = ExecutionOptions.SYNCHRONOUS in options
+        synchronous = asks(options, ExecutionOptions.SYNCHRONOUS)
         device.queue.submit(execution, synchronous)
         return execution.wait() if synchronous else execution
 
@@ -378,13 +387,18 @@ class CompiledGraph(DescribedGraph):
                 raise DataError(f"{who} {reason}")
             rows = value.shape[0] if value.shape != tensor.descriptor.shape else 0
             targets.append((value, write_target(buffer, tensor.descriptor, who, rows)))
+        if len(targets) > 1:
+            names = (f"output '{name}'" for name in call.outputs_data or {})
+            memory = (target for _, target in targets)
+            expect_apart(dict(zip(names, memory, strict=True)), f"{self._who}.{call.method}")
         return targets
 
     def _raise_unseen_error(self) -> None:
-        while self._unsettled and self._unsettled[0].is_done:
-            run = self._unsettled.popleft()
-            if not run.error_was_seen:
-                run.raise_error()
+        with self._settling:
+            while self._unsettled and self._unsettled[0].is_done:
+                run = self._unsettled.popleft()
+                if not run.error_was_seen:
+                    run.raise_error()
 
     # Resident (see mlcompute.tensor) ------------------------------------------------------------------------------
 
@@ -393,10 +407,11 @@ class CompiledGraph(DescribedGraph):
 
         Inside a completion handler it returns at once: what the run computed can be read there.
         """
-        if self._unsettled and self._device is not None:
-            queue = self._device.queue
-            if not queue.is_running_here():
-                queue.wait_for(self._unsettled[-1])
+        with self._settling:
+            last = self._unsettled[-1] if self._unsettled else None
+        if last is not None:
+            if not last.queue.is_running_here():
+                last.queue.wait_for(last)
             self._raise_unseen_error()
 
     def computes(self, tensor: Tensor) -> bool:

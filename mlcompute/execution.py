@@ -14,12 +14,18 @@ from mlcompute.errors import ExecutionError
 
 if TYPE_CHECKING:
     from mlcompute.devices.device import Profile
+    from mlcompute.enums import ExecutionOptions
     from mlcompute.tensor import Tensor
 
 #: Called when a run has finished, with (result tensor or None, error or None, seconds).
 GraphCompletionHandler = Callable[["Tensor | None", "Exception | None", float], None]
 
 _queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
+
+
+def asks(options: ExecutionOptions, option: ExecutionOptions) -> bool:
+    """Is an option set? Whole numbers spare a small step the microseconds that arithmetic on enumerations takes."""
+    return int.__and__(options, option) != 0
 
 
 class WorkQueue:
@@ -137,7 +143,7 @@ class Execution:
         profile: Profile | None = None,
         completion_handler: GraphCompletionHandler | None = None,
     ) -> None:
-        self._queue = queue
+        self.queue = queue
         self._work: Callable[[], Tensor | None] | None = work
         self._measures_time = measures_time
         self._handler = completion_handler
@@ -192,7 +198,7 @@ class Execution:
 
     def wait(self) -> Execution:
         """Return when the run has finished; raises what it failed with."""
-        self._queue.wait_for(self)
+        self.queue.wait_for(self)
         self.raise_error()
         return self
 
@@ -224,7 +230,7 @@ class Execution:
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(arrive)
 
-            self._queue.when_done(self, tell)
+            self.queue.when_done(self, tell)
             yield from finished.__await__()
         self.raise_error()
         return self._result, self._seconds

@@ -9,6 +9,7 @@ import numpy as np
 
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError
+from mlcompute.execution import asks
 from mlcompute.ops.op import Array, Value
 from mlcompute.programs import Fed
 from mlcompute.tensor import Tensor, moments
@@ -40,7 +41,7 @@ class Feeding:
         copies: bool,
     ) -> Feeds:
         """Something for every input. `copies` when the run reads the data after the call has returned."""
-        skips = ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE in options
+        skips = asks(options, ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE)
         feeds: Feeds = {}
         for tensor, value, rows in inputs:
             if tensor in data and not skips:

@@ -6,7 +6,7 @@ import itertools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError, ShapeError
@@ -29,12 +29,18 @@ _order = itertools.count()
 class Node:
     """A layer with its sources and results. `order` counts all nodes: sources always come from earlier ones."""
 
+    #: Order of the newest node of all graphs: as long as it stays, no graph has changed.
+    newest: ClassVar[int] = -1
+
     layer: Layer
     sources: list[Tensor]
     labels: list[Tensor]
     results: list[Tensor]
     updates: bool = True
     order: int = field(default_factory=lambda: next(_order))
+
+    def __post_init__(self) -> None:
+        Node.newest = self.order
 
 
 class Graph:

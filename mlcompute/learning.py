@@ -226,5 +226,5 @@ class LearningGraph(CompiledGraph):
                     f"{source.who} feeds {loss.who}, which applies softmax itself: the softmax is taken twice. "
                     "Remove the softmax layer, or use a categorical cross entropy loss.",
                     UserWarning,
-                    stacklevel=5,
+                    stacklevel=6,
                 )

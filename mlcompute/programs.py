@@ -38,6 +38,8 @@ class Programs:
     def __init__(self, description: Description, engine: Engine, size: int) -> None:
         self.description = description
         self.size = size
+        #: The newest node of all graphs when `size` was last found to be right.
+        self.newest_node = -1
         #: An input whose first axis does not count samples, though it could: a smaller batch has no meaning for it.
         self.unbatched: Tensor | None = None
         #: Bytes of the arena. Programs of one graph never run at the same time: the largest plan is enough for all.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import mmap
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,15 +122,24 @@ def write_target(data: ArrayLike, descriptor: TensorDescriptor, who: str, batch_
     return array
 
 
+def expect_apart(named: Mapping[str, Array], who: str) -> None:
+    """Refuse arrays that share memory: what is written into one would appear in the other."""
+    for (name, array), (other, beside) in itertools.combinations(named.items(), 2):
+        if np.may_share_memory(array, beside):
+            raise DataError(f"{who}: {name} and {other} share memory", fix="give each its own buffer")
+
+
 def _typed(data: ArrayLike, descriptor: TensorDescriptor, who: str) -> Array:
     dtype = descriptor.data_type.numpy
     if isinstance(data, TensorData):
         data = data.bytes
-    if isinstance(data, (bytes, bytearray, memoryview)) and memoryview(data).format in ("B", "b", "c"):
-        view = memoryview(data).cast("B")
-        whole = view.nbytes // dtype.itemsize * dtype.itemsize
-        return np.frombuffer(view[:whole], dtype)
+    if isinstance(data, np.ma.MaskedArray) and np.ma.is_masked(data):
+        raise DataError(f"{who}: some of the data is masked", fix="fill the gaps first: array.filled(number)")
     try:
+        if isinstance(data, (bytes, bytearray, memoryview, mmap.mmap)) and memoryview(data).format in ("B", "b", "c"):
+            view = memoryview(data).cast("B")
+            whole = view.nbytes // dtype.itemsize * dtype.itemsize
+            return np.frombuffer(view[:whole], dtype)
         if not isinstance(data, np.ndarray) and hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
             data = np.from_dlpack(data)
         array = np.asarray(data)

@@ -13,7 +13,7 @@ from mlcompute.compiled import Call
 from mlcompute.compiler.program import Program
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import ExecutionError, GraphError
-from mlcompute.execution import Execution, GraphCompletionHandler
+from mlcompute.execution import Execution, GraphCompletionHandler, asks
 from mlcompute.feeding import Feeds, Named
 from mlcompute.graph import Graph
 from mlcompute.layers.layer import Layer
@@ -146,7 +146,8 @@ class TrainingGraph(LearningGraph):
         if self._device is None:
             return None
         description = self._compile_if_needed()
-        program = self._program("split", description.batch_size)
+        # Every style computes the same gradients; this one is compiled in any case, so asking costs no memory.
+        program = self._program(self._main_style, description.batch_size)
         return self._gradient_tensor(for_input) if for_input in program.gradients else None
 
     def source_gradient_tensors(self, layer: Layer) -> list[Tensor]:
@@ -224,7 +225,7 @@ class TrainingGraph(LearningGraph):
         batch = self._batch(batch_size, "execute")
         data = self._named_data("execute", inputs_data, loss_labels_data, loss_label_weights_data)
         call = Call("execute", options, completion_handler, outputs_data)
-        if ExecutionOptions.FORWARD_FOR_INFERENCE in options:
+        if asks(options, ExecutionOptions.FORWARD_FOR_INFERENCE):
             return self._infer(batch, data, call)
         phases = self._phases_to_execute()
         program = self._program("fused", batch)
@@ -234,8 +235,7 @@ class TrainingGraph(LearningGraph):
     def _phases_to_execute(self) -> tuple[str, ...]:
         description = self._compile_if_needed()
         self._expect_labels()
-        bound = [gradient for gradient in description.user_gradients if gradient._bound is not None]
-        if not description.losses and not bound:
+        if not description.losses and not any(gradient._bound is not None for gradient in description.user_gradients):
             if self._optimizer is not None and description.parameters:
                 raise ExecutionError(
                     "TrainingGraph.execute: there is nothing to minimise",
@@ -270,7 +270,7 @@ class TrainingGraph(LearningGraph):
         """The forward pass alone, on data attached with bind_and_write_data."""
         batch = self._batch(batch_size, "execute_forward")
         call = Call("execute_forward", options, completion_handler, outputs_data)
-        if ExecutionOptions.FORWARD_FOR_INFERENCE in options:
+        if asks(options, ExecutionOptions.FORWARD_FOR_INFERENCE):
             return self._infer(batch, {}, call)
         self._expect_labels()
         program = self._program("split", batch)
@@ -365,8 +365,10 @@ class TrainingGraph(LearningGraph):
     ) -> Execution:
         """Queue training phases. What counts runs (time step, random passes) moves on only when a run succeeds."""
         random = self._random = self._random.current()
-        # The caller may change the rate while the run is queued; what it was when the run was asked for counts.
-        settings = copy.copy(self._optimizer) if "update" in phases else None
+        settings = self._optimizer if "update" in phases else None
+        if not asks(call.options, ExecutionOptions.SYNCHRONOUS):
+            # The caller may change the rate while the run is queued; what it was when the run was asked for counts.
+            settings = copy.copy(settings)
         state, before_replacing = self._state, [(tensor._make_writable(), array) for tensor, array in replaced]
 
         def accepted() -> None:

@@ -289,7 +289,7 @@ def test_outputs_that_share_memory_are_refused() -> None:
     graph.add_outputs({"y": y, "z": z})
     graph.compile(device=mlc.Device.cpu())
     memory = np.empty(9, np.float32)
-    with pytest.raises(mlc.DataError, match="outputs 'y' and 'z' share memory"):
+    with pytest.raises(mlc.DataError, match="output 'y' and output 'z' share memory"):
         graph.execute({"x": X}, outputs_data={"y": memory[:6], "z": memory[3:]})
     apart = np.empty(12, np.float32)
     graph.execute({"x": X}, outputs_data={"y": apart[:6], "z": apart[6:]}).wait()
@@ -373,7 +373,7 @@ def test_indices_outside_the_table(indices: list[list[int]], says: str, options:
     with pytest.raises(mlc.ExecutionError, match="words") as caught:
         words.step(indices, options=options).wait()
     assert says in str(caught.value), "the message says which index"
-    assert "4" in str(caught.value), "the message says how many rows there are"
+    assert "valid are 0 to 3" in str(caught.value)
     np.testing.assert_array_equal(words.table.data, before)
     words.step([[0, 1], [2, 3]]).wait()
     np.testing.assert_array_equal(words.y.data[1, 1], before[3])

@@ -420,6 +420,8 @@ def test_memory_is_what_the_engine_was_asked_for(style: str) -> None:
     state = 2 * sum(parameter.descriptor.tensor_allocation_size_in_bytes for parameter in net.parameters)
     x, t = normal(4, 3), normal(4, 2)
     compiled = net.training.device_memory_size
+    assert net.training.gradient_tensor(net.hidden) is not None
+    assert net.training.device_memory_size == compiled, "asking for gradients takes no memory"
     if style == "split":
         net.bind(x, t)
         net.training.execute_forward()

@@ -77,7 +77,7 @@ def compile_program(
     batch_size  samples per run; 0: as many as the tensors have
     like        the same program for the full batch, whose memory plan a smaller batch reuses
     """
-    with _collector_paused():
+    with collector_paused():
         return _compile(description, engine, style, batch_size or description.batch_size, like)
 
 
@@ -125,7 +125,7 @@ def _compile(description: Description, engine: Engine, style: str, batch_size: i
 
 
 @contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Without the cyclic collector: a large graph's steps are millions of live objects it would walk in vain."""
     pauses = gc.isenabled()
     gc.disable()
@@ -225,4 +225,4 @@ def _kept(description: Description, program: Program, style: str) -> list[Value]
     return kept
 
 
-__all__ = ["STYLES", "Description", "compile_program"]
+__all__ = ["STYLES", "Description", "collector_paused", "compile_program"]

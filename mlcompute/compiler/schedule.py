@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mlcompute.ops.op import Step, Value
+from mlcompute.ops.op import Step, Value, overwritten_by
 
 
 def update_early(steps: list[Step]) -> list[Step]:
@@ -30,29 +30,27 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool], start: int = 0)
     latest: list[int] = []
     roots: dict[Value, Value] = {}  # view -> the value whose memory it shows
     ready: dict[Value, int] = {}
-    last_read: dict[Value, int] = {}
-    last_written: dict[Value, int] = {}
+    lasting = {value for step in steps for value in overwritten_by(step)}
+    last_read: dict[Value, int] = dict.fromkeys(lasting, -1)
+    last_written: dict[Value, int] = dict.fromkeys(lasting, -1)
     for step in steps:
-        sources = [roots.get(value, value) for value in step.inputs]
+        read = [root for value in step.inputs if (root := roots.get(value, value)) in lasting]
         if moves(step):
-            slot = start - 1
-            for value, root in zip(step.inputs, sources, strict=True):
-                slot = max(slot, ready.get(value, -1), last_written.get(root, -1))
-            if not step.op.is_pure:
-                slot = max(slot, last_read.get(sources[0], -1))
+            slot = max([start - 1, *[ready.get(value, -1) for value in step.inputs]])
+            slot = max([slot, *[last_written[root] for root in read]])
+            slot = max([slot, *[last_read[root] for root in overwritten_by(step)]])
             moving.append(step)
             slots.append(slot)
             latest.append(len(fixed) - 1)
         else:
             slot = len(fixed)
             fixed.append(step)
-        for root in sources:
-            if last_read.get(root, -1) < slot:
-                last_read[root] = slot
+        for root in read:
+            last_read[root] = max(last_read[root], slot)
+        for root in overwritten_by(step):
+            last_written[root] = slot
         if step.op.is_view:
-            roots[step.results[0]] = sources[0]
-        elif not step.op.is_pure:
-            last_written[sources[0]] = slot
+            roots[step.results[0]] = roots.get(step.inputs[0], step.inputs[0])
         for value in step.results:
             ready[value] = slot
     _as_late_as_useful(moving, roots, slots, latest)
@@ -81,8 +79,8 @@ def _as_late_as_useful(moving: list[Step], roots: dict[Value, Value], slots: lis
                     if root in overwritten:
                         limits.append(overwritten[root])
                 slot = slots[index] = max(slot, min(limits))
-        else:
-            overwritten[roots.get(step.inputs[0], step.inputs[0])] = slot
+        for target in overwritten_by(step):
+            overwritten[target] = slot
         for value in step.inputs:
             if needed.get(value, slot) >= slot:
                 needed[value] = slot

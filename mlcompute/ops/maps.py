@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.errors import DataError
+from mlcompute.errors import DataError, ShapeError
 from mlcompute.ops.op import BOOL, TABLE, Array, ArrayType, Op, Shape, Typed, Value, emit
 from mlcompute.ops.reductions import sum_to
 
@@ -16,8 +16,21 @@ Number = Value | float
 
 
 def broadcast_shape(*shapes: Shape) -> Shape:
-    """The common shape after NumPy broadcasting; a ValueError when there is none."""
-    return tuple(int(extent) for extent in np.broadcast_shapes(*shapes))
+    """The common shape after NumPy broadcasting; a ShapeError when there is none."""
+    common: Shape = ()
+    for shape in shapes:
+        if not shape or shape == common:
+            continue
+        longer, shorter = (common, shape) if len(common) > len(shape) else (shape, common)
+        start = len(longer) - len(shorter)
+        extents = list(longer)
+        for axis, extent in enumerate(shorter, start):
+            if extents[axis] == 1:
+                extents[axis] = extent
+            elif extent not in (1, extents[axis]):
+                raise ShapeError(f"shapes {', '.join(map(str, shapes))} cannot be broadcast to a common one")
+        common = tuple(extents)
+    return common
 
 
 class _Map(Op):
@@ -33,9 +46,12 @@ def _define(
     """Add a map to the table. `derivative(dy, y, *inputs)` may ignore broadcasting: sums are added here."""
 
     def result(*inputs: Typed, **_: Any) -> ArrayType:
-        first = inputs[0].shape
-        same = all(x.shape == first for x in inputs)
-        return ArrayType(first if same else broadcast_shape(*(x.shape for x in inputs)), dtype(*inputs, **_))
+        shape = inputs[0].shape
+        for x in inputs:
+            if x.shape != shape:
+                shape = broadcast_shape(*[x.shape for x in inputs])
+                break
+        return ArrayType(shape, dtype(*inputs, **_))
 
     def with_sums(dy: Value, y: Value, *inputs: Value, **attributes: Any) -> tuple[Value | None, ...]:
         assert derivative is not None
@@ -59,9 +75,11 @@ def _define(
 
 
 def _same(*inputs: Typed, **_: Any) -> np.dtype[Any]:
-    if any(x.dtype != inputs[0].dtype for x in inputs):
-        raise DataError("map: operands of different data types do not mix", types=[str(x.dtype) for x in inputs])
-    return inputs[0].dtype
+    dtype = inputs[0].dtype
+    for x in inputs:
+        if x.dtype != dtype:
+            raise DataError("map: operands of different data types do not mix", types=[str(x.dtype) for x in inputs])
+    return dtype
 
 
 def _same_branches(condition: Typed, a: Typed, b: Typed) -> np.dtype[Any]:

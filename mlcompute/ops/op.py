@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,8 +28,7 @@ class Typed(Protocol):
     def dtype(self) -> np.dtype[Any]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayType:
+class ArrayType(NamedTuple):
     """What is known of an array before it exists."""
 
     shape: Shape
@@ -144,6 +143,7 @@ class Trace:
     layer: str = ""
     phase: str = "forward"
     _count: int = 0
+    _numbers: dict[tuple[object, np.dtype[Any]], Value] = field(default_factory=dict)
 
     def value(self, shape: Iterable[int], dtype: np.dtype[Any], kind: str = "temporary", label: str = "") -> Value:
         self._count += 1
@@ -157,11 +157,22 @@ class Trace:
         self.constants[value] = data
         return value
 
+    def number(self, number: float, dtype: np.dtype[Any]) -> Value:
+        """A scalar constant; the same value for the same number."""
+        key = (number or str(number), dtype)  # 0.0 and -0.0 are equal, and yet not the same
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = self.constant(number, dtype)
+        return found
+
     def add(self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any]) -> tuple[Value, ...]:
         types = op.result(*inputs, **attributes)
         if isinstance(types, ArrayType):
-            types = (types,)
-        results = tuple(self.value(type_.shape, type_.dtype) for type_ in types)
+            # Nearly every step: written out, because large graphs have millions of them.
+            results: tuple[Value, ...] = (Value(self, self._count, types.shape, types.dtype, "temporary", ""),)
+            self._count += 1
+        else:
+            results = tuple([self.value(type_.shape, type_.dtype) for type_ in types])
         self.steps.append(Step(op, inputs, results, attributes, self.layer, self.phase))
         return results
 
@@ -212,17 +223,17 @@ def register(name: str, family: str) -> Callable[[type[Op]], type[Op]]:
 
 def emit(name: str, *inputs: Value | float, **attributes: Any) -> Value:
     """Append one single-result step to the trace of its inputs; numbers become constants of the fitting dtype."""
-    (result,) = emit_all(name, *inputs, **attributes)
-    return result
+    return emit_all(name, *inputs, **attributes)[0]
 
 
 def emit_all(name: str, *inputs: Value | float, **attributes: Any) -> tuple[Value, ...]:
     """Like `emit`, for ops with several results."""
-    like = next(value for value in inputs if isinstance(value, Value))
-    values = tuple(
-        value if isinstance(value, Value) else like.trace.constant(value, like.dtype) for value in inputs
-    )
-    return like.trace.add(TABLE[name], values, attributes)
+    like = inputs[0]
+    if not isinstance(like, Value):
+        like = next(value for value in inputs if isinstance(value, Value))
+    trace, dtype = like.trace, like.dtype
+    values = tuple([value if isinstance(value, Value) else trace.number(value, dtype) for value in inputs])
+    return trace.add(TABLE[name], values, attributes)
 
 
 def overwritten_by(step: Step) -> tuple[Value, ...]:
@@ -239,6 +250,5 @@ def run_meaning(step: Step, arrays: Sequence[Array]) -> tuple[Array, ...]:
     if not isinstance(results, tuple):
         results = (results,)
     return tuple(
-        np.asarray(array).astype(value.dtype, copy=False)
-        for array, value in zip(results, step.results, strict=True)
+        np.asarray(array).astype(value.dtype, copy=False) for array, value in zip(results, step.results, strict=True)
     )

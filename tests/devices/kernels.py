@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -100,6 +101,12 @@ class Bench:
         return first
 
 
+@functools.cache
+def _engine(threads: int) -> Cpu:
+    """One engine per number of threads for the whole session: its workers wait in memory that must outlive them."""
+    return Cpu(threads=threads)
+
+
 def run_on_engine(
     fn: Callable[..., Sequence[Value]], arrays: Sequence[Array], threads: int, times: int = 3
 ) -> list[Array]:
@@ -110,7 +117,7 @@ def run_on_engine(
     trace = Trace()
     inputs = [trace.value(array.shape, array.dtype, "input") for array in arrays]
     results = fn(*inputs)
-    engine = Cpu(threads=threads)
+    engine = _engine(threads)
     plan = plan_memory(trace.steps, results, workspace=engine.workspace)
     program = Program("test", 1, trace.steps, plan, dict(trace.constants), kept=set(results))
     executable = engine.build(program, engine.allocate(plan.nbytes))
@@ -118,7 +125,6 @@ def run_on_engine(
     for _ in range(times):
         executable.run(("forward",), dict(zip(inputs, arrays, strict=True)))
         runs.append([executable.read(value) for value in results])
-    engine.team.stop()
     for again in runs[1:]:
         for a, b in zip(runs[0], again, strict=True):
             assert a.tobytes() == b.tobytes(), "a second run gives other numbers"

@@ -125,6 +125,7 @@ class CpuExecutable(Executable):
             self._entries.extend(made if made is not None else [step])
             names = dict.fromkeys(entry.kernel for entry in made or ())
             program.kernels[step] = ", ".join(names) if made is not None else "NumPy (no native kernel)"
+        self._entries = _needed(self._entries, program, self._operands)
         native = [entry for entry in self._entries if isinstance(entry, Entry)]
         self._kernels = dict(zip(native, library.addresses([entry.code for entry in native]), strict=True))
         # The addresses every entry is handed, one after the other; external ones are filled in before each run.
@@ -256,12 +257,13 @@ class CpuExecutable(Executable):
 
     def _check(self) -> None:
         """Kernels cannot raise: those that may fail say so in a status word, and NumPy's meaning finds the words."""
-        for entry in self._watched:
-            assert entry.status is not None
-            if entry.status[0]:
+        failed = [entry.step for entry in self._watched if entry.status is not None and entry.status[0]]
+        if failed:
+            for entry in self._watched:
+                assert entry.status is not None
                 entry.status[0] = 0
-                self._fall_back(entry.step)
-                raise ExecutionError(f"layer '{entry.step.layer}': failed in native code", step=entry.step.op.name)
+            self._fall_back(failed[0])
+            raise ExecutionError(f"layer '{failed[0].layer}': failed in native code", step=failed[0].op.name)
 
     def _run_profiled(self, phases: Sequence[str], profile: Profile) -> None:
         """Entry by entry, each timed by itself."""
@@ -279,7 +281,8 @@ class CpuExecutable(Executable):
                 assert segment.job is not None
                 self.engine.team.run(segment.job.ctypes.data, segment.threads)
             profile.add(step, time.perf_counter() - start)
-        self._check()
+            if isinstance(entry, Entry) and entry.status is not None:
+                self._check()
 
     def _fall_back(self, step: Step) -> None:
         """A step without a native kernel, by its NumPy meaning; the printed plan says so."""
@@ -290,6 +293,25 @@ class CpuExecutable(Executable):
             raise ExecutionError(f"layer '{step.layer}': {error}", step=step.op.name, phase=step.phase) from error
         for value, array in zip(step.results, results, strict=True):
             np.copyto(self._array(value), array)
+
+
+def _needed(entries: list[Entry | Step], program: Program, operands: Operands) -> list[Entry | Step]:
+    """Entries without those that only write results nobody reads: a step may give more than was asked for."""
+    read = {operands[value].base for value in program.kept}
+    for entry in entries:
+        if isinstance(entry, Entry):
+            read.update(operand.base for operand in entry.reads)
+        else:
+            read.update(operands[value].base for value in entry.inputs)
+    rooms = set(program.plan.workspaces.values())
+
+    def is_needed(entry: Entry | Step) -> bool:
+        if isinstance(entry, Step) or not entry.writes:
+            return True
+        bases = [operand.base for operand in entry.writes]
+        return any(base in read or base in rooms or base not in program.plan.placements for base in bases)
+
+    return [entry for entry in entries if is_needed(entry)]
 
 
 def _barriers(entries: list[Entry], program: Program) -> list[int]:

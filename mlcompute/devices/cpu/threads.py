@@ -6,11 +6,13 @@ import ctypes
 import os
 import platform
 import threading
+from typing import Any
 
 import numpy as np
 
 from mlcompute.devices.cpu.code import Code
 from mlcompute.devices.cpu.jit import library
+from mlcompute.ops.op import Array
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
@@ -36,6 +38,14 @@ def default_thread_count() -> int:
         return min(int(configured), MOST_THREADS)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, _cgroup_cores() or cores, MOST_THREADS))
+
+
+def machine_slices() -> int:
+    """Parts in which sums over a batch, and products, are cut: a fact of the machine, not of the thread count.
+
+    So one machine gives the same numbers with any number of threads; more threads than slices idle in such kernels.
+    """
+    return max(1, min(os.cpu_count() or 1, 16))
 
 
 def _cgroup_cores() -> int | None:
@@ -217,6 +227,11 @@ def _leader(walk: int) -> Code:
     return code
 
 
+def _serve(run: Any, thread: int, size: int, state: Array) -> None:
+    """A worker's life. It holds on to the team's state: memory it sleeps in must not become somebody else's."""
+    run(thread, size, state.ctypes.data)
+
+
 class Team:
     """Threads that run programs together. One program at a time; the caller is thread 0."""
 
@@ -238,7 +253,7 @@ class Team:
                 libc.sem_init(ctypes.c_void_p(self._address + 8 * (_SEMAPHORES + 8 * thread)), 0, 0)
             run = KERNEL(worker)
             for thread in range(1, size):
-                threading.Thread(target=run, args=(thread, size, self._address), daemon=True).start()
+                threading.Thread(target=_serve, args=(run, thread, size, self._state), daemon=True).start()
 
     def run(self, job: int, threads: int) -> None:
         """Walk a program (the address of its walking arguments) on one thread or on all of them."""

@@ -8,6 +8,7 @@ from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.code import Code, float_literal
 from mlcompute.devices.cpu.entry import Entry, Maker
 from mlcompute.devices.cpu.operands import Operand, Operands, collapse
+from mlcompute.devices.cpu.threads import machine_slices
 from mlcompute.ops.op import FLOAT32, Step
 
 #: Nanoseconds per multiplication and addition of one thread, for the estimate of a product's cost.
@@ -26,13 +27,17 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     if left is None or right is None or batch is None or k == 0:
         return None
     count, strides = batch
-    # Threads share whole products, rows or columns, whichever there are enough of.
+    # Threads share whole products, or blocks of rows or columns, whichever there are enough of. How sgemm sums an
+    # element depends on the extents it is given, so blocks follow from shape and machine, not from the thread count.
     axis = 0 if count > 1 else 1 if m >= 8 or m >= n else 2
+    slices = machine_slices()
+    block = 1 if axis == 0 else -(-m // slices) if axis == 1 else -(-n // (16 * slices)) * 16
     arguments: list[Operand | int] = [
         library.sgemm, axis, count, m, n, k, a, left[0], left[1], b, right[0], right[1], y, n, *strides,
-        a.strides[-2], b.strides[-1],
+        a.strides[-2], b.strides[-1], block,
     ]  # fmt: skip
-    rows = m if axis == 1 and count == 1 and len(y.shape) == 2 else 0
+    lines_up = operands.threads == 1 or (operands.threads == slices and m % slices == 0)
+    rows = m if axis == 1 and len(y.shape) == 2 and lines_up else 0
     by_row = {2} if rows else set()
     if rows and a.is_dense:
         by_row.add(0)
@@ -90,19 +95,21 @@ def _sgemm_code() -> Code:
     b, letter_b, ldb = code.argument(9, "ptr"), code.argument(10), code.argument(11)
     y, ldc = code.argument(12, "ptr"), code.argument(13)
     step_a, step_b, step_y = (code.argument(index) for index in range(14, 17))
-    row_a, column_b = code.argument(17), code.argument(18)
-    ranges = []
-    for number, whole in enumerate((count, m, n)):
-        begin, end = code.share(whole, 16 if number == 2 else 1)
-        mine = code.let(f"icmp eq i64 {axis}, {number}")
-        ranges.append(
-            (code.let(f"select i1 {mine}, i64 {begin}, i64 0"), code.let(f"select i1 {mine}, i64 {end}, i64 {whole}"))
-        )
-    (first, last), (row, row_end), (column, column_end) = ranges
-    rows, columns = code.sub(row_end, row), code.sub(column_end, column)
-    some = code.let(f"and i1 {code.let(f'icmp sgt i64 {rows}, 0')}, {code.let(f'icmp sgt i64 {columns}, 0')}")
+    row_a, column_b, block = code.argument(17), code.argument(18), code.argument(19)
+    whole = [code.let(f"icmp eq i64 {axis}, {number}") for number in range(3)]
+    extent = code.let(f"select i1 {whole[1]}, i64 {m}, i64 {n}")
+    extent = code.let(f"select i1 {whole[0]}, i64 {count}, i64 {extent}")
+    blocks = code.div(code.sub(code.add(extent, block), 1), block)
     letters = [code.let(f"trunc i64 {letter} to i8") for letter in (letter_a, letter_b)]
-    with code.when(some), code.loop(first, last) as index:
+    begin, end = code.share(blocks)
+    with code.loop(begin, end) as number:
+        start = code.mul(number, block)
+        size = code.minimum(code.sub(extent, start), block)
+        index = code.let(f"select i1 {whole[0]}, i64 {start}, i64 0")
+        row = code.let(f"select i1 {whole[1]}, i64 {start}, i64 0")
+        rows = code.let(f"select i1 {whole[1]}, i64 {size}, i64 {m}")
+        column = code.let(f"select i1 {whole[2]}, i64 {start}, i64 0")
+        columns = code.let(f"select i1 {whole[2]}, i64 {size}, i64 {n}")
         at_a = code.at(a, code.add(code.mul(index, step_a), code.mul(row, row_a)), "float")
         at_b = code.at(b, code.add(code.mul(index, step_b), code.mul(column, column_b)), "float")
         at_y = code.at(y, code.add(code.add(code.mul(index, step_y), code.mul(row, ldc)), column), "float")

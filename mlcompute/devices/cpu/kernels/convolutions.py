@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.code import Code, vector, vector_lanes
 from mlcompute.devices.cpu.entry import Entry, Maker
 from mlcompute.devices.cpu.operands import Operand, Operands
+from mlcompute.devices.cpu.threads import default_thread_count, machine_slices
 from mlcompute.ops.images import first_shape
 from mlcompute.ops.op import FLOAT32, Shape, Step
 
@@ -20,11 +20,6 @@ _DIRECTIONS = {
     "convolution_weight_gradient": "backward_weights",
 }
 _NS_PER_FLOP = 1 / 60.0
-
-
-def _machine_slices() -> int:
-    """Parts the batch is summed in. It depends on the machine, not on the thread count, so neither do the sums."""
-    return max(1, min(os.cpu_count() or 1, 16))
 
 
 @functools.lru_cache(maxsize=512)
@@ -80,17 +75,15 @@ def _is_native(step: Step) -> bool:
 
 
 def _slices_of(step: Step, threads: int) -> int:
-    return _machine_slices() if step.op.name == "convolution_weight_gradient" else threads
+    return machine_slices() if step.op.name == "convolution_weight_gradient" else threads
 
 
 def workspace(step: Step) -> int:
     """Room for the weights as oneDNN wants them, partial sums of their gradient, and its own working memory."""
     if not _is_native(step):
         return 0
-    from mlcompute.devices.cpu.threads import default_thread_count
-
     # The thread count of a run is not known here; more slices need more working memory, so reckon with the most.
-    most = max(_machine_slices(), default_thread_count())
+    most = max(machine_slices(), default_thread_count())
     return _Plan(step, _slices_of(step, most)).nbytes
 
 
