@@ -301,7 +301,7 @@ def test_outputs_that_share_memory_are_refused() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("wrap", [lambda a: a, mlc.TensorData, memoryview, torch.from_numpy], ids=repr)
+@pytest.mark.parametrize("wrap", [lambda a: a, mlc.TensorData, memoryview, torch.from_numpy], ids=["array", "TensorData", "memoryview", "torch"])
 def test_data_outlives_its_owner(wrap: Callable[[Any], Any], options: mlc.ExecutionOptions) -> None:
     net = Doubling((256, 3))
     expected = np.arange(768, dtype=np.float32).reshape(256, 3)
