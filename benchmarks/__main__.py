@@ -119,7 +119,8 @@ def main() -> None:
             low, high = f["spread_ms"]
             print(
                 f"  {name:<22} median {f['median_ms']:9.3f} ms   min {f['minimum_ms']:9.3f}   "
-                f"10-90 % {low:9.3f} - {high:9.3f}   first step {f['compile_seconds']:6.2f} s   peak {f['peak_kb'] // 1024} MB"
+                f"10-90 % {low:9.3f} - {high:9.3f}   first step {f['compile_seconds']:6.2f} s   "
+                f"peak {f['peak_kb'] // 1024} MB"
             )
         if peers and "median_ms" in ours:
             print(f"  -> {min(peers) / ours['median_ms']:.2f}x the best peer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ def pool(x: jax.Array) -> jax.Array:
 
 
 def mlp(*sizes: int) -> tuple[Parameters, Callable[..., jax.Array]]:
-    parameters = [(init((i, o), i), jnp.zeros(o)) for i, o in zip(sizes, sizes[1:], strict=False)]
+    parameters = [(init((i, o), i), jnp.zeros(o)) for i, o in itertools.pairwise(sizes)]
 
     def forward(p: Parameters, x: jax.Array) -> jax.Array:
         for index, (w, b) in enumerate(p):
@@ -105,11 +106,14 @@ def lstm() -> tuple[Parameters, Callable[..., jax.Array]]:
     return parameters, forward
 
 
-def transformer(d: int = 128, heads: int = 4, layers: int = 2, v: int = 256) -> tuple[Parameters, Callable[..., jax.Array]]:
+def transformer(
+    d: int = 128, heads: int = 4, layers: int = 2, v: int = 256
+) -> tuple[Parameters, Callable[..., jax.Array]]:
     def block() -> dict[str, jax.Array]:
         return {
             "qkv": init((d, 3 * d), d), "qkv_b": jnp.zeros(3 * d), "out": init((d, d), d), "out_b": jnp.zeros(d),
-            "up": init((d, 4 * d), d), "up_b": jnp.zeros(4 * d), "down": init((4 * d, d), 4 * d), "down_b": jnp.zeros(d),
+            "up": init((d, 4 * d), d), "up_b": jnp.zeros(4 * d),
+            "down": init((4 * d, d), 4 * d), "down_b": jnp.zeros(d),
             "g1": jnp.ones(d), "c1": jnp.zeros(d), "g2": jnp.ones(d), "c2": jnp.zeros(d),
         }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -68,7 +69,7 @@ class Net:
 
 
 def mlp(net: Net, x: mlc.Tensor, sizes: tuple[int, ...]) -> mlc.Tensor:
-    for index, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for index, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
         x = net.dense(x, inputs, outputs)
         if index < len(sizes) - 2:
             x = net.relu(x)
@@ -109,7 +110,9 @@ def lstm(net: Net, x: mlc.Tensor) -> mlc.Tensor:
     return net.dense(net.graph.reshape((x.descriptor.shape[0], 128), source=x), 128, 10)
 
 
-def transformer(net: Net, x: mlc.Tensor, d: int = 128, heads: int = 4, layers: int = 2, vocabulary: int = 256) -> mlc.Tensor:
+def transformer(
+    net: Net, x: mlc.Tensor, d: int = 128, heads: int = 4, layers: int = 2, vocabulary: int = 256
+) -> mlc.Tensor:
     table = mlc.EmbeddingLayer(mlc.EmbeddingDescriptor(vocabulary, d), random(vocabulary, d, fan=d))
     x = net.graph.node(table, source=x)
     for _ in range(layers):
@@ -138,7 +141,10 @@ def network(workload: Workload, net: Net, x: mlc.Tensor) -> mlc.Tensor:
     return models[workload.name]()
 
 
-def build(name: str, device: mlc.Device | None = None) -> tuple[mlc.TrainingGraph, dict[str, np.ndarray], dict[str, np.ndarray]]:
+Feeds = dict[str, np.ndarray]
+
+
+def build(name: str, device: mlc.Device | None = None) -> tuple[mlc.TrainingGraph, Feeds, Feeds]:
     """A compiled training graph with the data of one step."""
     workload = WORKLOADS[name]
     kind = mlc.DataType.INT32 if workload.tokens else mlc.DataType.FLOAT32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from benchmarks.workloads import EPSILON, LEARNING_RATE, WORKLOADS
 
 def mlp(*sizes: int) -> nn.Module:
     layers: list[nn.Module] = []
-    for index, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for index, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
         layers.append(nn.Linear(inputs, outputs))
         if index < len(sizes) - 2:
             layers.append(nn.ReLU())

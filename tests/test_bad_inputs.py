@@ -138,7 +138,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "zero-dimensional": (lambda: np.float32(1), "1 elements were given, 6 are needed"),
     "a number": (lambda: 1.0, "1 elements were given, 6 are needed"),
     "empty": (lambda: np.zeros((0, 3), np.float32), r"shape \(0, 3\)"),
-    "empty list": (lambda: [], "0 elements were given, 6 are needed"),
+    "empty list": (list, "0 elements were given, 6 are needed"),
     "short bytes": (lambda: X.tobytes()[:23], "5 elements were given, 6 are needed"),
     "short TensorData": (lambda: mlc.TensorData(X.copy(), 20), "5 elements were given, 6 are needed"),
     "objects": (lambda: X.astype(object), "data of type object cannot be used"),
@@ -301,7 +301,11 @@ def test_outputs_that_share_memory_are_refused() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("wrap", [lambda a: a, mlc.TensorData, memoryview, torch.from_numpy], ids=["array", "TensorData", "memoryview", "torch"])
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda a: a, mlc.TensorData, memoryview, torch.from_numpy],
+    ids=["array", "TensorData", "memoryview", "torch"],
+)
 def test_data_outlives_its_owner(wrap: Callable[[Any], Any], options: mlc.ExecutionOptions) -> None:
     net = Doubling((256, 3))
     expected = np.arange(768, dtype=np.float32).reshape(256, 3)

@@ -20,21 +20,21 @@ COUNT = int(os.environ.get("MLC_FUZZ_GRAPHS", "100000"))
 
 #: Rounding of a few dozen float32 operations.
 RELATIVE = 3e-5
-#: How far inputs are moved to learn how much their own rounding matters at this point (kinks, cancellation).
-NUDGE = 3e-7
+#: Beyond this, squares leave the range of float32, and there is nothing to compare.
+LARGEST = 1e18
 
 
-def close(actual: Array, expected: Array, elsewhere: Array, what: str) -> None:
-    """Equal up to rounding, and up to how much the answer moves when its inputs are rounded otherwise."""
+def close(actual: Array, expected: Array, others: list[Array], what: str) -> None:
+    """Equal up to rounding, and up to how much the answer moves with other roundings (kinks, jumps, cancellation)."""
     assert actual.shape == expected.shape, what
     if actual.dtype.kind != "f":
-        moved = expected != elsewhere
-        assert ((actual == expected) | moved).all() or moved.any(), what
+        moves = any((other != expected).any() for other in others)
+        assert moves or (actual == expected).all(), what
         return
     size = max(1.0, float(np.abs(expected).max(initial=0.0)))
-    bound = RELATIVE * size + 10 * float(np.abs(expected - elsewhere).max(initial=0.0))
+    moved = max(float(np.abs(other - expected).max(initial=0.0)) for other in others)
     assert np.isfinite(actual).all(), what
-    assert float(np.abs(actual - expected).max(initial=0.0)) <= bound, what
+    assert float(np.abs(actual - expected).max(initial=0.0)) <= RELATIVE * size + 10 * moved, what
 
 
 def check(f: Fuzzed) -> None:
@@ -81,14 +81,18 @@ def compare_with_float64(
     for tensor, array in zip(f.kept, before, strict=True):
         np.copyto(tensor.data, array)
     expected, slopes = evaluate(f)
-    elsewhere, other_slopes = evaluate(f, NUDGE)
+    noisy = [evaluate(f, np.random.default_rng(seed)) for seed in range(4)]
     for tensor, array in zip(f.kept, now, strict=True):
         np.copyto(tensor.data, array)
+    largest = max(float(np.abs(array).max(initial=0.0)) for array in (*expected.values(), *slopes.values()))
+    if largest > LARGEST:
+        return
     for name, tensor in outputs.items():
-        close(actual[name], expected[tensor], elsewhere[tensor], f"{name}: differs from float64")
+        close(actual[name], expected[tensor], [values[tensor] for values, _ in noisy], f"{name}: differs from float64")
     for tensor, array in gradients.items():
         slope = slopes.get(tensor, np.zeros(array.shape))
-        close(array, slope, other_slopes.get(tensor, slope), f"gradient of {tensor!r}: differs from float64")
+        others = [others.get(tensor, slope) for _, others in noisy]
+        close(array, slope, others, f"gradient of {tensor!r}: differs from float64")
     assert slopes.keys() <= gradients.keys(), "a gradient is missing"
 
 

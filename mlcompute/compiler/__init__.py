@@ -119,8 +119,7 @@ def _compile(description: Description, engine: Engine, style: str, batch_size: i
     program.constants = {value: array for value, array in trace.constants.items() if value in used}
     if verifies:
         verify_program(program)
-    # Values point to their trace. Emptied, it does not point back, and a program nobody needs is gone at once.
-    trace.steps, trace.constants = [], {}
+    trace.clear()  # a program nobody needs any more is then gone at once, without the cyclic collector
     return program
 
 
@@ -218,7 +217,8 @@ def _kept(description: Description, program: Program, style: str) -> list[Value]
     values, gradients = program.values, program.gradients
     tensors = [tensor for tensor in (*description.kept, *description.debugged) if tensor in values]
     kept = [values[tensor] for tensor in tensors]
-    kept += [gradients[tensor] for tensor in (*description.kept_gradients, *description.debugged) if tensor in gradients]
+    wanted = (*description.kept_gradients, *description.debugged)
+    kept += [gradients[tensor] for tensor in wanted if tensor in gradients]
     if style == "split":
         kept += [values[result] for node in description.nodes for result in node.results]
         kept += list(gradients.values())

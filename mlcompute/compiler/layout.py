@@ -113,9 +113,8 @@ class _Layout:
 
 def _moved(source: Value, target: Value, axes: tuple[int, ...], step: Step) -> Step:
     """Axes reordered; where at most one of the moved extents is not 1, that is only another spelling of the shape."""
-    channels_and_area = (source.shape[1:3], source.shape[3]) if axes == TO_FIRST else (source.shape[2:], source.shape[1])
-    area = channels_and_area[0][0] * channels_and_area[0][1]
-    if area == 1 or channels_and_area[1] == 1:
+    _, channels, height, width = source.shape if axes == TO_LAST else target.shape
+    if height * width == 1 or channels == 1:
         return Step(TABLE["reshape"], (source,), (target,), {"shape": target.shape}, step.layer, step.phase)
     return Step(TABLE["transpose"], (source,), (target,), {"axes": axes}, step.layer, step.phase)
 

@@ -72,7 +72,8 @@ def merge(steps: list[Step], keep: Iterable[Value]) -> list[Step]:
                 merged.append(step)
             continue
         joins = step.op.family == "map" or (step.op.name == "assign" and step.inputs[1] in inside)
-        if group and not (joins and _fits(step, group) and not any(v in view.results for view in views for v in step.inputs)):
+        waits = any(value in view.results for view in views for value in step.inputs)
+        if group and (waits or not joins or not _fits(step, group)):
             close(index)
         if step.op.family == "map":
             group.append(step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from mlcompute.compiler.program import Program
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where an arena value lies and from which step to which it must stay."""
 
     offset: int
@@ -81,8 +80,10 @@ def plan_memory(
     spans: dict[Value, tuple[int, int]] = {}
     watch = _ViewsRead(plan)
     for index, step in enumerate(steps):
-        watch.read(step)
-        taken_over = _in_place(step, index, last, watch) if reuse and not guard else None
+        taken_over = None
+        if step.op.elementwise:
+            watch.read(step)
+            taken_over = _in_place(step, index, last, watch) if reuse and not guard else None
         for value in step.results:
             if value not in last:
                 continue

@@ -23,20 +23,23 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool], start: int = 0)
 
     start  how many steps at the beginning stay there and before all others
     """
-    fixed: list[Step] = []
+    fixed = steps[:start]
     moving: list[Step] = []
     # Slot k is right after fixed step k; -1: before all. `latest` is where a step stands now.
     slots: list[int] = []
     latest: list[int] = []
-    roots: dict[Value, Value] = {}  # view -> the value whose memory it shows
     ready: dict[Value, int] = {}
-    lasting = {value for step in steps for value in overwritten_by(step)}
-    last_read: dict[Value, int] = dict.fromkeys(lasting, -1)
-    last_written: dict[Value, int] = dict.fromkeys(lasting, -1)
-    for step in steps:
-        read = [root for value in step.inputs if (root := roots.get(value, value)) in lasting]
+    #: Memory that is overwritten somewhere, and the views of it.
+    shown = {value: value for step in steps for value in overwritten_by(step)}
+    last_read = dict.fromkeys(shown, -1)
+    last_written = dict.fromkeys(shown, -1)
+    for step in fixed:
+        if step.op.is_view and step.inputs[0] in shown:
+            shown[step.results[0]] = shown[step.inputs[0]]
+    for step in steps[start:]:
+        read = [shown[value] for value in step.inputs if value in shown]
         if moves(step):
-            slot = max([start - 1, *[ready.get(value, -1) for value in step.inputs]])
+            slot = max([start - 1, *[ready[value] for value in step.inputs if value in ready]])
             slot = max([slot, *[last_written[root] for root in read]])
             slot = max([slot, *[last_read[root] for root in overwritten_by(step)]])
             moving.append(step)
@@ -45,15 +48,16 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool], start: int = 0)
         else:
             slot = len(fixed)
             fixed.append(step)
-        for root in read:
-            last_read[root] = max(last_read[root], slot)
-        for root in overwritten_by(step):
-            last_written[root] = slot
-        if step.op.is_view:
-            roots[step.results[0]] = roots.get(step.inputs[0], step.inputs[0])
+        if read:
+            if step.op.is_view:
+                shown[step.results[0]] = read[0]
+            for root in read:
+                last_read[root] = max(last_read[root], slot)
+            for root in overwritten_by(step):
+                last_written[root] = slot
         for value in step.results:
             ready[value] = slot
-    _as_late_as_useful(moving, roots, slots, latest)
+    _as_late_as_useful(moving, shown, slots, latest)
     after: list[list[Step]] = [[] for _ in range(len(fixed) + 1)]
     for step, slot in zip(moving, slots, strict=True):
         after[slot + 1].append(step)
@@ -64,7 +68,7 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool], start: int = 0)
     return scheduled
 
 
-def _as_late_as_useful(moving: list[Step], roots: dict[Value, Value], slots: list[int], latest: list[int]) -> None:
+def _as_late_as_useful(moving: list[Step], shown: dict[Value, Value], slots: list[int], latest: list[int]) -> None:
     """Delay each step to its first consumer (and to no overwriting of what it reads): results live shorter."""
     needed: dict[Value, int] = {}
     overwritten: dict[Value, int] = {}
@@ -74,10 +78,8 @@ def _as_late_as_useful(moving: list[Step], roots: dict[Value, Value], slots: lis
             limits = [needed[value] for value in step.results if value in needed]
             if limits:
                 limits.append(latest[index])
-                for value in step.inputs:
-                    root = roots.get(value, value)
-                    if root in overwritten:
-                        limits.append(overwritten[root])
+                read = [shown[value] for value in step.inputs if value in shown]
+                limits += [overwritten[root] for root in read if root in overwritten]
                 slot = slots[index] = max(slot, min(limits))
         for target in overwritten_by(step):
             overwritten[target] = slot

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import operator
 from collections.abc import Iterable, Sequence
@@ -51,11 +52,16 @@ def between(who: str, name: str, number: Any, least: float = -math.inf, most: fl
     return result
 
 
+@functools.cache
+def _choices(kind: type[enum.IntEnum]) -> dict[enum.IntEnum, None]:
+    return {choice: None for choice in kind if choice.name not in ("INVALID", "COUNT")}
+
+
 def member(who: str, name: str, kind: type[Member], value: Any) -> Member:
     """`value` as a member of an enumeration; its plain number will do, a sentinel (INVALID, COUNT) will not."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{who}: {name} must be a {kind.__name__}, not {value!r}")
-    choices = [choice for choice in kind if choice.name not in ("INVALID", "COUNT")]
+    choices = _choices(kind)
     if value not in choices or (isinstance(value, enum.Enum) and not isinstance(value, kind)):
         expected = ", ".join(choice.name for choice in choices)
         raise DataError(f"{who}: {name} is {value!r}", expected=f"{kind.__name__}: {expected}")

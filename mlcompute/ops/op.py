@@ -157,6 +157,10 @@ class Trace:
         self.constants[value] = data
         return value
 
+    def clear(self) -> None:
+        """Forget everything. Values point to their trace; emptied, it does not point back and goes with the last."""
+        self.steps, self.constants, self._numbers = [], {}, {}
+
     def number(self, number: float, dtype: np.dtype[Any]) -> Value:
         """A scalar constant; the same value for the same number."""
         key = (number or str(number), dtype)  # 0.0 and -0.0 are equal, and yet not the same

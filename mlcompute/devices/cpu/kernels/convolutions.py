@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ class _Plan:
             x, w = first_shape(step.inputs[0].shape), step.inputs[1].shape
         slices = min(slices, x[0])
         bounds = [x[0] * s // slices for s in range(slices + 1)]
-        self.ranges = list(zip(bounds, bounds[1:], strict=False))
+        self.ranges = list(itertools.pairwise(bounds))
         self.primitives = [
             _primitive(
                 self.direction, (end - begin, *x[1:]), w, a["strides"], a["dilations"], a["padding"], a["groups"]
@@ -244,5 +245,5 @@ def _sum_entry(step: Step, parts: list[Operand], count: int) -> Entry:
     return Entry(step, code, arguments, reads=list(parts), writes=[parts[0]], kernel="loop", cost=count * 0.3)
 
 
-KERNELS: dict[str, Maker] = {name: convolution_entries for name in _DIRECTIONS}
-WORKSPACES = {name: workspace for name in _DIRECTIONS}
+KERNELS: dict[str, Maker] = dict.fromkeys(_DIRECTIONS, convolution_entries)
+WORKSPACES = dict.fromkeys(_DIRECTIONS, workspace)

@@ -27,14 +27,14 @@ def map_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
             return None
     shape = _iteration_shape(steps)
     made = {value for inner in steps for value in inner.results}
-    inputs = list(dict.fromkeys(v for inner in steps if inner.op.name != "assign" for v in inner.inputs if v not in made))
+    maps = [inner for inner in steps if inner.op.name != "assign"]
+    inputs = list(dict.fromkeys(value for inner in maps for value in inner.inputs if value not in made))
     stores: list[tuple[Value, Operand]] = [(value, operands[value]) for value in step.results]
     for inner in steps:
         if inner.op.name == "assign":
             stores.append((inner.inputs[1], operands[inner.inputs[0]]))
             if inner.inputs[1] not in made and inner.inputs[1] not in inputs:
                 inputs.append(inner.inputs[1])
-    maps = [inner for inner in steps if inner.op.name != "assign"]
     return [loop_entry(step, maps, shape, [(v, operands[v]) for v in inputs], stores)]
 
 
