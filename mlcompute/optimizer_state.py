@@ -31,7 +31,8 @@ class OptimizerState:
             if tensor._optimizer_data_is_callers:
                 self._buffers[tensor] = tensor._optimizer_data
             elif tensor not in self._buffers:
-                shape, dtype = tensor.descriptor.shape, tensor.descriptor.data_type.numpy
+                descriptor = tensor.state_descriptor
+                shape, dtype = descriptor.shape, descriptor.data_type.numpy
                 self._buffers[tensor] = [np.zeros(shape, dtype) for _ in self.optimizer.state_names]
             tensor._optimizer_data = self._buffers[tensor]
 

@@ -276,12 +276,17 @@ class Tensor:
         self._device = to
         return True
 
+    @property
+    def state_descriptor(self) -> TensorDescriptor:
+        """What each buffer of optimizer state is: the tensor's shape in FLOAT32, also for a FLOAT16 tensor."""
+        return TensorDescriptor(self._descriptor.shape)
+
     def bind_optimizer_data(
         self, data: Sequence[ArrayLike], *, device_data: Sequence[TensorOptimizerDeviceData] | None = None
     ) -> bool:
         """Attach optimizer state: one buffer per state, in layout order. The memory stays the caller's."""
         states = [
-            write_target(state, self._descriptor, f"Tensor '{self.label}'.bind_optimizer_data[{index}]")
+            write_target(state, self.state_descriptor, f"Tensor '{self.label}'.bind_optimizer_data[{index}]")
             for index, state in enumerate(data)
         ]
         memory = {f"state {index}": state for index, state in enumerate(states)}

@@ -146,7 +146,7 @@ def test_half_precision_computes_in_single_and_rounds() -> None:
         assert_close(loss16, loss32.astype(np.float16))
     assert w16.data.dtype == np.float16
     assert_close(w16.data, w32.data.astype(np.float16), scale=3.0)
-    assert [state.length for state in w16.optimizer_data] == [12]
+    assert [state.length for state in w16.optimizer_data] == [24], "state is kept in float32"
 
 
 def test_half_precision_split_is_fused() -> None:
@@ -300,3 +300,27 @@ def test_what_cannot_be_quantized() -> None:
         x.quantized(T.INT8, scale=tensor(normal(3)), bias=0)
     with pytest.raises(mlc.DataError, match="has no data"):
         mlc.Tensor(shape=(3,)).quantized(T.INT8, scale=1.0, bias=0)
+
+
+def test_adam_on_half_precision_parameters_moves_by_the_learning_rate() -> None:
+    """In float16 the second moment of a gradient of 0.005 would vanish; with float32 state every step is about lr."""
+    w = mlc.Tensor(shape=(1, 1), data=np.zeros((1, 1), np.float16), data_type=T.FLOAT16)
+    sizes = mlc.ConvolutionDescriptor(input_feature_channel_count=1, output_feature_channel_count=1)
+    x = mlc.Tensor(shape=(1, 1), data_type=T.FLOAT16)
+    graph = mlc.TrainingGraph(
+        [], optimizer=mlc.AdamOptimizer(mlc.OptimizerDescriptor(learning_rate=2.0**-10))
+    )
+    y = graph.node(mlc.FullyConnectedLayer(w, None, sizes), source=x)
+    gradient = graph.allocate_user_gradient(y)
+    graph.add_inputs({"x": x})
+    graph.compile(device=mlc.Device.cpu())
+    for _ in range(64):
+        graph.bind_and_write_data(
+            {"x": np.ones((1, 1), np.float16), "g": np.full((1, 1), 0.005, np.float16)},
+            for_inputs={"x": x, "g": gradient},
+            to=graph.device,
+        )
+        graph.execute_forward()
+        graph.execute_gradient()
+        graph.execute_optimizer_update()
+    assert w.data.item() == pytest.approx(-64 * 2.0**-10, rel=2e-3)

@@ -18,7 +18,7 @@ from mlcompute.compiler.merge import merge
 from mlcompute.compiler.orient import orient
 from mlcompute.compiler.plan import plan_like, plan_memory
 from mlcompute.compiler.program import Program
-from mlcompute.compiler.schedule import assign_early, update_early
+from mlcompute.compiler.schedule import update_early
 from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.update import update
 from mlcompute.compiler.verify import is_verifying, verify_program, verify_steps
@@ -108,7 +108,7 @@ def _compile(description: Description, engine: Engine, style: str, batch_size: i
     if engine.prefers_channels_last:
         channels_last(trace, program.kept)
     orient(trace, program.kept)
-    steps = assign_early(trace.steps) if style == "split" else update_early(trace.steps)
+    steps = trace.steps if style == "split" else update_early(trace.steps)
     if description.fuses:
         steps = merge(steps, program.kept) if engine.merges else fuse(steps)
     program.steps = steps
@@ -197,19 +197,35 @@ def _update(description: Description, program: Program, run: Lowering) -> None:
         if gradient is None:
             continue
         value = run.values[tensor]
-        states = [trace.value(value.shape, value.dtype, "state", name) for name in optimizer.state_names]
+        # Second moments of small gradients vanish in half precision: state is kept in float32 at least.
+        dtype = FLOAT32 if value.dtype.itemsize < FLOAT32.itemsize else value.dtype
+        states = [trace.value(value.shape, dtype, "state", name) for name in optimizer.state_names]
         program.states[tensor] = states
         updated.append((value, gradient, states))
-    if updated:
-        program.scalars = {
-            name: trace.value((), FLOAT32, "scalar", name) for name in optimizer.scalar_names
-        }
-        pairs = update(trace, optimizer, updated, program.scalars)
-        trace.phase = "update"
-        for target, value in pairs:
-            trace.layer = target.label if target.kind == "parameter" else trace.layer
+    if not updated:
+        return
+    program.scalars = {name: trace.value((), FLOAT32, "scalar", name) for name in optimizer.scalar_names}
+    # A new value is stored at once, so that the step's memory is free for the next parameter, unless the old one is
+    # itself some gradient, seen through a view or not.
+    shown: dict[Value, Value] = {}
+    for step in trace.steps:
+        if step.op.is_view:
+            shown[step.results[0]] = shown.get(step.inputs[0], step.inputs[0])
+    gradients = {shown.get(gradient, gradient) for _, gradient, _ in updated}
+    late: list[tuple[Value, Value]] = []
+
+    def store(target: Value, value: Value) -> None:
+        if target in gradients:
+            late.append((target, value))
+        else:
             ops.assign(target, value)
-        trace.layer = ""
+
+    update(trace, optimizer, updated, program.scalars, store)
+    trace.phase = "update"
+    for target, value in late:
+        trace.layer = target.label
+        ops.assign(target, value)
+    trace.layer = ""
 
 
 def _kept(description: Description, program: Program, style: str) -> list[Value]:

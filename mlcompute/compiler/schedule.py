@@ -9,21 +9,12 @@ from mlcompute.ops.op import Step, Value, overwritten_by
 
 def update_early(steps: list[Step]) -> list[Step]:
     """Fused execution: every step of the update phase moves to where its gradient is complete."""
-    return move_early(assign_early(steps), lambda step: step.phase == "update")
+    return move_early(steps, lambda step: step.phase == "update")
 
 
-def assign_early(steps: list[Step]) -> list[Step]:
-    """Split execution: within the update phase, each new value is stored as soon as nobody reads the old one."""
-    start = next((index for index, step in enumerate(steps) if step.phase == "update"), len(steps))
-    return move_early(steps, lambda step: step.phase == "update" and not step.op.is_pure, start)
-
-
-def move_early(steps: list[Step], moves: Callable[[Step], bool], start: int = 0) -> list[Step]:
-    """Move chosen steps forward, never past what they depend on, a reader of what they overwrite, or its writer.
-
-    start  how many steps at the beginning stay there and before all others
-    """
-    fixed = steps[:start]
+def move_early(steps: list[Step], moves: Callable[[Step], bool]) -> list[Step]:
+    """Move chosen steps forward, never past what they depend on, a reader of what they overwrite, or its writer."""
+    fixed: list[Step] = []
     moving: list[Step] = []
     # Slot k is right after fixed step k; -1: before all. `latest` is where a step stands now.
     slots: list[int] = []
@@ -33,15 +24,13 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool], start: int = 0)
     shown = {value: value for step in steps for value in overwritten_by(step)}
     last_read = dict.fromkeys(shown, -1)
     last_written = dict.fromkeys(shown, -1)
-    for step in fixed:
-        if step.op.is_view and step.inputs[0] in shown:
-            shown[step.results[0]] = shown[step.inputs[0]]
-    for step in steps[start:]:
+    for step in steps:
         read = [shown[value] for value in step.inputs if value in shown]
         if moves(step):
-            slot = max([start - 1, *[ready[value] for value in step.inputs if value in ready]])
-            slot = max([slot, *[last_written[root] for root in read]])
-            slot = max([slot, *[last_read[root] for root in overwritten_by(step)]])
+            limits = [ready[value] for value in step.inputs if value in ready]
+            limits += [last_written[root] for root in read]
+            limits += [last_read[root] for root in overwritten_by(step)]
+            slot = max(limits, default=-1)
             moving.append(step)
             slots.append(slot)
             latest.append(len(fixed) - 1)
