@@ -18,7 +18,7 @@ from mlcompute.compiler.merge import merge
 from mlcompute.compiler.orient import orient
 from mlcompute.compiler.plan import plan_like, plan_memory
 from mlcompute.compiler.program import Program
-from mlcompute.compiler.schedule import update_early
+from mlcompute.compiler.schedule import assign_early, update_early
 from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.update import update
 from mlcompute.compiler.verify import is_verifying, verify_program, verify_steps
@@ -108,7 +108,7 @@ def _compile(description: Description, engine: Engine, style: str, batch_size: i
     if engine.prefers_channels_last:
         channels_last(trace, program.kept)
     orient(trace, program.kept)
-    steps = trace.steps if style == "split" else update_early(trace.steps)
+    steps = assign_early(trace.steps) if style == "split" else update_early(trace.steps)
     if description.fuses:
         steps = merge(steps, program.kept) if engine.merges else fuse(steps)
     program.steps = steps
@@ -205,25 +205,10 @@ def _update(description: Description, program: Program, run: Lowering) -> None:
     if not updated:
         return
     program.scalars = {name: trace.value((), FLOAT32, "scalar", name) for name in optimizer.scalar_names}
-    # A new value is stored at once, so that the step's memory is free for the next parameter, unless the old one is
-    # itself some gradient, seen through a view or not.
-    shown: dict[Value, Value] = {}
-    for step in trace.steps:
-        if step.op.is_view:
-            shown[step.results[0]] = shown.get(step.inputs[0], step.inputs[0])
-    gradients = {shown.get(gradient, gradient) for _, gradient, _ in updated}
-    late: list[tuple[Value, Value]] = []
-
-    def store(target: Value, value: Value) -> None:
-        if target in gradients:
-            late.append((target, value))
-        else:
-            ops.assign(target, value)
-
-    update(trace, optimizer, updated, program.scalars, store)
+    pairs = update(trace, optimizer, updated, program.scalars)
     trace.phase = "update"
-    for target, value in late:
-        trace.layer = target.label
+    for target, value in pairs:
+        trace.layer = target.label if target.kind == "parameter" else trace.layer
         ops.assign(target, value)
     trace.layer = ""
 

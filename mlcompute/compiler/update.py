@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,17 +18,12 @@ Updated = tuple[Value, Value, Sequence[Value]]
 
 
 def update(
-    trace: Trace,
-    optimizer: Optimizer,
-    parameters: Sequence[Updated],
-    scalars: Mapping[str, Value],
-    store: Callable[[Value, Value], None] = lambda target, value: None,
+    trace: Trace, optimizer: Optimizer, parameters: Sequence[Updated], scalars: Mapping[str, Value]
 ) -> list[tuple[Value, Value]]:
     """Describe one update of all parameters.
 
     scalars   a rank-0 value per name in `optimizer.scalar_names`
     returns   (target, new value) pairs: what to store into every parameter and every state
-    store     called with each pair as soon as its parameter is complete
 
     Parameters come in the order in which their gradients do, each complete before the next, so that an update may run
     as soon as its gradient is there. Only the global norm has to wait for all of them.
@@ -51,10 +46,7 @@ def update(
             gradient = gradient + optimizer.penalty(wide)
         new, kept = optimizer.update(h, wide, gradient, [ops.convert(s, dtype) for s in state])
         targets, values = (w, *state), (new, *kept)
-        pairs = [(target, ops.convert(value, target.dtype)) for target, value in zip(targets, values, strict=True)]
-        for target, value in pairs:
-            store(target, value)
-        assigned += pairs
+        assigned += [(target, ops.convert(value, target.dtype)) for target, value in zip(targets, values, strict=True)]
     trace.layer, trace.phase = layer, phase
     return assigned
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mlcompute import ops
 from mlcompute.compiler.plan import plan_memory
-from mlcompute.compiler.schedule import move_early, update_early
+from mlcompute.compiler.schedule import assign_early, move_early, update_early
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.ops.op import Step, Trace, Value
 from tests.compiler.programs import Drawn, feed, programs
@@ -59,8 +59,31 @@ def test_fused_updates_need_less_memory() -> None:
     changed = [w - g for w, g in zip(parameters, gradients, strict=True)]
     for w, new in zip(parameters, changed, strict=True):
         ops.assign(w, new)
-    assert plan_memory(trace.steps).nbytes == 4 * x.nbytes
-    assert plan_memory(update_early(trace.steps)).nbytes == x.nbytes
+    late, split, fused = trace.steps, assign_early(trace.steps), update_early(trace.steps)
+    assert plan_memory(late).nbytes == plan_memory(split).nbytes == 4 * x.nbytes
+    assert plan_memory(fused).nbytes == x.nbytes
+
+
+def test_split_phases_stay_in_order() -> None:
+    trace, _ = two_parameters()
+    scheduled = assign_early(trace.steps)
+    verify_steps(scheduled, split=True)
+    assert names(scheduled)[-6:] == ["multiply", "subtract", "assign", "multiply", "subtract", "assign"]
+
+
+def test_split_updates_do_not_leave_their_phase() -> None:
+    """Even when what they store was computed long before."""
+    trace = Trace()
+    x, w = feed(trace, (2,)), feed(trace, (2,), "parameter")
+    y = x + 1.0
+    trace.phase = "gradient"
+    ops.exp(y)
+    trace.phase = "update"
+    ops.assign(w, y)
+    scheduled = assign_early(trace.steps)
+    assert names(scheduled) == ["add", "exp", "assign"]
+    verify_steps(scheduled, split=True)
+    assert names(update_early(trace.steps)) == ["add", "assign", "exp"]
 
 
 def test_a_result_is_computed_right_before_it_is_needed() -> None:
@@ -90,7 +113,7 @@ def test_a_read_never_passes_an_overwriting() -> None:
 def test_nothing_moves_without_an_update() -> None:
     trace = Trace()
     ops.relu(feed(trace, (2,)) + 1.0)
-    assert update_early(trace.steps) == trace.steps
+    assert update_early(trace.steps) == assign_early(trace.steps) == trace.steps
     assert move_early([], lambda step: True) == []
 
 
@@ -103,8 +126,11 @@ def test_any_choice_of_moving_steps_gives_the_same_numbers(drawn: Drawn, chosen:
 
 @settings(max_examples=100, deadline=None)
 @given(programs(phases=("forward", "gradient", "update")))
-def test_early_updates_give_the_same_numbers(drawn: Drawn) -> None:
+def test_schedules_of_both_styles_give_the_same_numbers(drawn: Drawn) -> None:
     check(drawn, update_early(drawn.steps))
+    scheduled = assign_early(drawn.steps)
+    verify_steps(scheduled, split=True)
+    check(drawn, scheduled)
 
 
 def check(drawn: Drawn, scheduled: list[Step]) -> None:

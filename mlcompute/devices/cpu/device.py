@@ -99,6 +99,7 @@ class _Segment:
 
     job: Array | None = None
     tape: Array | None = None
+    address: int = 0
     threads: int = 1
     step: Step | None = None
     checks: bool = False
@@ -167,7 +168,9 @@ class CpuExecutable(Executable):
 
     def _bind(self, value: Value, array: Array) -> None:
         """Point every kernel that uses an external value to its array."""
-        address = array.ctypes.data
+        if self._arrays.get(value) is array:
+            return
+        address = array.__array_interface__["data"][0]  # much cheaper than array.ctypes
         self._arrays[value] = array
         if self._bound.get(value) == address:
             return
@@ -230,7 +233,7 @@ class CpuExecutable(Executable):
         openmp = (library.omp_get_max_threads, library.omp_set_num_threads) if library is not None else (0, 0)
         job = np.array([tape.ctypes.data, len(entries), self._barrier.ctypes.data, *openmp], np.int64)
         cost = sum(entry.cost for entry in entries)
-        return _Segment(job, tape, 1 if cost < WORTH_SHARING else self.engine.threads, checks=checks)
+        return _Segment(job, tape, job.ctypes.data, 1 if cost < WORTH_SHARING else self.engine.threads, checks=checks)
 
     # Running ----------------------------------------------------------------------------------------------------
 
@@ -251,8 +254,7 @@ class CpuExecutable(Executable):
             if segment.step is not None:
                 self._fall_back(segment.step)
             else:
-                assert segment.job is not None
-                self.engine.team.run(segment.job.ctypes.data, segment.threads)
+                self.engine.team.run(segment.address, segment.threads)
         self._check()
 
     def _check(self) -> None:
@@ -278,8 +280,7 @@ class CpuExecutable(Executable):
                 self._fall_back(entry)
             else:
                 segment = self._native([entry])
-                assert segment.job is not None
-                self.engine.team.run(segment.job.ctypes.data, segment.threads)
+                self.engine.team.run(segment.address, segment.threads)
             profile.add(step, time.perf_counter() - start)
             if isinstance(entry, Entry) and entry.status is not None:
                 self._check()
