@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 # Each test worker computes on one core; more threads than cores only get in each other's way.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS)
 
-.PHONY: help train test lint slow examples format clean
+.PHONY: help train test lint slow bench examples format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make train DATA=path  the same on a folder of MNIST-format files"
 	@echo "make test             lint, type check and test everything"
 	@echo "make slow             the tests that take minutes"
+	@echo "make bench            training steps beside PyTorch and JAX (ARGS=--quick: about two minutes)"
 	@echo "make examples         run every example"
 	@echo "make lint, format     ruff and mypy; ruff's formatter"
 	@echo "make clean            remove $(VENV) and everything that was built"
@@ -30,6 +31,9 @@ test: lint
 
 slow: $(VENV)/.has-test
 	$(PYTEST) -m slow $(ARGS)
+
+bench: $(VENV)/.has-bench
+	$(PY) -m benchmarks $(ARGS)
 
 lint: $(VENV)/.has-test
 	$(PY) -m ruff check .

@@ -13,7 +13,7 @@ def orient(trace: Trace, keep: Iterable[Value] = ()) -> None:
     for step in trace.steps:
         for value in step.inputs:
             uses[value] = uses.get(value, 0) + 1
-    products = {step.results[0]: step for step in trace.steps if step.op.name == "matmul"}
+    products = {step.results[0] for step in trace.steps if step.op.name == "matmul"}
     turned = {
         step.inputs[0]: step
         for step in trace.steps
@@ -22,6 +22,8 @@ def orient(trace: Trace, keep: Iterable[Value] = ()) -> None:
         and uses[step.inputs[0]] == 1
         and step.attributes["axes"] == _swapped(len(step.inputs[0].shape))
     }
+    if not turned:
+        return
     steps: list[Step] = []
     gone = set(turned.values())
     transposes = {s.results[0]: s for s in trace.steps if s.op.name == "transpose" and s not in gone}

@@ -69,7 +69,8 @@ class _Simplification:
         self.roots: dict[Value, Value] = {}  # view -> the value whose memory it shows
         self.producers: dict[Value, Step] = {}
         self.seen: dict[Hashable, tuple[Value, ...]] = {}
-        self.scalars: dict[Hashable, Value] = {}
+        self.scalars: dict[Value, Value] = {}
+        self.distinct: dict[Hashable, Value] = {}
 
     def add(self, step: Step) -> None:
         """Keep a step, shorten it, or find that its results exist already."""
@@ -78,7 +79,7 @@ class _Simplification:
             self.versions[step.inputs[0]] = self.versions.get(step.inputs[0], 0) + 1
             self.steps.append(step)
             return
-        shorter = _identity(step, self.producers, self.trace)
+        shorter = _identity(step, self.producers, self.trace) if step.op.name in _SHORTENED else None
         if isinstance(shorter, Value):
             # A view shows the same memory as its source at any time; a copy keeps what is overwritten later.
             if step.op.is_view or self.root(shorter) not in self.overwritten:
@@ -88,7 +89,7 @@ class _Simplification:
             step = shorter
         key = self._key(step)
         known = self.seen.get(key)
-        if known is None and _foldable(step):
+        if known is None and step.inputs and step.inputs[0].kind == "constant" and _foldable(step):
             known = _fold(step, self.trace)
         if known is not None:
             self.seen[key] = known
@@ -111,13 +112,18 @@ class _Simplification:
         for index, value in enumerate(inputs):
             by = replaced.get(value, value)
             if by.kind == "constant" and not by.shape:
-                # One value per distinct scalar, so that steps which mention it compare equal.
-                by = self.scalars.setdefault((by.dtype, self.trace.constants[by].tobytes()), by)
+                by = self.scalars.get(by) or self._scalar(by)
             if by is not value:
                 inputs[index], changed = by, True
         if not changed:
             return step
         return Step(step.op, tuple(inputs), step.results, step.attributes, step.layer, step.phase)
+
+    def _scalar(self, value: Value) -> Value:
+        """One value per distinct scalar, so that steps which mention it compare equal."""
+        content = (value.dtype, self.trace.constants[value].tobytes())
+        self.scalars[value] = same = self.distinct.setdefault(content, value)
+        return same
 
     def _key(self, step: Step) -> Hashable:
         attributes = step.attributes
@@ -126,7 +132,7 @@ class _Simplification:
         updates = step.phase == "update"
         if not self.versions:
             return step.op.name, step.inputs, named, updates
-        versions = tuple(self.versions.get(self.root(value), 0) for value in step.inputs)
+        versions = tuple([self.versions.get(self.root(value), 0) for value in step.inputs])
         return step.op.name, step.inputs, named, updates, versions
 
     def _replace(self, step: Step, by: tuple[Value, ...]) -> None:
@@ -137,17 +143,21 @@ class _Simplification:
                 continue
             shown = self.substitution[value]
             if self.root(shown).kind not in ("temporary", "constant"):
-                own = self.trace.value(shown.shape, shown.dtype)
-                self.steps.append(Step(TABLE["copy"], (shown,), (own,), {}, step.layer, step.phase))
-                self.substitution[value] = own
+                self.substitution[value] = self._copied(shown, step)
+
+    def _copied(self, value: Value, step: Step) -> Value:
+        """What a value holds now, in memory of its own."""
+        own = self.trace.value(value.shape, value.dtype)
+        copy = Step(TABLE["copy"], (value,), (own,), {}, step.layer, step.phase)
+        known = self.seen.setdefault(self._key(copy), copy.results)
+        if known is copy.results:
+            self.steps.append(copy)
+        return known[0]
 
 
 def _foldable(step: Step) -> bool:
-    if not step.inputs:
+    if any(value.kind != "constant" for value in step.inputs):
         return False
-    for value in step.inputs:
-        if value.kind != "constant":
-            return False
     # A repeated scalar is a view of a few bytes; folding it would only make it large.
     return step.op.name != "broadcast" and sum(value.nbytes for value in step.results) <= LARGEST_FOLDED
 
@@ -173,8 +183,6 @@ _SHORTENED = frozenset({"reshape", "broadcast", "slice", "stop_gradient", "multi
 def _identity(step: Step, producers: dict[Value, Step], trace: Trace) -> Value | Step | None:
     """A value the step only repeats, or a shorter step that does the same; None when it must stay."""
     name = step.op.name
-    if name not in _SHORTENED:
-        return None
     inputs, shape = step.inputs, step.results[0].shape
     if name in ("reshape", "broadcast", "slice") and inputs[0].shape == shape:
         return inputs[0]
