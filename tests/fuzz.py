@@ -326,7 +326,10 @@ def evaluate(f: Fuzzed, noise: np.random.Generator | None = None) -> tuple[Numbe
             assert array.shape == value.shape
             memory[value] = array
             if noise is not None and array.dtype == F64 and rounds(step):
-                memory[value] = array * (1 + ROUNDING * noise.integers(-1, 2, array.shape))
+                # Composite ops cancel inside: what they round is as large as what they read.
+                read = [np.abs(memory[v]).max(initial=0.0) for v in step.inputs if memory[v].dtype == F64]
+                scale = np.maximum(np.abs(array), max(read, default=0.0))
+                memory[value] = array + ROUNDING * scale * noise.integers(-1, 2, array.shape)
     values = {tensor: memory[run.values[tensor]] for node in f.nodes for tensor in node.results}
     return values, {
         tensor: memory[gradients[value]]

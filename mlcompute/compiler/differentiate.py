@@ -24,20 +24,22 @@ def differentiate(
     forward = list(trace.steps)
     reaches = set(wanted)
     for step in forward:
-        if step.op.derivative is not None and any(value in reaches for value in step.inputs):
-            reaches.update(value for value in step.results if value.is_floating and value not in stopped)
+        if step.op.derivative is not None and not reaches.isdisjoint(step.inputs):
+            reaches.update([value for value in step.results if value.is_floating and value not in stopped])
     gradients = {value: seed for value, seed in seeds.items() if value in reaches}
     layer, trace.phase = trace.layer, "gradient"
     for step in reversed(forward):
-        dy = tuple(gradients.get(value) if value in reaches else None for value in step.results)
-        if all(d is None for d in dy) or not any(value in reaches for value in step.inputs):
+        if step.op.derivative is None or reaches.isdisjoint(step.inputs):
             continue
-        if step.op.derivative is None or all(value in stopped for value in step.results):
+        if stopped and all(value in stopped for value in step.results):
+            continue
+        dy = [gradients.get(value) if value in reaches else None for value in step.results]
+        if all(d is None for d in dy):
             continue
         trace.layer = step.layer
         single = len(step.results) == 1
         parts = step.op.derivative(
-            dy[0] if single else dy, step.results[0] if single else step.results, *step.inputs, **step.attributes
+            dy[0] if single else tuple(dy), step.results[0] if single else step.results, *step.inputs, **step.attributes
         )
         if not isinstance(parts, tuple):
             parts = (parts,)

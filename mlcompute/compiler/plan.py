@@ -77,7 +77,7 @@ def plan_memory(
     ends = _group_ends(steps)
     blocks: list[Block] = []
     block_of: dict[Value, Block] = {}
-    spans: dict[Value, tuple[int, int]] = {}
+    placed: dict[Value, tuple[int, int, int]] = {}  # bytes, first and last step
     watch = _ViewsRead(plan)
     for index, step in enumerate(steps):
         taken_over = None
@@ -91,20 +91,23 @@ def plan_memory(
             if taken_over is not None:
                 block = block_of[taken_over]
                 block.last = end
-                spans[taken_over] = (spans[taken_over][0], index)
+                nbytes, first, _ = placed[taken_over]  # as many bytes as the result has
+                placed[taken_over] = (nbytes, first, index)
             else:
-                block = Block(value.nbytes + guard, index, end)
+                nbytes = value.nbytes
+                block = Block(nbytes + guard, index, end)
                 blocks.append(block)
-            block_of[value], spans[value] = block, (index, end)
+            block_of[value], placed[value] = block, (nbytes, index, end)
         needed = workspace(step) if workspace is not None else 0
         if needed:
             room = plan.workspaces[step] = _workspace(step, index, needed)
-            block_of[room], spans[room] = Block(needed + guard, index, index), (index, index)
+            block_of[room], placed[room] = Block(needed + guard, index, index), (needed, index, index)
             blocks.append(block_of[room])
     pack(blocks, reuse)
-    for value, (first, end) in spans.items():
-        plan.placements[value] = Placement(block_of[value].offset, value.nbytes, first, end)
-    plan.nbytes = max((p.offset + p.nbytes + guard for p in plan.placements.values()), default=0)
+    for value, (nbytes, first, end) in placed.items():
+        offset = block_of[value].offset
+        plan.placements[value] = Placement(offset, nbytes, first, end)
+        plan.nbytes = max(plan.nbytes, offset + nbytes + guard)
     return plan
 
 
