@@ -22,9 +22,8 @@ help:
 	@echo "make lint, format     ruff and mypy; ruff's formatter"
 	@echo "make clean            remove $(VENV) and everything that was built"
 
-# The matrices are small: a second thread in NumPy's matrix product costs more than it brings.
 train: $(VENV)/.has-examples
-	OPENBLAS_NUM_THREADS=1 $(PY) examples/train_digits.py $(if $(DATA),--data "$(DATA)") $(ARGS)
+	$(PY) examples/train_digits.py $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 test: lint
 	$(PYTEST) -m "not slow" $(ARGS)

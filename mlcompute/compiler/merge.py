@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mlcompute.ops.op import Array, ArrayType, Op, Step, Typed, Value, run_meaning
+from mlcompute.compiler.fuse import LARGEST_GROUP
+from mlcompute.ops.op import Array, ArrayType, Op, Step, Typed, Value, overwritten_by, run_meaning
 
 
 class Merged(Op):
@@ -42,67 +43,82 @@ MERGED, MERGED_ASSIGN = Merged(), MergedAssign()
 
 def merge(steps: list[Step], keep: Iterable[Value]) -> list[Step]:
     """Runs of maps of one shape and phase (with the assigns of their results) as single steps."""
-    kept = set(keep)
-    last_use: dict[Value, int] = {}
+    run = _Merging(steps, frozenset(keep))
     for index, step in enumerate(steps):
-        for value in step.inputs:
-            last_use[value] = index
-    merged: list[Step] = []
-    group: list[Step] = []
-    views: list[Step] = []
-    inside: set[Value] = set()
+        run.add(index, step)
+    run.close(len(steps))
+    return run.merged
 
-    def close(index: int) -> None:
-        if group:
-            shown = {view.inputs[0] for view in views}
-            merged.append(_merged(group, index, last_use, kept | shown) if len(group) > 1 else group[0])
-            group.clear()
-            inside.clear()
-        merged.extend(views)
-        views.clear()
 
-    for index, step in enumerate(steps):
-        if group and step.phase != group[0].phase:
-            close(index)
+class _Merging:
+    """One walk over the steps, with the group that is being collected."""
+
+    def __init__(self, steps: list[Step], kept: frozenset[Value]) -> None:
+        self.kept = kept
+        self.merged: list[Step] = []
+        self.last_use = {value: index for index, step in enumerate(steps) for value in step.inputs}
+        self.roots: dict[Value, Value] = {}  # view -> the value whose memory it shows
+        self.group: list[Step] = []
+        self.inside: set[Value] = set()  # what the group computes
+        self.overwritten: set[Value] = set()
+        self.seen: set[Value] = set()  # whose memory the group reads through views, where elements do not line up
+        self.views: list[Step] = []  # of what the group computes: they must follow it
+        self.hanging: set[Value] = set()  # their results
+
+    def add(self, index: int, step: Step) -> None:
+        if self.group and step.phase != self.group[0].phase:
+            self.close(index)
         if step.op.is_view:
-            # A view of something outside the group can stand before it; one of its results must follow it.
-            if step.inputs[0] in inside or any(step.inputs[0] in view.results for view in views):
-                views.append(step)
+            source, result = step.inputs[0], step.results[0]
+            self.roots[result] = self.roots.get(source, source)
+            # A view of something outside the group can stand before it.
+            if source in self.inside or source in self.hanging:
+                self.views.append(step)
+                self.hanging.add(result)
             else:
-                merged.append(step)
-            continue
-        joins = step.op.family == "map" or (step.op.name == "assign" and step.inputs[1] in inside)
-        waits = any(value in view.results for view in views for value in step.inputs)
-        if group and (waits or not joins or not _fits(step, group)):
-            close(index)
-        if step.op.family == "map":
-            group.append(step)
-            inside.update(step.results)
-        elif joins and group:
-            group.append(step)
+                self.merged.append(step)
+            return
+        if self.group and not self._fits(step):
+            self.close(index)
+        if step.op.family != "map" and not self.group:
+            self.merged.append(step)
+            return
+        self.group.append(step)
+        self.inside.update(step.results)
+        self.overwritten.update(overwritten_by(step))
+        self.seen.update([self.roots[value] for value in step.inputs if value in self.roots])
+
+    def _fits(self, step: Step) -> bool:
+        if len(self.group) == LARGEST_GROUP or not self.hanging.isdisjoint(step.inputs):
+            return False
+        if step.op.name == "assign":
+            # Element by element, it would overwrite what the group has yet to read elsewhere.
+            return step.inputs[1] in self.inside and step.inputs[0] not in self.seen
+        # After a store into lasting memory, a further map might read the old value of it.
+        same = step.op.family == "map" and step.results[0].shape == self.group[0].results[0].shape
+        return same and self.overwritten.isdisjoint([self.roots.get(value, value) for value in step.inputs])
+
+    def close(self, index: int) -> None:
+        """The group ends before the step at `index`."""
+        if len(self.group) > 1:
+            shown = {view.inputs[0] for view in self.views}
+            self.merged.append(self._joined(index, shown))
         else:
-            close(index)
-            merged.append(step)
-    close(len(steps))
-    return merged
+            self.merged.extend(self.group)
+        self.merged.extend(self.views)
+        self.group, self.views = [], []
+        for names in (self.inside, self.overwritten, self.seen, self.hanging):
+            names.clear()
 
-
-def _fits(step: Step, group: list[Step]) -> bool:
-    first = group[0]
-    if step.op.name == "assign":
-        return True
-    # After a store into lasting memory, a further map might read the old value of it.
-    overwritten = {other.inputs[0] for other in group if other.op.name == "assign"}
-    return step.results[0].shape == first.results[0].shape and not overwritten.intersection(step.inputs)
-
-
-def _merged(group: list[Step], end: int, last_use: dict[Value, int], kept: set[Value]) -> Step:
-    made = {value for step in group for value in step.results}
-    inputs = tuple(dict.fromkeys(value for step in group for value in step.inputs if value not in made))
-    stored = tuple(
-        value for step in group for value in step.results if value in kept or last_use.get(value, -1) >= end
-    )
-    layers = dict.fromkeys(step.layer for step in group)
-    attributes = {"steps": tuple(group), "stored": stored, "inputs": inputs}
-    op = MERGED_ASSIGN if any(not step.op.is_pure for step in group) else MERGED
-    return Step(op, inputs, stored, attributes, next(iter(layers)), group[0].phase)
+    def _joined(self, end: int, shown: set[Value]) -> Step:
+        group = self.group
+        inputs = tuple(dict.fromkeys(value for step in group for value in step.inputs if value not in self.inside))
+        stored = tuple(
+            value
+            for step in group
+            for value in step.results
+            if value in self.kept or value in shown or self.last_use.get(value, -1) >= end
+        )
+        attributes = {"steps": tuple(group), "stored": stored, "inputs": inputs}
+        op = MERGED_ASSIGN if self.overwritten else MERGED
+        return Step(op, inputs, stored, attributes, group[0].layer, group[0].phase)

@@ -15,9 +15,10 @@ WASTE = 0.02
 class Block:
     """Memory that is needed from one step to another; a value, or several that take it over from each other."""
 
-    __slots__ = ("first", "last", "offset", "size")
+    __slots__ = ("first", "last", "nbytes", "offset", "size")
 
     def __init__(self, nbytes: int, first: int, last: int) -> None:
+        self.nbytes = nbytes
         self.size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
         self.first = first
         self.last = last

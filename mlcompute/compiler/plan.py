@@ -76,8 +76,7 @@ def plan_memory(
     last = _lifetimes(steps, plan, frozenset(keep), rerunnable)
     ends = _group_ends(steps)
     blocks: list[Block] = []
-    block_of: dict[Value, Block] = {}
-    placed: dict[Value, tuple[int, int, int]] = {}  # bytes, first and last step
+    placed: dict[Value, tuple[Block, int, int, int]] = {}  # block, bytes, first and last step
     watch = _ViewsRead(plan)
     for index, step in enumerate(steps):
         taken_over = None
@@ -89,25 +88,23 @@ def plan_memory(
                 continue
             end = ends[last[value]]
             if taken_over is not None:
-                block = block_of[taken_over]
+                block, nbytes, first, _ = placed[taken_over]  # as many bytes as the result has
                 block.last = end
-                nbytes, first, _ = placed[taken_over]  # as many bytes as the result has
-                placed[taken_over] = (nbytes, first, index)
+                placed[taken_over] = (block, nbytes, first, index)
             else:
                 nbytes = value.nbytes
                 block = Block(nbytes + guard, index, end)
                 blocks.append(block)
-            block_of[value], placed[value] = block, (nbytes, index, end)
+            placed[value] = (block, nbytes, index, end)
         needed = workspace(step) if workspace is not None else 0
         if needed:
             room = plan.workspaces[step] = _workspace(step, index, needed)
-            block_of[room], placed[room] = Block(needed + guard, index, index), (needed, index, index)
-            blocks.append(block_of[room])
+            blocks.append(Block(needed + guard, index, index))
+            placed[room] = (blocks[-1], needed, index, index)
     pack(blocks, reuse)
-    for value, (nbytes, first, end) in placed.items():
-        offset = block_of[value].offset
-        plan.placements[value] = Placement(offset, nbytes, first, end)
-        plan.nbytes = max(plan.nbytes, offset + nbytes + guard)
+    for value, (block, nbytes, first, end) in placed.items():
+        plan.placements[value] = Placement(block.offset, nbytes, first, end)
+    plan.nbytes = max((block.offset + block.nbytes for block in blocks), default=0)
     return plan
 
 
@@ -200,7 +197,8 @@ def _lifetimes(steps: list[Step], plan: MemoryPlan, keep: AbstractSet[Value], re
         for value in step.results:
             if value not in views:
                 last[value] = index
-                phase[value] = step.phase
+                if rerunnable:
+                    phase[value] = step.phase
     for value in keep:
         base = views.get(value, value)
         if base in last:

@@ -23,52 +23,57 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool], start: int = 0)
 
     start  how many steps at the beginning stay there and before all others
     """
+    moving = [step for step in steps[start:] if moves(step)]
+    if not moving:
+        return steps
     fixed = steps[:start]
-    moving: list[Step] = []
     # Slot k is right after fixed step k; -1: before all. `latest` is where a step stands now.
     slots: list[int] = []
     latest: list[int] = []
-    ready: dict[Value, int] = {}
-    #: Memory that is overwritten somewhere, and the views of it.
+    # Only what matters to steps that move is watched: what they read, what is overwritten, and the views of that.
+    ready = {value: -1 for step in moving for value in step.inputs}
     shown = {value: value for step in steps if not step.op.is_pure for value in overwritten_by(step)}
     last_read = dict.fromkeys(shown, -1)
     last_written = dict.fromkeys(shown, -1)
     for step in fixed:
         if step.op.is_view and step.inputs[0] in shown:
             shown[step.results[0]] = shown[step.inputs[0]]
+    coming = iter(moving)
+    moves_next = next(coming)
     for step in steps[start:]:
         read = [shown[value] for value in step.inputs if value in shown]
         written = () if step.op.is_pure else overwritten_by(step)
-        if moves(step):
-            limits = [ready[value] for value in step.inputs if value in ready]
+        if step is moves_next:
+            limits = [ready[value] for value in step.inputs]
             limits += [last_written[root] for root in read]
             limits += [last_read[root] for root in written]
-            slot = max(limits, default=start - 1)
-            if slot < start - 1:
-                slot = start - 1
-            moving.append(step)
+            slot = max(limits, default=-1)
+            slot = max(slot, start - 1)
             slots.append(slot)
             latest.append(len(fixed) - 1)
+            moves_next = next(coming, step)
         else:
             slot = len(fixed)
             fixed.append(step)
-        if read:
-            if step.op.is_view:
-                shown[step.results[0]] = read[0]
-            for root in read:
-                last_read[root] = max(last_read[root], slot)
-            for root in written:
-                last_written[root] = slot
+        for root in read:
+            if last_read[root] < slot:
+                last_read[root] = slot
+        for root in written:
+            last_written[root] = slot
         for value in step.results:
-            ready[value] = slot
+            if value in ready:
+                ready[value] = slot
+        if read and step.op.is_view:
+            shown[step.results[0]] = read[0]
     _as_late_as_useful(moving, shown, slots, latest)
-    after: list[list[Step]] = [[] for _ in range(len(fixed) + 1)]
+    after: dict[int, list[Step]] = {}
     for step, slot in zip(moving, slots, strict=True):
-        after[slot + 1].append(step)
-    scheduled = after[0]
+        after.setdefault(slot, []).append(step)
+    scheduled = after.get(-1, [])
     for index, step in enumerate(fixed):
         scheduled.append(step)
-        scheduled += after[index + 1]
+        if index in after:
+            scheduled += after[index]
     return scheduled
 
 

@@ -60,6 +60,40 @@ def test_fusing_changes_nothing_but_the_group() -> None:
     assert all(step.group == -1 for step in trace.steps), "a pass makes new steps"
 
 
+def test_a_group_becomes_one_step_with_the_assigns_of_its_results() -> None:
+    trace = Trace()
+    x, w = feed(trace, (2, 3)), feed(trace, (2, 3), "parameter")
+    new = w - x * 0.5
+    ops.assign(w, new)
+    ops.sum_(x, (0,))
+    merged = merge(trace.steps, [])
+    assert [step.op.name for step in merged] == ["merged", "sum"]
+    assert [step.op.name for step in merged[0].attributes["steps"]] == ["multiply", "subtract", "assign"]
+    assert merged[0].results == (), "what nobody else reads is not stored"
+    assert not merged[0].op.is_pure
+
+
+def test_an_assign_waits_for_those_who_read_its_target_elsewhere() -> None:
+    """Element by element, w[0, 1] would be overwritten before wᵀ[1, 0] is read."""
+    trace = Trace()
+    w = feed(trace, (3, 3), "parameter")
+    new = ops.transpose(w) * 2.0 + 1.0
+    ops.assign(w, new)
+    assert [step.op.name for step in merge(trace.steps, [])] == ["transpose", "merged", "assign"]
+
+
+def test_views_of_what_a_group_computes_follow_it() -> None:
+    trace = Trace()
+    y = ops.relu(feed(trace, (2, 3)) + 1.0)
+    flat = ops.reshape(y, (6,))
+    turned = ops.reshape(flat, (3, 2))
+    z = ops.exp(y)
+    ops.exp(turned)
+    merged = merge(trace.steps, [z])
+    assert [step.op.name for step in merged] == ["merged", "reshape", "reshape", "exp"]
+    assert set(merged[0].results) == {y, z}
+
+
 @settings(max_examples=150, deadline=None)
 @given(programs(phases=("forward", "gradient", "update")))
 def test_merged_programs_give_the_same_numbers(drawn: Drawn) -> None:
