@@ -72,7 +72,9 @@ class Operands:
 
     def workspace(self, step: Step, offset: int, nbytes: int) -> Operand:
         """Part of the memory a step has for itself, as bytes."""
-        return Operand(self._workspaces[step], offset, (nbytes,), (1,), np.dtype(np.uint8))
+        room = self._workspaces[step]
+        assert offset + nbytes <= room.nbytes, f"{step}: bytes {offset} to {offset + nbytes} of {room.nbytes} planned"
+        return Operand(room, offset, (nbytes,), (1,), np.dtype(np.uint8))
 
     def _view(self, step: Step) -> Operand:
         source, result, a = self[step.inputs[0]], step.results[0], step.attributes

@@ -75,24 +75,25 @@ def _is_native(step: Step) -> bool:
     )
 
 
-def _slices_of(step: Step, threads: int) -> int:
-    return machine_slices() if step.op.name == "convolution_weight_gradient" else threads
+def _slices_of(step: Step) -> int:
+    """Parts of the batch. Memory is planned for them, so the number of threads that share them must not matter."""
+    if step.op.name == "convolution_weight_gradient":
+        return machine_slices()
+    return max(machine_slices(), default_thread_count())
 
 
 def workspace(step: Step) -> int:
     """Room for the weights as oneDNN wants them, partial sums of their gradient, and its own working memory."""
     if not _is_native(step):
         return 0
-    # The thread count of a run is not known here; more slices need more working memory, so reckon with the most.
-    most = max(machine_slices(), default_thread_count())
-    return _Plan(step, _slices_of(step, most)).nbytes
+    return _Plan(step, _slices_of(step)).nbytes
 
 
 def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """Weights into oneDNN's format where it has one, then every slice of the batch by itself."""
     if not _is_native(step):
         return None
-    plan = _Plan(step, _slices_of(step, operands.threads))
+    plan = _Plan(step, _slices_of(step))
     images = [operands[value] for value in step.inputs]
     result = operands[step.results[0]]
     if not all(operand.is_dense for operand in (*images, result)):
