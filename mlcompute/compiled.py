@@ -249,11 +249,18 @@ class CompiledGraph(DescribedGraph):
         copies  by default when the run is queued: the caller may reuse the memory as soon as the call returns
         """
         assert self._compiled is not None
+        spelled = self._compiled.spelled
+
+        def who(tensor: Tensor) -> str:
+            if (method, tensor) not in spelled:
+                spelled[method, tensor] = f"{self._who}.{method}: '{self._name_of(tensor)}'"
+            return spelled[method, tensor]
+
         return self._feeding.collect(
             self._compiled.fed(program, phases),
             data,
             options,
-            lambda tensor: f"{self._who}.{method}: '{self._name_of(tensor)}'",
+            who,
             not asks(options, ExecutionOptions.SYNCHRONOUS) if copies is None else copies,
         )
 
@@ -334,7 +341,9 @@ class CompiledGraph(DescribedGraph):
                 self._ran = passes
                 if "forward" in phases:
                     self._current = None  # what the last run left is about to be overwritten
-                executable.run(phases, {**bindings, **fed}, profile)
+                known = executable.lasting is bindings
+                executable.lasting = bindings
+                executable.run(phases, fed if known else {**bindings, **fed}, profile)
                 for value, target in targets:
                     np.copyto(target, executable.read(value))
             except BaseException:

@@ -54,6 +54,10 @@ class Programs:
         ]
         #: Host memory of parameters, statistics and states, looked up anew when one of them was rebound.
         self.bindings: dict[Program, dict[Value, Array]] = {}
+        #: Inputs as errors about them begin, by the method that was called.
+        self.spelled: dict[tuple[str, Tensor], str] = {}
+        #: What an update reads anew every time, by name, with the memory it is handed in.
+        self.scalars: dict[Program, dict[str, tuple[Value, Array]]] = {}
         self._engine = engine
         self._arena: Any = None
         self._programs: dict[tuple[str, int, bool], Program] = {}

@@ -369,6 +369,7 @@ class TrainingGraph(LearningGraph):
         if not asks(call.options, ExecutionOptions.SYNCHRONOUS):
             # The caller may change the rate while the run is queued; what it was when the run was asked for counts.
             settings = copy.copy(settings)
+        scalars = self._scalars_of(program)
         state, before_replacing = self._state, [(tensor._make_writable(), array) for tensor, array in replaced]
 
         def accepted() -> None:
@@ -384,7 +385,9 @@ class TrainingGraph(LearningGraph):
                 fed.update(random.keys(program.random_keys))
             if settings is not None and state is not None:
                 numbers = settings.scalars(state.time_step)
-                fed.update({value: np.asarray(numbers[name], value.dtype) for name, value in program.scalars.items()})
+                for name, (value, array) in scalars.items():
+                    array[()] = numbers[name]
+                    fed[value] = array
             return fed
 
         def after(succeeded: bool) -> None:
@@ -400,6 +403,14 @@ class TrainingGraph(LearningGraph):
         return self._submit(
             program, phases, feeds, call, passes, accepted=accepted, before=before, after=after
         )
+
+    def _scalars_of(self, program: Program) -> dict[str, tuple[Value, Array]]:
+        """Where each update finds its numbers. Runs take turns, so all runs of a program can share the memory."""
+        assert self._compiled is not None
+        known = self._compiled.scalars
+        if program not in known:
+            known[program] = {name: (value, np.empty((), value.dtype)) for name, value in program.scalars.items()}
+        return known[program]
 
 
 def _sum_of_gradients(tensor: Tensor, users: Sequence[TrainingGraph]) -> Array | None:

@@ -50,11 +50,14 @@ class Executable(ABC):
     """A built program. Runs phases; values it keeps can be read afterwards."""
 
     program: Program
+    #: What `run` was last given for parameters and states: as long as it is the same, it need not be given again.
+    lasting: Mapping[Value, Array] | None = None
 
     @abstractmethod
     def run(self, phases: Sequence[str], bindings: Mapping[Value, Array], profile: Profile | None = None) -> None:
         """Run all steps of the named phases, with host arrays for every value the arena does not hold.
 
+        An array stays until another is given for the same value.
         Arrays of parameters and states are read and written in place; a device with memory of its own copies them.
         Raises ExecutionError naming the layer when a step cannot be carried out.
         """
