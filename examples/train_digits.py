@@ -89,7 +89,7 @@ def describe(console: Console, network: Network, images: Images) -> None:
         f"{height} x {width} pixels, {images.class_count} classes\n",
         highlight=False,
     )
-    head, *rows, total = network.graph.summary().splitlines()
+    head, *rows, total = str(network.graph.summary()).splitlines()
     console.print(Text(head, style="dim"), Text("\n".join(rows)), Text(total, style="bold"), "", sep="\n")
 
     program = training.programs[f"fused {BATCH}"]

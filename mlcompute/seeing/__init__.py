@@ -1,0 +1,1 @@
+"""Seeing what a graph is and does: tables, pictures, profiles and reports."""

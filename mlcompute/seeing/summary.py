@@ -1,0 +1,175 @@
+"""graph.summary(): the layers as a table, and what they need."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from mlcompute.seeing.layers import LayerFacts, layer_facts
+from mlcompute.seeing.table import Table, for_notebook
+from mlcompute.seeing.units import shape, size
+
+if TYPE_CHECKING:
+    from mlcompute.compiler.program import Program
+    from mlcompute.graph import Graph
+
+#: Layers an HTML table lists; the middle of longer ones is summed up.
+MOST_ROWS = 250
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A graph in numbers. `print` it for a table; notebooks show it as one.
+
+    layers           facts of every layer, in order
+    device           what the graph was compiled for; empty before
+    device_memory    bytes the device needs beyond parameters and fed data; None before compile
+    state_memory     how many of them are optimizer state
+    batch_size       samples the graph was compiled for
+    note             what the reader should know, e.g. that the graph has changed since compile
+    """
+
+    title: str
+    layers: tuple[LayerFacts, ...]
+    device: str = ""
+    device_memory: int | None = None
+    state_memory: int = 0
+    batch_size: int = 0
+    note: str = ""
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all parameters, each tensor once."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def trainable(self) -> int:
+        """Elements the optimizer may change."""
+        return sum(layer.trainable for layer in self.layers)
+
+    @property
+    def statistics(self) -> int:
+        """Elements the forward pass updates."""
+        return sum(layer.statistics for layer in self.layers)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Memory of parameters and statistics."""
+        return sum(layer.parameter_bytes for layer in self.layers)
+
+    @property
+    def result_bytes(self) -> int:
+        """Memory all results would take if none shared it with another."""
+        return sum(layer.result_bytes for layer in self.layers)
+
+    def table(self, most: int | None = None) -> Table:
+        """The layers as a table of text. `most` rows at most: the middle of a longer graph becomes one row."""
+        compiled = any(layer.device for layer in self.layers)
+        head = ["layer", "kind", "result", "size", "parameters", "size"] + (["device", "kernel"] if compiled else [])
+        layers = self.layers
+        if most is not None and len(layers) > most:
+            first, last = layers[: most * 2 // 3], layers[len(layers) - most // 3 :]
+            middle = layers[len(first) : len(layers) - len(last)]
+            rows = [*map(self._row, first), _sum_row(f"… {len(middle):,} more", middle), *map(self._row, last)]
+        else:
+            rows = [self._row(layer) for layer in layers]
+        width = len(head)
+        foot = _sum_row("total", layers)
+        return Table(
+            head, [row[:width] for row in rows], frozenset({3, 4, 5}), foot=[foot[:width]]
+        )
+
+    @staticmethod
+    def _row(layer: LayerFacts) -> list[str]:
+        return [
+            layer.name,
+            layer.kind,
+            " ".join(map(shape, layer.results)),
+            size(layer.result_bytes),
+            f"{layer.parameters:,}" if layer.parameters else "-",
+            size(layer.parameter_bytes) if layer.parameter_bytes else "-",
+            layer.device,
+            ", ".join(layer.kernels),
+        ]
+
+    def facts(self) -> dict[str, str]:
+        """What there is to say below the table, by name."""
+        facts = {}
+        frozen = self.parameters - self.trainable
+        if frozen or self.statistics:
+            parts = [f"{self.trainable:,} trainable"] + ([f"{frozen:,} frozen"] if frozen else [])
+            facts["parameters"] = ", ".join(parts + ([f"{self.statistics:,} statistics"] if self.statistics else []))
+        if self.device_memory is not None:
+            state = f", of which {size(self.state_memory)} optimizer state" if self.state_memory else ""
+            facts["memory"] = f"{size(self.device_memory)} on the device at batch {self.batch_size}{state}"
+            facts["device"] = self.device
+        if self.note:
+            facts["note"] = self.note
+        return facts
+
+    def kinds(self) -> list[tuple[str, int, int]]:
+        """(kind, number of layers, parameters), the most frequent first."""
+        count = Counter(layer.kind for layer in self.layers)
+        parameters: Counter[str] = Counter()
+        for layer in self.layers:
+            parameters[layer.kind] += layer.parameters
+        return [(kind, number, parameters[kind]) for kind, number in count.most_common()]
+
+    def __str__(self) -> str:
+        facts = self.facts()
+        width = max(map(len, facts), default=0)
+        lines = [f"{name:<{width}}  {fact}" for name, fact in facts.items()]
+        return "\n".join([str(self.table()), *([""] if lines else []), *lines])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        facts = "".join(f"<div>{escape(name)}: {escape(fact)}</div>" for name, fact in self.facts().items())
+        return for_notebook(self.table(MOST_ROWS).html(self.title) + facts)
+
+
+def _sum_row(name: str, layers: tuple[LayerFacts, ...]) -> list[str]:
+    parameters = sum(layer.parameters for layer in layers)
+    results, own = sum(layer.result_bytes for layer in layers), sum(layer.parameter_bytes for layer in layers)
+    return [name, "", "", size(results), f"{parameters:,}", size(own), "", ""]
+
+
+def summarize(graph: Graph) -> Summary:
+    """What `graph.summary()` gives. Compiles and runs nothing."""
+    from mlcompute.compiled import CompiledGraph
+
+    title = f"{graph._who} of {len(graph._all_nodes())} layers"
+    if not isinstance(graph, CompiledGraph) or graph.device is None:
+        return Summary(title, tuple(layer_facts(graph)))
+    program = main_program(graph)
+    if program is None:
+        changed = graph._compiled is None or graph._compiled.size != graph._linked_size()
+        note = "the graph has changed since it was compiled" if changed else "the loss still waits for its labels"
+        return Summary(title, tuple(layer_facts(graph)), note=f"{note}: kernels and memory are not known yet")
+    engine, kind = graph.device.engine, graph.device.actual_device_type.name
+    threads = engine.facts().get("threads", "")
+    return Summary(
+        title,
+        tuple(layer_facts(graph, program, kind)),
+        f"{kind}, engine '{engine.name}'" + (f", {threads} threads" if threads else ""),
+        graph.device_memory_size,
+        graph._state_bytes(),
+        program.batch_size,
+    )
+
+
+def main_program(graph: Graph) -> Program | None:
+    """The program one call of `execute` runs, built; None before compile and when the graph has changed since."""
+    from mlcompute.compiled import CompiledGraph
+
+    if not isinstance(graph, CompiledGraph) or graph.device is None or graph._waits_for_labels():
+        return None
+    compiled = graph._compiled
+    if compiled is None or compiled.size != graph._linked_size():
+        return None
+    program = compiled.get(graph._main_style, compiled.description.batch_size)
+    compiled.executable(program)  # building it names its kernels
+    return program
