@@ -72,11 +72,11 @@ class Fuzzed:
     def axis(self, tensor: mlc.Tensor) -> int:
         return self.number(-1, len(tensor.descriptor.shape))
 
-    def attempt(self) -> None:
-        """One more layer. A refusal leaves the graph as it was."""
+    def attempt(self, layers: Sequence[Callable[[Fuzzed], Made]] | None = None) -> None:
+        """One more layer, of those given or of all. A refusal leaves the graph as it was."""
         before = list(self.graph.layers)
         try:
-            layer, sources = self.pick(LAYERS)(self)
+            layer, sources = self.pick(layers or LAYERS)(self)
             self.graph.node(layer, sources=sources)
         except mlc.Error as error:
             self.refused.append(error)

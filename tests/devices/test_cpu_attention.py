@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlcompute.devices.cpu.kernels.attention import KERNELS
+from mlcompute.devices.cpu.kernels.attention import KERNELS, WORKSPACES
 from mlcompute.ops import emit, emit_all, transpose
 from mlcompute.ops.op import TABLE, Array, Value
 from tests.devices.kernels import Bench, run_on_engine
@@ -61,8 +61,8 @@ def close(found: Array, expected: Array) -> None:
 @pytest.mark.parametrize("sizes", SIZES)
 def test_forward_and_back(sizes: tuple[int, ...], mask: str, keep: bool) -> None:
     arrays, attributes = arrays_of(sizes, mask, keep), attributes_of(sizes, mask, keep)
-    Bench(KERNELS, "attention", arrays[1:], attributes).check(close)
-    Bench(KERNELS, "attention_gradient", arrays, attributes).check(close)
+    Bench(KERNELS, "attention", arrays[1:], attributes, workspaces=WORKSPACES).check(close)
+    Bench(KERNELS, "attention_gradient", arrays, attributes, workspaces=WORKSPACES).check(close)
 
 
 @pytest.mark.parametrize("axes", [(0, 2, 1, 3), (0, 1, 3, 2), (1, 0, 2, 3)])
@@ -76,12 +76,12 @@ def test_inputs_may_be_views(sizes: tuple[int, ...], axes: tuple[int, ...]) -> N
         return [transpose(value, axes) for value in values]
 
     found = [
-        *Bench(KERNELS, "attention", stored[1:], attributes, views=shown).check(close),
-        *Bench(KERNELS, "attention_gradient", stored, attributes, views=shown).check(close),
+        *Bench(KERNELS, "attention", stored[1:], attributes, views=shown, workspaces=WORKSPACES).check(close),
+        *Bench(KERNELS, "attention_gradient", stored, attributes, views=shown, workspaces=WORKSPACES).check(close),
     ]
     plain = [
-        *Bench(KERNELS, "attention", arrays[1:], attributes).run(),
-        *Bench(KERNELS, "attention_gradient", arrays, attributes).run(),
+        *Bench(KERNELS, "attention", arrays[1:], attributes, workspaces=WORKSPACES).run(),
+        *Bench(KERNELS, "attention_gradient", arrays, attributes, workspaces=WORKSPACES).run(),
     ]
     for a, b in zip(found, plain, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -91,7 +91,7 @@ def test_rows_without_keys_are_nan_and_nothing_else() -> None:
     sizes = (1, 1, 3, 20, 4, 4)
     arrays, attributes = [*arrays_of(sizes), np.zeros((3, 20), "f")], {**attributes_of(sizes), "has_mask": True}
     arrays[-1][1] = -np.inf
-    (y,) = Bench(KERNELS, "attention", arrays[1:], attributes).check(close)
+    (y,) = Bench(KERNELS, "attention", arrays[1:], attributes, workspaces=WORKSPACES).check(close)
     assert np.isnan(y[0, 0, 1]).all()
     assert np.isfinite(y[0, 0, [0, 2]]).all()
 
@@ -100,7 +100,7 @@ def test_large_scores_do_not_overflow() -> None:
     sizes = (1, 2, 5, 9, 8, 8)
     arrays = arrays_of(sizes)
     arrays[1] *= np.float32(1e3)
-    for value in Bench(KERNELS, "attention_gradient", arrays, attributes_of(sizes)).check(close):
+    for value in Bench(KERNELS, "attention_gradient", arrays, attributes_of(sizes), workspaces=WORKSPACES).check(close):
         assert np.isfinite(value).all()
 
 
@@ -130,8 +130,8 @@ def test_a_smaller_batch_runs_the_same_code() -> None:
         sizes = (batch, 2, 9, 9, 8, 8)
         arrays, attributes = arrays_of(sizes, "keys", True), attributes_of(sizes, "keys", True)
         made = (
-            Bench(KERNELS, "attention", arrays[1:], attributes),
-            Bench(KERNELS, "attention_gradient", arrays, attributes),
+            Bench(KERNELS, "attention", arrays[1:], attributes, workspaces=WORKSPACES),
+            Bench(KERNELS, "attention_gradient", arrays, attributes, workspaces=WORKSPACES),
         )
         texts.append([entry.code.text() for one in made for entry in one.entries or []])
     assert texts[0] == texts[1] == texts[2]
@@ -140,11 +140,12 @@ def test_a_smaller_batch_runs_the_same_code() -> None:
 def test_what_the_kernels_leave_to_numpy() -> None:
     sizes = (2, 3, 5, 7, 4, 6)
     doubles = [array.astype(np.float64) for array in arrays_of(sizes)]
-    assert Bench(KERNELS, "attention", doubles[1:], attributes_of(sizes)).entries is None
+    assert Bench(KERNELS, "attention", doubles[1:], attributes_of(sizes), workspaces=WORKSPACES).entries is None
     # Samples innermost: neither rows nor columns lie together.
     stored = [np.ascontiguousarray(array.transpose(1, 2, 3, 0)) for array in arrays_of(sizes)]
 
     def shown(*values: Value) -> list[Value]:
         return [transpose(value, (3, 0, 1, 2)) for value in values]
 
-    assert Bench(KERNELS, "attention", stored[1:], attributes_of(sizes), views=shown).entries is None
+    bench = Bench(KERNELS, "attention", stored[1:], attributes_of(sizes), views=shown, workspaces=WORKSPACES)
+    assert bench.entries is None

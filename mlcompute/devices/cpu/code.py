@@ -156,14 +156,19 @@ class Code:
         self.do(f"br label %{done}")
         self._start(done)
 
-    def share(self, count: str | int, grain: int = 1) -> tuple[str, str]:
+    def share(self, count: str | int, grain: int = 1, most: str | None = None) -> tuple[str, str]:
         """This thread's part [begin, end) of `count` units, in whole multiples of `grain`.
 
         Which thread computes a unit never changes its value, so results do not depend on the number of threads.
+
+        most  so many threads have work, those beyond have none; by default all have
         """
+        threads = "%threads" if most is None else self.minimum("%threads", most)
         blocks = self.div(self.add(count, grain - 1), grain)
-        begin = self.mul(self.div(self.mul(blocks, "%thread"), "%threads"), grain)
-        end = self.mul(self.div(self.mul(blocks, self.add("%thread", 1)), "%threads"), grain)
+        begin = self.mul(self.div(self.mul(blocks, "%thread"), threads), grain)
+        end = self.mul(self.div(self.mul(blocks, self.add("%thread", 1)), threads), grain)
+        if most is not None:
+            begin = self.minimum(begin, count)
         return begin, self.minimum(end, count)
 
     # Memory ---------------------------------------------------------------------------------------------------

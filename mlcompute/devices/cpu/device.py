@@ -321,7 +321,7 @@ def _barriers(entries: list[Entry], program: Program) -> list[int]:
     touched: list[tuple[Operand, bool, int, int, int]] = []  # operand, written, rows (0: anywhere), begin, end
     for entry in entries:
         mine = []
-        for number, operand in enumerate([*entry.reads, *entry.writes]):
+        for number, operand in enumerate([*entry.reads, *entry.writes, *entry.scratch]):
             written = number >= len(entry.reads)
             rows = entry.rows if number in entry.by_row else 0
             mine.append((operand, written, rows, *_range(operand, program)))

@@ -16,6 +16,7 @@ class Entry:
 
     code       the kernel; `arguments` its words: operands become pointers, integers stay
     reads, writes   memory it touches
+    scratch    memory it also writes, for nobody else to read
     rows       when not 0: threads share these rows (leading extents) and touch only their own in `by_row` operands
     kernel     what the printed plan calls it
     cost       estimated nanoseconds on one thread, for deciding how many threads pay
@@ -31,6 +32,7 @@ class Entry:
     kernel: str = "loop"
     cost: float = 0.0
     keeps_alive: list[object] = field(default_factory=list)
+    scratch: list[Operand] = field(default_factory=list)
     #: Addresses that go somewhere else than into `arguments`: (operand, whom to tell).
     pointers: list[tuple[Operand, Callable[[int], None]]] = field(default_factory=list)
     #: One word that a kernel sets when it met data it must refuse; the step's NumPy meaning then says what was wrong.

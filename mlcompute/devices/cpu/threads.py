@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 import threading
@@ -46,6 +47,15 @@ def machine_slices() -> int:
     So one machine gives the same numbers with any number of threads; more threads than slices idle in such kernels.
     """
     return max(1, min(os.cpu_count() or 1, 16))
+
+
+@functools.cache
+def planned_threads() -> int:
+    """Threads that memory of their own is planned for; more than these share no kernel that needs such memory.
+
+    Plans outlive changes of the thread count, so this does not follow them: it stays for the whole process.
+    """
+    return max(machine_slices(), default_thread_count())
 
 
 def _cgroup_cores() -> int | None:

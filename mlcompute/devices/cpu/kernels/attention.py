@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mlcompute.devices.cpu.code import Code
 from mlcompute.devices.cpu.entry import Entry, Maker
 from mlcompute.devices.cpu.kernels.folds import LARGEST_NUMBER, SUM, LineFold, Term
-from mlcompute.devices.cpu.kernels.places import Dense, Strided, ThreadMemory, owned
+from mlcompute.devices.cpu.kernels.places import Dense, Strided, ThreadMemory, owned, thread_floats
 from mlcompute.devices.cpu.kernels.products import (
     FLOPS_PER_NS,
     call_pack,
@@ -26,6 +26,7 @@ from mlcompute.devices.cpu.kernels.walks import Line, Words, each_vector, share_
 from mlcompute.devices.cpu.lanes import Lanes, literal
 from mlcompute.devices.cpu.math import exp
 from mlcompute.devices.cpu.operands import Operand, Operands, broadcast_strides
+from mlcompute.devices.cpu.threads import planned_threads
 from mlcompute.ops.op import FLOAT32, Step
 
 #: Scores of a block of queries, at most, if a block is to have more than two dozen.
@@ -43,6 +44,12 @@ class _Sizes:
     width: int
     value_width: int
 
+    @classmethod
+    def of(cls, step: Step) -> _Sizes:
+        q, k, v = step.inputs[1:4] if step.op.name == "attention_gradient" else step.inputs[:3]
+        samples, heads, queries, width = q.shape
+        return cls(samples, heads, queries, k.shape[2], width, v.shape[3])
+
     @property
     def block(self) -> int:
         """Queries of a block: whole tiles of the products, which are 6 or 12 rows high."""
@@ -52,6 +59,33 @@ class _Sizes:
         """Nanoseconds of a softmax and of so many pairs of products, one with the keys and one with the values."""
         scores = self.samples * self.heads * self.queries * self.keys
         return scores * (2.0 * passes * (self.width + self.value_width) / FLOPS_PER_NS + 1.0)
+
+
+def _parts(step: Step) -> dict[str, int]:
+    """Parts of a thread's memory, in floats."""
+    s = _Sizes.of(step)
+    if step.op.name == "attention":
+        return {
+            "keys": padded(s.keys) * s.width,
+            "values": padded(s.value_width) * s.keys,
+            "scores": padded(s.keys) * s.block,
+        }
+    return {
+        "keys": padded(s.keys) * s.width,
+        "values": padded(s.keys) * s.value_width,
+        "key rows": padded(s.width) * s.keys,
+        "query rows": padded(s.width) * s.block,
+        "dy rows": padded(s.value_width) * s.block,
+        "p": padded(s.keys) * s.block,
+        "ds": padded(s.keys) * s.block,
+    }
+
+
+def workspace(step: Step) -> int:
+    """Bytes for the threads' own memory."""
+    if not all(value.dtype == FLOAT32 and value.size for value in step.inputs):
+        return 0
+    return 4 * thread_floats(_parts(step)) * planned_threads()
 
 
 class _Packer:
@@ -87,17 +121,17 @@ def _can_pack(operand: Operand) -> bool:
 class _Kernel:
     """What attention and its gradient share: their operands, the loop over heads, and the probabilities."""
 
-    def __init__(self, name: str, step: Step, operands: Operands, inputs: Sequence[Operand]) -> None:
+    def __init__(self, step: Step, operands: Operands, inputs: Sequence[Operand]) -> None:
         self.step, self.operands = step, operands
         q, k, v, *more = inputs
-        samples, heads, queries, width = q.shape
-        self.sizes = s = _Sizes(samples, heads, queries, k.shape[2], width, v.shape[3])
-        self.code = code = Code(name)
+        self.sizes = s = _Sizes.of(step)
+        self.code = code = Code(step.op.name)
         self.words = words = Words(code)
+        self.memory = ThreadMemory(words, operands.workspace(step, 0, workspace(step)), _parts(step))
         # Whole samples where that is even enough: then no meeting is needed with neighbours that share samples, too.
         is_even = s.samples % operands.threads == 0 or s.samples >= 8 * operands.threads
-        self.rows = s.samples if is_even else 0
-        self.begin, self.end = share_units(words, s.samples * s.heads, self.rows)
+        self.rows = s.samples if is_even and operands.threads <= self.memory.count else 0
+        self.begin, self.end = share_units(words, s.samples * s.heads, self.rows, self.memory.most)
         self.heads, self.queries, self.keys, self.width, self.value_width = words.numbers(
             [s.heads, s.queries, s.keys, s.width, s.value_width]
         )
@@ -186,9 +220,7 @@ class _Kernel:
         left = (a.place(*unit, query), a.strides[2], a.strides[3])
         call_product(self.code, multiply, (rows, self.padded_keys, depth), left, b, (block, self.padded_keys))
 
-    def entry(
-        self, reads: list[Operand], writes: list[Operand], kernel: str, memory: ThreadMemory, passes: float
-    ) -> Entry:
+    def entry(self, reads: list[Operand], writes: list[Operand], kernel: str, passes: float) -> Entry:
         return Entry(
             self.step,
             self.code,
@@ -199,7 +231,7 @@ class _Kernel:
             by_row=owned([*reads, *writes], self.rows, but=[x for x in reads if len(x.shape) != 4]),
             kernel=kernel,
             cost=self.sizes.cost(passes),
-            keeps_alive=[memory.array],
+            scratch=[self.memory.room],
         )
 
 
@@ -216,14 +248,8 @@ def attention_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     inputs = _inputs(step, operands)
     if inputs is None:
         return None
-    kernel = _Kernel("attention", step, operands, inputs)
-    code, words, s = kernel.code, kernel.words, kernel.sizes
-    parts = {
-        "keys": padded(s.keys) * s.width,
-        "values": padded(s.value_width) * s.keys,
-        "scores": padded(s.keys) * s.block,
-    }
-    memory = ThreadMemory(words, operands, parts)
+    kernel = _Kernel(step, operands, inputs)
+    code, words, s, memory = kernel.code, kernel.words, kernel.sizes, kernel.memory
     keys = _Packer(words, inputs[1], kernel.k, turned=True)
     values = _Packer(words, inputs[2], kernel.v, turned=False)
     by_keys, by_values = words.pointer(product(s.keys)), words.pointer(product(s.value_width))
@@ -240,7 +266,7 @@ def attention_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
             kernel.probabilities(scores, rows, unit, first, drops=True)
             extents, a = (rows, kernel.value_width, kernel.keys), (scores, kernel.padded_keys, 1)
             call_product(code, by_values, extents, a, memory["values"], (y.place(*unit, first), kernel.value_width))
-    return [kernel.entry(inputs, [target], "attention", memory, 1.0)]
+    return [kernel.entry(inputs, [target], "attention", 1.0)]
 
 
 def attention_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
@@ -248,19 +274,9 @@ def attention_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry
     inputs = _inputs(step, operands)
     if inputs is None:
         return None
-    kernel = _Kernel("attention_gradient", step, operands, inputs[1:])
-    code, words, s = kernel.code, kernel.words, kernel.sizes
+    kernel = _Kernel(step, operands, inputs[1:])
+    code, words, s, memory = kernel.code, kernel.words, kernel.sizes, kernel.memory
     dy = Strided.of(words, inputs[0])
-    parts = {
-        "keys": padded(s.keys) * s.width,
-        "values": padded(s.keys) * s.value_width,
-        "key rows": padded(s.width) * s.keys,
-        "query rows": padded(s.width) * s.block,
-        "dy rows": padded(s.value_width) * s.block,
-        "p": padded(s.keys) * s.block,
-        "ds": padded(s.keys) * s.block,
-    }
-    memory = ThreadMemory(words, operands, parts)
     keys, values = (_Packer(words, inputs[i], view, turned=True) for i, view in ((2, kernel.k), (3, kernel.v)))
     key_rows = _Packer(words, inputs[2], kernel.k, turned=False)
     query_rows, dy_rows = (_Packer(words, inputs[i], view, turned=False) for i, view in ((1, kernel.q), (0, dy)))
@@ -299,7 +315,7 @@ def attention_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry
                 code, by_values, (kernel.keys, kernel.value_width, rows), (p, *turned), memory["dy rows"],
                 (dv.place(*unit), kernel.value_width), accumulate=first,
             )  # fmt: skip
-    return [kernel.entry(inputs, targets, "attention gradient", memory, 2.5)]
+    return [kernel.entry(inputs, targets, "attention gradient", 2.5)]
 
 
 def _softmax_gradient(kernel: _Kernel, p: Line, ds: Line) -> None:
@@ -316,3 +332,4 @@ def _softmax_gradient(kernel: _Kernel, p: Line, ds: Line) -> None:
 
 
 KERNELS: dict[str, Maker] = {"attention": attention_entries, "attention_gradient": attention_gradient_entries}
+WORKSPACES = dict.fromkeys(KERNELS, workspace)

@@ -11,7 +11,7 @@ from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.code import Code, vector, vector_lanes
 from mlcompute.devices.cpu.entry import Entry, Maker
 from mlcompute.devices.cpu.operands import Operand, Operands
-from mlcompute.devices.cpu.threads import default_thread_count, machine_slices
+from mlcompute.devices.cpu.threads import machine_slices, planned_threads
 from mlcompute.ops.images import first_shape
 from mlcompute.ops.op import FLOAT32, Shape, Step
 
@@ -79,7 +79,7 @@ def _slices_of(step: Step) -> int:
     """Parts of the batch. Memory is planned for them, so the number of threads that share them must not matter."""
     if step.op.name == "convolution_weight_gradient":
         return machine_slices()
-    return max(machine_slices(), default_thread_count())
+    return planned_threads()
 
 
 def workspace(step: Step) -> int:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
-
-import numpy as np
 
 from mlcompute.devices.cpu.code import Code
 from mlcompute.devices.cpu.kernels.walks import Line, Words, splat
 from mlcompute.devices.cpu.lanes import Lanes
-from mlcompute.devices.cpu.operands import Operand, Operands
-from mlcompute.ops.op import Array
+from mlcompute.devices.cpu.operands import Operand
 
 
 @dataclass(frozen=True)
@@ -73,24 +69,18 @@ class Strided:
         return lambda index, mask: line.load(index, mask)
 
 
-#: Memory of threads' own by program and by floats per thread: its kernels run one after the other and may share it.
-_MEMORIES: WeakKeyDictionary[Operands, dict[int, Array]] = WeakKeyDictionary()
-
-
 class ThreadMemory:
-    """Memory of every thread's own, in named parts of so many floats; what it holds is forgotten between kernels."""
+    """Memory of every thread's own, in named parts of so many floats; what it holds is forgotten between kernels.
 
-    def __init__(self, words: Words, operands: Operands, parts: dict[str, int]) -> None:
-        code, size = words.code, sum(map(aligned, parts.values()))
-        # Few different sizes, so that kernels can share: a thread may be a kernel ahead of the others, so each must
-        # find its own memory in the same place.
-        size = 1 << (size - 1).bit_length()
-        # A cache line more than needed, so that every part can begin at one.
-        self.array = _MEMORIES.setdefault(operands, {}).get(size)
-        if self.array is None:
-            self.array = _MEMORIES[operands][size] = np.zeros(operands.threads * size + 16, np.float32)
-        address = self.array.ctypes.data
-        place = code.at(words.pointer(address + -address % 64), code.mul("%thread", words.number(size)), "float")
+    It is part of the step's planned workspace and holds `planned_threads()` threads: `most`, for `code.share`, keeps
+    threads beyond these away from it.
+    """
+
+    def __init__(self, words: Words, room: Operand, parts: dict[str, int]) -> None:
+        code, size = words.code, thread_floats(parts)
+        self.room, self.count = room, room.size // (4 * size)
+        self.most = words.number(self.count)
+        place = code.at(words.pointer(room), code.mul("%thread", words.number(size)), "float")
         self._places: dict[str, str] = {}
         for name, floats in parts.items():
             self._places[name] = place
@@ -98,6 +88,11 @@ class ThreadMemory:
 
     def __getitem__(self, name: str) -> str:
         return self._places[name]
+
+
+def thread_floats(parts: dict[str, int]) -> int:
+    """Floats of one thread's memory; every part begins at a cache line."""
+    return sum(map(aligned, parts.values()))
 
 
 def aligned(size: int) -> int:

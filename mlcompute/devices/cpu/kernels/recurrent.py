@@ -16,8 +16,16 @@ from mlcompute.devices.cpu.code import Code, vector_lanes
 from mlcompute.devices.cpu.entry import Entry, Maker
 from mlcompute.devices.cpu.kernels.folds import SUM, fill, fold_columns
 from mlcompute.devices.cpu.kernels.places import Dense, Strided, ThreadMemory, fetch, owned
-from mlcompute.devices.cpu.kernels.products import DEPTH, call_product, pack_row, padded, panel_width, product
-from mlcompute.devices.cpu.kernels.sequences import Sequences, Sizes, can_run, pack_entry, rooms, workspace
+from mlcompute.devices.cpu.kernels.products import DEPTH, call_product, pack_row, panel_width, product
+from mlcompute.devices.cpu.kernels.sequences import (
+    Sequences,
+    Sizes,
+    can_run,
+    pack_entry,
+    rooms,
+    weight_gradient_parts,
+    workspace,
+)
 from mlcompute.devices.cpu.kernels.walks import Line, Words, each_vector, number
 from mlcompute.devices.cpu.lanes import Lanes
 from mlcompute.devices.cpu.math import sigmoid, tanh
@@ -282,25 +290,21 @@ def _weight_gradients(step: Step, operands: Operands, room: dict[str, Operand], 
     code, sizes, lanes = Code("lstm_weights"), Sizes.of(step), vector_lanes()
     words = Words(code)
     s = Sequences(words, step, sizes, lengths)
-    parts = {
-        "zeros": sizes.inputs,
-        "x": DEPTH * padded(sizes.inputs),
-        "h": DEPTH * padded(sizes.hidden),
-        "sums": sizes.gates,
-    }
-    memory = ThreadMemory(words, operands, parts)
+    memory = ThreadMemory(words, room["own"], weight_gradient_parts(sizes))
     dz, h_first = s.dense(room["dz"], s.steps, s.gates), s.dense(room["h0"], s.hidden)
     inputs, outputs = s.strided(x), s.dense(y, s.steps, s.hidden)
     to_inputs, to_hidden, to_bias = (words.pointer(operand) for operand in (dwx, dwh, db))
     by_inputs, by_hidden = words.pointer(product(sizes.inputs)), words.pointer(product(sizes.hidden))
-    begin, end = code.share(s.gates, lanes)
+    begin, end = code.share(s.gates, lanes, memory.most)
     rows = code.sub(end, begin)
     fill(code, Line(code, to_bias, "float"), (begin, end), number(code, 0.0))
+    # Without rows of its own, a thread has nothing to read either, and perhaps no memory.
+    has_rows = code.let(f"icmp sgt i64 {rows}, 0")
     if s.has_lengths:
-        fill(code, Line(code, memory["zeros"], "float"), ("0", s.inputs), number(code, 0.0))
+        with code.when(has_rows):
+            fill(code, Line(code, memory["zeros"], "float"), ("0", s.inputs), number(code, 0.0))
     total = code.mul(s.samples, s.steps)
-    # Without rows of its own, a thread has nothing to read either.
-    with code.loop(0, code.let(f"select i1 {code.let(f'icmp sgt i64 {rows}, 0')}, i64 {total}, i64 0"), DEPTH) as first:
+    with code.loop(0, code.let(f"select i1 {has_rows}, i64 {total}, i64 0"), DEPTH) as first:
         depth = code.minimum(code.sub(total, first), DEPTH)
         with code.loop(0, depth) as k:
             sample = code.div(code.add(first, k), s.steps)
@@ -332,7 +336,7 @@ def _weight_gradients(step: Step, operands: Operands, room: dict[str, Operand], 
         writes=[dwx, dwh, db],
         kernel="lstm, gradients of the weights",
         cost=sizes.product_cost(sizes.inputs + sizes.hidden),
-        keeps_alive=[memory.array],
+        scratch=[memory.room],
     )
 
 

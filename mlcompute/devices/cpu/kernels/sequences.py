@@ -9,8 +9,9 @@ import numpy as np
 
 from mlcompute.devices.cpu.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.entry import Entry
-from mlcompute.devices.cpu.kernels.places import Dense, Strided, aligned
+from mlcompute.devices.cpu.kernels.places import Dense, Strided, aligned, thread_floats
 from mlcompute.devices.cpu.kernels.products import (
+    DEPTH,
     FLOPS_PER_NS,
     call_pack,
     pack_columns,
@@ -20,6 +21,7 @@ from mlcompute.devices.cpu.kernels.products import (
 )
 from mlcompute.devices.cpu.kernels.walks import Words, each_vector
 from mlcompute.devices.cpu.operands import Operand, Operands
+from mlcompute.devices.cpu.threads import planned_threads
 from mlcompute.ops.op import FLOAT32, Array, Step
 
 # Outside the kernel: sizes and memory -------------------------------------------------------------------------------
@@ -61,11 +63,24 @@ def _parts(step: Step) -> dict[str, int]:
         return {"wx": padded(s.gates) * s.inputs, "wh": padded(s.gates) * s.hidden}
     state = s.samples * s.hidden
     weights = {"wx": padded(s.inputs) * s.gates, "wh": padded(s.hidden) * s.gates}
-    return {"dz": s.samples * s.steps * s.gates, "h0": state, "c0": state, **weights}
+    own = thread_floats(weight_gradient_parts(s)) * planned_threads()
+    return {"dz": s.samples * s.steps * s.gates, "h0": state, "c0": state, **weights, "own": own}
+
+
+def weight_gradient_parts(s: Sizes) -> dict[str, int]:
+    """Parts of a thread's own memory for the gradients of the weights, in floats."""
+    return {
+        "zeros": s.inputs,
+        "x": DEPTH * padded(s.inputs),
+        "h": DEPTH * padded(s.hidden),
+        "sums": s.gates,
+    }
 
 
 def workspace(step: Step) -> int:
-    """Bytes for packed weights and, going back, for the gradients of the gates and the first states."""
+    """Bytes for packed weights and, going back, the gradients of the gates, the first states, and threads' own."""
+    if not all(value.dtype == FLOAT32 for value in step.inputs[:6]):
+        return 0
     return 4 * sum(map(aligned, _parts(step).values()))
 
 

@@ -32,5 +32,6 @@ KERNELS: dict[str, Maker] = {
 WORKSPACES: dict[str, Callable[[Step], int]] = {
     **convolutions.WORKSPACES,
     **recurrent.WORKSPACES,
+    **attention.WORKSPACES,
     **reductions.WORKSPACES,
 }

@@ -135,11 +135,11 @@ def shared_rows(shape: Shape, reduced: Collection[int], operands: Sequence[Opera
     return rows if all(operand.is_dense and operand.shape[0] == rows for operand in operands) else 0
 
 
-def share_units(words: Words, units: int, rows: int) -> tuple[str, str]:
-    """This thread's part of `units`; in whole rows where rows are owned."""
+def share_units(words: Words, units: int, rows: int, most: str | None = None) -> tuple[str, str]:
+    """This thread's part of `units`, in whole rows where rows are owned; `most`: so many threads have one."""
     code = words.code
     shared, per_row = words.number(rows or units), words.number(units // rows if rows else 1)
-    begin, end = code.share(shared)
+    begin, end = code.share(shared, most=most)
     return code.mul(begin, per_row), code.mul(end, per_row)
 
 
