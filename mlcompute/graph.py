@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from mlcompute.building import Building
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError, ShapeError
 from mlcompute.layers.concatenation import ConcatenationLayer
@@ -43,7 +44,7 @@ class Node:
         Node.newest = self.order
 
 
-class Graph:
+class Graph(Building):
     """A container of layers and the tensors that connect them.
 
     >>> import mlcompute as mlc

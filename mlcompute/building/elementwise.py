@@ -1,0 +1,103 @@
+"""Builders that work element by element: activations and arithmetic; and products of matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlcompute.building.builder import ACTIVATIONS, Builder, chosen
+from mlcompute.enums import ArithmeticOperation, SoftmaxOperation
+from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
+from mlcompute.layers.arithmetic import ArithmeticLayer
+from mlcompute.layers.matmul import MatMulDescriptor, MatMulLayer
+from mlcompute.layers.softmax import SoftmaxLayer
+from mlcompute.tensor import Tensor
+
+_OPERATIONS = {
+    operation.name.lower(): operation for operation in ArithmeticOperation if operation.name not in ("COUNT", "INVALID")
+}
+#: Activations without constants of their own would have nothing to compute with.
+_ALL_ACTIVATIONS = {
+    **ACTIVATIONS,
+    "clamp": ActivationLayer.clamp,
+    "linear": ActivationLayer.linear,
+    "relun": ActivationLayer.relun,
+    "threshold": ActivationLayer.threshold,
+}
+
+
+class ElementwiseBuilder(Builder):
+    """Activations, arithmetic, softmax, matrix products."""
+
+    def activation(
+        self, x: Tensor, kind: str | ActivationDescriptor = "relu", *, name: str = "", **constants: Any
+    ) -> Tensor:
+        """One function of every element.   x   ->   like x
+
+        kind       the name of one of ActivationLayer's class methods, or a descriptor
+        constants  what that class method takes, e.g. negative_slope=0.2 for "leaky_relu", exact=True for "gelu"
+
+        >>> import mlcompute as mlc
+        >>> graph = mlc.Graph()
+        >>> y = graph.activation(graph.input((2, 3), "x"), "leaky_relu", negative_slope=0.2)
+        >>> graph.layer("leaky_relu1").descriptor.a
+        0.2
+        """
+        who = f"{type(self).__name__}.activation"
+        if isinstance(kind, ActivationDescriptor):
+            layer, word = ActivationLayer(kind), kind.activation_type.name.lower()
+            if constants:
+                raise TypeError(f"{who}: a descriptor has its constants, {', '.join(constants)} cannot be given too")
+        else:
+            fix = "softmax is a layer of its own: graph.softmax(x)" if kind == "softmax" else ""
+            make: Any = chosen(who, "kind", _ALL_ACTIVATIONS, kind, fix)
+            try:
+                layer, word = make(**constants), kind
+            except TypeError as error:
+                if "unexpected keyword" in str(error) or "missing" in str(error):
+                    raise TypeError(f"{who}: {kind!r}: {error}") from None
+                raise
+        return self._build(layer, [x], name, word)
+
+    def softmax(self, x: Tensor, *, dimension: int = 1, logarithm: bool = False, name: str = "") -> Tensor:
+        """e^x / sum e^x along one axis (1, the classes, unless given), or its logarithm.   x   ->   like x
+
+        Not before a softmax cross entropy loss, which takes the softmax itself.
+        """
+        operation = SoftmaxOperation.LOG_SOFTMAX if logarithm else SoftmaxOperation.SOFTMAX
+        return self._build(SoftmaxLayer(operation, dimension), [x], name, "softmax")
+
+    def add(self, x: Tensor, y: Tensor, *, name: str = "") -> Tensor:
+        """x + y; extents of 1 repeat."""
+        return self.arithmetic("add", x, y, name=name)
+
+    def subtract(self, x: Tensor, y: Tensor, *, name: str = "") -> Tensor:
+        """x - y; extents of 1 repeat."""
+        return self.arithmetic("subtract", x, y, name=name)
+
+    def multiply(self, x: Tensor, y: Tensor, *, name: str = "") -> Tensor:
+        """x y, element by element; extents of 1 repeat."""
+        return self.arithmetic("multiply", x, y, name=name)
+
+    def divide(self, x: Tensor, y: Tensor, *, name: str = "") -> Tensor:
+        """x / y; extents of 1 repeat."""
+        return self.arithmetic("divide", x, y, name=name)
+
+    def arithmetic(self, kind: str, x: Tensor, y: Tensor | None = None, *, name: str = "") -> Tensor:
+        """Any operation of ArithmeticLayer by its name in small letters: "sqrt", "exp", "max", "pow" ..."""
+        operation = chosen(f"{type(self).__name__}.arithmetic", "kind", _OPERATIONS, kind)
+        sources = [x] if y is None else [x, y]
+        return self._build(ArithmeticLayer(operation), sources, name, kind)
+
+    def matmul(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        transposes_x: bool = False,
+        transposes_y: bool = False,
+        alpha: float = 1.0,
+        name: str = "",
+    ) -> Tensor:
+        """alpha x y.   x (*, m, k)   y (*, k, n)   ->   (*, m, n); leading extents of 1 repeat"""
+        layer = MatMulLayer(MatMulDescriptor(alpha, transposes_x, transposes_y))
+        return self._build(layer, [x, y], name, "matmul")
