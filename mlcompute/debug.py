@@ -85,7 +85,7 @@ def find_nan(
 
     engine = Reference(watch)
     program = compile_program(description, engine, style, batch)
-    memory = _bindings(graph, program, phases, data, options)
+    memory = bindings_of_copies("find_nan", graph, program, phases, data, options)
     bad.update(_bad(memory.items()))
     engine.build(program, engine.allocate(program.plan.nbytes)).run(phases, memory)
     return _Search(graph, program, bad).first(phases)
@@ -105,17 +105,22 @@ def _what_to_run(
     return description, "split", phases if graph.optimizer is not None else phases[:2]
 
 
-def _bindings(
-    graph: CompiledGraph, program: Program, phases: tuple[str, ...], data: dict[Tensor, Any], options: ExecutionOptions
+def bindings_of_copies(
+    method: str,
+    graph: CompiledGraph,
+    program: Program,
+    phases: tuple[str, ...],
+    data: dict[Tensor, Any],
+    options: ExecutionOptions,
 ) -> dict[Value, Array]:
-    """Copies of everything a run of the program reads from outside."""
+    """Copies of everything a run of the program reads from outside. `method` is who asks, for messages."""
     read = {value for step in program.steps if step.phase in phases for value in step.inputs}
     fed = [
         Fed(tensor, value, value.shape[0] if value.shape != tensor.descriptor.shape else 0)
         for tensor, value in program.inputs.items()
         if value in read
     ]
-    feeds = graph._feeding.collect(fed, data, options, lambda tensor: f"find_nan: '{graph._name_of(tensor)}'", True)
+    feeds = graph._feeding.collect(fed, data, options, lambda tensor: f"{method}: '{graph._name_of(tensor)}'", True)
     memory = resolved(feeds)
     for tensor, value in program.persistent.items():
         host = tensor._host if tensor not in data else read_array(data[tensor], tensor.descriptor, f"'{tensor.label}'")

@@ -17,6 +17,7 @@ from mlcompute.layers.layer import Layer
 from mlcompute.layers.selection import SelectionLayer
 from mlcompute.layers.shaping import ReshapeLayer, TransposeLayer
 from mlcompute.layers.split import SplitLayer
+from mlcompute.seeing.viewable import Viewable
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import Array, ArrayLike, read_array
 
@@ -44,7 +45,7 @@ class Node:
         Node.newest = self.order
 
 
-class Graph(Building):
+class Graph(Building, Viewable):
     """A container of layers and the tensors that connect them.
 
     >>> import mlcompute as mlc
@@ -282,29 +283,6 @@ class Graph(Building):
             sources = ", ".join(self._producer_label(tensor) for tensor in (*node.sources, *node.labels))
             lines.append(f"{number:>5}  {node.layer.label:<16} {results:<28} {sources}")
         return "\n".join(lines)
-
-    def summary(self) -> str:
-        """A table of the layers: kind, result shape, number of parameters."""
-        rows = [("layer", "kind", "result", "parameters")]
-        total = 0
-        counted: set[Tensor] = set()
-        for node in self._all_nodes():
-            tensors = {slot.tensor for slot in node.layer.parameters.values()} - counted
-            counted |= tensors
-            count = sum(tensor.descriptor.element_count for tensor in tensors)
-            total += count
-            kind = type(node.layer).__name__.removesuffix("Layer")
-            shapes = " ".join(_text(result.descriptor.shape) for result in node.results)
-            rows.append((node.layer.label, kind, shapes, f"{count:,}" if count else "-"))
-        rows.append(("total", "", "", f"{total:,}"))
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        return "\n".join(
-            "  ".join(
-                cell.rjust(width) if column == 3 else cell.ljust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        )
 
 
 def _text(shape: tuple[int, ...]) -> str:

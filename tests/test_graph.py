@@ -209,10 +209,10 @@ def test_printing() -> None:
     assert text.splitlines()[0] == "Graph of 3 layers"
     assert "fc2" in text
     assert "from 'Activation'" in text
-    rows = [line.split() for line in net.training.summary().splitlines()]
-    assert rows[0] == ["layer", "kind", "result", "parameters"]
-    assert rows[1] == ["fc1", "FullyConnected", "4x5", "20"]
-    assert rows[-1] == ["total", "32"]
+    rows = [line.split() for line in str(net.graph.summary()).splitlines()]
+    assert rows[0] == ["layer", "kind", "result", "size", "parameters", "size"]
+    assert rows[1] == ["fc1", "FullyConnected", "4x5", "80", "B", "20", "80", "B"]
+    assert rows[-1] == ["total", "192", "B", "32", "128", "B"]
 
 
 def test_shared_parameters_are_counted_once() -> None:
@@ -220,7 +220,7 @@ def test_shared_parameters_are_counted_once() -> None:
     layer = dense(3, 3)
     d = mlc.ConvolutionDescriptor(input_feature_channel_count=3, output_feature_channel_count=3)
     graph.node(mlc.FullyConnectedLayer(layer.weights, None, d), source=graph.node(layer, source=x))
-    assert graph.summary().splitlines()[-1].split() == ["total", "12"]
+    assert graph.summary().parameters == 12
 
 
 def test_layers_can_be_used_again_when_their_graph_is_gone() -> None:
