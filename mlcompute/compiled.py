@@ -25,6 +25,7 @@ from mlcompute.graph import Graph, Node
 from mlcompute.ops.op import Array, Value
 from mlcompute.passes import Passes
 from mlcompute.programs import Programs
+from mlcompute.seeing.profiled import Profiled
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import expect_apart, read_array, write_target
 
@@ -44,7 +45,7 @@ class Call:
     outputs_data: Named | None = None
 
 
-class CompiledGraph(DescribedGraph):
+class CompiledGraph(Profiled, DescribedGraph):
     """Base of TrainingGraph and InferenceGraph: a described graph that can be compiled and run."""
 
     #: Does the graph have gradient and update phases?
@@ -436,6 +437,14 @@ class CompiledGraph(DescribedGraph):
         if value is None or value not in program.kept or tensor in program.persistent:
             return None
         return self._current.read(value)
+
+    def __del__(self) -> None:
+        """Outputs somebody still holds stay readable without the graph that computed them."""
+        compiled = getattr(self, "_compiled", None)
+        if compiled is not None and self._current is not None and not sys.is_finalizing():
+            for tensor in compiled.description.kept:
+                if self.computes(tensor) and tensor._left[0] < self.last_run:
+                    tensor._left = (self.last_run, self.fetch(tensor))
 
     def latest(self, tensor: Tensor) -> Array | None:
         """The value of a result in the last run, for a linked graph."""

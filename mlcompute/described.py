@@ -32,10 +32,15 @@ class DescribedGraph(Graph):
                 raise TypeError(f"{self._who}: graph_objects must be Graphs, not {type(graph).__name__}")
         self._graphs = list(graph_objects)
         self._declared = Declarations(self._who)
-        self._links: list[DescribedGraph] = [self]
+        #: The graphs it was linked with, itself among them; empty for a graph that stands alone.
+        self._linked_graphs: list[DescribedGraph] = []
         self._device: Device | None = None
         self._options = GraphCompilationOptions.NONE
         self._constants: dict[Tensor, Array] = {}
+
+    @property
+    def _links(self) -> list[DescribedGraph]:
+        return self._linked_graphs or [self]
 
     def outdated(self) -> None:
         """Something a description depends on has changed."""
@@ -82,7 +87,7 @@ class DescribedGraph(Graph):
             if member._device is not None:
                 member._check_links(group, member._options)
         for member in group:
-            member._links = group
+            member._linked_graphs = group
             member.outdated()
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -24,11 +25,12 @@ Feeds = dict[Value, "Array | Callable[[], Array | None]"]
 class Feeding:
     """The data of one graph's runs: given with the call, attached to the tensor, fed before, or from a linked graph.
 
-    linked  gives, for a tensor that another graph computes, how to get its value
+    linked  a method of the graph that gives, for a tensor another graph computes, how to get its value
     """
 
     def __init__(self, linked: Callable[[Tensor], Callable[[], Array | None] | None]) -> None:
-        self._linked = linked
+        # Held weakly: a graph nobody uses any more goes at once, and its memory with it.
+        self._linked = weakref.WeakMethod(linked)
         #: What the last runs were fed, and when: SKIP_WRITING_INPUT_DATA_TO_DEVICE uses it again.
         self._before: dict[Tensor, tuple[int, Array]] = {}
 
@@ -76,7 +78,9 @@ class Feeding:
         if skips and before is not None and when > tensor._bound_at:
             array = before
         if array is None:
-            return self._linked(tensor) or tensor._host
+            linked = self._linked()
+            assert linked is not None  # the graph is running a method of its own
+            return linked(tensor) or tensor._host
         return array
 
     def _later(

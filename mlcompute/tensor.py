@@ -119,6 +119,8 @@ class Tensor:
         self._bound: Array | None = None
         self._bound_at = 0
         self._residents: weakref.WeakSet[Any] | None = None
+        #: What graphs that are gone computed last, and in which run.
+        self._left: tuple[int, Array | None] = (0, None)
         self._producer: weakref.ref[Any] | None = None
         self._optimizer_data: list[Array] = []
         #: Did the caller supply that state? State an earlier graph left behind is not taken over.
@@ -178,10 +180,11 @@ class Tensor:
         For parameters it is the live memory; for results of a graph a copy of the last run's values, with as
         many leading samples as that run had.
         """
+        run, left = self._left
         for resident in self._wait():
-            if self._host is None and resident.computes(self):
+            if self._host is None and resident.last_run > run and resident.computes(self):
                 return resident.fetch(self)
-        return self._bound if self._host is None else self._host
+        return next((known for known in (self._host, self._bound, left) if known is not None), None)
 
     def _wait(self) -> list[Resident]:
         """Wait for every graph that may be changing the tensor; they come back latest first."""

@@ -18,7 +18,7 @@ from mlcompute.compiler.merge import merge
 from mlcompute.compiler.orient import orient
 from mlcompute.compiler.plan import plan_like, plan_memory
 from mlcompute.compiler.program import Program
-from mlcompute.compiler.schedule import assign_early, update_early
+from mlcompute.compiler.schedule import store_early, update_early
 from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.update import update
 from mlcompute.compiler.verify import is_verifying, verify_program, verify_steps
@@ -108,7 +108,7 @@ def _compile(description: Description, engine: Engine, style: str, batch_size: i
     if engine.prefers_channels_last:
         channels_last(trace, program.kept)
     orient(trace, program.kept)
-    steps = assign_early(trace.steps) if style == "split" else update_early(trace.steps)
+    steps = trace.steps if style == "split" else update_early(trace.steps)
     if description.fuses:
         steps = merge(steps, program.kept) if engine.merges else fuse(steps)
     program.steps = steps
@@ -205,12 +205,8 @@ def _update(description: Description, program: Program, run: Lowering) -> None:
     if not updated:
         return
     program.scalars = {name: trace.value((), FLOAT32, "scalar", name) for name in optimizer.scalar_names}
-    pairs = update(trace, optimizer, updated, program.scalars)
-    trace.phase = "update"
-    for target, value in pairs:
-        trace.layer = target.label if target.kind == "parameter" else trace.layer
-        ops.assign(target, value)
-    trace.layer = ""
+    start = len(trace.steps)
+    store_early(trace, update(trace, optimizer, updated, program.scalars), start)
 
 
 def _kept(description: Description, program: Program, style: str) -> list[Value]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterable
 
 from mlcompute.ops.op import TABLE, Step, Trace, Value
@@ -9,10 +11,8 @@ from mlcompute.ops.op import TABLE, Step, Trace, Value
 
 def orient(trace: Trace, keep: Iterable[Value] = ()) -> None:
     """(a b)ᵀ -> bᵀ aᵀ wherever the product is used only transposed; rewrites `trace.steps` in place."""
-    uses: dict[Value, int] = dict.fromkeys(keep, 1)
-    for step in trace.steps:
-        for value in step.inputs:
-            uses[value] = uses.get(value, 0) + 1
+    uses = Counter(keep)
+    uses.update(itertools.chain.from_iterable([step.inputs for step in trace.steps]))
     products = {step.results[0] for step in trace.steps if step.op.name == "matmul"}
     turned = {
         step.inputs[0]: step

@@ -2,31 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from mlcompute.ops.op import Step, Value, overwritten_by
+from mlcompute.ops.op import TABLE, Step, Trace, Value, overwritten_by
+
+
+def store_early(trace: Trace, pairs: Sequence[tuple[Value, Value]], start: int) -> None:
+    """Assign new values to lasting memory, each as soon as it is there and nobody reads the old one any more.
+
+    pairs  (target, new value)
+    start  assigns stay behind that many steps of the trace: the phases before the update
+    """
+    steps = trace.steps
+    shown = {target: target for target, _ in pairs}  # and the views of them
+    for step in steps:
+        if step.op.is_view and step.inputs[0] in shown:
+            shown[step.results[0]] = shown[step.inputs[0]]
+    made = {value: start - 1 for _, value in pairs}
+    read = {target: start - 1 for target, _ in pairs}
+    for index in range(start, len(steps)):
+        step = steps[index]
+        for value in step.inputs:
+            if value in shown:
+                read[shown[value]] = index
+        for value in step.results:
+            if value in made:
+                made[value] = index
+    # What is stored may itself be the old value of another target, which then comes last.
+    passed_on = [(target, value) for target, value in pairs if value in shown]
+    for _, value in passed_on:
+        read[shown[value]] = len(steps) - 1
+    after: dict[int, list[Step]] = {}
+    for target, value in [*passed_on, *[pair for pair in pairs if pair[1] not in shown]]:
+        index = max(made[value], read[target])
+        layer = steps[index].layer if index >= start else target.label
+        after.setdefault(index, []).append(Step(TABLE["assign"], (target, value), (), {}, layer, "update"))
+    stored = after.get(start - 1, [])
+    for index in range(start, len(steps)):
+        stored.append(steps[index])
+        if index in after:
+            stored += after[index]
+    steps[start:] = stored
 
 
 def update_early(steps: list[Step]) -> list[Step]:
     """Fused execution: every step of the update phase moves to where its gradient is complete."""
-    return move_early(assign_early(steps), lambda step: step.phase == "update")
+    return move_early(steps, lambda step: step.phase == "update")
 
 
-def assign_early(steps: list[Step]) -> list[Step]:
-    """Split execution: within the update phase, each new value is stored as soon as nobody reads the old one."""
-    start = next((index for index, step in enumerate(steps) if step.phase == "update"), len(steps))
-    return move_early(steps, lambda step: step.phase == "update" and not step.op.is_pure, start)
-
-
-def move_early(steps: list[Step], moves: Callable[[Step], bool], start: int = 0) -> list[Step]:
-    """Move chosen steps forward, never past what they depend on, a reader of what they overwrite, or its writer.
-
-    start  how many steps at the beginning stay there and before all others
-    """
-    moving = [step for step in steps[start:] if moves(step)]
+def move_early(steps: list[Step], moves: Callable[[Step], bool]) -> list[Step]:
+    """Move chosen steps forward, never past what they depend on, a reader of what they overwrite, or its writer."""
+    moving = [step for step in steps if moves(step)]
     if not moving:
         return steps
-    fixed = steps[:start]
+    fixed: list[Step] = []
     # Slot k is right after fixed step k; -1: before all. `latest` is where a step stands now.
     slots: list[int] = []
     latest: list[int] = []
@@ -35,12 +64,9 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool], start: int = 0)
     shown = {value: value for step in steps if not step.op.is_pure for value in overwritten_by(step)}
     last_read = dict.fromkeys(shown, -1)
     last_written = dict.fromkeys(shown, -1)
-    for step in fixed:
-        if step.op.is_view and step.inputs[0] in shown:
-            shown[step.results[0]] = shown[step.inputs[0]]
     coming = iter(moving)
     moves_next = next(coming)
-    for step in steps[start:]:
+    for step in steps:
         read = [shown[value] for value in step.inputs if value in shown]
         written = () if step.op.is_pure else overwritten_by(step)
         if step is moves_next:
@@ -48,7 +74,6 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool], start: int = 0)
             limits += [last_written[root] for root in read]
             limits += [last_read[root] for root in written]
             slot = max(limits, default=-1)
-            slot = max(slot, start - 1)
             slots.append(slot)
             latest.append(len(fixed) - 1)
             moves_next = next(coming, step)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mlcompute import ops
 from mlcompute.compiler.plan import plan_memory
-from mlcompute.compiler.schedule import assign_early, move_early, update_early
+from mlcompute.compiler.schedule import move_early, store_early, update_early
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.ops.op import Step, Trace, Value
 from tests.compiler.programs import Drawn, feed, programs
@@ -30,10 +30,8 @@ def two_parameters() -> tuple[Trace, list[Value]]:
     dv = ops.matmul(ops.transpose(y), z)
     dy = ops.matmul(z, ops.transpose(v))
     dw = ops.matmul(ops.transpose(x), dy)
-    trace.phase = "update"
-    new_w, new_v = w - dw * 0.1, v - dv * 0.1
-    ops.assign(w, new_w)
-    ops.assign(v, new_v)
+    start, trace.phase = len(trace.steps), "update"
+    store_early(trace, [(w, w - dw * 0.1), (v, v - dv * 0.1)], start)
     return trace, [w, v]
 
 
@@ -55,35 +53,48 @@ def test_fused_updates_need_less_memory() -> None:
     x = feed(trace, (4, 4))
     parameters = [feed(trace, (4, 4), "parameter") for _ in range(4)]
     gradients = [ops.matmul(x, w) for w in parameters]
-    trace.phase = "update"
-    changed = [w - g for w, g in zip(parameters, gradients, strict=True)]
-    for w, new in zip(parameters, changed, strict=True):
-        ops.assign(w, new)
-    late, split, fused = trace.steps, assign_early(trace.steps), update_early(trace.steps)
-    assert plan_memory(late).nbytes == plan_memory(split).nbytes == 4 * x.nbytes
-    assert plan_memory(fused).nbytes == x.nbytes
+    start, trace.phase = len(trace.steps), "update"
+    store_early(trace, [(w, w - g) for w, g in zip(parameters, gradients, strict=True)], start)
+    assert plan_memory(trace.steps).nbytes == 4 * x.nbytes
+    assert plan_memory(update_early(trace.steps)).nbytes == x.nbytes
 
 
-def test_split_phases_stay_in_order() -> None:
+def test_new_values_are_stored_when_they_are_there() -> None:
     trace, _ = two_parameters()
-    scheduled = assign_early(trace.steps)
-    verify_steps(scheduled, split=True)
-    assert names(scheduled)[-6:] == ["multiply", "subtract", "assign", "multiply", "subtract", "assign"]
+    verify_steps(trace.steps, split=True)
+    assert names(trace.steps)[-6:] == ["multiply", "subtract", "assign", "multiply", "subtract", "assign"]
 
 
-def test_split_updates_do_not_leave_their_phase() -> None:
+def test_stores_do_not_leave_the_update() -> None:
     """Even when what they store was computed long before."""
     trace = Trace()
     x, w = feed(trace, (2,)), feed(trace, (2,), "parameter")
     y = x + 1.0
     trace.phase = "gradient"
     ops.exp(y)
-    trace.phase = "update"
-    ops.assign(w, y)
-    scheduled = assign_early(trace.steps)
-    assert names(scheduled) == ["add", "exp", "assign"]
-    verify_steps(scheduled, split=True)
+    store_early(trace, [(w, y)], len(trace.steps))
+    assert names(trace.steps) == ["add", "exp", "assign"]
+    verify_steps(trace.steps, split=True)
     assert names(update_early(trace.steps)) == ["add", "assign", "exp"]
+
+
+def test_stores_wait_for_readers_of_the_old_value() -> None:
+    """Seen directly, through a view, or stored into another target."""
+    trace = Trace()
+    x = feed(trace, (2, 3))
+    a, b, c = (feed(trace, (2, 3), "parameter") for _ in range(3))
+    flat = ops.reshape(b, (6,))
+    start, trace.phase = len(trace.steps), "update"
+    new = x * 2.0
+    ops.exp(a)
+    ops.exp(flat)
+    pairs = [(a, new), (b, new), (c, x)]
+    store_early(trace, [*pairs, (feed(trace, (2, 3), "state"), c)], start)
+    assert names(trace.steps) == ["reshape", "assign", "multiply", "exp", "assign", "exp", "assign", "assign"]
+    state, *order = [step.inputs[0] for step in trace.steps if step.op.name == "assign"]
+    assert order == [a, b, c]
+    assert state.kind == "state", "it takes the old value of c, which is overwritten last"
+    verify_steps(trace.steps)
 
 
 def test_a_result_is_computed_right_before_it_is_needed() -> None:
@@ -113,7 +124,7 @@ def test_a_read_never_passes_an_overwriting() -> None:
 def test_nothing_moves_without_an_update() -> None:
     trace = Trace()
     ops.relu(feed(trace, (2,)) + 1.0)
-    assert update_early(trace.steps) == assign_early(trace.steps) == trace.steps
+    assert update_early(trace.steps) == trace.steps
     assert move_early([], lambda step: True) == []
 
 
@@ -126,11 +137,23 @@ def test_any_choice_of_moving_steps_gives_the_same_numbers(drawn: Drawn, chosen:
 
 @settings(max_examples=100, deadline=None)
 @given(programs(phases=("forward", "gradient", "update")))
-def test_schedules_of_both_styles_give_the_same_numbers(drawn: Drawn) -> None:
+def test_early_updates_and_stores_give_the_same_numbers(drawn: Drawn) -> None:
     check(drawn, update_early(drawn.steps))
-    scheduled = assign_early(drawn.steps)
-    verify_steps(scheduled, split=True)
-    check(drawn, scheduled)
+    expected, lasting = drawn.run()
+    stores = [step for step in drawn.steps if step.phase == "update" and not step.op.is_pure]
+    # Stores are meant to happen at once: leave out what reads a target after it was overwritten.
+    pairs = [step.inputs for step in stores]
+    if {value for _, value in pairs} & {target for target, _ in pairs}:
+        return
+    drawn.trace.steps = [step for step in drawn.steps if step not in stores]
+    start = next((i for i, step in enumerate(drawn.steps) if step.phase == "update"), len(drawn.steps))
+    store_early(drawn.trace, pairs, start)  # type: ignore[arg-type]
+    verify_steps(drawn.steps, split=True)
+    actual, stored = drawn.run()
+    for value in drawn.kept:
+        np.testing.assert_array_equal(actual[value], expected[value])
+    for value, array in lasting.items():
+        np.testing.assert_array_equal(stored[value], array)
 
 
 def check(drawn: Drawn, scheduled: list[Step]) -> None:
