@@ -4,6 +4,11 @@ Describe a network as a graph of layers, wrap it in a `TrainingGraph` or `Infere
 then run forward, gradient and optimizer update in one call or one by one.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from mlcompute import debug
 from mlcompute.device import Device
 from mlcompute.enums import (
@@ -34,6 +39,7 @@ from mlcompute.errors import (
     DeviceError,
     Error,
     ExecutionError,
+    FileError,
     GraphError,
     ShapeError,
 )
@@ -79,6 +85,9 @@ from mlcompute.tensor import Tensor, TensorDescriptor, TensorOptimizerDeviceData
 from mlcompute.tensor_data import TensorData
 from mlcompute.training import TrainingGraph
 
+if TYPE_CHECKING:
+    from mlcompute.saving import Checkpoint, RestoreReport, load, restore, save
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -90,6 +99,7 @@ __all__ = [
     "ArithmeticLayer",
     "ArithmeticOperation",
     "BatchNormalizationLayer",
+    "Checkpoint",
     "ComparisonLayer",
     "ComparisonOperation",
     "CompileError",
@@ -109,6 +119,7 @@ __all__ = [
     "Execution",
     "ExecutionError",
     "ExecutionOptions",
+    "FileError",
     "FullyConnectedLayer",
     "GatherLayer",
     "GradientClippingType",
@@ -147,6 +158,7 @@ __all__ = [
     "ReductionType",
     "RegularizationType",
     "ReshapeLayer",
+    "RestoreReport",
     "SGDOptimizer",
     "SampleMode",
     "ScatterLayer",
@@ -168,4 +180,27 @@ __all__ = [
     "YOLOLossLayer",
     "debug",
     "debug_description",
+    "load",
+    "restore",
+    "save",
 ]
+
+#: Names that are imported at their first use: `import mlcompute` stays quick for those who do without them.
+_LATER = {
+    "Checkpoint": "mlcompute.saving",
+    "RestoreReport": "mlcompute.saving",
+    "load": "mlcompute.saving",
+    "restore": "mlcompute.saving",
+    "save": "mlcompute.saving",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'mlcompute' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

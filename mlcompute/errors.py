@@ -58,3 +58,7 @@ class DeviceError(Error, RuntimeError):
 
 class ExecutionError(Error, RuntimeError):
     """A compiled graph failed while running, or was run in the wrong order."""
+
+
+class FileError(Error, ValueError):
+    """A file cannot be read or written, is damaged, or holds something else than what was asked for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,6 +44,32 @@ class _Stream:
         with self.lock:
             return int(self.generator.integers(1, 2**63))
 
+    def position(self) -> dict[str, Any]:
+        """Seed and place in the stream, as plain numbers."""
+        with self.lock:
+            state: Any = self.generator.bit_generator.state
+            numbers = {name: [int(word) for word in words] for name, words in state["state"].items()}
+            return {
+                "seed": self.seed,
+                **numbers,
+                "buffer": [int(word) for word in state["buffer"]],
+                **{name: int(state[name]) for name in ("buffer_pos", "has_uint32", "uinteger")},
+            }
+
+    def move_to(self, position: dict[str, Any]) -> None:
+        """Go on from a checked position. Whoever keeps a key of his own keeps it."""
+        state: Any = {
+            "bit_generator": "Philox",
+            "state": {name: np.array(position[name], np.uint64) for name in ("counter", "key")},
+            "buffer": np.array(position["buffer"], np.uint64),
+            **{name: position[name] for name in ("buffer_pos", "has_uint32", "uinteger")},
+        }
+        generator = np.random.Philox()
+        generator.state = state
+        with self.lock:
+            self.seed = position["seed"]
+            self.generator = np.random.Generator(generator)
+
 
 stream = _Stream()
 
@@ -80,6 +106,44 @@ class RandomPasses:
     def advance(self) -> None:
         """A pass has succeeded."""
         self._count += 1
+
+    def state(self) -> dict[str, int | None]:
+        """Key (None while none was needed) and number of passes so far: all the coming ones depend on."""
+        return {"key": self._key, "count": self._count}
+
+    @staticmethod
+    def resumed(state: Any) -> RandomPasses:
+        """Passes that go on where others were; DataError when that is no state of theirs."""
+        key: Any = state.get("key") if isinstance(state, dict) else None
+        count: Any = state.get("count") if isinstance(state, dict) else None
+        if not _is_word(count) or not (key is None or _is_word(key)):
+            raise DataError(f"{state!r} is no state of random passes", expected='{"key": ..., "count": ...}')
+        passes = RandomPasses()
+        passes._key, passes._count = key, int(count)
+        return passes
+
+
+def _is_word(number: object) -> bool:
+    return type(number) is int and 0 <= number < 2**64
+
+
+#: How many words each part of a stream's position has; None: a single one.
+_POSITION = {"counter": 4, "key": 2, "buffer": 4, "buffer_pos": None, "has_uint32": None, "uinteger": None}
+
+
+def check_rng_state(state: Any) -> None:
+    """DataError unless `state` is one that Platform.rng_state could have given."""
+    fits = isinstance(state, dict) and state.keys() == {"seed", *_POSITION}
+    for name, count in _POSITION.items() if fits else ():
+        words = [state[name]] if count is None else state[name]
+        fits = fits and isinstance(words, list) and len(words) == (count or 1) and all(map(_is_word, words))
+    # Four words are in the buffer; a 32-bit half may be left over.
+    fits = fits and state["buffer_pos"] <= 4 and state["has_uint32"] <= 1 and state["uinteger"] < 2**32
+    seed = state["seed"] if fits else None
+    if not fits or not (seed is None or (type(seed) is int and -(2**63) <= seed < 2**63)):
+        raise DataError(
+            "Platform.set_rng_state: this is no state of the random stream", expected="what Platform.rng_state gave"
+        )
 
 
 class Platform:
@@ -140,3 +204,25 @@ class Platform:
     def get_rng_seed(cls) -> int | None:
         """The seed last set; None if none was."""
         return stream.seed
+
+    @classmethod
+    def rng_state(cls) -> dict[str, Any]:
+        """Seed and position of the random stream, as plain numbers that can be stored anywhere.
+
+        Dropout draws from streams of the graphs' own, which `save` keeps with each graph.
+
+        >>> import mlcompute as mlc
+        >>> state = mlc.Platform.rng_state()
+        >>> a = mlc.Tensor(shape=(2,), random_initializer_type=mlc.RandomInitializerType.UNIFORM)
+        >>> mlc.Platform.set_rng_state(state)
+        >>> b = mlc.Tensor(shape=(2,), random_initializer_type=mlc.RandomInitializerType.UNIFORM)
+        >>> bool((a.data == b.data).all())
+        True
+        """
+        return stream.position()
+
+    @classmethod
+    def set_rng_state(cls, state: dict[str, Any]) -> None:
+        """Go on drawing from where the stream was; graphs keep the streams of their own."""
+        check_rng_state(state)
+        stream.move_to(state)

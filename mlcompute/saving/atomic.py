@@ -1,0 +1,150 @@
+"""Files that are replaced whole or not at all, whatever happens in between.
+
+The new file is written beside the old one, flushed to the disk, renamed over it, and the folder is flushed too. Until
+the rename the old file is untouched. A writer keeps its temporary file locked; one without a lock belongs to a
+writer that died, and the next one removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from mlcompute.errors import FileError
+
+if TYPE_CHECKING:
+    import fcntl
+else:
+    try:
+        import fcntl
+    except ImportError:  # Windows: no locks, so nobody can tell a dead writer's file from a living one's
+        fcntl = None
+
+_PREFIX, _SUFFIX = ".mlcompute-", ".tmp"
+
+
+class Writer:
+    """Bytes for a new file: in order, or at a place of their own."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, data: bytes | memoryview) -> None:
+        """All of the bytes; a system call may take only some of them."""
+        view = memoryview(data)
+        while view.nbytes:
+            count = os.write(self._descriptor, view)
+            if count <= 0:
+                raise OSError("nothing could be written")
+            view = view[count:]
+
+    def seek(self, position: int) -> None:
+        """Go on writing there."""
+        os.lseek(self._descriptor, position, os.SEEK_SET)
+
+
+def replace_file(path: str, fill: Callable[[Writer], None], who: str) -> None:
+    """Give `path` the bytes that `fill` writes. FileError, and the old bytes are still there, when that fails."""
+    # A link stays a link: the file it leads to is replaced.
+    target = os.path.realpath(path)
+    folder = os.path.dirname(target)
+    try:
+        if os.path.isdir(target):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        sweep(folder)
+        with _temporary(folder) as (descriptor, name):
+            fill(Writer(descriptor))
+            with contextlib.suppress(OSError):
+                # Whoever was allowed to read the old file, and nobody else, may read the new one.
+                os.fchmod(descriptor, stat.S_IMODE(os.stat(target).st_mode))
+            os.fsync(descriptor)
+            os.replace(name, target)
+    except OSError as error:
+        raise FileError(
+            f"{who}: {path} could not be written: {error.strerror or error}",
+            folder=folder,
+            fix="what was there before is untouched; free space or choose another folder, then save again",
+        ) from error
+    try:
+        _flush_folder(folder)
+    except OSError as error:
+        raise FileError(
+            f"{who}: {path} is complete and in place, but its folder could not be flushed: {error.strerror or error}",
+            folder=folder,
+            fix="after a power failure the file from before may be back; save again",
+        ) from error
+
+
+@contextlib.contextmanager
+def _temporary(folder: str) -> Iterator[tuple[int, str]]:
+    """A locked new file in the folder; removed at the end unless it was renamed."""
+    descriptor, name = _create(folder)
+    try:
+        yield descriptor, name
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _create(folder: str) -> tuple[int, str]:
+    while True:
+        name = os.path.join(folder, f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(name, flags, 0o666)
+        if fcntl is None:
+            return descriptor, name
+        with contextlib.suppress(OSError):  # a file system without locks: then nobody sweeps either
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Between creating and locking, another writer may have taken the file for a dead one's.
+        if _is_still_there(name, descriptor):
+            return descriptor, name
+        os.close(descriptor)
+
+
+def _is_still_there(name: str, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(name), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def sweep(folder: str) -> int:
+    """Remove temporary files whose writers died; how many there were. Never fails: what cannot be removed stays."""
+    removed = 0
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if name.startswith(_PREFIX) and name.endswith(_SUFFIX):
+                removed += _remove_if_dead(os.path.join(folder, name))
+    return removed
+
+
+def _remove_if_dead(name: str) -> bool:
+    if fcntl is None:
+        return False
+    with contextlib.suppress(OSError):
+        descriptor = os.open(name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(name)
+            return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
+def _flush_folder(folder: str) -> None:
+    if os.name == "nt":
+        return  # folders cannot be flushed there; the rename itself is written through
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,236 @@
+"""Checkpoint: a saved file, opened and verified. Nothing in it is trusted before its hash was checked.
+
+One safetensors file holds everything; which tensor is what shows in its name:
+
+    fc.weights                      a tensor of the graph that keeps data
+    optimizer/momentum/fc.weights   optimizer state
+    constants/x                     an input that was folded in when the graph was compiled
+    arrays/anything                 what the caller gave as `arrays`
+
+The metadata are JSON texts: mlcompute.description (the graph), .state (time step, rates, random streams), .progress
+(the caller's), .facts, .manifest (a SHA-256 per tensor), .version, and .header (the SHA-256 of the whole header, taken
+with zeros in its place).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import BinaryIO
+
+import numpy as np
+
+from mlcompute.errors import FileError
+from mlcompute.saving.plain import JSON, from_text, restored
+from mlcompute.saving.tensor_file import Entry, Header, decoded, header_length, parse_header
+from mlcompute.tensor_data import Array
+
+#: Files of a later version are refused; every earlier one can be read.
+FORMAT_VERSION = 1
+
+PREFIX = "mlcompute."
+OPTIMIZER, CONSTANTS, ARRAYS = "optimizer/", "constants/", "arrays/"
+NO_HASH = "0" * 64
+_CHUNK = 1 << 20
+
+
+class Checkpoint:
+    """A saved file, opened and verified: names, shapes, lengths, version and hashes. FileError when anything is wrong.
+
+    Plain safetensors files of other programs can be opened too; they have no description and nothing to verify
+    beyond their layout. `is_plain` tells.
+
+    >>> import mlcompute as mlc, os, tempfile
+    >>> g, x = mlc.Graph(), mlc.Tensor(shape=(1, 4))
+    >>> y = g.node(mlc.ActivationLayer.relu(), source=x)
+    >>> path = os.path.join(tempfile.mkdtemp(), "relu.safetensors")
+    >>> mlc.save(path, g, progress={"epoch": 3})
+    >>> mlc.Checkpoint(path).progress
+    {'epoch': 3}
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        who = self._who = f"mlcompute.Checkpoint: {self.path}"
+        self._lock = threading.Lock()
+        try:
+            self._file: BinaryIO = open(self.path, "rb", buffering=0)  # noqa: SIM115  (kept open: it may be replaced)
+        except OSError as error:
+            raise FileError(f"{who}: cannot be opened: {error.strerror or error}") from error
+        self._close = weakref.finalize(self, self._file.close)
+        try:
+            self._header = self._read_header()
+            self._check_version()
+            self._check_hashes()
+            #: The graph as plain data; None for a plain file.
+            self.description: JSON = self._json("description")
+            #: Versions, engine, threads, data types and the hash of the graph.
+            self.facts: dict[str, JSON] = self._json("facts") or {}
+            #: Time step, rates and random streams.
+            self.state: dict[str, JSON] = self._json("state") or {}
+            #: What the caller gave as `progress`.
+            self.progress: JSON = self._json("progress")
+        except OSError as error:
+            self.close()
+            raise FileError(f"{who}: cannot be read: {error.strerror or error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    # Verifying ------------------------------------------------------------------------------------------------
+
+    def _read_header(self) -> Header:
+        size = os.fstat(self._file.fileno()).st_size
+        first = self._at(0, min(8, size))
+        length = header_length(first, size, self._who)
+        self._header_bytes = first + self._at(8, length)
+        self._data_start = 8 + length
+        return parse_header(self._header_bytes[8:], size - self._data_start, self._who)
+
+    @property
+    def is_plain(self) -> bool:
+        """Is it a file of another program?"""
+        # One flipped bit can spoil one key, never all of them: what was ours is not taken for a plain file.
+        return not any(key.startswith(PREFIX) for key in self._header.metadata)
+
+    def _check_version(self) -> None:
+        if self.is_plain:
+            return
+        version = self._text("version")
+        if not version.isascii() or not version.isdigit() or not 1 <= int(version[:9]) <= FORMAT_VERSION:
+            raise FileError(
+                f"{self._who}: the file has format version {version[:40]!r}",
+                expected=f"1 to {FORMAT_VERSION}",
+                fix="it was written by a later version of mlcompute: install that one, or save again with this one",
+            )
+
+    def _check_hashes(self) -> None:
+        if self.is_plain:
+            return
+        stated = self._text("header").encode()
+        if self._header_bytes.count(stated) != 1:
+            raise FileError(f"{self._who}: the header's hash is damaged")
+        if hashlib.sha256(self._header_bytes.replace(stated, NO_HASH.encode())).hexdigest().encode() != stated:
+            raise FileError(f"{self._who}: the header is damaged: its hash differs", fix="use an earlier file")
+        manifest = self._json("manifest")
+        if not isinstance(manifest, dict) or manifest.keys() != self._header.entries.keys():
+            raise FileError(f"{self._who}: the manifest does not list the tensors of the file")
+        for name, entry in self._header.entries.items():
+            if self._hash(entry) != manifest[name]:
+                raise FileError(f"{self._who}: '{name}' is damaged: its hash differs", fix="use an earlier file")
+        self._header_bytes = b""
+
+    def _hash(self, entry: Entry) -> str:
+        hashed = hashlib.sha256()
+        for start in range(entry.start, entry.end, _CHUNK):
+            hashed.update(self._at(self._data_start + start, min(_CHUNK, entry.end - start)))
+        return hashed.hexdigest()
+
+    def _text(self, key: str) -> str:
+        text = self._header.metadata.get(PREFIX + key)
+        if text is None:
+            raise FileError(f"{self._who}: there is no {key} in the file")
+        return text
+
+    def _json(self, key: str) -> JSON:
+        if self.is_plain:
+            return None
+        try:
+            value = from_text(self._text(key))
+            # Descriptions keep their marks: they are read by whoever builds the graph.
+            return value if key == "description" else restored(value)
+        except (ValueError, RecursionError) as error:
+            raise FileError(f"{self._who}: its {key} cannot be read: {error}") from error
+
+    def _at(self, position: int, count: int) -> bytes:
+        with self._lock:
+            self._file.seek(position)
+            data = self._file.read(count)
+            while len(data) < count:
+                more = self._file.read(count - len(data))
+                if not more:
+                    raise FileError(f"{self._who}: the file became shorter while it was read")
+                data += more
+        return data
+
+    # Reading --------------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """The graph's tensors in the file, sorted; all tensors of a plain file."""
+        listed = self._header.entries
+        return sorted(listed if self.is_plain else (name for name in listed if "/" not in name))
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """Type, shape and place of every tensor in the file, optimizer state and arrays included."""
+        return dict(self._header.entries)
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """What the caller gave as `arrays`; each is read when it is asked for."""
+        return _Arrays(self, ARRAYS)
+
+    def optimizer_state(self, name: str) -> dict[str, Array]:
+        """The optimizer's state for a tensor, by the name of the state; empty when there is none."""
+        states = self._header.entries if name in self._header.entries else {}
+        found = (key.split("/", 2) for key in states if key.startswith(OPTIMIZER))
+        return {part[1]: self["/".join(part)] for part in found if part[2:] == [name]}
+
+    def __getitem__(self, name: str) -> Array:
+        """One tensor, read now, into memory of its own."""
+        if name not in self._header.entries:
+            raise KeyError(name)
+        if not self._close.alive:
+            raise FileError(f"{self._who}: the file was closed")
+        entry = self._header.entries[name]
+        raw = np.empty(entry.nbytes, np.uint8)
+        with self._lock:
+            self._file.seek(self._data_start + entry.start)
+            view, done = raw.data, 0
+            while done < entry.nbytes:
+                count = self._file.readinto(view[done:])  # type: ignore[attr-defined]
+                if not count:
+                    raise FileError(f"{self._who}: the file became shorter while it was read")
+                done += count
+        return decoded(raw, entry, f"{self._who}: '{name}'")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._header.entries
+
+    def close(self) -> None:
+        """Let go of the file; what was read stays."""
+        self._close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        count = len(self.names)
+        return f"Checkpoint('{self.path}', {count} tensors{', plain' if self.is_plain else ''})"
+
+
+class _Arrays(Mapping[str, Array]):
+    """Tensors of a file whose names share a beginning."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str) -> None:
+        self._checkpoint, self._prefix = checkpoint, prefix
+
+    def __getitem__(self, name: str) -> Array:
+        return self._checkpoint[self._prefix + name]
+
+    def __iter__(self) -> Iterator[str]:
+        names = self._checkpoint.entries
+        return (name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -1,0 +1,358 @@
+"""A graph as plain data, and a graph from plain data: everything but the numbers in its tensors.
+
+    {"kind": "TrainingGraph",
+     "tensors": {"x": {"shape": [32, 784], "type": "FLOAT32"}, "fc.weights": {..., "has_data": true}, ...},
+     "graphs": 1,                                     how many Graphs it is made of
+     "layers": [{"name": "fc", "graph": 0,            which of them the layer belongs to; null: added directly
+                 "layer": {"$kind": "FullyConnectedLayer", "weights": {"$tensor": "fc.weights"}, ...},
+                 "sources": ["x"], "results": ["fc.result"]}, ...],
+     "inputs": {"x": "x"}, "labels": {}, "label_weights": {}, "outputs": {},
+     "options": ["LINK_GRAPHS"], "constants": [],
+     "loss": {...}, "optimizer": {...}, "stopped": [], "training_parameters": [], "user_gradients": {}}
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlcompute.described import DescribedGraph
+from mlcompute.enums import DataType, GraphCompilationOptions
+from mlcompute.errors import Error, FileError, GraphError
+from mlcompute.graph import Graph, Node
+from mlcompute.inference import InferenceGraph
+from mlcompute.layers.layer import Layer
+from mlcompute.layers.split import SplitLayer
+from mlcompute.learning import LearningGraph
+from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.saving.construction import constructed, described
+from mlcompute.saving.names import has_default_label, layer_names_of, names_of, nodes_of
+from mlcompute.saving.plain import JSON, to_text
+from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
+from mlcompute.training import TrainingGraph
+
+_GRAPHS: dict[str, type[Graph]] = {"Graph": Graph, "InferenceGraph": InferenceGraph, "TrainingGraph": TrainingGraph}
+
+
+def graph_hash(description: JSON) -> str:
+    """SHA-256 of a description: equal for graphs that are built alike."""
+    return hashlib.sha256(to_text(description).encode()).hexdigest()
+
+
+# Graph -> data ----------------------------------------------------------------------------------------------------
+
+
+def describe(graph: Graph) -> dict[str, JSON]:
+    """The graph as plain data; GraphError when it has parts that a file cannot hold."""
+    kind = next((name for name in ("TrainingGraph", "InferenceGraph") if isinstance(graph, _GRAPHS[name])), "Graph")
+    if isinstance(graph, DescribedGraph) and len(graph._links) > 1:
+        raise GraphError(
+            f"mlcompute.save: this {kind} is linked with {len(graph._links) - 1} other graph(s), "
+            "whose layers are not in it",
+            fix="save the Graphs it is made of one by one, or put all layers into one training graph",
+        )
+    names = names_of(graph)
+    parts = _parts(graph)
+    description: dict[str, JSON] = {
+        "kind": kind,
+        "tensors": {},
+        "graphs": len(parts),
+        "layers": _describe_layers(graph, parts, names),
+    }
+    if isinstance(graph, DescribedGraph):
+        description.update(_describe_declarations(graph, names))
+    if isinstance(graph, LearningGraph):
+        description.update(_describe_learning(graph, names))
+    description["tensors"] = {name: _describe_tensor(tensor) for tensor, name in names.items()}
+    return description
+
+
+def _parts(graph: Graph) -> list[Graph]:
+    """The graphs a graph is made of, at any depth, each once. Each becomes a plain Graph with the nodes of its own."""
+    found: dict[Graph, None] = {}
+
+    def visit(described_graph: DescribedGraph) -> None:
+        for part in described_graph._graphs:
+            if part not in found:
+                if isinstance(part, DescribedGraph):
+                    visit(part)
+                found[part] = None
+
+    if isinstance(graph, DescribedGraph):
+        visit(graph)
+    return list(found)
+
+
+def _describe_layers(graph: Graph, parts: Sequence[Graph], names: Mapping[Tensor, str]) -> list[JSON]:
+    owner: dict[Node, int | None] = {node: number for number, part in enumerate(parts) for node in part._nodes}
+    for number, part in enumerate(parts):
+        if isinstance(part, LearningGraph) and part._loss_node is not None:
+            owner[part._loss_node] = number
+    layer_names = layer_names_of(graph)
+    return [_describe_node(node, layer_names[node.layer], owner.get(node), names) for node in nodes_of(graph)]
+
+
+def _describe_node(node: Node, name: str, owner: int | None, names: Mapping[Tensor, str]) -> dict[str, JSON]:
+    layer = node.layer
+    entry: dict[str, JSON] = {
+        "name": name,
+        "graph": owner,
+        **_describe_layer(layer, names),
+        "sources": [names[tensor] for tensor in node.sources],
+        "results": [names[tensor] for tensor in node.results],
+    }
+    if node.labels:
+        entry["labels"] = [names[tensor] for tensor in node.labels]
+    if not node.updates:
+        entry["disable_update"] = True
+    return entry
+
+
+def _describe_layer(layer: Layer, names: Mapping[Tensor, str]) -> dict[str, JSON]:
+    entry: dict[str, JSON] = {"layer": described(layer, layer.who, names)}
+    if layer.label != layer.default_label:
+        entry["label"] = layer.label
+    if layer.is_debugging_enabled:
+        entry["is_debugging_enabled"] = True
+    fixed = [slot for slot, parameter in layer.parameters.items() if not parameter.is_updatable]
+    if fixed:
+        entry["not_updatable"] = fixed
+    return entry
+
+
+def _describe_tensor(tensor: Tensor) -> dict[str, JSON]:
+    d = tensor.descriptor
+    entry: dict[str, JSON] = {"shape": list(d.shape), "type": d.data_type.name}
+    if d.sequence_lengths is not None:
+        entry["sequence_lengths"] = list(d.sequence_lengths)
+        entry["sorted_sequences"] = d.sorted_sequences
+    if not has_default_label(tensor):
+        entry["label"] = tensor.label
+    if has_value(tensor):
+        entry["has_data"] = True
+    return entry
+
+
+def has_value(tensor: Tensor) -> bool:
+    """Does the tensor keep numbers of its own, rather than being fed or computed?"""
+    return tensor._host is not None
+
+
+def _describe_declarations(graph: DescribedGraph, names: Mapping[Tensor, str]) -> dict[str, JSON]:
+    declared = graph._declared
+    outputs: dict[str, JSON] = {}
+    for name, tensor in declared.outputs.items():
+        source = graph._source_of(tensor)
+        known = names.get(tensor if source is None else source)
+        if known is None:
+            raise GraphError(f"mlcompute.save: output '{name}' is no tensor of the graph")
+        outputs[name] = known if source is None else {"gradient_of": known}
+    return {
+        "inputs": {name: names[tensor] for name, tensor in declared.inputs.items()},
+        "labels": {name: names[tensor] for name, tensor in declared.labels.items()},
+        "label_weights": {name: names[tensor] for name, tensor in declared.label_weights.items()},
+        "outputs": outputs,
+        "options": [option.name for option in GraphCompilationOptions if option.value and option in graph._options],
+        "constants": [names[tensor] for tensor in graph._constants if tensor in names],
+    }
+
+
+def _describe_learning(graph: LearningGraph, names: Mapping[Tensor, str]) -> dict[str, JSON]:
+    loss, optimizer = graph._loss_layer, graph._optimizer
+    return {
+        "loss": None if loss is None else _describe_layer(loss, names),
+        "optimizer": None if optimizer is None else described(optimizer, type(optimizer).__name__, names),
+        "stopped": sorted(names[tensor] for tensor in graph._stopped_tensors if tensor in names),
+        "training_parameters": [
+            {"tensor": names[parameter.tensor], "is_updatable": parameter.is_updatable}
+            for parameter in graph._training_parameters
+        ],
+        "user_gradients": {names[tensor]: names[gradient] for tensor, gradient in graph._user_gradients.items()},
+    }
+
+
+# Data -> graph ----------------------------------------------------------------------------------------------------
+
+
+class Rebuilt:
+    """A graph built from a description, in which no tensor has data yet.
+
+    graph      the graph
+    tensors    its tensors by name
+    constants  tensors whose data was folded in when it was compiled
+    options    what it was compiled with
+    """
+
+    def __init__(self, description: JSON) -> None:
+        self._entries = _mapping(description, "the description")
+        kind = _GRAPHS.get(_text(self._entries, "kind"))
+        if kind is None:
+            raise ValueError(f"there is no graph {self._entries['kind']!r}")
+        self.tensors: dict[str, Tensor] = {}
+        #: Names of the tensors that have data.
+        self.valued: list[str] = []
+        self.constants: list[Tensor] = []
+        self.options = GraphCompilationOptions.NONE
+        produced = {name for entry in _list(self._entries, "layers") for name in _names(entry, "results")}
+        self._shapes = {
+            name: self._descriptor(name, entry)
+            for name, entry in _mapping(self._entries.get("tensors"), "tensors").items()
+        }
+        for name, descriptor in self._shapes.items():
+            if name not in produced:
+                self.tensors[name] = Tensor(descriptor)
+        self._parts = [Graph() for _ in range(self._part_count())]
+        self.graph = self._make_graph(kind)
+        for entry in _list(self._entries, "layers"):
+            self._add_layer(_mapping(entry, "a layer"))
+        #: Input tensors the optimizer updates; the graph accepts them only when they have data.
+        self.training_parameters: list[TensorParameter] = []
+        if isinstance(self.graph, TrainingGraph):
+            self._learn(self.graph)
+        if isinstance(self.graph, DescribedGraph):
+            self._declare(self.graph)
+        for name, tensor in self.tensors.items():
+            entry = self._entries["tensors"].get(name, {})
+            if "label" in entry:
+                tensor.label = _text(entry, "label")
+            if entry.get("has_data"):
+                self.valued.append(name)
+
+    def _part_count(self) -> int:
+        count = self._entries.get("graphs")
+        # Every part but empty ones has a layer; a handful of empty ones is no reason to refuse.
+        if type(count) is not int or not 0 <= count <= len(_list(self._entries, "layers")) + 100:
+            raise ValueError(f"graphs is {count!r}")
+        return count
+
+    def _descriptor(self, name: str, entry: JSON) -> TensorDescriptor:
+        entry = _mapping(entry, f"tensor '{name}'")
+        data_type = DataType.__members__.get(_text(entry, "type"))
+        if data_type is None:
+            raise ValueError(f"tensor '{name}' has the type {entry['type']!r}")
+        return TensorDescriptor(
+            _list(entry, "shape"),
+            data_type=data_type,
+            sequence_lengths=entry.get("sequence_lengths"),
+            sorted_sequences=entry.get("sorted_sequences") is True,
+        )
+
+    def _make_graph(self, kind: type[Graph]) -> Graph:
+        if kind is Graph:
+            return Graph()
+        if kind is InferenceGraph:
+            return InferenceGraph(self._parts)
+        loss, optimizer = self._entries.get("loss"), self._entries.get("optimizer")
+        return TrainingGraph(
+            self._parts,
+            None if loss is None else self._layer(_mapping(loss, "loss")),
+            None if optimizer is None else constructed(optimizer, {}, Optimizer),
+        )
+
+    def _layer(self, entry: dict[str, JSON]) -> Layer:
+        layer: Layer = constructed(entry.get("layer"), self.tensors, Layer)
+        if "label" in entry:
+            layer.label = _text(entry, "label")
+        layer.is_debugging_enabled = entry.get("is_debugging_enabled") is True
+        for slot in entry.get("not_updatable", ()):
+            if slot not in layer.parameters:
+                raise ValueError(f"{layer.who} has no parameter {slot!r}")
+            layer.parameters[slot].is_updatable = False
+        return layer
+
+    def _add_layer(self, entry: dict[str, JSON]) -> None:
+        layer, owner, results = self._layer(entry), entry.get("graph"), _names(entry, "results")
+        if owner is not None and (type(owner) is not int or not 0 <= owner < len(self._parts)):
+            raise ValueError(f"{layer.who} belongs to graph {owner!r}, there are {len(self._parts)}")
+        sources = [self._tensor(name) for name in _names(entry, "sources")]
+        labels = [self._tensor(name) for name in _names(entry, "labels")] if "labels" in entry else []
+        if isinstance(layer, SplitLayer) and len(sources) == 1 and layer.dimension < len(sources[0].descriptor.shape):
+            # Pieces are counted before they are made: there may be as many as a shape has elements.
+            pieces = min(layer.split_count, sources[0].descriptor.shape[layer.dimension])
+            if pieces > 2 * len(results):
+                raise ValueError(f"{layer.who} has {pieces} pieces, {len(results)} are listed")
+        graph = self.graph if owner is None else self._parts[owner]
+        made = graph._add(layer, sources, labels, entry.get("disable_update") is not True)
+        if len(made) != len(results):
+            raise ValueError(f"{layer.who} has {len(made)} results, {len(results)} are listed")
+        for name, tensor in zip(results, made, strict=True):
+            if name in self.tensors or self._shapes.get(name) != tensor.descriptor:
+                raise ValueError(f"{layer.who}: result '{name}' is {tensor.descriptor}, not {self._shapes.get(name)}")
+            self.tensors[name] = tensor
+
+    def _tensor(self, name: JSON) -> Tensor:
+        if not isinstance(name, str) or name not in self.tensors:
+            raise ValueError(f"tensor {str(name)[:100]!r} is used before it is there")
+        return self.tensors[name]
+
+    def _declare(self, graph: DescribedGraph) -> None:
+        inputs, labels, weights = (
+            {name: self._tensor(tensor) for name, tensor in _mapping(self._entries.get(group), group).items()}
+            for group in ("inputs", "labels", "label_weights")
+        )
+        graph.add_inputs(inputs, labels, weights)
+        outputs: dict[str, Tensor] = {}
+        for name, tensor in _mapping(self._entries.get("outputs"), "outputs").items():
+            if isinstance(tensor, dict) and isinstance(graph, LearningGraph):
+                outputs[name] = graph._gradient_tensor(self._tensor(tensor.get("gradient_of")))
+            else:
+                outputs[name] = self._tensor(tensor)
+        graph.add_outputs(outputs)
+        for option in _list(self._entries, "options"):
+            if option not in GraphCompilationOptions.__members__:
+                raise ValueError(f"there is no compilation option {str(option)[:100]!r}")
+            self.options |= GraphCompilationOptions[option]
+        graph._options = self.options
+        self.constants = [self._tensor(name) for name in _names(self._entries, "constants")]
+
+    def _learn(self, graph: TrainingGraph) -> None:
+        graph.stop_gradient([self._tensor(name) for name in _names(self._entries, "stopped")])
+        for result, name in _mapping(self._entries.get("user_gradients"), "user_gradients").items():
+            self._tensor(name)
+            self.tensors[name] = graph.allocate_user_gradient(self._tensor(result))
+        for entry in _list(self._entries, "training_parameters"):
+            name = _text(_mapping(entry, "a training parameter"), "tensor")
+            parameter = TensorParameter(self._tensor(name))
+            if not self._entries["tensors"][name].get("has_data"):
+                raise ValueError(f"the training parameter '{name}' has no data")
+            parameter.is_updatable = entry.get("is_updatable") is not False
+            self.training_parameters.append(parameter)
+
+
+def rebuild(description: JSON, who: str) -> Rebuilt:
+    """The graph a description stands for, without data; FileError when it stands for none."""
+    try:
+        return Rebuilt(description)
+    except (Error, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+        raise FileError(
+            f"{who}: the graph in it cannot be built: {error}",
+            fix="the file was changed by hand, or written by a version that knows other layers",
+        ) from error
+
+
+def _mapping(value: JSON, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is a {type(value).__name__}, not a dictionary")
+    return value
+
+
+def _list(entry: dict[str, JSON], key: str) -> list[Any]:
+    value = entry.get(key)
+    if not isinstance(value, list):
+        raise ValueError(f"{key} is a {type(value).__name__}, not a list")
+    return value
+
+
+def _names(entry: JSON, key: str) -> list[str]:
+    names = _list(_mapping(entry, "an entry"), key)
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{key} must be names")
+    return names
+
+
+def _text(entry: dict[str, JSON], key: str) -> str:
+    value = entry.get(key)
+    if not isinstance(value, str):
+        raise ValueError(f"{key} is {str(value)[:100]!r}, not text")
+    return value

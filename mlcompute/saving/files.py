@@ -1,0 +1,230 @@
+"""save and load: a graph and everything it has learned, in one file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from mlcompute.described import DescribedGraph
+from mlcompute.device import Device
+from mlcompute.errors import DataError, ExecutionError, FileError
+from mlcompute.graph import Graph
+from mlcompute.saving.atomic import Writer, replace_file
+from mlcompute.saving.checkpoint import ARRAYS, CONSTANTS, FORMAT_VERSION, NO_HASH, OPTIMIZER, PREFIX, Checkpoint
+from mlcompute.saving.description import Rebuilt, describe, graph_hash, rebuild
+from mlcompute.saving.names import names_of
+from mlcompute.saving.plain import JSON, plain, to_text
+from mlcompute.saving.state import SavedState, describe_state, optimizer_arrays
+from mlcompute.saving.tensor_file import header_bytes, lay_out, type_name
+from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import Array, ArrayLike
+from mlcompute.training import TrainingGraph
+
+_CHUNK = 1 << 22
+
+
+def save(
+    path: str | os.PathLike[str],
+    graph: Graph,
+    *,
+    progress: Mapping[str, JSON] | None = None,
+    arrays: Mapping[str, ArrayLike] | None = None,
+) -> None:
+    """Write a graph with its weights, optimizer state, time step and random streams into one safetensors file.
+
+    graph     a Graph, TrainingGraph or InferenceGraph, compiled or not
+    progress  anything plain that belongs to the moment: epoch, data position, history, state of callbacks
+    arrays    further arrays, for example averaged weights
+
+    The file is replaced whole: until the new one is complete and on the disk, the one before it is untouched. Queued
+    runs are waited for. Data attached to inputs is not saved.
+    """
+    if not isinstance(graph, Graph):
+        raise TypeError(f"mlcompute.save: graph must be a Graph, not {type(graph).__name__}")
+    runs = _finished_runs(graph)
+    names = names_of(graph)
+    description = describe(graph)
+    kept = {name: tensor._host for tensor, name in names.items() if tensor._host is not None}
+    kept.update(optimizer_arrays(graph, names))
+    kept.update(_constants(graph, names))
+    kept.update({ARRAYS + name: array for name, array in _checked_arrays(arrays or {}).items()})
+    texts = {
+        "version": str(FORMAT_VERSION),
+        "facts": to_text(_facts(graph, description)),
+        "description": to_text(description),
+        "state": to_text(plain(describe_state(graph), "state")),
+        "progress": to_text(plain(progress, "progress")),
+    }
+
+    def unchanged() -> None:
+        if _finished_runs(graph) != runs:
+            raise ExecutionError(
+                "mlcompute.save: the graph was run while it was being saved; nothing was written",
+                fix="save between runs, or from the thread that runs the graph",
+            )
+
+    _write(os.fspath(path), kept, texts, unchanged)
+
+
+def _finished_runs(graph: Graph) -> int:
+    """Wait for queued runs, also of others that share tensors; a number that rises with every run."""
+    latest = 0
+    tensors = names_of(graph)
+    residents = {resident for tensor in tensors for resident in list(tensor._residents or ())}
+    for resident in residents:
+        resident.wait()
+        latest = max(latest, resident.last_run)
+    return latest
+
+
+def _constants(graph: Graph, names: Mapping[Tensor, str]) -> dict[str, Array]:
+    constants = graph._constants if isinstance(graph, DescribedGraph) else {}
+    return {CONSTANTS + names[tensor]: array for tensor, array in constants.items() if tensor in names}
+
+
+def _checked_arrays(arrays: Mapping[str, ArrayLike]) -> dict[str, Array]:
+    checked: dict[str, Array] = {}
+    for name, given in arrays.items():
+        if not isinstance(name, str):
+            raise TypeError(f"mlcompute.save: names of arrays must be text, not {name!r}")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"mlcompute.save: {name!r} is no name for an array: it is not valid Unicode") from None
+        array: Array = np.asarray(given.data if isinstance(given, Tensor) else given)
+        if type_name(array.dtype) is None:
+            raise DataError(
+                f"mlcompute.save: the array '{name}' has the type {array.dtype}, which safetensors files do not have",
+                fix="convert it, for example to float32",
+            )
+        checked[name] = array
+    return checked
+
+
+def _facts(graph: Graph, description: JSON) -> dict[str, JSON]:
+    """Who wrote the file, with what; exact resume is promised for the same engine."""
+    from mlcompute import __version__
+
+    types = {entry["type"] for entry in description["tensors"].values()}
+    return {
+        "library": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "device": engine_facts(graph),
+        "data_types": sorted(types),
+        "graph_hash": graph_hash(description),
+    }
+
+
+def engine_facts(graph: Graph) -> dict[str, str]:
+    """What the graph runs on; nothing before it is compiled."""
+    device = graph.device
+    return {} if device is None else {"engine": device.engine.name, **device.engine.facts()}
+
+
+def _write(path: str, arrays: Mapping[str, Array], texts: Mapping[str, str], unchanged: Callable[[], None]) -> None:
+    entries = lay_out(arrays)
+    texts = {PREFIX + key: text for key, text in texts.items()}
+
+    def header(manifest: Mapping[str, str], own: str) -> bytes:
+        listed = {PREFIX + "manifest": to_text(dict(manifest)), PREFIX + "header": own}
+        return header_bytes(entries, {**texts, **listed})
+
+    # Hashes have a fixed length, so the place of the data is known before they are.
+    data_start = len(header(dict.fromkeys(entries, NO_HASH), NO_HASH))
+
+    def fill(file: Writer) -> None:
+        manifest: dict[str, str] = {}
+        file.seek(data_start)
+        for name, entry in entries.items():
+            hashed = hashlib.sha256()
+            raw = _little_endian(arrays[name])
+            for start in range(0, entry.nbytes, _CHUNK):
+                # A copy: what is hashed is what is written, even if somebody writes into the array meanwhile.
+                piece = raw[start : start + _CHUNK].tobytes()
+                hashed.update(piece)
+                file.write(piece)
+            manifest[name] = hashed.hexdigest()
+        own = hashlib.sha256(header(manifest, NO_HASH)).hexdigest()
+        file.seek(0)
+        file.write(header(manifest, own))
+        unchanged()
+
+    replace_file(path, fill, "mlcompute.save")
+
+
+def _little_endian(array: Array) -> memoryview:
+    array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return array.reshape(-1).view(np.uint8).data
+
+
+def load(path: str | os.PathLike[str], device: Device | None = None) -> Graph:
+    """The graph in a file, rebuilt from the file alone: a Graph, TrainingGraph or InferenceGraph, as it was saved.
+
+    device  compile it for this device, with the options it was compiled with; None: leave it uncompiled
+
+    A training graph goes on as if it had never stopped: weights, optimizer state, time step, rates, and the random
+    streams of the graph and of the process (`Platform.set_rng_state`). Other graphs leave the process's stream alone.
+
+    >>> import mlcompute as mlc, os, tempfile
+    >>> g, x = mlc.Graph(), mlc.Tensor(shape=(1, 4))
+    >>> y = g.node(mlc.ActivationLayer.relu(), source=x)
+    >>> path = os.path.join(tempfile.mkdtemp(), "relu.safetensors")
+    >>> mlc.save(path, g)
+    >>> len(mlc.load(path).layers)
+    1
+    """
+    if device is not None and not isinstance(device, Device):
+        raise TypeError(f"mlcompute.load: device must be a Device, not {type(device).__name__}")
+    with Checkpoint(path) as checkpoint:
+        who = f"mlcompute.load: {checkpoint.path}"
+        if checkpoint.is_plain:
+            raise FileError(
+                f"{who}: there is no graph in the file",
+                expected="a file written by mlcompute.save",
+                fix="build the graph and use mlcompute.restore(graph, path) to fill in its weights by name",
+            )
+        rebuilt = rebuild(checkpoint.description, who)
+        constants = _check_contents(checkpoint, rebuilt, who)
+        graph = rebuilt.graph
+        names = {tensor: name for name, tensor in rebuilt.tensors.items()}
+        state = SavedState(checkpoint, graph, names) if isinstance(graph, TrainingGraph) else None
+        for name in rebuilt.valued:
+            rebuilt.tensors[name]._host = checkpoint[name]
+        folded = {tensor: checkpoint[CONSTANTS + name] for name, tensor in constants.items()}
+    if isinstance(graph, DescribedGraph):
+        graph._constants = folded
+    if isinstance(graph, TrainingGraph) and rebuilt.training_parameters:
+        graph.set_training_tensor_parameters(rebuilt.training_parameters)
+    if device is not None and isinstance(graph, DescribedGraph):
+        graph.compile(  # type: ignore[attr-defined]
+            options=rebuilt.options,
+            device=device,
+            input_tensors=constants,
+            input_tensors_data={name: folded[tensor] for name, tensor in constants.items()},
+        )
+    if state is not None:
+        state.apply()
+    return graph
+
+
+def _check_contents(checkpoint: Checkpoint, rebuilt: Rebuilt, who: str) -> dict[str, Tensor]:
+    """Every tensor the graph needs is in the file, as it should be, and nothing else is. Returns the constants."""
+    names = {tensor: name for name, tensor in rebuilt.tensors.items()}
+    constants = {names[tensor]: tensor for tensor in rebuilt.constants}
+    needed = {name: rebuilt.tensors[name] for name in rebuilt.valued}
+    needed.update({CONSTANTS + name: tensor for name, tensor in constants.items()})
+    for name, tensor in needed.items():
+        entry = checkpoint.entries.get(name)
+        d = tensor.descriptor
+        if entry is None or entry.shape != d.shape or entry.dtype != type_name(d.data_type.numpy):
+            raise FileError(f"{who}: '{name}' is {entry or 'not in the file'}", expected=repr(d))
+    for name in checkpoint.entries:
+        if name not in needed and not name.startswith((OPTIMIZER, ARRAYS)):
+            raise FileError(f"{who}: '{name}' belongs to no part of the graph")
+    return constants

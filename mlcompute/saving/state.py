@@ -1,0 +1,119 @@
+"""What changes while a graph learns, besides its tensors: optimizer state, time step, rates, random streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from mlcompute.errors import DataError, FileError
+from mlcompute.graph import Graph
+from mlcompute.platform import Platform, check_rng_state
+from mlcompute.saving.checkpoint import OPTIMIZER, Checkpoint
+from mlcompute.saving.plain import JSON
+from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import Array
+from mlcompute.training import TrainingGraph
+
+
+def optimizer_arrays(graph: Graph, names: Mapping[Tensor, str]) -> dict[str, Array]:
+    """The optimizer's buffers by their names in a file."""
+    if not isinstance(graph, TrainingGraph) or graph._state is None:
+        return {}
+    arrays: dict[str, Array] = {}
+    for tensor, name in names.items():
+        buffers = graph._state._buffers.get(tensor)
+        if tensor._optimizer_data_is_callers:
+            # Bound by the caller, perhaps for a graph that is yet to be compiled.
+            buffers = tensor._optimizer_data
+        if buffers is not None:
+            graph._state.check(tensor, buffers)
+            for state, buffer in zip(graph._state.optimizer.state_names, buffers, strict=True):
+                arrays[f"{OPTIMIZER}{state}/{name}"] = buffer
+    return arrays
+
+
+def describe_state(graph: Graph) -> dict[str, JSON]:
+    """Numbers and random streams as plain data."""
+    state: dict[str, JSON] = {"platform": Platform.rng_state()}
+    if isinstance(graph, TrainingGraph):
+        state["random"] = graph._random.current().state()
+        if graph._state is not None:
+            optimizer = graph._state.optimizer
+            state["time_step"] = graph._state.time_step
+            state["learning_rate"] = optimizer.learning_rate
+            state["applies_gradient_clipping"] = optimizer.applies_gradient_clipping
+    return state
+
+
+class SavedState:
+    """The state in a file, read and checked against a training graph; `apply` then cannot fail."""
+
+    def __init__(self, checkpoint: Checkpoint, graph: TrainingGraph, names: Mapping[Tensor, str]) -> None:
+        self._graph, self._state = graph, checkpoint.state
+        self._who = checkpoint._who
+        self._buffers = self._read_buffers(checkpoint, names)
+        self._check_numbers()
+
+    def _read_buffers(self, checkpoint: Checkpoint, names: Mapping[Tensor, str]) -> dict[Tensor, list[Array]]:
+        optimizer = self._graph.optimizer
+        states = () if optimizer is None else optimizer.state_names
+        by_name = {name: tensor for tensor, name in names.items()}
+        found: dict[Tensor, dict[str, Array]] = {}
+        for key, entry in checkpoint.entries.items():
+            if not key.startswith(OPTIMIZER):
+                continue
+            _, state, name = key.split("/", 2) if key.count("/") >= 2 else ("", "", "")
+            tensor = by_name.get(name)
+            if tensor is None or state not in states:
+                kind = type(optimizer).__name__ if optimizer is not None else "a graph without an optimizer"
+                raise FileError(
+                    f"{self._who}: '{key}' does not fit this graph",
+                    expected=f"the state of {kind}: {', '.join(states) or 'none'}",
+                    fix="give the graph the optimizer it was saved with, or restore the weights alone by name",
+                )
+            if entry.shape != tensor.descriptor.shape or entry.dtype != "F32":
+                raise FileError(f"{self._who}: '{key}' is {entry}", expected=repr(tensor.state_descriptor))
+            found.setdefault(tensor, {})[state] = checkpoint[key]
+        for tensor, given in found.items():
+            if len(given) != len(states):
+                missing = ", ".join(state for state in states if state not in given)
+                raise FileError(f"{self._who}: '{names[tensor]}' has no optimizer state {missing}")
+        return {tensor: [given[state] for state in states] for tensor, given in found.items()}
+
+    def _check_numbers(self) -> None:
+        state, graph = self._state, self._graph
+        try:
+            check_rng_state(state.get("platform"))
+            graph._random.resumed(state.get("random"))
+        except DataError as error:
+            raise FileError(f"{self._who}: {error.message}") from error
+        if graph._state is None:
+            return
+        step, rate = state.get("time_step"), state.get("learning_rate")
+        if type(step) is not int or step < 1 or not isinstance(rate, float) or not np.isfinite(rate):
+            raise FileError(f"{self._who}: time step {step!r} and learning rate {rate!r} are no such numbers")
+
+    def apply(self) -> None:
+        """Put everything into the graph and the process."""
+        graph, saved = self._graph, self._state
+        Platform.set_rng_state(saved["platform"])
+        graph._random = graph._random.resumed(saved["random"])
+        state = graph._state
+        if state is None:
+            return
+        state.time_step = saved["time_step"]
+        state.optimizer._advance(state.time_step)
+        state.optimizer.learning_rate = saved["learning_rate"]
+        state.optimizer.applies_gradient_clipping = saved.get("applies_gradient_clipping") is True
+        for tensor in {*state._buffers, *self._buffers}:
+            values = self._buffers.get(tensor)
+            present = state._buffers.get(tensor)
+            if present is None and values is not None:
+                # Not compiled yet: these become the buffers when it is.
+                state._buffers[tensor] = tensor._optimizer_data = values
+                tensor._optimizer_data_is_callers = False
+            elif present is not None:
+                for index, buffer in enumerate(present):
+                    # State that is not in the file had not been made yet when it was saved.
+                    buffer[...] = 0 if values is None else values[index]
