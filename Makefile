@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 # Each test worker computes on one core; more threads than cores only get in each other's way.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS)
 
-.PHONY: help train test lint slow bench examples format clean
+.PHONY: help train test lint slow bench docs examples format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test             lint, type check and test everything"
 	@echo "make slow             the tests that take minutes"
 	@echo "make bench            training steps beside PyTorch and JAX (ARGS=--quick: about two minutes)"
+	@echo "make docs             build the documentation into docs/_build/html"
 	@echo "make examples         run every example"
 	@echo "make lint, format     ruff and mypy; ruff's formatter"
 	@echo "make clean            remove $(VENV) and everything that was built"
@@ -33,6 +34,10 @@ slow: $(VENV)/.has-test
 
 bench: $(VENV)/.has-bench
 	$(PY) -m benchmarks $(ARGS)
+
+docs: $(VENV)/.has-docs
+	$(PY) -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 lint: $(VENV)/.has-test
 	$(PY) -m ruff check .

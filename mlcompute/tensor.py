@@ -12,6 +12,7 @@ import numpy as np
 
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, ShapeError
+from mlcompute.exchange import Exchanged
 from mlcompute.platform import stream
 from mlcompute.tensor_data import Array, ArrayLike, TensorData, expect_apart, read_array, write_target
 from mlcompute.tensor_descriptor import TensorDescriptor
@@ -60,7 +61,7 @@ class TensorOptimizerDeviceData:
         return TensorOptimizerDeviceData(self._buffer)
 
 
-class Tensor:
+class Tensor(Exchanged):
     """An n-dimensional value: a descriptor, and data where there is some.
 
     Give data, fill_with_data or random_initializer_type for weights and other parameters; give none of them for

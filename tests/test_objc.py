@@ -1,0 +1,131 @@
+# ruff: noqa: E501  Objective-C names are long
+"""ML Compute under its Objective-C names: the table is complete, and a PyObjC script runs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from mlcompute import objc
+from tests.inventory import _FACTS as INVENTORY
+
+
+def names_from(inventory: dict[str, Any]) -> dict[str, Any]:
+    """What mlcompute/objc/names.json must hold."""
+    classes = {
+        entry["objc"]: {
+            "python": name,
+            "members": [
+                [m["kind"], m["selector"], m["python"], m.get("params", [])] for m in entry["members"] if m.get("selector")
+            ],
+        }
+        for name, entry in inventory["classes"].items()
+    }
+    constants = {
+        m["objc"]: [name, m["python"], m["value"]] for name, entry in inventory["enums"].items() for m in entry["members"]
+    }
+    functions = {entry["objc"]: entry["argument"] for entry in inventory["functions"]}
+    return {"classes": classes, "constants": constants, "functions": functions}
+
+
+def test_the_table_is_the_inventory() -> None:
+    table = json.loads((files("mlcompute.objc") / "names.json").read_text(encoding="utf-8"))
+    assert table == names_from(INVENTORY)
+
+
+@pytest.mark.parametrize("name", sorted(names_from(INVENTORY)["classes"]))
+def test_every_member_is_there(name: str) -> None:
+    proxy = getattr(objc, name)
+    for kind, selector, *_ in names_from(INVENTORY)["classes"][name]["members"]:
+        attribute = inspect.getattr_static(proxy, selector.replace(":", "_"))
+        assert isinstance(attribute, staticmethod) == (kind in ("init", "classmethod")) or kind == "property", selector
+
+
+def test_constants_and_functions() -> None:
+    assert objc.MLCLossTypeMeanSquaredError == mlc.LossType.MEAN_SQUARED_ERROR
+    assert objc.MLCDataTypeFloat32 == 1
+    assert objc.MLCActivationTypeDebugDescription(objc.MLCActivationTypeReLU) == "ReLU"
+    assert len([name for name in objc.__all__ if name.startswith("MLC")]) > 200
+
+
+def test_a_script_as_pyobjc_writes_it() -> None:
+    from mlcompute.objc import (
+        MLCDataTypeFloat32,
+        MLCExecutionOptionsSynchronous,
+        MLCLossTypeMeanSquaredError,
+        MLCRandomInitializerTypeGlorotUniform,
+        MLCReductionTypeMean,
+    )
+
+    make: Any = objc
+    device = make.MLCDevice.cpuDevice()
+    x = make.MLCTensor.tensorWithShape_dataType_([4, 2], MLCDataTypeFloat32)
+    t = make.MLCTensor.tensorWithShape_dataType_([4, 1], MLCDataTypeFloat32)
+    w = make.MLCTensor.tensorWithShape_randomInitializerType_([1, 2], MLCRandomInitializerTypeGlorotUniform)
+    sizes = make.MLCConvolutionDescriptor.descriptorWithKernelWidth_kernelHeight_inputFeatureChannelCount_outputFeatureChannelCount_(1, 1, 2, 1)
+    layer = make.MLCFullyConnectedLayer.layerWithWeights_biases_descriptor_(w, None, sizes)
+    graph = make.MLCGraph.graph()
+    y = graph.nodeWithLayer_source_(layer, x)
+    assert y.descriptor().shape() == [4, 1]
+    assert [one is layer for one in graph.layers()] == [True]
+
+    loss = make.MLCLossLayer.layerWithDescriptor_(
+        make.MLCLossDescriptor.descriptorWithType_reductionType_(MLCLossTypeMeanSquaredError, MLCReductionTypeMean)
+    )
+    optimizer = make.MLCSGDOptimizer.optimizerWithDescriptor_(
+        make.MLCOptimizerDescriptor.descriptorWithLearningRate_gradientRescale_regularizationType_regularizationScale_(
+            0.1, 1.0, 0, 0.0
+        )
+    )
+    training = make.MLCTrainingGraph.graphWithGraphObjects_lossLayer_optimizer_([graph], loss, optimizer)
+    assert training.addInputs_lossLabels_({"x": x}, {"t": t}) is True
+    assert training.compileWithOptions_device_(0, device) is True
+
+    heard: list[Any] = []
+    data, target = np.ones((4, 2), np.float32), np.zeros((4, 1), np.float32)
+    for _ in range(3):
+        started = training.executeWithInputsData_lossLabelsData_lossLabelWeightsData_batchSize_options_completionHandler_(
+            {"x": data}, {"t": target}, None, 4, MLCExecutionOptionsSynchronous, lambda *told: heard.append(told)
+        )
+        assert started is True
+    assert len(heard) == 3
+    result, error, _ = heard[-1]
+    assert isinstance(result, objc.Proxy)
+    assert error is None
+    optimizer.setLearningRate_(0.25)
+    assert optimizer.learningRate() == 0.25
+    assert optimizer.python.learning_rate == 0.25
+
+    training.bindAndWriteData_forInputs_toDevice_batchSize_synchronous_({"x": data, "t": target}, {"x": x, "t": t}, device, 4, True)
+    training.executeForwardWithBatchSize_options_completionHandler_(4, 0, None)
+    training.executeGradientWithBatchSize_options_completionHandler_(4, 0, None)
+    gradient = training.gradientDataForParameter_layer_(w, layer)
+    expected = 2 / 4 * (data @ w.python.data.T).T @ data
+    np.testing.assert_allclose(np.frombuffer(gradient, np.float32), expected.ravel(), rtol=1e-6)
+
+    out = np.empty((4, 1), np.float32)
+    assert y.copyDataFromDeviceMemoryToBytes_length_synchronizeWithDevice_(out, 16, True) is True
+    np.testing.assert_allclose(out, data @ w.python.data.T, rtol=1e-6)
+
+
+def test_wrong_numbers_of_arguments_are_refused() -> None:
+    make: Any = objc
+    with pytest.raises(TypeError, match=r"tensorWithShape_dataType_ takes 2 arguments, 1 were given"):
+        make.MLCTensor.tensorWithShape_dataType_([1])
+
+
+def test_wrapping() -> None:
+    tensor = mlc.Tensor(shape=(2, 3))
+    proxy = objc.wrap(tensor)
+    assert type(proxy).__name__ == "MLCTensor"
+    assert objc.wrap(tensor) is proxy
+    assert proxy.python is tensor
+    assert "MLCTensor" in repr(proxy)
+    assert objc.wrap([tensor])[0] is proxy
+    assert {proxy: 1}[objc.wrap(tensor)] == 1
