@@ -301,41 +301,52 @@ def build(seeds: Sequence[int]) -> Fuzzed:
     return f
 
 
+def numbered(number: int, most: int = 12) -> Fuzzed:
+    """One of endlessly many graphs, always the same for the same number."""
+    rng = np.random.default_rng(number)
+    return build([int(seed) for seed in rng.integers(0, 1 << 30, rng.integers(2, most + 2))])
+
+
 def graphs(most: int = 8) -> st.SearchStrategy[Fuzzed]:
     """Any graph of so many layers at most. Failing ones shrink to few layers."""
     return st.lists(st.integers(0, 1 << 30), min_size=2, max_size=most + 1).map(build)
 
 
-def evaluate(f: Fuzzed, noise: np.random.Generator | None = None) -> tuple[Numbers, Numbers]:
-    """Every tensor and every gradient in float64. With noise, every number computed on the way is rounded anyhow."""
-    run = Lowering(training=True, float_type=F64)
-    feeds = {run.input(tensor): widened(array) for tensor, array in f.feeds.items()}
-    for node in f.nodes:
-        run.add(node.layer, [*node.sources, *node.labels], node.results)
-    for tensor, value in run.persistent.items():
-        assert tensor.data is not None
-        feeds[value] = widened(tensor.data)
-    loss = run.values[f.nodes[-1].results[0]]
-    wanted = [run.values[tensor] for tensor in (*f.parameters, *f.inputs.values())]
-    gradients = differentiate(run.trace, {loss: full(loss, loss.shape, 1.0)}, wanted)
-    memory = {**run.trace.constants, **feeds}
-    for step in run.trace.steps:
+class Evaluation:
+    """A graph's tensors and gradients in float64, from the numbers its weights hold when this is made."""
+
+    def __init__(self, f: Fuzzed) -> None:
+        run = Lowering(training=True, float_type=F64)
+        self._feeds = {run.input(tensor): widened(array) for tensor, array in f.feeds.items()}
+        for node in f.nodes:
+            run.add(node.layer, [*node.sources, *node.labels], node.results)
+        for tensor, value in run.persistent.items():
+            assert tensor.data is not None
+            self._feeds[value] = widened(tensor.data).copy()
+        loss = run.values[f.nodes[-1].results[0]]
+        fed = (*f.parameters, *f.inputs.values())
+        wanted = [run.values[tensor] for tensor in fed]
+        gradients = differentiate(run.trace, {loss: full(loss, loss.shape, 1.0)}, wanted)
+        self._steps, self._constants = run.trace.steps, run.trace.constants
+        self._values = {tensor: run.values[tensor] for node in f.nodes for tensor in node.results}
+        self._gradients = {t: gradients[run.values[t]] for t in fed if run.values[t] in gradients}
+
+    def run(self, noise: np.random.Generator | None = None) -> tuple[Numbers, Numbers]:
+        """Every tensor and every gradient. With noise, every number computed on the way is rounded anyhow."""
+        memory = {**self._constants, **self._feeds}
         with np.errstate(all="ignore"):  # as on every engine
-            arrays = run_meaning(step, [memory[value] for value in step.inputs])
-        for value, array in zip(step.results, arrays, strict=True):
-            assert array.shape == value.shape
-            memory[value] = array
-            if noise is not None and array.dtype == F64 and rounds(step):
-                # Composite ops cancel inside: what they round is as large as what they read.
-                read = [np.abs(memory[v]).max(initial=0.0) for v in step.inputs if memory[v].dtype == F64]
-                scale = np.maximum(np.abs(array), max(read, default=0.0))
-                memory[value] = array + ROUNDING * scale * noise.integers(-1, 2, array.shape)
-    values = {tensor: memory[run.values[tensor]] for node in f.nodes for tensor in node.results}
-    return values, {
-        tensor: memory[gradients[value]]
-        for tensor, value in run.values.items()
-        if value in gradients and tensor in {*f.parameters, *f.inputs.values()}
-    }
+            for step in self._steps:
+                arrays = run_meaning(step, [memory[value] for value in step.inputs])
+                for value, array in zip(step.results, arrays, strict=True):
+                    assert array.shape == value.shape
+                    memory[value] = array
+                    if noise is not None and array.dtype == F64 and rounds(step):
+                        # Composite ops cancel inside: what they round is as large as what they read.
+                        read = [np.abs(memory[v]).max(initial=0.0) for v in step.inputs if memory[v].dtype == F64]
+                        scale = np.maximum(np.abs(array), max(read, default=0.0))
+                        memory[value] = array + ROUNDING * scale * noise.integers(-1, 2, array.shape)
+        values = {tensor: memory[value] for tensor, value in self._values.items()}
+        return values, {tensor: memory[value] for tensor, value in self._gradients.items()}
 
 
 #: Ops whose results are some of their operands' own elements, or whole numbers.
