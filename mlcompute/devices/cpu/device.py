@@ -16,11 +16,11 @@ from mlcompute.devices.cpu.entry import Entry
 from mlcompute.devices.cpu.jit import library
 from mlcompute.devices.cpu.kernels.table import KERNELS, WORKSPACES
 from mlcompute.devices.cpu.operands import Operand, Operands
-from mlcompute.devices.cpu.threads import ENTRY_WORDS, Team, default_thread_count
+from mlcompute.devices.cpu.threads import BARRIER_WORDS, ENTRY_WORDS, FAILED, Team, default_thread_count
 from mlcompute.devices.device import Engine, Executable, Profile
 from mlcompute.enums import DeviceType
 from mlcompute.errors import ExecutionError
-from mlcompute.ops.op import Array, Op, Step, Value, run_meaning
+from mlcompute.ops.op import Array, Op, Step, Value, overwritten_by, run_meaning
 
 #: Work below this many estimated nanoseconds is not worth waking a second thread for.
 WORTH_SHARING = 30_000.0
@@ -92,17 +92,13 @@ class Cpu(Engine):
 
 @dataclass(eq=False)
 class _Segment:
-    """Part of a pass: native entries run in one call, or one step by its NumPy meaning.
-
-    checks  before it, entries that may fail are asked whether they did: what follows changes lasting memory
-    """
+    """Part of a pass: native entries run in one call, or one step by its NumPy meaning."""
 
     job: Array | None = None
     tape: Array | None = None
     address: int = 0
     threads: int = 1
     step: Step | None = None
-    checks: bool = False
 
 
 class CpuExecutable(Executable):
@@ -153,7 +149,8 @@ class CpuExecutable(Executable):
                     setter(place)
         self._watched = [entry for entry in native if entry.status is not None]
         self._words = np.array(words or [0], np.int64)
-        self._barrier = np.zeros(64, np.int64)
+        self._barrier = np.zeros(BARRIER_WORDS, np.int64)
+        self._flags = self._barrier.data  # much cheaper to ask than the array
         self._bound: dict[Value, int] = {}
         self._arrays: dict[Value, Array] = {}
         for value, array in program.constants.items():
@@ -201,39 +198,34 @@ class CpuExecutable(Executable):
         if key not in self._tapes:
             segments: list[_Segment] = []
             run: list[Entry] = []
-            unchecked = checks = False
             for entry in self._entries:
                 step = entry if isinstance(entry, Step) else entry.step
                 if step.phase not in phases:
                     continue
-                if isinstance(entry, Step) or (unchecked and not step.op.is_pure):
-                    if run:
-                        segments.append(self._native(run, checks))
-                        run, checks = [], False
-                    if not step.op.is_pure:
-                        checks, unchecked = unchecked, False
                 if isinstance(entry, Entry):
                     run.append(entry)
-                    unchecked |= entry.status is not None
-                else:
-                    segments.append(_Segment(step=entry, checks=checks))
-                    checks = False
+                    continue
+                if run:
+                    segments.append(self._native(run))
+                    run = []
+                segments.append(_Segment(step=entry))
             if run:
-                segments.append(self._native(run, checks))
+                segments.append(self._native(run))
             self._tapes[key] = segments
         return self._tapes[key]
 
-    def _native(self, entries: list[Entry], checks: bool = False) -> _Segment:
+    def _native(self, entries: list[Entry]) -> _Segment:
         meets = _barriers(entries, self.program)
         tape = np.zeros((len(entries), ENTRY_WORDS), np.int64)
         base = self._words.ctypes.data
         for row, entry, meet in zip(tape, entries, meets, strict=True):
-            row[:] = self._kernels[entry], base + 8 * self._starts[entry], meet
+            status = 0 if entry.status is None else entry.status.ctypes.data
+            row[:] = self._kernels[entry], base + 8 * self._starts[entry], meet, status
         library = onednn.load()
         openmp = (library.omp_get_max_threads, library.omp_set_num_threads) if library is not None else (0, 0)
         job = np.array([tape.ctypes.data, len(entries), self._barrier.ctypes.data, *openmp], np.int64)
         cost = sum(entry.cost for entry in entries)
-        return _Segment(job, tape, job.ctypes.data, 1 if cost < WORTH_SHARING else self.engine.threads, checks=checks)
+        return _Segment(job, tape, job.ctypes.data, 1 if cost < WORTH_SHARING else self.engine.threads)
 
     # Running ----------------------------------------------------------------------------------------------------
 
@@ -249,23 +241,37 @@ class CpuExecutable(Executable):
             self._run_profiled(phases, profile)
             return
         for segment in self._segments(phases):
-            if segment.checks:
-                self._check()
             if segment.step is not None:
                 self._fall_back(segment.step)
             else:
                 self.engine.team.run(segment.address, segment.threads)
-        self._check()
+                if self._flags[FAILED]:
+                    self._fail(phases)
 
-    def _check(self) -> None:
-        """Kernels cannot raise: those that may fail say so in a status word, and NumPy's meaning finds the words."""
-        failed = [entry.step for entry in self._watched if entry.status is not None and entry.status[0]]
-        if failed:
-            for entry in self._watched:
-                assert entry.status is not None
-                entry.status[0] = 0
-            self._fall_back(failed[0])
-            raise ExecutionError(f"layer '{failed[0].layer}': failed in native code", step=failed[0].op.name)
+    def _fail(self, phases: Sequence[str]) -> None:
+        """Kernels cannot raise: one has stopped the pass. Say which and why, and be ready for the next pass."""
+        self._barrier[:] = 0
+        statuses = {entry: int(entry.status[0]) for entry in self._watched if entry.status is not None}
+        for entry in self._watched:
+            assert entry.status is not None
+            entry.status[0] = 0
+        failed = next(entry for entry, status in statuses.items() if status)
+        step = failed.step
+        if failed.reason is None:
+            self._fall_back(step)
+        reason = "failed in native code" if failed.reason is None else failed.reason(statuses[failed])
+        raise ExecutionError(
+            f"layer '{step.layer}': {reason}",
+            step=step.op.name,
+            phase=step.phase,
+            changed=", ".join(self._changed_before(failed, phases)),
+        )
+
+    def _changed_before(self, failed: Entry, phases: Sequence[str]) -> list[str]:
+        """What a pass that ended at an entry had already written: an update does not wait for the last gradient."""
+        steps = [entry if isinstance(entry, Step) else entry.step for entry in self._entries]
+        done = (step for step in steps[: steps.index(failed.step)] if step.phase in phases and not step.op.is_pure)
+        return list(dict.fromkeys(f"{value.kind} '{value.label}'" for step in done for value in overwritten_by(step)))
 
     def _run_profiled(self, phases: Sequence[str], profile: Profile) -> None:
         """Entry by entry, each timed by itself."""
@@ -273,17 +279,15 @@ class CpuExecutable(Executable):
             step = entry if isinstance(entry, Step) else entry.step
             if step.phase not in phases:
                 continue
-            if not step.op.is_pure:
-                self._check()
             start = time.perf_counter()
             if isinstance(entry, Step):
                 self._fall_back(entry)
             else:
                 segment = self._native([entry])
                 self.engine.team.run(segment.address, segment.threads)
+                if self._flags[FAILED]:
+                    self._fail(phases)
             profile.add(step, time.perf_counter() - start)
-            if isinstance(entry, Entry) and entry.status is not None:
-                self._check()
 
     def _fall_back(self, step: Step) -> None:
         """A step without a native kernel, by its NumPy meaning; the printed plan says so."""
@@ -318,6 +322,7 @@ def _needed(entries: list[Entry | Step], program: Program, operands: Operands) -
 def _barriers(entries: list[Entry], program: Program) -> list[int]:
     """Before which entries all threads must meet: where one may touch memory another has not finished with."""
     meets: list[int] = []
+    may_have_failed = False
     touched: list[tuple[Operand, bool, int, int, int]] = []  # operand, written, rows (0: anywhere), begin, end
     for entry in entries:
         mine = []
@@ -325,9 +330,13 @@ def _barriers(entries: list[Entry], program: Program) -> list[int]:
             written = number >= len(entry.reads)
             rows = entry.rows if number in entry.by_row else 0
             mine.append((operand, written, rows, *_range(operand, program)))
-        hazard = any(_conflicts(new, old) for new in mine for old in touched)
+        # Nothing lasting is changed before it is known whether all has gone well so far.
+        hazard = (may_have_failed and not entry.step.op.is_pure) or any(
+            _conflicts(new, old) for new in mine for old in touched
+        )
         meets.append(int(hazard))
         touched = mine if hazard else touched + mine
+        may_have_failed = entry.status is not None or (may_have_failed and not hazard)
     return meets
 
 

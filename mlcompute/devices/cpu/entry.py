@@ -35,8 +35,10 @@ class Entry:
     scratch: list[Operand] = field(default_factory=list)
     #: Addresses that go somewhere else than into `arguments`: (operand, whom to tell).
     pointers: list[tuple[Operand, Callable[[int], None]]] = field(default_factory=list)
-    #: One word that a kernel sets when it met data it must refuse; the step's NumPy meaning then says what was wrong.
+    #: One word that a kernel sets when it failed: all threads stop where they next meet, before lasting memory changes.
     status: Array | None = None
+    #: What a status means; without it, the kernel met data it must refuse, and the step's NumPy meaning says which.
+    reason: Callable[[int], str] | None = None
 
 
 #: Makes the entries of a step; None when this kernel cannot do it (a dtype, a layout) and another way is taken.

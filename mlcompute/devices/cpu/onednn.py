@@ -164,8 +164,8 @@ class OneDNN:
         """Call dnnl_<name>; a DeviceError saying what was being done unless it answers success."""
         status = getattr(self._library, f"dnnl_{name}")(*arguments)
         if status:
-            reason = _STATUS.get(status, f"status {status}")
-            raise DeviceError(f"oneDNN: {doing or name}: {reason}", function=f"dnnl_{name}", library=repr(self))
+            reason = f"oneDNN: {doing or name}: {meaning(status)}"
+            raise DeviceError(reason, function=f"dnnl_{name}", library=repr(self))
 
     def create(self, name: str, *arguments: Any, doing: str = "") -> int:
         """Call dnnl_<name>, whose first argument receives a handle, and give that handle."""
@@ -197,6 +197,11 @@ class OneDNN:
             yield
         finally:
             self._openmp.omp_set_num_threads(before)
+
+
+def meaning(status: int) -> str:
+    """What a status other than 0 says."""
+    return _STATUS.get(status, f"status {status}")
 
 
 def _address(function: Any) -> int:

@@ -19,8 +19,13 @@ KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
 #: Words of a program's walking arguments: its entries, their number, the barrier, and OpenMP's two functions (or 0).
 TAPE, COUNT, BARRIER, OMP_GET, OMP_SET = range(5)
-#: Words of one entry: kernel, its arguments, whether to meet before it.
-ENTRY_WORDS = 3
+#: Words of one entry: kernel, its arguments, whether to meet before it, where it tells that it failed (or 0).
+ENTRY_WORDS = 4
+
+#: Words of a program's barrier, a cache line apart: who is there, which meeting it is, whether a kernel has failed,
+#: and whether one had when the threads last met: this they all see alike, and stop.
+_ARRIVED, _MEETING, FAILED, _STOPPED = 0, 8, 16, 24
+BARRIER_WORDS = 32
 
 # Words of the team's shared state, a cache line apart so that threads do not disturb each other.
 _GENERATION, _DONE, _STOP, _JOB, _SLEEPING = 0, 8, 16, 24, 32
@@ -108,6 +113,7 @@ def _wait_until_changed(code: Code, place: str, old: str) -> None:
 def walker() -> Code:
     """Runs all entries of a program: `walk(thread, threads, [tape, count, barrier, omp_get, omp_set])`.
 
+    When a kernel fails, a single thread stops at once, several stop together where they next meet.
     oneDNN called from here works on one thread, since the team is the parallelism. The caller's own setting is put
     back at the end: other libraries of the process may share the same OpenMP.
     """
@@ -120,29 +126,44 @@ def walker() -> Code:
         code.set("i32", before, code.let(f"call i32 {omp_get}()"))
         code.do(f"call void {omp_set}(i32 1)")
     together = code.let("icmp sgt i64 %threads, 1")
+    stopped = code.variable("i64", "0")
     with code.loop(0, count) as index:
         entry = code.at(tape, code.mul(index, ENTRY_WORDS), "i64")
-        kernel = code.let(f"load ptr, ptr {entry}")
-        arguments = code.let(f"load ptr, ptr {_word(code, entry, 1)}")
         meets = code.let(f"icmp ne i64 {code.let(f'load i64, ptr {_word(code, entry, 2)}')}, 0")
-        with code.when(code.let(f"and i1 {meets}, {together}")):
+        with code.when(code.let(f"and i1 {meets}, {together}")), code.when(_is_zero(code, stopped)):
             _meet(code, barrier)
-        code.do(f"call void {kernel}(i64 %thread, i64 %threads, ptr {arguments})")
+            code.set("i64", stopped, _acquire(code, _word(code, barrier, _STOPPED)))
+        with code.when(_is_zero(code, stopped)):
+            kernel = code.let(f"load ptr, ptr {entry}")
+            arguments = code.let(f"load ptr, ptr {_word(code, entry, 1)}")
+            code.do(f"call void {kernel}(i64 %thread, i64 %threads, ptr {arguments})")
+            status = code.let(f"load ptr, ptr {_word(code, entry, 3)}")
+            with code.when(code.let(f"icmp ne ptr {status}, null")):
+                failed = code.let(f"icmp ne i64 {_acquire(code, status)}, 0")
+                with code.when(failed):
+                    code.do(f"store atomic i64 1, ptr {_word(code, barrier, FAILED)} release, align 8")
+                    code.set("i64", stopped, code.let(f"select i1 {together}, i64 0, i64 1"))
     with code.when(has_omp):
         code.do(f"call void {omp_set}(i32 {code.get('i32', before)})")
     return code
 
 
+def _is_zero(code: Code, slot: str) -> str:
+    return code.let(f"icmp eq i64 {code.get('i64', slot)}, 0")
+
+
 def _meet(code: Code, barrier: str) -> None:
     """A barrier: the last thread to arrive opens the next generation, the others wait for it."""
-    generation = _word(code, barrier, 8)
+    generation = _word(code, barrier, _MEETING)
     old = _acquire(code, generation)
-    arrived = code.let(f"atomicrmw add ptr {barrier}, i64 1 acq_rel")
+    arrived = code.let(f"atomicrmw add ptr {_word(code, barrier, _ARRIVED)}, i64 1 acq_rel")
     last = code.let(f"icmp eq i64 {code.add(arrived, 1)}, %threads")
     first, wait, done = code._label("last"), code._label("wait"), code._label("met")
     code.do(f"br i1 {last}, label %{first}, label %{wait}")
     code._start(first)
-    code.do(f"store atomic i64 0, ptr {barrier} release, align 8")
+    code.do(f"store atomic i64 0, ptr {_word(code, barrier, _ARRIVED)} release, align 8")
+    has_failed = _acquire(code, _word(code, barrier, FAILED))
+    code.do(f"store atomic i64 {has_failed}, ptr {_word(code, barrier, _STOPPED)} release, align 8")
     code.do(f"store atomic i64 {code.add(old, 1)}, ptr {generation} release, align 8")
     code.do(f"br label %{done}")
     code._start(wait)
@@ -211,6 +232,11 @@ def _leader(walk: int) -> Code:
     code.declare("i32 @sem_post(ptr)")
     generation = _word(code, "%arguments", _GENERATION)
     done = _word(code, "%arguments", _DONE)
+    # A fork, or a failure, may have left the barrier in the middle of something.
+    job = code.let(f"load ptr, ptr {_word(code, '%arguments', _JOB)}")
+    barrier = code.let(f"load ptr, ptr {_word(code, job, BARRIER)}")
+    for word in (_ARRIVED, FAILED, _STOPPED):
+        code.do(f"store atomic i64 0, ptr {_word(code, barrier, word)} release, align 8")
     code.let(f"atomicrmw add ptr {generation}, i64 1 seq_cst")
     with code.loop(1, "%threads") as index:
         sleeping = _word(code, "%arguments", code.add(_SLEEPING, code.mul(index, 8)))
@@ -218,7 +244,6 @@ def _leader(walk: int) -> Code:
         with code.when(code.let(f"icmp ne i64 {napping}, 0")):
             semaphore = _word(code, "%arguments", code.add(_SEMAPHORES, code.mul(index, 8)))
             code.let(f"call i32 @sem_post(ptr {semaphore})")
-    job = code.let(f"load ptr, ptr {_word(code, '%arguments', _JOB)}")
     walk_ptr = code.let(f"inttoptr i64 {walk} to ptr")
     code.do(f"call void {walk_ptr}(i64 0, i64 %threads, ptr {job})")
     others = code.sub("%threads", 1)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.code import Code, float_literal
 from mlcompute.devices.cpu.entry import Entry, Maker
+from mlcompute.devices.cpu.kernels.convolutions import report_status
 from mlcompute.devices.cpu.operands import Operand, Operands, collapse
 from mlcompute.devices.cpu.threads import machine_slices
 from mlcompute.ops.op import FLOAT32, Step
@@ -32,9 +35,10 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     axis = 0 if count > 1 else 1 if m >= 8 or m >= n else 2
     slices = machine_slices()
     block = 1 if axis == 0 else -(-m // slices) if axis == 1 else -(-n // (16 * slices)) * 16
+    status = np.zeros(1, np.int64)
     arguments: list[Operand | int] = [
         library.sgemm, axis, count, m, n, k, a, left[0], left[1], b, right[0], right[1], y, n, *strides,
-        a.strides[-2], b.strides[-1], block,
+        a.strides[-2], b.strides[-1], block, status.ctypes.data,
     ]  # fmt: skip
     lines_up = operands.threads == 1 or (operands.threads == slices and m % slices == 0)
     rows = m if axis == 1 and len(y.shape) == 2 and lines_up else 0
@@ -52,6 +56,8 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
             by_row=by_row,
             kernel="oneDNN sgemm",
             cost=2.0 * count * m * n * k * _NS_PER_FLOP + 300.0,
+            status=status,
+            reason=lambda code: f"oneDNN could not multiply {a.shape} by {b.shape}: {onednn.meaning(code)}",
         )
     ]
 
@@ -96,6 +102,7 @@ def _sgemm_code() -> Code:
     y, ldc = code.argument(12, "ptr"), code.argument(13)
     step_a, step_b, step_y = (code.argument(index) for index in range(14, 17))
     row_a, column_b, block = code.argument(17), code.argument(18), code.argument(19)
+    failed = code.argument(20, "ptr")
     whole = [code.let(f"icmp eq i64 {axis}, {number}") for number in range(3)]
     extent = code.let(f"select i1 {whole[1]}, i64 {m}, i64 {n}")
     extent = code.let(f"select i1 {whole[0]}, i64 {count}, i64 {extent}")
@@ -113,11 +120,12 @@ def _sgemm_code() -> Code:
         at_a = code.at(a, code.add(code.mul(index, step_a), code.mul(row, row_a)), "float")
         at_b = code.at(b, code.add(code.mul(index, step_b), code.mul(column, column_b)), "float")
         at_y = code.at(y, code.add(code.add(code.mul(index, step_y), code.mul(row, ldc)), column), "float")
-        code.let(
+        status = code.let(
             f"call i32 {function}(i8 signext {letters[0]}, i8 signext {letters[1]}, i64 {rows}, i64 {columns}, "
             f"i64 {k}, float {float_literal(1.0)}, ptr {at_a}, i64 {lda}, ptr {at_b}, i64 {ldb}, "
             f"float {float_literal(0.0)}, ptr {at_y}, i64 {ldc})"
         )
+        report_status(code, status, failed)
     return code
 
 

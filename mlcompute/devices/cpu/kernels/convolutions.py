@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.code import Code, vector, vector_lanes
 from mlcompute.devices.cpu.entry import Entry, Maker
@@ -199,18 +201,29 @@ def _calls_entry(
     reads: list[Operand],
     writes: list[Operand],
 ) -> Entry:
-    arguments: list[Operand | int] = [len(calls), *(call.words.ctypes.data for call in calls)]
+    status = np.zeros(1, np.int64)
+    arguments: list[Operand | int] = [len(calls), status.ctypes.data, *(call.words.ctypes.data for call in calls)]
     return Entry(
-        step, _calls_code(), arguments, reads, writes, kernel="oneDNN", pointers=pointers, keeps_alive=list(calls)
+        step,
+        _calls_code(),
+        arguments,
+        reads,
+        writes,
+        kernel="oneDNN",
+        pointers=pointers,
+        keeps_alive=list(calls),
+        status=status,
+        reason=lambda code: f"oneDNN could not run {calls[0].primitive.what}: {onednn.meaning(code)}",
     )
 
 
 def _calls_code() -> Code:
     """Execute the thread's share of a list of primitives."""
     code = Code("primitives")
+    failed = code.argument(1, "ptr")
     begin, end = code.share(code.argument(0))
     with code.loop(begin, end) as index:
-        slot = code.at("%arguments", code.add(index, 1), "i64")
+        slot = code.at("%arguments", code.add(index, 2), "i64")
         words = code.let(f"load ptr, ptr {slot}")
         execute, primitive, stream = (
             code.let(f"load ptr, ptr {code.at(words, number, 'i64')}") for number in range(3)
@@ -218,8 +231,15 @@ def _calls_code() -> Code:
         place = code.at(words, 3, "i64")
         count = code.let(f"trunc i64 {code.let(f'load i64, ptr {place}')} to i32")
         arguments = code.let(f"load ptr, ptr {code.at(words, 4, 'i64')}")
-        code.let(f"call i32 {execute}(ptr {primitive}, ptr {stream}, i32 {count}, ptr {arguments})")
+        status = code.let(f"call i32 {execute}(ptr {primitive}, ptr {stream}, i32 {count}, ptr {arguments})")
+        report_status(code, status, failed)
     return code
+
+
+def report_status(code: Code, status: str, place: str) -> None:
+    """Keep an i32 status that is not 0, where the engine looks for it."""
+    with code.when(code.let(f"icmp ne i32 {status}, 0")):
+        code.do(f"store atomic i64 {code.let(f'zext i32 {status} to i64')}, ptr {place} release, align 8")
 
 
 def _sum_entry(step: Step, parts: list[Operand], count: int) -> Entry:
