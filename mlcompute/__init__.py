@@ -87,6 +87,7 @@ from mlcompute.training import TrainingGraph
 
 if TYPE_CHECKING:
     from mlcompute.saving import Checkpoint, RestoreReport, load, restore, save
+    from mlcompute.state_dict import from_state_dict, to_state_dict
 
 __version__ = "0.1.0"
 
@@ -180,18 +181,22 @@ __all__ = [
     "YOLOLossLayer",
     "debug",
     "debug_description",
+    "from_state_dict",
     "load",
     "restore",
     "save",
+    "to_state_dict",
 ]
 
 #: Names that are imported at their first use: `import mlcompute` stays quick for those who do without them.
 _LATER = {
     "Checkpoint": "mlcompute.saving",
     "RestoreReport": "mlcompute.saving",
+    "from_state_dict": "mlcompute.state_dict",
     "load": "mlcompute.saving",
     "restore": "mlcompute.saving",
     "save": "mlcompute.saving",
+    "to_state_dict": "mlcompute.state_dict",
 }
 
 

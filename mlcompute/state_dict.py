@@ -1,0 +1,220 @@
+"""Parameters under PyTorch's names: `to_state_dict` and `from_state_dict`.
+
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in mlc.to_state_dict(graph).items()})
+    mlc.from_state_dict(graph, model.state_dict())
+
+Names are a layer's name and PyTorch's own for the parameter: `dense1.weight`, `norm1.running_mean`,
+`lstm1.weight_ih_l0`. Layers are called as builders name them, or by their label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mlcompute.errors import DataError
+from mlcompute.graph import Graph
+from mlcompute.layers.attention import MultiheadAttentionLayer
+from mlcompute.layers.convolution import ConvolutionDescriptor, ConvolutionLayer
+from mlcompute.layers.embedding import EmbeddingLayer
+from mlcompute.layers.fully_connected import FullyConnectedLayer
+from mlcompute.layers.layer import Layer
+from mlcompute.layers.lstm import LSTMLayer
+from mlcompute.layers.normalization import Normalization
+from mlcompute.ops.op import Array, Shape
+from mlcompute.saving.names import layer_names_of, slots_of
+from mlcompute.tensor import Tensor
+
+
+def _same(array: Array) -> Array:
+    return array
+
+
+@dataclass
+class _Entry:
+    """One array of a state dictionary: some tensors, one after the other along the first axis.
+
+    shape   one tensor's shape as PyTorch has it
+    turn    from our order of elements to PyTorch's, and `back`
+    adds    no tensors of its own: zeros when written, added to those of another entry when read
+    """
+
+    tensors: list[Tensor]
+    shape: Shape
+    turn: Callable[[Array], Array] = _same
+    back: Callable[[Array], Array] = _same
+    adds: bool = False
+
+    @property
+    def whole(self) -> Shape:
+        return (len(self.tensors) * self.shape[0], *self.shape[1:])
+
+    def read(self) -> Array:
+        if self.adds:
+            return np.zeros(self.whole, np.float32)
+        return np.concatenate([self.turn(_values(tensor)).reshape(self.shape) for tensor in self.tensors])
+
+    def split(self, array: Array) -> list[tuple[Tensor, Array]]:
+        parts = np.split(array, len(self.tensors))
+        return [(t, self.back(part).reshape(t.descriptor.shape)) for t, part in zip(self.tensors, parts, strict=True)]
+
+
+def _values(tensor: Tensor) -> Array:
+    data = tensor.data
+    if data is None:
+        raise DataError(f"Tensor '{tensor.label}' has no data")
+    return data
+
+
+def to_state_dict(graph: Graph) -> dict[str, Array]:
+    """Copies of all parameters and running statistics, by PyTorch's names and in its shapes."""
+    return {name: entry.read() for name, entry in _entries(graph).items()}
+
+
+def from_state_dict(graph: Graph, state: Mapping[str, Any], *, strict: bool = True) -> list[str]:
+    """Copy values from a state dictionary of PyTorch tensors or arrays into the graph's tensors, in place.
+
+    strict  every parameter must be there, and nothing else; otherwise what fits by name is taken
+
+    The names that were taken. When anything is wrong, everything wrong is listed and nothing is changed.
+    """
+    entries = _entries(graph)
+    given = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
+    missing, unknown = entries.keys() - given.keys(), given.keys() - entries.keys()
+    problems = [f"{name} is missing" for name in entries if name in missing] if strict else []
+    problems += [f"{name} is no parameter of the graph" for name in given if name in unknown] if strict else []
+    arrays: dict[str, Array] = {}
+    for name in entries.keys() & given.keys():
+        array = _array(given[name])
+        wanted = entries[name].whole
+        if array.shape != wanted:
+            problems.append(f"{name} is {array.shape}, the graph's is {wanted}")
+        arrays[name] = array
+    if problems:
+        shown = problems[:10] + ([f"and {len(problems) - 10} more"] if len(problems) > 10 else [])
+        raise DataError(
+            f"from_state_dict: {len(problems)} of {len(entries)} parameters do not fit",
+            problems="\n            ".join(shown),
+            fix="check names and sizes; strict=False takes what fits by name",
+        )
+    fresh: dict[Tensor, Array] = {}
+    for name in sorted(arrays, key=lambda name: entries[name].adds):
+        for tensor, part in entries[name].split(arrays[name]):
+            fresh[tensor] = fresh.get(tensor, _values(tensor)) + part if entries[name].adds else part
+    for tensor, part in fresh.items():
+        tensor.data  # noqa: B018  waits for runs that may be writing there
+        np.copyto(tensor._make_writable(), part, casting="same_kind")
+    return [name for name in entries if name in arrays]
+
+
+def _array(value: Any) -> Array:
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+
+
+# PyTorch's names --------------------------------------------------------------------------------------------------
+
+
+def _entries(graph: Graph) -> dict[str, _Entry]:
+    """Every array of the graph's state dictionary. A tensor used by several layers appears under each of them."""
+    return {
+        f"{name}.{key}": entry
+        for layer, name in layer_names_of(graph).items()
+        for key, entry in _of_layer(layer).items()
+    }
+
+
+def _of_layer(layer: Layer) -> dict[str, _Entry]:
+    if isinstance(layer, LSTMLayer):
+        return _lstm(layer)
+    if isinstance(layer, MultiheadAttentionLayer):
+        return _attention(layer)
+    slots = slots_of(layer)
+    found = {_NAMES.get(slot, slot): _plain(tensor) for slot, tensor in slots.items()}
+    if isinstance(layer, FullyConnectedLayer):
+        d = layer.descriptor
+        found["weight"].shape = (d.output_feature_channel_count, d.input_feature_channel_count)
+    elif isinstance(layer, ConvolutionLayer):
+        found["weight"] = _kernels(slots["weights"], layer.descriptor)
+    elif isinstance(layer, EmbeddingLayer):
+        found["weight"].shape = (layer.descriptor.embedding_count, layer.descriptor.embedding_dimension)
+    elif isinstance(layer, Normalization):
+        for name, slot in (("running_mean", "mean"), ("running_var", "variance")):
+            if slot in found:
+                found[name] = found.pop(slot)
+    return found
+
+
+_NAMES = {"weights": "weight", "biases": "bias", "gamma": "weight", "beta": "bias"}
+
+
+def _plain(tensor: Tensor) -> _Entry:
+    """A tensor as it is, without axes of extent 1 around its one long axis: biases, scales, statistics."""
+    shape = tensor.descriptor.shape
+    long = [extent for extent in shape if extent != 1]
+    return _Entry([tensor], (long[0],) if len(long) == 1 else shape if long else (1,))
+
+
+def _kernels(weights: Tensor, d: ConvolutionDescriptor) -> _Entry:
+    inputs, outputs, groups = d.input_feature_channel_count, d.output_feature_channel_count, d.group_count
+    if not d.is_convolution_transpose:
+        return _Entry([weights], (outputs, inputs // groups, *d.kernel_sizes))
+    ours = (groups, outputs // groups, inputs // groups, *d.kernel_sizes)
+    theirs = (groups, inputs // groups, outputs // groups, *d.kernel_sizes)
+    return _Entry(
+        [weights],
+        (inputs, outputs // groups, *d.kernel_sizes),
+        lambda array: array.reshape(ours).swapaxes(1, 2),
+        lambda array: array.reshape(theirs).swapaxes(1, 2),
+    )
+
+
+def _lstm(layer: LSTMLayer) -> dict[str, _Entry]:
+    """Gates i, f, g, o in one array, as PyTorch has them; it keeps two biases where we keep their sum."""
+    d, found = layer.descriptor, {}
+    hidden, directions = d.hidden_size, d.direction_count
+    for direction in range(directions):
+        for number in range(d.layer_count):
+            first = 4 * (direction * d.layer_count + number)
+            suffix = f"l{number}" + ("_reverse" if direction else "")
+            width = d.input_size if number == 0 else directions * hidden
+            groups = {
+                f"weight_ih_{suffix}": (layer.input_weights, (hidden, width)),
+                f"weight_hh_{suffix}": (layer.hidden_weights, (hidden, hidden)),
+                f"bias_ih_{suffix}": (layer.biases, (hidden,)),
+                f"weight_peephole_{suffix}": (layer.peephole_weights, (hidden, hidden)),
+            }
+            for name, (tensors, shape) in groups.items():
+                if tensors:
+                    found[name] = _Entry(list(tensors[first : first + 4]), shape)
+            if layer.biases:
+                found[f"bias_hh_{suffix}"] = _Entry(list(layer.biases[first : first + 4]), (hidden,), adds=True)
+    return found
+
+
+def _attention(layer: MultiheadAttentionLayer) -> dict[str, _Entry]:
+    """The three projections in one array where they have one shape, as PyTorch has them."""
+    d = layer.descriptor
+    model, keys, values = d.model_dimension, d.key_dimension, d.value_dimension
+    q, k, v, out = layer.weights
+    found: dict[str, _Entry] = {}
+    if keys == values == model:
+        found["in_proj_weight"] = _Entry([q, k, v], (model, model))
+    else:
+        for name, tensor, rows in (("q", q, keys), ("k", k, keys), ("v", v, values)):
+            found[f"{name}_proj_weight"] = _Entry([tensor], (rows, model))
+    found["out_proj.weight"] = _Entry([out], (model, values))
+    if layer.biases:
+        *three, last = layer.biases
+        if keys == values == model:
+            found["in_proj_bias"] = _Entry(three, (model,))
+        else:
+            for name, tensor, rows in zip("qkv", three, (keys, keys, values), strict=True):
+                found[f"{name}_proj_bias"] = _Entry([tensor], (rows,))
+        found["out_proj.bias"] = _Entry([last], (model,))
+    if layer.attention_biases:
+        for name, tensor, rows in zip(("bias_k", "bias_v"), layer.attention_biases, (keys, values), strict=True):
+            found[name] = _Entry([tensor], (1, 1, rows))
+    return found
