@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from mlcompute.devices.cpu.code import vector_lanes
-from mlcompute.devices.cpu.kernels import products, walks
+from mlcompute.devices.cpu.kernels import contractions, products, walks
 from mlcompute.devices.cpu.threads import KERNEL
-from mlcompute.ops.op import Array
+from mlcompute.ops.op import Array, Value
+from mlcompute.ops.views import transpose
+from tests.devices.kernels import Bench
 
 SIZES = [(1, 1, 1), (3, 7, 5), (16, 16, 16), (7, 33, 40), (37, 100, 300), (14, 128, 129), (25, 48, 17), (5, 20, 256)]
 
@@ -85,3 +87,19 @@ def test_panels_waste_little() -> None:
     for vectors in range(1, 40):
         assert products.padded(vectors * lanes) <= (vectors + 1) * lanes
         assert products.padded(vectors * lanes - 1) >= vectors * lanes - 1
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(16, 8, 16), (17, 33, 40), (64, 256, 300), (200, 100, 129), (1000, 65, 64)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_with_turned_weights(m: int, n: int, k: int, turned: bool) -> None:
+    """What fully connected layers need; a may be turned, too."""
+    rng = np.random.default_rng(m)
+    a, b = (rng.standard_normal(shape).astype("f") for shape in ((k, m) if turned else (m, k), (n, k)))
+
+    def views(a: Value, b: Value) -> list[Value]:
+        return [transpose(a, (1, 0)) if turned else a, transpose(b, (1, 0))]
+
+    bench = Bench(contractions.KERNELS, "matmul", [a, b], views=views)
+    assert bench.entries is not None
+    assert [entry.kernel for entry in bench.entries] == ["product, b turned over"]
+    bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * k))

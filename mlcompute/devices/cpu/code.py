@@ -117,6 +117,13 @@ class Code:
         self.do(f"store {type_} {initial}, ptr {slot}")
         return slot
 
+    def aligned_room(self, floats: int) -> str:
+        """So many floats on the stack, beginning at a cache line: a little memory of the thread's own."""
+        self._count += 1
+        room = f"%s{self._count}"
+        self._entry.append(f"  {room} = alloca [{floats} x float], align 64")
+        return room
+
     def get(self, type_: str, slot: str) -> str:
         return self.let(f"load {type_}, ptr {slot}")
 

@@ -1,4 +1,4 @@
-"""Matrix products, by oneDNN's sgemm called from native code."""
+"""Matrix products, by oneDNN's sgemm called from native code, or by our own where sgemm is slow."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.code import Code, float_literal
 from mlcompute.devices.cpu.entry import Entry, Maker
 from mlcompute.devices.cpu.kernels.convolutions import report_status
+from mlcompute.devices.cpu.kernels.panels import turned_product_entry
 from mlcompute.devices.cpu.operands import Operand, Operands, collapse
 from mlcompute.devices.cpu.threads import machine_slices
 from mlcompute.ops.op import FLOAT32, Step
@@ -30,6 +31,8 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     if left is None or right is None or batch is None or k == 0:
         return None
     count, strides = batch
+    if count == 1 and right[0] == ord("T") and min(m, k) >= 16 and n >= 8:
+        return [turned_product_entry(step, operands, a, b, y)]
     # Threads share whole products, or blocks of rows or columns, whichever there are enough of. How sgemm sums an
     # element depends on the extents it is given, so blocks follow from shape and machine, not from the thread count.
     axis = 0 if count > 1 else 1 if m >= 8 or m >= n else 2
