@@ -81,11 +81,13 @@ from mlcompute.optimizers import (
     SGDOptimizer,
 )
 from mlcompute.platform import Platform
+from mlcompute.seeing.report import report
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorOptimizerDeviceData, TensorParameter
 from mlcompute.tensor_data import TensorData
 from mlcompute.training import TrainingGraph
 
 if TYPE_CHECKING:
+    from mlcompute.checking import GradientReport, check_gradients
     from mlcompute.saving import Checkpoint, RestoreReport, load, restore, save
     from mlcompute.state_dict import from_state_dict, to_state_dict
 
@@ -124,6 +126,7 @@ __all__ = [
     "FullyConnectedLayer",
     "GatherLayer",
     "GradientClippingType",
+    "GradientReport",
     "GramMatrixLayer",
     "Graph",
     "GraphCompilationOptions",
@@ -179,10 +182,12 @@ __all__ = [
     "UpsampleLayer",
     "YOLOLossDescriptor",
     "YOLOLossLayer",
+    "check_gradients",
     "debug",
     "debug_description",
     "from_state_dict",
     "load",
+    "report",
     "restore",
     "save",
     "to_state_dict",
@@ -190,6 +195,8 @@ __all__ = [
 
 #: Names that are imported at their first use: `import mlcompute` stays quick for those who do without them.
 _LATER = {
+    "GradientReport": "mlcompute.checking",
+    "check_gradients": "mlcompute.checking",
     "Checkpoint": "mlcompute.saving",
     "RestoreReport": "mlcompute.saving",
     "from_state_dict": "mlcompute.state_dict",

@@ -1,0 +1,86 @@
+"""check_gradients: right gradients pass, wrong ones are found and named, nothing changes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from mlcompute.ops.op import TABLE, Value
+
+
+def network(rate: float = 0.3) -> tuple[mlc.TrainingGraph, dict[str, Any], dict[str, Any]]:
+    mlc.Platform.set_rng_seed_to(4)
+    graph = mlc.Graph()
+    x = graph.input((4, 2, 6, 6), "x")
+    y = graph.convolution(x, 3, kernel=3, activation="tanh", name="conv")
+    y = graph.pool(graph.normalize(y, kind="batch", name="norm"), name="pool")
+    y = graph.dense(graph.dropout(graph.flatten(y), rate), 5, name="head")
+    adam = mlc.AdamOptimizer(mlc.OptimizerDescriptor(learning_rate=0.01))
+    training = mlc.TrainingGraph([graph], mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN), adam)
+    training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=(4, 5))})
+    training.compile(device=mlc.Device.cpu())
+    rng = np.random.default_rng(0)
+    return training, {"x": rng.normal(size=(4, 2, 6, 6))}, {"t": np.eye(5)[[0, 3, 1, 4]]}
+
+
+def test_right_gradients() -> None:
+    training, inputs, labels = network()
+    report = mlc.check_gradients(training, inputs, labels)
+    assert report
+    expected = {("conv", "weights"), ("norm", "gamma"), ("head", "biases")}
+    assert {(row.layer, row.slot) for row in report.rows} >= expected
+    assert all(row.compiled is not None for row in report.rows if not row.slot.startswith("source"))
+    assert "all gradients are right" in str(report)
+
+
+def test_nothing_changes() -> None:
+    losses = []
+    for checks in (False, True):
+        training, inputs, labels = network()
+        if checks:
+            mlc.check_gradients(training, inputs, labels)
+        losses.append([training.execute(inputs, labels).result.data.item() for _ in range(3)])
+    assert losses[0] == losses[1]
+
+
+def test_a_wrong_derivative_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = TABLE["tanh"]
+
+    def wrong(*arguments: Any, **attributes: Any) -> Any:
+        found = right.derivative(*arguments, **attributes)
+        return found * 1.01 if isinstance(found, Value) else tuple(part * 1.01 for part in found)
+
+    training, inputs, labels = network()
+    changed = copy.copy(right)
+    object.__setattr__(changed, "derivative", wrong)
+    monkeypatch.setitem(TABLE, "tanh", changed)
+    report = mlc.check_gradients(training, inputs, labels)
+    assert not report
+    assert [(row.layer, row.slot) for row in report.wrong] == [("conv_tanh", "source 0")]
+    assert "1 of" in str(report)
+    assert "wrong" in str(report)
+
+
+def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlcompute.devices.cpu.device import CpuExecutable
+
+    training, inputs, labels = network()
+    weights = next(layer for layer in training.layers if layer.label == "head").parameters["weights"].tensor
+    read = CpuExecutable.read
+    monkeypatch.setattr(
+        CpuExecutable, "read", lambda self, v: read(self, v) * (1.1 if v.shape == weights.descriptor.shape else 1.0)
+    )
+    wrong = mlc.check_gradients(training, inputs, labels).wrong
+    assert [(row.layer, row.slot) for row in wrong] == [("head", "weights")]
+
+
+def test_refusals() -> None:
+    training, inputs, _ = network()
+    with pytest.raises(TypeError, match="needs a TrainingGraph"):
+        mlc.check_gradients(mlc.InferenceGraph(), inputs)  # type: ignore[arg-type]
+    with pytest.raises(mlc.DataError, match="'t' was not given"):
+        mlc.check_gradients(training, inputs)
