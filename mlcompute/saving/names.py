@@ -38,7 +38,7 @@ def layer_names_of(graph: Graph) -> dict[Layer, str]:
     >>> g, x = mlc.Graph(), mlc.Tensor(shape=(2, 3))
     >>> y = g.node(mlc.ActivationLayer.relu(), source=g.node(mlc.SoftmaxLayer(mlc.SoftmaxOperation.SOFTMAX), source=x))
     >>> list(layer_names_of(g).values())
-    ['softmax', 'relu']
+    ['softmax', 'activation']
     """
     unique = _Unique()
     return {layer: unique(_base(layer)) for layer in layers_of(graph)}
@@ -59,7 +59,7 @@ def names_of(graph: Graph) -> dict[Tensor, str]:
     >>> g, x = mlc.Graph(), mlc.Tensor(shape=(2, 3))
     >>> y = g.node(mlc.ActivationLayer.relu(), source=x)
     >>> list(names_of(g).values())
-    ['input', 'relu.result']
+    ['input', 'activation.result']
     """
     names: dict[Tensor, str] = {}
     unique = _Unique()

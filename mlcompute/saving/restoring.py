@@ -169,7 +169,7 @@ class _Plan:
                 left_over=_some([f"'{name}'" for name in self.left_over]),
                 fix="pass exact=False, or patterns in `only`, to take what matches by name",
             )
-        if not self.matched:
+        if not self.matched and not exact:
             raise FileError(
                 f"{self._who}: no tensor matches",
                 graph=_some([f"'{name}'" for name in self.missing]),

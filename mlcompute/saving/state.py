@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-
-import numpy as np
 
 from mlcompute.errors import DataError, FileError
 from mlcompute.graph import Graph
@@ -86,13 +85,13 @@ class SavedState:
         try:
             check_rng_state(state.get("platform"))
             graph._random.resumed(state.get("random"))
-        except DataError as error:
-            raise FileError(f"{self._who}: {error.message}") from error
-        if graph._state is None:
-            return
-        step, rate = state.get("time_step"), state.get("learning_rate")
-        if type(step) is not int or step < 1 or not isinstance(rate, float) or not np.isfinite(rate):
-            raise FileError(f"{self._who}: time step {step!r} and learning rate {rate!r} are no such numbers")
+            if graph._state is not None:
+                copy.copy(graph._state.optimizer).learning_rate = state.get("learning_rate")  # type: ignore[assignment]
+                step = state.get("time_step")
+                if type(step) is not int or not 1 <= step < 2**53:
+                    raise DataError(f"the time step is {str(step)[:40]}", expected="a whole number from 1 on")
+        except (DataError, TypeError) as error:
+            raise FileError(f"{self._who}: its state does not fit: {error}") from error
 
     def apply(self) -> None:
         """Put everything into the graph and the process."""
