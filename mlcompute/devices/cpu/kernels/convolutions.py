@@ -1,4 +1,4 @@
-"""Convolutions and their gradients, by oneDNN on channels-last images: one primitive per slice of the batch."""
+"""Convolutions and their gradients on channels-last images: by Winograd's form, or by oneDNN slice by slice."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.code import Code, vector, vector_lanes
 from mlcompute.devices.cpu.entry import Entry, Maker
+from mlcompute.devices.cpu.kernels.winograd import winograd_entries, winograd_sizes, winograd_workspace
 from mlcompute.devices.cpu.operands import Operand, Operands
 from mlcompute.devices.cpu.threads import machine_slices, planned_threads
 from mlcompute.ops.images import first_shape
@@ -70,11 +71,7 @@ def _aligned(nbytes: int) -> int:
 
 def _is_native(step: Step) -> bool:
     values = (*step.inputs, *step.results)
-    return (
-        onednn.load() is not None
-        and bool(step.attributes.get("channels_last"))
-        and all(value.dtype == FLOAT32 and value.size for value in values)
-    )
+    return bool(step.attributes.get("channels_last")) and all(v.dtype == FLOAT32 and v.size for v in values)
 
 
 def _slices_of(step: Step) -> int:
@@ -88,18 +85,26 @@ def workspace(step: Step) -> int:
     """Room for the weights as oneDNN wants them, partial sums of their gradient, and its own working memory."""
     if not _is_native(step):
         return 0
-    return _Plan(step, _slices_of(step)).nbytes
+    sizes = winograd_sizes(step)
+    if sizes is not None:
+        return winograd_workspace(step, sizes)
+    return _Plan(step, _slices_of(step)).nbytes if onednn.load() is not None else 0
 
 
 def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
-    """Weights into oneDNN's format where it has one, then every slice of the batch by itself."""
+    """Winograd's form where it suits; else weights into oneDNN's format, then every slice of the batch by itself."""
     if not _is_native(step):
         return None
-    plan = _Plan(step, _slices_of(step))
     images = [operands[value] for value in step.inputs]
     result = operands[step.results[0]]
     if not all(operand.is_dense for operand in (*images, result)):
         return None
+    sizes = winograd_sizes(step)
+    if sizes is not None:
+        return winograd_entries(step, operands, sizes)
+    if onednn.load() is None:
+        return None
+    plan = _Plan(step, _slices_of(step))
     if plan.direction == "backward_weights":
         return _weight_gradient(step, operands, plan, images, result)
     image, weights = images

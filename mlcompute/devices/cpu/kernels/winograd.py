@@ -1,0 +1,403 @@
+"""Convolutions of three by three at stride one by Winograd's form: fewer than half the multiplications.
+
+    forward, dx   filters to points | per block of tiles: x to points, a product per point, points to y
+    dw            per slice of the batch and block of tiles: x and dy to points, a product per point | points to dw
+
+A bar is a meeting. Images lie channels-last, a register holds one pixel's next channels, and a block of tiles stays in
+the thread's cache from the first step to the last. The gradient of the input is the convolution of dy with the filters
+turned around and their channels exchanged. Products are those of `products`: how samples are shared changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlcompute.devices.cpu.code import Code, vector_lanes
+from mlcompute.devices.cpu.entry import Entry
+from mlcompute.devices.cpu.kernels.places import Dense, ThreadMemory, aligned, thread_floats
+from mlcompute.devices.cpu.kernels.products import FLOPS_PER_NS, call_product, panel_width, product
+from mlcompute.devices.cpu.kernels.walks import Cell, Line, Words, number
+from mlcompute.devices.cpu.kernels.winograd_forms import THREE, Form, Matrix, both_ways, turned
+from mlcompute.devices.cpu.lanes import Lanes
+from mlcompute.devices.cpu.operands import Operand, Operands
+from mlcompute.devices.cpu.threads import machine_slices, planned_threads
+from mlcompute.ops.images import first_shape
+from mlcompute.ops.op import Step
+
+#: Tiles of a block, about: enough rows for a product, few enough for the cache.
+_TILES = 48
+#: Fewer tiles than this do not pay for bringing the filters to points.
+_LEAST_TILES = 64
+#: Filters (inputs times outputs) whose points take more memory than they save time.
+_MOST_FILTERS = 256 * 256
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A convolution as tiles: image in (samples, height, width, depth), image out (..., rows, columns, channels)."""
+
+    form: Form
+    samples: int
+    source: tuple[int, int]
+    depth: int
+    result: tuple[int, int]
+    channels: int
+    top: int
+    left: int
+
+    @property
+    def points(self) -> int:
+        return self.form.inputs**2
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of tiles in one sample."""
+        return -(-self.result[0] // self.form.outputs)
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles in one row."""
+        return -(-self.result[1] // self.form.outputs)
+
+    @property
+    def block(self) -> int:
+        """Rows of tiles that are worked on together."""
+        return max(1, round(_TILES / self.row_tiles))
+
+    @property
+    def block_tiles(self) -> int:
+        return self.block * self.row_tiles
+
+    def point_floats(self, channels: int) -> int:
+        """From the tiles of one point to those of the next: not a power of two, which would crowd the cache."""
+        return self.block_tiles * channels + 16
+
+    @property
+    def cost(self) -> float:
+        tiles = self.samples * self.tile_rows * self.row_tiles
+        return tiles * self.points * self.channels * (2.0 * self.depth + 60) / FLOPS_PER_NS
+
+
+def winograd_sizes(step: Step) -> Sizes | None:
+    """The sizes of a step that this form suits, None for all others. Depth and channels are those of the product."""
+    a, name = step.attributes, step.op.name
+    if name == "convolution_weight_gradient":
+        x, w, y = first_shape(step.inputs[0].shape), a["shape"], first_shape(step.inputs[1].shape)
+    elif name == "convolution_input_gradient":
+        x, w, y = a["shape"], step.inputs[1].shape, first_shape(step.inputs[0].shape)
+    else:
+        x, w, y = first_shape(step.inputs[0].shape), step.inputs[1].shape, first_shape(step.results[0].shape)
+    if w[2:] != (3, 3) or a["groups"] != 1 or (*a["strides"], *a["dilations"]) != (1, 1, 1, 1):
+        return None
+    lanes, (top, bottom, left, right) = vector_lanes(), a["padding"]
+    if w[0] % lanes or w[1] % lanes or w[0] * w[1] > _MOST_FILTERS or max(top, bottom, left, right) > 2:
+        return None
+    if name == "convolution_input_gradient":
+        sizes = Sizes(THREE, x[0], (y[2], y[3]), w[0], (x[2], x[3]), w[1], 2 - top, 2 - left)
+    else:
+        sizes = Sizes(THREE, x[0], (x[2], x[3]), w[1], (y[2], y[3]), w[0], top, left)
+    return sizes if sizes.samples * sizes.tile_rows * sizes.row_tiles >= _LEAST_TILES else None
+
+
+def _parts(sizes: Sizes) -> dict[str, int]:
+    """A thread's own memory: pixels under a row of tiles with their border, and the points of a block."""
+    f = sizes.form
+    width = sizes.row_tiles * f.outputs + f.taps - 1
+    return {
+        "pixels": max(f.inputs * width * sizes.depth, f.outputs * width * sizes.channels),
+        "x": sizes.points * sizes.point_floats(sizes.depth),
+        "y": sizes.points * sizes.point_floats(sizes.channels),
+    }
+
+
+def _filter_floats(sizes: Sizes) -> int:
+    return aligned(sizes.points * sizes.depth * sizes.channels)
+
+
+def winograd_workspace(step: Step, sizes: Sizes) -> int:
+    """Bytes for the points of filters, or of their gradient once per slice, and for every thread's own memory."""
+    gradient = step.op.name == "convolution_weight_gradient"
+    own = thread_floats(_parts(sizes)) * planned_threads()
+    return 4 * (own + _filter_floats(sizes) * (_slices(sizes) if gradient else 1))
+
+
+def _slices(sizes: Sizes) -> int:
+    return min(machine_slices(), sizes.samples)
+
+
+def winograd_entries(step: Step, operands: Operands, sizes: Sizes) -> Sequence[Entry]:
+    """The entries of a convolution or of one of its gradients, for operands that are dense."""
+    if step.op.name == "convolution_weight_gradient":
+        return _weight_gradient(step, operands, sizes)
+    image, weights, result = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
+    room = operands.workspace(step, 0, 4 * _filter_floats(sizes))
+    backwards = step.op.name == "convolution_input_gradient"
+    return [
+        _filters_entry(step, sizes, weights, room, backwards),
+        _images_entry(step, operands, sizes, image, room, result),
+    ]
+
+
+# Filters ------------------------------------------------------------------------------------------------------------
+
+
+def _filters_entry(step: Step, sizes: Sizes, weights: Operand, room: Operand, backwards: bool) -> Entry:
+    """w (O, C, r, r) to points (point, depth, channel), packed for the product; backwards: turned around."""
+    code, f = Code("winograd_filters"), sizes.form
+    words = Words(code)
+    depth, channels = words.numbers([sizes.depth, sizes.channels])
+    taps = f.taps**2
+    # Forward a product runs over a filter's inputs, backwards over the filters.
+    steps = (taps, weights.shape[1] * taps)
+    by_depth, by_channel = words.numbers(steps[::-1] if backwards else steps)
+    source, target = words.pointer(weights), words.pointer(room)
+    matrix = code.mul(depth, channels)
+    begin, end = code.share(depth)
+    with code.loop(begin, end) as k, code.loop(0, channels, vector_lanes()) as channel:
+        first = code.at(source, code.add(code.mul(k, by_depth), code.mul(channel, by_channel)), "float")
+        pixels = [Line(code, code.at(first, tap, "float"), "float", by_channel).load(0) for tap in range(taps)]
+        place = code.at(target, _packed(code, sizes, k, channel, depth), "float")
+        for point, value in enumerate(_points(f.from_w, pixels[::-1] if backwards else pixels)):
+            Line(code, place, "float").store(code.mul(matrix, point), value)
+    cost = 2.0 * sizes.depth * sizes.channels * sizes.points / vector_lanes()
+    return Entry(step, code, words.arguments, [weights], [room], kernel="filters to points", cost=cost)
+
+
+def _packed(code: Code, sizes: Sizes, k: str, channel: str, depth: str) -> str:
+    """Where `products` wants row k of the second factor of a product of that depth, from one channel on."""
+    panel = panel_width(sizes.channels) * vector_lanes()
+    within = code.rem(channel, panel)
+    return code.add(code.mul(code.sub(channel, within), depth), code.add(code.mul(k, panel), within))
+
+
+def _points(matrix: Matrix, values: Sequence[Lanes]) -> list[Lanes]:
+    """A square of values, row by row, brought to points (or back) in both directions."""
+    extent = len(matrix[0])
+    square = [values[row * extent : (row + 1) * extent] for row in range(extent)]
+    return [value for row in both_ways(matrix, square) for value in row]
+
+
+# Images -------------------------------------------------------------------------------------------------------------
+
+
+class _Tiles:
+    """What kernels over blocks of tiles share: how pixels come to points in the thread's own memory."""
+
+    def __init__(self, words: Words, sizes: Sizes, memory: ThreadMemory) -> None:
+        self.code, self.form, self.memory = words.code, sizes.form, memory
+        self.sizes, self.words = sizes, words
+        self.tile_rows, self.row_tiles, self.block = words.numbers([sizes.tile_rows, sizes.row_tiles, sizes.block])
+        self.depth, self.channels = words.numbers([sizes.depth, sizes.channels])
+        self.x_points, self.y_points = words.numbers(
+            [sizes.point_floats(sizes.depth), sizes.point_floats(sizes.channels)]
+        )
+
+    def image(self, operand: Operand) -> Dense:
+        """An image (samples, rows, columns, channels)."""
+        return Dense(self.code, self.words.pointer(operand), tuple(self.words.numbers(operand.shape[1:])))
+
+    def bring(self, image: Dense, row: str, part: str, extent: int, top: str | int, left: str | int) -> Dense:
+        """Copy the pixels under a row of tiles, `extent` rows high, to the thread's memory; zeros where there are none.
+
+        row        which row of tiles, counted through all samples
+        top, left  rows and columns of zeros before the image
+        """
+        code, outputs = self.code, self.form.outputs
+        height, width, channels = image.extents
+        columns = code.add(code.mul(self.row_tiles, outputs), extent - outputs)
+        sample, first = code.div(row, self.tile_rows), code.mul(code.rem(row, self.tile_rows), outputs)
+        target = Dense(code, self.memory[part], (columns, channels))
+        with code.loop(0, extent) as offset:
+            y = code.sub(code.add(first, offset), top)
+            # An unsigned comparison: a row before the first is a very large number.
+            exists = code.let(f"icmp ult i64 {y}, {height}")
+            begin = code.let(f"select i1 {exists}, i64 {left}, i64 {columns}")
+            end = code.let(f"select i1 {exists}, i64 {code.minimum(code.add(width, left), columns)}, i64 {columns}")
+            self._write(target.place(offset, "0"), None, code.mul(begin, channels))
+            count = code.mul(code.sub(end, begin), channels)
+            self._write(target.place(offset, begin), image.place(sample, y, "0"), count)
+            self._write(target.place(offset, end), None, code.mul(code.sub(columns, end), channels))
+        return target
+
+    def _write(self, target: str, source: str | None, count: str) -> None:
+        """Copy pixels, or write zeros."""
+        code, zeros = self.code, number(self.code, 0.0)
+        with code.loop(0, count, vector_lanes()) as index:
+            value = zeros if source is None else Line(code, source, "float").load(index)
+            Line(code, target, "float").store(index, value)
+
+    def x_to_points(self, image: Dense, start: str, count: str, top: str, left: str) -> None:
+        """Points (point, tile, channel) of the input under `count` rows of tiles."""
+        code, f = self.code, self.form
+        with code.loop(0, count) as row:
+            pixels = self.bring(image, code.add(start, row), "pixels", f.inputs, top, left)
+            with code.loop(0, self.row_tiles) as tile, code.loop(0, self.depth, vector_lanes()) as channel:
+                values = self._square(pixels, tile, channel, f.inputs)
+                number_ = code.add(code.mul(row, self.row_tiles), tile)
+                place = code.add(code.mul(number_, self.depth), channel)
+                for point, value in enumerate(_points(f.from_x, values)):
+                    at = code.add(place, code.mul(self.x_points, point))
+                    Line(code, self.memory["x"], "float").store(at, value)
+
+    def _square(self, pixels: Dense, tile: str, channel: str, extent: int) -> list[Lanes]:
+        """The pixels of a tile, row by row."""
+        code, column = self.code, self.code.mul(tile, self.form.outputs)
+        values = []
+        for i in range(extent):
+            line = pixels.line(str(i), column)
+            values += [line.load(code.add(channel, code.mul(pixels.extents[1], j))) for j in range(extent)]
+        return values
+
+
+def _images_entry(
+    step: Step, operands: Operands, sizes: Sizes, image: Operand, filters: Operand, result: Operand
+) -> Entry:
+    """All blocks of a thread's samples: x to points, a product per point, points to y."""
+    code = Code("winograd")
+    words = Words(code)
+    room = operands.workspace(step, 4 * _filter_floats(sizes), 4 * thread_floats(_parts(sizes)) * planned_threads())
+    memory = ThreadMemory(words, room, _parts(sizes))
+    tiles = _Tiles(words, sizes, memory)
+    x, y = tiles.image(image), tiles.image(result)
+    packed, multiply = words.pointer(filters), words.pointer(product(sizes.channels))
+    top, left = words.numbers([sizes.top, sizes.left])
+    matrix = code.mul(tiles.depth, tiles.channels)
+    begin, end = (code.mul(bound, tiles.tile_rows) for bound in code.share(words.number(sizes.samples), 1, memory.most))
+    with code.loop(begin, end, tiles.block) as start:
+        rows = code.minimum(code.sub(end, start), tiles.block)
+        count = code.mul(rows, tiles.row_tiles)
+        tiles.x_to_points(x, start, rows, top, left)
+        with code.loop(0, sizes.points) as point:
+            a = (code.at(memory["x"], code.mul(point, tiles.x_points), "float"), tiles.depth, 1)
+            c = (code.at(memory["y"], code.mul(point, tiles.y_points), "float"), tiles.channels)
+            b = code.at(packed, code.mul(point, matrix), "float")
+            call_product(code, multiply, (count, tiles.channels, tiles.depth), a, b, c)
+        _points_to_y(tiles, y, start, rows)
+    return Entry(
+        step,
+        code,
+        words.arguments,
+        reads=[image, filters],
+        writes=[result],
+        rows=sizes.samples if memory.count >= operands.threads else 0,
+        by_row={0, 2},
+        kernel=f"winograd {sizes.form.outputs}x{sizes.form.outputs}",
+        cost=sizes.cost,
+        scratch=[memory.room],
+    )
+
+
+def _points_to_y(tiles: _Tiles, y: Dense, start: str, rows: str) -> None:
+    """Bring the products of all points back to pixels; the last tiles may reach beyond the image."""
+    code, f, memory = tiles.code, tiles.form, tiles.memory
+    height, width, _ = y.extents
+    with code.loop(0, rows) as row:
+        there = code.add(start, row)
+        sample, top = code.div(there, tiles.tile_rows), code.mul(code.rem(there, tiles.tile_rows), f.outputs)
+        with code.loop(0, tiles.row_tiles) as tile, code.loop(0, tiles.channels, vector_lanes()) as channel:
+            place = code.add(code.mul(code.add(code.mul(row, tiles.row_tiles), tile), tiles.channels), channel)
+            products = [
+                Line(code, memory["y"], "float").load(code.add(place, code.mul(tiles.y_points, point)))
+                for point in range(f.inputs**2)
+            ]
+            left = code.mul(tile, f.outputs)
+            for index, value in enumerate(_points(f.to_y, products)):
+                i, j = code.add(top, index // f.outputs), code.add(left, index % f.outputs)
+                inside = [code.let(f"icmp slt i64 {i}, {height}"), code.let(f"icmp slt i64 {j}, {width}")]
+                with code.when(code.let(f"and i1 {inside[0]}, {inside[1]}")):
+                    y.line(sample, i, j).store(channel, value)
+
+
+# The gradient of the filters ----------------------------------------------------------------------------------------
+
+
+def _weight_gradient(step: Step, operands: Operands, sizes: Sizes) -> Sequence[Entry]:
+    """Each slice of the batch sums over its samples at every point; slices are added in order, then brought to dw."""
+    x, dy, result = (operands[value] for value in (*step.inputs, step.results[0]))
+    floats, slices = _filter_floats(sizes), _slices(sizes)
+    sums = operands.workspace(step, 0, 4 * floats * slices)
+    return [_sums_entry(step, operands, sizes, (x, dy), sums), _points_entry(step, sizes, sums, result)]
+
+
+def _sums_entry(step: Step, operands: Operands, sizes: Sizes, images: tuple[Operand, Operand], sums: Operand) -> Entry:
+    """Per slice: sums over its tiles of the products of x and dy at every point, (point, depth, channel)."""
+    code, f = Code("winograd_gradient"), sizes.form
+    words = Words(code)
+    room = operands.workspace(step, sums.size, 4 * thread_floats(_parts(sizes)) * planned_threads())
+    memory = ThreadMemory(words, room, _parts(sizes))
+    tiles = _Tiles(words, sizes, memory)
+    x, dy = (tiles.image(image) for image in images)
+    target, multiply = words.pointer(sums), words.pointer(product(sizes.channels))
+    top, left, samples, slices, floats = words.numbers(
+        [sizes.top, sizes.left, sizes.samples, _slices(sizes), _filter_floats(sizes)]
+    )
+    matrix = code.mul(tiles.depth, tiles.channels)
+    first_slice, last_slice = code.share(slices, 1, memory.most)
+    with code.loop(first_slice, last_slice) as part:
+        begin, end = (
+            code.mul(code.div(code.mul(samples, bound), slices), tiles.tile_rows) for bound in (part, code.add(part, 1))
+        )
+        own = code.at(target, code.mul(part, floats), "float")
+        with code.loop(begin, end, tiles.block) as start:
+            rows = code.minimum(code.sub(end, start), tiles.block)
+            count = code.mul(rows, tiles.row_tiles)
+            tiles.x_to_points(x, start, rows, top, left)
+            _dy_to_points(tiles, dy, start, rows, count)
+            with code.loop(0, sizes.points) as point:
+                a = (code.at(memory["x"], code.mul(point, tiles.x_points), "float"), 1, tiles.depth)
+                b = code.at(memory["y"], code.mul(point, tiles.y_points), "float")
+                c = (code.at(own, code.mul(point, matrix), "float"), tiles.channels)
+                extents = (tiles.depth, tiles.channels, count)
+                call_product(code, multiply, extents, a, b, c, accumulate=code.sub(start, begin))
+    return Entry(
+        step,
+        code,
+        words.arguments,
+        reads=list(images),
+        writes=[sums],
+        kernel=f"winograd {f.outputs}x{f.outputs}, sums of {_slices(sizes)} slices",
+        cost=sizes.cost,
+        scratch=[memory.room],
+    )
+
+
+def _dy_to_points(tiles: _Tiles, dy: Dense, start: str, rows: str, count: str) -> None:
+    """Points of the output's gradient, packed for a product over `count` tiles."""
+    code, f = tiles.code, tiles.form
+    with code.loop(0, rows) as row:
+        pixels = tiles.bring(dy, code.add(start, row), "pixels", f.outputs, 0, 0)
+        with code.loop(0, tiles.row_tiles) as tile, code.loop(0, tiles.channels, vector_lanes()) as channel:
+            values = tiles._square(pixels, tile, channel, f.outputs)
+            number_ = code.add(code.mul(row, tiles.row_tiles), tile)
+            place = _packed(code, tiles.sizes, number_, channel, count)
+            for point, value in enumerate(_points(turned(f.to_y), values)):
+                Line(code, tiles.memory["y"], "float").store(code.add(place, code.mul(tiles.y_points, point)), value)
+
+
+def _points_entry(step: Step, sizes: Sizes, sums: Operand, result: Operand) -> Entry:
+    """The slices' sums added in order and brought back from points to dw (O, C, r, r)."""
+    code, f = Code("winograd_points"), sizes.form
+    words = Words(code)
+    depth, channels, slices, floats = words.numbers(
+        [sizes.depth, sizes.channels, _slices(sizes), _filter_floats(sizes)]
+    )
+    taps = f.taps**2
+    by_channel = words.number(sizes.depth * taps)
+    source, target = words.pointer(sums), words.pointer(result)
+    matrix = code.mul(depth, channels)
+    begin, end = code.share(depth)
+    with code.loop(begin, end) as k, code.loop(0, channels, vector_lanes()) as channel:
+        place = code.add(code.mul(k, channels), channel)
+        totals = []
+        for point in range(sizes.points):
+            line = Line(code, code.at(source, code.add(place, code.mul(matrix, point)), "float"), "float")
+            total = Cell(line.load(0))
+            with code.loop(1, slices) as part:
+                total.set(total.get() + line.load(code.mul(part, floats)))
+            totals.append(total.get())
+        first = code.at(target, code.add(code.mul(k, taps), code.mul(channel, by_channel)), "float")
+        for tap, value in enumerate(_points(turned(f.from_w), totals)):
+            Line(code, code.at(first, tap, "float"), "float", by_channel).store(0, value)
+    cost = 2.0 * sizes.depth * sizes.channels * sizes.points / vector_lanes()
+    return Entry(step, code, words.arguments, [sums], [result], kernel="points to filters", cost=cost)

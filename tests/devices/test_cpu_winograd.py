@@ -1,0 +1,87 @@
+"""Convolutions by Winograd's form: as accurate as the sum of products, for every border, whoever computes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlcompute.devices.cpu.code import vector_lanes
+from mlcompute.devices.cpu.kernels import convolutions
+from mlcompute.devices.cpu.kernels.winograd_forms import THREE, Form, turned
+from mlcompute.ops.op import TABLE, Array
+from tests.devices.kernels import Bench
+
+FORMS = [THREE]
+
+# samples, C, O, height, width, kernel, padding (top, bottom, left, right); channels in vectors of this machine
+CASES = [
+    (2, 1, 1, 16, 16, 3, (1, 1, 1, 1)),
+    (3, 2, 1, 15, 17, 3, (1, 0, 0, 2)),  # the last tiles reach beyond the image
+    (5, 1, 3, 13, 14, 3, (0, 0, 0, 0)),
+    (3, 1, 2, 9, 70, 3, (2, 2, 2, 2)),  # a row of tiles is more than a block
+    (16, 4, 4, 4, 4, 3, (1, 1, 1, 1)),  # a block is more than a sample
+    (64, 1, 5, 1, 2, 3, (1, 1, 1, 1)),
+    (1, 2, 2, 40, 20, 3, (2, 0, 1, 2)),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_are_convolutions(form: Form) -> None:
+    """In exact enough arithmetic, one dimension: y = Aᵀ ((G w) * (Bᵀ x)), and its gradient of w."""
+    rng = np.random.default_rng(0)
+    to_y, from_w, from_x = (np.array(matrix, np.float64) for matrix in (form.to_y, form.from_w, form.from_x))
+    x, w, dy = (rng.standard_normal(extent) for extent in (form.inputs, form.taps, form.outputs))
+    np.testing.assert_allclose(to_y @ ((from_w @ w) * (from_x @ x)), np.correlate(x, w, "valid"), rtol=1e-12)
+    np.testing.assert_allclose(
+        from_w.T @ ((to_y.T @ dy) * (from_x @ x)), np.correlate(x, dy, "valid"), rtol=1e-12, atol=1e-12
+    )
+    assert turned(turned(form.to_y)) == form.to_y
+
+
+def convolution(case: tuple[Any, ...]) -> dict[str, tuple[list[Array], dict[str, Any]]]:
+    """The op and its two gradients for one case: arrays and attributes, channels-last."""
+    samples, c, o, height, width, kernel, padding = case
+    c, o = c * vector_lanes(), o * vector_lanes()
+    rng = np.random.default_rng(height)
+    x = rng.standard_normal((samples, height, width, c)).astype("f")
+    w = (rng.standard_normal((o, c, kernel, kernel)) / kernel).astype("f")
+    extents = (height + padding[0] + padding[1] - kernel + 1, width + padding[2] + padding[3] - kernel + 1)
+    dy = rng.standard_normal((samples, *extents, o)).astype("f")
+    common = {"strides": (1, 1), "dilations": (1, 1), "padding": padding, "groups": 1, "channels_last": True}
+    return {
+        "convolution": ([x, w], common),
+        "convolution_input_gradient": ([dy, w], {**common, "shape": (samples, c, height, width)}),
+        "convolution_weight_gradient": ([x, dy], {**common, "shape": w.shape}),
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
+def test_winograd_means_what_the_op_means(name: str, case: tuple[Any, ...]) -> None:
+    arrays, attributes = convolution(case)[name]
+    bench = Bench(convolutions.KERNELS, name, arrays, attributes, workspaces=convolutions.WORKSPACES)
+    assert bench.entries is not None
+    assert any(entry.kernel.startswith("winograd") for entry in bench.entries)
+    exact = TABLE[name].meaning(*(array.astype(np.float64) for array in arrays), **attributes)
+    scale = np.abs(exact).max()
+    (found,) = bench.check(lambda found, expected: None)
+    assert np.abs(found - exact).max() < 2e-6 * scale
+    # No worse than a handful of times the plain sum of products in float32.
+    plain = TABLE[name].meaning(*arrays, **attributes)
+    assert np.abs(found - exact).max() < 20 * max(np.abs(plain - exact).max(), 1e-7 * scale)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"strides": (2, 2), "padding": (1, 1, 1, 1)}, {"dilations": (2, 2), "padding": (2, 2, 2, 2)}, {"groups": 2}],
+)
+def test_other_convolutions_stay_with_the_library(change: dict[str, Any]) -> None:
+    lanes = vector_lanes()
+    x, w = np.zeros((4, 16, 16, 2 * lanes), "f"), np.zeros((2 * lanes, 2 * lanes // change.get("groups", 1), 3, 3), "f")
+    attributes = {"strides": (1, 1), "dilations": (1, 1), "padding": (1, 1, 1, 1), "groups": 1, "channels_last": True}
+    bench = Bench(
+        convolutions.KERNELS, "convolution", [x, w], {**attributes, **change}, workspaces=convolutions.WORKSPACES
+    )
+    assert not any(entry.kernel.startswith("winograd") for entry in bench.entries or ())
