@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from mlcompute.checking import GradientReport, check_gradients
     from mlcompute.saving import Checkpoint, RestoreReport, load, restore, save
     from mlcompute.state_dict import from_state_dict, to_state_dict
+    from mlcompute.trainer import History, Trainer, callbacks, metrics, schedules
 
 __version__ = "0.1.0"
 
@@ -133,6 +134,7 @@ __all__ = [
     "GraphCompletionHandler",
     "GraphError",
     "GroupNormalizationLayer",
+    "History",
     "InferenceGraph",
     "InstanceNormalizationLayer",
     "LSTMDescriptor",
@@ -177,25 +179,34 @@ __all__ = [
     "TensorDescriptor",
     "TensorOptimizerDeviceData",
     "TensorParameter",
+    "Trainer",
     "TrainingGraph",
     "TransposeLayer",
     "UpsampleLayer",
     "YOLOLossDescriptor",
     "YOLOLossLayer",
+    "callbacks",
     "check_gradients",
     "debug",
     "debug_description",
     "from_state_dict",
     "load",
+    "metrics",
     "report",
     "restore",
     "save",
+    "schedules",
     "to_state_dict",
 ]
 
 #: Names that are imported at their first use: `import mlcompute` stays quick for those who do without them.
 _LATER = {
     "GradientReport": "mlcompute.checking",
+    "History": "mlcompute.trainer",
+    "Trainer": "mlcompute.trainer",
+    "callbacks": "mlcompute.trainer",
+    "metrics": "mlcompute.trainer",
+    "schedules": "mlcompute.trainer",
     "check_gradients": "mlcompute.checking",
     "Checkpoint": "mlcompute.saving",
     "RestoreReport": "mlcompute.saving",

@@ -1,0 +1,28 @@
+"""Training without plumbing: `Trainer`, with data, metrics, callbacks and schedules.
+
+trainer.py     fit, evaluate, predict              model.py       training and inference graph over one graph
+fitting.py     one call of fit: epochs and steps   evaluation.py  through the inference graph
+data.py        arrays and streams of batches       columns.py     one array for one tensor
+shuffling.py   the order of an epoch               prefetch.py    preparing batches on another thread
+steps.py       running steps, a few queued         accumulation.py several batches, one update
+metrics.py  schedules.py  callbacks/               history.py     what happened
+checkpoint.py  snapshot.py  signals.py             progress.py    what is shown
+"""
+
+from mlcompute.trainer import callbacks, metrics, schedules
+from mlcompute.trainer.callbacks import NaNError
+from mlcompute.trainer.history import Curve, History
+from mlcompute.trainer.signals import Interrupted, Terminated
+from mlcompute.trainer.trainer import Trainer
+
+__all__ = [
+    "Curve",
+    "History",
+    "Interrupted",
+    "NaNError",
+    "Terminated",
+    "Trainer",
+    "callbacks",
+    "metrics",
+    "schedules",
+]

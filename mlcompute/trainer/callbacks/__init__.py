@@ -1,0 +1,25 @@
+"""Callbacks: what else happens while training. Names are Keras's where the meaning is Keras's."""
+
+from mlcompute.trainer.callbacks.averaging import ExponentialMovingAverage
+from mlcompute.trainer.callbacks.callback import Callback, Logs
+from mlcompute.trainer.callbacks.logging import CSVLogger, TensorBoard
+from mlcompute.trainer.callbacks.monitor import EarlyStopping, ModelCheckpoint, Monitor, ReduceLROnPlateau
+from mlcompute.trainer.callbacks.nan import NaNError, TerminateOnNaN
+from mlcompute.trainer.callbacks.rates import LearningRateScheduler
+from mlcompute.trainer.callbacks.watching import GradientWatch
+
+__all__ = [
+    "CSVLogger",
+    "Callback",
+    "EarlyStopping",
+    "ExponentialMovingAverage",
+    "GradientWatch",
+    "LearningRateScheduler",
+    "Logs",
+    "ModelCheckpoint",
+    "Monitor",
+    "NaNError",
+    "ReduceLROnPlateau",
+    "TensorBoard",
+    "TerminateOnNaN",
+]

@@ -1,0 +1,57 @@
+"""Averages of the weights over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mlcompute.errors import DataError
+from mlcompute.trainer.callbacks.callback import Callback, Logs
+
+
+class ExponentialMovingAverage(Callback):
+    """average = decay * average + (1 - decay) * weights after every step; it starts at the first weights.
+
+    validates  validation during training uses the averages
+    applies    at the end the weights become the averages
+
+    Parameters only; running statistics of normalizations stay what they are.
+    """
+
+    def __init__(self, decay: float = 0.999, *, validates: bool = True, applies: bool = True) -> None:
+        if not 0 <= decay < 1:
+            raise DataError(f"ExponentialMovingAverage: decay is {decay}", expected="0 <= decay < 1")
+        self.decay, self.validates, self.applies = decay, validates, applies
+        self.averages: list[Any] = []
+        self._weights: list[Any] | None = None
+
+    def on_train_begin(self, logs: Logs) -> None:
+        self.averages = self.trainer.copy_parameters()
+        self._weights = None
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        for average, tensor in zip(self.averages, self.trainer.parameters, strict=True):
+            assert tensor.data is not None
+            average += (tensor.data - average) * average.dtype.type(1.0 - self.decay)
+
+    def on_test_begin(self, logs: Logs) -> None:
+        if self.validates and self.averages:
+            self._weights = self.trainer.copy_parameters()
+            self.trainer.set_parameters(self.averages)
+
+    def on_test_end(self, logs: Logs) -> None:
+        if self._weights is not None:
+            self.trainer.set_parameters(self._weights)
+            self._weights = None
+
+    def on_train_end(self, logs: Logs) -> None:
+        if self.applies:
+            self.trainer.set_parameters(self.averages)
+
+    def state(self) -> dict[str, Any]:
+        return {"averages": self.averages}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.averages = [np.array(array) for array in state["averages"]]

@@ -1,0 +1,62 @@
+"""What every callback is: hooks with Keras's names, and state that checkpoints keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mlcompute.tensor import Tensor
+from mlcompute.trainer.metrics import Array
+
+if TYPE_CHECKING:
+    from mlcompute.trainer.trainer import Trainer
+
+Logs = Mapping[str, float]
+
+
+class Callback:
+    """Override what you need; the rest costs nothing. `self.trainer` is set when training begins.
+
+    Steps are queued a few at a time; a callback that overrides `on_train_batch_end` makes every step wait for its
+    end, so that weights and logs are those of that step.
+    """
+
+    trainer: Trainer
+
+    def on_train_begin(self, logs: Logs) -> None:
+        """Training begins: forget what an earlier run left. On resume, `restore` follows."""
+
+    def on_train_end(self, logs: Logs) -> None:
+        """Training is over; not called when it was interrupted or failed."""
+
+    def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
+        """Epoch `epoch` begins (0 is the first). Not called again when a run resumes within it."""
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """An epoch is over: loss, metrics, val_... and learning_rate are in the logs."""
+
+    def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
+        """A step is about to be started; `batch` counts within the epoch, `self.trainer.step` over the run."""
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        """A step is over; its loss is in the logs."""
+
+    def on_test_begin(self, logs: Logs) -> None:
+        """Validation or evaluation begins."""
+
+    def on_test_end(self, logs: Logs) -> None:
+        """Validation or evaluation is over, also when it failed."""
+
+    def wants_gradients(self, step: int) -> bool:
+        """Should step `step` of the run (0 is the first) run pass by pass and give its gradients to `on_gradients`?"""
+        return False
+
+    def on_gradients(self, step: int, gradients: Mapping[Tensor, Array]) -> None:
+        """The gradients of a step, by parameter; `self.trainer.parameter_names` has their names."""
+
+    def state(self) -> dict[str, Any]:
+        """What an exact resume needs, as plain data and arrays."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave when the checkpoint was saved."""

@@ -1,0 +1,110 @@
+"""Writing what happens to files: CSV, and TensorBoard's event files."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlcompute.errors import DataError
+from mlcompute.tensor import Tensor
+from mlcompute.trainer.callbacks.callback import Callback, Logs
+from mlcompute.trainer.metrics import Array
+
+
+class CSVLogger(Callback):
+    """One row per epoch, written when the epoch is over. As in Keras.
+
+    append  go on with an existing file; a resumed run always does
+    """
+
+    def __init__(self, filename: Any, separator: str = ",", append: bool = False) -> None:
+        self.filename, self.separator, self.append = Path(filename), separator, append
+        self._columns: list[str] = []
+        self._continues = False
+
+    def on_train_begin(self, logs: Logs) -> None:
+        self._columns, self._continues = [], self.append
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        continues = self._continues and self.filename.exists() and self.filename.stat().st_size > 0
+        if continues and not self._columns:
+            with open(self.filename, newline="", encoding="utf-8") as file:
+                self._columns = next(csv.reader(file, delimiter=self.separator), [])[1:]
+        self._columns = self._columns or list(logs)
+        with open(self.filename, "a" if continues else "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, delimiter=self.separator, lineterminator="\n")
+            if not continues:
+                writer.writerow(["epoch", *self._columns])
+            writer.writerow([epoch, *(repr(float(logs[name])) if name in logs else "NA" for name in self._columns)])
+        self._continues = True
+
+    def state(self) -> dict[str, Any]:
+        return {"continues": True}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._continues = True
+
+
+class TensorBoard(Callback):
+    """Event files for TensorBoard, written by tensorboardX.
+
+    histogram_freq   every so many epochs, histograms of all parameters and of their gradients in the epoch's first
+                     step; 0: none
+    update_freq      "epoch", or every how many steps the loss and the learning rate are written
+    """
+
+    def __init__(self, log_dir: Any = "logs", histogram_freq: int = 0, update_freq: int | str = "epoch") -> None:
+        if update_freq != "epoch" and (not isinstance(update_freq, int) or update_freq < 1):
+            raise DataError(f"TensorBoard: update_freq is {update_freq!r}", expected='"epoch" or a number of steps')
+        self.log_dir, self.histogram_freq, self.update_freq = str(log_dir), histogram_freq, update_freq
+        self._writer: Any = None
+        self._written = 0
+
+    def on_train_begin(self, logs: Logs) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise DataError(
+                "TensorBoard: tensorboardX is not installed", fix="pip install tensorboardX, or use CSVLogger"
+            ) from None
+        self._writer = SummaryWriter(self.log_dir)
+        self._written = 0
+
+    def _is_due(self, epoch: int) -> bool:
+        return bool(self.histogram_freq) and epoch % self.histogram_freq == 0
+
+    def wants_gradients(self, step: int) -> bool:
+        return self.trainer.batch == 0 and self._is_due(self.trainer.epoch)
+
+    def on_gradients(self, step: int, gradients: Mapping[Tensor, Array]) -> None:
+        if not self._is_due(self.trainer.epoch):
+            return
+        for tensor, gradient in gradients.items():
+            self._histogram(f"gradients/{self.trainer.parameter_names[tensor]}", gradient, step)
+
+    def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
+        if self.update_freq != "epoch" and self.trainer.step % int(self.update_freq) == 0:
+            curve = self.trainer.history.loss
+            if len(curve) and curve.steps[-1] > self._written:
+                self._written = curve.steps[-1]
+                self._writer.add_scalar("batch/loss", curve.values[-1], self._written)
+            self._writer.add_scalar("batch/learning_rate", self.trainer.learning_rate, self.trainer.step)
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        for name, value in logs.items():
+            kind, plain = ("validation", name[4:]) if name.startswith("val_") else ("train", name)
+            self._writer.add_scalar(f"{kind}/{plain}", value, epoch + 1)
+        if self._is_due(epoch):
+            for tensor in self.trainer.parameters:
+                self._histogram(f"parameters/{self.trainer.parameter_names[tensor]}", tensor.data, self.trainer.step)
+        self._writer.flush()
+
+    def _histogram(self, name: str, values: Any, step: int) -> None:
+        if math.isfinite(float(abs(values).sum())):  # a histogram of NaN has no bins
+            self._writer.add_histogram(name, values, step)
+
+    def on_train_end(self, logs: Logs) -> None:
+        self._writer.close()

@@ -1,0 +1,220 @@
+"""Callbacks that watch one number from epoch to epoch."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mlcompute.errors import DataError
+from mlcompute.trainer.callbacks.callback import Callback, Logs
+
+
+class Monitor(Callback):
+    """Base: has the watched number become better?
+
+    monitor    its name in the logs
+    mode       "min", "max", or "auto": names with accuracy in them are to rise, all others to fall
+    min_delta  by how much it must change to count as better
+    """
+
+    def __init__(self, monitor: str = "val_loss", mode: str = "auto", min_delta: float = 0.0) -> None:
+        if mode not in ("auto", "min", "max"):
+            raise DataError(f"{type(self).__name__}: mode is {mode!r}", expected="auto, min or max")
+        self.monitor, self.min_delta = monitor, abs(min_delta)
+        rises = mode == "max" or (mode == "auto" and ("acc" in monitor or monitor.startswith("fmeasure")))
+        self._better = operator.gt if rises else operator.lt
+        self._sign = 1.0 if rises else -1.0
+        self.best = -math.inf if rises else math.inf
+
+    def on_train_begin(self, logs: Logs) -> None:
+        self.best = -math.inf * self._sign
+
+    def watched(self, logs: Logs) -> float:
+        """The number; an error when there is none of that name."""
+        if self.monitor not in logs:
+            raise DataError(
+                f"{type(self).__name__}: there is no {self.monitor!r} in the logs",
+                expected=", ".join(logs),
+                fix="give validation data to fit, or monitor another number",
+            )
+        return float(logs[self.monitor])
+
+    def is_better(self, value: float) -> bool:
+        """Is it better than the best so far, by at least min_delta? The best is not changed."""
+        return bool(self._better(value - self._sign * self.min_delta, self.best))
+
+
+class EarlyStopping(Monitor):
+    """Stop when the watched number has not become better for `patience` epochs. As in Keras.
+
+    baseline              what it must beat to begin with
+    restore_best_weights  put back the weights of the best epoch at the end
+    start_from_epoch      do not look at earlier epochs
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        min_delta: float = 0.0,
+        patience: int = 0,
+        mode: str = "auto",
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+        start_from_epoch: int = 0,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        self.patience, self.baseline, self.start_from_epoch = patience, baseline, start_from_epoch
+        self.restore_best_weights = restore_best_weights
+        self._forget()
+
+    def _forget(self) -> None:
+        self.wait, self.best_epoch, self.stopped_epoch = 0, -1, -1
+        self._weights: list[Any] = []
+
+    def on_train_begin(self, logs: Logs) -> None:
+        super().on_train_begin(logs)
+        self._forget()
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        value = self.watched(logs)
+        if epoch < self.start_from_epoch:
+            return
+        if self.restore_best_weights and not self._weights:
+            self._weights = self.trainer.copy_weights()  # if nothing is ever better, the first epoch is the best
+        self.wait += 1
+        if self.is_better(value):
+            self.best, self.best_epoch = value, epoch
+            if self.restore_best_weights:
+                self._weights = self.trainer.copy_weights()
+            if self.baseline is None or self._better(value, self.baseline):
+                self.wait = 0
+        if self.wait >= self.patience and epoch > 0:
+            self.stopped_epoch = epoch
+            self.trainer.stop(type(self).__name__)
+
+    def on_train_end(self, logs: Logs) -> None:
+        if self.restore_best_weights and self._weights:
+            self.trainer.set_weights(self._weights)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "best": self.best,
+            "wait": self.wait,
+            "best_epoch": self.best_epoch,
+            "stopped_epoch": self.stopped_epoch,
+            "weights": self._weights,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.best, self.wait = float(state["best"]), int(state["wait"])
+        self.best_epoch, self.stopped_epoch = int(state["best_epoch"]), int(state["stopped_epoch"])
+        self._weights = [np.array(array) for array in state["weights"]]
+
+
+class ReduceLROnPlateau(Monitor):
+    """Multiply the learning rate by `factor` when the watched number has not become better for `patience` epochs.
+
+    cooldown  epochs to wait after a change before counting again
+    min_lr    the rate does not go below it
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        factor: float = 0.1,
+        patience: int = 10,
+        mode: str = "auto",
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        if not 0 <= factor < 1:
+            raise DataError(f"ReduceLROnPlateau: factor is {factor}", expected="0 <= factor < 1")
+        self.factor, self.patience, self.cooldown, self.min_lr = factor, patience, cooldown, min_lr
+        self.wait = self.cooling = 0
+
+    def on_train_begin(self, logs: Logs) -> None:
+        super().on_train_begin(logs)
+        self.wait = self.cooling = 0
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        value = self.watched(logs)
+        if self.cooling > 0:
+            self.cooling -= 1
+            self.wait = 0
+        if self.is_better(value):
+            self.best, self.wait = value, 0
+        elif self.cooling <= 0:
+            self.wait += 1
+            if self.wait >= self.patience and self.trainer.learning_rate > self.min_lr:
+                self.trainer.learning_rate = max(self.trainer.learning_rate * self.factor, self.min_lr)
+                self.cooling, self.wait = self.cooldown, 0
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best, "wait": self.wait, "cooling": self.cooling}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.best, self.wait, self.cooling = float(state["best"]), int(state["wait"]), int(state["cooling"])
+
+
+class ModelCheckpoint(Monitor):
+    """Save the whole state of the run after every epoch, or after the best ones only. As in Keras.
+
+    filepath        may name numbers of the epoch: "run-{epoch:02d}-{val_loss:.3f}.safetensors"; epochs count from 1.
+                    Without them the file is replaced: the last (or best) checkpoint
+    save_best_only  only when `monitor` has become better
+    save_freq       "epoch", or a number of steps
+
+    The file holds everything an exact resume needs, the state of all callbacks after this epoch included.
+    """
+
+    def __init__(
+        self,
+        filepath: Any,
+        monitor: str = "val_loss",
+        save_best_only: bool = False,
+        mode: str = "auto",
+        save_freq: int | str = "epoch",
+    ) -> None:
+        super().__init__(monitor, mode)
+        if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
+            raise DataError(f"ModelCheckpoint: save_freq is {save_freq!r}", expected='"epoch" or a number of steps')
+        if save_best_only and save_freq != "epoch":
+            raise DataError("ModelCheckpoint: what is best is known after an epoch only", fix="leave save_freq out")
+        self.filepath, self.save_best_only, self.save_freq = str(filepath), save_best_only, save_freq
+
+    def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
+        # The step before this one is over, and the callbacks have seen it: its state is what is saved.
+        if self.save_freq != "epoch" and self.trainer.step and self.trainer.step % int(self.save_freq) == 0:
+            self.trainer.save_when_settled(self._path(self.trainer.epoch, {}))
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        if self.save_freq != "epoch":
+            if self.trainer.step % int(self.save_freq) == 0:  # perhaps the last step: no other will begin
+                self.trainer.save_when_settled(self._path(epoch, logs))
+            return
+        if self.save_best_only:
+            value = self.watched(logs)
+            if not self.is_better(value):
+                return
+            self.best = value
+        self.trainer.save_when_settled(self._path(epoch, logs))
+
+    def _path(self, epoch: int, logs: Logs) -> str:
+        try:
+            return self.filepath.format(epoch=epoch + 1, **logs)
+        except (KeyError, IndexError, ValueError) as error:
+            raise DataError(
+                f"ModelCheckpoint: {self.filepath!r} cannot be filled in: {error}", expected=f"epoch, {', '.join(logs)}"
+            ) from None
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.best = float(state["best"])

@@ -1,0 +1,118 @@
+"""Stopping on NaN, and saying which layer it came from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mlcompute import debug
+from mlcompute.errors import ExecutionError
+from mlcompute.layers.arguments import whole
+from mlcompute.trainer.callbacks.callback import Callback, Logs
+from mlcompute.trainer.data import Batch
+from mlcompute.trainer.snapshot import Snapshot
+
+
+class NaNError(ExecutionError):
+    """Training met NaN or infinity. The weights are those from before the step it appeared in.
+
+    finding  where: layer, pass and what held the bad number (see mlcompute.debug.Finding); None when a repetition
+             of the steps stays finite
+    step     the step of the run, 1 is the first
+    """
+
+    finding: debug.Finding | None = None
+    step: int = 0
+
+
+class TerminateOnNaN(Callback):
+    """Stop when the loss becomes NaN or infinite, within the step, and name the first layer that went bad.
+
+    Bad parameters show in the next loss only, so the step to blame may lie before the one that shows it. A copy of
+    weights and state is taken every `every` steps and their data remembered; when the loss goes bad, training goes
+    back to the copy and repeats the steps, which gives the same bits, looking at all numbers. The weights are left
+    as they were before the bad step.
+
+    raises  True: fit raises NaNError; False: fit returns, `history.stopped` says "TerminateOnNaN", and `error` is
+            kept here
+    """
+
+    def __init__(self, every: int = 16, *, raises: bool = True) -> None:
+        self.every = whole("TerminateOnNaN", "every", every, 1)
+        self.raises = raises
+        self.error: NaNError | None = None
+        self._copy: Snapshot | None = None
+        self._since: list[tuple[Sequence[Batch], float]] = []
+
+    def on_train_begin(self, logs: Logs) -> None:
+        self._copy, self._since, self.error = None, [], None
+
+    def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
+        if self._copy is None or len(self._since) >= self.every:
+            if self._copy is not None and not self._is_good():
+                self._stop(self.trainer.step)
+                return
+            self._copy, self._since = Snapshot(self.trainer.model), []
+        self._since.append((self.trainer.batches, self.trainer.learning_rate))
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        if not math.isfinite(logs["loss"]):
+            self._stop(self.trainer.step)
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        # The last update of an epoch shows in no loss before validation.
+        if self._since and not self._is_good():
+            self._stop(self.trainer.step)
+
+    def _is_good(self) -> bool:
+        return Snapshot(self.trainer.model).is_finite
+
+    def _stop(self, step: int) -> None:
+        first = step - len(self._since) + 1
+        error = self._explain(first) or NaNError(
+            f"training met NaN or infinity in step {step}",
+            fix="repeating the steps gave finite numbers: something outside the graph changed weights or data",
+        )
+        error.step = error.step or step
+        self._since, self._copy = [], None
+        self.error = error
+        if self.raises:
+            raise error
+        self.trainer.stop(type(self).__name__)
+
+    def _explain(self, first: int) -> NaNError | None:
+        """Repeat the steps since the copy; the weights are left as they were before the bad one."""
+        model, trainer = self.trainer.model, self.trainer
+        if self._copy is None:
+            return None
+        self._copy.restore()
+        for number, (batches, rate) in enumerate(self._since):
+            before = Snapshot(model)
+            trainer.learning_rate = rate
+            loss = trainer.repeat(batches)
+            if math.isfinite(loss) and Snapshot(model).is_finite:
+                continue
+            before.restore()
+            finding = _find(model.training, batches)
+            error = NaNError(
+                f"training met {finding.number if finding else 'NaN'} in step {first + number}: "
+                f"{finding or 'the loss is ' + repr(loss)}",
+                step=str(first + number),
+                fix="the weights are those from before this step; look at its data, the learning rate, and gradient "
+                "clipping (OptimizerDescriptor.applies_gradient_clipping)",
+            )
+            error.finding, error.step = finding, first + number
+            return error
+        return None
+
+
+def _find(training: Any, batches: Sequence[Batch]) -> debug.Finding | None:
+    with np.errstate(all="ignore"):
+        for batch in batches:
+            finding = debug.find_nan(training, batch.inputs, batch.labels, batch.weights, batch_size=batch.rows)
+            if finding is not None:
+                return finding
+    return None

@@ -1,0 +1,141 @@
+"""Columns: one array of samples for one tensor of the graph, checked once, then cut into rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mlcompute.errors import DataError
+from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import TensorData
+from mlcompute.trainer.metrics import Array
+
+
+def as_array(data: Any, who: str) -> Array:
+    """Anything array-like as an array, without a copy where possible: NumPy, `__array__`, DLPack, lists."""
+    if isinstance(data, TensorData):
+        raise DataError(f"{who}: TensorData has no shape", fix="pass an array of shape (samples, ...)")
+    try:
+        if not isinstance(data, np.ndarray) and hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
+            data = np.from_dlpack(data)
+        array = np.asarray(data)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise DataError(
+            f"{who}: {type(data).__name__} cannot be read as an array",
+            reason=error,
+            fix="data must be in the CPU's memory: move it there, and detach it from any gradient",
+        ) from None
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{who}: data of type {array.dtype} cannot be used", expected="numbers")
+    if array.ndim == 0:
+        raise DataError(f"{who}: a single number was given", expected="an array with samples on axis 0")
+    return array
+
+
+@dataclass(frozen=True)
+class Column:
+    """Samples for one tensor.
+
+    scale    rows of the tensor per sample (more than 1 where the tensor's first extent is a multiple of the batch)
+    classes  labels are class numbers and become one-hot rows of this many classes; 0: they are used as they are
+    shared   the same data for every batch: the tensor's first axis does not count samples
+    """
+
+    name: str
+    tensor: Tensor
+    array: Array
+    scale: int = 1
+    classes: int = 0
+    shared: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many samples there are."""
+        return len(self.array) // self.scale
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one sample as the tensor holds it."""
+        d = self.tensor.descriptor
+        return d.element_count // d.shape[0] * d.data_type.numpy.itemsize * self.scale
+
+    def rows(self, picked: Array | slice) -> Array:
+        """Some samples, in the tensor's type and shape."""
+        d = self.tensor.descriptor
+        if self.shared:
+            return self.array
+        array = self.array
+        if self.scale > 1:
+            array = array.reshape(self.count, self.scale, *array.shape[1:])
+        taken = array[picked] if isinstance(picked, slice) else np.take(array, picked, axis=0)
+        if self.classes:
+            return one_hot(taken, d.shape[1:], d.data_type.numpy)
+        with np.errstate(all="ignore"):
+            return np.ascontiguousarray(taken, d.data_type.numpy).reshape(-1, *d.shape[1:])
+
+
+def one_hot(numbers: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Class numbers (n, ...) -> (n, classes, ...): 1 at the class, 0 elsewhere."""
+    n, classes, places = len(numbers), shape[0], int(np.prod(shape[1:]))
+    labels = np.zeros((n, classes, places), dtype)
+    where = numbers.reshape(n, places)
+    labels[np.arange(n)[:, None], where, np.arange(places)] = 1
+    return labels.reshape(n, *shape)
+
+
+def column(name: str, tensor: Tensor, data: Any, who: str, *, batch: int, is_label: bool = False) -> Column:
+    """A checked column.
+
+    batch  the number of samples the graph was built for
+    """
+    who = f"{who}: '{name}'"
+    array = as_array(data, who)
+    d = tensor.descriptor
+    if d.shape[0] % batch and d.shape == array.shape:
+        return Column(name, tensor, np.ascontiguousarray(_castable(array, tensor, who), d.data_type.numpy), shared=True)
+    if d.shape[0] % batch:
+        raise DataError(f"{who}: axis 0 of the tensor counts no samples", given=array.shape, expected=str(d.shape))
+    scale = d.shape[0] // batch
+    if len(array) % scale:
+        raise DataError(f"{who}: {len(array)} rows cannot be dealt out {scale} to a sample")
+    if is_label and _are_class_numbers(array, d.shape):
+        low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+        if low < 0 or high >= d.shape[1]:
+            raise DataError(
+                f"{who}: class numbers go from {low} to {high}, the graph has {d.shape[1]} classes",
+                expected=f"0 to {d.shape[1] - 1}",
+            )
+        return Column(name, tensor, array, scale, classes=d.shape[1])
+    given, wanted = (tuple(e for e in shape[1:] if e != 1) for shape in (array.shape, d.shape))
+    if given != wanted:
+        raise DataError(
+            f"{who}: samples of shape {array.shape[1:]} for a tensor of shape {d.shape}",
+            given=f"{array.dtype} array of shape {array.shape}",
+            expected=f"(samples, {', '.join(map(str, d.shape[1:]))})",
+            fix=f"reshape it: array.reshape(-1, {', '.join(map(str, d.shape[1:]))})" if _fits(array, d.shape) else "",
+        )
+    return Column(name, tensor, _castable(array, tensor, who), scale)
+
+
+def _are_class_numbers(array: Array, shape: tuple[int, ...]) -> bool:
+    """Whole numbers with one entry where the labels have one per class."""
+    if array.dtype.kind not in "iu" or len(shape) < 2 or shape[1] == 1:
+        return False
+    places = tuple(extent for extent in shape[2:] if extent != 1)
+    return tuple(extent for extent in array.shape[1:] if extent != 1) == places
+
+
+def _fits(array: Array, shape: tuple[int, ...]) -> bool:
+    return bool(array.size) and array.size % int(np.prod(shape[1:])) == 0
+
+
+def _castable(array: Array, tensor: Tensor, who: str) -> Array:
+    dtype = tensor.descriptor.data_type.numpy
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise DataError(
+            f"{who}: {array.dtype} data for a {dtype} tensor",
+            fix=f"convert it yourself, e.g. array.astype({dtype.name!r})",
+        )
+    return array

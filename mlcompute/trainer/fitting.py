@@ -1,0 +1,328 @@
+"""One call of `fit`: epochs, steps, callbacks, and stopping so that a later call goes on with the same bits."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from mlcompute.errors import DataError, Error
+from mlcompute.trainer.callbacks.callback import Callback
+from mlcompute.trainer.checkpoint import VERSION, callback_keys, check_settings, packed, restore_callbacks, unpacked
+from mlcompute.trainer.data import Batch, Data
+from mlcompute.trainer.evaluation import MeanLoss, evaluate
+from mlcompute.trainer.history import History
+from mlcompute.trainer.metrics import Array
+from mlcompute.trainer.prefetch import StoppedError
+from mlcompute.trainer.progress import Display
+from mlcompute.trainer.schedules import Length
+from mlcompute.trainer.signals import Interrupted, Signals, Terminated
+from mlcompute.trainer.steps import Outcome, Steps
+
+if TYPE_CHECKING:
+    from mlcompute.trainer.trainer import Trainer
+
+_DEFAULT_PATH = "training-stopped.safetensors"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `fit` was asked for.
+
+    seed        None: the samples in the order they have
+    validation  data and batch size, or None
+    checkpoint  where the state goes when a signal stops the run; None: where ModelCheckpoint puts it, or a file in
+                the working directory
+    """
+
+    data: Data
+    epochs: int
+    batch_size: int
+    accumulate: int
+    seed: int | None
+    validation: tuple[Data, int] | None
+    callbacks: Sequence[Callback]
+    checkpoint: str | None
+
+
+class Fitting:
+    """The state of a run, between its steps.
+
+    epoch  finished epochs      batch  steps done in the current epoch      step  steps done in all
+    """
+
+    def __init__(self, trainer: Trainer, plan: Plan, display: Display) -> None:
+        self.trainer, self.plan, self.display = trainer, plan, display
+        self.epoch = self.batch = self.step = 0
+        self.history = History()
+        self.signals = Signals()
+        self._counted = 0
+        self._mean = MeanLoss(trainer.model)
+        self._samples_here = 0
+        self._seconds_before = 0.0
+        self._to_save: list[str] = []
+        hooks = {name: self._overriding(name) for name in _HOOKS}
+        self._batch_begin, self._batch_end = hooks["on_train_batch_begin"], hooks["on_train_batch_end"]
+        self._gradient_hooks = hooks["wants_gradients"]
+        if trainer.metrics:
+            trainer.model.keep_prediction()
+        self._steps = Steps(trainer.model, keeps_predictions=bool(trainer.metrics), may_queue=not self._batch_end)
+        labels = trainer.model.feed.labels
+        self._label = next((name for name, tensor in labels.items() if tensor is trainer.model.labels), None)
+
+    def _overriding(self, name: str) -> list[Callback]:
+        return [one for one in self.plan.callbacks if getattr(type(one), name) is not getattr(Callback, name)]
+
+    @property
+    def length(self) -> Length:
+        """Epochs, and steps per epoch where the data tells."""
+        batches = self.plan.data.batch_count(self.plan.batch_size)
+        return Length(self.plan.epochs, None if batches is None else -(-batches // self.plan.accumulate))
+
+    # The run --------------------------------------------------------------------------------------------------------
+
+    def run(self, resume: str | None) -> History:
+        """Train; what is in the file `resume` comes first."""
+        trainer, plan = self.trainer, self.plan
+        with self.signals:
+            for callback in plan.callbacks:
+                callback.trainer = trainer
+                callback.on_train_begin({})
+            if resume is not None:
+                self._resume(resume)
+            self.display.begin(plan.epochs, self.length.steps_per_epoch, self.epoch, self.batch)
+            try:
+                while self.epoch < plan.epochs and not trainer.stop_training:
+                    self._run_epoch()
+            finally:
+                self.display.close()
+            logs = self.history.epochs[-1] if self.history.epochs else {}
+            for callback in plan.callbacks:
+                callback.on_train_end(logs)
+        return self.history
+
+    def _run_epoch(self) -> None:
+        trainer, plan = self.trainer, self.plan
+        begun = time.perf_counter()
+        self._samples_here = 0
+        if self.batch == 0:
+            self._mean = MeanLoss(trainer.model)
+            self._seconds_before = 0.0
+            for metric in trainer.metrics:
+                metric.reset()
+            for callback in plan.callbacks:
+                callback.on_epoch_begin(self.epoch, {})
+        self.display.epoch_begins(self.epoch, self.batch)
+        try:
+            self._run_steps()
+            logs = self._running_logs()
+            samples = self._samples_here
+            logs |= self._validate()
+        except StoppedError:
+            self._stop()
+        if self.signals.caught:
+            self._stop()
+        seconds = self._seconds_before + time.perf_counter() - begun
+        self._end_epoch(logs, seconds, samples)
+
+    def _run_steps(self) -> None:
+        trainer, plan, steps = self.trainer, self.plan, self._steps
+        batches = plan.data.batches(
+            plan.batch_size, self.epoch, plan.seed, self.batch * plan.accumulate, lambda: bool(self.signals.caught)
+        )
+        is_first = self.batch == 0
+        for group in _grouped(batches, plan.accumulate):
+            is_first = False
+            if self.signals.caught:
+                raise StoppedError
+            if self._batch_begin:
+                trainer.batches = group
+                for callback in self._batch_begin:
+                    callback.on_train_batch_begin(self.batch, {})
+                self._save_asked()
+                if trainer.stop_training:
+                    break
+            wants = bool(self._gradient_hooks) and any(c.wants_gradients(self.step) for c in self._gradient_hooks)
+            steps.start(group, wants_gradients=wants)
+            self.batch += 1
+            self.step += 1
+            for outcome in steps.finished(0 if self._batch_end else _IN_FLIGHT):
+                self._count(outcome)
+            if trainer.stop_training:
+                break
+            self.display.step(self.batch, self._samples_here, self._running_logs)
+        self._settle()
+        if is_first and not trainer.stop_training:
+            raise DataError(f"Trainer.fit: epoch {self.epoch + 1} has no batches", fix="give data that can be repeated")
+
+    def _settle(self) -> None:
+        """Wait for queued steps and count them."""
+        for outcome in self._steps.finished(0):
+            self._count(outcome)
+
+    def _count(self, outcome: Outcome) -> None:
+        """A step is over."""
+        self._counted += 1
+        loss = outcome.loss
+        self._mean.update(loss, outcome.rows)
+        self._samples_here += outcome.rows
+        self.history.loss.add(self._counted, loss)
+        if self.trainer.metrics:
+            for batch, prediction in zip(outcome.batches, outcome.predictions, strict=True):
+                labels = batch.labels[self._label] if self._label is not None else prediction
+                for metric in self.trainer.metrics:
+                    metric.update(prediction, labels)
+        if outcome.gradients is not None:
+            for callback in self._gradient_hooks:
+                callback.on_gradients(self._counted - 1, outcome.gradients)
+        if self._batch_end:
+            logs = {"loss": loss, "size": float(outcome.rows)}
+            for callback in self._batch_end:
+                callback.on_train_batch_end(self.batch - 1, logs)
+
+    def _running_logs(self) -> dict[str, float]:
+        return {"loss": self._mean.result(), **{metric.name: metric.result() for metric in self.trainer.metrics}}
+
+    def _validate(self) -> dict[str, float]:
+        if self.plan.validation is None or self.signals.caught:
+            return {}
+        data, size = self.plan.validation
+        try:
+            for callback in self.plan.callbacks:
+                callback.on_test_begin({})
+            metrics = self.trainer.fresh_metrics()
+            found = evaluate(self.trainer.model, data, size, metrics, lambda: bool(self.signals.caught))
+        finally:
+            for callback in reversed(self.plan.callbacks):
+                callback.on_test_end({})
+        return {f"val_{name}": value for name, value in found.items()}
+
+    def _end_epoch(self, logs: dict[str, float], seconds: float, samples: int) -> None:
+        trainer = self.trainer
+        logs["learning_rate"] = trainer.learning_rate
+        ended = self.epoch
+        for callback in self.plan.callbacks:
+            callback.on_epoch_end(ended, logs)
+        self.history.epochs.append(logs)
+        self.history.seconds.append(seconds)
+        self.history.samples_per_second.append(samples / seconds if seconds else 0.0)
+        self.epoch, self.batch = ended + 1, 0
+        self._save_asked()
+        self.display.epoch_ends(ended, logs, seconds, samples)
+
+    # Stopping and going on ------------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        """A signal came: save, say how to go on, and end."""
+        self._settle()
+        self.history.stopped = self.signals.caught
+        path: str | None = self.plan.checkpoint or self._usual_path()
+        assert path is not None
+        try:
+            self.trainer.save(path)
+        except (OSError, Error) as error:
+            path = None
+            said = f"stopped after step {self.step}; the state could not be saved: {error}"
+        else:
+            said = (
+                f"stopped after step {self.step} (epoch {self.epoch + 1}); saved to {path}\n"
+                f"go on with: trainer.fit(..., resume={path!r})"
+            )
+        print(said, file=sys.stderr, flush=True)
+        if self.signals.caught == "SIGTERM":
+            raise Terminated(said, path)
+        raise Interrupted(said, path)
+
+    def _usual_path(self) -> str:
+        from mlcompute.trainer.callbacks.monitor import ModelCheckpoint
+
+        for callback in self.plan.callbacks:
+            # The best checkpoint must stay the best; the last one is replaced.
+            if isinstance(callback, ModelCheckpoint) and not callback.save_best_only and "{" not in callback.filepath:
+                return callback.filepath
+        return os.path.abspath(_DEFAULT_PATH)
+
+    def save_soon(self, path: str) -> None:
+        """Save when all callbacks have seen this moment, so that the file holds the state of each after it."""
+        self._to_save.append(path)
+
+    def _save_asked(self) -> None:
+        if self._to_save:
+            self._settle()
+            for path in dict.fromkeys(self._to_save):
+                self.trainer.save(path)
+            self._to_save = []
+
+    def settings(self) -> dict[str, Any]:
+        """What must be the same when the run goes on."""
+        plan = self.plan
+        return {
+            "samples": plan.data.count,
+            "batch_size": plan.batch_size,
+            "accumulate": plan.accumulate,
+            "shuffle_seed": plan.seed,
+            "metrics": [metric.name for metric in self.trainer.metrics],
+        }
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Everything about the run that the graph does not know: plain data, and arrays."""
+        self._settle()
+        history, arrays = self.history.state()
+        callbacks = {key: one.state() for key, one in callback_keys(self.plan.callbacks).items()}
+        plain = {
+            "version": VERSION,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "step": self.step,
+            "settings": self.settings(),
+            "loss": [self._mean.total, self._mean.rows],
+            "metrics": [[metric.total, metric.count] for metric in self.trainer.metrics],
+            "stopped": self.trainer.stopped_by,
+            "callbacks": packed(callbacks, arrays, "callbacks"),
+            "history": history,
+        }
+        return {"trainer": plain}, arrays
+
+    def _resume(self, path: str) -> None:
+        from mlcompute.saving import Checkpoint, restore
+
+        with Checkpoint(path) as checkpoint:
+            progress = checkpoint.progress
+            saved = progress.get("trainer") if isinstance(progress, dict) else None
+            if saved is None:
+                raise DataError(
+                    f"Trainer.fit: {path} does not come from a Trainer's run",
+                    fix="take over its weights with mlcompute.restore(trainer.training, path), then fit without resume",
+                )
+            if saved["version"] > VERSION:
+                raise DataError(f"Trainer.fit: {path} was saved by a later version of mlcompute")
+            check_settings(saved["settings"], self.settings(), path)
+            arrays = {name: checkpoint.arrays[name] for name in checkpoint.arrays}
+        restore_callbacks(self.plan.callbacks, unpacked(saved["callbacks"], arrays), path)
+        restore(self.trainer.training, path, exact=True)
+        self.epoch, self.batch, self.step = saved["epoch"], saved["batch"], saved["step"]
+        self._counted = self.step
+        self._mean.total, self._mean.rows = float(saved["loss"][0]), int(saved["loss"][1])
+        for metric, (total, count) in zip(self.trainer.metrics, saved["metrics"], strict=True):
+            metric.total, metric.count = float(total), int(count)
+        self.history = self.trainer.history = History.from_state(saved["history"], arrays)
+        if saved["stopped"]:
+            self.trainer.stop(saved["stopped"])
+
+
+#: How many steps may be running when the next one is prepared.
+_IN_FLIGHT = 3
+_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "wants_gradients")
+
+
+def _grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    if size == 1:
+        for batch in batches:
+            yield [batch]
+        return
+    while group := list(islice(batches, size)):
+        yield group

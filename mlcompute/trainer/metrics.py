@@ -1,0 +1,165 @@
+"""Metrics: how good predictions are, averaged over the samples of an epoch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from mlcompute.errors import DataError
+from mlcompute.layers.arguments import whole
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Metric(ABC):
+    """A number per sample, averaged. Subclasses say what the number is.
+
+    The mean is kept as a sum and a count, batch after batch in order, so that a run that was stopped and resumed
+    arrives at the same bits.
+    """
+
+    #: What the metric is called in logs and in the history.
+    name: str
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.reset()
+
+    @abstractmethod
+    def values(self, prediction: Array, labels: Array) -> Any:
+        """One number per sample (n,), or one number for the whole batch."""
+
+    def reset(self) -> None:
+        """Forget everything: an epoch begins."""
+        self.total, self.count = 0.0, 0
+
+    def update(self, prediction: Array, labels: Array) -> None:
+        """Count a batch. Both have samples on axis 0; labels are as the loss reads them (one-hot, not indices)."""
+        values = np.asarray(self.values(prediction, labels))
+        rows = len(prediction)
+        if values.ndim > 1 or (values.ndim == 1 and len(values) != rows):
+            raise DataError(
+                f"metric '{self.name}': values of shape {values.shape} for {rows} samples",
+                expected=f"({rows},), one per sample, or one number",
+            )
+        self.total += float(values.sum(dtype=np.float64)) if values.ndim else float(values) * rows
+        self.count += rows
+
+    def result(self) -> float:
+        """The mean so far; NaN before the first batch."""
+        return self.total / self.count if self.count else float("nan")
+
+
+class Accuracy(Metric):
+    """The share of samples whose largest class is the right one; pixels are averaged within a sample.
+
+    threshold  for one output per sample (n, 1): above it the answer is yes. Losses on logits want 0, on
+               probabilities 0.5; None lets the trainer choose by its loss
+    """
+
+    def __init__(self, name: str = "accuracy", threshold: float | None = None) -> None:
+        super().__init__(name)
+        self.threshold = threshold
+
+    def values(self, prediction: Array, labels: Array) -> Any:
+        labels = labels.reshape(prediction.shape)
+        if prediction.ndim < 2 or prediction.shape[1] == 1:
+            border = 0.5 if self.threshold is None else self.threshold
+            right = (prediction > border) == (labels > 0.5)
+        else:
+            right = prediction.argmax(1) == labels.argmax(1)
+        return right if right.ndim == 1 else right.reshape(len(right), -1).mean(axis=1)
+
+
+class TopKAccuracy(Metric):
+    """The share of samples whose right class is among the k largest."""
+
+    def __init__(self, k: int = 5, name: str = "") -> None:
+        self.k = whole("TopKAccuracy", "k", k, 1)
+        super().__init__(name or f"top_{k}_accuracy")
+
+    def values(self, prediction: Array, labels: Array) -> Any:
+        right = labels.reshape(prediction.shape).argmax(1)
+        score = np.take_along_axis(prediction, np.expand_dims(right, 1), 1)
+        # As many as k classes may be better; among equals the first counts as better, as in a sorted list.
+        numbers = np.arange(prediction.shape[1]).reshape(1, -1, *(1,) * (prediction.ndim - 2))
+        better = (prediction > score) | ((prediction == score) & (numbers < np.expand_dims(right, 1)))
+        found = (better.sum(axis=1) < self.k) & np.isfinite(score[:, 0])
+        return found if found.ndim == 1 else found.reshape(len(found), -1).mean(axis=1)
+
+
+class MeanAbsoluteError(Metric):
+    """|prediction - label|, averaged."""
+
+    def __init__(self, name: str = "mae") -> None:
+        super().__init__(name)
+
+    def values(self, prediction: Array, labels: Array) -> Any:
+        return np.abs(_differences(prediction, labels)).mean(axis=1)
+
+
+class MeanSquaredError(Metric):
+    """(prediction - label)², averaged."""
+
+    def __init__(self, name: str = "mse") -> None:
+        super().__init__(name)
+
+    def values(self, prediction: Array, labels: Array) -> Any:
+        return np.square(_differences(prediction, labels)).mean(axis=1)
+
+
+class Mean(Metric):
+    """The mean of a function of (prediction, labels): one number per sample, or one for the whole batch."""
+
+    def __init__(self, function: Callable[[Array, Array], Any], name: str = "") -> None:
+        super().__init__(name or getattr(function, "__name__", "metric"))
+        self.function = function
+
+    def values(self, prediction: Array, labels: Array) -> Any:
+        return self.function(prediction, labels)
+
+
+def _differences(prediction: Array, labels: Array) -> Array:
+    rows = len(prediction)
+    return prediction.reshape(rows, -1).astype(np.float64) - labels.reshape(rows, -1)
+
+
+_NAMES: dict[str, Callable[[], Metric]] = {
+    "accuracy": Accuracy,
+    "top_3_accuracy": lambda: TopKAccuracy(3),
+    "top_5_accuracy": lambda: TopKAccuracy(5),
+    "mae": MeanAbsoluteError,
+    "mean_absolute_error": lambda: MeanAbsoluteError("mean_absolute_error"),
+    "mse": MeanSquaredError,
+    "mean_squared_error": lambda: MeanSquaredError("mean_squared_error"),
+}
+
+
+def metrics_from(given: Iterable[Metric | str | Callable[[Array, Array], Any]]) -> list[Metric]:
+    """Metrics from what a user wrote; every name once."""
+    if isinstance(given, (str, Metric)) or not isinstance(given, Iterable):
+        raise TypeError(f"Trainer: metrics must be a list, not {given!r}")
+    found: list[Metric] = []
+    for one in given:
+        if isinstance(one, Metric):
+            found.append(one)
+        elif isinstance(one, str):
+            if one not in _NAMES:
+                raise DataError(
+                    f"Trainer: there is no metric named {one!r}",
+                    expected=", ".join(_NAMES),
+                    fix="pass a Metric, or a function of (prediction, labels)",
+                )
+            found.append(_NAMES[one]())
+        elif callable(one):
+            found.append(Mean(one))
+        else:
+            raise TypeError(f"Trainer: a metric must be a Metric, a name or a function, not {type(one).__name__}")
+    names = [metric.name for metric in found]
+    twice = {name for name in names if names.count(name) > 1 or name == "loss"}
+    if twice:
+        raise DataError(f"Trainer: metrics cannot share the name {sorted(twice)[0]!r}", fix="give each its own name=")
+    return found

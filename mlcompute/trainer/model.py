@@ -1,0 +1,223 @@
+"""A graph made ready for training: the training graph, an inference graph over the same weights, and their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from mlcompute.building.shapes import LOSSES
+from mlcompute.device import Device
+from mlcompute.enums import LossType, ReductionType
+from mlcompute.errors import DataError, GraphError
+from mlcompute.graph import Graph, Node
+from mlcompute.inference import InferenceGraph
+from mlcompute.layers.loss import LossDescriptor, LossLayer
+from mlcompute.layers.yolo_loss import YOLOLossLayer
+from mlcompute.optimizers import (
+    AdamOptimizer,
+    AdamWOptimizer,
+    Optimizer,
+    OptimizerDescriptor,
+    RMSPropOptimizer,
+    SGDOptimizer,
+)
+from mlcompute.tensor import Tensor
+from mlcompute.trainer.data import Feed
+from mlcompute.training import TrainingGraph
+
+if TYPE_CHECKING:
+    from mlcompute.layers.layer import Layer
+
+_OPTIMIZERS: dict[str, Callable[[OptimizerDescriptor], Optimizer]] = {
+    "adam": AdamOptimizer,
+    "adamw": AdamWOptimizer,
+    "rmsprop": RMSPropOptimizer,
+    "sgd": SGDOptimizer,
+}
+
+
+class Model:
+    """What a Trainer trains.
+
+    training    the training graph, compiled
+    feed        what it is fed, by name
+    losses      the loss tensors; what is minimised is their sum
+    prediction  what the first loss compares with its labels: metrics look at it, and `predict` answers it
+    """
+
+    def __init__(self, training: TrainingGraph, inputs: Mapping[str, Tensor], device: Device | None) -> None:
+        self.training = training
+        if training.device is None:
+            training.compile(device=device or Device())
+        elif device is not None and device.actual_device_type != training.device.actual_device_type:
+            raise GraphError(
+                f"Trainer: the graph is compiled for the {training.device.actual_device_type.name}",
+                fix="leave device out, or pass a graph that is not compiled yet",
+            )
+        description = training._compile_if_needed()
+        nodes = [node for node in training._all_nodes() if isinstance(node.layer, (LossLayer, YOLOLossLayer))]
+        if not nodes:
+            raise GraphError("Trainer: the training graph has no loss", fix="give loss=..., or add a loss layer")
+        if training.optimizer is None:
+            raise GraphError("Trainer: the training graph has no optimizer", fix="give it one: compile_optimizer(...)")
+        self.losses = [node.results[0] for node in nodes]
+        self.prediction = nodes[0].sources[0]
+        self.labels = nodes[0].labels[0] if nodes[0].labels else None
+        self._nodes = nodes
+        declared = training._declared
+        self.feed = Feed(dict(inputs), dict(declared.labels), dict(declared.label_weights), description.batch_size)
+
+    @property
+    def device(self) -> Device:
+        """Where it runs."""
+        assert self.training.device is not None
+        return self.training.device
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer in use."""
+        assert self.training.optimizer is not None
+        return self.training.optimizer
+
+    @cached_property
+    def inference(self) -> InferenceGraph:
+        """Dropout off, running statistics used; weights shared. Made when it is first needed."""
+        graph = InferenceGraph([self.training])
+        graph.add_inputs(self.feed.inputs, self.feed.labels, self.feed.weights)
+        graph.add_outputs({"prediction": self.prediction})
+        graph.compile(device=self.device)
+        return graph
+
+    def keep_prediction(self) -> None:
+        """Make the prediction readable after every training step."""
+        if self.prediction not in self.training._declared.outputs.values():
+            self.training.add_outputs({"prediction": self.prediction})
+
+    @property
+    def reduction(self) -> ReductionType | None:
+        """How the losses join samples; None when they differ in it."""
+        kinds = {node.layer.descriptor.reduction_type for node in self._nodes if isinstance(node.layer, LossLayer)}
+        return kinds.pop() if len(kinds) == 1 and all(isinstance(n.layer, LossLayer) for n in self._nodes) else None
+
+    @property
+    def is_on_logits(self) -> bool:
+        """Is the prediction a logit, so that 0 and not 0.5 is the border between no and yes?"""
+        layer = self._nodes[0].layer
+        return isinstance(layer, LossLayer) and layer.descriptor.loss_type == LossType.SIGMOID_CROSS_ENTROPY
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What the optimizer updates, each once, in the graph's order."""
+        return list(self.training._compile_if_needed().parameters)
+
+    def slots(self) -> dict[str, tuple[Layer, Tensor]]:
+        """Every parameter the optimizer updates as 'layer.slot'; a number is added where labels repeat."""
+        updated = set(self.parameters)
+        found: dict[str, tuple[Layer, Tensor]] = {}
+        seen: set[Tensor] = set()
+        for node in self.training._all_nodes():
+            for slot, parameter in node.layer.parameters.items():
+                tensor = parameter.tensor
+                if tensor in updated and tensor not in seen:
+                    seen.add(tensor)
+                    name, number = f"{node.layer.label}.{slot}", 1
+                    while name in found:
+                        number += 1
+                        name = f"{node.layer.label}#{number}.{slot}"
+                    found[name] = (node.layer, tensor)
+        return found
+
+    def kept_tensors(self) -> list[Tensor]:
+        """Parameters and statistics: everything that training changes besides optimizer state."""
+        statistics = [t for node in self.training._all_nodes() for t in node.layer.statistics.values()]
+        layers = [p.tensor for node in self.training._all_nodes() for p in node.layer.parameters.values()]
+        return list(dict.fromkeys([*self.parameters, *layers, *statistics]))
+
+
+def model_from(
+    graph: Graph,
+    loss: LossLayer | str | None,
+    optimizer: Optimizer | str | None,
+    learning_rate: float | None,
+    inputs: Mapping[str, Tensor] | None,
+    device: Device | None,
+    keeps_prediction: bool,
+) -> Model:
+    """A model from a plain graph and what is to be done with it, or from a training graph that knows already."""
+    if isinstance(graph, TrainingGraph):
+        for name, given in (
+            ("loss", loss),
+            ("optimizer", optimizer),
+            ("inputs", inputs),
+            ("learning_rate", learning_rate),
+        ):
+            if given is not None:
+                raise GraphError(
+                    f"Trainer: a TrainingGraph has its {name}, another cannot be given", fix=f"leave {name} out"
+                )
+        if not graph._declared.inputs:
+            raise GraphError("Trainer: the training graph has no inputs", fix="declare them with add_inputs first")
+        return Model(graph, graph._declared.inputs, device)
+    if isinstance(graph, InferenceGraph) or not isinstance(graph, Graph):
+        raise TypeError(f"Trainer: needs a Graph or a TrainingGraph, not {type(graph).__name__}")
+    nodes = graph._all_nodes()
+    if not nodes:
+        raise GraphError("Trainer: the graph has no layers")
+    found = dict(inputs) if inputs is not None else _inputs_of(nodes)
+    own = [node for node in nodes if isinstance(node.layer, (LossLayer, YOLOLossLayer))]
+    if own and loss is not None:
+        raise GraphError(f"Trainer: the graph has its own loss, {own[0].layer.who}", fix="leave loss out")
+    if own:
+        labels = _by_label("labels", [label for node in own for label in node.labels])
+        layer = None
+    else:
+        layer = _loss(loss)
+        target = Tensor(nodes[-1].results[0].descriptor)
+        target.label = "labels"
+        labels = {"labels": target}
+    training = TrainingGraph([graph], layer, _optimizer(optimizer, learning_rate))
+    training.add_inputs(found, labels)
+    if keeps_prediction:  # declared before compiling, so that it is compiled once
+        training.add_outputs({"prediction": own[0].sources[0] if own else nodes[-1].results[0]})
+    return Model(training, found, device)
+
+
+def _inputs_of(nodes: list[Node]) -> dict[str, Tensor]:
+    """What no layer computes and nobody gave data to, in the order it is used."""
+    produced = {result for node in nodes for result in node.results}
+    used = dict.fromkeys(source for node in nodes for source in node.sources)
+    return _by_label("inputs", [tensor for tensor in used if tensor not in produced and tensor._host is None])
+
+
+def _by_label(kind: str, tensors: list[Tensor]) -> dict[str, Tensor]:
+    named = {tensor.label: tensor for tensor in tensors}
+    if len(named) != len(dict.fromkeys(tensors)):
+        raise GraphError(
+            f"Trainer: two {kind} have the same label", labels=", ".join(t.label for t in tensors), fix="label each"
+        )
+    return named
+
+
+def _loss(given: LossLayer | str | None) -> LossLayer:
+    if isinstance(given, LossLayer):
+        return given
+    if isinstance(given, str) and given in LOSSES:
+        return LossLayer(LossDescriptor(LOSSES[given], ReductionType.MEAN))
+    raise DataError(f"Trainer: loss is {given!r}", expected=f"a LossLayer, or one of {', '.join(LOSSES)}")
+
+
+def _optimizer(given: Optimizer | str | None, learning_rate: float | None) -> Optimizer:
+    if isinstance(given, Optimizer):
+        if learning_rate is not None:
+            raise DataError(
+                "Trainer: the optimizer has its learning rate, another cannot be given", fix="leave learning_rate out"
+            )
+        return given
+    name = "adam" if given is None else given
+    if not isinstance(name, str) or name not in _OPTIMIZERS:
+        raise DataError(
+            f"Trainer: optimizer is {given!r}", expected=f"an Optimizer, or one of {', '.join(_OPTIMIZERS)}"
+        )
+    rate = learning_rate if learning_rate is not None else 0.01 if name == "sgd" else 1e-3
+    return _OPTIMIZERS[name](OptimizerDescriptor(learning_rate=rate))

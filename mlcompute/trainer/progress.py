@@ -1,0 +1,126 @@
+"""What is shown while training: a line that moves on a terminal, one plain line per epoch elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mlcompute.errors import DataError
+
+#: Seconds between two updates of the moving line.
+_PAUSE = 0.1
+
+
+class Display:
+    """Shows nothing; the other displays add to it."""
+
+    def begin(self, epochs: int, steps: int | None, first_epoch: int, first_step: int) -> None:
+        """Training begins, or goes on at a step of an epoch. `steps` per epoch; None: nobody knows."""
+
+    def epoch_begins(self, epoch: int, first_step: int) -> None:
+        """Epoch `epoch` (0 is the first) begins, or goes on."""
+
+    def step(self, done: int, samples: int, logs: Callable[[], Mapping[str, float]]) -> None:
+        """`done` steps of the epoch are over, with so many samples since it began or went on."""
+
+    def epoch_ends(self, epoch: int, logs: Mapping[str, float], seconds: float, samples: int) -> None:
+        """The epoch is over, validation included."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line of its own."""
+
+    def close(self) -> None:
+        """Training is over, well or not."""
+
+
+class Lines(Display):
+    """One line per epoch, in plain characters."""
+
+    def __init__(self, write: Callable[[str], Any] | None = None) -> None:
+        self._write = write or (lambda text: print(text, flush=True))
+        self._epochs = 0
+
+    def begin(self, epochs: int, steps: int | None, first_epoch: int, first_step: int) -> None:
+        self._epochs = epochs
+        if first_epoch or first_step:
+            self._write(f"resuming at epoch {first_epoch + 1}, step {first_step + 1}")
+
+    def epoch_ends(self, epoch: int, logs: Mapping[str, float], seconds: float, samples: int) -> None:
+        width = len(str(self._epochs))
+        self._write(
+            f"epoch {epoch + 1:>{width}}/{self._epochs}  {described(logs)}  "
+            f"{samples / seconds if seconds else 0:,.0f} samples/s  {seconds:.1f} s"
+        )
+
+    def note(self, text: str) -> None:
+        self._write(text)
+
+
+class Bar(Lines):
+    """A moving line under the lines: epoch, bar, steps, loss and metrics, samples/s, remaining time."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._console = Console(soft_wrap=True, highlight=False)
+        super().__init__(lambda text: self._console.print(text, markup=False))
+        self._progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[steps]}"),
+            TextColumn("{task.fields[news]}"),
+            TimeRemainingColumn(compact=True),
+            console=self._console,
+            transient=True,
+            refresh_per_second=10,
+        )
+        self._shown = 0.0
+
+    def begin(self, epochs: int, steps: int | None, first_epoch: int, first_step: int) -> None:
+        super().begin(epochs, steps, first_epoch, first_step)
+        self._steps = steps
+        total = None if steps is None else epochs * steps
+        self._task = self._progress.add_task("", total=total, epoch=f"{first_epoch + 1}/{epochs}", steps="", news="")
+        self._progress.start()
+
+    def epoch_begins(self, epoch: int, first_step: int) -> None:
+        self._epoch, self._begun = epoch, time.perf_counter()
+        done = epoch * self._steps + first_step if self._steps is not None else 0
+        self._progress.update(self._task, epoch=f"{epoch + 1}/{self._epochs}", completed=done)
+
+    def step(self, done: int, samples: int, logs: Callable[[], Mapping[str, float]]) -> None:
+        now = time.perf_counter()
+        if now - self._shown < _PAUSE:
+            return
+        self._shown = now
+        rate = samples / max(now - self._begun, 1e-9)
+        self._progress.update(
+            self._task,
+            completed=self._epoch * self._steps + done if self._steps is not None else done,
+            steps=f"{done}/{self._steps}" if self._steps is not None else str(done),
+            news=f"{described(logs())}  {rate:,.0f} samples/s",
+        )
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def described(logs: Mapping[str, float]) -> str:
+    """loss 0.1234  accuracy 0.9876"""
+    shown = {name: value for name, value in logs.items() if name != "learning_rate"}
+    return "  ".join(
+        f"{name} {value:.4f}" if abs(value) < 1e5 else f"{name} {value:.4g}" for name, value in shown.items()
+    )
+
+
+def display_for(verbose: int | str) -> Display:
+    """Keras's meaning: 0 shows nothing, 1 a moving line, 2 one line per epoch; "auto" is 1 on a terminal, else 2."""
+    if verbose == "auto":
+        is_terminal = hasattr(sys.stdout, "isatty") and sys.stdout.isatty()
+        verbose = 1 if is_terminal else 2
+    if verbose not in (0, 1, 2):
+        raise DataError(f"Trainer: verbose is {verbose!r}", expected="'auto', 0 (nothing), 1 (moving line), 2 (lines)")
+    return Bar() if verbose == 1 else Lines() if verbose == 2 else Display()

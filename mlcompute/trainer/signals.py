@@ -1,0 +1,68 @@
+"""Ctrl-C and SIGTERM while training: noted, so that the step can be finished and saved."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+_HANDLED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM") if hasattr(signal, name))
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C arrived while training: the step was finished and the state saved.
+
+    path  where the state lies; None when it could not be saved
+    """
+
+    def __init__(self, message: str, path: str | None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class Terminated(SystemExit):
+    """SIGTERM arrived while training: as `Interrupted`, then the program ends with the usual exit code.
+
+    path  where the state lies; None when it could not be saved
+    """
+
+    def __init__(self, message: str, path: str | None) -> None:
+        super().__init__(128 + signal.SIGTERM)
+        self.message = message
+        self.path = path
+
+
+class Signals:
+    """While in use, the first signal is only noted; a second Ctrl-C interrupts at once.
+
+    Only the main thread may handle signals; elsewhere nothing is changed.
+    """
+
+    def __init__(self) -> None:
+        #: Name of the signal that arrived; empty while none has.
+        self.caught = ""
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in _HANDLED:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.caught and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.caught = self.caught or signal.Signals(number).name
+        with contextlib.suppress(Exception):  # a closed standard error is no reason to lose the run
+            print(f"\n{self.caught}: finishing the step, then saving ...", file=sys.stderr, flush=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            # None: somebody outside Python had set it, and it cannot be put back from here.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before = {}

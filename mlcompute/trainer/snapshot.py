@@ -1,0 +1,47 @@
+"""A copy of everything that training changes, to go back to."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+
+from mlcompute.trainer.metrics import Array
+from mlcompute.trainer.model import Model
+
+
+class Snapshot:
+    """Parameters, statistics, optimizer state, time step and random numbers of a model, as they are now."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        model.training.wait()
+        self._copies = [(array, array.copy()) for array in _live(model)]
+        state = model.training._state
+        self._time_step = None if state is None else state.time_step
+        self._random = copy.copy(model.training._random)
+
+    @property
+    def is_finite(self) -> bool:
+        """Is there no NaN and no infinity in it?"""
+        return all(bool(np.isfinite(kept).all()) for _, kept in self._copies if kept.dtype.kind == "f")
+
+    def restore(self) -> None:
+        """Put everything back. The snapshot can be used again."""
+        self._model.training.wait()
+        for array, kept in self._copies:
+            np.copyto(array, kept)
+        training = self._model.training
+        training._random = copy.copy(self._random)
+        if training._state is not None and self._time_step is not None:
+            training._state.time_step = self._time_step
+            training._state.optimizer._advance(self._time_step)
+
+
+def _live(model: Model) -> list[Array]:
+    """The memory itself."""
+    arrays = [tensor._make_writable() for tensor in model.kept_tensors() if tensor._host is not None]
+    state = model.training._state
+    if state is not None:
+        arrays += [buffer for tensor in model.parameters for buffer in state.of(tensor)]
+    return arrays

@@ -1,0 +1,144 @@
+"""Running training steps: one fused call each, queued a few at a time; or split, where gradients are wanted."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mlcompute.enums import ExecutionOptions, ReductionType
+from mlcompute.execution import Execution
+from mlcompute.tensor import Tensor
+from mlcompute.trainer.accumulation import Accumulator
+from mlcompute.trainer.data import Batch
+from mlcompute.trainer.metrics import Array
+from mlcompute.trainer.model import Model
+
+_SYNCHRONOUS = ExecutionOptions.SYNCHRONOUS
+#: Steps shorter than this many seconds run on the caller's thread: handing them to another takes as long.
+_SHORT = 5e-4
+#: How many longer steps may be queued: one runs while the next ones are prepared.
+_QUEUED = 3
+
+
+@dataclass
+class Outcome:
+    """What became of a step (of several batches, where gradients are accumulated).
+
+    loss         mean over the samples for mean losses, else as the loss layer gives it
+    predictions  one per batch, when metrics want them
+    gradients    by parameter, when somebody asked for them
+    """
+
+    batches: Sequence[Batch]
+    rows: int
+    loss: float = float("nan")
+    predictions: list[Array] = field(default_factory=list)
+    gradients: dict[Tensor, Array] | None = None
+    execution: Execution | None = None
+
+
+class Steps:
+    """Runs steps and hands back their outcomes in order.
+
+    keeps_predictions  read the prediction of every step
+    may_queue          steps may be asked for before earlier ones have finished
+    """
+
+    def __init__(self, model: Model, *, keeps_predictions: bool, may_queue: bool) -> None:
+        self._model = model
+        self._training = model.training
+        self._losses = model.losses
+        self._keeps = keeps_predictions
+        self._may_queue = may_queue
+        self._running: deque[Outcome] = deque()
+        self._accumulator: Accumulator | None = None
+        #: Seconds a step took at best, on the caller's thread; decides whether queueing pays.
+        self._fastest = float("inf")
+        self._timed = 0
+
+    @property
+    def accumulator(self) -> Accumulator:
+        """What joins the gradients of several batches; made when first needed."""
+        if self._accumulator is None:
+            self._accumulator = Accumulator(self._model)
+        return self._accumulator
+
+    def start(self, batches: Sequence[Batch], *, wants_gradients: bool = False) -> None:
+        """Run a step, or queue it."""
+        if len(batches) > 1 or wants_gradients:
+            self.wait()
+            self._running.append(self._split(batches, wants_gradients))
+            return
+        (batch,) = batches
+        outcome = Outcome(batches, batch.rows)
+        self._running.append(outcome)
+        if self._may_queue and self._timed >= 3 and self._fastest > _SHORT:
+            outcome.execution = self._training.execute(
+                batch.inputs,
+                batch.labels,
+                batch.weights,
+                batch_size=batch.rows,
+                completion_handler=lambda result, error, seconds: None if error else self._read(outcome),
+            )
+            return
+        begun = time.perf_counter()
+        self._training.execute(batch.inputs, batch.labels, batch.weights, batch_size=batch.rows, options=_SYNCHRONOUS)
+        self._fastest = min(self._fastest, time.perf_counter() - begun)
+        self._timed += 1
+        self._read(outcome)
+
+    def _read(self, outcome: Outcome) -> None:
+        """Take what is wanted out of the graph, before the next run overwrites it."""
+        outcome.loss = self._loss()
+        if self._keeps:
+            outcome.predictions.append(self._fetched(self._model.prediction))
+
+    def _loss(self) -> float:
+        total = 0.0
+        for tensor in self._losses:
+            value = self._fetched(tensor)
+            total += value.item() if value.size == 1 else float(value.mean(dtype=np.float64))
+        return total
+
+    def _fetched(self, tensor: Tensor) -> Array:
+        value = self._training.fetch(tensor)
+        assert value is not None
+        return value
+
+    def _split(self, batches: Sequence[Batch], wants_gradients: bool) -> Outcome:
+        """Forward and gradient for every batch, then one update."""
+        rows = sum(batch.rows for batch in batches)
+        outcome = Outcome(batches, rows)
+        means = self._model.reduction == ReductionType.MEAN
+        loss = 0.0
+        for batch in batches:
+            self.accumulator.forward_and_gradient(batch, batch.rows / rows if means else 1.0, is_only=len(batches) == 1)
+            self._read(outcome)
+            loss += outcome.loss * (batch.rows / rows if means else 1.0)
+        outcome.loss = loss
+        if wants_gradients:
+            outcome.gradients = self.accumulator.gradients()
+        self.accumulator.update(is_only=len(batches) == 1)
+        return outcome
+
+    def finished(self, at_most: int = _QUEUED) -> list[Outcome]:
+        """Outcomes that are there, in order; waits until no more than `at_most` steps are still running."""
+        done: list[Outcome] = []
+        while self._running:
+            execution = self._running[0].execution
+            if execution is not None and not execution.is_done and len(self._running) <= at_most:
+                break
+            if execution is not None:
+                execution.wait()
+            done.append(self._running.popleft())
+        return done
+
+    def wait(self) -> None:
+        """Return when nothing runs any more; raises what a run failed with."""
+        for outcome in self._running:
+            if outcome.execution is not None:
+                outcome.execution.wait()

@@ -1,0 +1,305 @@
+"""Trainer: fit, evaluate and predict, in the way people know from Keras, on graphs that stay open to inspection."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mlcompute.device import Device
+from mlcompute.errors import DataError, ExecutionError, ShapeError
+from mlcompute.graph import Graph
+from mlcompute.inference import InferenceGraph
+from mlcompute.layers.arguments import whole
+from mlcompute.layers.loss import LossLayer
+from mlcompute.optimizers import Optimizer
+from mlcompute.tensor import Tensor
+from mlcompute.trainer.callbacks.callback import Callback
+from mlcompute.trainer.data import Batch, Data, Feed, data_from
+from mlcompute.trainer.evaluation import evaluate, predict
+from mlcompute.trainer.fitting import Fitting, Plan
+from mlcompute.trainer.history import History
+from mlcompute.trainer.metrics import Accuracy, Array, Metric, metrics_from
+from mlcompute.trainer.model import model_from
+from mlcompute.trainer.progress import display_for
+from mlcompute.trainer.schedules import Length
+from mlcompute.trainer.steps import Steps
+from mlcompute.training import TrainingGraph
+
+Path = str | os.PathLike[str]
+
+
+class Trainer:
+    """Trains a graph, and asks it.
+
+    graph          a Graph whose last layer gives the prediction (or that has loss layers of its own), or a
+                   TrainingGraph with inputs, labels, loss and optimizer
+    loss           a LossLayer, or a name: "softmax_cross_entropy", "mse" ...; averaged over the samples
+    optimizer      an Optimizer, or a name: "adam", "adamw", "sgd", "rmsprop"
+    metrics        names ("accuracy", "top_5_accuracy", "mae", "mse"), Metrics, or functions of (prediction, labels)
+    inputs         names for the tensors that are fed; by default every tensor nobody computes, by its label
+    learning_rate  for an optimizer given by name
+
+    >>> import numpy as np, mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> y = graph.dense(graph.input((32, 4), "x"), 3)
+    >>> trainer = mlc.Trainer(graph, loss="softmax_cross_entropy", metrics=["accuracy"], learning_rate=0.05)
+    >>> x = np.random.default_rng(0).standard_normal((200, 4))
+    >>> history = trainer.fit(x, x[:, :3].argmax(1), epochs=20, verbose=0)
+    >>> trainer.evaluate(x, x[:, :3].argmax(1))["accuracy"] > 0.9
+    True
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        loss: LossLayer | str | None = None,
+        optimizer: Optimizer | str | None = None,
+        metrics: Iterable[Metric | str | Callable[[Array, Array], Any]] = (),
+        inputs: Mapping[str, Tensor] | None = None,
+        learning_rate: float | None = None,
+        device: Device | None = None,
+    ) -> None:
+        self.metrics = metrics_from(metrics)
+        self.model = model_from(graph, loss, optimizer, learning_rate, inputs, device, bool(self.metrics))
+        for metric in self.metrics:
+            if isinstance(metric, Accuracy) and metric.threshold is None:
+                metric.threshold = 0.0 if self.model.is_on_logits else 0.5
+        #: What happened in the last `fit`, or is happening in this one.
+        self.history = History()
+        #: Set it to end training after the current step.
+        self.stop_training = False
+        #: Who ended training early; empty while nobody has.
+        self.stopped_by = ""
+        #: The batches of the step about to be started, for callbacks.
+        self.batches: Sequence[Batch] = ()
+        self._fitting: Fitting | None = None
+        self._names: dict[Tensor, str] | None = None
+
+    # What it is made of ---------------------------------------------------------------------------------------------
+
+    @property
+    def training(self) -> TrainingGraph:
+        """The training graph: everything it can do can be done between calls of `fit`."""
+        return self.model.training
+
+    @property
+    def inference(self) -> InferenceGraph:
+        """The inference graph that shares the weights."""
+        return self.model.inference
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer in use."""
+        return self.model.optimizer
+
+    @property
+    def device(self) -> Device:
+        """Where everything runs."""
+        return self.model.device
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's rate; what is set counts from the next step."""
+        return self.model.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.model.optimizer.learning_rate = value
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What the optimizer updates."""
+        return self.model.parameters
+
+    @property
+    def parameter_names(self) -> dict[Tensor, str]:
+        """'layer.slot' of every parameter."""
+        if self._names is None:
+            self._names = {tensor: name for name, (_, tensor) in self.model.slots().items()}
+            self._names |= {t: t.label for t in self.parameters if t not in self._names}
+        return self._names
+
+    @property
+    def epoch(self) -> int:
+        """Finished epochs of the current run."""
+        return self._fitting.epoch if self._fitting else 0
+
+    @property
+    def batch(self) -> int:
+        """Steps done in the current epoch."""
+        return self._fitting.batch if self._fitting else 0
+
+    @property
+    def step(self) -> int:
+        """Steps done in the current run."""
+        return self._fitting.step if self._fitting else 0
+
+    @property
+    def length(self) -> Length:
+        """Epochs and steps per epoch of the current run."""
+        return self._running("length").length
+
+    def _running(self, what: str) -> Fitting:
+        if self._fitting is None:
+            raise ExecutionError(f"Trainer.{what}: no run has begun", fix="call fit first")
+        return self._fitting
+
+    # Training -------------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        epochs: int = 1,
+        batch_size: int | None = None,
+        validation: Any = None,
+        shuffle: bool = True,
+        shuffle_seed: int = 0,
+        sample_weight: Any = None,
+        accumulate: int = 1,
+        callbacks: Sequence[Callback] = (),
+        resume: Path | None = None,
+        checkpoint: Path | None = None,
+        verbose: int | str = "auto",
+    ) -> History:
+        """Train.
+
+        x, y          arrays with samples on axis 0 (NumPy, or anything with DLPack or `__array__`), or dicts of them
+                      by name; labels may be class numbers. Or x alone: an iterable of (inputs, labels) batches, or a
+                      function of the number of the epoch that gives one
+        batch_size    by default, and at most, what the graph was built for; the last batch may be shorter
+        validation    (x, y), or an iterable of batches: evaluated after every epoch, in the logs as val_...
+        shuffle_seed  the order of an epoch is a function of this seed and the epoch, nothing else
+        accumulate    so many batches make one step, with the gradient of all their samples together
+        resume        go on from a checkpoint of a run with the same data and settings: bit by bit as if it had not
+                      stopped. Epochs count from the beginning of the first run
+        checkpoint    where the state goes when Ctrl-C or SIGTERM stops the run. By default where a ModelCheckpoint
+                      puts the last one, else training-stopped.safetensors in the working directory
+        verbose       0: nothing, 1: a moving line, 2: one line per epoch, "auto": 1 on a terminal, else 2
+
+        Ctrl-C (SIGINT) and SIGTERM let the step finish and save; then `Interrupted`, a KeyboardInterrupt, is raised,
+        or `Terminated`, a SystemExit.
+        """
+        who = "Trainer.fit"
+        data = data_from(who, self.model.feed, x, y, sample_weight)
+        size = self._size(batch_size, who)
+        seed = shuffle_seed if shuffle else None
+        if seed is not None and not isinstance(seed, (int, np.integer)):
+            raise TypeError(f"{who}: shuffle_seed must be a whole number, not {shuffle_seed!r}")
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                raise TypeError(f"{who}: callbacks must be Callbacks, not {type(callback).__name__}")
+        plan = Plan(
+            data=data,
+            epochs=whole(who, "epochs", epochs, 1),
+            batch_size=size,
+            accumulate=whole(who, "accumulate", accumulate, 1),
+            seed=None if seed is None else int(seed),
+            validation=None if validation is None else (self._validation(validation), self.model.feed.batch),
+            callbacks=list(callbacks),
+            checkpoint=None if checkpoint is None else os.fspath(checkpoint),
+        )
+        fitting = Fitting(self, plan, display_for(verbose))
+        self.stop_training, self.stopped_by = False, ""
+        self._fitting, self.history = fitting, fitting.history
+        history = fitting.run(None if resume is None else os.fspath(resume))
+        history.stopped = self.stopped_by
+        return history
+
+    def _size(self, given: int | None, who: str) -> int:
+        most = self.model.feed.batch
+        size = most if given is None else whole(who, "batch_size", given, 1)
+        if size > most:
+            raise ShapeError(
+                f"{who}: batch_size is {size}, the graph was built for {most}",
+                fix=f"build the graph's inputs with {size} samples, or give batch_size={most}, "
+                f"accumulate={-(-size // most)}",
+            )
+        return size
+
+    def _validation(self, given: Any) -> Data:
+        parts = given if isinstance(given, tuple) else (given,)
+        if not 1 <= len(parts) <= 3:
+            raise DataError(f"Trainer.fit: validation has {len(parts)} parts", expected="(x, y) or (x, y, weights)")
+        return data_from("Trainer.fit: validation", self.model.feed, *parts)
+
+    def stop(self, by: str = "stop") -> None:
+        """End training after the current step; `history.stopped` will say who asked."""
+        self.stop_training = True
+        self.stopped_by = self.stopped_by or by
+
+    # Asking ---------------------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, x: Any, y: Any = None, *, batch_size: int | None = None, sample_weight: Any = None
+    ) -> dict[str, float]:
+        """Loss and metrics over data given as to `fit`: dropout off, running statistics used."""
+        data = data_from("Trainer.evaluate", self.model.feed, x, y, sample_weight)
+        return evaluate(self.model, data, self._size(batch_size, "Trainer.evaluate"), self.fresh_metrics())
+
+    def predict(self, x: Any, *, batch_size: int | None = None) -> Array:
+        """What the graph answers for x, samples on axis 0: the tensor its first loss looks at."""
+        feed = self.model.feed
+        data = data_from("Trainer.predict", Feed(feed.inputs, {}, {}, feed.batch), x)
+        return predict(self.model, data, self._size(batch_size, "Trainer.predict"))
+
+    def fresh_metrics(self) -> list[Metric]:
+        """The metrics, with nothing counted."""
+        fresh = [copy.copy(metric) for metric in self.metrics]
+        for metric in fresh:
+            metric.reset()
+        return fresh
+
+    # Weights --------------------------------------------------------------------------------------------------------
+
+    def copy_parameters(self) -> list[Array]:
+        """Copies of all parameters, in their order."""
+        return [np.array(tensor.data) for tensor in self.parameters]
+
+    def set_parameters(self, arrays: Sequence[Array]) -> None:
+        """Write values into the parameters, in place."""
+        _write(self.parameters, arrays)
+
+    def copy_weights(self) -> list[Array]:
+        """Copies of parameters and running statistics, in their order."""
+        return [np.array(tensor.data) for tensor in self.model.kept_tensors()]
+
+    def set_weights(self, arrays: Sequence[Array]) -> None:
+        """Write values into parameters and running statistics, in place."""
+        _write(self.model.kept_tensors(), arrays)
+
+    def repeat(self, batches: Sequence[Batch]) -> float:
+        """One training step on these batches, outside the run: nothing is counted. Its loss."""
+        steps = Steps(self.model, keeps_predictions=False, may_queue=False)
+        steps.start(batches)
+        return steps.finished(0)[0].loss
+
+    # Saving ---------------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint: weights, optimizer, random streams, and how far the run has come.
+
+        `fit(..., resume=path)` goes on from it; `mlcompute.load` rebuilds the graph from it alone.
+        """
+        from mlcompute.saving import save
+
+        progress, arrays = self._fitting.state() if self._fitting is not None else ({}, {})
+        save(path, self.training, progress=progress, arrays=arrays)
+
+    def save_when_settled(self, path: Path) -> None:
+        """For callbacks: save as soon as all callbacks have seen this moment."""
+        self._running("save_when_settled").save_soon(os.fspath(path))
+
+
+def _write(tensors: Sequence[Tensor], arrays: Sequence[Array]) -> None:
+    if len(tensors) != len(arrays):
+        raise DataError(f"Trainer: {len(arrays)} arrays for {len(tensors)} tensors")
+    for tensor, array in zip(tensors, arrays, strict=True):
+        tensor.synchronize_data()
+        np.copyto(tensor._make_writable(), array)

@@ -1,0 +1,250 @@
+"""A run that is stopped and resumed arrives at the same bits as one that never stopped (R12, R13)."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from mlcompute.trainer import Interrupted, Terminated
+from tests.trainer.nets import assert_same, everything, points, trainer
+
+#: 70 samples in batches of 16: four full ones and a short one.
+STEPS_PER_EPOCH, EPOCHS = 5, 4
+
+
+class SignalAt(mlc.callbacks.Callback):
+    """Sends this process a signal in the middle of a step."""
+
+    def __init__(self, step: int, number: signal.Signals = signal.SIGINT) -> None:
+        self.step, self.number = step, number
+
+    def on_train_batch_begin(self, batch: int, logs: Any) -> None:
+        if self.trainer.step + 1 == self.step:
+            signal.raise_signal(self.number)
+
+
+def callbacks(*more: mlc.callbacks.Callback) -> list[mlc.callbacks.Callback]:
+    return [
+        mlc.callbacks.LearningRateScheduler(mlc.schedules.OneCycle(0.05)),
+        mlc.callbacks.ExponentialMovingAverage(0.9),
+        mlc.callbacks.EarlyStopping(patience=2, restore_best_weights=True),
+        mlc.callbacks.GradientWatch(every=3),
+        *more,
+    ]
+
+
+def fit(model: mlc.Trainer, *more: mlc.callbacks.Callback, **options: Any) -> mlc.History:
+    x, y = points()
+    settings: dict[str, Any] = {"epochs": EPOCHS, "shuffle_seed": 5, "validation": points(40, 1), "verbose": 0}
+    return model.fit(x, y, callbacks=callbacks(*more), **{**settings, **options})
+
+
+def made(**options: Any) -> mlc.Trainer:
+    return trainer(dropout=0.3, norm=True, metrics=["accuracy", "mse"], **options)
+
+
+@pytest.fixture(scope="module")
+def unstopped() -> tuple[list[np.ndarray], mlc.History, Any]:
+    model = made()
+    history = fit(model)
+    return everything(model), history, mlc.Platform.rng_state()
+
+
+@pytest.mark.parametrize("step", range(1, STEPS_PER_EPOCH * EPOCHS + 1))
+def test_stopped_at_every_step(step: int, unstopped: Any, tmp_path: Path, capsys: Any) -> None:
+    state, history, rng = unstopped
+    path = tmp_path / "run.safetensors"
+    with pytest.raises(Interrupted) as caught:
+        fit(made(), SignalAt(step), checkpoint=path)
+    assert caught.value.path == str(path)
+    assert f"resume='{path}'" in capsys.readouterr().err
+    model = made()
+    mlc.Platform.set_rng_seed_to(999)  # whatever the new process drew before does not count
+    resumed = fit(model, resume=path)
+    assert_same(everything(model), state)
+    assert resumed == history
+    assert mlc.Platform.rng_state() == rng
+
+
+def test_stopped_twice_and_by_both_signals(unstopped: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    with pytest.raises(Terminated) as caught:
+        fit(made(), SignalAt(4, signal.SIGTERM), checkpoint=path)
+    assert caught.value.code == 128 + signal.SIGTERM
+    with pytest.raises(Interrupted):
+        fit(made(), SignalAt(11), resume=path, checkpoint=path)
+    model = made()
+    assert fit(model, resume=path) == unstopped[1]
+    assert_same(everything(model), unstopped[0])
+
+
+def test_the_handlers_are_put_back(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(Interrupted):
+        fit(made(), SignalAt(2), checkpoint=tmp_path / "run.safetensors")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_accumulated_and_unmeasured_runs_resume_too(tmp_path: Path) -> None:
+    def run(model: mlc.Trainer, *more: mlc.callbacks.Callback, **options: Any) -> mlc.History:
+        x, y = points()
+        plateau = mlc.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1.0)
+        return model.fit(x, y, epochs=3, accumulate=2, callbacks=[plateau, *more], verbose=0, **options)
+
+    whole = trainer(dropout=0.2, metrics=())
+    history = run(whole)
+    assert len(set(history["learning_rate"])) > 1
+    for step in range(1, 10):
+        path = tmp_path / "run.safetensors"
+        with pytest.raises(Interrupted):
+            run(trainer(dropout=0.2, metrics=()), SignalAt(step), checkpoint=path)
+        model = trainer(dropout=0.2, metrics=())
+        assert run(model, resume=path) == history
+        assert_same(everything(model), everything(whole))
+
+
+def test_checkpoints_of_epochs_and_steps_resume(unstopped: Any, tmp_path: Path) -> None:
+    by_epoch = mlc.callbacks.ModelCheckpoint(tmp_path / "e{epoch}-{val_loss:.2f}.safetensors")
+    fit(made(), by_epoch, mlc.callbacks.ModelCheckpoint(tmp_path / "step.safetensors", save_freq=7))
+    files = sorted(tmp_path.glob("e*.safetensors"))
+    assert len(files) == len(unstopped[1].epochs)
+    for path in (*files, tmp_path / "step.safetensors"):
+        model = made()
+        more = [mlc.callbacks.ModelCheckpoint(tmp_path / f"again{number}") for number in range(2)]
+        assert fit(model, *more, resume=path) == unstopped[1]
+        assert_same(everything(model), unstopped[0])
+
+
+def test_a_finished_run_goes_on_when_more_epochs_are_asked_for(tmp_path: Path) -> None:
+    x, y = points()
+    whole = trainer(dropout=0.3)
+    history = whole.fit(x, y, epochs=5, verbose=0)
+    first = trainer(dropout=0.3)
+    first.fit(x, y, epochs=3, verbose=0)
+    first.save(tmp_path / "run")
+    second = trainer(dropout=0.3)
+    assert second.fit(x, y, epochs=5, resume=tmp_path / "run", verbose=0) == history
+    assert_same(everything(second), everything(whole))
+
+
+def test_early_stopping_is_remembered(tmp_path: Path) -> None:
+    def stopping() -> list[mlc.callbacks.Callback]:
+        return [mlc.callbacks.EarlyStopping("loss", patience=1, min_delta=100.0)]
+
+    x, y = points()
+    model = trainer()
+    history = model.fit(x, y, epochs=9, callbacks=stopping(), verbose=0)
+    assert history.stopped == "EarlyStopping"
+    assert len(history.epochs) == 2
+    model.save(tmp_path / "run")
+    again = trainer().fit(x, y, epochs=9, callbacks=stopping(), resume=tmp_path / "run", verbose=0)
+    assert again == history
+    assert again.stopped == "EarlyStopping"
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
+    "other data": ({"x": np.zeros((71, 4)), "y": np.zeros(71, int)}, "saved with samples 70, now it is 71"),
+    "another batch size": ({"batch_size": 8}, "saved with batch_size 16, now it is 8"),
+    "another seed": ({"shuffle_seed": 3}, "saved with shuffle_seed 0, now it is 3"),
+    "no shuffling": ({"shuffle": False}, "saved with shuffle_seed 0, now it is None"),
+    "other callbacks": ({"callbacks": []}, "saved with the callback ExponentialMovingAverage"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_resuming_something_else_is_refused_and_changes_nothing(name: str, tmp_path: Path) -> None:
+    x, y = points()
+    average = [mlc.callbacks.ExponentialMovingAverage()]
+    model = trainer()
+    model.fit(x, y, epochs=1, callbacks=average, verbose=0)
+    model.save(tmp_path / "run")
+    other = trainer()
+    before = everything(other)
+    changes, message = REFUSALS[name]
+    with pytest.raises(mlc.DataError, match=message):
+        other.fit(**{"x": x, "y": y, "callbacks": average, "verbose": 0, "resume": tmp_path / "run", **changes})
+    assert_same(everything(other), before)
+
+
+def test_files_that_are_no_run_are_refused(tmp_path: Path) -> None:
+    x, y = points()
+    model = trainer()
+    mlc.save(tmp_path / "weights", model.training)
+    with pytest.raises(mlc.DataError, match=r"(?s)does not come from a Trainer's run.*mlcompute.restore"):
+        model.fit(x, y, resume=tmp_path / "weights", verbose=0)
+    with pytest.raises(mlc.Error, match="nowhere"):
+        model.fit(x, y, resume=tmp_path / "nowhere", verbose=0)
+
+
+def test_a_run_that_cannot_be_saved_says_so(tmp_path: Path, capsys: Any) -> None:
+    with pytest.raises(Interrupted) as caught:
+        fit(made(), SignalAt(2), checkpoint=tmp_path / "missing" / "run")
+    assert caught.value.path is None
+    assert "could not be saved" in capsys.readouterr().err
+
+
+SCRIPT = """
+    import sys, time
+    import numpy as np
+    import mlcompute as mlc
+    from tests.trainer.test_resume import fit, made
+
+    class Slowly(mlc.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs):
+            time.sleep(0.01)
+
+    resume = sys.argv[1] if sys.argv[2] == "resume" else None
+    model = made()
+    print("ready", flush=True)
+    fit(model, Slowly(), checkpoint=sys.argv[1], resume=resume)
+    np.savez(sys.argv[3], *model.copy_weights())
+"""
+
+
+def signalled(tmp_path: Path, number: signal.Signals, delay: float, environment: dict[str, str]) -> tuple[float, int]:
+    """Run the script, send it a signal after `delay` seconds of training; (seconds to its end, exit code)."""
+    arguments = [str(tmp_path / "run"), "begin", str(tmp_path / "weights.npz")]
+    script = [sys.executable, str(tmp_path / "script.py"), *arguments]
+    with subprocess.Popen(script, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(delay)
+        sent = time.perf_counter()
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        return time.perf_counter() - sent, process.returncode
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(100, marks=pytest.mark.slow)])
+def test_signals_at_random_moments(count: int, unstopped: Any, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    draw = random.Random(0)
+    stopped = 0
+    for number in range(count):
+        kind = (signal.SIGTERM, signal.SIGINT)[number % 2]
+        for name in ("run", "weights.npz"):
+            (tmp_path / name).unlink(missing_ok=True)
+        seconds, code = signalled(tmp_path, kind, draw.uniform(0.0, 0.25), environment)
+        if not (tmp_path / "run").exists():
+            # Before fit began, or after it had ended, a signal does what it always does.
+            continue
+        stopped += 1
+        assert code in (143, 130, -signal.SIGINT, 1), code
+        assert seconds < 5  # the interpreter's own end included; on a machine with other work
+        model = made()
+        assert fit(model, resume=tmp_path / "run") == unstopped[1]
+        assert_same(everything(model), unstopped[0])
+    assert stopped >= count // 2
