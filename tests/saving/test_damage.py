@@ -402,8 +402,8 @@ def test_refusing_takes_little_memory(whole: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model"
     header, data = parts(whole)
     header["fully_connected.weights"] = entry(0, 2**50, (2**48,))
-    hostile = [signed(header, data), *MALFORMED.values(), raw_file(b"[" + b"[]," * 300_000 + b"[]]")]
-    hostile.append(with_text(whole, "progress", "[" + "[]," * 300_000 + "[]]"))
+    hostile = [signed(header, data), *MALFORMED.values(), raw_file(b"[" + b"[]," * 100_000 + b"[]]")]
+    hostile.append(with_text(whole, "progress", "[" + "[]," * 100_000 + "[]]"))
     for content in hostile:
         path.write_bytes(content)
         tracemalloc.start()
