@@ -9,11 +9,9 @@ import pytest
 
 from mlcompute.devices.cpu.code import vector_lanes
 from mlcompute.devices.cpu.kernels import convolutions
-from mlcompute.devices.cpu.kernels.winograd_forms import THREE, Form, turned
+from mlcompute.devices.cpu.kernels.winograd_forms import FORMS, Form, turned
 from mlcompute.ops.op import TABLE, Array
 from tests.devices.kernels import Bench
-
-FORMS = [THREE]
 
 # samples, C, O, height, width, kernel, padding (top, bottom, left, right); channels in vectors of this machine
 CASES = [
@@ -24,10 +22,12 @@ CASES = [
     (16, 4, 4, 4, 4, 3, (1, 1, 1, 1)),  # a block is more than a sample
     (64, 1, 5, 1, 2, 3, (1, 1, 1, 1)),
     (1, 2, 2, 40, 20, 3, (2, 0, 1, 2)),
+    (8, 2, 4, 14, 14, 5, (2, 2, 2, 2)),
+    (3, 1, 2, 23, 17, 5, (4, 0, 1, 3)),
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMS.values())
 def test_forms_are_convolutions(form: Form) -> None:
     """In exact enough arithmetic, one dimension: y = Aᵀ ((G w) * (Bᵀ x)), and its gradient of w."""
     rng = np.random.default_rng(0)
@@ -67,7 +67,7 @@ def test_winograd_means_what_the_op_means(name: str, case: tuple[Any, ...]) -> N
     exact = TABLE[name].meaning(*(array.astype(np.float64) for array in arrays), **attributes)
     scale = np.abs(exact).max()
     (found,) = bench.check(lambda found, expected: None)
-    assert np.abs(found - exact).max() < 2e-6 * scale
+    assert np.abs(found - exact).max() < (2e-6 if case[5] == 3 else 5e-6) * scale
     # No worse than a handful of times the plain sum of products in float32.
     plain = TABLE[name].meaning(*arrays, **attributes)
     assert np.abs(found - exact).max() < 20 * max(np.abs(plain - exact).max(), 1e-7 * scale)

@@ -1,4 +1,4 @@
-"""Convolutions of three by three at stride one by Winograd's form: fewer than half the multiplications.
+"""Convolutions of 3x3 and 5x5 at stride one by Winograd's form: less than half the multiplications.
 
     forward, dx   filters to points | per block of tiles: x to points, a product per point, points to y
     dw            per slice of the batch and block of tiles: x and dy to points, a product per point | points to dw
@@ -18,15 +18,15 @@ from mlcompute.devices.cpu.entry import Entry
 from mlcompute.devices.cpu.kernels.places import Dense, ThreadMemory, aligned, thread_floats
 from mlcompute.devices.cpu.kernels.products import FLOPS_PER_NS, call_product, panel_width, product
 from mlcompute.devices.cpu.kernels.walks import Cell, Line, Words, number
-from mlcompute.devices.cpu.kernels.winograd_forms import THREE, Form, Matrix, both_ways, turned
+from mlcompute.devices.cpu.kernels.winograd_forms import FORMS, Form, Matrix, both_ways, turned
 from mlcompute.devices.cpu.lanes import Lanes
 from mlcompute.devices.cpu.operands import Operand, Operands
 from mlcompute.devices.cpu.threads import machine_slices, planned_threads
 from mlcompute.ops.images import first_shape
 from mlcompute.ops.op import Step
 
-#: Tiles of a block, about: enough rows for a product, few enough for the cache.
-_TILES = 48
+#: Tiles of a block, about: enough rows for a product, and their points within so many bytes of the cache.
+_TILES, _CACHE = 48, 400_000
 #: Fewer tiles than this do not pay for bringing the filters to points.
 _LEAST_TILES = 64
 #: Filters (inputs times outputs) whose points take more memory than they save time.
@@ -63,7 +63,8 @@ class Sizes:
     @property
     def block(self) -> int:
         """Rows of tiles that are worked on together."""
-        return max(1, round(_TILES / self.row_tiles))
+        tiles = min(_TILES, _CACHE // (4 * self.points * (self.depth + self.channels)))
+        return max(1, round(tiles / self.row_tiles))
 
     @property
     def block_tiles(self) -> int:
@@ -88,15 +89,16 @@ def winograd_sizes(step: Step) -> Sizes | None:
         x, w, y = a["shape"], step.inputs[1].shape, first_shape(step.inputs[0].shape)
     else:
         x, w, y = first_shape(step.inputs[0].shape), step.inputs[1].shape, first_shape(step.results[0].shape)
-    if w[2:] != (3, 3) or a["groups"] != 1 or (*a["strides"], *a["dilations"]) != (1, 1, 1, 1):
+    form = FORMS.get(w[2]) if w[2] == w[3] else None
+    if form is None or a["groups"] != 1 or (*a["strides"], *a["dilations"]) != (1, 1, 1, 1):
         return None
-    lanes, (top, bottom, left, right) = vector_lanes(), a["padding"]
-    if w[0] % lanes or w[1] % lanes or w[0] * w[1] > _MOST_FILTERS or max(top, bottom, left, right) > 2:
+    lanes, (top, _, left, _), most = vector_lanes(), a["padding"], form.taps - 1
+    if w[0] % lanes or w[1] % lanes or w[0] * w[1] > _MOST_FILTERS or max(a["padding"]) > most:
         return None
     if name == "convolution_input_gradient":
-        sizes = Sizes(THREE, x[0], (y[2], y[3]), w[0], (x[2], x[3]), w[1], 2 - top, 2 - left)
+        sizes = Sizes(form, x[0], (y[2], y[3]), w[0], (x[2], x[3]), w[1], most - top, most - left)
     else:
-        sizes = Sizes(THREE, x[0], (x[2], x[3]), w[1], (y[2], y[3]), w[0], top, left)
+        sizes = Sizes(form, x[0], (x[2], x[3]), w[1], (y[2], y[3]), w[0], top, left)
     return sizes if sizes.samples * sizes.tile_rows * sizes.row_tiles >= _LEAST_TILES else None
 
 
