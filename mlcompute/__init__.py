@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mlcompute import debug
+from mlcompute import debug, onnx
 from mlcompute.device import Device
 from mlcompute.enums import (
     ActivationType,
@@ -192,6 +192,7 @@ __all__ = [
     "from_state_dict",
     "load",
     "metrics",
+    "onnx",
     "report",
     "restore",
     "save",

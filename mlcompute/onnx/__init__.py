@@ -1,0 +1,35 @@
+"""ONNX in and out: bring a model that exists anywhere, train it with everything open, and take it back.
+
+    graph = mlc.onnx.load("model.onnx", batch=32)       a Graph with inputs, outputs and trainable weights by name
+    print(mlc.onnx.doctor("model.onnx", batch=32))      what imports, what trains, how much memory
+    mlc.onnx.save(inference_graph, "model.onnx")        a model other programs run
+
+Needs the `onnx` package (`pip install mlcompute[onnx]`), which is imported when one of these is first called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlcompute.onnx.importer import ImportedGraph, ImportFailed, Problem, load
+
+_WHERE = {
+    "ImportFailed": "importer",
+    "ImportedGraph": "importer",
+    "Problem": "importer",
+    "load": "importer",
+}
+
+__all__ = ["ImportFailed", "ImportedGraph", "Problem", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    # Everything is loaded on first use: `import mlcompute` must stay quick, and onnx is optional.
+    if name not in _WHERE:
+        raise AttributeError(f"module 'mlcompute.onnx' has no attribute {name!r}")
+    import importlib
+
+    found = getattr(importlib.import_module(f"mlcompute.onnx.{_WHERE[name]}"), name)
+    globals()[name] = found
+    return found

@@ -1,0 +1,170 @@
+"""Reading model files: nothing outside the model's folder, nothing larger than what is there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlcompute.errors import DataError
+from mlcompute.onnx.types import nbytes
+from mlcompute.ops.op import Array
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, TensorProto
+
+
+def read_model(model: Any) -> tuple[ModelProto, Path | None]:
+    """The model and the folder its external data may lie in: from a path, from bytes, or as it is (without a folder)."""
+    import onnx
+
+    if isinstance(model, onnx.ModelProto):
+        return model, None
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        return _parsed(bytes(model), "the given bytes"), None
+    try:
+        path = Path(model)
+    except TypeError:
+        raise TypeError(f"onnx.load: needs a path, bytes or a ModelProto, not {type(model).__name__}") from None
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"onnx.load: '{path}' cannot be read", reason=error.strerror) from None
+    return _parsed(data, f"'{path}'"), path.resolve().parent
+
+
+def _parsed(data: bytes, who: str) -> ModelProto:
+    import onnx
+
+    try:
+        model = onnx.ModelProto.FromString(data)
+    except Exception as error:  # the parser's own errors differ between its versions
+        raise DataError(f"onnx.load: {who} is not an ONNX model", reason=str(error).split("\n")[0][:200]) from None
+    if not model.HasField("graph"):
+        raise DataError(f"onnx.load: {who} holds no graph")
+    return model
+
+
+#: Element types of raw data by number of bits; everything else takes whole bytes.
+_BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2}
+
+
+def tensor_array(tensor: TensorProto, folder: Path | None, limit: int) -> Array:
+    """A stored tensor as an array; its size is checked before anything is allocated."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    who = f"tensor '{tensor.name}'"
+    if tensor.data_type == TensorProto.STRING:
+        raise DataError(f"{who}: strings cannot be computed with")
+    try:
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+        kind = TensorProto.DataType.Name(tensor.data_type)
+    except (KeyError, ValueError):
+        raise DataError(f"{who}: {tensor.data_type} is not an element type") from None
+    shape = tuple(int(extent) for extent in tensor.dims)
+    if len(shape) > 32:
+        raise DataError(f"{who}: has {len(shape)} axes")
+    bits = _BITS.get(kind, dtype.itemsize * 8)
+    size = nbytes(shape, bits, who)
+    if size > limit:
+        raise DataError(f"{who}: takes {size} bytes, {limit} are allowed", fix="raise memory_limit")
+    if tensor.HasField("segment"):
+        raise DataError(f"{who}: is stored in segments, which ONNX no longer allows")
+    if tensor.data_location == TensorProto.EXTERNAL:
+        raw = external_bytes(tensor, folder, size, who)
+    elif tensor.HasField("raw_data"):
+        raw = tensor.raw_data
+        if len(raw) != size:
+            raise DataError(f"{who}: has {len(raw)} bytes of data, {size} are needed for {kind}{list(shape)}")
+    else:
+        _check_fields(tensor, shape, kind, who)
+        try:
+            return np.asarray(numpy_helper.to_array(tensor)).reshape(shape)
+        except Exception as error:
+            raise DataError(f"{who}: its data does not fit {kind}{list(shape)}", reason=str(error)[:200]) from None
+    if bits < 8:
+        whole = TensorProto()
+        whole.dims.extend(shape)
+        whole.data_type, whole.raw_data = tensor.data_type, bytes(raw)
+        return np.asarray(numpy_helper.to_array(whole))
+    array = np.frombuffer(raw, dtype.newbyteorder("<") if dtype.kind in "iufc" else dtype)
+    return array.astype(dtype, copy=False).reshape(shape)
+
+
+def _check_fields(tensor: TensorProto, shape: tuple[int, ...], kind: str, who: str) -> None:
+    """As many numbers as the shape says, in whichever of the typed lists they are."""
+    count = 1
+    for extent in shape:
+        count *= extent
+    lists = (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
+    given = sum(map(len, lists))
+    per_number = {"UINT4": 2, "INT4": 2, "FLOAT4E2M1": 2, "UINT2": 4, "INT2": 4}.get(kind, 1)
+    needed = 2 * count if kind.startswith("COMPLEX") else -(-count // per_number)
+    if given != needed:
+        raise DataError(f"{who}: has {given} numbers of data, {needed} are needed for {kind}{list(shape)}")
+
+
+def external_bytes(tensor: TensorProto, folder: Path | None, size: int, who: str) -> Any:
+    """The bytes of a tensor kept beside the model: a plain file in the model's folder, and nothing else.
+
+    No absolute path, no way up, no symbolic link on the way, no hard link to a file that may belong elsewhere.
+    """
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    if folder is None:
+        raise DataError(f"{who}: its data is in '{location}', but the model was not read from a file")
+    parts = Path(location).parts
+    absolute = Path(location).is_absolute() or location.startswith(("/", "\\")) or ":" in location
+    if not parts or absolute or ".." in parts or "\\" in location or "\0" in location:
+        raise DataError(f"{who}: external data '{location}' is not inside the model's folder")
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", size))
+    except ValueError:
+        raise DataError(f"{who}: offset and length of its external data must be whole numbers") from None
+    if offset < 0 or length != size:
+        raise DataError(f"{who}: external data of {length} bytes at {offset}, {size} bytes are needed")
+    try:
+        handle = _open_inside(folder, parts)
+    except OSError as error:
+        raise DataError(
+            f"{who}: external data '{location}' cannot be read",
+            reason="links are not followed" if error.errno in _LINK_ERRORS else error.strerror,
+        ) from None
+    with os.fdopen(handle, "rb") as file:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
+            raise DataError(f"{who}: external data '{location}' is not a plain file with one name")
+        if offset + size > facts.st_size:
+            raise DataError(f"{who}: needs bytes {offset} to {offset + size} of '{location}', which ends earlier")
+        file.seek(offset)
+        array = np.empty(size, np.uint8)
+        if file.readinto(memoryview(array)) != size:
+            raise DataError(f"{who}: external data '{location}' ended while it was read")
+        return array.data
+
+
+_LINK_ERRORS = (40, 20)  # ELOOP, and ENOTDIR for a link where a folder is expected
+
+
+def _open_inside(folder: Path, parts: tuple[str, ...]) -> int:
+    """Open a file below a folder, one step at a time, never following a link."""
+    no_follow = getattr(os, "O_NOFOLLOW", 0)
+    if not no_follow or os.open not in os.supports_dir_fd:  # a system without these: look before opening
+        path = folder
+        for part in parts:
+            path = path / part
+            if path.is_symlink():
+                raise OSError(40, "links are not followed")
+        return os.open(path, os.O_RDONLY)
+    here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in parts[:-1]:
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | no_follow, dir_fd=here)
+            os.close(here)
+            here = below
+        return os.open(parts[-1], os.O_RDONLY | no_follow | os.O_NONBLOCK, dir_fd=here)
+    finally:
+        os.close(here)

@@ -1,0 +1,241 @@
+"""Operands: what a name in a model stands for while it is imported, and how it becomes a value of ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mlcompute.errors import DataError, ShapeError
+from mlcompute.onnx.rows import Answer, Call, Row
+from mlcompute.onnx.types import carried, constant_type, is_carried
+from mlcompute.ops.op import Array, Shape, Trace, Value, run_meaning
+from mlcompute.tensor import Tensor
+
+
+@dataclass(eq=False)
+class Known:
+    """Numbers that do not change: constants, and everything computed from constants and shapes."""
+
+    array: Array
+    name: str = ""
+
+
+@dataclass(eq=False)
+class Weight:
+    """A tensor with data, updated by the optimizer unless every use of it is a frozen one."""
+
+    tensor: Tensor
+    shape: Shape
+    name: str
+
+    @property
+    def array(self) -> Array:
+        data = self.tensor.data
+        assert data is not None
+        return data.reshape(self.shape)
+
+
+@dataclass(eq=False)
+class Source:
+    """A tensor that is fed or computed by a layer; the tensor may carry it with another shape."""
+
+    tensor: Tensor
+    shape: Shape
+    dtype: np.dtype[Any]
+    name: str
+
+
+@dataclass(eq=False)
+class Derived:
+    """A result of operators on weights only. Computed inside every layer that uses it, so gradients reach the weights."""
+
+    use: Use
+    index: int
+    shape: Shape
+    dtype: np.dtype[Any]
+
+
+@dataclass(eq=False)
+class Listed:
+    """A sequence; it exists only while importing."""
+
+    items: list[Operand]
+
+
+@dataclass(eq=False)
+class Failed:
+    """What a node that cannot be imported would have given, or something no operator can use; `reason` says why."""
+
+    reason: str = ""
+
+
+Operand = Known | Weight | Source | Derived | Listed | Failed
+
+
+@dataclass(eq=False)
+class Use:
+    """One use of an operator: its row, attributes and operands (None where one was left out)."""
+
+    row: Row
+    version: int
+    attributes: Mapping[str, Any]
+    operands: Sequence[Operand | None]
+    names: Sequence[str]
+    output_count: int
+
+    def is_known(self) -> bool:
+        return all(operand is None or isinstance(operand, Known) for operand in self.operands)
+
+    def has_source(self) -> bool:
+        return any(isinstance(operand, Source) for operand in self.operands)
+
+    def describe(self, scope: Scope) -> list[Answer]:
+        """The operator in ops, in a scope that says what its operands are."""
+        operands = self.operands
+
+        def value(index: int) -> Value | None:
+            operand = operands[index]
+            return None if operand is None else scope.value_of(operand)
+
+        def array(index: int) -> Array | None:
+            operand = operands[index]
+            found = None if operand is None else known_array(operand)
+            if found is None and isinstance(operand, Source):
+                found = scope.fixed(operand)
+            return found
+
+        def peek(index: int) -> Array | None:
+            operand = operands[index]
+            return operand.array if isinstance(operand, Known) else None
+
+        call = Call(
+            self.row.name, self.version, self.attributes, len(operands), self.output_count, scope.trace, value, array,
+            peek, scope.training, scope.uniform, self.names,
+        )  # fmt: skip
+        answers = self.row.function(call)
+        if isinstance(answers, (Value, np.ndarray)) or answers is None:
+            return [answers]
+        return list(answers)
+
+    def weights(self) -> dict[Tensor, bool]:
+        """The tensors with data it reads -> are they used where weights are trained?"""
+        found: dict[Tensor, bool] = {}
+        for index, operand in enumerate(self.operands):
+            if isinstance(operand, Weight):
+                trained = index not in self.row.frozen
+                found[operand.tensor] = found.get(operand.tensor, False) or trained
+            elif isinstance(operand, Derived):
+                for tensor, trained in operand.use.weights().items():
+                    found[tensor] = found.get(tensor, False) or (trained and index not in self.row.frozen)
+        return found
+
+    def sources(self) -> list[Source]:
+        unique = {id(operand.tensor): operand for operand in self.operands if isinstance(operand, Source)}
+        return list(unique.values())
+
+
+def known_array(operand: Operand) -> Array | None:
+    """An operand's numbers when the model determines them; weights count with the numbers they have now."""
+    if isinstance(operand, (Known, Weight)):
+        return operand.array
+    if isinstance(operand, Derived):
+        return folded(operand.use)[operand.index]
+    return None
+
+
+@dataclass(eq=False)
+class Scope:
+    """Where a use is described: a trace, and what sources and weights are in it.
+
+    exact   constants keep the model's own types: nothing is carried, everything is folded
+    float_type   what floating constants become; as they are carried if not given
+    fixed   the numbers of an input that must be known, if the caller has given them
+    """
+
+    trace: Trace
+    source: Callable[[Source], Value]
+    weight: Callable[[Weight], Value]
+    exact: bool = False
+    training: bool = False
+    uniform: Callable[[Value, Shape], Value] | None = None
+    fixed: Callable[[Source], Array | None] = lambda source: None
+    float_type: np.dtype[Any] | None = None
+    _made: dict[int, Value] = field(default_factory=dict)
+    _derived: dict[int, list[Answer]] = field(default_factory=dict)
+
+    def value_of(self, operand: Operand) -> Value:
+        key = id(operand)
+        if key not in self._made:
+            self._made[key] = self._make(operand)
+        return self._made[key]
+
+    def _make(self, operand: Operand) -> Value:
+        if isinstance(operand, Known):
+            return self._constant(operand.array)
+        if isinstance(operand, Weight):
+            return self.weight(operand)
+        if isinstance(operand, Source):
+            return self.source(operand)
+        if isinstance(operand, Derived):
+            key = id(operand.use)
+            if key not in self._derived:
+                self._derived[key] = operand.use.describe(self)
+            answer = self._derived[key][operand.index]
+            assert answer is not None
+            return answer if isinstance(answer, Value) else self._constant(answer)
+        if isinstance(operand, Listed):
+            raise ShapeError("a sequence where a tensor is expected")
+        raise ShapeError(operand.reason or "the operand was not imported")
+
+    def _constant(self, array: Array) -> Value:
+        if self.exact:
+            return self.trace.constant(array)
+        to = constant_type(array.dtype)
+        if self.float_type is not None and to.kind == "f":
+            to = self.float_type
+        if array.dtype != to:
+            with np.errstate(all="ignore"):
+                array = array.astype(to)
+        return self.trace.constant(array)
+
+
+def folded(use: Use) -> list[Array | None]:
+    """A use on operands that are all known (weights as they are now), by the NumPy meanings of its ops."""
+    trace = Trace()
+    scope = Scope(trace, _no_source, lambda weight: trace.constant(weight.array), exact=True)
+    answers = use.describe(scope)
+    arrays: dict[Value, Array] = dict(trace.constants)
+    with np.errstate(all="ignore"):
+        for step in trace.steps:
+            results = run_meaning(step, [arrays[value] for value in step.inputs])
+            arrays.update(zip(step.results, results, strict=True))
+    return [arrays[answer] if isinstance(answer, Value) else answer for answer in answers]
+
+
+def _no_source(source: Source) -> Value:
+    raise DataError(f"'{source.name}' is not known at import")
+
+
+def sketch(use: Use, fixed: Callable[[Source], Array | None]) -> tuple[list[Answer], dict[int, Operand]]:
+    """What a use gives, in shapes and types; also which value stands for which operand, to find results that are one."""
+    trace = Trace()
+
+    def source(operand: Source) -> Value:
+        return trace.value(operand.shape, operand.dtype, "input", operand.name)
+
+    def weight(operand: Weight) -> Value:
+        return trace.value(operand.shape, carried(operand.array.dtype), "parameter", operand.name)
+
+    scope = Scope(trace, source, weight, fixed=fixed)
+    answers = use.describe(scope)
+    same = {}
+    for operand in use.operands:
+        if operand is not None and id(operand) in scope._made:
+            same[id(scope._made[id(operand)])] = operand
+    for answer in answers:
+        if isinstance(answer, Value) and not is_carried(answer.dtype):
+            raise DataError(f"{use.row.name}: gives {answer.dtype}, which no tensor can hold")
+    return answers, same

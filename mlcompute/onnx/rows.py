@@ -1,0 +1,199 @@
+"""The operator table: one row per ONNX operator, each written once, in ops.
+
+A row's function describes the operator on symbolic values. The same function gives the shapes at import, the steps of
+the layer at compile time, the gradient (ops have derivatives) and, on known arrays, the folded constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlcompute import ops
+from mlcompute.errors import CompileError, DataError, ShapeError
+from mlcompute.ops.op import Array, Shape, Trace, Value
+
+if TYPE_CHECKING:
+    from mlcompute.layers.layer import Layer
+
+Answer = Value | Array | None
+Function = Callable[["Call"], "Answer | Sequence[Answer]"]
+LayerRule = Callable[["Call"], "Layer | None"]
+
+INT64 = np.dtype(np.int64)
+
+
+class NeedsValue(CompileError):
+    """An operator has to know the numbers of an operand at import, and they are not known."""
+
+    def __init__(self, message: str, *, operand: str = "", **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.operand = operand
+
+
+class NotImported(CompileError):
+    """An operator, or this use of it, is outside what a static graph of ops can say; the reason is the message."""
+
+
+@dataclass(eq=False)
+class Call:
+    """One use of an operator while it is described: its operands as values or, where known, as arrays.
+
+    values   operand number -> its symbolic value; made when first asked for
+    arrays   operand number -> its numbers, where they are known at import
+    """
+
+    kind: str
+    version: int
+    attributes: Mapping[str, Any]
+    count: int
+    output_count: int
+    trace: Trace
+    make_value: Callable[[int], Value | None]
+    find_array: Callable[[int], Array | None]
+    peek_array: Callable[[int], Array | None]
+    training: bool = False
+    uniform: Callable[[Value, Shape], Value] | None = None
+    names: Sequence[str] = ()
+    _values: dict[int, Value | None] = field(default_factory=dict)
+
+    def optional(self, index: int) -> Value | None:
+        """The value of an operand; None when it was left out."""
+        if index >= self.count:
+            return None
+        if index not in self._values:
+            self._values[index] = self.make_value(index)
+        return self._values[index]
+
+    def __getitem__(self, index: int) -> Value:
+        value = self.optional(index)
+        if value is None:
+            raise ShapeError(f"{self.kind}: operand {index} is missing")
+        return value
+
+    def has(self, index: int) -> bool:
+        return index < self.count and bool(self.names[index])
+
+    def all_values(self) -> list[Value]:
+        return [self[index] for index in range(self.count)]
+
+    def array(self, index: int) -> Array:
+        """The numbers of an operand, known at import; NeedsValue when they are not."""
+        found = self.find_array(index) if index < self.count else None
+        if found is None:
+            name = self.names[index] if index < len(self.names) else ""
+            raise NeedsValue(
+                f"{self.kind}: the numbers of operand {index} '{name}' must be known at import",
+                operand=name,
+                fix=f"give them: load(..., constants={{{name!r}: array}})",
+            )
+        return found
+
+    def known(self, index: int) -> Array | None:
+        """The numbers of an operand when they are already known; never asks for more."""
+        return self.peek_array(index) if index < self.count else None
+
+    def integers(self, index: int, name: str = "", default: Sequence[int] | None = None) -> list[int]:
+        """A list of whole numbers that newer versions take as an operand and older ones as an attribute."""
+        if name and name in self.attributes:
+            return [int(number) for number in self.attributes[name]]
+        if not self.has(index):
+            if default is None:
+                raise ShapeError(f"{self.kind}: {name or f'operand {index}'} is missing")
+            return list(default)
+        return [int(number) for number in self.array(index).reshape(-1)]
+
+    def number(self, index: int, default: float) -> float:
+        """One number of an operand; the default when it was left out."""
+        return self.array(index).reshape(-1)[0].item() if self.has(index) else default
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        return self.attributes.get(name, default)
+
+    def constant(self, array: Any, dtype: np.dtype[Any] | type | None = None) -> Value:
+        return self.trace.constant(array, None if dtype is None else np.dtype(dtype))
+
+    def wants(self, output: int) -> bool:
+        return output < self.output_count
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operator: its function, the layer that expresses it where there is one, and what is known about gradients.
+
+    trains   do gradients flow from its results to its operands?
+    frozen   operands that are never trained although they are floating: limits, statistics, scales
+    needs    operands whose numbers must be known at import
+    weights  operands where a constant of the model is a weight, even one that is not stored as such
+    note     what is not imported, in words
+    """
+
+    name: str
+    domain: str
+    function: Function
+    layer: LayerRule | None = None
+    trains: bool = True
+    frozen: frozenset[int] = frozenset()
+    needs: frozenset[int] = frozenset()
+    weights: frozenset[int] = frozenset()
+    note: str = ""
+
+
+ROWS: dict[tuple[str, str], Row] = {}
+
+#: Operators that are not imported by design, with the reason.
+BY_DESIGN: dict[tuple[str, str], str] = {}
+
+
+def operator(
+    *names: str,
+    domain: str = "",
+    layer: LayerRule | None = None,
+    trains: bool = True,
+    frozen: Sequence[int] = (),
+    needs: Sequence[int] = (),
+    weights: Sequence[int] = (),
+    note: str = "",
+) -> Callable[[Function], Function]:
+    """Put an operator into the table."""
+
+    def add(function: Function) -> Function:
+        for name in names:
+            assert (domain, name) not in ROWS, f"operator {name} is defined twice"
+            ROWS[domain, name] = Row(
+                name, domain, function, layer, trains, frozenset(frozen), frozenset(needs), frozenset(weights), note
+            )
+        return function
+
+    return add
+
+
+def front(axis: int, rank: int, who: str) -> int:
+    """An axis counted from the front."""
+    if not -rank <= axis < max(rank, 1):
+        raise ShapeError(f"{who}: axis {axis} does not exist, the value has rank {rank}")
+    return axis % rank if rank else 0
+
+
+def whole(value: Value) -> Value:
+    """Indices as int64."""
+    return ops.convert(value, INT64)
+
+
+def wrapped(indices: Value, extent: int) -> Value:
+    """Indices that may count from the end, as indices from the front."""
+    indices = whole(indices)
+    return ops.select(indices < 0, indices + extent, indices)
+
+
+def same_types(kind: str, *values: Value) -> None:
+    if len({value.dtype for value in values}) > 1:
+        raise DataError(f"{kind}: operands of different types", types=[str(value.dtype) for value in values])
+
+
+def load_rows() -> None:
+    """Fill the table."""
+    from mlcompute.onnx import operators  # noqa: F401
