@@ -1,0 +1,94 @@
+"""The command `mlcompute`: train, evaluate, predict, inspect, profile, check, convert, doctor, devices, bench."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from mlcompute.cli.answer import Answer
+from mlcompute.errors import Error
+
+#: One file per command: what it is called, what it does, in the order of the help.
+COMMANDS = {
+    "train": "train a model and keep what it learned",
+    "evaluate": "measure a trained model on data",
+    "predict": "let a trained model answer, into a file",
+    "inspect": "look into a checkpoint, a model file or an ONNX model",
+    "profile": "where the time of a step goes",
+    "check": "check a model's gradients numerically, layer by layer",
+    "convert": "between checkpoint, ONNX and plain safetensors",
+    "doctor": "what of an ONNX model imports and trains",
+    "devices": "what this machine has to compute with",
+    "bench": "training steps beside PyTorch and JAX",
+}
+
+#: Exit codes: what a script can tell apart.
+SUCCESS, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser(given)
+    args = parser.parse_args(given)
+    if not args.command:
+        parser.print_help()
+        return USAGE
+    try:
+        answer: Answer = args.run(args)
+        _show(answer, args.json)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SUCCESS
+    except (Error, OSError, ImportError, ValueError, TypeError) as error:
+        return _fail(error, args)
+    return FAILED if answer.failed else SUCCESS
+
+
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    from mlcompute import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="mlcompute",
+        description="Train, look into and convert networks of ML Compute's training graphs.",
+        epilog="`mlcompute COMMAND --help` tells all about a command. Exit codes: 0 done, 1 failed, 2 wrong usage, "
+        "130 interrupted.",
+    )
+    parser.add_argument("--version", action="version", version=f"mlcompute {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for name, help_ in COMMANDS.items():
+        command = commands.add_parser(name, help=help_, description=help_[0].upper() + help_[1:] + ".")
+        if name in given:  # only the command that is called needs its module, and what that imports
+            module = importlib.import_module(f"mlcompute.cli.{name}")
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+        general = command.add_argument_group("general")
+        general.add_argument("--json", action="store_true", help="answer one JSON object on standard output")
+        general.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _fail(error: Exception, args: argparse.Namespace) -> int:
+    if args.debug:
+        traceback.print_exc()
+    if args.json:
+        facts = {"fix": error.fix, **error.facts} if isinstance(error, Error) else {}
+        print(json.dumps({"error": type(error).__name__, "message": str(error).splitlines()[0], **facts}))
+    else:
+        print(f"mlcompute {args.command}: {error}", file=sys.stderr)
+    return FAILED
+
+
+def _show(answer: Answer, as_json: bool) -> None:
+    text = json.dumps(answer.data, indent=2) if as_json else answer.text
+    if text:
+        print(text)

@@ -1,0 +1,29 @@
+"""mlcompute bench: training steps beside PyTorch and JAX, from a copy of the project."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+
+from mlcompute.cli.answer import Answer
+from mlcompute.errors import DataError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Everything after -- goes to the benchmark itself."""
+    parser.add_argument("--quick", action="store_true", help="about two minutes in all")
+    parser.add_argument("rest", nargs="*", help="further arguments of `python -m benchmarks`, after --")
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Benchmarks come with the source, not with the package: they need the frameworks they compare with."""
+    if importlib.util.find_spec("benchmarks") is None:
+        raise DataError(
+            "the benchmarks come with the project's source",
+            fix="run it in a clone of the project: make bench",
+        )
+    command = [sys.executable, "-m", "benchmarks", *(["--quick"] if args.quick else []), *args.rest]
+    code = subprocess.run(command, check=False, stdout=sys.stderr if args.json else None).returncode
+    return Answer("", {"command": command, "exit": code}, failed=code != 0)

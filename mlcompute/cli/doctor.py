@@ -1,0 +1,21 @@
+"""mlcompute doctor: what of an ONNX model imports, what trains, and the memory it takes."""
+
+from __future__ import annotations
+
+import argparse
+
+from mlcompute.cli.answer import Answer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model, at which batch size."""
+    parser.add_argument("model", help="an ONNX model")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="samples per run, where it is left open (1)")
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Everything that stands in the way, at once; fails when something does."""
+    import mlcompute.onnx
+
+    report = mlcompute.onnx.doctor(args.model, batch=args.batch)
+    return Answer(str(report), {"model": args.model, **report.data()}, failed=not report)

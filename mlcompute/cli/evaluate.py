@@ -1,0 +1,27 @@
+"""mlcompute evaluate: measure a trained model on data."""
+
+from __future__ import annotations
+
+import argparse
+
+import mlcompute as mlc
+from mlcompute.cli import datasets, models, trainers
+from mlcompute.cli.answer import Answer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model, on what."""
+    parser.add_argument("model", help="a checkpoint of a training run")
+    parser.add_argument("--data", metavar="PATH", help=datasets.HELP)
+    parser.add_argument("--all", action="store_true", help="on all samples, not only those held out for testing")
+    parser.add_argument("--device", choices=("cpu", "gpu", "any"), default="cpu")
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Loss and metrics, dropout off."""
+    trainer = trainers.trainer_of(mlc.load(args.model), models.device_named(args.device), args.model)
+    data = datasets.load_data(args.data)
+    x, y = (data.x, data.y) if args.all else (data.x_test, data.y_test)
+    found = trainer.evaluate(x, y)
+    text = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
+    return Answer(f"{data.name}, {len(x):,} samples: {text}", {"data": data.name, "samples": len(x), **found})

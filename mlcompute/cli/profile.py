@@ -1,0 +1,29 @@
+"""mlcompute profile: where the time of a step goes."""
+
+from __future__ import annotations
+
+import argparse
+
+from mlcompute.cli import models, samples
+from mlcompute.cli.answer import Answer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model, on what data."""
+    parser.add_argument("model", help=models.HELP)
+    parser.add_argument("--data", metavar="FILE", help=samples.HELP)
+    parser.add_argument("--steps", type=int, default=10, metavar="N", help="steps to time (10)")
+    parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev or chrome://tracing")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Time some steps, layer by layer."""
+    graph = models.compiled(models.load_model(args.model), models.device_named(args.device))
+    inputs, labels = samples.samples_for(graph, args.data)
+    profile = graph.profile(inputs, labels, steps=args.steps)
+    text = str(profile)
+    if args.trace:
+        profile.save_trace(args.trace)
+        text += f"\ntrace in {args.trace}"
+    return Answer(text, {"model": args.model, "profile": text.splitlines(), "trace": args.trace})

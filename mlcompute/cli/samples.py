@@ -1,0 +1,55 @@
+"""Data for commands that only need some: from a .npz file, or made up to fit the graph's inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import mlcompute as mlc
+from mlcompute.errors import DataError
+from mlcompute.layers.embedding import EmbeddingLayer
+
+HELP = "arrays named like the graph's inputs and labels, in a .npz file; without it random numbers are used"
+
+
+def samples_for(
+    graph: mlc.TrainingGraph | mlc.InferenceGraph, path: str | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(inputs, labels) by name."""
+    declared = graph._declared
+    if path is None:
+        rng = np.random.default_rng(0)
+        inputs = {name: _made_up(graph, tensor, rng) for name, tensor in declared.inputs.items()}
+        return inputs, {name: _label(tensor, rng) for name, tensor in declared.labels.items()}
+    try:
+        with np.load(path) as arrays:
+            found = {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as .npz: {error}") from error
+    missing = [name for name in (*declared.inputs, *declared.labels) if name not in found]
+    if missing:
+        raise DataError(f"{path}: lacks {', '.join(missing)}", found=", ".join(found))
+    return {name: found[name] for name in declared.inputs}, {name: found[name] for name in declared.labels}
+
+
+def _made_up(graph: mlc.Graph, tensor: mlc.Tensor, rng: np.random.Generator) -> Any:
+    shape, dtype = tensor.descriptor.shape, tensor.descriptor.data_type.numpy
+    if dtype.kind == "f":
+        return rng.standard_normal(shape).astype(dtype)
+    limits = [
+        node.layer.descriptor.embedding_count
+        for node in graph._all_nodes()
+        if isinstance(node.layer, EmbeddingLayer) and tensor in node.sources
+    ]
+    return rng.integers(0, min(limits, default=2), shape).astype(dtype)
+
+
+def _label(tensor: mlc.Tensor, rng: np.random.Generator) -> Any:
+    """Rows that add up to 1: labels every loss accepts."""
+    shape, dtype = tensor.descriptor.shape, tensor.descriptor.data_type.numpy
+    if dtype.kind != "f":
+        return np.zeros(shape, dtype)
+    drawn = np.exp(rng.standard_normal(shape))
+    axis = 1 if len(shape) > 1 else 0
+    return (drawn / drawn.sum(axis=axis, keepdims=True)).astype(dtype)

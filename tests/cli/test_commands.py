@@ -1,0 +1,199 @@
+"""Every command, called as a user calls it: answers, JSON, exit codes, errors without a traceback."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from mlcompute.cli import COMMANDS, main
+
+MODEL = '''
+import numpy as np
+import mlcompute as mlc
+
+def build():
+    graph = mlc.Graph()
+    x = graph.input((8, 6), "x")
+    graph.dense(graph.dense(x, 12, activation="tanh", name="hidden"), 3, name="scores")
+    loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN)
+    adam = mlc.AdamOptimizer(mlc.OptimizerDescriptor(learning_rate=0.02))
+    training = mlc.TrainingGraph([graph], loss, adam)
+    training.add_inputs({"x": x}, {"label": mlc.Tensor(shape=(8, 3))})
+    return training
+
+def data():
+    x = np.random.default_rng(0).normal(size=(96, 6)).astype(np.float32)
+    y = x[:, :3].argmax(axis=1)
+    return x[:64], y[:64], x[64:], y[64:]
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(MODEL)
+    x = np.random.default_rng(0).normal(size=(96, 6)).astype(np.float32)
+    np.savez("data.npz", x=x, y=x[:, :3].argmax(axis=1))
+    return tmp_path
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert main(arguments) == code
+    return capsys.readouterr().out
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(call(capsys, *arguments, "--json", code=code))
+    return found
+
+
+def test_train_evaluate_predict(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = answer(capsys, "train", "net.py", "--epochs", "25", "--report")
+    assert trained["val_accuracy"] > 0.7
+    files = {path.name for path in (folder / "runs/net").iterdir()}
+    assert files >= {"last.safetensors", "best.safetensors", "report.html"}
+
+    measured = answer(capsys, "evaluate", trained["checkpoint"], "--data", "data.npz", "--all")
+    assert measured["samples"] == 77
+    assert measured["accuracy"] > 0.7
+
+    call(capsys, "predict", trained["checkpoint"], "--data", "data.npz", "--output", "all.npy")
+    scores = np.load("all.npy")
+    assert scores.shape == (19, 3)
+    call(capsys, "predict", trained["checkpoint"], "--data", "data.npz", "--classes")
+    np.testing.assert_array_equal(np.load("predictions.npy"), scores.argmax(axis=1))
+
+
+def test_resuming_is_exact(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = answer(capsys, "train", "net.py", "--epochs", "4", "--out", "whole")
+    answer(capsys, "train", "net.py", "--epochs", "2", "--out", "parts")
+    parts = answer(capsys, "train", "net.py", "--epochs", "4", "--out", "parts", "--resume")
+    assert whole["val_loss"] == parts["val_loss"]
+    one, two = (mlc.to_state_dict(mlc.load(run["checkpoint"])) for run in (whole, parts))
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, two[name])
+
+
+def test_text_tells_what_happened(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = call(capsys, "train", "net.py", "--epochs", "2", "--report", "page.html")
+    expected = ("net: 64 samples, 32 to judge by", "epoch 2/2", "val_accuracy", "checkpoint  runs", "page.html", "--resume")
+    assert [part for part in expected if part not in text] == []
+
+
+def test_recipes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind, axes in (("images", (60, 8, 8)), ("labels", (60,))):
+        for part in ("train", "t10k"):
+            raw = struct.pack(f">HBB{len(axes)}I", 0, 8, len(axes), *axes)
+            data = np.random.default_rng(1).integers(0, 256 if kind == "images" else 4, axes).astype(np.uint8).tobytes()
+            place = folder / "idx" / f"{part}-{kind}-idx{len(axes)}-ubyte.gz"
+            place.parent.mkdir(exist_ok=True)
+            place.write_bytes(gzip.compress(raw + data))
+    for recipe in ("mlp", "cnn"):
+        trained = answer(capsys, "train", recipe, "--data", "idx", "--epochs", "1", "--batch", "16", "--out", recipe)
+        assert np.isfinite(trained["val_loss"])
+        measured = answer(capsys, "evaluate", trained["checkpoint"], "--data", "idx")
+        assert measured["loss"] == pytest.approx(trained["val_loss"])
+
+
+def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = answer(capsys, "inspect", "net.py", "--plan", "--svg", "net.svg", "--batch", "4")
+    assert seen["parameters"] == 6 * 12 + 12 + 12 * 3 + 3
+    assert seen["memory"]["batch"] == 4
+    assert [layer["name"] for layer in seen["layers"]][:2] == ["hidden", "hidden_tanh"]
+    assert (folder / "net.svg").read_text().startswith("<svg")
+    assert any("matmul" in line for line in seen["plan"])
+
+    answer(capsys, "train", "net.py", "--epochs", "1")
+    text = call(capsys, "inspect", "runs/net/last.safetensors")
+    assert "scores" in text
+    assert "memory at batch 8" in text
+
+
+def test_profile_and_check(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = call(capsys, "profile", "net.py", "--steps", "2", "--trace", "trace.json")
+    assert "hidden" in text
+    assert json.loads((folder / "trace.json").read_text())["traceEvents"]
+    checked = answer(capsys, "check", "net.py")
+    assert checked["right"]
+    names = {(row["layer"], row["slot"]) for row in checked["gradients"]}
+    assert names >= {("hidden", "weights"), ("scores", "biases")}
+
+
+def test_convert(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(capsys, "train", "net.py", "--epochs", "1")
+    call(capsys, "convert", "runs/net/last.safetensors", "weights.safetensors", "--weights-only")
+    from safetensors.numpy import load_file
+
+    weights = load_file("weights.safetensors")
+    assert set(weights) == {"hidden.weight", "hidden.bias", "scores.weight", "scores.bias"}
+    call(capsys, "convert", "net.py", "copy.safetensors")
+    assert isinstance(mlc.load("copy.safetensors"), mlc.TrainingGraph)
+    assert "weights only, no graph" in call(capsys, "inspect", "weights.safetensors")
+
+
+def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "threads" in call(capsys, "devices")
+    assert answer(capsys, "devices")["cpu"]["engine"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "nothing"], "neither a recipe nor a Python file"),
+        (["train", "net.py", "--resume", "gone.safetensors"], "there is no checkpoint to go on from"),
+        (["train", "mlp", "--data", "nowhere"], "nowhere: no data there"),
+        (["train", "broken.py"], "broken.py: ZeroDivisionError: division by zero"),
+        (["train", "empty.py"], "defines no function `build`"),
+        (["train", "cnn", "--data", "data.npz"], "the cnn needs images"),
+        (["evaluate", "gone.safetensors"], "cannot be opened"),
+        (["inspect", "net.txt"], "there is no such file"),
+        (["convert", "net.py", "net.txt"], "unknown kind of file"),
+        (["convert", "net.py", "net.py"], "source and target are one file"),
+        (["train", "net.py", "--device", "gpu"], "there is no gpu device here"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_message(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    (folder / "broken.py").write_text("1 / 0")
+    (folder / "empty.py").write_text("")
+    before = sorted(path.name for path in folder.iterdir())
+    assert main(arguments) == 1
+    seen = capsys.readouterr()
+    assert message in seen.err
+    assert seen.err.startswith(f"mlcompute {arguments[0]}: ")
+    assert "Traceback" not in seen.err
+    assert main([*arguments, "--json"]) == 1
+    assert message.split(":")[0] in capsys.readouterr().out
+    after = sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
+    assert after == before, "a call that fails leaves nothing behind"
+
+
+def test_debug_shows_the_traceback(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "nothing", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    text = capsys.readouterr().out
+    assert all(f"    {name} " in text for name in COMMANDS)
+    for name in COMMANDS:
+        with pytest.raises(SystemExit) as ended:
+            main([name, "--help"])
+        assert ended.value.code == 0
+        assert "--json" in capsys.readouterr().out
+
+
+def test_wrong_usage_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train"])
+    assert ended.value.code == 2
+    assert "usage: mlcompute train" in capsys.readouterr().err
