@@ -54,11 +54,11 @@ def lay_out(sizes: Sequence[tuple[float, float]], edges: Sequence[Edge]) -> Layo
     x = [place - left for place in x]
     right = max(place + width / 2 for place, width in zip(x, widths, strict=True))
     y, tops, bottoms, total = [0.0] * len(sizes), [], [], 0.0
-    for row in order:
-        height = max((sizes[item][1] for item in row if item < len(sizes)), default=0.0)
+    for items in order:
+        height = max((sizes[item][1] for item in items if item < len(sizes)), default=0.0)
         tops.append(total)
         bottoms.append(total + height)
-        for item in row:
+        for item in items:
             if item < len(sizes):
                 y[item] = total + height / 2
         total += height + GAP_Y
@@ -97,11 +97,11 @@ def _ordered(rows: list[int], links: list[Edge]) -> list[list[int]]:
     best, fewest = [list(row) for row in order], _crossings(order, links)
     for sweep in range(SWEEPS):
         neighbours = above if sweep % 2 == 0 else below
-        place = {item: float(index) for row in order for index, item in enumerate(row)}
-        for row in order if sweep % 2 == 0 else reversed(order):
-            wanted = {item: _mean([place[other] for other in neighbours.get(item, ())], place[item]) for item in row}
-            row.sort(key=lambda item: wanted[item])
-            place.update({item: float(index) for index, item in enumerate(row)})
+        place = {item: float(index) for items in order for index, item in enumerate(items)}
+        for items in order if sweep % 2 == 0 else reversed(order):
+            wanted = {item: _mean([place[other] for other in neighbours.get(item, ())], place[item]) for item in items}
+            items.sort(key=wanted.__getitem__)
+            place.update({item: float(index) for index, item in enumerate(items)})
         found = _crossings(order, links)
         if found < fewest:
             best, fewest = [list(row) for row in order], found
@@ -159,7 +159,7 @@ def _places(order: list[list[int]], widths: list[float], links: list[Edge], boxe
                 most = max((matters(item, other) for other in others), default=0)
                 wanted.append(_mean([x[other] for other in others if matters(item, other) == most], x[item]))
             # A box holds its ground against arrows that pass by.
-            weights = [1000.0 if item < boxes and item in near else 1.0 for item in row]
+            weights = [1e9 if item < boxes and item in near else 1.0 for item in row]
             for item, place in zip(row, _spread(wanted, weights, [widths[item] for item in row]), strict=True):
                 x[item] = place
     return x

@@ -79,9 +79,17 @@ def memory_timeline(graph: Graph, program: Program) -> MemoryTimeline:
             what, phase = names.get(value) or f"{_op(step.op.name, step.attributes)} in {where or layer}", step.phase
         tenants.append(
             Tenant(
-                what, layer, phase, str(value.dtype), value.shape, place.offset, place.nbytes,
-                place.first, min(place.last, end), value in kept,
-            )  # fmt: skip
+                what=what,
+                layer=layer,
+                phase=phase,
+                dtype=str(value.dtype),
+                shape=value.shape,
+                offset=place.offset,
+                nbytes=place.nbytes,
+                first=place.first,
+                last=min(place.last, end),
+                kept=value in kept,
+            )
         )
     tenants.sort(key=lambda tenant: (tenant.first, tenant.offset))
     return MemoryTimeline(

@@ -16,7 +16,7 @@ from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError
 from mlcompute.execution import Execution
 from mlcompute.ops.op import Step
-from mlcompute.seeing.layers import Owners, kernel_of, layers_within
+from mlcompute.seeing.layers import Owners, kernel_of, layers_within, names_of
 from mlcompute.seeing.table import Table, for_notebook
 from mlcompute.seeing.units import duration
 
@@ -61,9 +61,9 @@ class ProfileRow:
 class GraphProfile:
     """Time per layer and pass of a compiled graph. `print` it for a table; notebooks show it as one.
 
-    rows       in the order the layers run
+    rows       in the order the layers run; `layers`: their names in the order of the graph
     step_times seconds of whole runs, as `execute` does them: not interrupted for the clock
-    events     every kernel of the runs that were measured kernel by kernel; `runs` says where each begins
+    runs       every kernel of the runs that were measured kernel by kernel
     live       bytes in use in the arena during each step of the program
     """
 
@@ -73,6 +73,7 @@ class GraphProfile:
     batch_size: int
     rows: tuple[ProfileRow, ...]
     step_times: tuple[float, ...]
+    layers: tuple[str, ...] = field(repr=False)
     runs: tuple[tuple[Event, ...], ...] = field(repr=False)
     live: tuple[int, ...] = field(repr=False)
 
@@ -92,11 +93,11 @@ class GraphProfile:
         return tuple(dict.fromkeys(row.phase for row in self.rows))
 
     def by_layer(self) -> dict[str, dict[str, float]]:
-        """Layer -> pass -> seconds, in the order the layers first run."""
-        found: dict[str, dict[str, float]] = {}
+        """Layer -> pass -> seconds, in the order of the graph; layers that cost nothing of their own are left out."""
+        found: dict[str, dict[str, float]] = {name: {} for name in self.layers}
         for row in self.rows:
             found.setdefault(row.layer, {})[row.phase] = row.seconds
-        return found
+        return {name: passes for name, passes in found.items() if passes}
 
     def table(self, most: int | None = None) -> Table:
         """One row per layer and pass; with `most` only that many of the most expensive, the rest in one row."""
@@ -205,6 +206,7 @@ def profile(
         program.batch_size,
         tuple(rows),
         tuple(whole),
+        tuple(names_of(graph._all_nodes())),
         tuple(runs),
         memory_timeline(graph, program).live,
     )

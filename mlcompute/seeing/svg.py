@@ -8,7 +8,7 @@ from html import escape
 
 from mlcompute.seeing.diagram import Box, Diagram
 from mlcompute.seeing.layout import Layout, lay_out
-from mlcompute.seeing.units import cut
+from mlcompute.seeing.units import cut, visible
 
 #: Boxes of layers a picture has at most; longer graphs show groups of layers as one box.
 MOST_BOXES = 120
@@ -176,8 +176,3 @@ def text_width(text: str, size: float) -> float:
         else:
             width += 0.67 if letter.isupper() else 0.57
     return width * size
-
-
-def visible(text: str) -> str:
-    """The text without control characters, which XML forbids; lone surrogates cannot even be written."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)

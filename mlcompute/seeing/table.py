@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from mlcompute.seeing.units import cut, visible
+
 Row = Sequence[str]
 
 
@@ -25,7 +27,8 @@ class Table:
     widest: int = 48
 
     def __str__(self) -> str:
-        everything = [[_line(cell, self.widest) for cell in row] for row in (self.head, *self.rows, *self.foot)]
+        rows = (self.head, *self.rows, *self.foot)
+        everything = [[cut(visible(cell).replace("\n", " "), self.widest) for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(*everything, strict=True)]
         return "\n".join(
             "  ".join(
@@ -39,7 +42,7 @@ class Table:
         """A table element; everything in it is escaped."""
         parts = ["<table>"]
         if caption:
-            parts.append(f"<caption>{escape(caption)}</caption>")
+            parts.append(f"<caption>{escape(visible(caption))}</caption>")
         parts.append(f"<thead><tr>{self._cells(self.head, 'th')}</tr></thead><tbody>")
         parts += [f"<tr>{self._cells(row, 'td')}</tr>" for row in self.rows]
         parts.append("</tbody>")
@@ -54,14 +57,8 @@ class Table:
             name, scope = ("th", ' scope="row"') if tag == "td" and column == 0 else (tag, "")
             scope = scope or (' scope="col"' if tag == "th" else "")
             kind = ' class="n"' if column in self.numeric else ""
-            cells.append(f"<{name}{scope}{kind}>{escape(cell)}</{name}>")
+            cells.append(f"<{name}{scope}{kind}>{escape(visible(cell))}</{name}>")
         return "".join(cells)
-
-
-def _line(text: str, widest: int) -> str:
-    """One line without control characters: a label may hold anything."""
-    text = "".join(letter if letter.isprintable() else " " for letter in text)
-    return text if len(text) <= widest else text[: widest - 1] + "…"
 
 
 #: For tables that stand alone in a notebook; scoped, so that nothing else on the page changes.

@@ -93,7 +93,9 @@ def _memory(profile: GraphProfile, run: tuple[Event, ...], started: float) -> li
     return counters
 
 
-def _complete(name: str, category: str, track: int, start: float, seconds: float, args: dict[str, Any]) -> dict[str, Any]:
+def _complete(
+    name: str, category: str, track: int, start: float, seconds: float, args: dict[str, Any]
+) -> dict[str, Any]:
     return {
         "name": name,
         "cat": category,

@@ -39,6 +39,11 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+def visible(text: str) -> str:
+    """The text without control characters, which XML forbids; lone surrogates cannot even be written."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
+
+
 def _three(value: float) -> str:
     """Three significant digits for numbers between 1 and 1000."""
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"

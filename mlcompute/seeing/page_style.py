@@ -1,0 +1,97 @@
+"""The style sheet of a report: light and dark from one set of names."""
+
+STYLE = """
+:root{color-scheme:light dark;
+--paper:#ffffff;--ink:#1c2128;--quiet:#5b6470;--line:#e3e6ea;--soft:#f5f6f8;--focus:#1f6feb;
+--forward:#3b78d8;--gradient:#d9762b;--update:#23956d;--workspace:#98a1ad;--bad:#c9302c;
+--h0:#eef3fb;--h1:#d9e5f7;--h2:#bfd4f1;--h3:#9fbfe9;--h4:#7ba6df;--h5:#568bd2;--h6:#366fbe;--h7:#2255a0;--h8:#143c7c}
+@media (prefers-color-scheme:dark){:root{
+--paper:#14171c;--ink:#e4e8ee;--quiet:#9aa4b1;--line:#2c323b;--soft:#1c2027;--focus:#6ea8fe;
+--forward:#5f9bf0;--gradient:#e8934f;--update:#45b98d;--workspace:#707a87;--bad:#f0716b;
+--h0:#1d2530;--h1:#21344d;--h2:#26446b;--h3:#2c568b;--h4:#366aab;--h5:#4a82c8;--h6:#6b9edd;--h7:#98bdec;--h8:#cfe1f8}}
+*{box-sizing:border-box}
+html{scroll-padding-top:46px}
+body{margin:0;background:var(--paper);color:var(--ink);line-height:1.5;font-size:15px;
+font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;
+font-variant-numeric:tabular-nums}
+header,main,footer{max-width:1140px;margin:0 auto;padding:0 24px}
+header{padding-top:40px}
+h1{font-size:30px;line-height:1.2;font-weight:650;letter-spacing:-.015em;margin:0 0 6px;overflow-wrap:anywhere}
+header p,footer{color:var(--quiet);margin:0}
+h2{font-size:20px;font-weight:650;letter-spacing:-.01em;margin:0 0 10px}
+section{padding:30px 0 6px}
+section+section{border-top:1px solid var(--line);margin-top:26px}
+.lead{max-width:74ch;margin:0 0 14px;color:var(--quiet)}.lead b{color:var(--ink);font-weight:600}
+.figures{display:flex;flex-wrap:wrap;gap:14px 44px;margin:26px 0 22px}
+.figures dt{color:var(--quiet);font-size:13px}
+.figures dd{margin:0;font-size:24px;font-weight:600;letter-spacing:-.01em;line-height:1.3}
+.figures .remark{font-size:13px;font-weight:400;color:var(--quiet);letter-spacing:0;min-height:1.3em}
+nav{position:sticky;top:0;z-index:2;background:var(--paper);border-block:1px solid var(--line);
+display:flex;gap:6px;padding:8px max(16px,calc((100% - 1108px)/2));overflow-x:auto}
+nav a{color:var(--quiet);text-decoration:none;padding:4px 10px;border-radius:6px;font-size:14px;white-space:nowrap}
+nav a:hover,nav a[aria-current]{color:var(--ink);background:var(--soft)}
+:focus-visible{outline:2px solid var(--focus);outline-offset:2px}
+footer{padding-block:30px 50px;font-size:13px}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:18px 28px}
+figure{margin:0}.readout{font-size:13px;color:var(--quiet);min-height:1.5em;padding-left:52px;overflow-wrap:anywhere}
+.readout b{color:var(--ink);font-weight:600}
+.chart{display:block;width:100%;height:auto;font-size:12px}
+.chart text{fill:var(--quiet)}.chart .name,.chart .label,.chart .value{fill:var(--ink)}
+.chart .tick{font-size:11px}.chart .bad{fill:var(--bad);font-size:11px}
+.grid{stroke:var(--line);stroke-width:1}.cross{stroke:var(--quiet);stroke-width:1}
+polyline,.chart line.c0,.chart line.c1{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
+.c0{stroke:var(--forward)}.c1{stroke:var(--gradient)}.dash:not(circle){stroke-dasharray:5 4}
+circle.c0{fill:var(--forward)}circle.c1{fill:var(--gradient)}
+.band{stroke:none}.band.c0{fill:var(--forward);fill-opacity:.16}.band.c1{fill:var(--gradient);fill-opacity:.16}
+.h0{fill:var(--h0)}.h1{fill:var(--h1)}.h2{fill:var(--h2)}.h3{fill:var(--h3)}.h4{fill:var(--h4)}.h5{fill:var(--h5)}
+.h6{fill:var(--h6)}.h7{fill:var(--h7)}.h8{fill:var(--h8)}.hz{fill:var(--line)}.hx{fill:var(--bad)}
+.legend{display:flex;flex-wrap:wrap;align-items:center;gap:6px 20px;font-size:13px;color:var(--quiet);margin:0 0 12px}
+.legend i{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:7px;vertical-align:-1px}
+button{font:inherit;font-size:13px;color:var(--ink);background:var(--soft);
+border:1px solid var(--line);border-radius:6px;padding:3px 12px;cursor:pointer;margin-left:auto}
+button[aria-pressed=true]{border-color:var(--focus)}
+i.forward{background:var(--forward)}i.gradient{background:var(--gradient)}i.update{background:var(--update)}
+i.workspace{background:var(--workspace)}
+i.f-input,i.f-group{background:#7d8590}i.f-weights{background:#3b82d8}i.f-map{background:#2f9e7a}
+i.f-move{background:#9a7fd1}i.f-loss{background:#d9694a}
+.wide{overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-size:13px}
+th,td{padding:5px 14px 5px 0;text-align:left;font-weight:400;white-space:nowrap;border-bottom:1px solid var(--line)}
+tbody th{font-weight:500}
+thead th{color:var(--quiet);font-size:12px}
+tfoot th,tfoot td{font-weight:600;border-bottom:0}
+.n{text-align:right}
+td:last-child,th:last-child{padding-right:4px}
+.times th[scope=row]{max-width:230px;overflow:hidden;text-overflow:ellipsis}
+.bars{width:46%;min-width:200px}.bars i{display:inline-block;height:14px;vertical-align:middle}
+.bars i+i{border-left:1px solid var(--paper)}
+.bars i:first-child{border-radius:3px 0 0 3px}.bars i:last-child{border-radius:0 3px 3px 0}
+details{margin-top:14px}summary{cursor:pointer;color:var(--quiet);font-size:14px;width:max-content;max-width:100%}
+details[open] summary{margin-bottom:8px}
+.map{border-radius:6px}
+.memory rect{fill-opacity:.62;stroke:var(--paper);stroke-width:.7}
+.memory .forward{fill:var(--forward)}.memory .gradient{fill:var(--gradient)}.memory .update{fill:var(--update)}
+.memory .workspace{fill:var(--workspace)}.memory .strip{fill-opacity:1;stroke:none}
+.memory .kept{fill-opacity:.85}
+.memory .chosen{fill-opacity:1;stroke:var(--ink);stroke-width:1.6}
+.memory rect[data-tensor]{cursor:pointer}
+.use{fill:var(--ink);fill-opacity:.12;stroke:none}.peak{stroke:var(--quiet);stroke-dasharray:2 3}
+.detail{background:var(--soft);border-radius:8px;padding:12px 16px;font-size:14px;color:var(--quiet);min-height:96px}
+#tensor{margin-top:10px;min-height:104px}
+.detail h3{margin:0 0 4px;font-size:15px;font-weight:600;color:var(--ink);overflow-wrap:anywhere}
+.detail dl,dl:not(.figures){display:grid;grid-template-columns:max-content 1fr;gap:2px 16px;margin:0}
+.detail dt,dl:not(.figures) dt{color:var(--quiet)}
+.detail dd,dl:not(.figures) dd{margin:0;color:var(--ink);overflow-wrap:anywhere}
+#layers td:last-child{white-space:normal;min-width:220px}
+#layers dl{margin-top:14px;font-size:13px}
+.graph{display:grid;grid-template-columns:minmax(0,1fr) 320px;gap:20px;align-items:start}
+.canvas{max-height:720px;overflow:auto;border:1px solid var(--line);border-radius:8px;text-align:center}
+.canvas svg{margin:0 auto}
+.graph aside{position:sticky;top:64px}
+[data-box]{cursor:pointer;outline:none}
+[data-box]:focus-visible .o,[data-box].chosen .o{stroke:var(--focus)!important;stroke-width:2.6!important}
+@media (max-width:820px){.graph{grid-template-columns:1fr}.graph aside{position:static}
+header,main,footer{padding-inline:16px}}
+body:not(.scripted) .needs-script{display:none}
+@media print{nav,.needs-script{display:none}.canvas{max-height:none}}
+"""

@@ -1,0 +1,42 @@
+"""mlc.report(...): everything there is to see of a graph and its training, on one page that needs no network."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlcompute.graph import Graph
+    from mlcompute.seeing.profile import GraphProfile
+
+
+def report(
+    path: str | PathLike[str],
+    graph: Graph,
+    history: object = None,
+    profile: GraphProfile | None = None,
+    *,
+    title: str = "",
+) -> Path:
+    """Write one self-contained HTML page about a graph: its layers, memory, time, and how it learned. Gives the path.
+
+    graph    any graph; memory and kernels are shown once it is compiled
+    history  curves: a mapping of names to lists of numbers, or an object with such lists (a Trainer's or Keras's
+             history); gradient norms per layer under a name with "grad" in it
+    profile  what graph.profile(...) gave
+    title    the heading; by default what kind of graph it is
+
+    The page works offline, in light and dark; without JavaScript everything but pointing at things still works.
+    Long graphs and long trainings are summed up: the page stays below a few hundred kilobytes.
+    """
+    from mlcompute.graph import Graph as GraphClass
+    from mlcompute.seeing.files import write_whole
+    from mlcompute.seeing.page import page_of
+    from mlcompute.seeing.profile import GraphProfile as ProfileClass
+
+    if not isinstance(graph, GraphClass):
+        raise TypeError(f"report: graph must be a Graph, not {type(graph).__name__}")
+    if profile is not None and not isinstance(profile, ProfileClass):
+        raise TypeError(f"report: profile must be what graph.profile() gives, not {type(profile).__name__}")
+    return write_whole(Path(path), page_of(graph, history, profile, title))

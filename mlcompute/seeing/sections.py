@@ -1,0 +1,262 @@
+"""The parts of a report, each as HTML text: learning, gradients, time, memory, graph, layers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from mlcompute.seeing.charts import Line, condensed, line_chart, norm_map
+from mlcompute.seeing.diagram import Box, diagram_of
+from mlcompute.seeing.layers import LayerFacts
+from mlcompute.seeing.memory_map import memory_map
+from mlcompute.seeing.summary import MOST_ROWS, Summary
+from mlcompute.seeing.svg import FAMILY_MEANINGS, MOST_BOXES, Drawing, draw
+from mlcompute.seeing.table import Table
+from mlcompute.seeing.units import duration, number, shape, size, visible
+
+if TYPE_CHECKING:
+    from mlcompute.graph import Graph
+    from mlcompute.seeing.history import Curves
+    from mlcompute.seeing.memory import MemoryTimeline
+    from mlcompute.seeing.profile import GraphProfile
+
+#: Layers the bars of time show; the cheaper ones are summed up.
+MOST_BARS = 60
+
+
+@dataclass
+class Section:
+    """A part of the page: its anchor, its heading, its HTML, and data its script needs."""
+
+    name: str
+    title: str
+    html: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def learning_section(curves: Curves) -> Section:
+    """Loss and metrics: every metric in a chart of its own, training and validation together."""
+    charts = []
+    joined: dict[str, list[Line]] = {}
+    for name, curve in curves.epochs.items():
+        metric, who = _metric(name)
+        kind = "c1 dash" if who == "validation" else "c0"
+        joined.setdefault(metric, []).append(Line(f"{who} {metric}".strip(), condensed(curve), kind))
+    for metric, lines in joined.items():
+        charts.append(line_chart(metric, lines, "epoch"))
+    for name, curve in curves.steps.items():
+        charts.append(line_chart(f"{name} per step", [Line(f"{name} per step", condensed(curve), "c0")], "step"))
+    figures = "".join(
+        f'<figure class="plot" tabindex="0" data-chart="{index}">{chart.svg}<figcaption class="readout">'
+        f"&nbsp;</figcaption></figure>"
+        for index, chart in enumerate(charts)
+    )
+    tables = _epoch_table(curves)
+    html = f'<div class="plots">{figures}</div>{tables}'
+    return Section("learning", "Learning", html, {"charts": [chart.data for chart in charts]})
+
+
+def _metric(name: str) -> tuple[str, str]:
+    """val_loss -> (loss, validation)."""
+    for prefix in ("val_", "validation_"):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix), "validation"
+    return name, ""
+
+
+def _epoch_table(curves: Curves) -> str:
+    if not curves.epochs:
+        return ""
+    columns = [curve.values for curve in curves.epochs.values()]
+    count = max(map(len, columns))
+    shown = range(count) if count <= 60 else [*range(20), *range(count - 40, count)]
+    rows = [
+        [str(epoch + 1), *(number(column[epoch]) if epoch < len(column) else "" for column in columns)]
+        for epoch in shown
+    ]
+    table = Table(["epoch", *curves.epochs], rows, frozenset(range(1, len(curves.epochs) + 1)))
+    note = "" if len(rows) == count else f" ({len(rows)} of {count})"
+    return f"<details><summary>Numbers per epoch{note}</summary><div class=wide>{table.html()}</div></details>"
+
+
+def gradient_section(curves: Curves) -> Section:
+    """Gradient norms: a row per layer."""
+    text = (
+        "<p class=lead>Each row is a layer, each column a moment of training; the scale counts in powers of ten. "
+        "A row that fades into the page learns nothing; one that stands out more and more may explode.</p>"
+    )
+    return Section("gradients", "Gradient norms", f"{text}<div class=wide>{norm_map(curves.gradient_norms)}</div>")
+
+
+def time_section(profile: GraphProfile) -> Section:
+    """A bar per layer, divided into passes."""
+    layers = [(name, passes, sum(passes.values())) for name, passes in profile.by_layer().items()]
+    rest = sorted(layers, key=lambda row: -row[2])[MOST_BARS:]
+    dropped = {name for name, _, _ in rest}
+    rows = [row for row in layers if row[0] not in dropped]
+    longest = max((total for _, _, total in rows), default=0.0) or 1.0
+    whole = profile.total or 1.0
+    kernels: dict[str, list[str]] = {}
+    for row in profile.rows:
+        kernels.setdefault(row.layer, []).append(f"{row.phase}: {', '.join(row.kernels) or 'no kernel'}")
+    body = []
+    for index, (name, passes, total) in enumerate(rows):
+        bars = "".join(
+            f'<i class="{phase}" style="width:{100 * seconds / longest:.2f}%" title="{phase} {duration(seconds)}"></i>'
+            for phase, seconds in passes.items()
+        )
+        parts = "".join(f"<td class=n>{duration(passes[p]) if p in passes else '-'}</td>" for p in profile.phases)
+        body.append(
+            f'<tr data-order="{index}" data-time="{total * 1e6:.2f}">'
+            f'<th scope="row" title="{escape(visible("; ".join(kernels[name])))}">{escape(visible(name))}</th>'
+            f'<td class="bars">{bars}</td>{parts}<td class=n>{duration(total)}</td>'
+            f"<td class=n>{total / whole:.1%}</td></tr>"
+        )
+    if rest:
+        total = sum(seconds for _, _, seconds in rest)
+        empty = "<td></td>" * (len(profile.phases) + 1)
+        body.append(
+            f'<tr data-order="1e9" data-time="0"><th scope="row">… {len(rest):,} more layers</th>{empty}'
+            f"<td class=n>{duration(total)}</td><td class=n>{total / whole:.1%}</td></tr>"
+        )
+    heads = "".join(f'<th scope="col" class=n>{phase}</th>' for phase in profile.phases)
+    legend = "".join(f'<span><i class="{phase}"></i>{phase}</span>' for phase in profile.phases)
+    html = (
+        f"<p class=lead>A whole run takes <b>{duration(profile.step_time)}</b> (median of {len(profile.step_times)}); "
+        f"measured kernel by kernel, as below, {duration(profile.total)}. Several layers may share one kernel: "
+        "its time is the first one's.</p>"
+        f'<div class="legend">{legend}<button type="button" class="needs-script" id="sort" aria-pressed="false">'
+        "Slowest first</button></div>"
+        f'<div class="wide"><table class="times"><thead><tr><th scope="col">layer</th><th scope="col"></th>{heads}'
+        f'<th scope="col" class=n>all</th><th scope="col" class=n>share</th></tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+        f"<details><summary>Kernels of every layer and pass</summary><div class=wide>"
+        f"{profile.table(MOST_ROWS).html()}</div></details>"
+    )
+    return Section("time", "Time", html)
+
+
+def memory_section(timeline: MemoryTimeline, summary: Summary) -> Section:
+    """Where every tensor lies, and when."""
+    picture = memory_map(timeline)
+    largest = sorted(timeline.tenants, key=lambda tenant: -tenant.nbytes)[:20]
+    table = Table(
+        ["tensor", "type", "size", "from byte", "steps", "pass"],
+        [
+            [
+                tenant.what,
+                f"{tenant.dtype} {shape(tenant.shape)}",
+                size(tenant.nbytes),
+                f"{tenant.offset:,}",
+                f"{tenant.first} to {tenant.last}",
+                tenant.phase + (", kept" if tenant.kept else ""),
+            ]
+            for tenant in largest
+        ],
+        frozenset({2, 3, 4}),
+    )
+    apart = sum(tenant.nbytes for tenant in timeline.tenants)
+    saved = f" Without sharing, the {len(timeline.tenants):,} tensors would take {size(apart)}." if apart else ""
+    state = f" Optimizer state takes {size(summary.state_memory)} more." if summary.state_memory else ""
+    hidden = f" The {picture.hidden:,} smallest are not drawn." if picture.hidden else ""
+    legend = "".join(
+        f'<span><i class="{name}"></i>{text}</span>'
+        for name, text in (
+            ("forward", "forward results"),
+            ("gradient", "gradients"),
+            ("update", "update"),
+            ("workspace", "workspace of one kernel"),
+        )
+        if any(tenant.phase == name for tenant in timeline.tenants)
+    )
+    html = (
+        f"<p class=lead>One arena of <b>{size(timeline.nbytes)}</b> holds every intermediate tensor of a step: height "
+        "is address, time runs to the right. Tensors whose lifetimes do not meet share bytes."
+        f"{saved}{state}{hidden}</p>"
+        f'<div class="legend">{legend}</div>'
+        f'<div class="map" id="arena" tabindex="0" role="group" aria-label="Memory over the steps of a run. '
+        f'Arrow keys go from tensor to tensor.">{picture.svg}</div>'
+        '<div class="detail" id="tensor" aria-live="polite"><span class="needs-script">Point at a tensor, or use the '
+        "arrow keys, to see what it is.</span></div>"
+        f"<details><summary>The largest tensors</summary><div class=wide>{table.html()}</div></details>"
+    )
+    return Section("memory", "Memory over a step", html, {"tensors": picture.data})
+
+
+def graph_section(graph: Graph, summary: Summary, profile: GraphProfile | None) -> Section:
+    """The picture of the graph; a box tells about its layers when it is chosen."""
+    diagram = diagram_of(graph, MOST_BOXES)
+
+    def attributes(index: int, box: Box) -> str:
+        focus = 0 if index == 0 else -1
+        label = escape(visible(f"{box.label}, {box.detail}"))
+        return f' data-box="{index}" tabindex="{focus}" role="button" aria-label="{label}"'
+
+    picture = draw(diagram, summary.title, Drawing(alone=False, attributes=attributes))
+    # Boxes can be chosen one by one, so the whole is a group of buttons and not one image.
+    picture = picture.replace('role="img"', 'role="group" aria-label="The graph"', 1)
+    times = profile.by_layer() if profile is not None else {}
+    boxes = [_box_facts(box, summary.layers, times) for box in diagram.boxes]
+    families = dict.fromkeys(box.family for box in diagram.boxes)
+    legend = "".join(f'<span><i class="f-{name}"></i>{FAMILY_MEANINGS[name]}</span>' for name in families)
+    html = (
+        f'<div class="legend">{legend}</div><div class="graph"><div class="canvas">{picture}</div>'
+        '<aside class="detail" id="layer" aria-live="polite"><span class="needs-script">Choose a box, by pointer or '
+        "with the arrow keys, to see its shapes, parameters and kernels.</span></aside></div>"
+    )
+    return Section("graph", "Graph", html, {"boxes": boxes})
+
+
+def _box_facts(box: Box, layers: tuple[LayerFacts, ...], times: dict[str, dict[str, float]]) -> list[list[str]]:
+    """(name, fact) pairs for the panel beside the graph; the first is its heading."""
+    if not box.layers:
+        return [["", box.label], ["kind", "fed at every run"], ["shape", box.detail]]
+    own = [layers[index] for index in box.layers]
+    parameters = sum(layer.parameters for layer in own)
+    facts = [["", box.label], ["kind", own[0].kind if len(own) == 1 else f"{len(own)} layers"]]
+    facts.append(["result", " ".join(map(shape, own[-1].results))])
+    facts.append(["result size", size(own[-1].result_bytes)])
+    if parameters:
+        frozen = parameters - sum(layer.trainable for layer in own)
+        facts.append(["parameters", f"{parameters:,}" + (f", {frozen:,} frozen" if frozen else "")])
+        facts.append(["parameter size", size(sum(layer.parameter_bytes for layer in own))])
+    if len(own) == 1 and own[0].kernels:
+        facts += [["kernel", ", ".join(own[0].kernels)], ["device", own[0].device]]
+    passes: dict[str, float] = {}
+    for layer in own:
+        for phase, seconds in times.get(layer.name, {}).items():
+            passes[phase] = passes.get(phase, 0.0) + seconds
+    facts += [[phase, duration(seconds)] for phase, seconds in passes.items()]
+    return facts
+
+
+def layers_section(summary: Summary) -> Section:
+    """The table of `graph.summary()`."""
+    facts = "".join(f"<dt>{name}</dt><dd>{escape(visible(fact))}</dd>" for name, fact in summary.facts().items())
+    kinds = ""
+    if len(summary.layers) > MOST_ROWS:
+        rows = [[kind, f"{count:,}", f"{parameters:,}"] for kind, count, parameters in summary.kinds()]
+        kinds = f"<div class=wide>{Table(['kind', 'layers', 'parameters'], rows, frozenset({1, 2})).html()}</div>"
+    html = f"{kinds}<div class=wide>{summary.table(MOST_ROWS).html()}</div><dl>{facts}</dl>"
+    return Section("layers", "Layers", html)
+
+
+def key_figures(summary: Summary, curves: Curves, profile: GraphProfile | None) -> list[tuple[str, str, str]]:
+    """(what, number, remark): the first things one wants to know."""
+    figures = [("layers", f"{len(summary.layers):,}", "")]
+    figures.append(("parameters", f"{summary.parameters:,}", size(summary.parameter_bytes)))
+    if summary.device_memory is not None:
+        figures.append(("device memory", size(summary.device_memory), f"at batch {summary.batch_size}"))
+    if profile is not None:
+        rate = profile.batch_size / profile.step_time if profile.step_time else 0.0
+        figures.append(("time per run", duration(profile.step_time), f"{rate:,.0f} samples/s"))
+    for name in ("val_loss", "loss"):
+        curve = curves.epochs.get(name) or (curves.steps.get(name) if name == "loss" else None)
+        if curve is not None:
+            finite = list(filter(math.isfinite, curve.values))
+            best = f"best {number(min(finite))}" if finite else ""
+            figures.append(("validation loss" if name == "val_loss" else "loss", number(curve.values[-1]), best))
+            break
+    return figures

@@ -1,0 +1,64 @@
+"""The memory timeline: what the plan says, told in words, and bytes in use recounted one by one."""
+
+from __future__ import annotations
+
+from mlcompute.compiler.program import Program
+from mlcompute.seeing.memory import MemoryTimeline, memory_timeline
+from mlcompute.seeing.memory_map import MOST_TENANTS, memory_map
+from mlcompute.seeing.summary import main_program
+from tests.nets import Regression, sgd
+from tests.seeing.nets import Classifier
+
+
+def of(net: Classifier) -> tuple[Program, MemoryTimeline]:
+    program = main_program(net.training)
+    assert program is not None
+    return program, memory_timeline(net.training, program)
+
+
+def test_every_placement_is_told_once() -> None:
+    program, timeline = of(Classifier())
+    plan = sorted((p.offset, p.nbytes, p.first) for p in program.plan.placements.values())
+    assert sorted((t.offset, t.nbytes, t.first) for t in timeline.tenants) == plan
+    assert timeline.nbytes == program.plan.nbytes
+    assert len(timeline.phases) == len(timeline.live) == len(timeline.layers) == len(program.steps)
+    assert all(0 <= t.first <= t.last < len(program.steps) for t in timeline.tenants)
+
+
+def test_bytes_in_use_are_those_some_tenant_covers() -> None:
+    program, timeline = of(Classifier())
+    for step in range(len(program.steps)):
+        covered = set()
+        for tenant in timeline.tenants:
+            if tenant.first <= step <= tenant.last:
+                covered.update(range(tenant.offset, tenant.offset + tenant.nbytes))
+        assert timeline.live[step] == len(covered), f"step {step}"
+    assert max(timeline.live) == timeline.live[timeline.peak] <= timeline.nbytes
+
+
+def test_tensors_have_names() -> None:
+    _, timeline = of(Classifier())
+    what = {tenant.what for tenant in timeline.tenants}
+    assert {"gradient of fc's weights", "gradient of conv's weights", "result of Loss"} <= what
+    assert [tenant.what for tenant in timeline.tenants if tenant.kept] == ["result of Loss"]
+    assert {tenant.phase for tenant in timeline.tenants} <= {"forward", "gradient", "update", "workspace"}
+    assert all(tenant.layer for tenant in timeline.tenants)
+
+
+def test_the_map_draws_the_largest_and_says_how_many_are_missing() -> None:
+    _, timeline = of(Classifier())
+    picture = memory_map(timeline)
+    assert picture.hidden == 0
+    assert picture.svg.count("data-tensor=") == len(picture.data) == len(timeline.tenants)
+    many = MemoryTimeline(
+        timeline.tenants * 60, timeline.phases, timeline.layers, timeline.ops, timeline.live, timeline.nbytes
+    )
+    large = memory_map(many)
+    assert len(large.data) == MOST_TENANTS
+    assert large.hidden == len(many.tenants) - MOST_TENANTS
+
+
+def test_there_is_none_before_compile() -> None:
+    net = Regression(sgd())
+    assert main_program(net.graph) is None
+    assert main_program(net.training) is not None
