@@ -27,6 +27,9 @@ else:
 
 _PREFIX, _SUFFIX = ".mlcompute-", ".tmp"
 
+#: What this process is writing. Some network file systems cannot tell its own locks apart.
+_in_use: set[str] = set()
+
 
 class Writer:
     """Bytes for a new file: in order, or at a place of their own."""
@@ -59,7 +62,7 @@ def replace_file(path: str, fill: Callable[[Writer], None], who: str) -> None:
         sweep(folder)
         with _temporary(folder) as (descriptor, name):
             fill(Writer(descriptor))
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, AttributeError):  # no old file, or a system without such permissions
                 # Whoever was allowed to read the old file, and nobody else, may read the new one.
                 os.fchmod(descriptor, stat.S_IMODE(os.stat(target).st_mode))
             os.fsync(descriptor)
@@ -91,14 +94,20 @@ def _temporary(folder: str) -> Iterator[tuple[int, str]]:
             os.unlink(name)
         raise
     finally:
+        _in_use.discard(name)
         os.close(descriptor)
 
 
 def _create(folder: str) -> tuple[int, str]:
     while True:
         name = os.path.join(folder, f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}")
+        _in_use.add(name)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-        descriptor = os.open(name, flags, 0o666)
+        try:
+            descriptor = os.open(name, flags, 0o666)
+        except OSError:
+            _in_use.discard(name)
+            raise
         if fcntl is None:
             return descriptor, name
         with contextlib.suppress(OSError):  # a file system without locks: then nobody sweeps either
@@ -106,6 +115,7 @@ def _create(folder: str) -> tuple[int, str]:
         # Between creating and locking, another writer may have taken the file for a dead one's.
         if _is_still_there(name, descriptor):
             return descriptor, name
+        _in_use.discard(name)
         os.close(descriptor)
 
 
@@ -127,7 +137,7 @@ def sweep(folder: str) -> int:
 
 
 def _remove_if_dead(name: str) -> bool:
-    if fcntl is None:
+    if fcntl is None or name in _in_use:
         return False
     with contextlib.suppress(OSError):
         descriptor = os.open(name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | os.O_CLOEXEC)

@@ -54,7 +54,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
+        self.path = os.fsdecode(path)
         who = self._who = f"mlcompute.Checkpoint: {self.path}"
         self._lock = threading.Lock()
         try:

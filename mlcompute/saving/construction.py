@@ -59,7 +59,8 @@ def kinds() -> dict[str, type]:
     """The classes a file may name: the library's own layers, descriptors and optimizers, and nothing else."""
     import mlcompute
 
-    found = (getattr(mlcompute, name) for name in mlcompute.__all__)
+    # Not getattr, which would import everything that is imported at its first use.
+    found = (vars(mlcompute).get(name) for name in mlcompute.__all__)
     classes = (kind for kind in found if isinstance(kind, type) and not inspect.isabstract(kind))
     return {
         kind.__name__: kind

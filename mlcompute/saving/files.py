@@ -11,7 +11,7 @@ import numpy as np
 
 from mlcompute.described import DescribedGraph
 from mlcompute.device import Device
-from mlcompute.errors import DataError, ExecutionError, FileError
+from mlcompute.errors import DataError, ExecutionError, FileError, GraphError
 from mlcompute.graph import Graph
 from mlcompute.saving.atomic import Writer, replace_file
 from mlcompute.saving.checkpoint import ARRAYS, CONSTANTS, FORMAT_VERSION, NO_HASH, OPTIMIZER, PREFIX, Checkpoint
@@ -19,7 +19,7 @@ from mlcompute.saving.description import Rebuilt, describe, graph_hash, rebuild
 from mlcompute.saving.names import names_of
 from mlcompute.saving.plain import JSON, plain, to_text
 from mlcompute.saving.state import SavedState, describe_state, optimizer_arrays
-from mlcompute.saving.tensor_file import header_bytes, lay_out, type_name
+from mlcompute.saving.tensor_file import LONGEST_HEADER, header_bytes, lay_out, type_name
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import Array, ArrayLike
 from mlcompute.training import TrainingGraph
@@ -67,7 +67,7 @@ def save(
                 fix="save between runs, or from the thread that runs the graph",
             )
 
-    _write(os.fspath(path), kept, texts, unchanged)
+    _write(os.fsdecode(path), kept, texts, unchanged)
 
 
 def _finished_runs(graph: Graph) -> int:
@@ -137,6 +137,12 @@ def _write(path: str, arrays: Mapping[str, Array], texts: Mapping[str, str], unc
 
     # Hashes have a fixed length, so the place of the data is known before they are.
     data_start = len(header(dict.fromkeys(entries, NO_HASH), NO_HASH))
+    if data_start - 8 > LONGEST_HEADER:
+        raise GraphError(
+            f"mlcompute.save: the description takes {data_start:,} bytes",
+            expected=f"at most {LONGEST_HEADER:,}, which is what readers of safetensors files accept",
+            fix="pass less through `progress`, or save parts of the graph one by one",
+        )
 
     def fill(file: Writer) -> None:
         manifest: dict[str, str] = {}
@@ -166,7 +172,8 @@ def _little_endian(array: Array) -> memoryview:
 def load(path: str | os.PathLike[str], device: Device | None = None) -> Graph:
     """The graph in a file, rebuilt from the file alone: a Graph, TrainingGraph or InferenceGraph, as it was saved.
 
-    device  compile it for this device, with the options it was compiled with; None: leave it uncompiled
+    device  compile it for this device, with the options it was compiled with; None: leave it uncompiled. Plain
+            Graphs are never compiled: make an InferenceGraph or TrainingGraph from one
 
     A training graph goes on as if it had never stopped: weights, optimizer state, time step, rates, and the random
     streams of the graph and of the process (`Platform.set_rng_state`). Other graphs leave the process's stream alone.

@@ -91,7 +91,10 @@ class SavedState:
                 if type(step) is not int or not 1 <= step < 2**53:
                     raise DataError(f"the time step is {str(step)[:40]}", expected="a whole number from 1 on")
         except (DataError, TypeError) as error:
-            raise FileError(f"{self._who}: its state does not fit: {error}") from error
+            raise FileError(
+                f"{self._who}: its state does not fit a training graph: {error}",
+                fix="it may hold another kind of graph: restore the weights alone with exact=False",
+            ) from error
 
     def apply(self) -> None:
         """Put everything into the graph and the process."""

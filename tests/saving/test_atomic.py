@@ -288,6 +288,13 @@ def test_a_link_stays_a_link_and_permissions_stay(tmp_path: Path) -> None:
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
 
 
+def test_a_path_that_is_no_text_will_do(tmp_path: Path) -> None:
+    path = os.path.join(os.fsencode(tmp_path), b"caf\xe9")
+    for spelled in (path, os.fsdecode(path)):
+        mlc.save(spelled, small(4.0), progress={"number": 4})  # type: ignore[arg-type]
+        assert version_of(spelled) == 4  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", ["with spaces", "Größe und 数", "x" * 255], ids=["spaces", "unicode", "longest"])
 def test_any_file_name_will_do(name: str, tmp_path: Path) -> None:
     save(tmp_path / name, 4)

@@ -319,7 +319,7 @@ def test_changed_texts_are_refused_or_understood(key: str, whole: bytes, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("key", TEXTS)
 @given(data=st.data())
-@settings(max_examples=20_000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5_000, deadline=None, suppress_health_check=list(HealthCheck))
 def test_many_changed_texts_are_refused_or_understood(
     key: str, whole: bytes, tmp_path: Path, data: st.DataObject
 ) -> None:
@@ -344,7 +344,7 @@ def test_changed_bytes_are_refused(whole: bytes, tmp_path: Path, data: st.DataOb
 
 @pytest.mark.slow
 @given(data=st.data())
-@settings(max_examples=20_000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5_000, deadline=None, suppress_health_check=list(HealthCheck))
 def test_many_changed_bytes_are_refused(whole: bytes, tmp_path: Path, data: st.DataObject) -> None:
     mutate_bytes(whole, tmp_path / "model", data)
 

@@ -51,6 +51,20 @@ def test_a_plain_graph_comes_back_without_anything_else(tmp_path: Path) -> None:
     assert_same(values_of(loaded), values_of(graph))
 
 
+def test_an_empty_graph_comes_back(tmp_path: Path) -> None:
+    assert again(mlc.Graph(), tmp_path / "g").layers == []
+
+
+def test_a_description_no_reader_would_accept_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlcompute.saving.files.LONGEST_HEADER", 5000)
+    mlc.save(tmp_path / "g", small())
+    before = (tmp_path / "g").read_bytes()
+    with pytest.raises(mlc.GraphError, match=r"the description takes 7,\d\d\d bytes") as caught:
+        mlc.save(tmp_path / "g", small(), progress={"long": "x" * 4000})
+    assert caught.value.facts["expected"].startswith("at most 5,000")
+    assert (tmp_path / "g").read_bytes() == before
+
+
 def test_only_training_graphs_set_the_random_stream(tmp_path: Path) -> None:
     mlc.save(tmp_path / "g", mlc.InferenceGraph([everything(None)]))
     mlc.Platform.set_rng_seed_to(77)
