@@ -15,8 +15,8 @@ from tests.devices.kernels import Bench
 
 # samples, C, O, height, width, kernel, padding (top, bottom, left, right); channels in vectors of this machine
 CASES = [
-    (2, 1, 1, 16, 16, 3, (1, 1, 1, 1)),
-    (3, 2, 1, 15, 17, 3, (1, 0, 0, 2)),  # the last tiles reach beyond the image
+    (8, 1, 1, 16, 16, 3, (1, 1, 1, 1)),
+    (5, 2, 1, 15, 17, 3, (1, 0, 0, 2)),  # the last tiles reach beyond the image
     (5, 1, 3, 13, 14, 3, (0, 0, 0, 0)),
     (3, 1, 2, 9, 70, 3, (2, 2, 2, 2)),  # a row of tiles is more than a block
     (16, 4, 4, 4, 4, 3, (1, 1, 1, 1)),  # a block is more than a sample
@@ -27,7 +27,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS.values())
+@pytest.mark.parametrize("form", [form for forms in FORMS.values() for form in forms])
 def test_forms_are_convolutions(form: Form) -> None:
     """In exact enough arithmetic, one dimension: y = Aᵀ ((G w) * (Bᵀ x)), and its gradient of w."""
     rng = np.random.default_rng(0)
@@ -67,10 +67,10 @@ def test_winograd_means_what_the_op_means(name: str, case: tuple[Any, ...]) -> N
     exact = TABLE[name].meaning(*(array.astype(np.float64) for array in arrays), **attributes)
     scale = np.abs(exact).max()
     (found,) = bench.check(lambda found, expected: None)
-    assert np.abs(found - exact).max() < (2e-6 if case[5] == 3 else 5e-6) * scale
+    assert np.abs(found - exact).max() < 6e-6 * scale
     # No worse than a handful of times the plain sum of products in float32.
     plain = TABLE[name].meaning(*arrays, **attributes)
-    assert np.abs(found - exact).max() < 20 * max(np.abs(plain - exact).max(), 1e-7 * scale)
+    assert np.abs(found - exact).max() < 30 * max(np.abs(plain - exact).max(), 1e-7 * scale)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,18 @@ def test_other_convolutions_stay_with_the_library(change: dict[str, Any]) -> Non
         convolutions.KERNELS, "convolution", [x, w], {**attributes, **change}, workspaces=convolutions.WORKSPACES
     )
     assert not any(entry.kernel.startswith("winograd") for entry in bench.entries or ())
+
+
+def test_plain_sums_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays, attributes = convolution(CASES[0])["convolution"]
+    monkeypatch.setenv("MLCOMPUTE_WINOGRAD", "0")
+    bench = Bench(convolutions.KERNELS, "convolution", arrays, attributes, workspaces=convolutions.WORKSPACES)
+    assert not any(entry.kernel.startswith("winograd") for entry in bench.entries or ())
+
+
+def test_the_form_follows_from_what_it_wastes() -> None:
+    """Images of 16x16 are whole tiles of four; of 6x6, more than half of such tiles would be empty."""
+    for extent, form in ((16, "winograd 4x4"), (6, "winograd 2x2")):
+        arrays, attributes = convolution((64, 1, 1, extent, extent, 3, (1, 1, 1, 1)))["convolution"]
+        bench = Bench(convolutions.KERNELS, "convolution", arrays, attributes, workspaces=convolutions.WORKSPACES)
+        assert [entry.kernel for entry in bench.entries or ()] == ["filters to points", form]

@@ -6,10 +6,13 @@
 A bar is a meeting. Images lie channels-last, a register holds one pixel's next channels, and a block of tiles stays in
 the thread's cache from the first step to the last. The gradient of the input is the convolution of dy with the filters
 turned around and their channels exchanged. Products are those of `products`: how samples are shared changes nothing.
+
+What is not finite spreads within its tile: where a plain sum gives one infinity, a tile may give NaN.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +26,7 @@ from mlcompute.devices.cpu.lanes import Lanes
 from mlcompute.devices.cpu.operands import Operand, Operands
 from mlcompute.devices.cpu.threads import machine_slices, planned_threads
 from mlcompute.ops.images import first_shape
-from mlcompute.ops.op import Step
+from mlcompute.ops.op import Shape, Step
 
 #: Tiles of a block, about: enough rows for a product, and their points within so many bytes of the cache.
 _TILES, _CACHE = 48, 400_000
@@ -39,9 +42,9 @@ class Sizes:
 
     form: Form
     samples: int
-    source: tuple[int, int]
+    source: Shape
     depth: int
-    result: tuple[int, int]
+    result: Shape
     channels: int
     top: int
     left: int
@@ -75,9 +78,14 @@ class Sizes:
         return self.block_tiles * channels + 16
 
     @property
+    def tiles(self) -> int:
+        return self.samples * self.tile_rows * self.row_tiles
+
+    @property
     def cost(self) -> float:
-        tiles = self.samples * self.tile_rows * self.row_tiles
-        return tiles * self.points * self.channels * (2.0 * self.depth + 60) / FLOPS_PER_NS
+        """Nanoseconds, about: the products, and bringing pixels to points and back."""
+        per_point = self.depth * self.channels + 10 * (self.depth + self.channels)
+        return 2.0 * self.tiles * self.points * per_point / FLOPS_PER_NS
 
 
 def winograd_sizes(step: Step) -> Sizes | None:
@@ -89,17 +97,25 @@ def winograd_sizes(step: Step) -> Sizes | None:
         x, w, y = a["shape"], step.inputs[1].shape, first_shape(step.inputs[0].shape)
     else:
         x, w, y = first_shape(step.inputs[0].shape), step.inputs[1].shape, first_shape(step.results[0].shape)
-    form = FORMS.get(w[2]) if w[2] == w[3] else None
-    if form is None or a["groups"] != 1 or (*a["strides"], *a["dilations"]) != (1, 1, 1, 1):
+    forms = FORMS.get(w[2], ()) if w[2] == w[3] and is_allowed() else ()
+    if a["groups"] != 1 or (*a["strides"], *a["dilations"]) != (1, 1, 1, 1):
         return None
-    lanes, (top, _, left, _), most = vector_lanes(), a["padding"], form.taps - 1
+    lanes, (top, _, left, _), most = vector_lanes(), a["padding"], w[2] - 1
     if w[0] % lanes or w[1] % lanes or w[0] * w[1] > _MOST_FILTERS or max(a["padding"]) > most:
         return None
     if name == "convolution_input_gradient":
-        sizes = Sizes(form, x[0], (y[2], y[3]), w[0], (x[2], x[3]), w[1], most - top, most - left)
+        top, left = most - top, most - left
+        (source, depth), (result, channels) = (y[2:], w[0]), (x[2:], w[1])
     else:
-        sizes = Sizes(form, x[0], (x[2], x[3]), w[1], (y[2], y[3]), w[0], top, left)
-    return sizes if sizes.samples * sizes.tile_rows * sizes.row_tiles >= _LEAST_TILES else None
+        (source, depth), (result, channels) = (x[2:], w[1]), (y[2:], w[0])
+    fitting = [Sizes(form, x[0], source, depth, result, channels, top, left) for form in forms]
+    fitting = [sizes for sizes in fitting if sizes.tiles >= _LEAST_TILES]
+    return min(fitting, key=lambda sizes: sizes.cost, default=None)
+
+
+def is_allowed() -> bool:
+    """MLCOMPUTE_WINOGRAD=0 asks for plain sums of products, in which an infinity stays where it is."""
+    return os.environ.get("MLCOMPUTE_WINOGRAD", "") != "0"
 
 
 def _parts(sizes: Sizes) -> dict[str, int]:

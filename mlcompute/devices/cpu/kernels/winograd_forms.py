@@ -59,9 +59,11 @@ def _with_roots(roots: Sequence[Fraction]) -> list[Fraction]:
     return coefficients
 
 
-#: By taps. Points are chosen for small errors: those of three taps need only additions and halves; with 2 and -1/2,
-#: each the other's negative reciprocal, five taps stay within twice the error of a plain sum (2 and -2: six times).
-FORMS = {3: form(2, 3, "0", "1", "-1"), 5: form(2, 5, "0", "1", "-1", "2", "-1/2")}
+#: By taps. Points are chosen for small errors. Those of the first form need only additions and halves: it is as
+#: accurate as a plain sum. With 2 and -1/2, each the other's negative reciprocal, the others stay within two or three
+#: times the error of a plain sum (with 2 and -2 it would be six to ten).
+_SIX = ("0", "1", "-1", "2", "-1/2")
+FORMS = {3: (form(2, 3, "0", "1", "-1"), form(4, 3, *_SIX)), 5: (form(2, 5, *_SIX),)}
 
 
 def turned(matrix: Matrix) -> Matrix:
