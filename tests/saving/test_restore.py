@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import mlcompute as mlc
-from tests.nets import MEAN, Array, Regression, adam, assert_same, dense, normal, sgd, values_of
+from tests.nets import INFERENCE, MEAN, Array, Regression, adam, assert_same, cpu, dense, normal, sgd, values_of
 from tests.saving.networks import memory, reference, small
 
 
@@ -113,11 +113,17 @@ def test_an_inference_graph_takes_the_weights_of_a_training_graph(tmp_path: Path
     graph.node(dense(5, 2, seed=9), source=h)
     inference = mlc.InferenceGraph([graph])
     inference.add_inputs({"x": x})
-    inference.compile(device=reference())
+    inference.compile(device=cpu())
+    data = normal(4, 3, seed=3)
+    before = inference.execute({"x": data}).result.data
     state = mlc.Platform.rng_state()
     assert mlc.restore(inference, tmp_path / "r").is_exact
     assert mlc.Platform.rng_state() == state
     assert_same(values_of(inference), values_of(r.training))
+    after = inference.execute({"x": data}).result.data
+    assert not np.array_equal(before, after)
+    r.training.execute({"x": data}, options=INFERENCE).wait()
+    assert_same([after], [r.y.data])
 
 
 def test_live_memory_stays_the_same_memory(tmp_path: Path) -> None:
