@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.columns import Column, column
@@ -223,7 +225,10 @@ def _named(who: str, kind: str, tensors: Mapping[str, Tensor], given: Any) -> di
     elif isinstance(given, Mapping):
         named = dict(given)
     elif len(tensors) == 1:
-        named = {next(iter(tensors)): given}
+        ((name, tensor),) = tensors.items()
+        if isinstance(given, (tuple, list)) and len(given) == 1 and np.ndim(given[0]) >= len(tensor.descriptor.shape):
+            (given,) = given  # a list of the only one
+        named = {name: given}
     elif isinstance(given, (tuple, list)) and len(given) == len(tensors):
         named = dict(zip(tensors, given, strict=True))
     else:

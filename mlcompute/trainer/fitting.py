@@ -207,7 +207,7 @@ class Fitting:
         ended = self.epoch
         for callback in self.plan.callbacks:
             callback.on_epoch_end(ended, logs)
-        self.history.epochs.append(logs)
+        self.history.epochs.append({name: float(value) for name, value in logs.items()})
         self.history.seconds.append(seconds)
         self.history.samples_per_second.append(samples / seconds if seconds else 0.0)
         self.epoch, self.batch = ended + 1, 0

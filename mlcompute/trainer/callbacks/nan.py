@@ -72,10 +72,17 @@ class TerminateOnNaN(Callback):
 
     def _stop(self, step: int) -> None:
         first = step - len(self._since) + 1
-        error = self._explain(first) or NaNError(
-            f"training met NaN or infinity in step {step}",
-            fix="repeating the steps gave finite numbers: something outside the graph changed weights or data",
-        )
+        now = Snapshot(self.trainer.model)
+        error = self._explain(first)
+        if error is None:
+            now.restore()
+            finding = _find(self.trainer.training, self.trainer.batches)
+            error = NaNError(
+                f"training met NaN or infinity after step {step}: {finding or 'its cause is gone'}",
+                fix="repeating the steps since the last copy gave finite numbers: something outside the graph changed "
+                "weights or data; TerminateOnNaN(every=1) looks at every step",
+            )
+            error.finding = finding
         error.step = error.step or step
         self._since, self._copy = [], None
         self.error = error

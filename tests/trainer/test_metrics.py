@@ -1,0 +1,82 @@
+"""Metrics by hand, against PyTorch, and the same whatever the batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mlcompute as mlc
+from mlcompute.trainer.metrics import metrics_from
+
+RNG = np.random.default_rng(0)
+
+
+def counted(metric: mlc.metrics.Metric, prediction: np.ndarray, labels: np.ndarray, size: int = 7) -> float:
+    metric.reset()
+    for first in range(0, len(prediction), size):
+        metric.update(prediction[first : first + size], labels[first : first + size])
+    return metric.result()
+
+
+@pytest.mark.parametrize("shape", [(50, 6), (20, 6, 3, 2)])
+def test_accuracies_against_pytorch(shape: tuple[int, ...]) -> None:
+    prediction = RNG.standard_normal(shape).astype(np.float32)
+    classes = RNG.integers(0, 6, (shape[0], *shape[2:]))
+    labels = np.moveaxis(np.eye(6, dtype=np.float32)[classes], -1, 1)
+    for k in (1, 3, 6):
+        found = torch.tensor(prediction).topk(k, dim=1).indices == torch.tensor(classes).unsqueeze(1)
+        assert counted(mlc.metrics.TopKAccuracy(k), prediction, labels) == pytest.approx(
+            found.any(1).float().mean().item()
+        )
+    expected = (prediction.argmax(1) == classes).mean()
+    assert counted(mlc.metrics.Accuracy(), prediction, labels) == pytest.approx(expected)
+
+
+def test_equal_scores_and_nan_are_no_help() -> None:
+    labels = np.eye(4, dtype=np.float32)
+    constant = np.zeros((4, 4), np.float32)
+    assert counted(mlc.metrics.TopKAccuracy(2), constant, labels) == 0.5
+    assert counted(mlc.metrics.TopKAccuracy(4), np.full((4, 4), np.nan, np.float32), labels) == 0.0
+
+
+def test_thresholds() -> None:
+    prediction = np.float32([[0.4], [0.6], [-1.0], [2.0]])
+    labels = np.float32([[1], [1], [0], [0]])
+    assert counted(mlc.metrics.Accuracy(threshold=0.5), prediction, labels) == 0.5
+    assert counted(mlc.metrics.Accuracy(threshold=0.0), prediction, labels) == 0.75
+    assert mlc.metrics.Accuracy().name == "accuracy"
+
+
+def test_errors() -> None:
+    prediction, labels = RNG.standard_normal((2, 30, 4))
+    assert counted(mlc.metrics.MeanAbsoluteError(), prediction, labels) == pytest.approx(
+        np.abs(prediction - labels).mean()
+    )
+    squared = np.square(prediction - labels).mean()
+    assert counted(mlc.metrics.MeanSquaredError(), prediction, labels) == pytest.approx(squared)
+
+
+def test_functions_of_ones_own() -> None:
+    def largest(prediction: Any, labels: Any) -> Any:
+        return np.abs(prediction - labels).max(axis=1)
+
+    def mean(prediction: Any, labels: Any) -> float:
+        return float(prediction.mean())
+
+    prediction, labels = RNG.standard_normal((2, 30, 4))
+    per_sample, whole = metrics_from([largest, mlc.metrics.Mean(mean, "average")])
+    assert (per_sample.name, whole.name) == ("largest", "average")
+    assert counted(per_sample, prediction, labels) == pytest.approx(np.abs(prediction - labels).max(axis=1).mean())
+    assert counted(whole, prediction, labels) == pytest.approx(prediction.mean())
+    wrong = mlc.metrics.Mean(lambda prediction, labels: prediction, "all")
+    with pytest.raises(mlc.DataError, match=r"metric 'all': values of shape \(7, 4\) for 7 samples"):
+        counted(wrong, prediction, labels)
+    assert np.isnan(mlc.metrics.Accuracy().result())
+
+
+def test_names() -> None:
+    names = ["accuracy", "top_3_accuracy", "top_5_accuracy", "mae", "mse", "mean_absolute_error", "mean_squared_error"]
+    assert [metric.name for metric in metrics_from(names)] == names
