@@ -63,11 +63,12 @@ def condensed(curve: Curve) -> list[Point]:
 
 def line_chart(title: str, lines: Sequence[Line], x_label: str, width: int = 540, height: int = 250) -> Chart:
     """Curves over the same axis, with their names at the end of each or in a legend above."""
-    left, right, top, bottom = 52, 14, 34, 34
+    right, top, bottom = 14, 34, 34
     drawn = [point for line in lines for point in line.points if math.isfinite(point.y)]
     lows, highs = [point.low for point in drawn] or [0.0], [point.high for point in drawn] or [1.0]
     ticks = nice_ticks(min(lows), max(highs))
     least, most = ticks[0], ticks[-1]
+    left = round(max(52.0, 16 + max(text_width(number(tick), 11.0) for tick in ticks)))
     xs = [point.x for line in lines for point in line.points] or [0.0]
     first, last = min(xs), max(xs)
 

@@ -31,7 +31,7 @@ def report(
     Long graphs and long trainings are summed up: the page stays below a few hundred kilobytes.
     """
     from mlcompute.graph import Graph as GraphClass
-    from mlcompute.seeing.files import write_whole
+    from mlcompute.seeing.files import write_text
     from mlcompute.seeing.page import page_of
     from mlcompute.seeing.profile import GraphProfile as ProfileClass
 
@@ -39,4 +39,4 @@ def report(
         raise TypeError(f"report: graph must be a Graph, not {type(graph).__name__}")
     if profile is not None and not isinstance(profile, ProfileClass):
         raise TypeError(f"report: profile must be what graph.profile() gives, not {type(profile).__name__}")
-    return write_whole(Path(path), page_of(graph, history, profile, title))
+    return write_text(Path(path), page_of(graph, history, profile, title), "report")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Layers the bars of time show; the cheaper ones are summed up.
 MOST_BARS = 60
+#: What training happened under, rather than how it went: shown last.
+_CONDITIONS = {"learning rate", "lr", "samples per second"}
 
 
 @dataclass
@@ -38,16 +40,16 @@ class Section:
 
 def learning_section(curves: Curves) -> Section:
     """Loss and metrics: every metric in a chart of its own, training and validation together."""
-    charts = []
     joined: dict[str, list[Line]] = {}
     for name, curve in curves.epochs.items():
         metric, who = _metric(name)
         kind = "c1 dash" if who == "validation" else "c0"
         joined.setdefault(metric, []).append(Line(f"{who} {metric}".strip(), condensed(curve), kind))
-    for metric, lines in joined.items():
-        charts.append(line_chart(metric, lines, "epoch"))
+    charts = [line_chart(metric, lines, "epoch") for metric, lines in joined.items() if metric not in _CONDITIONS]
     for name, curve in curves.steps.items():
-        charts.append(line_chart(f"{name} per step", [Line(f"{name} per step", condensed(curve), "c0")], "step"))
+        title = f"{name.replace('_', ' ')} per step"
+        charts.append(line_chart(title, [Line(title, condensed(curve), "c0")], "step"))
+    charts += [line_chart(metric, lines, "epoch") for metric, lines in joined.items() if metric in _CONDITIONS]
     figures = "".join(
         f'<figure class="plot" tabindex="0" data-chart="{index}">{chart.svg}<figcaption class="readout">'
         f"&nbsp;</figcaption></figure>"
@@ -62,8 +64,8 @@ def _metric(name: str) -> tuple[str, str]:
     """val_loss -> (loss, validation)."""
     for prefix in ("val_", "validation_"):
         if name.startswith(prefix):
-            return name.removeprefix(prefix), "validation"
-    return name, ""
+            return name.removeprefix(prefix).replace("_", " "), "validation"
+    return name.replace("_", " "), ""
 
 
 def _epoch_table(curves: Curves) -> str:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlcompute.seeing.files import write_whole
+from mlcompute.seeing.files import write_text
 
 if TYPE_CHECKING:
     from mlcompute.seeing.profile import Event, GraphProfile
@@ -22,7 +22,8 @@ _RUNS = 1  # the track of whole runs; the passes follow
 def write_trace(profile: GraphProfile, path: Path) -> Path:
     """Write the file, whole or not at all."""
     # Labels are anybody's: JSON escapes them all, even halves of letters that UTF-8 cannot write.
-    return write_whole(path, json.dumps(trace_of(profile), ensure_ascii=True, separators=(",", ":")))
+    text = json.dumps(trace_of(profile), ensure_ascii=True, separators=(",", ":"))
+    return write_text(path, text, "save_trace")
 
 
 def trace_of(profile: GraphProfile) -> dict[str, Any]:
