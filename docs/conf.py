@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import sys
 from pathlib import Path
 
@@ -33,6 +35,14 @@ pygments_style = "default"
 pygments_dark_style = "github-dark"
 
 
+def _plain(sentence: str) -> str:
+    """A sentence as it is: `code` becomes a literal, nothing else is markup."""
+    parts = sentence.split("`")
+    text = [re.sub(r"([\\*|_])", r"\\\1", part) for part in parts[::2]]
+    code = [f"``{part}``" for part in parts[1::2]]
+    return "".join(one for pair in itertools.zip_longest(text, code, fillvalue="") for one in pair)
+
+
 def _literal_docstring(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Keep a docstring's own lines: everything after its first sentence is formulas and aligned columns."""
     body = lines[1:]
@@ -40,8 +50,7 @@ def _literal_docstring(app: object, what: str, name: str, obj: object, options: 
         body = body[1:]
     while body and not body[-1].strip():
         body = body[:-1]
-    head = lines[0].replace("*", r"\*").replace("`", "``").replace("_ ", r"\_ ") if lines else ""
-    lines[:] = [head]
+    lines[:] = [_plain(lines[0]) if lines else ""]
     if body:
         lines += ["", ".. code-block:: text", "", *[f"   {line}" for line in body], ""]
 

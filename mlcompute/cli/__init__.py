@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from mlcompute.cli.answer import Answer
+from mlcompute.cli.answer import Answer, fitted
 from mlcompute.errors import Error
 
 #: One file per command: what it is called, what it does, in the order of the help.
@@ -89,6 +89,6 @@ def _fail(error: Exception, args: argparse.Namespace) -> int:
 
 
 def _show(answer: Answer, as_json: bool) -> None:
-    text = json.dumps(answer.data, indent=2) if as_json else answer.text
+    text = json.dumps(answer.data, indent=2) if as_json else fitted(answer.text)
     if text:
         print(text)

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from dataclasses import dataclass, field
 from typing import Any
+
+
+def fitted(text: str) -> str:
+    """Lines cut to the width of the terminal, where one is looked at: a wrapped table cannot be read."""
+    if not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(line if len(line) <= width else f"{line[: width - 1]}…" for line in text.split("\n"))
 
 
 @dataclass

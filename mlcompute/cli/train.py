@@ -10,7 +10,7 @@ import numpy as np
 
 import mlcompute as mlc
 from mlcompute.cli import datasets, models, trainers
-from mlcompute.cli.answer import Answer
+from mlcompute.cli.answer import Answer, fitted
 from mlcompute.errors import DataError
 
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> Answer:
         used.append(callbacks.TensorBoard(args.tensorboard))
     if not args.json:
         samples = f"{len(data.x):,} samples" + ("" if validation is None else f", {len(data.x_test):,} to judge by")
-        print(f"{data.name}: {samples}\n{trainer.training.summary()}\n", flush=True)
+        print(fitted(f"{data.name}: {samples}\n{trainer.training.summary()}\n"), flush=True)
     history = trainer.fit(
         data.x,
         data.y,
