@@ -1,42 +1,181 @@
-"""The workloads every framework runs: names, batches, data. Models are written in each framework's own file."""
+"""What every contender runs: data, initial weights and arithmetic of each workload. The models are theirs to write."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
+Weights = dict[str, np.ndarray]
+Shapes = dict[str, tuple[int, ...]]
+#: Multiply-adds of one product in the forward pass, and whether the gradient of its input is needed too.
+Product = tuple[int, bool]
+
+LEARNING_RATE, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
+NORM_EPSILON, HEADS, HIDDEN = 1e-5, 4, 128
+#: channels, stride of the first convolution, of the nine blocks of ResNet-20
+BLOCKS = [(16, 1), (16, 1), (16, 1), (32, 2), (32, 1), (32, 1), (64, 2), (64, 1), (64, 1)]
+
 
 @dataclass(frozen=True)
 class Workload:
-    """One training job: shape of a batch, number of classes, and what makes its data."""
+    """One network with its batch.
+
+    shapes    of the weights by name, in PyTorch's conventions and order: dense (out, in), convolution (out, in, k, k)
+    products  matrix products and convolutions of the forward pass
+    tokens    inputs are token numbers, and there is one label per token
+    """
 
     name: str
     describes: str
+    model: str
     input_shape: tuple[int, ...]
     classes: int
-    tokens: bool = False  # inputs are token numbers, labels one per token
+    shapes: Shapes
+    products: list[Product]
+    tokens: bool = False
 
-    def batch(self, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and class numbers, the same for every framework."""
-        rng = np.random.default_rng(seed)
+    def batch(self) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and class numbers."""
+        rng = np.random.default_rng(0)
         if self.tokens:
-            x = rng.integers(0, self.classes, self.input_shape).astype(np.int32)
-            return x, rng.integers(0, self.classes, self.input_shape)
-        x = rng.standard_normal(self.input_shape).astype(np.float32)
-        return x, rng.integers(0, self.classes, self.input_shape[0])
+            inputs = rng.integers(0, self.classes, self.input_shape).astype(np.int32)
+            return inputs, rng.integers(0, self.classes, self.input_shape)
+        inputs = rng.standard_normal(self.input_shape).astype(np.float32)
+        return inputs, rng.integers(0, self.classes, self.input_shape[0])
+
+    def weights(self) -> Weights:
+        """Initial weights: normal with variance 1 / fan-in; scales of normalizations 1, biases 0."""
+        rng = np.random.default_rng(1)
+
+        def initial(name: str, shape: tuple[int, ...]) -> np.ndarray:
+            if len(shape) == 1:
+                return np.full(shape, float(name.endswith("scale")), np.float32)
+            return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+        return {name: initial(name, shape) for name, shape in self.shapes.items()}
+
+    def flops(self, mode: str) -> int:
+        """Multiplications and additions in the products of one step; everything else is not counted."""
+        if mode == "infer":
+            return 2 * sum(count for count, _ in self.products)
+        # Forward, gradient of the weights, and gradient of the input unless the input is the data.
+        return 2 * sum(count * (3 if needs_input_gradient else 2) for count, needs_input_gradient in self.products)
+
+    def loss(self, scores: np.ndarray) -> float:
+        """Mean cross entropy of predictions (..., classes) against the batch's labels."""
+        scores = scores.reshape(-1, self.classes).astype(np.float64)
+        labels = self.batch()[1].reshape(-1)
+        top = scores.max(1, keepdims=True)
+        logs = scores - top - np.log(np.exp(scores - top).sum(1, keepdims=True))
+        return float(-logs[np.arange(len(labels)), labels].mean())
 
 
+def dense(name: str, inputs: int, outputs: int) -> Shapes:
+    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
+
+
+def norm(name: str, size: int) -> Shapes:
+    return {f"{name}.scale": (size,), f"{name}.shift": (size,)}
+
+
+def mlp(name: str, batch: int, *sizes: int) -> Workload:
+    shapes: Shapes = {}
+    products = []
+    for index, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        shapes |= dense(f"fc{index}", inputs, outputs)
+        products.append((batch * inputs * outputs, index > 0))
+    title = f"MLP {'-'.join(map(str, sizes))}, batch {batch}"
+    return Workload(name, title, "mlp", (batch, sizes[0]), sizes[-1], shapes, products)
+
+
+def lenet(batch: int = 64) -> Workload:
+    shapes = {"conv0.weight": (32, 1, 5, 5), "conv0.bias": (32,), "conv1.weight": (64, 32, 5, 5), "conv1.bias": (64,)}
+    shapes |= dense("fc0", 3136, 256) | dense("fc1", 256, 10)
+    forward = [28 * 28 * 32 * 25, 14 * 14 * 64 * 32 * 25, 3136 * 256, 256 * 10]
+    products = [(batch * count, index > 0) for index, count in enumerate(forward)]
+    return Workload("lenet", f"LeNet 32-64 5x5, batch {batch}", "lenet", (batch, 1, 28, 28), 10, shapes, products)
+
+
+def resnet20(batch: int = 32) -> Workload:
+    shapes: Shapes = {"stem.weight": (16, 3, 3, 3), **norm("stem", 16)}
+    side, channels = 32, 16
+    products = [(batch * side * side * 16 * 3 * 9, False)]
+    for index, (outputs, stride) in enumerate(BLOCKS):
+        side //= stride
+        for part, inputs in enumerate((channels, outputs)):
+            shapes |= {f"block{index}.conv{part}.weight": (outputs, inputs, 3, 3)}
+            shapes |= norm(f"block{index}.norm{part}", outputs)
+            products.append((batch * side * side * outputs * inputs * 9, True))
+        if stride > 1 or channels != outputs:
+            shapes |= {f"block{index}.shortcut.weight": (outputs, channels, 1, 1)}
+            shapes |= norm(f"block{index}.shortcut", outputs)
+            products.append((batch * side * side * outputs * channels, True))
+        channels = outputs
+    shapes |= dense("fc", 64, 10)
+    products.append((batch * 640, True))
+    return Workload("resnet20", f"ResNet-20, batch {batch}", "resnet20", (batch, 3, 32, 32), 10, shapes, products)
+
+
+def lstm(batch: int = 32, time: int = 50, inputs: int = 64) -> Workload:
+    # Gates in the order input, forget, cell, output.
+    shapes = {"input.weight": (4 * HIDDEN, inputs), "hidden.weight": (4 * HIDDEN, HIDDEN), "gates.bias": (4 * HIDDEN,)}
+    shapes |= dense("fc", HIDDEN, 10)
+    products = [
+        (batch * time * inputs * 4 * HIDDEN, False),
+        (batch * time * HIDDEN * 4 * HIDDEN, True),
+        (batch * HIDDEN * 10, True),
+    ]
+    title = f"LSTM {inputs}->{HIDDEN}, {time} steps, batch {batch}"
+    return Workload("lstm", title, "lstm", (batch, time, inputs), 10, shapes, products)
+
+
+def transformer(batch: int = 8, time: int = 64, d: int = 128, layers: int = 2, vocabulary: int = 256) -> Workload:
+    shapes: Shapes = {"embedding": (vocabulary, d)}
+    products: list[Product] = []
+    tokens = batch * time
+    for index in range(layers):
+        at = f"layer{index}"
+        shapes |= dense(f"{at}.qkv", d, 3 * d) | dense(f"{at}.out", d, d)
+        shapes |= dense(f"{at}.up", d, 4 * d) | dense(f"{at}.down", 4 * d, d)
+        shapes |= norm(f"{at}.norm0", d) | norm(f"{at}.norm1", d)
+        products += [(tokens * d * d * factor, True) for factor in (3, 1, 4, 4)]
+        products += [(tokens * time * d, True)] * 2  # scores, and their product with the values
+    shapes |= dense("fc", d, vocabulary)
+    products.append((tokens * d * vocabulary, True))
+    title = f"Transformer d{d}, {layers} layers, {time} tokens, batch {batch}"
+    return Workload("transformer", title, "transformer", (batch, time), vocabulary, shapes, products, tokens=True)
+
+
+def channels_last(weights: Weights, order: tuple[int, int, int, int]) -> Weights:
+    """Weights for contenders that keep images as (n, h, w, c): kernels transposed, LeNet's dense layer permuted.
+
+    order   how (out, in, k, k) becomes what the framework's convolution takes
+    """
+    found = {name: w.transpose(order) if w.ndim == 4 else w for name, w in weights.items()}
+    if "conv1.weight" in weights:
+        w = weights["fc0.weight"]
+        found["fc0.weight"] = w.reshape(256, 64, 7, 7).transpose(0, 2, 3, 1).reshape(256, 3136)
+    return {name: np.ascontiguousarray(w) for name, w in found.items()}
+
+
+#: Run by every contender before its memory is measured, so that libraries loaded at first use do not count.
+TINY = mlp("tiny", 4, 8, 4, 2)
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("mlp1", "MLP 784-128-10, batch 1", (1, 784), 10),
-        Workload("mlp32", "MLP 784-128-10, batch 32", (32, 784), 10),
-        Workload("mlp64", "MLP 784-512-256-10, batch 64", (64, 784), 10),
-        Workload("lenet", "LeNet 32-64 5x5, batch 64", (64, 1, 28, 28), 10),
-        Workload("resnet20", "ResNet-20, batch 32", (32, 3, 32, 32), 10),
-        Workload("lstm", "LSTM 64->128, 50 steps, batch 32", (32, 50, 64), 10),
-        Workload("transformer", "Transformer d128, 2 layers, 64 tokens, batch 8", (8, 64), 256, tokens=True),
+        mlp("mlp1", 1, 784, 128, 10),
+        mlp("mlp32", 32, 784, 128, 10),
+        mlp("mlp64", 64, 784, 512, 256, 10),
+        lenet(),
+        resnet20(),
+        lstm(),
+        transformer(),
     )
 }
-LEARNING_RATE, EPSILON = 1e-3, 1e-8
+MODES: dict[str, str] = {
+    "train": "training step",
+    "split": "forward, gradient, update one by one",
+    "infer": "inference",
+}

@@ -1,0 +1,65 @@
+"""The contenders: one file each, with a `build(workload, mode, variant)` that gives a `Job`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass
+class Job:
+    """One thing to measure.
+
+    step    runs once and returns when everything is done
+    result  what the last step gave: the loss, or the predictions (samples, classes)
+    facts   called after some steps: further numbers for the report (bytes_planned, bytes_live)
+    """
+
+    step: Callable[[], object]
+    result: Callable[[], np.ndarray]
+    facts: Callable[[], dict[str, float]] = field(default=dict)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A row of the table.
+
+    file       module of this folder that builds the jobs
+    framework  the module whose import is timed
+    variant    passed on to build
+    only       workloads it differs on from the contender it is a variant of; empty: all
+    lacks      modes it has no way to run, with the reason
+    slow       left out by --quick unless asked for by name
+    """
+
+    name: str
+    file: str
+    framework: str
+    variant: str = ""
+    only: tuple[str, ...] = ()
+    lacks: tuple[tuple[str, str], ...] = ()
+    slow: bool = False
+
+
+CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        Contender("mlcompute", "ours", "mlcompute"),
+        Contender("torch", "pytorch", "torch"),
+        Contender("torch-channels-last", "pytorch", "torch", "channels_last", only=("lenet", "resnet20")),
+        Contender("torch-compile", "pytorch", "torch", "compile", slow=True),
+        Contender("jax", "jax_jit", "jax"),
+        Contender(
+            "tinygrad", "tinygrad_jit", "tinygrad", slow=True,
+            lacks=(("split", "its jit cannot keep a gradient tape from one function to the next"),),
+        ),
+        Contender(
+            "mlx", "mlx_compile", "mlx.core", slow=True,
+            lacks=(("split", "forward and gradient are one call (value_and_grad)"),),
+        ),
+    )
+}  # fmt: skip
+#: The machine's own speed, measured like a contender: one large float32 product.
+YARDSTICK = Contender("sgemm", "sgemm", "numpy")

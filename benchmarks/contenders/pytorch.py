@@ -1,0 +1,153 @@
+"""The workloads in PyTorch: eager with fused Adam, the same with channels-last images, and torch.compile."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks.contenders import Job
+from benchmarks.workloads import BETA1, BETA2, BLOCKS, EPSILON, HEADS, HIDDEN, LEARNING_RATE, NORM_EPSILON, Workload
+
+
+def mlp(workload: Workload) -> nn.Module:
+    sizes = [workload.input_shape[1], *(shape[0] for shape in workload.shapes.values() if len(shape) == 2)]
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def lenet(workload: Workload) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(3136, 256), nn.ReLU(), nn.Linear(256, 10),
+    )  # fmt: skip
+
+
+def normalized(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Sequential:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs, NORM_EPSILON))
+
+
+class Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first, self.second = normalized(inputs, outputs, 3, stride), normalized(outputs, outputs, 3, 1)
+        changes = stride > 1 or inputs != outputs
+        self.shortcut = normalized(inputs, outputs, 1, stride) if changes else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
+
+
+class ResNet20(nn.Module):
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        inputs = [16, *(outputs for outputs, _ in BLOCKS)]
+        blocks = [Block(i, o, stride) for i, (o, stride) in zip(inputs, BLOCKS, strict=False)]
+        self.body = nn.Sequential(normalized(3, 16, 3, 1), nn.ReLU(), *blocks)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).mean((2, 3)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(workload.input_shape[2], HIDDEN, batch_first=True), nn.Linear(HIDDEN, 10)
+        # PyTorch's cell has two biases that are added; everybody else has one.
+        nn.init.zeros_(self.lstm.bias_hh_l0.requires_grad_(False))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+class Transformer(nn.Module):
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        vocabulary, d = workload.shapes["embedding"]
+        count = sum(name.endswith("qkv.weight") for name in workload.shapes)
+        self.embedding = nn.Embedding(vocabulary, d)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(d, HEADS, 4 * d, 0.0, layer_norm_eps=NORM_EPSILON, batch_first=True,
+                                       norm_first=True)
+            for _ in range(count)
+        )  # fmt: skip
+        self.head = nn.Linear(d, vocabulary)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+MODELS: dict[str, Callable[[Workload], nn.Module]] = {
+    "mlp": mlp,
+    "lenet": lenet,
+    "resnet20": ResNet20,
+    "lstm": Recurrent,
+    "transformer": Transformer,
+}
+
+
+def build(workload: Workload, mode: str, variant: str = "") -> Job:
+    """variant: "", "channels_last" or "compile"."""
+    model: Any = MODELS[workload.model](workload)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with torch.no_grad():
+        for parameter, array in zip(parameters, workload.weights().values(), strict=True):
+            assert parameter.shape == array.shape
+            parameter.copy_(torch.from_numpy(array))
+    inputs, classes = workload.batch()
+    x, y = torch.from_numpy(inputs), torch.from_numpy(classes).reshape(-1)
+    if variant == "channels_last" and x.dim() == 4:
+        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    forward = torch.compile(model) if variant == "compile" else model
+    results: list[Any] = [None]
+
+    def infer() -> None:
+        with torch.inference_mode():
+            results[0] = forward(x)
+
+    def train() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(forward(x).flatten(0, -2), y)
+        loss.backward()
+        optimizer.step()
+        results[0] = loss.detach()
+
+    def result() -> np.ndarray:
+        return results[0].numpy()
+
+    if mode == "infer":
+        model.eval()
+        return Job(infer, result)
+    optimizer = torch.optim.Adam(parameters, LEARNING_RATE, (BETA1, BETA2), EPSILON, fused=True)
+    # Eager steps are forward, gradient and update one by one already, with every gradient readable.
+    return Job(train, result, lambda: {"bytes_live": live_bytes(train, optimizer)})
+
+
+def live_bytes(step: Callable[[], None], optimizer: torch.optim.Optimizer) -> float:
+    """Most bytes of tensors alive during a step, beyond parameters and data: results, gradients, optimizer state."""
+    optimizer.zero_grad(set_to_none=True)
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    with profiler:
+        step()
+    now = most = 0
+    for event in sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    states = (
+        value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+    )
+    return float(most + sum(value.numel() * value.element_size() for value in states))

@@ -1,0 +1,74 @@
+"""The benchmark harness works: numbers arrive, losses are compared, failures are told. Nothing here looks at times."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import measure, table
+from benchmarks.__main__ import main
+from benchmarks.contenders import CONTENDERS, Contender, pytorch
+from benchmarks.contenders import ours as mlcompute
+from benchmarks.workloads import MODES, TINY, WORKLOADS
+
+
+def test_command_prints_a_table_and_writes_json(tmp_path, capsys):
+    path = tmp_path / "new" / "numbers.json"
+    arguments = ["--quick", "--only", "mlp1", "--contenders", "mlcompute", "--threads", "1", "--rounds", "1"]
+    assert main([*arguments, "--seconds", "0.02", "--json", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "MLP 784-128-10, batch 1: training step" in printed
+    assert "left out: jax (not asked for)" in printed
+    found = json.loads(path.read_text())["results"]["mlp1"]
+    ours = found["train"]["mlcompute"]
+    assert len(ours["losses"]) == 5
+    assert ours["minimum"] <= ours["median"] <= ours["high"]
+    for number in ("bytes_planned", "of_sgemm", "cold_seconds", "cached_seconds", "import_seconds"):
+        assert ours[number] > 0, number
+    assert found["infer"]["mlcompute"]["losses"] == pytest.approx(ours["losses"][:1], rel=1e-5)
+
+
+@pytest.mark.parametrize("option", ["--only", "--modes", "--contenders"])
+def test_unknown_names_are_refused_with_the_known_ones(option, capsys):
+    with pytest.raises(SystemExit):
+        main([option, "nothing"])
+    assert f"{option}: unknown: nothing; known: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_contenders_do_the_same_work(mode):
+    for workload in (TINY, WORKLOADS["lstm"]):
+        found = {}
+        for name, contender in (("mlcompute", mlcompute), ("torch", pytorch)):
+            job, losses = contender.build(workload, mode), []
+            for _ in range(3):
+                job.step()
+                result = job.result()
+                losses.append(workload.loss(result) if mode == "infer" else float(result.mean()))
+            found[name] = {"losses": losses}
+        assert measure.disagreement(found)[1] == []
+
+
+def test_other_work_is_noticed():
+    found = {"mlcompute": {"losses": [2.0, 1.0]}, "a": {"losses": [2.0, 1.05]}, "b": {"losses": [2.0, np.nan]}}
+    assert measure.disagreement(found)[1] == ["a", "b"]
+    assert "not the same work: losses of a, b differ" in table.check(found, "train")
+
+
+def test_missing_and_slow_contenders_are_named(tmp_path):
+    missing = measure.Process(Contender("x", "x", "no_such_framework"), 1, 60, tmp_path)
+    assert "cannot be imported: No module named 'no_such_framework'" in missing.ready["error"]
+    missing.close()
+    slow = measure.Process(CONTENDERS["mlcompute"], 1, 0.01, tmp_path)
+    assert slow.ready == {"error": "gave up after 0 s"}
+    assert "error" in slow.ask("build", workload="tiny", mode="train")
+
+
+def test_arithmetic_is_counted_by_hand():
+    assert WORKLOADS["mlp1"].flops("infer") == 2 * (784 * 128 + 128 * 10)
+    # The gradient of the data is not needed, that of the hidden layer is.
+    assert WORKLOADS["mlp1"].flops("train") == 2 * (2 * 784 * 128 + 3 * 128 * 10)
+    convolutions = 3 * 16 * 9 + 6 * 16 * 16 * 9 + 16 * 32 * 9 + 5 * 32 * 32 * 9 + 32 * 64 * 9 + 5 * 64 * 64 * 9
+    shortcuts, norms, head = 16 * 32 + 32 * 64, 2 * (7 * 16 + 7 * 32 + 7 * 64), 64 * 10 + 10
+    weights = WORKLOADS["resnet20"].weights().values()
+    assert sum(array.size for array in weights) == convolutions + shortcuts + norms + head
