@@ -12,16 +12,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mlcompute.onnx.importer import ImportedGraph, ImportFailed, Problem, load
+    from mlcompute.onnx.importer import ImportedGraph, ModelError, Problem, load
 
 _WHERE = {
-    "ImportFailed": "importer",
+    "ModelError": "importer",
     "ImportedGraph": "importer",
     "Problem": "importer",
     "load": "importer",
 }
 
-__all__ = ["ImportFailed", "ImportedGraph", "Problem", "load"]
+__all__ = ["ModelError", "ImportedGraph", "Problem", "load"]
 
 
 def __getattr__(name: str) -> Any:
@@ -29,7 +29,10 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'mlcompute.onnx' has no attribute {name!r}")
     import importlib
+    import importlib.util
 
+    if importlib.util.find_spec("onnx") is None:
+        raise ImportError(f"mlcompute.onnx.{name} needs the package onnx: pip install mlcompute[onnx]", name="onnx")
     found = getattr(importlib.import_module(f"mlcompute.onnx.{_WHERE[name]}"), name)
     globals()[name] = found
     return found

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlcompute.errors import ShapeError
 from mlcompute.onnx.operands import Derived, Failed, Known, Listed, Operand, Source, Use, Weight, known_array
-from mlcompute.onnx.rows import ROWS, NeedsValue, NotImported
+from mlcompute.onnx.rows import ROWS, NeedsValueError, NotImportedError
 from mlcompute.onnx.types import element_type
 from mlcompute.ops.op import Array
 
@@ -56,7 +56,7 @@ def numbers(importer: Importer, operand: Operand | None, what: str, name: str) -
     if found is None and isinstance(operand, Source):
         found = importer.fixed(operand)
     if found is None:
-        raise NeedsValue(f"{what} '{name}' must be known at import", operand=name)
+        raise NeedsValueError(f"{what} '{name}' must be known at import", operand=name)
     return found
 
 
@@ -70,7 +70,7 @@ def constant(
         if name in attributes:
             return [Known(np.asarray(attributes[name], dtype), node.output[0])]
     if "value" not in attributes:
-        raise NotImported("constants of strings and sparse tensors")
+        raise NotImportedError("constants of strings and sparse tensors")
     array = attributes["value"]
     if array.dtype.kind == "f" and array.size > 1 and array.ndim and place.depth == 0:
         return [importer.weight(array, node.output[0])]
@@ -86,11 +86,11 @@ def _subgraph(importer: Importer, graph: Any, names: Names, place: Place, given:
     from mlcompute.onnx.importer import Place as NewPlace
 
     if place.depth > 32:
-        raise NotImported("sub-graphs are nested too deeply")
+        raise NotImportedError("sub-graphs are nested too deeply")
     inner = NewNames(dict(given), names)
     importer._initializers(graph, inner)
     before = len(importer.problems)
-    importer.nodes(graph.node, inner, NewPlace(place.versions, place.attributes, place.prefix, place.depth + 1))
+    importer.nodes(graph.node, inner, NewPlace(place.versions, place.attributes, place.prefix, place.depth + 1, place.attends))
     if len(importer.problems) > before:
         return [Failed() for _ in graph.output]
     answers = []
@@ -145,7 +145,7 @@ def loop(
     turn = 0
     while going and (limit is None or turn < limit):
         if turn > 4096:
-            raise NotImported("loops of more than 4096 turns")
+            raise NotImportedError("loops of more than 4096 turns")
         given: dict[str, Operand] = {body.input[0].name: Known(np.array(turn, np.int64))}
         given[body.input[1].name] = Known(np.array(True))
         given.update({info.name: operand for info, operand in zip(body.input[2:], carried, strict=True) if operand})
@@ -158,7 +158,7 @@ def loop(
             collected.append(answer)
         turn += 1
     if any(not collected for collected in scanned):
-        raise NotImported("loops that make no turn but collect results")
+        raise NotImportedError("loops that make no turn but collect results")
     results: list[Operand] = [operand if operand is not None else Failed("left out") for operand in carried]
     return [*results, *(_stacked(importer, collected, 0, label) for collected in scanned)]
 
@@ -181,7 +181,7 @@ def scan(
     in_axes = [axis % len(shape_of(value)) for axis, value in zip(in_axes, scanned, strict=True)]
     steps = shape_of(scanned[0])[in_axes[0]]
     if not 0 < steps <= 4096:
-        raise NotImported(f"scans over {steps} steps")
+        raise NotImportedError(f"scans over {steps} steps")
     collected: list[list[Operand]] = [[] for _ in range(outs)]
     for step in range(steps):
         given = {info.name: operand for info, operand in zip(body.input, states, strict=False)}
@@ -206,7 +206,7 @@ def _scan_8(
 ) -> list[Operand]:  # fmt: skip
     """The first version: a batch axis in front of everything, and time behind it."""
     if operands[0] is not None:
-        raise NotImported("Scan of version 8 with sequence lengths")
+        raise NotImportedError("Scan of version 8 with sequence lengths")
     values = operands[1:]
     states, scanned = values[: len(values) - count], values[len(values) - count :]
     batch, steps = shape_of(scanned[0])[:2]
@@ -324,7 +324,7 @@ def split_to_sequence(
     else:
         lengths, drop = [1] * extent, not attributes.get("keepdims", 1)
     if len(lengths) > 4096:
-        raise NotImported("sequences of more than 4096 parts")
+        raise NotImportedError("sequences of more than 4096 parts")
     parts = _apply(
         importer, "Split", [x, Known(np.array(lengths, np.int64))], label, len(lengths), axis=axis
     )

@@ -15,9 +15,10 @@ from mlcompute.onnx import control
 from mlcompute.onnx.files import read_model, tensor_array
 from mlcompute.onnx.layer import OperatorLayer
 from mlcompute.onnx.layers import layer_for
+from mlcompute.onnx.operators.reductions import MASKED
 from mlcompute.onnx.operands import Derived, Failed, Known, Listed, Operand, Source, Use, Weight, folded, sketch
-from mlcompute.onnx.rows import BY_DESIGN, ROWS, NeedsValue, NotImported, load_rows
-from mlcompute.onnx.types import INEXACT, UnknownType, carried, descriptor_of, folded_shape, is_carried, numpy_type
+from mlcompute.onnx.rows import BY_DESIGN, ROWS, NeedsValueError, NotImportedError, load_rows
+from mlcompute.onnx.types import INEXACT, UnknownTypeError, carried, descriptor_of, folded_shape, is_carried, numpy_type
 from mlcompute.ops.op import Array, Shape, Value
 from mlcompute.tensor import Tensor
 
@@ -44,7 +45,7 @@ class Problem:
         return f"{self.operator} '{self.node}': {self.reason}"
 
 
-class ImportFailed(CompileError):
+class ModelError(CompileError):
     """A model cannot be imported; `problems` lists everything that stands in the way."""
 
     def __init__(self, message: str, *, problems: Sequence[Problem] = (), **facts: Any) -> None:
@@ -52,7 +53,7 @@ class ImportFailed(CompileError):
         self.problems = list(problems)
 
 
-class _Again(Exception):
+class _AgainError(Exception):
     """More inputs are constants than was known when the import began."""
 
     def __init__(self, fixed: frozenset[str]) -> None:
@@ -111,6 +112,8 @@ class Place:
     attributes: Mapping[str, AttributeProto] = field(default_factory=dict)
     prefix: str = ""
     depth: int = 0
+    #: Inside the definition of an attention operator.
+    attends: bool = False
 
 
 class Importer:
@@ -164,14 +167,14 @@ class Importer:
             self._output(info.name, place)
         if self.graph.fixed.keys() - self.preset - self.stored_inputs:
             # An input turned out to be needed as a constant: what was imported before that took it as computed.
-            raise _Again(self.preset | self.graph.fixed.keys())
+            raise _AgainError(self.preset | self.graph.fixed.keys())
         if self.problems:
             raise self.failure()
         self.graph.order = [info.name for info in graph.output]
         self._name_weights()
         return self.graph
 
-    def failure(self) -> ImportFailed:
+    def failure(self) -> ModelError:
         count = len(self.problems)
         shown = {f"{number}": str(problem) for number, problem in enumerate(self.problems[:100], 1)}
         if count > 100:
@@ -180,7 +183,7 @@ class Importer:
         fix = ""
         if needed:
             fix = "give the numbers of " + ", ".join(map(repr, needed)) + " with constants={name: array}"
-        return ImportFailed(
+        return ModelError(
             f"onnx.load: {count} thing{'s' if count > 1 else ''} in this model cannot be imported",
             problems=self.problems, fix=fix, **shown,
         )  # fmt: skip
@@ -232,7 +235,8 @@ class Importer:
         name = info.name
         kind = info.type.WhichOneof("value")
         if kind != "tensor_type":
-            self.names.operands[name] = Failed(f"input '{name}' is a {(kind or 'nothing').removesuffix('_type')}")
+            what = {"sequence_type": "a sequence", "optional_type": "an optional value", "map_type": "a map"}
+            self.names.operands[name] = Failed(f"input '{name}' is {what.get(kind or '', 'no tensor')}")
             return
         try:
             dtype = numpy_type(info.type.tensor_type.elem_type)
@@ -324,7 +328,7 @@ class Importer:
         for node in nodes:
             self.nodes_left -= 1
             if self.nodes_left < 0:
-                raise ImportFailed("onnx.load: the model unfolds into more nodes than can be imported")
+                raise ModelError("onnx.load: the model unfolds into more nodes than can be imported")
             self._node(node, names, place)
 
     def _node(self, node: NodeProto, names: Names, place: Place) -> None:
@@ -333,13 +337,13 @@ class Importer:
         label = place.prefix + (node.name or next(iter(filter(None, node.output)), node.op_type))
         try:
             answers = self._answers(node, domain, names, place, label)
-        except NeedsValue as error:
+        except NeedsValueError as error:
             self._fail(node, names, Problem(title, label, error.message, True, error.operand))
-        except (NotImported, UnknownType) as error:
+        except (NotImportedError, UnknownTypeError) as error:
             self._fail(node, names, Problem(title, label, error.message, True))
         except Error as error:
             self._fail(node, names, Problem(title, label, error.message))
-        except ImportFailed:
+        except ModelError:
             raise
         except RecursionError:
             raise
@@ -366,7 +370,7 @@ class Importer:
                 raise ShapeError(f"its operand '{name}' is not defined")
             if isinstance(operand, Failed):
                 if operand.reason:
-                    raise NotImported(operand.reason)
+                    raise NotImportedError(operand.reason)
                 failed = True
             operands.append(operand)
         key = (domain, node.op_type)
@@ -386,16 +390,19 @@ class Importer:
             body = self._body(node, domain, operands, place)
             if body is None:
                 raise self._unknown(domain, node.op_type)
-            below = Place(body[1], {}, f"{label}/", place.depth + 1)
+            attends = place.attends or node.op_type.endswith("Attention")
+            below = Place(body[1], {}, f"{label}/", place.depth + 1, attends)
             return self.inline(body[0], node, operands, below, place, body[2])
         attributes = self.attributes(node, place)
         version = place.versions.get(domain, place.versions.get("", 1) if not domain else 1)
+        if place.attends and node.op_type == "Softmax":
+            attributes[MASKED] = 1
         use = Use(row, version, attributes, operands, list(node.input), len(node.output))
         return self.apply(use, label, list(node.output))
 
-    def _unknown(self, domain: str, name: str) -> NotImported:
+    def _unknown(self, domain: str, name: str) -> NotImportedError:
         reason = BY_DESIGN.get((domain, name))
-        return NotImported(reason or "there is no such operator in the operator table")
+        return NotImportedError(reason or "there is no such operator in the operator table")
 
     # One operator -------------------------------------------------------------------------------------------------
 
@@ -403,7 +410,7 @@ class Importer:
         """The results of one operator: folded, aliased, derived from weights, or computed by a new layer."""
         for index, operand in enumerate(use.operands):
             if isinstance(operand, Listed):
-                raise NotImported("sequences are taken apart at import only")
+                raise NotImportedError("sequences are taken apart at import only")
             if index in use.row.weights and isinstance(operand, Known) and use.has_source():
                 use.operands[index] = self.lift(operand)  # type: ignore[index]
         if use.is_known():
@@ -513,7 +520,7 @@ class Importer:
             return [text.decode("utf-8", "replace") for text in attribute.strings]
         if kind == AttributeProto.GRAPH:
             return attribute.g
-        raise NotImported(f"attribute '{attribute.name}' is of a kind that is not imported")
+        raise NotImportedError(f"attribute '{attribute.name}' is of a kind that is not imported")
 
     def _has_body(self, node: NodeProto, domain: str, place: Place) -> bool:
         import onnx.defs
@@ -569,13 +576,13 @@ class Importer:
     ) -> list[Operand]:
         """A function's nodes with its inputs bound, as if they stood in place of the node."""
         if place.depth > 32:
-            raise NotImported("functions are nested too deeply")
+            raise NotImportedError("functions are nested too deeply")
         given = {a.name: a for a in body.attribute_proto} | dict(defaults or {})
         for attribute in node.attribute:
             referred = outer.attributes.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
             if referred is not None:
                 given[attribute.name] = referred
-        place = Place(place.versions, given, place.prefix, place.depth)
+        place = Place(place.versions, given, place.prefix, place.depth, place.attends)
         names = Names()
         for index, name in enumerate(body.input):
             operand = operands[index] if index < len(operands) else None
@@ -684,9 +691,9 @@ def load(
         )  # fmt: skip
         try:
             return importer.run()
-        except _Again as again:
+        except _AgainError as again:
             fixed = again.fixed
 
 
 Handler = Callable[..., Any]
-__all__ = ["Handler", "ImportFailed", "ImportedGraph", "Importer", "Names", "Place", "Problem", "Value", "load"]
+__all__ = ["Handler", "ModelError", "ImportedGraph", "Importer", "Names", "Place", "Problem", "Value", "load"]

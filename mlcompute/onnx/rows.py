@@ -26,7 +26,7 @@ LayerRule = Callable[["Call"], "Layer | None"]
 INT64 = np.dtype(np.int64)
 
 
-class NeedsValue(CompileError):
+class NeedsValueError(CompileError):
     """An operator has to know the numbers of an operand at import, and they are not known."""
 
     def __init__(self, message: str, *, operand: str = "", **facts: Any) -> None:
@@ -34,7 +34,7 @@ class NeedsValue(CompileError):
         self.operand = operand
 
 
-class NotImported(CompileError):
+class NotImportedError(CompileError):
     """An operator, or this use of it, is outside what a static graph of ops can say; the reason is the message."""
 
 
@@ -81,11 +81,11 @@ class Call:
         return [self[index] for index in range(self.count)]
 
     def array(self, index: int) -> Array:
-        """The numbers of an operand, known at import; NeedsValue when they are not."""
+        """The numbers of an operand, known at import; NeedsValueError when they are not."""
         found = self.find_array(index) if index < self.count else None
         if found is None:
             name = self.names[index] if index < len(self.names) else ""
-            raise NeedsValue(
+            raise NeedsValueError(
                 f"{self.kind}: the numbers of operand {index} '{name}' must be known at import",
                 operand=name,
                 fix=f"give them: load(..., constants={{{name!r}: array}})",

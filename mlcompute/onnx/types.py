@@ -46,7 +46,7 @@ INEXACT = {"float64": "double is computed in float32", "bfloat16": "bfloat16 is 
 _DATA_TYPES = {kind.numpy: kind for kind in DataType if kind not in (DataType.INVALID, DataType.COUNT)}
 
 
-class UnknownType(DataError):
+class UnknownTypeError(DataError):
     """An element type nothing here can compute with."""
 
 
@@ -54,7 +54,7 @@ def carried(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype values of an ONNX type are computed in; a DataError when there is none."""
     found = _CARRIED.get(dtype.name)
     if found is None:
-        raise UnknownType(f"elements of type {dtype.name} cannot be computed with", expected=", ".join(_CARRIED))
+        raise UnknownTypeError(f"elements of type {dtype.name} cannot be computed with", expected=", ".join(_CARRIED))
     return np.dtype(found)
 
 
@@ -74,7 +74,7 @@ def numpy_type(element_type: int) -> np.dtype[Any]:
     from onnx import TensorProto, helper
 
     if element_type == TensorProto.STRING:
-        raise UnknownType("strings cannot be computed with")
+        raise UnknownTypeError("strings cannot be computed with")
     try:
         return np.dtype(helper.tensor_dtype_to_np_dtype(element_type))
     except (KeyError, ValueError):

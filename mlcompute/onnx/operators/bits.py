@@ -1,5 +1,7 @@
 """Operators on bits: of constants only, since devices have no bitwise arithmetic."""
 
+# ruff: noqa: D103  (a row is the ONNX operator it names: the standard is its docstring)
+
 from __future__ import annotations
 
 from collections.abc import Callable

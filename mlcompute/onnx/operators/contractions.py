@@ -1,5 +1,7 @@
 """Matrix products and convolutions of any number of spatial axes."""
 
+# ruff: noqa: D103  (a row is the ONNX operator it names: the standard is its docstring)
+
 from __future__ import annotations
 
 import math

@@ -1,5 +1,7 @@
 """Operators that pick and place elements by number."""
 
+# ruff: noqa: D103  (a row is the ONNX operator it names: the standard is its docstring)
+
 from __future__ import annotations
 
 import math

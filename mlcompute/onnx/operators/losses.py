@@ -1,5 +1,7 @@
 """Losses: the negative log likelihood and its combination with softmax."""
 
+# ruff: noqa: D103  (a row is the ONNX operator it names: the standard is its docstring)
+
 from __future__ import annotations
 
 from mlcompute import ops

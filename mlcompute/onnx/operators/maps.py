@@ -1,5 +1,7 @@
 """Elementwise operators: arithmetic, activations, comparison, logic, casts."""
 
+# ruff: noqa: D103  (a row is the ONNX operator it names: the standard is its docstring)
+
 from __future__ import annotations
 
 import math

@@ -1,5 +1,7 @@
 """Normalization and dropout."""
 
+# ruff: noqa: D103  (a row is the ONNX operator it names: the standard is its docstring)
+
 from __future__ import annotations
 
 from typing import Any
@@ -9,7 +11,7 @@ import numpy as np
 from mlcompute import ops
 from mlcompute.errors import ShapeError
 from mlcompute.onnx.operators.shapes import padded
-from mlcompute.onnx.rows import Call, NotImported, front, operator
+from mlcompute.onnx.rows import Call, NotImportedError, front, operator
 from mlcompute.onnx.types import carried, numpy_type
 from mlcompute.ops.op import Value
 
@@ -33,7 +35,7 @@ def batch_normalization(call: Call) -> Value | tuple[Value, ...]:
     if x.rank < 2:
         raise ShapeError(f"BatchNormalization: {x.shape} has no channels")
     if call.version < 9 and not call.attribute("spatial", 1):
-        raise NotImported("BatchNormalization with spatial=0")
+        raise NotImportedError("BatchNormalization with spatial=0")
     trains = call.attribute("training_mode", 0) or (call.version < 7 and not call.attribute("is_test", 0))
     if not trains:
         slope = per_channel(x, scale * ops.rsqrt(variance + epsilon))

@@ -1,5 +1,7 @@
 """Pooling of any number of spatial axes."""
 
+# ruff: noqa: D103  (a row is the ONNX operator it names: the standard is its docstring)
+
 from __future__ import annotations
 
 import math
@@ -10,7 +12,7 @@ from mlcompute import ops
 from mlcompute.errors import ShapeError
 from mlcompute.onnx.operators.shapes import limited, padded
 from mlcompute.onnx.operators.windows import Ints, output_extent, pads_of, spatial, window_places
-from mlcompute.onnx.rows import Call, NotImported, operator
+from mlcompute.onnx.rows import Call, NotImportedError, operator
 from mlcompute.ops.op import Value
 
 
@@ -172,7 +174,7 @@ def max_unpool(call: Call) -> Value:
     )
     image = tuple(call.integers(2)[2:]) if call.has(2) else small
     if min(image) < 1:
-        raise NotImported(f"MaxUnpool to an image of {image}")
+        raise NotImportedError(f"MaxUnpool to an image of {image}")
     # The numbers count places in the small image of every plane; they are the same places in the larger one.
     full = (*x.shape[:2], *small)
     size = math.prod(full)

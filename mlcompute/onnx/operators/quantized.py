@@ -1,5 +1,7 @@
 """Operators on 8-bit numbers, computed in float32: every product and sum that fits 24 bits is exact."""
 
+# ruff: noqa: D103  (a row is the ONNX operator it names: the standard is its docstring)
+
 from __future__ import annotations
 
 from typing import Any
@@ -10,7 +12,7 @@ from mlcompute import ops
 from mlcompute.errors import ShapeError
 from mlcompute.onnx.operators.contractions import convolved, product, with_bias
 from mlcompute.onnx.operators.windows import pads_of, spatial
-from mlcompute.onnx.rows import Call, NotImported, front, operator
+from mlcompute.onnx.rows import Call, NotImportedError, front, operator
 from mlcompute.onnx.types import carried, numpy_type
 from mlcompute.ops.op import Value
 
@@ -34,7 +36,7 @@ def _along(values: Value, x: Value, axis: int, block: int = 0) -> Value:
 
 def _limits(dtype: np.dtype[Any], kind: str) -> tuple[float, float]:
     if dtype.name not in ("int8", "uint8", "int16", "uint16"):
-        raise NotImported(f"{kind} to {dtype.name}")
+        raise NotImportedError(f"{kind} to {dtype.name}")
     info = np.iinfo(dtype.str)
     return float(info.min), float(info.max)
 
@@ -73,10 +75,11 @@ def quantize_linear(call: Call) -> Value:
 def dequantize_linear(call: Call) -> Value:
     x, scale, zero = call[0], call[1], call.optional(2)
     axis, block = _axis(call, x, scale), call.attribute("block_size", 0)
-    y = ops.convert(x, FLOAT32)
+    wide = scale.dtype if scale.dtype.itemsize > 2 else FLOAT32
+    y = ops.convert(x, wide)
     if zero is not None:
-        y = y - ops.convert(_along(zero, x, axis, block), FLOAT32)
-    return ops.convert(y * ops.convert(_along(scale, x, axis, block), FLOAT32), scale.dtype)
+        y = y - ops.convert(_along(zero, x, axis, block), wide)
+    return ops.convert(y * ops.convert(_along(scale, x, axis, block), wide), scale.dtype)
 
 
 def _shifted(x: Value, zero: Value | None, rows: bool | None = None) -> Value:
@@ -132,8 +135,8 @@ def qlinear_conv(call: Call) -> Value:
     total = _integer_convolution(call, x, w)
     bias = call.optional(8)
     total = with_bias(total, None if bias is None else ops.convert(bias, FLOAT32))
-    w_scale = call[4]
-    scale = ops.reshape(call[1], ()) * (
+    w_scale, x_scale = ops.convert(call[4], FLOAT32), ops.convert(call[1], FLOAT32)
+    scale = ops.reshape(x_scale, ()) * (
         ops.reshape(w_scale, ()) if w_scale.size == 1 else ops.reshape(w_scale, (w_scale.size, *(1,) * (x.rank - 2)))
     )
-    return quantize(total * scale, ops.reshape(call[6], ()), call[7], _quantized_type(call, 7), call.kind)
+    return quantize(total * scale, ops.reshape(ops.convert(call[6], FLOAT32), ()), call[7], _quantized_type(call, 7), call.kind)

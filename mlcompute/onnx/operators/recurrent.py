@@ -1,5 +1,7 @@
 """RNN, GRU and LSTM, unrolled over time; a plain LSTM is the one op devices have a kernel for."""
 
+# ruff: noqa: D103  (a row is the ONNX operator it names: the standard is its docstring)
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -10,7 +12,7 @@ import numpy as np
 from mlcompute import ops
 from mlcompute.errors import ShapeError
 from mlcompute.onnx.operators.maps import _elu
-from mlcompute.onnx.rows import Call, NotImported, operator
+from mlcompute.onnx.rows import Call, NotImportedError, operator
 from mlcompute.ops.op import Value
 
 Activation = Callable[[Value], Value]
@@ -61,7 +63,7 @@ class _Recurrence:
         if call[1].shape != (len(self.reverses), gates * self.hidden, self.inputs):
             raise ShapeError(f"{call.kind}: W is {call[1].shape}, R is {call[2].shape}, X is {x.shape}")
         if self.steps > 4096:
-            raise NotImported(f"{call.kind} over {self.steps} steps, at most 4096")
+            raise NotImportedError(f"{call.kind} over {self.steps} steps, at most 4096")
         names = call.attribute("activations") or list(defaults) * len(self.reverses)
         self.names = [name.lower() for name in names]
         alphas, betas = list(call.attribute("activation_alpha") or ()), list(call.attribute("activation_beta") or ())

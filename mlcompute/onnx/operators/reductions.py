@@ -1,5 +1,7 @@
 """Operators that reduce, order and accumulate along axes."""
 
+# ruff: noqa: D103  (a row is the ONNX operator it names: the standard is its docstring)
+
 from __future__ import annotations
 
 import math
@@ -116,9 +118,9 @@ _index("ArgMin", ops.argmin)
 # Softmax and its relatives ------------------------------------------------------------------------------------------
 
 
-def _softmax_like(name: str, function: Callable[[Value, int], Value], *, trains: bool = True) -> None:
+def _softmax_like(name: str, choose: Callable[[Call], Callable[[Value, int], Value]], *, trains: bool = True) -> None:
     def describe(call: Call) -> Value:
-        x = call[0]
+        x, function = call[0], choose(call)
         if call.version >= 13:
             return function(x, front(call.attribute("axis", -1), x.rank, name))
         # Before version 13 everything from the axis on is one long axis.
@@ -136,9 +138,25 @@ def _hardmax(x: Value, axis: int) -> Value:
     return ops.convert(ops.equal(numbers, ops.argmax(x, axis)), x.dtype)
 
 
-_softmax_like("Softmax", ops.softmax)
-_softmax_like("LogSoftmax", ops.log_softmax)
-_softmax_like("Hardmax", _hardmax, trains=False)
+
+
+def _softmax(call: Call) -> Callable[[Value, int], Value]:
+    def masked(x: Value, axis: int) -> Value:
+        # A row that is forbidden throughout is NaN, as it should be, but its gradient is 0 and not NaN:
+        # models with such rows put something else in their place afterwards.
+        empty = ops.equal(ops.max_(x, (axis,)), -math.inf)
+        y = ops.softmax(ops.select(empty, 0.0, x), axis)
+        return ops.select(empty, math.nan, y)
+
+    return masked if call.attribute(MASKED) else ops.softmax
+
+
+#: Attribute the importer sets on softmax operators inside attention, where masks can leave a row without any entry.
+MASKED = "rows may be empty"
+
+_softmax_like("Softmax", _softmax)
+_softmax_like("LogSoftmax", lambda call: ops.log_softmax)
+_softmax_like("Hardmax", lambda call: _hardmax, trains=False)
 
 
 # Running sums and order ---------------------------------------------------------------------------------------------

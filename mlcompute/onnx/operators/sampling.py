@@ -1,5 +1,7 @@
 """Operators that read images between pixels: resizing, grids, regions."""
 
+# ruff: noqa: D103  (a row is the ONNX operator it names: the standard is its docstring)
+
 from __future__ import annotations
 
 import itertools
@@ -12,7 +14,7 @@ import numpy as np
 from mlcompute import ops
 from mlcompute.errors import ShapeError
 from mlcompute.onnx.operators.shapes import limited
-from mlcompute.onnx.rows import Call, NotImported, front, operator
+from mlcompute.onnx.rows import Call, NotImportedError, front, operator
 from mlcompute.ops.op import Array, Value
 
 INT64 = np.dtype(np.int64)
@@ -278,7 +280,7 @@ def roi_align(call: Call) -> Value:
     scale = call.attribute("spatial_scale", 1.0)
     ratio = call.attribute("sampling_ratio", 0)
     if ratio < 1:
-        raise NotImported("RoiAlign with sampling_ratio 0, where the number of points depends on the regions")
+        raise NotImportedError("RoiAlign with sampling_ratio 0, where the number of points depends on the regions")
     ph, pw = call.attribute("output_height", 1), call.attribute("output_width", 1)
     half_pixel = call.version >= 16 and call.attribute("coordinate_transformation_mode", "half_pixel") == "half_pixel"
     offset = 0.5 if half_pixel else 0.0

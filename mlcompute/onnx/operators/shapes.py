@@ -1,5 +1,7 @@
 """Operators that move, cut, join and repeat elements, and those that speak of shapes."""
 
+# ruff: noqa: D103  (a row is the ONNX operator it names: the standard is its docstring)
+
 from __future__ import annotations
 
 import math

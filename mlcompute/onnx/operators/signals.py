@@ -1,5 +1,7 @@
 """Fourier transforms as products with constant matrices, and filter banks."""
 
+# ruff: noqa: D103  (a row is the ONNX operator it names: the standard is its docstring)
+
 from __future__ import annotations
 
 import numpy as np

@@ -48,7 +48,8 @@ def _adam(call: Call, rate: Value, time: Value, x: Value, g: Value, v: Value, h:
     h = beta * h + (1.0 - beta) * (g * g)
     t = ops.convert(time, rate.dtype)
     one = ops.full(rate, (), 1.0)
-    correction = ops.sqrt(1.0 - ops.pow_(one * beta, t)) / (1.0 - ops.pow_(one * alpha, t))
+    later = ops.maximum(t, 1.0)  # at time 0 the correction has no meaning and is not used
+    correction = ops.sqrt(1.0 - ops.pow_(one * beta, later)) / (1.0 - ops.pow_(one * alpha, later))
     adjusted = ops.select(t > 0.0, rate * correction, rate)
     new = x - adjusted * v / (ops.sqrt(h) + call.attribute("epsilon", 1e-6))
     return new * (1.0 - call.attribute("norm_coefficient_post", 0.0)), v, h
