@@ -97,7 +97,8 @@ class Worker:
 
     def run(self, mode: str, seconds: float) -> dict[str, Any]:
         """Step for some time, at least once; seconds of every step."""
-        step, clock, times = self.jobs[mode].step, time.perf_counter, []
+        step, clock = self.jobs[mode].step, time.perf_counter
+        times: list[float] = []
         now = clock()
         end = now + seconds
         while now < end or not times:

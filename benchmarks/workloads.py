@@ -52,7 +52,7 @@ class Workload:
         def initial(name: str, shape: tuple[int, ...]) -> np.ndarray:
             if len(shape) == 1:
                 return np.full(shape, float(name.endswith("scale")), np.float32)
-            return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+            return np.asarray(rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:])), np.float32)
 
         return {name: initial(name, shape) for name, shape in self.shapes.items()}
 
