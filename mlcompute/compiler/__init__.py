@@ -12,6 +12,7 @@ from mlcompute import ops
 from mlcompute.compiler.differentiate import differentiate
 from mlcompute.compiler.expand import expand
 from mlcompute.compiler.fuse import fuse
+from mlcompute.compiler.join import join
 from mlcompute.compiler.layout import channels_last
 from mlcompute.compiler.lower import Lowering
 from mlcompute.compiler.merge import merge
@@ -105,6 +106,7 @@ def _compile(description: Description, engine: Engine, style: str, batch_size: i
     program.values = {tensor: final(value) for tensor, value in program.values.items()}
     program.gradients = {tensor: final(value) for tensor, value in program.gradients.items()}
     program.kept = {final(value) for value in kept}
+    join(trace, program.kept)
     if engine.prefers_channels_last:
         channels_last(trace, program.kept)
     orient(trace, program.kept)

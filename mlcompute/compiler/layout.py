@@ -19,7 +19,7 @@ _IMAGE_OPS = {
     "sum_pool_gradient": (0,),
 }
 #: Reductions over axes: the axes are renumbered.
-_REDUCTIONS = ("sum", "max", "min", "any", "all", "normalize")
+_REDUCTIONS = ("sum", "max", "min", "any", "all", "normalize", "normalize_gradient")
 _NEW_AXIS = {axis: TO_LAST.index(axis) for axis in range(4)}
 
 

@@ -281,8 +281,7 @@ class Normalize(Op):
         dn, dm, dv = dy
         dx: Value | None = None
         if dn is not None:
-            inner = dn - mean(dn, axes) - normalized * mean(dn * normalized, axes)
-            dx = inner * emit("rsqrt", v + epsilon)
+            dx = emit_all("normalize_gradient", dn, normalized, v, axes=axes, epsilon=epsilon)[0]
         count = _count("normalize", x.shape, axes)
         if dm is not None:
             part = emit("broadcast", dm * (1.0 / count), shape=x.shape)
@@ -298,3 +297,44 @@ class Normalize(Op):
         centred = x - m
         v = mean(centred * centred, axes)
         return centred * emit("rsqrt", v + epsilon), m, v
+
+
+@register("normalize_gradient", "reduction")
+class NormalizeGradient(Op):
+    """dx = (dn - mean dn - y mean(dn y)) / sqrt(v + epsilon), with dn = scale dy; also sum dy and sum dy y.
+
+    dy, y like x   v and scale (which may be missing: 1) like the statistics   ->   dx like x, sums like the statistics
+    The sums are the gradients of a shift and of that scale, which a normalisation is usually followed by.
+    """
+
+    @staticmethod
+    def result(
+        dy: Typed, y: Typed, v: Typed, *scale: Typed, axes: Axes, epsilon: float
+    ) -> tuple[ArrayType, ArrayType, ArrayType]:
+        _count("normalize_gradient", dy.shape, axes)
+        shapes = [dy.shape, *[_reduced(dy.shape, axes)] * (1 + len(scale))]
+        found = [value.shape for value in (y, v, *scale)]
+        if found != shapes:
+            raise ShapeError(f"normalize_gradient: y, v and scale are {found}, dy needs {shapes}")
+        sums = ArrayType(v.shape, dy.dtype)
+        return ArrayType(dy.shape, dy.dtype), sums, sums
+
+    @staticmethod
+    def meaning(
+        dy: Array, y: Array, v: Array, *scale: Array, axes: Axes, epsilon: float
+    ) -> tuple[Array, Array, Array]:
+        count = _count("normalize_gradient", dy.shape, axes)
+        shift, slope = (np.sum(a, axis=axes, keepdims=True, dtype=dy.dtype) for a in (dy, dy * y))
+        inner = dy - shift * (1.0 / count) - y * (slope * (1.0 / count))
+        factor = (scale[0] if scale else 1.0) / np.sqrt(v + epsilon)
+        return (inner * factor).astype(dy.dtype), shift, slope
+
+    @staticmethod
+    def expansion(
+        dy: Value, y: Value, v: Value, *scale: Value, axes: Axes, epsilon: float
+    ) -> tuple[Value, Value, Value]:
+        count = _count("normalize_gradient", dy.shape, axes)
+        shift, slope = sum_(dy, axes), sum_(dy * y, axes)
+        inner = dy - shift * (1.0 / count) - y * (slope * (1.0 / count))
+        root = emit("rsqrt", v + epsilon)
+        return inner * (root * scale[0] if scale else root), shift, slope

@@ -10,7 +10,7 @@ import torch
 
 from mlcompute import ops
 from mlcompute.errors import ShapeError
-from mlcompute.ops.op import Array
+from mlcompute.ops.op import TABLE, Array, emit_all
 from tests.harness import assert_close, check_expansion, check_gradients, forward, gradients
 from tests.ops.oracle import Sample, against_torch, ask, inputs, normal, uncovered
 
@@ -83,7 +83,7 @@ SAMPLES = _samples()
 
 
 def test_every_reduction_has_a_sample() -> None:
-    assert not uncovered("reductions", SAMPLES)
+    assert not uncovered("reductions", SAMPLES, elsewhere=("normalize_gradient",))
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=str)
@@ -95,9 +95,34 @@ def test_reduction(sample: Sample) -> None:
 def test_expansions(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
     axes = tuple(axis % len(shape) for axis in axes)
     check_expansion("normalize", [normal(*shape)], axes=axes, epsilon=1e-5)
+    statistics = tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
+    dy, y, v, scale = normal(*shape), normal(*shape, seed=1), 0.1 + normal(*statistics) ** 2, normal(*statistics)
+    for more in ([], [scale]):
+        check_expansion("normalize_gradient", [dy, y, v, *more], axes=axes, epsilon=1e-5)
     for axis in axes:
         check_expansion("softmax", [normal(*shape)], axis=axis)
         check_expansion("log_softmax", [normal(*shape)], axis=axis)
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((6, 4), (0,)), ((2, 3, 4), (1, 2)), ((2, 3, 4, 5), (0, 2, 3))])
+def test_normalize_gradient(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    """All three gradients of y = scale n + shift after a normalisation n, as PyTorch takes them."""
+    x, dy = normal(*shape), normal(*shape, seed=1)
+    statistics = tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
+    scale, shift = normal(*statistics), normal(*statistics, seed=1)
+    leaves = [torch.from_numpy(array).requires_grad_() for array in (x, shift, scale)]
+    normalized, _, v = _normalized(leaves[0], axes, 1e-5)
+    (normalized * leaves[2] + leaves[1]).backward(torch.from_numpy(dy))
+    known = [normalized.detach().numpy(), v.detach().numpy()]
+    found = TABLE["normalize_gradient"].meaning(dy, *known, scale, axes=axes, epsilon=1e-5)
+    for mine, leaf in zip(found, leaves, strict=True):
+        np.testing.assert_allclose(mine, leaf.grad.numpy(), rtol=1e-9, atol=1e-9)
+
+
+def test_normalize_gradient_refuses_other_shapes() -> None:
+    dy, y, v = inputs(((2, 3), "f4"), ((2, 3), "f4"), ((2, 1), "f4"))
+    with pytest.raises(ShapeError, match=r"normalize_gradient: y, v and scale are .* dy needs"):
+        emit_all("normalize_gradient", dy, y, v, axes=(0,), epsilon=1e-5)
 
 
 def test_no_axes_change_nothing() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mlcompute.devices.cpu.code import MEMORY_TYPES, Code, vector, vector_lanes
 from mlcompute.devices.cpu.entry import Entry, Maker
-from mlcompute.devices.cpu.kernels import normalize, softmax
+from mlcompute.devices.cpu.kernels import normalize, normalize_gradient, softmax
 from mlcompute.devices.cpu.kernels.folds import Fold, LineFold, fill, fold_columns, fold_of, part_of
 from mlcompute.devices.cpu.kernels.tiles import LEAST_COLUMNS, UNITS, ColumnTiles
 from mlcompute.devices.cpu.kernels.walks import (
@@ -313,8 +313,10 @@ KERNELS: dict[str, Maker] = {
     **dict.fromkeys(("argmax", "argmin"), extreme_index_entries),
     **softmax.KERNELS,
     **normalize.KERNELS,
+    **normalize_gradient.KERNELS,
 }
 WORKSPACES: dict[str, Callable[[Step], int]] = {
     **dict.fromkeys(("sum", "max", "min", "any", "all"), workspace),
     **normalize.WORKSPACES,
+    **normalize_gradient.WORKSPACES,
 }

@@ -1,0 +1,82 @@
+"""join: sums that a normalisation's gradient needs anyway are not taken twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from mlcompute.compiler.simplify import drop_unused
+from mlcompute.ops.op import Step, Trace, Value
+
+
+def join(trace: Trace, keep: Iterable[Value]) -> None:
+    """Rewrite `trace.steps` in place. After a normalisation n, y = n scale + shift gives
+
+        d shift = sum dy     d scale = sum dy n     dn = dy scale, from which dx needs its own two sums
+
+    Where scale is constant over the summed axes, all sums are those two: one step computes all gradients.
+    """
+    gradients = [step for step in trace.steps if step.op.name == "normalize_gradient" and len(step.inputs) == 3]
+    if not gradients:
+        return
+    keep = list(keep)
+    run = _Join(trace.steps, keep)
+    for step in gradients:
+        run.try_step(step)
+    if run.replaced:
+        steps = [run.replaced.get(step, step) for step in trace.steps if step not in run.gone]
+        trace.steps = drop_unused(steps, keep)
+
+
+class _Join:
+    def __init__(self, steps: list[Step], keep: list[Value]) -> None:
+        self.makers = {value: step for step in steps for value in step.results}
+        self.places = {step: index for index, step in enumerate(steps)}
+        self.users: dict[Value, list[Step]] = {}
+        for step in steps:
+            for value in step.inputs:
+                self.users.setdefault(value, []).append(step)
+        self.uses = Counter({value: len(users) for value, users in self.users.items()})
+        self.uses.update(keep)
+        self.replaced: dict[Step, Step] = {}
+        self.gone: set[Step] = set()
+
+    def try_step(self, step: Step) -> None:
+        """Let a step take the gradient before the scale, and give the sums that others take."""
+        dn, normalized, variance = step.inputs
+        scaled = self.makers.get(dn)
+        if scaled is None or scaled.op.name != "multiply" or self.uses[dn] != 1:
+            return
+        dy, scale = scaled.inputs if scaled.inputs[0].shape == dn.shape else scaled.inputs[::-1]
+        if scale.shape != variance.shape or dy.shape != dn.shape:
+            return
+        sums = [self._sum(dy, step), self._sum(self._product(dy, normalized), step)]
+        results = [
+            taken.results[0] if taken is not None else own for taken, own in zip(sums, step.results[1:], strict=True)
+        ]
+        self.gone.update(taken for taken in sums if taken is not None)
+        self.replaced[step] = Step(
+            step.op,
+            (dy, normalized, variance, scale),
+            (step.results[0], *results),
+            step.attributes,
+            step.layer,
+            step.phase,
+        )
+
+    def _product(self, a: Value, b: Value) -> Value | None:
+        for step in self.users.get(a, ()):
+            if step.op.name == "multiply" and set(step.inputs) == {a, b}:
+                return step.results[0]
+        return None
+
+    def _sum(self, value: Value | None, gradient: Step) -> Step | None:
+        """The step that sums a value as the gradient does, if nobody needs the sum before the gradient is there."""
+        for step in self.users.get(value, ()) if value is not None else ():
+            if step.op.name != "sum" or step.attributes["axes"] != gradient.attributes["axes"]:
+                continue
+            if step.phase == gradient.phase and all(
+                self.places[user] > self.places[gradient] for user in self.users.get(step.results[0], ())
+            ):
+                return step
+        return None

@@ -1,0 +1,87 @@
+"""The join pass: one step gives all gradients of a normalisation with scale and shift, with the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlcompute import ops
+from mlcompute.compiler.differentiate import differentiate
+from mlcompute.compiler.join import join
+from mlcompute.compiler.simplify import simplify
+from mlcompute.compiler.verify import verify_steps
+from mlcompute.ops.op import Array, Trace, Value, emit_all, run_meaning
+from tests.compiler.programs import feed
+
+SHAPE, AXES, STATISTICS = (6, 3, 4), (0, 2), (1, 3, 1)
+
+
+def gradients(trace: Trace, scale_shape: tuple[int, ...] = STATISTICS) -> tuple[list[Value], list[Value]]:
+    """The inputs of y = scale normalize(x) + shift and its gradients by x, scale and shift."""
+    x, scale, shift, dy = (feed(trace, shape) for shape in (SHAPE, scale_shape, STATISTICS, SHAPE))
+    y = ops.normalize(x, AXES, 1e-5)[0] * scale + shift
+    trace.phase = "gradient"
+    found = differentiate(trace, {y: dy}, [x, scale, shift], set())
+    return [x, scale, shift, dy], [found[value] for value in (x, scale, shift)]
+
+
+def run(trace: Trace, inputs: list[Value], results: list[Value]) -> list[Array]:
+    rng = np.random.default_rng(0)
+    memory = {value: rng.standard_normal(value.shape).astype(value.dtype) for value in inputs}
+    memory.update(trace.constants)
+    for step in trace.steps:
+        memory.update(zip(step.results, run_meaning(step, [memory[v] for v in step.inputs]), strict=True))
+    return [memory[value] for value in results]
+
+
+def simplified(trace: Trace, results: list[Value]) -> list[Value]:
+    substitution = simplify(trace, results)
+    return [substitution[value] for value in results]
+
+
+def test_one_step_gives_all_gradients() -> None:
+    trace = Trace()
+    inputs, results = gradients(trace)
+    results = simplified(trace, results)
+    before = run(trace, inputs, results)
+    join(trace, results)
+    verify_steps(trace.steps)
+    names = [step.op.name for step in trace.steps if step.phase == "gradient"]
+    assert names.count("normalize_gradient") == 1
+    assert "sum" not in names
+    assert "multiply" not in names
+    for old, new in zip(before, run(trace, inputs, results), strict=True):
+        np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gradient_before_the_scale_that_somebody_reads_stays() -> None:
+    trace = Trace()
+    _, results = gradients(trace)
+    results = simplified(trace, results)
+    step = next(step for step in trace.steps if step.op.name == "normalize_gradient")
+    join(trace, [*results, step.inputs[0]])
+    assert len(next(s for s in trace.steps if s.op.name == "normalize_gradient").inputs) == 3
+    assert step.inputs[0] in {value for step in trace.steps for value in step.results}
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (1, 3, 4), (4,)])
+def test_a_scale_that_varies_along_the_sums_is_left_alone(shape: tuple[int, ...]) -> None:
+    trace = Trace()
+    inputs, results = gradients(trace, shape)
+    results = simplified(trace, results)
+    before = run(trace, inputs, results)
+    join(trace, results)
+    for old, new in zip(before, run(trace, inputs, results), strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+def test_a_sum_needed_early_is_taken_early() -> None:
+    trace = Trace()
+    x, scale, dy = feed(trace, SHAPE), feed(trace, STATISTICS), feed(trace, SHAPE)
+    normalized, _, v = ops.normalize(x, AXES, 1e-5)
+    early = ops.sum_(dy, AXES)
+    dn = dy * scale + early * 0.0  # not the plain product
+    dx = emit_all("normalize_gradient", dn, normalized, v, axes=AXES, epsilon=1e-5)[0]
+    join(trace, [dx, early])
+    verify_steps(trace.steps)
+    assert [step.op.name for step in trace.steps].count("sum") == 1
