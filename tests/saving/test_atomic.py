@@ -86,8 +86,9 @@ json.dump({"kills": kills, "saved": saved, "killed while writing": mid_write, "l
 def kill(folder: Path, count: int) -> dict[str, int]:
     """A child saves in a loop and is killed at a random moment, `count` times."""
     done = subprocess.run(
-        [sys.executable, "-c", KILLER, str(folder), str(count), "1"], capture_output=True, text=True, timeout=3000
-    )
+        [sys.executable, "-c", KILLER, str(folder), str(count), "1"],
+        capture_output=True, text=True, timeout=3000, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: dict[str, int] = json.loads(done.stdout)
     print(found)

@@ -15,6 +15,7 @@ from tests.nets import cpu
 from tests.saving.networks import OPTIMIZERS, assert_same_memory, batch, everything, memory, reference, train
 
 STEPS = 4
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -130,7 +131,7 @@ def in_new_process(tmp_path: Path, name: str, steps: int) -> None:
             paths.append(str(tmp_path / f"{step + 1}.safetensors"))
             mlc.save(paths[-1], straight, progress={"step": step + 1})
     expected = memory(straight)
-    subprocess.run([sys.executable, "-c", CHILD, str(steps), *paths], check=True, timeout=500)
+    subprocess.run([sys.executable, "-c", CHILD, str(steps), *paths], check=True, timeout=500, cwd=ROOT)
     for step, path in enumerate(paths, 1):
         assert mlc.Checkpoint(path + ".end").progress == {"losses": losses[step:]}
         ended = mlc.load(path + ".end")
