@@ -370,9 +370,8 @@ class CompiledGraph(Profiled, DescribedGraph):
         self._asked = passes
         if passes is not None:
             passes.queued.update(phases)
-        self._unsettled.append(execution)
         synchronous = asks(options, ExecutionOptions.SYNCHRONOUS)
-        device.queue.submit(execution, synchronous)
+        device.queue.submit(execution, synchronous, self._unsettled)
         return execution.wait() if synchronous else execution
 
     def _output_targets(self, program: Program, phases: Sequence[str], call: Call) -> list[tuple[Value, Array]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from mlcompute.errors import ExecutionError
+from mlcompute.interrupts import Held
 
 if TYPE_CHECKING:
     from mlcompute.devices.device import Profile
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 GraphCompletionHandler = Callable[["Tensor | None", "Exception | None", float], None]
 
 _queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
+#: Seconds a fork, and the end of the process, wait for the job that is running.
+_FORK_WAITS, _EXIT_WAITS = 1.0, 10.0
 
 
 def asks(options: ExecutionOptions, option: ExecutionOptions) -> bool:
@@ -29,7 +33,11 @@ def asks(options: ExecutionOptions, option: ExecutionOptions) -> bool:
 
 
 class WorkQueue:
-    """First in, first out: jobs of one device. A synchronous job with nothing before it runs on the caller's thread."""
+    """First in, first out: jobs of one device. A synchronous job with nothing before it runs on the caller's thread.
+
+    Ctrl-C never stops a job half way: a job on the main thread is finished first, and waiting for a job on another
+    thread stops while the job goes on. When the process ends, the running job is finished and queued ones are dropped.
+    """
 
     def __init__(self) -> None:
         self._reset()
@@ -42,20 +50,26 @@ class WorkQueue:
         self._owner: int | None = None  # the thread that is running a job right now
         self._worker: threading.Thread | None = None
 
-    def submit(self, job: Execution, synchronous: bool) -> None:
-        """Run a job now (when nothing is queued and the caller wants to wait) or after those before it."""
-        with self._condition:
-            here = synchronous and not self._jobs and self._owner is None
+    def submit(self, job: Execution, synchronous: bool, record: deque[Execution] | None = None) -> None:
+        """Run a job now (when nothing is queued and the caller wants to wait) or after those before it.
+
+        record  gets the job if, and only if, the queue does, whatever happens
+        """
+        with Held():
+            with self._condition:
+                if record is not None:
+                    record.append(job)
+                here = synchronous and not self._jobs and self._owner is None
+                if here:
+                    self._owner = threading.get_ident()
+                else:
+                    self._jobs.append(job)
+                    if self._worker is None:
+                        self._worker = threading.Thread(target=self._work, name="mlcompute", daemon=True)
+                        self._worker.start()
+                    self._condition.notify_all()
             if here:
-                self._owner = threading.get_ident()
-            else:
-                self._jobs.append(job)
-                if self._worker is None:
-                    self._worker = threading.Thread(target=self._work, name="mlcompute", daemon=True)
-                    self._worker.start()
-                self._condition.notify_all()
-        if here:
-            self._run(job, releases=True)
+                self._run(job, releases=True)
 
     def is_running_here(self) -> bool:
         """Is the calling thread inside a job (a completion handler, say)?"""
@@ -72,16 +86,20 @@ class WorkQueue:
                     following = self._jobs.popleft()
                 self._run(following, releases=False)
             return
-        with self._condition:
-            self._condition.wait_for(lambda: job.is_done)
+        # Ctrl-C may stop the waiting anywhere, so it must not happen inside the queue's own lock.
+        finished = threading.Lock()
+        finished.acquire()
+        self.when_done(job, finished.release)
+        finished.acquire()
 
     def when_done(self, job: Execution, tell: Callable[[], None]) -> None:
         """Call `tell` once the job has finished, on whatever thread that happens."""
-        with self._condition:
-            if not job.is_done:
-                job.listeners.append(tell)
-                return
-        tell()
+        with Held():
+            with self._condition:
+                if not job.is_done:
+                    job.listeners.append(tell)
+                    return
+            tell()
 
     def _run(self, job: Execution, releases: bool) -> None:
         self._running.append(job)
@@ -110,6 +128,23 @@ class WorkQueue:
             self._run(job, releases=True)
             del job
 
+    def _before_fork(self) -> None:
+        # A child with half a step's numbers would be of no use: let the running job finish, and no other begin. One
+        # that waits for something else to happen must not stop the fork, though.
+        self._condition.acquire()
+        if not self.is_running_here():
+            self._condition.wait_for(lambda: self._owner is None, timeout=_FORK_WAITS)
+
+    def _after_fork_in_parent(self) -> None:
+        self._condition.release()
+
+    def _at_exit(self) -> None:
+        # Memory goes away when the process ends, and native code must not be using it then.
+        with self._condition:
+            self._jobs.clear()
+            if not self.is_running_here():
+                self._condition.wait_for(lambda: self._owner is None, timeout=_EXIT_WAITS)
+
     def _after_fork(self) -> None:
         # Threads do not survive a fork: the child starts with an empty queue, and what was queued failed for it.
         lost = [*self._running, *self._jobs]
@@ -118,13 +153,21 @@ class WorkQueue:
             job.fail(ExecutionError("the run was queued before the process was forked", fix="run it in the child"))
 
 
-def _after_fork() -> None:
-    for queue in list(_queues):
-        queue._after_fork()
+def _each(method: Callable[[WorkQueue], None]) -> Callable[[], None]:
+    def call() -> None:
+        for queue in list(_queues):
+            method(queue)
+
+    return call
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(
+        before=_each(WorkQueue._before_fork),
+        after_in_parent=_each(WorkQueue._after_fork_in_parent),
+        after_in_child=_each(WorkQueue._after_fork),
+    )
+atexit.register(_each(WorkQueue._at_exit))
 
 
 class Execution:

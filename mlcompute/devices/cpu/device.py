@@ -20,6 +20,7 @@ from mlcompute.devices.cpu.threads import BARRIER_WORDS, ENTRY_WORDS, FAILED, Te
 from mlcompute.devices.device import Engine, Executable, Profile
 from mlcompute.enums import DeviceType
 from mlcompute.errors import ExecutionError
+from mlcompute.interrupts import Held
 from mlcompute.ops.op import Array, Op, Step, Value, overwritten_by, run_meaning
 
 #: Work below this many estimated nanoseconds is not worth waking a second thread for.
@@ -55,11 +56,15 @@ class Cpu(Engine):
 
     @property
     def team(self) -> Team:
-        """The worker threads, started at their first use."""
-        if self._team is None or self._team.size != self.threads:
+        """The worker threads."""
+        return self.team_of(self.threads)
+
+    def team_of(self, threads: int) -> Team:
+        """So many worker threads, started at their first use."""
+        if self._team is None or self._team.size != threads:
             if self._team is not None:
                 self._team.stop()
-            self._team = Team(self.threads)
+            self._team = Team(threads)
         return self._team
 
     def facts(self) -> dict[str, str]:
@@ -78,7 +83,10 @@ class Cpu(Engine):
 
     def workspace(self, step: Step) -> int:
         measure = WORKSPACES.get(step.op.name)
-        return measure(step) if measure is not None else 0
+        if measure is None:
+            return 0
+        with Held():  # making primitives leaves much to destroy, and what is raised in destructors is lost
+            return measure(step)
 
     def allocate(self, nbytes: int) -> Array:
         # Aligned to a cache line: slack for it is not part of the plan.
@@ -87,7 +95,8 @@ class Cpu(Engine):
         return room[skip : skip + nbytes]
 
     def build(self, program: Program, arena: Array) -> Executable:
-        return CpuExecutable(self, program, arena)
+        with Held():
+            return CpuExecutable(self, program, arena)
 
 
 @dataclass(eq=False)
@@ -111,8 +120,9 @@ class CpuExecutable(Executable):
 
     def _build(self) -> None:
         engine, program = self.engine, self.program
+        # Whatever becomes of the engine's number meanwhile: who meets whom follows from this one.
         self._threads = engine.threads
-        self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces, engine.threads)
+        self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces, self._threads)
         self._entries: list[Entry | Step] = []
         for step in program.steps:
             if step.op.is_view and step.results[0] in program.plan.views:
@@ -225,7 +235,7 @@ class CpuExecutable(Executable):
         openmp = (library.omp_get_max_threads, library.omp_set_num_threads) if library is not None else (0, 0)
         job = np.array([tape.ctypes.data, len(entries), self._barrier.ctypes.data, *openmp], np.int64)
         cost = sum(entry.cost for entry in entries)
-        return _Segment(job, tape, job.ctypes.data, 1 if cost < WORTH_SHARING else self.engine.threads)
+        return _Segment(job, tape, job.ctypes.data, 1 if cost < WORTH_SHARING else self._threads)
 
     # Running ----------------------------------------------------------------------------------------------------
 
@@ -244,7 +254,7 @@ class CpuExecutable(Executable):
             if segment.step is not None:
                 self._fall_back(segment.step)
             else:
-                self.engine.team.run(segment.address, segment.threads)
+                self.engine.team_of(self._threads).run(segment.address, segment.threads)
                 if self._flags[FAILED]:
                     self._fail(phases)
 
@@ -284,7 +294,7 @@ class CpuExecutable(Executable):
                 self._fall_back(entry)
             else:
                 segment = self._native([entry])
-                self.engine.team.run(segment.address, segment.threads)
+                self.engine.team_of(self._threads).run(segment.address, segment.threads)
                 if self._flags[FAILED]:
                     self._fail(phases)
             profile.add(step, time.perf_counter() - start)

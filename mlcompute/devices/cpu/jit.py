@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlcompute.devices.cpu.code import Code
+from mlcompute.interrupts import Held
 
 #: Size the folder of compiled kernels is kept under, oldest files leaving first.
 CACHE_BYTES = 256 << 20
@@ -48,7 +49,9 @@ class Library:
         with self._lock:
             missing = {_key(code): code for code in kernels if _key(code) not in self._addresses}
             if missing:
-                self._compile(missing)
+                # Memory changes hands inside: an interruption at the wrong moment would free it twice.
+                with Held():
+                    self._compile(missing)
             return [self._addresses[_key(code)] for code in kernels]
 
     def _compile(self, kernels: dict[str, Code]) -> None:
@@ -74,12 +77,20 @@ class Library:
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
         engine.add_object_file(llvm.ObjectFileRef.from_data(compiled))
         engine.finalize_object()
+        # First: whatever interrupts this, no address may outlive the memory it points to.
+        self._engines.append(engine)
         for key in kernels:
             self._addresses[key] = engine.get_function_address(f"k{key}")
-        self._engines.append(engine)
 
 
 library = Library()
+
+
+if hasattr(os, "register_at_fork"):
+    # LLVM has locks of its own: a child of a process that was compiling on another thread could wait for them forever.
+    os.register_at_fork(
+        before=library._lock.acquire, after_in_parent=library._lock.release, after_in_child=library._lock.release
+    )
 
 
 def _key(code: Code) -> str:
@@ -99,11 +110,16 @@ def _module_text(kernels: dict[str, Code]) -> str:
 
 
 def cache_folder() -> Path | None:
-    """Where compiled kernels are kept; None when MLCOMPUTE_CACHE is set to nothing."""
+    """Where compiled kernels are kept; None when MLCOMPUTE_CACHE is set to nothing, or there is no home."""
     configured = os.environ.get("MLCOMPUTE_CACHE")
     if configured is not None:
         return Path(configured) if configured else None
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    base = os.environ.get("XDG_CACHE_HOME")
+    if not base:
+        home = os.path.expanduser("~")
+        if home == "~":  # a user without a home folder, as in many containers
+            return None
+        base = os.path.join(home, ".cache")
     return Path(base) / "mlcompute"
 
 
