@@ -10,7 +10,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from mlcompute.cli.answer import Answer, fitted
+from mlcompute.cli.answer import FAILED, INTERRUPTED, SUCCESS, USAGE, Answer, fitted
+from mlcompute.cli.streams import show_everything
 from mlcompute.errors import Error
 
 #: One file per command: what it is called, what it does, in the order of the help.
@@ -27,12 +28,10 @@ COMMANDS = {
     "bench": "training steps beside PyTorch and JAX",
 }
 
-#: Exit codes: what a script can tell apart.
-SUCCESS, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
+    show_everything()
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = _parser(given)
     args = parser.parse_args(given)
@@ -43,15 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         answer: Answer = args.run(args)
         _show(answer, args.json)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"mlcompute {args.command}: interrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SUCCESS
-    except (Error, OSError, ImportError, ValueError, TypeError) as error:
+    except Exception as error:
         return _fail(error, args)
-    return FAILED if answer.failed else SUCCESS
+    return answer.code
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
@@ -61,7 +60,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
         prog="mlcompute",
         description="Train, look into and convert networks of ML Compute's training graphs.",
         epilog="`mlcompute COMMAND --help` tells all about a command. Exit codes: 0 done, 1 failed, 2 wrong usage, "
-        "130 interrupted.",
+        "130 interrupted, 143 terminated.",
     )
     parser.add_argument("--version", action="version", version=f"mlcompute {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
@@ -80,15 +79,24 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
 def _fail(error: Exception, args: argparse.Namespace) -> int:
     if args.debug:
         traceback.print_exc()
+    said = str(error) or type(error).__name__
+    if not isinstance(error, _EXPECTED):
+        said = f"{type(error).__name__}: {said}\n  fix  --debug shows where; if your file is right, report it"
     if args.json:
-        facts = {"fix": error.fix, **error.facts} if isinstance(error, Error) else {}
-        print(json.dumps({"error": type(error).__name__, "message": str(error).splitlines()[0], **facts}))
+        message, *_ = said.splitlines()
+        facts = {**error.facts, "fix": error.fix} if isinstance(error, Error) else {}
+        print(json.dumps({"error": type(error).__name__, "message": message, **facts}))
     else:
-        print(f"mlcompute {args.command}: {error}", file=sys.stderr)
+        print(f"mlcompute {args.command}: {said}", file=sys.stderr)
     return FAILED
 
 
+#: What a user can bring about; anything else says that it should not have happened.
+_EXPECTED = (Error, OSError, ImportError, ValueError, TypeError, MemoryError)
+
+
 def _show(answer: Answer, as_json: bool) -> None:
-    text = json.dumps(answer.data, indent=2) if as_json else fitted(answer.text)
-    if text:
-        print(text)
+    parts = [json.dumps(answer.data, indent=2)] if as_json else [fitted(answer.table), answer.text]
+    for part in parts:
+        if part:
+            print(part)

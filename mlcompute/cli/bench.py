@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
-from mlcompute.cli.answer import Answer
+import mlcompute
+from mlcompute.cli.answer import FAILED, SUCCESS, Answer
 from mlcompute.errors import DataError
 
 
@@ -19,11 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Benchmarks come with the source, not with the package: they need the frameworks they compare with."""
-    if importlib.util.find_spec("benchmarks") is None:
+    source = Path(mlcompute.__file__).parents[1]
+    if not (source / "benchmarks" / "__main__.py").exists():
         raise DataError(
             "the benchmarks come with the project's source",
             fix="run it in a clone of the project: make bench",
         )
     command = [sys.executable, "-m", "benchmarks", *(["--quick"] if args.quick else []), *args.rest]
-    code = subprocess.run(command, check=False, stdout=sys.stderr if args.json else None).returncode
-    return Answer("", {"command": command, "exit": code}, failed=code != 0)
+    code = subprocess.run(command, check=False, cwd=source, stdout=sys.stderr if args.json else None).returncode
+    return Answer("", {"command": command, "exit": code}, code=FAILED if code else SUCCESS)

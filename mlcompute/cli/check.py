@@ -7,7 +7,7 @@ import argparse
 import mlcompute as mlc
 from mlcompute.checking import check_gradients
 from mlcompute.cli import models, samples
-from mlcompute.cli.answer import Answer
+from mlcompute.cli.answer import FAILED, SUCCESS, Answer
 from mlcompute.errors import GraphError
 
 
@@ -27,4 +27,5 @@ def run(args: argparse.Namespace) -> Answer:
     inputs, labels = samples.samples_for(graph, args.data)
     report = check_gradients(graph, inputs, labels, directions=args.directions)
     rows = [{**vars(row), "right": row.is_right} for row in report.rows]
-    return Answer(str(report), {"model": args.model, "right": bool(report), "gradients": rows}, failed=not report)
+    data = {"model": args.model, "right": bool(report), "gradients": rows}
+    return Answer("", data, table=str(report), code=SUCCESS if report else FAILED)

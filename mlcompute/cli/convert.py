@@ -9,6 +9,8 @@ import mlcompute as mlc
 from mlcompute.cli import models
 from mlcompute.cli.answer import Answer
 from mlcompute.errors import DataError
+from mlcompute.saving.atomic import Writer, replace_file
+from mlcompute.saving.tensor_file import NUMPY, header_bytes, lay_out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,9 +35,7 @@ def run(args: argparse.Namespace) -> Answer:
         mlcompute.onnx.save(models.compiled(graph, mlc.Device.cpu()), args.target)
         kind = "ONNX model"
     elif target.suffix == ".safetensors" and args.weights_only:
-        from safetensors.numpy import save_file
-
-        save_file(mlc.to_state_dict(graph), args.target)
+        _save_weights(args.target, graph)
         kind = "weights"
     elif target.suffix == ".safetensors":
         mlc.save(args.target, graph)
@@ -44,3 +44,16 @@ def run(args: argparse.Namespace) -> Answer:
         raise DataError(f"{args.target}: unknown kind of file", expected="a name that ends in .onnx or .safetensors")
     size = target.stat().st_size
     return Answer(f"{kind} in {args.target}, {size:,} bytes", {"target": args.target, "kind": kind, "bytes": size})
+
+
+def _save_weights(path: str, graph: mlc.Graph) -> None:
+    """A file any reader of safetensors opens, replaced whole or not at all."""
+    arrays = mlc.to_state_dict(graph)
+    entries = lay_out(arrays)
+
+    def fill(file: Writer) -> None:
+        file.write(header_bytes(entries, {"format": "np"}))
+        for name, entry in entries.items():
+            file.write(arrays[name].astype(NUMPY[entry.dtype]).tobytes())
+
+    replace_file(path, fill, "convert")

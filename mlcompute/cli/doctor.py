@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mlcompute.cli.answer import Answer
+from mlcompute.cli.answer import FAILED, SUCCESS, Answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,4 +18,4 @@ def run(args: argparse.Namespace) -> Answer:
     import mlcompute.onnx
 
     report = mlcompute.onnx.doctor(args.model, batch=args.batch)
-    return Answer(str(report), {"model": args.model, **report.data()}, failed=not report)
+    return Answer(str(report), {"model": args.model, **report.data()}, code=SUCCESS if report else FAILED)

@@ -10,6 +10,7 @@ from typing import Any
 import mlcompute as mlc
 from mlcompute.cli import models
 from mlcompute.cli.answer import Answer
+from mlcompute.seeing.files import write_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +35,8 @@ def run(args: argparse.Namespace) -> Answer:
         if checkpoint.description is None:
             names = {name: list(checkpoint[name].shape) for name in checkpoint.names}
             data["tensors"] = names
-            return Answer("\n".join(["weights only, no graph", *(f"  {n}  {s}" for n, s in names.items())]), data)
+            lines += ["weights only, no graph", *(f"  {n}  {s}" for n, s in names.items())]
+            return Answer("", data, table="\n".join(lines))
         lines.append("")
     graph = models.compiled(models.load_model(args.model, args.batch), models.device_named(args.device))
     summary = graph.summary()
@@ -50,12 +52,13 @@ def run(args: argparse.Namespace) -> Answer:
         graph.programs  # noqa: B018  built, so that kernels are known
         lines += ["", str(program)]
         data["plan"] = str(program).splitlines()
+    drawn = ""
     if args.svg:
-        Path(args.svg).write_text(graph.svg(), encoding="utf-8")
-        lines.append(f"drawn into {args.svg}")
+        write_text(Path(args.svg), graph.svg(), "inspect")
+        drawn = f"drawn into {args.svg}"
         data["svg"] = args.svg
     data["layers"] = [_plain(row) for row in summary.layers]
-    return Answer("\n".join(lines), data)
+    return Answer(drawn, data, table="\n".join(lines))
 
 
 def _plain(row: Any) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import mlcompute as mlc
-from mlcompute.errors import DataError, FileError
+from mlcompute.errors import DataError, Error, FileError
 
 HELP = "a checkpoint (.safetensors), an ONNX model (.onnx), or a Python file that defines `build()`"
 
@@ -31,32 +34,63 @@ def load_model(path: str, batch_size: int = 0) -> mlc.Graph:
 
 def built_by(file: Path) -> mlc.Graph:
     """What the `build` function of a Python file returns: a Graph, TrainingGraph or InferenceGraph, or a Trainer."""
-    module = import_file(file)
-    build = getattr(module, "build", None)
-    if not callable(build):
-        raise DataError(f"{file}: defines no function `build`", expected="def build() -> mlc.TrainingGraph")
-    model = build()
+    model = ModelFile(file).call("build")
     model = getattr(model, "training", model)  # a Trainer has its training graph
     if not isinstance(model, mlc.Graph):
         raise DataError(f"{file}: build() returned a {type(model).__name__}", expected="a graph or a Trainer")
     return model
 
 
-def import_file(file: Path) -> ModuleType:
-    """A Python file as a module; the file's folder is where it finds its neighbours."""
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise DataError(f"{file}: {why}", fix="run the file by itself to see where") from error
-    finally:
-        sys.path.pop(0)
-    return module
+class ModelFile:
+    """A Python file of the user's, with functions that are called by name."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        assert spec is not None
+        assert spec.loader is not None
+        self._module = importlib.util.module_from_spec(spec)
+        # Dataclasses and pickles look their module up by name; one that is installed keeps its own.
+        sys.modules.setdefault(file.stem, self._module)
+        with self._running("the file"):
+            spec.loader.exec_module(self._module)
+
+    def has(self, name: str) -> bool:
+        """Does it define this function?"""
+        return callable(getattr(self._module, name, None))
+
+    def call(self, name: str) -> Any:
+        """What a function returns; DataError with the place when it fails."""
+        if not self.has(name):
+            raise DataError(f"{self.file}: defines no function `{name}`", expected=f"def {name}(): ...")
+        with self._running(f"{name}()"):
+            return getattr(self._module, name)()
+
+    @contextlib.contextmanager
+    def _running(self, what: str) -> Iterator[None]:
+        """The file's folder is where it finds its neighbours; errors say the line."""
+        folder = str(self.file.resolve().parent)
+        sys.path.insert(0, folder)
+        try:
+            yield
+        except Error as error:
+            error.add_fact("where", self._place(error))
+            raise
+        except (Exception, SystemExit) as error:
+            why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise DataError(
+                f"{self.file}: {why}", where=self._place(error), fix=f"{what} must run to its end; --debug shows more"
+            ) from error
+        finally:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(folder)
+
+    def _place(self, error: BaseException) -> str:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename) == self.file]
+        if isinstance(error, SyntaxError) and error.filename == str(self.file):
+            lines.append(error.lineno)
+        return f"line {lines[-1]}" if lines else ""
 
 
 def compiled(graph: mlc.Graph, device: mlc.Device) -> mlc.TrainingGraph | mlc.InferenceGraph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import mlcompute as mlc
 from mlcompute.cli import datasets, models, trainers
 from mlcompute.cli.answer import Answer
 from mlcompute.errors import DataError
+from mlcompute.saving.atomic import replace_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +37,9 @@ def run(args: argparse.Namespace) -> Answer:
     answers = trainer.predict(x)
     if args.classes:
         answers = answers.argmax(axis=1)
-    np.save(args.output, answers)
+    raw = io.BytesIO()
+    np.save(raw, answers)
+    replace_file(args.output, lambda file: file.write(raw.getvalue()), "predict")
     shape = "x".join(map(str, answers.shape))
     data = {"output": args.output, "shape": list(answers.shape)}
     return Answer(f"{len(x):,} answers ({shape}) in {args.output}", data)

@@ -22,8 +22,8 @@ def run(args: argparse.Namespace) -> Answer:
     graph = models.compiled(models.load_model(args.model), models.device_named(args.device))
     inputs, labels = samples.samples_for(graph, args.data)
     profile = graph.profile(inputs, labels, steps=args.steps)
-    text = str(profile)
+    table = str(profile)
     if args.trace:
         profile.save_trace(args.trace)
-        text += f"\ntrace in {args.trace}"
-    return Answer(text, {"model": args.model, "profile": text.splitlines(), "trace": args.trace})
+    data = {"model": args.model, "profile": table.splitlines(), "trace": args.trace}
+    return Answer(f"trace in {args.trace}" if args.trace else "", data, table=table)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,9 @@ import numpy as np
 
 import mlcompute as mlc
 from mlcompute.cli import datasets, models, trainers
-from mlcompute.cli.answer import Answer, fitted
-from mlcompute.errors import DataError
+from mlcompute.cli.answer import INTERRUPTED, TERMINATED, Answer, fitted
+from mlcompute.errors import DataError, FileError
+from mlcompute.trainer.signals import Interrupted, Terminated
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,45 +42,74 @@ def run(args: argparse.Namespace) -> Answer:
     out = Path(args.out or Path("runs") / Path(args.model).stem)
     last, best = out / "last.safetensors", out / "best.safetensors"
     resume = _resumed(args.resume, last)
-    mlc.Platform.set_rng_seed_to(args.seed)
-    trainer, data = trainers.trainer_and_data(
-        args.model, args.data, args.batch, args.rate, models.device_named(args.device)
-    )
-    out.mkdir(parents=True, exist_ok=True)
-    validation = None if data.x_test is None else (data.x_test, data.y_test)
-    callbacks = mlc.callbacks
-    used: list[Any] = [callbacks.ModelCheckpoint(last), callbacks.TerminateOnNaN()]
-    if validation is not None:
-        used.append(callbacks.ModelCheckpoint(best, monitor="val_loss", save_best_only=True))
-    if args.tensorboard:
-        used.append(callbacks.TensorBoard(args.tensorboard))
-    if not args.json:
-        samples = f"{len(data.x):,} samples" + ("" if validation is None else f", {len(data.x_test):,} to judge by")
-        print(fitted(f"{data.name}: {samples}\n{trainer.training.summary()}\n"), flush=True)
-    history = trainer.fit(
-        data.x,
-        data.y,
-        epochs=args.epochs,
-        validation=validation,
-        shuffle_seed=args.seed,
-        callbacks=used,
-        resume=resume,
-        checkpoint=last,
-        verbose=0 if args.json else "auto",
-    )
+    with _saying("nothing was trained yet, so there is nothing to resume"):
+        mlc.Platform.set_rng_seed_to(args.seed)
+        device = models.device_named(args.device)
+        trainer, data = trainers.trainer_and_data(args.model, args.data, args.batch, args.rate, device)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"{out}: cannot be made: {error.strerror}", fix="name another folder with --out") from error
+        validation = None if data.x_test is None else (data.x_test, data.y_test)
+        if not args.json:
+            samples = f"{len(data.x):,} samples" + ("" if validation is None else f", {len(data.x_test):,} to judge by")
+            print(fitted(f"{data.name}: {samples}\n{trainer.training.summary()}\n"), flush=True)
+    trainer.resume_hint = _command(args, args.epochs)
+    answer: dict[str, Any] = {"model": args.model, "data": data.name, "checkpoint": str(last)}
+    try:
+        history = trainer.fit(
+            data.x,
+            data.y,
+            epochs=args.epochs,
+            validation=validation,
+            shuffle_seed=args.seed,
+            callbacks=_callbacks(args, last, None if validation is None else best),
+            resume=resume,
+            checkpoint=last,
+            verbose=0 if args.json else "auto",
+        )
+    except (Interrupted, Terminated) as stopped:  # fit has said where the state is, and how to go on
+        code = TERMINATED if isinstance(stopped, Terminated) else INTERRUPTED
+        answer |= {"checkpoint": stopped.path, "stopped": trainer.history.stopped, "go_on_with": trainer.resume_hint}
+        return Answer("", answer, code=code)
     final = {name: values[-1] for name, values in history.history.items() if values}
-    lines = ["", "  ".join(f"{name} {value:.4f}" for name, value in final.items()), f"checkpoint  {last}"]
-    answer: dict[str, Any] = {"model": args.model, "data": data.name, "checkpoint": str(last), **final}
+    answer |= final
+    lines = ["", "  ".join(f"{name} {value:.4g}" for name, value in final.items()), f"checkpoint  {last}"]
     if validation is not None:
         lines.append(f"best        {best}")
         answer["best"] = str(best)
     if args.report is not None:
         report = Path(args.report) if args.report else out / "report.html"
-        write_report(report, trainer, data, history)
+        with _saying(f"training is complete and saved in {last}, the report is missing"):
+            write_report(report, trainer, data, history)
         lines.append(f"report      {report}")
         answer["report"] = str(report)
-    lines.append(f"go on with  mlcompute train {args.model} --epochs {2 * args.epochs} --resume" + _out(args))
+    lines.append(f"go on with  {_command(args, 2 * args.epochs)}")
     return Answer("\n".join(lines), answer)
+
+
+def _callbacks(args: argparse.Namespace, last: Path, best: Path | None) -> list[Any]:
+    callbacks = mlc.callbacks
+    used: list[Any] = [callbacks.ModelCheckpoint(_literal(last)), callbacks.TerminateOnNaN()]
+    if best is not None:
+        used.append(callbacks.ModelCheckpoint(_literal(best), monitor="val_loss", save_best_only=True))
+    if args.tensorboard:
+        used.append(callbacks.TensorBoard(args.tensorboard))
+    return used
+
+
+def _literal(path: Path) -> str:
+    """ModelCheckpoint fills in what stands in braces; a folder may have some of its own."""
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
+@contextlib.contextmanager
+def _saying(text: str) -> Iterator[None]:
+    """Ctrl-C in here says what it leaves behind."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(text) from None
 
 
 def write_report(path: Path, trainer: mlc.Trainer, data: datasets.Dataset, history: Any) -> None:
@@ -105,6 +138,19 @@ def _resumed(given: str | None, last: Path) -> Path | None:
     return path
 
 
-def _out(args: argparse.Namespace) -> str:
-    parts = [f" --data {args.data}"] if args.data else []
-    return "".join([*parts, f" --out {args.out}"] if args.out else parts)
+#: Options that a resumed run must be given again.
+_KEPT = ("data", "batch", "rate", "seed", "device", "out", "tensorboard")
+
+
+def _command(args: argparse.Namespace, epochs: int) -> str:
+    """What to type to go on: this command, with all that was not left at its default."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    words = ["mlcompute", "train", args.model, "--epochs", str(epochs)]
+    for name in _KEPT:
+        value = getattr(args, name)
+        if value != parser.get_default(name):
+            words += [f"--{name}", str(value)]
+    if args.report is not None:
+        words += ["--report", args.report] if args.report else ["--report"]
+    return shlex.join([*words, "--resume"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlcompute as mlc
 from mlcompute.cli.datasets import Dataset, load_data
-from mlcompute.cli.models import import_file
+from mlcompute.cli.models import ModelFile
 from mlcompute.cli.recipes import RECIPES, recipe_trainer
 from mlcompute.errors import DataError, FileError
 
@@ -27,14 +27,11 @@ def trainer_and_data(
     file = Path(model)
     if file.suffix != ".py" or not file.exists():
         raise FileError(f"{model}: neither a recipe nor a Python file", expected=HELP)
-    module = import_file(file)
-    build = getattr(module, "build", None)
-    if not callable(build):
-        raise DataError(f"{file}: defines no function `build`", expected="def build() -> mlc.Trainer")
-    made = build()
+    source = ModelFile(file)
+    made = source.call("build")
     trainer = made if isinstance(made, mlc.Trainer) else trainer_of(made, device, model)
-    if path is None and callable(getattr(module, "data", None)):
-        return trainer, _own_data(file, module.data())
+    if path is None and source.has("data"):
+        return trainer, _own_data(file, source.call("data"))
     return trainer, load_data(path)
 
 

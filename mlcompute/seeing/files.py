@@ -9,5 +9,5 @@ def write_text(path: Path, text: str, who: str) -> Path:
     """Replace a file by a new one; FileError, and the old one stays as it was, when that fails."""
     from mlcompute.saving.atomic import replace_file
 
-    replace_file(str(path), lambda writer: writer.write(text.encode("utf-8")), who)
+    replace_file(str(path), lambda writer: writer.write(text.encode("utf-8", "replace")), who)
     return path

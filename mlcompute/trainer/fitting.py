@@ -230,7 +230,7 @@ class Fitting:
         else:
             said = (
                 f"stopped after step {self.step} (epoch {self.epoch + 1}); saved to {path}\n"
-                f"go on with: trainer.fit(..., resume={path!r})"
+                f"go on with: {self.trainer.resume_hint or f'trainer.fit(..., resume={path!r})'}"
             )
         print(said, file=sys.stderr, flush=True)
         if self.signals.caught == "SIGTERM":

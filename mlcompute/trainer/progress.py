@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -62,8 +63,13 @@ class Bar(Lines):
     """A moving line under the lines: epoch, bar, steps, loss and metrics, samples/s, remaining time."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        try:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        except ImportError:
+            raise DataError(
+                "Trainer: the moving line needs rich, which is not installed", fix="pip install rich, or give verbose=2"
+            ) from None
 
         self._console = Console(soft_wrap=True, highlight=False)
         super().__init__(lambda text: self._console.print(text, markup=False))
@@ -120,7 +126,10 @@ def display_for(verbose: int | str) -> Display:
     """Keras's meaning: 0 shows nothing, 1 a moving line, 2 one line per epoch; "auto" is 1 on a terminal, else 2."""
     if verbose == "auto":
         is_terminal = hasattr(sys.stdout, "isatty") and sys.stdout.isatty()
-        verbose = 1 if is_terminal else 2
+        can_move = is_terminal and importlib.util.find_spec("rich") is not None
+        if is_terminal and not can_move:
+            print("one line per epoch; pip install rich for a moving one", file=sys.stderr)
+        verbose = 1 if can_move else 2
     if verbose not in (0, 1, 2):
         raise DataError(f"Trainer: verbose is {verbose!r}", expected="'auto', 0 (nothing), 1 (moving line), 2 (lines)")
     return Bar() if verbose == 1 else Lines() if verbose == 2 else Display()

@@ -77,6 +77,8 @@ class Trainer:
         self.stopped_by = ""
         #: The batches of the step about to be started, for callbacks.
         self.batches: Sequence[Batch] = ()
+        #: What a stopped `fit` tells the user to type; empty: another `fit` with `resume`.
+        self.resume_hint = ""
         self._fitting: Fitting | None = None
         self._names: dict[Tensor, str] | None = None
 

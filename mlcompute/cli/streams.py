@@ -1,0 +1,33 @@
+"""Standard output and error that show every text, whatever the terminal can do."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import sys
+
+#: Plain characters for those in our own tables that some terminals lack.
+_PLAIN = {"…": "...", "\u00d7": "x", "→": "->", "ᵀ": "^T", "·": "."}
+
+
+def show_everything() -> None:
+    """From now on no character is an error: file names that are no text go out as they are, others as plain ones.
+
+    Without this a path from another machine, or a table in the C locale, would end a command with UnicodeEncodeError.
+    """
+    codecs.register_error("mlcompute", _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="mlcompute")
+
+
+def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    part = error.object[error.start : error.end]
+    return b"".join(_bytes(character) for character in part), error.end
+
+
+def _bytes(character: str) -> bytes:
+    if "\udc80" <= character <= "\udcff":  # a byte of a file name that is no text
+        return bytes([ord(character) - 0xDC00])
+    return _PLAIN.get(character, "?").encode("ascii")
