@@ -12,16 +12,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mlcompute.onnx.exporter import save, to_model
     from mlcompute.onnx.importer import ImportedGraph, ModelError, Problem, load
+    from mlcompute.onnx.writing import CannotExportError
 
 _WHERE = {
-    "ModelError": "importer",
+    "CannotExportError": "writing",
     "ImportedGraph": "importer",
+    "ModelError": "importer",
     "Problem": "importer",
     "load": "importer",
+    "save": "exporter",
+    "to_model": "exporter",
 }
 
-__all__ = ["ModelError", "ImportedGraph", "Problem", "load"]
+__all__ = ["CannotExportError", "ImportedGraph", "ModelError", "Problem", "load", "save", "to_model"]
 
 
 def __getattr__(name: str) -> Any:

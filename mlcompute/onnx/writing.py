@@ -1,0 +1,470 @@
+"""One row per op: how a step of a lowered graph is written in ONNX. What every layer is made of, every layer exports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mlcompute.errors import CompileError
+from mlcompute.onnx.types import element_type
+from mlcompute.ops.op import Array, Step, Trace, Value
+
+BOOL = np.dtype(np.bool_)
+INT32 = np.dtype(np.int32)
+
+
+class CannotExportError(CompileError):
+    """Something in a graph that ONNX cannot say."""
+
+
+class Writer:
+    """Nodes and stored tensors of a model that grows; knows the name of every value."""
+
+    def __init__(self, opset: int) -> None:
+        self.opset = opset
+        self.nodes: list[Any] = []
+        self.stored: dict[str, Array] = {}
+        self.names: dict[Value, str] = {}
+        self.taken: set[str] = set()
+        self.domains: set[str] = set()
+        self._constants: dict[tuple[Any, ...], str] = {}
+
+    def unique(self, wish: str) -> str:
+        """A name nobody has, close to the one wished for."""
+        name, count = wish or "value", 1
+        while name in self.taken:
+            count += 1
+            name = f"{wish}_{count}"
+        self.taken.add(name)
+        return name
+
+    def name(self, value: Value) -> str:
+        if value not in self.names:
+            array = value.trace.constants.get(value)
+            if array is not None:
+                self.names[value] = self.constant(array)
+            else:
+                self.names[value] = self.unique(f"v{value.index}")
+        return self.names[value]
+
+    def constant(self, array: Any, dtype: Any = None) -> str:
+        """The name of stored numbers; small equal ones are stored once."""
+        data = np.ascontiguousarray(np.asarray(array, dtype)) if np.ndim(array) else np.asarray(array, dtype)
+        key = (data.shape, data.dtype.str, data.tobytes()) if data.size <= 64 else (id(data),)
+        if key not in self._constants:
+            self._constants[key] = self.unique("constant")
+            self.stored[self._constants[key]] = data
+        return self._constants[key]
+
+    def node(self, kind: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any) -> None:
+        from onnx import helper
+
+        if domain:
+            self.domains.add(domain)
+        self.nodes.append(helper.make_node(kind, list(inputs), list(outputs), domain=domain or None, **attributes))
+
+    def value(self, kind: str, *inputs: str, wish: str = "", **attributes: Any) -> str:
+        """One node with one result; the result's name."""
+        name = self.unique(wish or kind.lower())
+        self.node(kind, inputs, [name], **attributes)
+        return name
+
+    def step(self, step: Step) -> None:
+        """Write one step: by its row, or by the smaller ops it expands into."""
+        row = STEPS.get(step.op.name)
+        if row is not None and row(self, step):
+            return
+        if step.op.expansion is None:
+            raise CannotExportError(f"ONNX has nothing for '{step.op.name}'", layer=step.layer)
+        trace = step.inputs[0].trace
+        start = len(trace.steps)
+        answers = step.op.expansion(*step.inputs, **step.attributes)
+        answers = (answers,) if isinstance(answers, Value) else answers
+        smaller = trace.steps[start:]
+        del trace.steps[start:]
+        for one in smaller:
+            self.step(one)
+        for wanted, answer in zip(step.results, answers, strict=True):
+            self.node("Identity", [self.name(answer)], [self.name(wanted)])
+
+
+Rule = Callable[[Writer, Step], bool]
+STEPS: dict[str, Rule] = {}
+
+
+def _writes(*names: str) -> Callable[[Callable[[Writer, Step], Any]], Callable[[Writer, Step], Any]]:
+    def add(rule: Callable[[Writer, Step], Any]) -> Callable[[Writer, Step], Any]:
+        for name in names:
+            STEPS[name] = lambda writer, step: rule(writer, step) is not False
+        return rule
+
+    return add
+
+
+def _in(writer: Writer, step: Step) -> list[str]:
+    return [writer.name(value) for value in step.inputs]
+
+
+def _out(writer: Writer, step: Step) -> str:
+    return writer.name(step.results[0])
+
+
+# Maps -------------------------------------------------------------------------------------------------------------------
+
+_DIRECT = {
+    "add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div", "negate": "Neg", "pow": "Pow",
+    "minimum": "Min", "maximum": "Max", "floor": "Floor", "ceil": "Ceil", "round": "Round", "sign": "Sign",
+    "abs": "Abs", "sqrt": "Sqrt", "exp": "Exp", "log": "Log", "sigmoid": "Sigmoid", "softplus": "Softplus",
+    "erf": "Erf", "relu": "Relu", "copy": "Identity", "stop_gradient": "Identity", "sin": "Sin", "cos": "Cos",
+    "tan": "Tan", "asin": "Asin", "acos": "Acos", "atan": "Atan", "sinh": "Sinh", "cosh": "Cosh", "tanh": "Tanh",
+    "asinh": "Asinh", "acosh": "Acosh", "atanh": "Atanh", "equal": "Equal", "less": "Less", "greater": "Greater",
+    "less_or_equal": "LessOrEqual", "greater_or_equal": "GreaterOrEqual",
+}  # fmt: skip
+
+
+def _direct(kind: str) -> Rule:
+    def rule(writer: Writer, step: Step) -> bool:
+        writer.node(kind, _in(writer, step), [_out(writer, step)])
+        return True
+
+    return rule
+
+
+STEPS.update({name: _direct(kind) for name, kind in _DIRECT.items()})
+
+
+@_writes("less", "greater", "less_or_equal", "greater_or_equal")
+def _ordered(writer: Writer, step: Step) -> None:
+    names = [  # ONNX does not order booleans
+        writer.value("Cast", name, to=element_type(INT32)) if value.dtype == BOOL else name
+        for name, value in zip(_in(writer, step), step.inputs, strict=True)
+    ]
+    writer.node(_DIRECT[step.op.name], names, [_out(writer, step)])
+
+
+@_writes("not_equal")
+def _not_equal(writer: Writer, step: Step) -> None:
+    writer.node("Not", [writer.value("Equal", *_in(writer, step))], [_out(writer, step)])
+
+
+def _booleans(writer: Writer, step: Step) -> list[str]:
+    return [
+        name if value.dtype == BOOL else writer.value("Cast", name, to=element_type(BOOL))
+        for name, value in zip(_in(writer, step), step.inputs, strict=True)
+    ]
+
+
+@_writes("logical_and", "logical_or", "logical_xor", "logical_not")
+def _logical(writer: Writer, step: Step) -> None:
+    kind = step.op.name.removeprefix("logical_").capitalize()
+    writer.node(kind, _booleans(writer, step), [_out(writer, step)])
+
+
+@_writes("select")
+def _select(writer: Writer, step: Step) -> None:
+    condition, a, b = _in(writer, step)
+    if step.inputs[0].dtype != BOOL:
+        condition = writer.value("Cast", condition, to=element_type(BOOL))
+    if step.inputs[1].dtype == BOOL:  # few programs choose between booleans, all of them combine them
+        first = writer.value("And", condition, a)
+        second = writer.value("And", writer.value("Not", condition), b)
+        writer.node("Or", [first, second], [_out(writer, step)])
+        return
+    writer.node("Where", [condition, a, b], [_out(writer, step)])
+
+
+@_writes("convert")
+def _convert(writer: Writer, step: Step) -> None:
+    writer.node("Cast", _in(writer, step), [_out(writer, step)], to=element_type(step.attributes["to"]))
+
+
+def _number(writer: Writer, step: Step, number: float) -> str:
+    return writer.constant(np.asarray(number, step.inputs[0].dtype))
+
+
+@_writes("rsqrt")
+def _rsqrt(writer: Writer, step: Step) -> None:
+    writer.node("Reciprocal", [writer.value("Sqrt", *_in(writer, step))], [_out(writer, step)])
+
+
+@_writes("exp2")
+def _exp2(writer: Writer, step: Step) -> None:
+    writer.node("Pow", [_number(writer, step, 2.0), *_in(writer, step)], [_out(writer, step)])
+
+
+@_writes("log2")
+def _log2(writer: Writer, step: Step) -> None:
+    log = writer.value("Log", *_in(writer, step))
+    writer.node("Mul", [log, _number(writer, step, 1.0 / math.log(2.0))], [_out(writer, step)])
+
+
+def _near_zero(writer: Writer, step: Step, near: str, far: str) -> None:
+    (x,) = _in(writer, step)
+    small = writer.value("Less", writer.value("Abs", x), _number(writer, step, 0.5))
+    writer.node("Where", [small, near, far], [_out(writer, step)])
+
+
+@_writes("expm1")
+def _expm1(writer: Writer, step: Step) -> None:
+    # e^x - 1 loses its digits near 0; 2 t / (1 - t) with t = tanh(x / 2) keeps them.
+    (x,) = _in(writer, step)
+    one, two = _number(writer, step, 1.0), _number(writer, step, 2.0)
+    t = writer.value("Tanh", writer.value("Div", x, two))
+    near = writer.value("Div", writer.value("Mul", two, t), writer.value("Sub", one, t))
+    _near_zero(writer, step, near, writer.value("Sub", writer.value("Exp", x), one))
+
+
+@_writes("log1p")
+def _log1p(writer: Writer, step: Step) -> None:
+    # log(1 + x) loses its digits near 0; 2 atanh(x / (2 + x)) keeps them.
+    (x,) = _in(writer, step)
+    one, two = _number(writer, step, 1.0), _number(writer, step, 2.0)
+    near = writer.value("Mul", two, writer.value("Atanh", writer.value("Div", x, writer.value("Add", two, x))))
+    _near_zero(writer, step, near, writer.value("Log", writer.value("Add", one, x)))
+
+
+# Views and moves ------------------------------------------------------------------------------------------------------
+
+
+def _ints(writer: Writer, numbers: Sequence[int]) -> str:
+    return writer.constant(np.array(numbers, np.int64).reshape(-1))
+
+
+@_writes("reshape")
+def _reshape(writer: Writer, step: Step) -> None:
+    shape = step.attributes["shape"]
+    if step.inputs[0].shape == shape:
+        writer.node("Identity", _in(writer, step), [_out(writer, step)])
+        return
+    writer.node("Reshape", [*_in(writer, step), _ints(writer, shape)], [_out(writer, step)])
+
+
+@_writes("transpose")
+def _transpose(writer: Writer, step: Step) -> None:
+    writer.node("Transpose", _in(writer, step), [_out(writer, step)], perm=list(step.attributes["axes"]))
+
+
+@_writes("slice")
+def _slice(writer: Writer, step: Step) -> None:
+    a = step.attributes
+    axes = range(step.inputs[0].rank)
+    rest = [_ints(writer, numbers) for numbers in (a["start"], a["end"], axes, a["stride"])]
+    writer.node("Slice", [*_in(writer, step), *rest], [_out(writer, step)])
+
+
+@_writes("broadcast")
+def _broadcast(writer: Writer, step: Step) -> None:
+    writer.node("Expand", [*_in(writer, step), _ints(writer, step.attributes["shape"])], [_out(writer, step)])
+
+
+@_writes("concatenate")
+def _concatenate(writer: Writer, step: Step) -> None:
+    writer.node("Concat", _in(writer, step), [_out(writer, step)], axis=step.attributes["axis"])
+
+
+@_writes("pad")
+def _pad(writer: Writer, step: Step) -> None:
+    a = step.attributes
+    widths = _ints(writer, (*a["before"], *a["after"]))
+    writer.node("Pad", [*_in(writer, step), widths, _number(writer, step, a["value"])], [_out(writer, step)])
+
+
+@_writes("slice_gradient")
+def _slice_gradient(writer: Writer, step: Step) -> bool:
+    a, x = step.attributes, step.inputs[0]
+    if any(stride != 1 for stride in a["stride"]):
+        return False
+    after = [n - s - m for n, s, m in zip(a["shape"], a["start"], x.shape, strict=True)]
+    widths = _ints(writer, (*a["start"], *after))
+    writer.node("Pad", [*_in(writer, step), widths, _number(writer, step, 0.0)], [_out(writer, step)])
+    return True
+
+
+@_writes("take", "embedding")
+def _take(writer: Writer, step: Step) -> None:
+    writer.node("Gather", _in(writer, step), [_out(writer, step)], axis=step.attributes.get("axis", 0))
+
+
+@_writes("gather")
+def _gather(writer: Writer, step: Step) -> None:
+    writer.node("GatherElements", _in(writer, step), [_out(writer, step)], axis=step.attributes["axis"])
+
+
+@_writes("scatter", "scatter_add")
+def _scatter(writer: Writer, step: Step) -> None:
+    updates, indices, base = _in(writer, step)
+    used, full = step.inputs[1].shape, step.inputs[0].shape
+    if used != full:
+        starts, ends, axes = ([0] * len(used), used, range(len(used)))
+        updates = writer.value("Slice", updates, *(_ints(writer, numbers) for numbers in (starts, ends, axes)))
+    more = {"reduction": "add"} if step.op.name == "scatter_add" else {}
+    writer.node(
+        "ScatterElements", [base, indices, updates], [_out(writer, step)], axis=step.attributes["axis"], **more
+    )
+
+
+@_writes("renormalize")
+def _renormalize(writer: Writer, step: Step) -> None:
+    # Rows nobody looks up are scaled as well: nobody sees them.
+    table, p = _in(writer, step)[0], step.attributes["p"]
+    axes = _ints(writer, [1])
+    size = writer.value("Abs", table)
+    if math.isinf(p):
+        norm = writer.value("ReduceMax", size, axes, keepdims=1)
+    else:
+        total = writer.value("ReduceSum", writer.value("Pow", size, _number(writer, step, p)), axes, keepdims=1)
+        norm = writer.value("Pow", total, _number(writer, step, 1.0 / p))
+    limit = _number(writer, step, step.attributes["maximum_norm"])
+    scale = writer.value("Div", limit, writer.value("Add", norm, _number(writer, step, 1e-7)))
+    chosen = writer.value("Where", writer.value("Greater", norm, limit), scale, _number(writer, step, 1.0))
+    writer.node("Mul", [table, chosen], [_out(writer, step)])
+
+
+# Reductions -------------------------------------------------------------------------------------------------------------
+
+
+def _reduction(kind: str) -> Rule:
+    def rule(writer: Writer, step: Step) -> bool:
+        axes = _ints(writer, step.attributes["axes"])
+        if not step.attributes["axes"]:
+            writer.node("Identity", _in(writer, step), [_out(writer, step)])
+        else:
+            writer.node(kind, [*_in(writer, step), axes], [_out(writer, step)], keepdims=1)
+        return True
+
+    return rule
+
+
+STEPS.update({"sum": _reduction("ReduceSum"), "max": _reduction("ReduceMax"), "min": _reduction("ReduceMin")})
+
+
+@_writes("any", "all")
+def _any_all(writer: Writer, step: Step) -> None:
+    (x,) = _booleans(writer, step)
+    number = writer.value("Cast", x, to=element_type(INT32))
+    kind = "ReduceMax" if step.op.name == "any" else "ReduceMin"
+    found = writer.value(kind, number, _ints(writer, step.attributes["axes"]), keepdims=1)
+    writer.node("Cast", [found], [_out(writer, step)], to=element_type(BOOL))
+
+
+@_writes("argmax", "argmin")
+def _index(writer: Writer, step: Step) -> None:
+    kind = "ArgMax" if step.op.name == "argmax" else "ArgMin"
+    writer.node(kind, _in(writer, step), [_out(writer, step)], axis=step.attributes["axis"], keepdims=1)
+
+
+@_writes("softmax", "log_softmax")
+def _softmax(writer: Writer, step: Step) -> None:
+    kind = "Softmax" if step.op.name == "softmax" else "LogSoftmax"
+    writer.node(kind, _in(writer, step), [_out(writer, step)], axis=step.attributes["axis"])
+
+
+# Contractions -----------------------------------------------------------------------------------------------------------
+
+STEPS["matmul"] = _direct("MatMul")
+
+
+def _pads(padding: Sequence[int]) -> list[int]:
+    top, bottom, left, right = padding
+    return [top, left, bottom, right]
+
+
+@_writes("convolution")
+def _convolution(writer: Writer, step: Step) -> None:
+    a = step.attributes
+    writer.node(
+        "Conv", _in(writer, step), [_out(writer, step)], kernel_shape=list(step.inputs[1].shape[2:]),
+        strides=list(a["strides"]), dilations=list(a["dilations"]), pads=_pads(a["padding"]), group=a["groups"],
+    )  # fmt: skip
+
+
+@_writes("convolution_input_gradient")
+def _transposed(writer: Writer, step: Step) -> None:
+    a, x, w = step.attributes, step.inputs[0], step.inputs[1]
+    top, bottom, left, right = a["padding"]
+    extra = []
+    for axis, sides in ((0, top + bottom), (1, left + right)):
+        reach = (x.shape[2 + axis] - 1) * a["strides"][axis] + a["dilations"][axis] * (w.shape[2 + axis] - 1) + 1
+        extra.append(a["shape"][2 + axis] - reach + sides)
+    writer.node(
+        "ConvTranspose", _in(writer, step), [_out(writer, step)], kernel_shape=list(w.shape[2:]),
+        strides=list(a["strides"]), dilations=list(a["dilations"]), pads=_pads(a["padding"]), group=a["groups"],
+        output_padding=extra,
+    )  # fmt: skip
+
+
+def _small_padding(writer: Writer, step: Step, x: str, fill: float) -> tuple[str, list[int]]:
+    """Pooling operators refuse padding as wide as the kernel: what is too wide is padded before."""
+    pads, kernel = _pads(step.attributes["padding"]), step.attributes["kernel"]
+    if all(pads[axis] < kernel[axis] and pads[2 + axis] < kernel[axis] for axis in (0, 1)):
+        return x, pads
+    widths = _ints(writer, [0, 0, pads[0], pads[1], 0, 0, pads[2], pads[3]])
+    return writer.value("Pad", x, widths, _number(writer, step, fill)), [0, 0, 0, 0]
+
+
+@_writes("max_pool")
+def _max_pool(writer: Writer, step: Step) -> None:
+    a = step.attributes
+    x, pads = _small_padding(writer, step, _in(writer, step)[0], -math.inf)
+    writer.node(
+        "MaxPool", [x], [_out(writer, step)], kernel_shape=list(a["kernel"]), strides=list(a["strides"]),
+        dilations=list(a["dilations"]), pads=pads,
+    )  # fmt: skip
+
+
+@_writes("sum_pool")
+def _sum_pool(writer: Writer, step: Step) -> None:
+    a, channels = step.attributes, step.inputs[0].shape[1]
+    x, pads = _in(writer, step)[0], _pads(a["padding"])
+    wide = any(pads[axis] >= a["kernel"][axis] or pads[2 + axis] >= a["kernel"][axis] for axis in (0, 1))
+    if max(a["dilations"]) > 1 or wide:  # a convolution with ones
+        ones = writer.constant(np.ones((channels, 1, *a["kernel"]), step.inputs[0].dtype))
+        writer.node(
+            "Conv", [*_in(writer, step), ones], [_out(writer, step)], kernel_shape=list(a["kernel"]),
+            strides=list(a["strides"]), dilations=list(a["dilations"]), pads=_pads(a["padding"]), group=channels,
+        )  # fmt: skip
+        return
+    mean = writer.value(
+        "AveragePool", x, kernel_shape=list(a["kernel"]), strides=list(a["strides"]), pads=pads, count_include_pad=1
+    )
+    writer.node("Mul", [mean, _number(writer, step, float(math.prod(a["kernel"])))], [_out(writer, step)])
+
+
+@_writes("lstm")
+def _lstm(writer: Writer, step: Step) -> bool:
+    """ONNX has time first, gates in the order i, o, f, c, and an axis for directions."""
+    if step.attributes["has_lengths"]:
+        return False
+    x, wx, wh, b, h0, c0 = _in(writer, step)[:6]
+    hidden = step.inputs[2].shape[1]
+
+    def reordered(name: str) -> str:
+        parts = []
+        for start, end in ((0, 1), (3, 4), (1, 2), (2, 3)):
+            bounds = [_ints(writer, [number]) for number in (start * hidden, end * hidden, 0)]
+            parts.append(writer.value("Slice", name, *bounds))
+        return writer.value("Unsqueeze", writer.value("Concat", *parts, axis=0), _ints(writer, [0]))
+
+    bias = reordered(b)
+    zeros = writer.constant(np.zeros((1, 4 * hidden), step.inputs[0].dtype))
+    both = writer.value("Concat", bias, zeros, axis=1)
+    first = [writer.value("Unsqueeze", name, _ints(writer, [0])) for name in (h0, c0)]
+    rows = writer.value("Transpose", x, perm=[1, 0, 2])
+    outputs = [writer.unique("lstm") for _ in range(3)]
+    writer.node(
+        "LSTM", [rows, reordered(wx), reordered(wh), both, "", *first], outputs, hidden_size=hidden,
+        direction="reverse" if step.attributes["reverse"] else "forward",
+    )  # fmt: skip
+    y = writer.value("Squeeze", outputs[0], _ints(writer, [1]))
+    writer.node("Transpose", [y], [writer.name(step.results[0])], perm=[1, 0, 2])
+    for name, result in zip(outputs[1:], step.results[1:3], strict=True):
+        writer.node("Squeeze", [name, _ints(writer, [0])], [writer.name(result)])
+    return True
+
+
+def unsupported(trace: Trace) -> list[str]:
+    """Ops of a trace that have neither a row nor an expansion."""
+    return sorted({s.op.name for s in trace.steps if s.op.name not in STEPS and s.op.expansion is None})
