@@ -17,7 +17,7 @@ help:
 	@echo "make train DATA=path  the same on a folder of MNIST-format files"
 	@echo "make test             lint, type check and test everything"
 	@echo "make slow             the tests that take minutes"
-	@echo "make bench            training steps beside PyTorch and JAX (ARGS=--quick: about two minutes)"
+	@echo "make bench            training steps beside PyTorch, JAX, tinygrad and MLX (ARGS=--quick: two minutes)"
 	@echo "make docs             build the documentation into docs/_build/html"
 	@echo "make examples         run every example"
 	@echo "make lint, format     ruff and mypy; ruff's formatter"
