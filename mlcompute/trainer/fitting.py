@@ -100,6 +100,8 @@ class Fitting:
                     self._run_epoch()
             finally:
                 self.display.close()
+            if self.signals.caught:  # while the last epoch was being saved: whoever sent it waits for an end
+                self._stop()
             logs = self.history.epochs[-1] if self.history.epochs else {}
             for callback in plan.callbacks:
                 callback.on_train_end(logs)
@@ -229,7 +231,7 @@ class Fitting:
             said = f"stopped after step {self.step}; the state could not be saved: {error}"
         else:
             said = (
-                f"stopped after step {self.step} (epoch {self.epoch + 1}); saved to {path}\n"
+                f"stopped after step {self.step} (epoch {min(self.epoch + 1, self.plan.epochs)}); saved to {path}\n"
                 f"go on with: {self.trainer.resume_hint or f'trainer.fit(..., resume={path!r})'}"
             )
         print(said, file=sys.stderr, flush=True)

@@ -50,10 +50,14 @@ class Lines(Display):
 
     def epoch_ends(self, epoch: int, logs: Mapping[str, float], seconds: float, samples: int) -> None:
         width = len(str(self._epochs))
-        self._write(
-            f"epoch {epoch + 1:>{width}}/{self._epochs}  {described(logs)}  "
-            f"{samples / seconds if seconds else 0:,.0f} samples/s  {seconds:.1f} s"
-        )
+        line = f"epoch {epoch + 1:>{width}}/{self._epochs}  {described(logs)}"
+        took, rate = f"  {seconds:.1f} s", f"  {samples / seconds if seconds else 0:,.0f} samples/s"
+        # On a narrow terminal only what fits, rather than a second line for each epoch.
+        more = next((part for part in (rate + took, took) if len(line + part) <= self._width()), "")
+        self._write(line + more)
+
+    def _width(self) -> int:
+        return sys.maxsize
 
     def note(self, text: str) -> None:
         self._write(text)
@@ -84,6 +88,9 @@ class Bar(Lines):
             refresh_per_second=10,
         )
         self._shown = 0.0
+
+    def _width(self) -> int:
+        return self._console.width
 
     def begin(self, epochs: int, steps: int | None, first_epoch: int, first_step: int) -> None:
         super().begin(epochs, steps, first_epoch, first_step)

@@ -376,4 +376,4 @@ def test_a_step_costs_little_beside_executing_it() -> None:
     rounds = [(fitted(), alone()) for _ in range(3)]
     extra = min(fit for fit, _ in rounds) - min(execute for _, execute in rounds)
     print(f"{1e6 * extra:.1f} microseconds per step beside execute")
-    assert extra < 60e-6  # 30 is the aim; the rest is room for slow machines
+    assert extra < 60e-6  # about 17 on an ordinary machine, 30 at most; the rest is room for slow and busy ones

@@ -33,7 +33,9 @@ _engines: weakref.WeakSet[Cpu] = weakref.WeakSet()
 def _after_fork() -> None:
     # Threads do not survive a fork: the child starts its own when it first needs them.
     for engine in list(_engines):
-        engine._team = None
+        if engine._team is not None:
+            engine._team.forget()
+            engine._team = None
 
 
 if hasattr(os, "register_at_fork"):
@@ -65,6 +67,7 @@ class Cpu(Engine):
             if self._team is not None:
                 self._team.stop()
             self._team = Team(threads)
+            weakref.finalize(self, self._team.stop).atexit = False
         return self._team
 
     def facts(self) -> dict[str, str]:
@@ -163,6 +166,8 @@ class CpuExecutable(Executable):
         self._flags = self._barrier.data  # much cheaper to ask than the array
         self._bound: dict[Value, int] = {}
         self._arrays: dict[Value, Array] = {}
+        #: Views of values in the arena, which never moves: reading a loss after every step should cost nothing.
+        self._views: dict[Value, Array] = {}
         for value, array in program.constants.items():
             self._bind(value, array)
         self._tapes: dict[tuple[str, ...], list[_Segment]] = {}
@@ -189,6 +194,8 @@ class CpuExecutable(Executable):
 
     def _array(self, value: Value) -> Array:
         """A value as a NumPy array over the memory it lies in."""
+        if value in self._views:
+            return self._views[value]
         operand = self._operands[value]
         place = self.program.plan.placements.get(operand.base)
         if place is not None:
@@ -196,7 +203,10 @@ class CpuExecutable(Executable):
         else:
             base = self._arrays[operand.base].reshape(-1)
         strides = tuple(stride * operand.dtype.itemsize for stride in operand.strides)
-        return np.lib.stride_tricks.as_strided(base[operand.offset :], operand.shape, strides)
+        view = np.lib.stride_tricks.as_strided(base[operand.offset :], operand.shape, strides)
+        if place is not None:
+            self._views[value] = view
+        return view
 
     def read(self, value: Value) -> Array:
         return np.array(self._array(value))
