@@ -19,6 +19,7 @@ from mlcompute.compiler.merge import merge
 from mlcompute.compiler.orient import orient
 from mlcompute.compiler.plan import plan_like, plan_memory
 from mlcompute.compiler.program import Program
+from mlcompute.compiler.recompute import recompute
 from mlcompute.compiler.schedule import store_early, update_early
 from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.update import update
@@ -110,6 +111,8 @@ def _compile(description: Description, engine: Engine, style: str, batch_size: i
     if engine.prefers_channels_last:
         channels_last(trace, program.kept)
     orient(trace, program.kept)
+    if style == "fused":
+        recompute(trace, program.kept)
     steps = trace.steps if style == "split" else update_early(trace.steps)
     if description.fuses:
         steps = merge(steps, program.kept) if engine.merges else fuse(steps)
