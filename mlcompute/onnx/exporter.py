@@ -30,7 +30,7 @@ from mlcompute.training import TrainingGraph
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-#: Operators are written as of this version of the standard, or of a later one that an imported model used.
+#: Operators are written as of this version of the standard: old enough for the programs in use.
 OPSET = 18
 #: Models larger than this keep their weights in a file beside them: one message holds at most 2 GiB.
 _LARGEST = (1 << 31) - (1 << 24)
@@ -105,13 +105,7 @@ class GraphWriter:
         self.run = Lowering(training)
         self.run.weights_of = description.label_weights
         self.parts: list[_Part] = []
-        versions = [
-            node.layer.use.version
-            for node in description.nodes
-            if isinstance(node.layer, OperatorLayer) and not node.layer.use.row.domain
-        ]
-        self.opset = max([OPSET, *versions])
-        self.writer = Writer(self.opset)
+        self.writer = Writer(OPSET)
         self._lower()
         self.outputs = self._named_outputs()
         self._name()
@@ -137,18 +131,13 @@ class GraphWriter:
             )
 
     def _is_native(self, use: Use) -> bool:
-        """Does the operator mean the same in the version that is written, with the types that are carried?"""
-        import onnx.defs
-
-        row = use.row
-        if row.domain or row.name in ("Cast", "CastLike", "QuantizeLinear") or MASKED in use.attributes:
+        """Does the operator mean the same in the version that is written, in the programs that will read it?"""
+        row, given = use.row, use.attributes
+        if row.domain or row.name in _AS_OPS or MASKED in given or given.get("layout") or given.get("mode") == "wrap":
             return False
-        try:
-            then = onnx.defs.get_schema(row.name, use.version, row.domain)
-            now = onnx.defs.get_schema(row.name, self.opset, row.domain)
-        except onnx.defs.SchemaError:
+        if given.get("coordinate_transformation_mode") in ("align_corners", "tf_crop_and_resize"):
             return False
-        if then.since_version != now.since_version or now.deprecated:
+        if not _same_meaning(row.name, use.version, bool(given.get("ceil_mode"))) or not _accepts(use):
             return False
         plain = (int, float, str, list, np.ndarray)
         if not all(isinstance(value, plain) for value in use.attributes.values()):
@@ -216,8 +205,8 @@ class GraphWriter:
     def _write_operator(self, part: _Part) -> None:
         layer = part.node.layer
         assert isinstance(layer, OperatorLayer)
-        outputs = [""] * max(index + 1 for index, _, _ in layer.outputs)
         writer, after = self.writer, []
+        outputs = [writer.unique("unused") for _ in range(layer.use.output_count)]
         for (index, shape, _), tensor in zip(layer.outputs, part.node.results, strict=True):
             name = writer.name(self.run.values[tensor])
             if folded_shape(shape) == shape:
@@ -238,7 +227,7 @@ class GraphWriter:
             for key, value in use.attributes.items()
             if not (isinstance(value, list) and not value)
         }
-        self.writer.node(use.row.name, inputs, outputs, name=label, **attributes)
+        self.writer.node(use.row.name, inputs, outputs, name=self.writer.unique(f"node {label}"), **attributes)
 
     def _operand(self, operand: Operand) -> str:
         writer = self.writer
@@ -272,6 +261,49 @@ class GraphWriter:
         inputs = {given: self.run.values[tensor] for given, tensor in self.inputs.items()}
         weights = {given: _host(tensor) for given, tensor in self.weights.items()}
         return assemble(writer, name, inputs, outputs, weights)
+
+
+#: Operators that are written as the ops they are: types are carried here, or programs disagree about them.
+_AS_OPS = {
+    "Cast", "CastLike", "QuantizeLinear", "ConvInteger", "DFT", "STFT", "MaxUnpool", "MeanVarianceNormalization",
+    "Mod", "Scatter", "Upsample",
+}  # fmt: skip
+
+
+def _accepts(use: Use) -> bool:
+    """Does the version that is written accept the types of the operands?"""
+    import onnx.defs
+
+    schema = onnx.defs.get_schema(use.row.name, OPSET, "")
+    for index, operand in enumerate(use.operands):
+        if operand is None:
+            continue
+        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
+        dtype = operand.dtype if isinstance(operand, (Source, Derived)) else getattr(operand, "array", _NOTHING).dtype
+        dtype = carried(dtype)
+        if f"tensor({'float' if dtype == np.float32 else dtype.name})" not in formal.types:
+            return False
+    return True
+
+
+_NOTHING = np.zeros(0, np.float32)
+
+
+def _same_meaning(name: str, version: int, ceil: bool) -> bool:
+    """Is an operator of some version the same in the version that is written, apart from the types it accepts?"""
+    import onnx.defs
+
+    try:
+        then, now = onnx.defs.get_schema(name, version, ""), onnx.defs.get_schema(name, OPSET, "")
+    except onnx.defs.SchemaError:
+        return False
+    if now.deprecated or then.since_version == now.since_version:
+        return not now.deprecated
+    # Later versions count the windows of a rounded-up pooling otherwise, and name the modes of grids otherwise.
+    if then.since_version < now.since_version or ceil or name == "GridSample":
+        return False
+    same_inputs = [part.name for part in then.inputs] == [part.name for part in now.inputs]
+    return same_inputs and sorted(then.attributes) == sorted(now.attributes)
 
 
 #: Types of constants that are written as they are.
