@@ -6,11 +6,12 @@ import argparse
 import importlib
 import json
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Sequence
 
-from mlcompute.cli.answer import FAILED, INTERRUPTED, SUCCESS, USAGE, Answer, fitted
+from mlcompute.cli.answer import FAILED, INTERRUPTED, SUCCESS, USAGE, Answer, fitted, wrapped
 from mlcompute.cli.streams import show_everything
 from mlcompute.errors import Error
 
@@ -20,12 +21,12 @@ COMMANDS = {
     "evaluate": "measure a trained model on data",
     "predict": "let a trained model answer, into a file",
     "inspect": "look into a checkpoint, a model file or an ONNX model",
-    "profile": "where the time of a step goes",
+    "profile": "show where the time of a step goes",
     "check": "check a model's gradients numerically, layer by layer",
-    "convert": "between checkpoint, ONNX and plain safetensors",
-    "doctor": "what of an ONNX model imports and trains",
-    "devices": "what this machine has to compute with",
-    "bench": "training steps beside PyTorch and JAX",
+    "convert": "convert between checkpoint, ONNX and plain safetensors",
+    "doctor": "tell what of an ONNX model imports and trains",
+    "devices": "list what this machine has to compute with",
+    "bench": "time training steps beside PyTorch and JAX",
 }
 
 
@@ -65,13 +66,19 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mlcompute {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, help_ in COMMANDS.items():
-        command = commands.add_parser(name, help=help_, description=help_[0].upper() + help_[1:] + ".")
+        command = commands.add_parser(
+            name,
+            help=help_,
+            description=help_[0].upper() + help_[1:] + ".",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         if name in given:  # only the command that is called needs its module, and what that imports
             module = importlib.import_module(f"mlcompute.cli.{name}")
             module.add_arguments(command)
             command.set_defaults(run=module.run)
+            command.epilog = "\n  ".join(["examples:", *module.EXAMPLES])
         general = command.add_argument_group("general")
-        general.add_argument("--json", action="store_true", help="answer one JSON object on standard output")
+        general.add_argument("--json", action="store_true", help="answer with one JSON object on standard output")
         general.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
@@ -87,7 +94,8 @@ def _fail(error: Exception, args: argparse.Namespace) -> int:
         facts = {**error.facts, "fix": error.fix} if isinstance(error, Error) else {}
         print(json.dumps({"error": type(error).__name__, "message": message, **facts}))
     else:
-        print(f"mlcompute {args.command}: {said}", file=sys.stderr)
+        said = f"mlcompute {args.command}: {said}"
+        print(wrapped(said, shutil.get_terminal_size().columns) if sys.stderr.isatty() else said, file=sys.stderr)
     return FAILED
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlcompute import InferenceGraph, TrainingGraph
 
 #: Exit codes: what a script can tell apart. Those of signals are what shells use.
 SUCCESS, FAILED, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
@@ -17,6 +21,33 @@ def fitted(table: str) -> str:
         return table
     width = shutil.get_terminal_size().columns
     return "\n".join(line if len(line) <= width else f"{line[: width - 1]}…" for line in table.split("\n"))
+
+
+def wrapped(text: str, width: int) -> str:
+    """Lines broken between words, the rest below the first word; paths and commands stay whole."""
+    return "\n".join(
+        textwrap.fill(
+            line,
+            width,
+            subsequent_indent=" " * (len(line) - len(line.lstrip()) + 2),
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+            replace_whitespace=False,
+        )
+        for line in text.split("\n")
+    )
+
+
+def summary_of(graph: TrainingGraph | InferenceGraph) -> str:
+    """The table of layers; in a narrow terminal without its last columns, of which only a letter or two would show."""
+    text = str(graph.summary())
+    header, _, _ = text.partition("\n")
+    device, kernel = header.find("  device"), header.find("kernel")
+    if not sys.stdout.isatty() or device < 0 or shutil.get_terminal_size().columns >= kernel + 16:
+        return text
+    table, gap, rest = text.partition("\n\n")
+    return "\n".join(line[:device].rstrip() for line in table.split("\n")) + gap + rest
 
 
 @dataclass

@@ -11,6 +11,8 @@ import mlcompute
 from mlcompute.cli.answer import FAILED, SUCCESS, Answer
 from mlcompute.errors import DataError
 
+EXAMPLES = ("mlcompute bench --quick",)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Everything after -- goes to the benchmark itself."""

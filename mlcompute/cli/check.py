@@ -8,15 +8,21 @@ import mlcompute as mlc
 from mlcompute.checking import check_gradients
 from mlcompute.cli import models, samples
 from mlcompute.cli.answer import FAILED, SUCCESS, Answer
+from mlcompute.cli.arguments import count
 from mlcompute.errors import GraphError
+
+EXAMPLES = (
+    "mlcompute check net.py",
+    "mlcompute check runs/cnn/last.safetensors --directions 10",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, on what data."""
     parser.add_argument("model", help=models.HELP)
     parser.add_argument("--data", metavar="FILE", help=samples.HELP)
-    parser.add_argument("--directions", type=int, default=3, metavar="N", help="random directions per gradient (3)")
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--directions", type=count, default=3, metavar="N", help="random directions per gradient (3)")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where it runs (cpu)")
 
 
 def run(args: argparse.Namespace) -> Answer:

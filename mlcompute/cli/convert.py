@@ -6,11 +6,17 @@ import argparse
 from pathlib import Path
 
 import mlcompute as mlc
-from mlcompute.cli import models
+from mlcompute.cli import models, trainers
 from mlcompute.cli.answer import Answer
+from mlcompute.cli.arguments import count
 from mlcompute.errors import DataError
 from mlcompute.saving.atomic import Writer, replace_file
 from mlcompute.saving.tensor_file import NUMPY, header_bytes, lay_out
+
+EXAMPLES = (
+    "mlcompute convert runs/cnn/best.safetensors cnn.onnx",
+    "mlcompute convert runs/cnn/best.safetensors weights.safetensors --weights-only",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights-only", action="store_true", help="write plain safetensors: weights under PyTorch's names, no graph"
     )
-    parser.add_argument("--batch", type=int, default=0, metavar="N", help="samples per run, where ONNX leaves it open")
+    parser.add_argument("--batch", type=count, default=0, metavar="N", help="samples per run, if ONNX leaves it open")
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -32,6 +38,8 @@ def run(args: argparse.Namespace) -> Answer:
     if target.suffix == ".onnx":
         import mlcompute.onnx
 
+        if isinstance(graph, mlc.TrainingGraph):  # what runs elsewhere is the model, without dropout and loss
+            graph = trainers.trainer_of(graph, mlc.Device.cpu(), args.source).inference
         mlcompute.onnx.save(models.compiled(graph, mlc.Device.cpu()), args.target)
         kind = "ONNX model"
     elif target.suffix == ".safetensors" and args.weights_only:

@@ -7,6 +7,8 @@ import argparse
 import mlcompute as mlc
 from mlcompute.cli.answer import Answer
 
+EXAMPLES = ("mlcompute devices --json",)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """None."""

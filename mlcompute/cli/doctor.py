@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 
 from mlcompute.cli.answer import FAILED, SUCCESS, Answer
+from mlcompute.cli.arguments import count
+
+EXAMPLES = ("mlcompute doctor model.onnx --batch 8",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, at which batch size."""
     parser.add_argument("model", help="an ONNX model")
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="samples per run, where it is left open (1)")
+    parser.add_argument("--batch", type=count, default=1, metavar="N", help="samples per run, if it is left open (1)")
 
 
 def run(args: argparse.Namespace) -> Answer:

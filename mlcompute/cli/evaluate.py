@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-import mlcompute as mlc
 from mlcompute.cli import datasets, models, trainers
 from mlcompute.cli.answer import Answer
+
+EXAMPLES = (
+    "mlcompute evaluate runs/cnn/best.safetensors",
+    "mlcompute evaluate runs/net/best.safetensors --data test.npz --all",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,12 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a checkpoint of a training run")
     parser.add_argument("--data", metavar="PATH", help=datasets.HELP)
     parser.add_argument("--all", action="store_true", help="on all samples, not only those held out for testing")
-    parser.add_argument("--device", choices=("cpu", "gpu", "any"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "gpu", "any"), default="cpu", help="where it runs (cpu)")
 
 
 def run(args: argparse.Namespace) -> Answer:
     """Loss and metrics, dropout off."""
-    trainer = trainers.trainer_of(mlc.load(args.model), models.device_named(args.device), args.model)
+    trainer = trainers.trainer_of(models.trained(args.model), models.device_named(args.device), args.model)
     data = datasets.load_data(args.data)
     x, y = (data.x, data.y) if args.all else (data.x_test, data.y_test)
     found = trainer.evaluate(x, y)

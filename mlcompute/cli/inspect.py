@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
 import mlcompute as mlc
 from mlcompute.cli import models
-from mlcompute.cli.answer import Answer
+from mlcompute.cli.answer import Answer, summary_of
+from mlcompute.cli.arguments import count
 from mlcompute.seeing.files import write_text
+
+EXAMPLES = (
+    "mlcompute inspect runs/cnn/last.safetensors",
+    "mlcompute inspect net.py --plan --svg net.svg",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, and how much of it."""
     parser.add_argument("model", help=models.HELP)
-    parser.add_argument("--batch", type=int, default=0, metavar="N", help="memory at this batch size (the model's own)")
+    parser.add_argument("--batch", type=count, default=0, metavar="N", help="memory at this batch size (its own)")
     parser.add_argument("--plan", action="store_true", help="every step with its kernel and where its result lies")
     parser.add_argument("--svg", metavar="FILE", help="draw the graph into a file")
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where it runs (cpu)")
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -29,9 +36,7 @@ def run(args: argparse.Namespace) -> Answer:
     if Path(args.model).suffix == ".safetensors":
         checkpoint = mlc.Checkpoint(args.model)
         data["facts"], data["progress"] = checkpoint.facts, checkpoint.progress
-        lines += [f"{name}: {value}" for name, value in checkpoint.facts.items()]
-        if isinstance(checkpoint.progress, dict):
-            lines += [f"progress: {', '.join(checkpoint.progress)}"]
+        lines += _described(checkpoint)
         if checkpoint.description is None:
             names = {name: list(checkpoint[name].shape) for name in checkpoint.names}
             data["tensors"] = names
@@ -40,7 +45,7 @@ def run(args: argparse.Namespace) -> Answer:
         lines.append("")
     graph = models.compiled(models.load_model(args.model, args.batch), models.device_named(args.device))
     summary = graph.summary()
-    lines.append(str(summary))
+    lines.append(summary_of(graph))
     data["parameters"] = summary.parameters
     data["device_memory_size"] = graph.device_memory_size
     batch = args.batch or graph._compile_if_needed().batch_size
@@ -51,6 +56,8 @@ def run(args: argparse.Namespace) -> Answer:
     if args.plan:
         graph.programs  # noqa: B018  built, so that kernels are known
         lines += ["", str(program)]
+        if sys.stdout.isatty():
+            lines.append("(cut to the width of the terminal; `| less -S` shows whole lines)")
         data["plan"] = str(program).splitlines()
     drawn = ""
     if args.svg:
@@ -59,6 +66,24 @@ def run(args: argparse.Namespace) -> Answer:
         data["svg"] = args.svg
     data["layers"] = [_plain(row) for row in summary.layers]
     return Answer(drawn, data, table="\n".join(lines))
+
+
+def _described(checkpoint: mlc.Checkpoint) -> list[str]:
+    """Who wrote the file, with what, and how far training had come."""
+    facts: dict[str, Any] = checkpoint.facts
+    lines = []
+    if facts:
+        machine = f"Python {facts['python']}, NumPy {facts['numpy']}, {facts['machine']}"
+        lines.append(f"written by  mlcompute {facts['library']} ({machine})")
+        lines += [f"compiled    {', '.join(f'{name} {fact}' for name, fact in facts['device'].items())}"]
+        lines.append(f"graph       {facts['graph_hash'][:16]}, {', '.join(facts['data_types']).lower()}")
+    progress = checkpoint.progress
+    if isinstance(progress, dict) and isinstance(progress.get("trainer"), dict):
+        run = progress["trainer"]
+        lines.append(f"trained     {run['epoch']:,} epochs and {run['batch']:,} steps, {run['step']:,} steps in all")
+    elif progress:
+        lines.append(f"progress    {', '.join(map(str, progress))}")
+    return lines
 
 
 def _plain(row: Any) -> dict[str, Any]:

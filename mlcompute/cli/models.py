@@ -87,8 +87,8 @@ class ModelFile:
 
     def _place(self, error: BaseException) -> str:
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if Path(frame.filename) == self.file]
-        if isinstance(error, SyntaxError) and error.filename == str(self.file):
+        lines = [frame.lineno for frame in frames if Path(frame.filename) == self.file.absolute()]
+        if isinstance(error, SyntaxError) and error.filename and Path(error.filename) == self.file.absolute():
             lines.append(error.lineno)
         return f"line {lines[-1]}" if lines else ""
 
@@ -120,3 +120,10 @@ def device_named(name: str) -> mlc.Device:
     if found is None:
         raise mlc.DeviceError(f"there is no {name} device here", fix="use --device cpu; `mlcompute devices` lists all")
     return found
+
+
+def trained(path: str) -> mlc.Graph:
+    """The graph in a checkpoint."""
+    if Path(path).suffix in (".py", ".onnx"):
+        raise FileError(f"{path}: is not a checkpoint", fix="train it first: `mlcompute train` says where it puts them")
+    return mlc.load(path)

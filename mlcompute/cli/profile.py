@@ -6,15 +6,21 @@ import argparse
 
 from mlcompute.cli import models, samples
 from mlcompute.cli.answer import Answer
+from mlcompute.cli.arguments import count
+
+EXAMPLES = (
+    "mlcompute profile net.py",
+    "mlcompute profile runs/cnn/last.safetensors --trace step.json",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, on what data."""
     parser.add_argument("model", help=models.HELP)
     parser.add_argument("--data", metavar="FILE", help=samples.HELP)
-    parser.add_argument("--steps", type=int, default=10, metavar="N", help="steps to time (10)")
+    parser.add_argument("--steps", type=count, default=10, metavar="N", help="steps to time (10)")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev or chrome://tracing")
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where it runs (cpu)")
 
 
 def run(args: argparse.Namespace) -> Answer:

@@ -13,20 +13,28 @@ import numpy as np
 
 import mlcompute as mlc
 from mlcompute.cli import datasets, models, trainers
-from mlcompute.cli.answer import INTERRUPTED, TERMINATED, Answer, fitted
+from mlcompute.cli.answer import INTERRUPTED, TERMINATED, Answer, fitted, summary_of
+from mlcompute.cli.arguments import count
 from mlcompute.errors import DataError, FileError
+from mlcompute.trainer.progress import described
 from mlcompute.trainer.signals import Interrupted, Terminated
+
+EXAMPLES = (
+    "mlcompute train cnn --epochs 10 --report",
+    "mlcompute train mlp --data fashion-mnist/",
+    "mlcompute train net.py --epochs 20 --resume",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to train, on what, how long, and where it goes."""
     parser.add_argument("model", help=trainers.HELP)
     parser.add_argument("--data", metavar="PATH", help=datasets.HELP)
-    parser.add_argument("--epochs", type=int, default=5, metavar="N", help="times to go through the data (5)")
-    parser.add_argument("--batch", type=int, default=64, metavar="N", help="samples per step of a recipe (64)")
+    parser.add_argument("--epochs", type=count, default=5, metavar="N", help="times to go through the data (5)")
+    parser.add_argument("--batch", type=count, default=64, metavar="N", help="samples per step of a recipe (64)")
     parser.add_argument("--rate", type=float, default=1e-3, metavar="R", help="learning rate of a recipe (0.001)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="for weights, dropout, order of data (0)")
-    parser.add_argument("--device", choices=("cpu", "gpu", "any"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "gpu", "any"), default="cpu", help="where it runs (cpu)")
     parser.add_argument("--out", metavar="FOLDER", help="where checkpoints and report go (runs/MODEL)")
     parser.add_argument(
         "--resume", nargs="?", const="", metavar="FILE", help="go on from a checkpoint (the folder's last one)"
@@ -53,7 +61,7 @@ def run(args: argparse.Namespace) -> Answer:
         validation = None if data.x_test is None else (data.x_test, data.y_test)
         if not args.json:
             samples = f"{len(data.x):,} samples" + ("" if validation is None else f", {len(data.x_test):,} to judge by")
-            print(fitted(f"{data.name}: {samples}\n{trainer.training.summary()}\n"), flush=True)
+            print(fitted(f"{data.name}: {samples}\n{summary_of(trainer.training)}\n"), flush=True)
     trainer.resume_hint = _command(args, args.epochs)
     answer: dict[str, Any] = {"model": args.model, "data": data.name, "checkpoint": str(last)}
     try:
@@ -74,7 +82,7 @@ def run(args: argparse.Namespace) -> Answer:
         return Answer("", answer, code=code)
     final = {name: values[-1] for name, values in history.history.items() if values}
     answer |= final
-    lines = ["", "  ".join(f"{name} {value:.4g}" for name, value in final.items()), f"checkpoint  {last}"]
+    lines = ["", described(final), f"checkpoint  {last}"]
     if validation is not None:
         lines.append(f"best        {best}")
         answer["best"] = str(best)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import mlcompute as mlc
 from mlcompute.cli import COMMANDS, main
 
-MODEL = '''
+MODEL = """
 import numpy as np
 import mlcompute as mlc
 
@@ -32,7 +33,7 @@ def data():
     x = np.random.default_rng(0).normal(size=(96, 6)).astype(np.float32)
     y = x[:, :3].argmax(axis=1)
     return x[:64], y[:64], x[64:], y[64:]
-'''
+"""
 
 
 @pytest.fixture
@@ -176,6 +177,73 @@ def test_errors_are_one_message(
     assert after == before, "a call that fails leaves nothing behind"
 
 
+@pytest.mark.parametrize(
+    ("text", "says", "where"),
+    [
+        ("def build():\n    return {}['x']", "KeyError: 'x'", "line 2"),
+        ("def build():\n    import mlcompute as mlc\n    mlc.Tensor(shape=(0,))", "every extent must be", "line 3"),
+        ("import sys\nsys.exit(3)", "SystemExit: 3", "line 2"),
+        ("def build(:", "SyntaxError", "line 1"),
+        ("def build():\n    return 3", "holds a int", ""),
+        ("def build():\n    raise RuntimeError", "RuntimeError", "line 2"),
+    ],
+)
+def test_files_that_fail_say_where(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str, says: str, where: str
+) -> None:
+    (folder / "own.py").write_text(text)
+    assert main(["train", "own.py"]) == 1
+    seen = capsys.readouterr().err
+    assert says in seen
+    assert where in seen
+    assert "Traceback" not in seen
+    assert main(["train", "own.py", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_files_may_hold_dataclasses_and_import_their_neighbours(folder: Path) -> None:
+    (folder / "neighbour.py").write_text("WIDTH = 3")
+    own = MODEL.replace(
+        "def build():", "@dataclass\nclass Sizes:\n    a: int = 1\n\ndef build():\n    import neighbour"
+    )
+    (folder / "own.py").write_text("from __future__ import annotations\nfrom dataclasses import dataclass\n" + own)
+    try:
+        assert main(["inspect", "own.py"]) == 0
+    finally:
+        sys.modules.pop("own", None)
+        sys.modules.pop("neighbour", None)
+
+
+def test_unforeseen_errors_are_one_message_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(args: Any) -> None:
+        raise RuntimeError("deep inside")
+
+    monkeypatch.setattr("mlcompute.cli.devices.run", fail)
+    assert main(["devices"]) == 1
+    assert "mlcompute devices: RuntimeError: deep inside\n  fix  --debug shows where" in capsys.readouterr().err
+
+
+def test_predictions_go_where_they_are_wanted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = answer(capsys, "train", "net.py", "--epochs", "1")
+    call(capsys, "predict", trained["checkpoint"], "--data", "data.npz", "--output", "no-suffix")
+    assert np.load("no-suffix").shape == (19, 3)
+    assert "neither" not in call(capsys, "predict", "net.py", code=1)
+
+
+def test_a_trained_model_becomes_onnx(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="judges the model")
+    trained = answer(capsys, "train", "net.py", "--epochs", "1")
+    call(capsys, "convert", trained["checkpoint"], "net.onnx")
+    call(capsys, "predict", trained["checkpoint"], "--data", "data.npz", "--output", "ours.npy")
+    session = onnxruntime.InferenceSession("net.onnx")
+    assert [given.name for given in session.get_inputs()] == ["x"], "labels are no input of the model"
+    order = np.random.default_rng(0).permutation(96)[:8]
+    (theirs,) = session.run(None, {"x": np.load("data.npz")["x"][order]})
+    np.testing.assert_allclose(theirs, np.load("ours.npy")[:8], rtol=1e-5, atol=1e-6)
+
+
 def test_debug_shows_the_traceback(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "nothing", "--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
@@ -189,7 +257,9 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as ended:
             main([name, "--help"])
         assert ended.value.code == 0
-        assert "--json" in capsys.readouterr().out
+        text = capsys.readouterr().out
+        assert "--json" in text
+        assert f"examples:\n  mlcompute {name}" in text
 
 
 def test_wrong_usage_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,3 +267,7 @@ def test_wrong_usage_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
         main(["train"])
     assert ended.value.code == 2
     assert "usage: mlcompute train" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "mlp", "--epochs", "0"])
+    assert ended.value.code == 2
+    assert "--epochs: must be 1 or more, not 0" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,11 +15,14 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="terminals are driven
 ROOT = Path(__file__).parents[2]
 
 
-def start(folder: Path, *arguments: str) -> pexpect.spawn:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
+
+
+def start(folder: Path, *arguments: str, columns: int = 120) -> pexpect.spawn:
     command = ["-m", "mlcompute", *arguments]
+    size = (40, columns)
     return pexpect.spawn(
-        sys.executable, command, cwd=folder, env=environment, dimensions=(40, 120), timeout=120, encoding="utf-8"
+        sys.executable, command, cwd=folder, env=ENVIRONMENT, dimensions=size, timeout=120, encoding="utf-8"
     )
 
 
@@ -42,3 +46,51 @@ def test_ctrl_c_saves_and_resumes(tmp_path: Path) -> None:
     child.close()
     assert child.exitstatus == 130
     assert (tmp_path / "runs" / "mlp" / "last.safetensors").exists()
+
+
+def screen(folder: Path, *arguments: str, columns: int) -> list[str]:
+    """What a terminal of this width shows at the end."""
+    pyte = pytest.importorskip("pyte", reason="needs pyte, a terminal to look at")
+    seen = pyte.Screen(columns, 60)
+    child = start(folder, *arguments, columns=columns)
+    pyte.Stream(seen).feed(child.read())
+    child.close()
+    return [line.rstrip() for line in seen.display]
+
+
+def test_nothing_wraps_on_a_narrow_terminal(tmp_path: Path) -> None:
+    lines = screen(tmp_path, "train", "mlp", "--epochs", "2", columns=80)
+    first_words = [line.split()[0] for line in lines if line.strip()]
+    expected = [
+        "digits:",
+        "layer",
+        "flatten1",
+        "hidden",
+        "hidden_relu",
+        "scores",
+        "Loss",
+        "total",
+        "memory",
+        "device",
+        "epoch",
+        "epoch",
+    ]
+    assert first_words == [*expected, "loss", "checkpoint", "best", "go"]
+    assert not any("…" in line for line in lines), "a table that does not fit loses whole columns"
+
+
+def test_errors_break_between_words(tmp_path: Path) -> None:
+    text = "\n".join(screen(tmp_path, "train", "nothing", columns=50))
+    assert "mlcompute train: nothing: neither a recipe nor a\n  Python file\n" in text
+    assert "mlc.Trainer" in text
+
+
+def test_a_pipe_gets_plain_lines(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mlcompute", "train", "mlp", "--epochs", "2"]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, timeout=120)
+    assert done.returncode == 0
+    assert done.stderr == b""
+    text = done.stdout.decode()
+    assert not {"\x1b", "\r", "\b"} & set(text)
+    assert [line.split("  ")[0] for line in text.splitlines() if line.startswith("epoch")] == ["epoch 1/2", "epoch 2/2"]
+    assert "kernel" in text, "nothing is left out where no terminal is"
