@@ -66,7 +66,7 @@ for round in range(rounds):
         sent.append(time.perf_counter())
         os.kill(os.getpid(), number)
         # Python drops what is raised inside a destructor, with a message: then the key has to be pressed again.
-        while not heard.wait(0.7):
+        while not heard.wait(5.0):
             os.kill(os.getpid(), number)
     sender = threading.Thread(target=send)
     try:

@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from mlcompute.interrupts import Held
 
 #: Size the folder of compiled kernels is kept under, oldest files leaving first.
 CACHE_BYTES = 256 << 20
+#: Seconds after which nobody can still be writing a file.
+_ABANDONED = 3600.0
 
 
 @functools.cache
@@ -155,6 +158,9 @@ def _write(digest: str, code: bytes) -> None:
 
 
 def _shrink(folder: Path) -> None:
+    for path in folder.glob("*.tmp"):  # of a process that was killed while it wrote
+        if time.time() - path.stat().st_mtime > _ABANDONED:
+            path.unlink(missing_ok=True)
     files = sorted(folder.glob("*.o"), key=lambda path: path.stat().st_mtime)
     total = sum(path.stat().st_size for path in files)
     for path in files:

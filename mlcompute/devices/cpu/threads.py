@@ -299,6 +299,10 @@ class Team:
             self._state[_JOB] = job
             self._lead(0, self.size, self._address)
 
+    def forget(self) -> None:
+        """The workers are gone, in a fork's child: there is nobody to stop."""
+        self.size = 1
+
     def stop(self) -> None:
         """Let the workers return."""
         if self.size > 1:

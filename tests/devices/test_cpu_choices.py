@@ -1,0 +1,87 @@
+"""What the engine is made of can be chosen, is told, and changes no result beyond rounding."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlcompute.devices.cpu import onednn
+from mlcompute.devices.reference import Reference
+from tests.devices.models import MODELS, make
+from tests.harness import assert_close
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import json, sys
+import numpy as np
+import mlcompute as mlc
+from tests.devices.models import MODELS, make
+answer = {"facts": mlc.Platform.describe(), "arrays": {}, "program": {}}
+for kind in MODELS:
+    job = make(kind)
+    for _ in range(3):
+        job.step()
+    answer["arrays"][kind] = [array.astype(np.float64).ravel().tolist() for array in job.lasting()]
+    answer["program"][kind] = str(job.training.programs["fused 12"])
+print(json.dumps(answer))
+"""
+
+
+@functools.cache
+def answers(**settings: str) -> dict[str, object]:
+    """What a process with these settings says and computes."""
+    command = [sys.executable, "-W", "error", "-c", SCRIPT]
+    environment = {**os.environ, **settings}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+@functools.cache
+def expected(kind: str) -> list[np.ndarray]:
+    job = make(kind, Reference())
+    for _ in range(3):
+        job.step()
+    return [array.ravel() for array in job.lasting()]
+
+
+CHOICES = {
+    "as it is": {},
+    "without oneDNN": {"MLCOMPUTE_ONEDNN": ""},
+    "a oneDNN that is not there": {"MLCOMPUTE_ONEDNN": "/nowhere/libdnnl.so"},
+    "NumPy": {"MLCOMPUTE_ENGINE": "reference"},
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("choice", CHOICES)
+def test_numbers_do_not_depend_on_it(choice: str, kind: str) -> None:
+    arrays = answers(**CHOICES[choice])["arrays"][kind]
+    for index, (found, wanted) in enumerate(zip(arrays, expected(kind), strict=True)):
+        assert_close(np.float32(found), wanted, 4, f"array {index}")
+
+
+def test_the_platform_says_what_is_missing() -> None:
+    facts = answers(**CHOICES["without oneDNN"])["facts"]
+    assert "engine        cpu" in facts
+    assert "NumPy, because oneDNN: switched off, MLCOMPUTE_ONEDNN is empty" in facts
+    assert "/nowhere/libdnnl.so" in answers(**CHOICES["a oneDNN that is not there"])["facts"]
+    assert "engine        reference" in answers(**CHOICES["NumPy"])["facts"]
+
+
+def test_the_printed_program_says_what_runs() -> None:
+    without = answers(**CHOICES["without oneDNN"])["program"]
+    for kind, text in without.items():
+        assert "oneDNN" not in text, kind
+        assert "NumPy (no native kernel)" in text, kind
+        assert "loop" in text, kind
+    if onednn.load() is not None:
+        assert "oneDNN" in answers(**CHOICES["as it is"])["program"]["convolutions"]
