@@ -66,7 +66,7 @@ def test_train_digits_learns_shows_and_saves(
     accuracy = example("train_digits").main(epochs=6, out=str(tmp_path))
     assert accuracy > 0.9
     shown = capsys.readouterr().out
-    for word in ("conv1", "device_memory_size", "epoch  6", "test images are recognised", "weights.safetensors"):
+    for word in ("conv1", "device_memory_size", "epoch 6/6", "are recognised", "weights.safetensors", "report.html"):
         assert word in shown
     saved = load_file(tmp_path / "digits" / "weights.safetensors")
     assert saved["conv1.weights"].shape == (16, 1, 3, 3)
