@@ -119,6 +119,7 @@ def main(
     folder = Path(out) / images.name
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "weights.safetensors"
+    trainer.resume_hint = f"python {sys.argv[0]} {' '.join(sys.argv[1:])} --resume {path}"
     start = time.perf_counter()
     history = trainer.fit(
         images.train,
@@ -169,6 +170,5 @@ if __name__ == "__main__":
         sys.stdout.reconfigure(errors="replace")  # a terminal without block characters still gets the numbers
     try:
         main(**vars(parser.parse_args()))
-    except KeyboardInterrupt as stopped:
-        path = getattr(stopped, "path", None)
-        sys.exit(f"python examples/train_digits.py --resume {path}" if path else "stopped; nothing was saved")
+    except KeyboardInterrupt:
+        sys.exit(130)

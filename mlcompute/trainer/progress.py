@@ -102,7 +102,8 @@ class Bar(Lines):
     def epoch_begins(self, epoch: int, first_step: int) -> None:
         self._epoch, self._begun = epoch, time.perf_counter()
         done = epoch * self._steps + first_step if self._steps is not None else 0
-        self._progress.update(self._task, epoch=f"{epoch + 1}/{self._epochs}", completed=done)
+        steps = str(first_step) if self._steps is None else f"{first_step}/{self._steps}"
+        self._progress.update(self._task, epoch=f"{epoch + 1}/{self._epochs}", completed=done, steps=steps)
 
     def step(self, done: int, samples: int, logs: Callable[[], Mapping[str, float]]) -> None:
         now = time.perf_counter()

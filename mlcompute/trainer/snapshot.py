@@ -21,11 +21,6 @@ class Snapshot:
         self._time_step = None if state is None else state.time_step
         self._random = copy.copy(model.training._random)
 
-    @property
-    def is_finite(self) -> bool:
-        """Is there no NaN and no infinity in it?"""
-        return all(bool(np.isfinite(kept).all()) for _, kept in self._copies if kept.dtype.kind == "f")
-
     def restore(self) -> None:
         """Put everything back. The snapshot can be used again."""
         self._model.training.wait()
@@ -36,6 +31,12 @@ class Snapshot:
         if training._state is not None and self._time_step is not None:
             training._state.time_step = self._time_step
             training._state.optimizer._advance(self._time_step)
+
+
+def is_finite(model: Model) -> bool:
+    """Is there no NaN and no infinity in what a snapshot would hold?"""
+    model.training.wait()
+    return all(bool(np.isfinite(array).all()) for array in _live(model) if array.dtype.kind == "f")
 
 
 def _live(model: Model) -> list[Array]:

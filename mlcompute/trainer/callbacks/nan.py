@@ -13,7 +13,7 @@ from mlcompute.errors import ExecutionError
 from mlcompute.layers.arguments import whole
 from mlcompute.trainer.callbacks.callback import Callback, Logs
 from mlcompute.trainer.data import Batch
-from mlcompute.trainer.snapshot import Snapshot
+from mlcompute.trainer.snapshot import Snapshot, is_finite
 
 
 class NaNError(ExecutionError):
@@ -52,7 +52,7 @@ class TerminateOnNaN(Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
         if self._copy is None or len(self._since) >= self.every:
-            if self._copy is not None and not self._is_good():
+            if self._copy is not None and not is_finite(self.trainer.model):
                 self._stop(self.trainer.step)
                 return
             self._copy, self._since = Snapshot(self.trainer.model), []
@@ -64,11 +64,8 @@ class TerminateOnNaN(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         # The last update of an epoch shows in no loss before validation.
-        if self._since and not self._is_good():
+        if self._since and not is_finite(self.trainer.model):
             self._stop(self.trainer.step)
-
-    def _is_good(self) -> bool:
-        return Snapshot(self.trainer.model).is_finite
 
     def _stop(self, step: int) -> None:
         first = step - len(self._since) + 1
@@ -100,7 +97,7 @@ class TerminateOnNaN(Callback):
             before = Snapshot(model)
             trainer.learning_rate = rate
             loss = trainer.repeat(batches)
-            if math.isfinite(loss) and Snapshot(model).is_finite:
+            if math.isfinite(loss) and is_finite(model):
                 continue
             before.restore()
             finding = _find(model.training, batches)
