@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 import threading
 from collections import deque
@@ -332,7 +331,8 @@ class CompiledGraph(Profiled, DescribedGraph):
         bindings = self._static_bindings(program)
         executable = compiled.executable(program) if passes is None else passes.executable
         result = compiled.result(program) if "forward" in phases else None
-        profile = Profile() if asks(options, ExecutionOptions.PER_LAYER_PROFILING) else None
+        times = compiled.prints_times
+        profile = Profile() if times or asks(options, ExecutionOptions.PER_LAYER_PROFILING) else None
         measures = profile is not None or asks(options, ExecutionOptions.PROFILING)
 
         def work() -> Tensor | None:
@@ -353,7 +353,7 @@ class CompiledGraph(Profiled, DescribedGraph):
             self._current = executable
             self.last_run = next(_runs)
             finish(True, fed)
-            if profile is not None and "time" in os.environ.get("MLC_DEBUG", "").split(","):
+            if times:
                 print(profile, file=sys.stderr)
             return result
 

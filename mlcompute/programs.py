@@ -58,6 +58,8 @@ class Programs:
         self.spelled: dict[tuple[str, Tensor], str] = {}
         #: What an update reads anew every time, by name, with the memory it is handed in.
         self.scalars: dict[Program, dict[str, tuple[Value, Array]]] = {}
+        #: MLC_DEBUG=time: every run is timed layer by layer, and the times are printed.
+        self.prints_times = "time" in os.environ.get("MLC_DEBUG", "").split(",")
         self._engine = engine
         self._arena: Any = None
         self._programs: dict[tuple[str, int, bool], Program] = {}

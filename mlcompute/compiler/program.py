@@ -20,6 +20,7 @@ class Program:
     states      parameter -> its optimizer state values; `scalars`: numbers fed before each update
     random_keys (key value, seed) pairs fed before each training pass
     kernels     how the engine runs each step, once it has built the program: read it with `print`
+    sharing     how threads share each step's work: "rows 32" (each its own rows) or "shared"
     """
 
     name: str
@@ -37,6 +38,7 @@ class Program:
     random_keys: list[tuple[Value, int]] = field(default_factory=list)
     writes: list[Tensor] = field(default_factory=list)
     kernels: dict[Step, str] = field(default_factory=dict)
+    sharing: dict[Step, str] = field(default_factory=dict)
 
     @property
     def phases(self) -> list[str]:
@@ -45,18 +47,36 @@ class Program:
 
     def __str__(self) -> str:
         lines = [f"program '{self.name}', batch {self.batch_size}: {len(self.steps)} steps, {self.plan.nbytes} bytes"]
-        for index, step in enumerate(self.steps):
-            place = ""
-            if step.results:
-                base = self.plan.base(step.results[0])
-                if step.results[0] in self.plan.views:
-                    place = f"view of %{base.index}"
-                elif base in self.plan.placements:
-                    at = self.plan.placements[base]
-                    place = f"arena @ {at.offset}  {_size(at.nbytes)}"
-            kernel = self.kernels.get(step, f"group {step.group}" if step.group >= 0 else "")
-            lines.append(f"{index:>5}  {step.layer:<16} {step.phase:<9} {kernel:<32} {step!r}   {place}".rstrip())
+        rows = [
+            (
+                step.layer,
+                step.phase,
+                self.kernels.get(step, f"group {step.group}" if step.group >= 0 else ""),
+                self.sharing.get(step, ""),
+                "channels last" if step.attributes.get("channels_last") else "",
+            )
+            for step in self.steps
+        ]
+        widths = [min(40, max(map(len, column))) for column in zip(*rows, strict=True)]
+        for index, (step, row) in enumerate(zip(self.steps, rows, strict=True)):
+            cells = " ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True) if width)
+            lines.append(f"{index:>5}  {cells} {step!r}   {self._place(step)}".rstrip())
         return "\n".join(lines)
+
+    def _place(self, step: Step) -> str:
+        """Where a step's first result lies, and the memory it needs while it runs."""
+        plan, places = self.plan, []
+        if step.results:
+            base = plan.base(step.results[0])
+            if step.results[0] in plan.views:
+                places.append(f"view of %{base.index}")
+            elif base in plan.placements:
+                at = plan.placements[base]
+                places.append(f"arena @ {at.offset}  {_size(at.nbytes)}")
+        if step in plan.workspaces:
+            at = plan.placements[plan.workspaces[step]]
+            places.append(f"workspace @ {at.offset}  {_size(at.nbytes)}")
+        return "   ".join(places)
 
 
 def _size(nbytes: int) -> str:

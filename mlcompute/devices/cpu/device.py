@@ -54,6 +54,7 @@ class Cpu(Engine):
         #: Threads that work together on one program.
         self.threads = threads or default_thread_count()
         self._team: Team | None = None
+        self._stop_team: weakref.finalize[..., Cpu] | None = None
         _engines.add(self)
 
     @property
@@ -64,10 +65,11 @@ class Cpu(Engine):
     def team_of(self, threads: int) -> Team:
         """So many worker threads, started at their first use."""
         if self._team is None or self._team.size != threads:
-            if self._team is not None:
-                self._team.stop()
+            if self._stop_team is not None:
+                self._stop_team()
             self._team = Team(threads)
-            weakref.finalize(self, self._team.stop).atexit = False
+            self._stop_team = weakref.finalize(self, self._team.stop)
+            self._stop_team.atexit = False
         return self._team
 
     def facts(self) -> dict[str, str]:
@@ -135,6 +137,8 @@ class CpuExecutable(Executable):
             self._entries.extend(made if made is not None else [step])
             names = dict.fromkeys(entry.kernel for entry in made or ())
             program.kernels[step] = ", ".join(names) if made is not None else "NumPy (no native kernel)"
+            shares = dict.fromkeys(f"rows {entry.rows}" if entry.rows else "shared" for entry in made or ())
+            program.sharing[step] = ", ".join(shares) or "one thread"
         self._entries = _needed(self._entries, program, self._operands)
         native = [entry for entry in self._entries if isinstance(entry, Entry)]
         self._kernels = dict(zip(native, library.addresses([entry.code for entry in native]), strict=True))
