@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,41 @@ def test_checkpoints_of_epochs_and_steps_resume(unstopped: Any, tmp_path: Path) 
         more = [mlc.callbacks.ModelCheckpoint(tmp_path / f"again{number}") for number in range(2)]
         assert fit(model, *more, resume=path) == unstopped[1]
         assert_same(everything(model), unstopped[0])
+
+
+def test_streams_resume_where_they_were(tmp_path: Path) -> None:
+    x, y = points()
+
+    def batches(epoch: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [(x[first : first + 10] + epoch, y[first : first + 10]) for first in range(0, 70, 10)]
+
+    whole = made()
+    history = whole.fit(batches, epochs=2, verbose=0)
+    state = everything(whole)
+    for step in (3, 7, 8):
+        with pytest.raises(Interrupted):
+            made().fit(batches, epochs=2, callbacks=[SignalAt(step)], checkpoint=tmp_path / "run", verbose=0)
+        model = made(1)
+        assert model.fit(batches, epochs=2, resume=tmp_path / "run", verbose=0) == history
+        assert_same(everything(model), state)
+
+
+def test_a_source_that_never_comes_does_not_keep_a_signal_waiting(tmp_path: Path) -> None:
+    x, y = points(16)
+    hang = threading.Event()
+
+    def batches(epoch: int) -> Any:
+        yield x, y
+        threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+        hang.wait(30)
+
+    start = time.perf_counter()
+    with pytest.raises(Interrupted):
+        made().fit(batches, checkpoint=tmp_path / "run", verbose=0)
+    hang.set()
+    assert time.perf_counter() - start < 10
+    progress: Any = mlc.Checkpoint(tmp_path / "run").progress
+    assert progress["trainer"]["step"] == 1
 
 
 def test_a_finished_run_goes_on_when_more_epochs_are_asked_for(tmp_path: Path) -> None:
