@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from mlcompute.compiler import Description
@@ -118,7 +118,7 @@ class DescribedGraph(Graph):
                 fed.setdefault(tensor)
         elsewhere = {*produced, *self._constants, *self._kept_inputs()}
         inputs = [tensor for tensor in fed if tensor not in elsewhere]
-        axes = _source_axes(description.nodes)
+        axes = _source_axes(description.nodes, inputs)
         description.batch_size = self._batch_extent(inputs, axes)
         for tensor in inputs:
             extent, batch = tensor.descriptor.shape[0], description.batch_size
@@ -190,7 +190,7 @@ class DescribedGraph(Graph):
         return False
 
     def _unbatched(self, description: Description) -> Tensor | None:
-        axes = _source_axes(description.nodes)
+        axes = _source_axes(description.nodes, self._declared.inputs.values())
         for tensor in self._declared.inputs.values():
             could_count = tensor.descriptor.shape[0] != 1 and all(axis == 0 for axis in axes.get(tensor, {0}))
             if could_count and description.inputs.get(tensor) == 0:
@@ -209,9 +209,12 @@ def _check_parameters(layer: Layer) -> None:
             )
 
 
-def _source_axes(nodes: list[Node]) -> dict[Tensor, set[int]]:
-    axes: dict[Tensor, set[int]] = {}
+def _source_axes(nodes: list[Node], tensors: Iterable[Tensor]) -> dict[Tensor, set[int]]:
+    """Which axes of some tensors count samples, in the eyes of the layers that read them."""
+    asked, axes = frozenset(tensors), dict[Tensor, set[int]]()
     for node in nodes:
+        if asked.isdisjoint(node.sources):
+            continue
         for index, tensor in enumerate(node.sources):
             axes.setdefault(tensor, set()).add(node.layer.source_batch_axis(index, len(node.sources)))
     return axes

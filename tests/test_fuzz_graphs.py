@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import time
 import warnings
@@ -118,6 +119,7 @@ def test_random_graphs(f: Fuzzed) -> None:
 @pytest.mark.slow
 def test_many_random_graphs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Says every now and then how far it is; goes on after a failure, and tells the numbers of all in the end."""
+    faulthandler.cancel_dump_traceback_later()  # it takes minutes without hanging
     failed: dict[int, str] = {}
     refused, start = 0, time.monotonic()
     with warnings_are_errors():

@@ -113,10 +113,11 @@ def _compile(description: Description, engine: Engine, style: str, batch_size: i
     orient(trace, program.kept)
     if style == "fused":
         recompute(trace, program.kept)
-    steps = trace.steps if style == "split" else update_early(trace.steps)
-    if description.fuses:
-        steps = merge(steps, program.kept) if engine.merges else fuse(steps)
-    program.steps = steps
+    merges = description.fuses and engine.merges
+    steps = merge(trace.steps, program.kept) if merges else trace.steps
+    if style != "split":
+        steps = update_early(steps)
+    program.steps = fuse(steps) if description.fuses and not merges else steps
     program.plan = plan_like(like, program, engine.workspace) or plan_memory(
         program.steps, program.kept, rerunnable=style == "split", workspace=engine.workspace
     )
@@ -137,6 +138,10 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if pauses:
+            if not gc.get_freeze_count():
+                # What was made meanwhile counts as old, as if the collector had walked it already.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

@@ -29,23 +29,24 @@ def differentiate(
     gradients = {value: seed for value, seed in seeds.items() if value in reaches}
     layer, trace.phase = trace.layer, "gradient"
     for step in reversed(forward):
-        if step.op.derivative is None or reaches.isdisjoint(step.inputs):
+        derivative, inputs, results = step.op.derivative, step.inputs, step.results
+        if derivative is None or reaches.isdisjoint(inputs):
             continue
-        if stopped and all(value in stopped for value in step.results):
+        if stopped and all(value in stopped for value in results):
             continue
-        dy = [gradients.get(value) if value in reaches else None for value in step.results]
-        if all(d is None for d in dy):
+        dy = tuple([gradients.get(value) if value in reaches else None for value in results])
+        if dy.count(None) == len(dy):
             continue
         trace.layer = step.layer
-        single = len(step.results) == 1
-        parts = step.op.derivative(
-            dy[0] if single else tuple(dy), step.results[0] if single else step.results, *step.inputs, **step.attributes
-        )
+        if len(results) == 1:
+            parts = derivative(dy[0], results[0], *inputs, **step.attributes)
+        else:
+            parts = derivative(dy, results, *inputs, **step.attributes)
         if not isinstance(parts, tuple):
             parts = (parts,)
-        for value, part in zip(step.inputs, parts, strict=True):
-            if part is None or value not in reaches:
-                continue
-            gradients[value] = gradients[value] + part if value in gradients else part
+        for value, part in zip(inputs, parts, strict=True):
+            if part is not None and value in reaches:
+                known = gradients.get(value)
+                gradients[value] = part if known is None else known + part
     trace.layer = layer
     return gradients

@@ -105,6 +105,8 @@ class Lowering:
 
     def _check(self, layer: Layer, index: int, tensor: Tensor, answer: Value) -> None:
         """The extents a layer computes are those it promised, apart from the number of samples."""
+        if tensor.descriptor.shape == answer.shape:
+            return
         axis = layer.batch_axes[index] if index < len(layer.batch_axes) else 0
         promised, computed = list(tensor.descriptor.shape), list(answer.shape)
         if len(promised) == len(computed):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mlcompute.compiler.fuse import LARGEST_GROUP
-from mlcompute.ops.op import Array, ArrayType, Op, Step, Typed, Value, overwritten_by, run_meaning
+from mlcompute.ops.op import Array, ArrayType, Op, Step, Typed, Value, run_meaning
 
 
 class Merged(Op):
@@ -42,7 +42,10 @@ MERGED, MERGED_ASSIGN = Merged(), MergedAssign()
 
 
 def merge(steps: list[Step], keep: Iterable[Value]) -> list[Step]:
-    """Runs of maps of one shape and phase (with the assigns of their results) as single steps."""
+    """Runs of maps of one shape and phase (with the assigns of their results) as single steps.
+
+    The update of every parameter stays apart from the others, so that it may run as soon as its gradient is there.
+    """
     run = _Merging(steps, frozenset(keep))
     for index, step in enumerate(steps):
         run.add(index, step)
@@ -56,7 +59,7 @@ class _Merging:
     def __init__(self, steps: list[Step], kept: frozenset[Value]) -> None:
         self.kept = kept
         self.merged: list[Step] = []
-        self.last_use = {value: index for index, step in enumerate(steps) for value in step.inputs}
+        self.last_use = _last_uses(steps)
         self.roots: dict[Value, Value] = {}  # view -> the value whose memory it shows
         self.group: list[Step] = []
         self.inside: set[Value] = set()  # what the group computes
@@ -66,59 +69,88 @@ class _Merging:
         self.hanging: set[Value] = set()  # their results
 
     def add(self, index: int, step: Step) -> None:
-        if self.group and step.phase != self.group[0].phase:
-            self.close(index)
-        if step.op.is_view:
-            source, result = step.inputs[0], step.results[0]
-            self.roots[result] = self.roots.get(source, source)
-            # A view of something outside the group can stand before it.
-            if source in self.inside or source in self.hanging:
-                self.views.append(step)
-                self.hanging.add(result)
-            else:
-                self.merged.append(step)
+        op = step.op
+        if op.is_view:
+            if self.group and step.phase != self.group[0].phase:
+                self.close(index)
+            self._add_view(step)
             return
         if self.group and not self._fits(step):
             self.close(index)
-        if step.op.family != "map" and not self.group:
+        if op.family == "map":
+            self.group.append(step)
+            self.inside.add(step.results[0])
+            for value in step.inputs:
+                if value in self.roots:
+                    self.seen.add(self.roots[value])
+        elif self.group:  # only an assign fits a group, and only one of what the group computes
+            self.group.append(step)
+            self.overwritten.add(step.inputs[0])
+        else:
             self.merged.append(step)
-            return
-        self.group.append(step)
-        self.inside.update(step.results)
-        self.overwritten.update(overwritten_by(step))
-        self.seen.update([self.roots[value] for value in step.inputs if value in self.roots])
+
+    def _add_view(self, step: Step) -> None:
+        source, result = step.inputs[0], step.results[0]
+        self.roots[result] = self.roots.get(source, source)
+        # A view of something outside the group can stand before it.
+        if source in self.inside or source in self.hanging:
+            self.views.append(step)
+            self.hanging.add(result)
+        else:
+            self.merged.append(step)
 
     def _fits(self, step: Step) -> bool:
-        if len(self.group) == LARGEST_GROUP or not self.hanging.isdisjoint(step.inputs):
+        first, op, inputs = self.group[0], step.op, step.inputs
+        if step.phase != first.phase or (step.layer != first.layer and step.phase == "update"):
             return False
-        if step.op.name == "assign":
+        if len(self.group) == LARGEST_GROUP or (self.hanging and not self.hanging.isdisjoint(inputs)):
+            return False
+        if op.name == "assign":
             # Element by element, it would overwrite what the group has yet to read elsewhere.
-            return step.inputs[1] in self.inside and step.inputs[0] not in self.seen
+            return inputs[1] in self.inside and inputs[0] not in self.seen
+        if op.family != "map" or step.results[0].shape != first.results[0].shape:
+            return False
         # After a store into lasting memory, a further map might read the old value of it.
-        same = step.op.family == "map" and step.results[0].shape == self.group[0].results[0].shape
-        return same and self.overwritten.isdisjoint([self.roots.get(value, value) for value in step.inputs])
+        return not self.overwritten or self.overwritten.isdisjoint([self.roots.get(v, v) for v in inputs])
 
     def close(self, index: int) -> None:
         """The group ends before the step at `index`."""
         if len(self.group) > 1:
-            shown = {view.inputs[0] for view in self.views}
-            self.merged.append(self._joined(index, shown))
+            self.merged.append(self._joined(index))
         else:
-            self.merged.extend(self.group)
-        self.merged.extend(self.views)
-        self.group, self.views = [], []
-        for names in (self.inside, self.overwritten, self.seen, self.hanging):
-            names.clear()
+            self.merged += self.group
+        if self.views:
+            self.merged += self.views
+            self.views = []
+            self.hanging.clear()
+        self.group = []
+        self.inside.clear()
+        self.overwritten.clear()
+        self.seen.clear()
 
-    def _joined(self, end: int, shown: set[Value]) -> Step:
-        group = self.group
-        inputs = tuple(dict.fromkeys(value for step in group for value in step.inputs if value not in self.inside))
-        stored = tuple(
-            value
-            for step in group
-            for value in step.results
-            if value in self.kept or value in shown or self.last_use.get(value, -1) >= end
-        )
+    def _joined(self, end: int) -> Step:
+        group, inside, last_use = self.group, self.inside, self.last_use
+        shown = {view.inputs[0] for view in self.views}
+        read: dict[Value, None] = {}
+        made: list[Value] = []
+        for step in group:
+            for value in step.inputs:
+                if value not in inside:
+                    read[value] = None
+            for value in step.results:
+                if last_use[value.index] >= end or value in self.kept or value in shown:
+                    made.append(value)
+        inputs, stored = tuple(read), tuple(made)
         attributes = {"steps": tuple(group), "stored": stored, "inputs": inputs}
         op = MERGED_ASSIGN if self.overwritten else MERGED
         return Step(op, inputs, stored, attributes, group[0].layer, group[0].phase)
+
+
+def _last_uses(steps: list[Step]) -> list[int]:
+    """The last step that reads each value, by the value's index; -1 where none does."""
+    largest = max([value.index for step in steps for value in (*step.inputs, *step.results)], default=-1)
+    last = [-1] * (largest + 1)
+    for number, step in enumerate(steps):
+        for value in step.inputs:
+            last[value.index] = number
+    return last

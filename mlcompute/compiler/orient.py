@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable
 
 from mlcompute.ops.op import TABLE, Step, Trace, Value
 
+_MATMUL, _TRANSPOSE = TABLE["matmul"], TABLE["transpose"]
+
 
 def orient(trace: Trace, keep: Iterable[Value] = ()) -> None:
     """(a b)ᵀ -> bᵀ aᵀ wherever the product is used only transposed; rewrites `trace.steps` in place."""
-    uses = Counter(keep)
-    uses.update(itertools.chain.from_iterable([step.inputs for step in trace.steps]))
-    products = {step.results[0] for step in trace.steps if step.op.name == "matmul"}
+    transposes = [step for step in trace.steps if step.op is _TRANSPOSE]
+    sources = {step.inputs[0] for step in transposes}
+    products = {step.results[0] for step in trace.steps if step.op is _MATMUL} & sources
+    uses = Counter([value for value in keep if value in products])
+    uses.update([value for step in trace.steps for value in step.inputs if value in products])
     turned = {
         step.inputs[0]: step
-        for step in trace.steps
-        if step.op.name == "transpose"
-        and step.inputs[0] in products
-        and uses[step.inputs[0]] == 1
-        and step.attributes["axes"] == _swapped(len(step.inputs[0].shape))
+        for step in transposes
+        if uses[step.inputs[0]] == 1 and step.attributes["axes"] == _swapped(len(step.inputs[0].shape))
     }
     if not turned:
         return
     steps: list[Step] = []
     gone = set(turned.values())
-    transposes = {s.results[0]: s for s in trace.steps if s.op.name == "transpose" and s not in gone}
+    known = {step.results[0]: step for step in transposes if step not in gone}
     for step in trace.steps:
-        if step.op.name == "matmul" and step.results[0] in turned:
-            a, b = (_turned(trace, value, step, steps, transposes) for value in step.inputs)
+        if step.op is _MATMUL and step.results[0] in turned:
+            a, b = (_turned(trace, value, step, steps, known) for value in step.inputs)
             result = turned[step.results[0]].results
             steps.append(Step(step.op, (b, a), result, {}, step.layer, step.phase))
-        elif step not in gone:
+        elif step.op is not _TRANSPOSE or step not in gone:
             steps.append(step)
     trace.steps = steps
 
@@ -47,5 +47,5 @@ def _turned(trace: Trace, value: Value, step: Step, steps: list[Step], transpose
     if before is not None and before.attributes["axes"] == axes:
         return before.inputs[0]  # turning twice is not turning at all
     result = trace.value(tuple(value.shape[axis] for axis in axes), value.dtype)
-    steps.append(Step(TABLE["transpose"], (value,), (result,), {"axes": axes}, step.layer, step.phase))
+    steps.append(Step(_TRANSPOSE, (value,), (result,), {"axes": axes}, step.layer, step.phase))
     return result

@@ -84,9 +84,10 @@ def plan_memory(
             watch.read(step)
             taken_over = _in_place(step, index, last, watch) if reuse and not guard else None
         for value in step.results:
-            if value not in last:
+            end = last.get(value, -1)
+            if end < 0:
                 continue
-            end = ends[last[value]]
+            end = ends[end]
             if taken_over is not None:
                 block, nbytes, first, _ = placed[taken_over]  # as many bytes as the result has
                 block.last = end
@@ -102,8 +103,9 @@ def plan_memory(
             blocks.append(Block(needed + guard, index, index))
             placed[room] = (blocks[-1], needed, index, index)
     pack(blocks, reuse)
-    for value, (block, nbytes, first, end) in placed.items():
-        plan.placements[value] = Placement(block.offset, nbytes, first, end)
+    plan.placements = {
+        value: Placement(block.offset, nbytes, first, end) for value, (block, nbytes, first, end) in placed.items()
+    }
     plan.nbytes = max((block.offset + block.nbytes for block in blocks), default=0)
     return plan
 
@@ -227,15 +229,15 @@ class _ViewsRead:
         if step.group < 0 or step.group != self._group:
             self.bases.clear()
             self._group = step.group
+        views = self._views
         for value in step.inputs:
-            base = self._views.get(value)
-            if base is not None:
-                self.bases.add(base)
+            if value in views:
+                self.bases.add(views[value])
 
 
 def _in_place(step: Step, index: int, last: dict[Value, int], watch: _ViewsRead) -> Value | None:
     """An input that dies here and whose memory the result may take over, element by element."""
-    if not step.op.elementwise or len(step.results) != 1:
+    if len(step.results) != 1:
         return None
     result = step.results[0]
     for value in step.inputs:

@@ -61,14 +61,15 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool]) -> list[Step]:
     latest: list[int] = []
     # Only what matters to steps that move is watched: what they read, what is overwritten, and the views of that.
     ready = {value: -1 for step in moving for value in step.inputs}
-    shown = {value: value for step in steps if not step.op.is_pure for value in overwritten_by(step)}
+    overwritten = {step: overwritten_by(step) for step in steps if not step.op.is_pure}
+    shown = {value: value for values in overwritten.values() for value in values}
     last_read = dict.fromkeys(shown, -1)
     last_written = dict.fromkeys(shown, -1)
     coming = iter(moving)
     moves_next = next(coming)
     for step in steps:
         read = [shown[value] for value in step.inputs if value in shown]
-        written = () if step.op.is_pure else overwritten_by(step)
+        written = overwritten.get(step, ())
         if step is moves_next:
             limits = [ready[value] for value in step.inputs]
             limits += [last_written[root] for root in read]

@@ -36,8 +36,7 @@ def simplify(trace: Trace, keep: Iterable[Value]) -> Substitution:
     numbers by the time somebody reads the value.
     """
     run = _Simplification(trace, frozenset(keep))
-    for step in trace.steps:
-        run.add(step)
+    run.add(trace.steps)
     trace.steps = drop_unused(run.steps, [run.substitution[value] for value in run.kept])
     return run.substitution
 
@@ -47,7 +46,8 @@ def drop_unused(steps: list[Step], keep: Iterable[Value]) -> list[Step]:
     needed = set(keep)
     kept = []
     for step in reversed(steps):
-        if not step.op.is_pure or not needed.isdisjoint(step.results):
+        results = step.results
+        if (results[0] in needed if len(results) == 1 else not needed.isdisjoint(results)) or not step.op.is_pure:
             needed.update(step.inputs)
             kept.append(step)
     kept.reverse()
@@ -66,42 +66,62 @@ class _Simplification:
         self.overwritten = {step.inputs[0] for step in trace.steps if not step.op.is_pure}
         #: How often it was overwritten so far: reading it before and after is not the same step.
         self.versions: dict[Value, int] = {}
+        self.changed: set[Value] = set()  # what was overwritten, and the views of it
+        self.views: dict[Value, list[Value]] = {value: [] for value in self.overwritten}
         self.roots: dict[Value, Value] = {}  # view -> the value whose memory it shows
-        self.producers: dict[Value, Step] = {}
+        self.producers: dict[Value, Step] = {}  # of those ops that undo or follow each other
         self.seen: dict[Hashable, tuple[Value, ...]] = {}
         self.scalars: dict[Value, Value] = {}
         self.distinct: dict[Hashable, Value] = {}
 
-    def add(self, step: Step) -> None:
-        """Keep a step, shorten it, or find that its results exist already."""
-        step = self._with_substitutes(step)
-        if not step.op.is_pure:
-            self.versions[step.inputs[0]] = self.versions.get(step.inputs[0], 0) + 1
-            self.steps.append(step)
-            return
-        shorter = _identity(step, self.producers, self.trace) if step.op.name in _SHORTENED else None
-        if isinstance(shorter, Value):
-            # A view shows the same memory as its source at any time; a copy keeps what is overwritten later.
-            if step.op.is_view or self.root(shorter) not in self.overwritten:
-                self._replace(step, (shorter,))
-                return
-        elif shorter is not None:
-            step = shorter
-        key = self._key(step)
-        known = self.seen.get(key)
-        if known is None and step.inputs and step.inputs[0].kind == "constant" and _foldable(step):
-            known = _fold(step, self.trace)
-        if known is not None:
-            self.seen[key] = known
-            self._replace(step, known)
-            return
-        self.seen[key] = step.results
-        self.steps.append(step)
-        for value in step.results:
-            self.producers[value] = step
-        if step.op.is_view:
-            self.roots[step.results[0]] = self.root(step.inputs[0])
-            self._replace(step, step.results)
+    def add(self, steps: list[Step]) -> None:
+        """Keep every step, shorten it, or find that its results exist already."""
+        replaced, seen, kept = self.substitution.replaced, self.seen, self.steps
+        for step in steps:
+            for value in step.inputs:
+                if value in replaced or value.kind == "constant":
+                    step = self._with_substitutes(step)
+                    break
+            op = step.op
+            if not op.is_pure:
+                self._overwrite(step.inputs[0])
+                kept.append(step)
+                continue
+            if op.name in _SHORTENED:
+                shorter = _identity(step, self.producers, self.trace)
+                if isinstance(shorter, Value):
+                    # A view shows the same memory as its source at any time; a copy keeps what is overwritten later.
+                    if op.is_view or self.root(shorter) not in self.overwritten:
+                        self._replace(step, (shorter,))
+                        continue
+                elif shorter is not None:
+                    step = shorter
+            key = self._key(step)
+            known = seen.get(key)
+            if known is None and step.inputs and step.inputs[0].kind == "constant" and _foldable(step):
+                known = _fold(step, self.trace)
+            if known is not None:
+                seen[key] = known
+                self._replace(step, known)
+                continue
+            seen[key] = step.results
+            kept.append(step)
+            if op.name in _PAIRED:
+                self.producers[step.results[0]] = step
+            if op.is_view:
+                self._see(step.results[0], self.root(step.inputs[0]))
+                self._replace(step, step.results)
+
+    def _overwrite(self, target: Value) -> None:
+        self.versions[target] = self.versions.get(target, 0) + 1
+        self.changed.update((target, *self.views[target]))
+
+    def _see(self, view: Value, root: Value) -> None:
+        self.roots[view] = root
+        if root in self.views:
+            self.views[root].append(view)
+            if root in self.changed:
+                self.changed.add(view)
 
     def root(self, value: Value) -> Value:
         return self.roots.get(value, value)
@@ -126,14 +146,12 @@ class _Simplification:
         return same
 
     def _key(self, step: Step) -> Hashable:
-        attributes = step.attributes
-        named = tuple(attributes.items()) if len(attributes) < 2 else tuple(sorted(attributes.items()))
+        named = tuple(step.attributes.items()) if step.attributes else ()
         # The update may be run again by itself: what it reads of a parameter is not what the forward pass read.
-        updates = step.phase == "update"
-        if not self.versions:
-            return step.op.name, step.inputs, named, updates
-        versions = tuple([self.versions.get(self.root(value), 0) for value in step.inputs])
-        return step.op.name, step.inputs, named, updates, versions
+        key = (step.op.name, step.inputs, named, step.phase == "update")
+        if self.changed.isdisjoint(step.inputs):
+            return key
+        return *key, tuple([self.versions.get(self.root(value), 0) for value in step.inputs])
 
     def _replace(self, step: Step, by: tuple[Value, ...]) -> None:
         for value, same in zip(step.results, by, strict=True):
@@ -176,8 +194,10 @@ def _scalar(trace: Trace, value: Value) -> Array | None:
     return trace.constants[value] if value.kind == "constant" and not value.shape else None
 
 
+#: Ops of which two in a row are one or none.
+_PAIRED = frozenset({"negate", "reshape", "transpose"})
 #: Ops that may only repeat a value, alone or after another op of the same kind.
-_SHORTENED = frozenset({"reshape", "broadcast", "slice", "stop_gradient", "multiply", "divide", "negate", "transpose"})
+_SHORTENED = _PAIRED | {"broadcast", "slice", "stop_gradient", "multiply", "divide"}
 
 
 def _identity(step: Step, producers: dict[Value, Step], trace: Trace) -> Value | Step | None:
@@ -189,6 +209,8 @@ def _identity(step: Step, producers: dict[Value, Step], trace: Trace) -> Value |
     if name == "stop_gradient":  # its work was done when gradients were taken
         return inputs[0]
     if name == "multiply":
+        if inputs[0].kind != "constant" and inputs[1].kind != "constant":
+            return None
         for number, other in (inputs, inputs[::-1]):
             scalar = _scalar(trace, number)
             if scalar is not None and scalar == 1 and other.shape == shape:
@@ -197,7 +219,7 @@ def _identity(step: Step, producers: dict[Value, Step], trace: Trace) -> Value |
     if name == "divide":
         scalar = _scalar(trace, inputs[1])
         return inputs[0] if scalar is not None and scalar == 1 and inputs[0].shape == shape else None
-    before = producers.get(inputs[0])
+    before = producers.get(inputs[0]) if name in _PAIRED else None
     if before is None or before.op.name != name:
         return None
     source = before.inputs[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -48,9 +49,8 @@ def _define(
     def result(*inputs: Typed, **_: Any) -> ArrayType:
         shape = inputs[0].shape
         for x in inputs:
-            if x.shape != shape:
-                shape = broadcast_shape(*[x.shape for x in inputs])
-                break
+            if x.shape and x.shape != shape:  # scalars go with anything
+                shape = broadcast_shape(*[x.shape for x in inputs]) if shape else x.shape
         return ArrayType(shape, dtype(*inputs, **_))
 
     def with_sums(dy: Value, y: Value, *inputs: Value, **attributes: Any) -> tuple[Value | None, ...]:
@@ -59,8 +59,10 @@ def _define(
         if not isinstance(gradients, tuple):
             gradients = (gradients,)
         return tuple(
-            None if gradient is None else sum_to(gradient, x.shape)
-            for gradient, x in zip(gradients, inputs, strict=True)
+            [
+                gradient if gradient is None or gradient.shape == x.shape else sum_to(gradient, x.shape)
+                for gradient, x in zip(gradients, inputs, strict=True)
+            ]
         )
 
     members = {
@@ -77,7 +79,7 @@ def _define(
 def _same(*inputs: Typed, **_: Any) -> np.dtype[Any]:
     dtype = inputs[0].dtype
     for x in inputs:
-        if x.dtype != dtype:
+        if x.dtype is not dtype and x.dtype != dtype:
             raise DataError("map: operands of different data types do not mix", types=[str(x.dtype) for x in inputs])
     return dtype
 
@@ -94,11 +96,7 @@ def _boolean(*_: Typed, **__: Any) -> np.dtype[Any]:
 
 
 def _function(name: str) -> Callable[..., Value]:
-    def call(*inputs: Number) -> Value:
-        return emit(name, *inputs)
-
-    call.__name__ = name
-    return call
+    return functools.partial(emit, name)
 
 
 add, subtract, multiply, divide = map(_function, ("add", "subtract", "multiply", "divide"))
@@ -121,9 +119,9 @@ def select(condition: Value, a: Number, b: Number) -> Value:
     # A number takes the dtype of the other branch, never the condition's.
     if not isinstance(a, Value):
         assert isinstance(b, Value)
-        a = condition.trace.constant(a, b.dtype)
+        a = condition.trace.number(a, b.dtype)
     if not isinstance(b, Value):
-        b = condition.trace.constant(b, a.dtype)
+        b = condition.trace.number(b, a.dtype)
     return emit("select", condition, a, b)
 
 

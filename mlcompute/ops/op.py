@@ -151,7 +151,7 @@ class Trace:
 
     def constant(self, array: Any, dtype: np.dtype[Any] | None = None) -> Value:
         """A value known now. Scalars become rank-0 arrays, which broadcast against anything."""
-        data = np.array(array, dtype=dtype)
+        data = np.array(array, dtype=dtype, order="C")
         data.flags.writeable = False
         value = self.value(data.shape, data.dtype, "constant")
         self.constants[value] = data
@@ -173,7 +173,8 @@ class Trace:
         types = op.result(*inputs, **attributes)
         if isinstance(types, ArrayType):
             # Nearly every step: written out, because large graphs have millions of them.
-            results: tuple[Value, ...] = (Value(self, self._count, types.shape, types.dtype, "temporary", ""),)
+            shape, dtype = types
+            results: tuple[Value, ...] = (Value(self, self._count, shape, dtype, "temporary", ""),)
             self._count += 1
         else:
             results = tuple([self.value(type_.shape, type_.dtype) for type_ in types])
@@ -227,17 +228,26 @@ def register(name: str, family: str) -> Callable[[type[Op]], type[Op]]:
 
 def emit(name: str, *inputs: Value | float, **attributes: Any) -> Value:
     """Append one single-result step to the trace of its inputs; numbers become constants of the fitting dtype."""
-    return emit_all(name, *inputs, **attributes)[0]
+    values = _as_values(inputs)
+    return values[0].trace.add(TABLE[name], values, attributes)[0]
 
 
 def emit_all(name: str, *inputs: Value | float, **attributes: Any) -> tuple[Value, ...]:
     """Like `emit`, for ops with several results."""
-    like = inputs[0]
-    if not isinstance(like, Value):
-        like = next(value for value in inputs if isinstance(value, Value))
+    values = _as_values(inputs)
+    return values[0].trace.add(TABLE[name], values, attributes)
+
+
+def _as_values(inputs: tuple[Value | float, ...]) -> tuple[Value, ...]:
+    """The inputs with numbers as constants, in the dtype of the first value."""
+    for value in inputs:
+        if not isinstance(value, Value):
+            break
+    else:
+        return inputs  # type: ignore[return-value]
+    like = next(value for value in inputs if isinstance(value, Value))
     trace, dtype = like.trace, like.dtype
-    values = tuple([value if isinstance(value, Value) else trace.number(value, dtype) for value in inputs])
-    return trace.add(TABLE[name], values, attributes)
+    return tuple([value if isinstance(value, Value) else trace.number(value, dtype) for value in inputs])
 
 
 def overwritten_by(step: Step) -> tuple[Value, ...]:
@@ -245,7 +255,7 @@ def overwritten_by(step: Step) -> tuple[Value, ...]:
     if step.op.is_pure:
         return ()
     inner = step.attributes.get("steps")
-    return step.inputs[:1] if inner is None else tuple(value for one in inner for value in overwritten_by(one))
+    return step.inputs[:1] if inner is None else tuple([one.inputs[0] for one in inner if not one.op.is_pure])
 
 
 def run_meaning(step: Step, arrays: Sequence[Array]) -> tuple[Array, ...]:

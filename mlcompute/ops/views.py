@@ -44,7 +44,7 @@ class Transpose(_View):
     def result(x: Typed, axes: tuple[int, ...]) -> ArrayType:
         if sorted(axes) != list(range(len(x.shape))):
             raise ShapeError(f"transpose: {axes} does not name every axis of {x.shape} once")
-        return ArrayType(tuple(x.shape[axis] for axis in axes), x.dtype)
+        return ArrayType(tuple([x.shape[axis] for axis in axes]), x.dtype)
 
     @staticmethod
     def meaning(x: Array, axes: tuple[int, ...]) -> Array:
@@ -52,7 +52,7 @@ class Transpose(_View):
 
     @staticmethod
     def derivative(dy: Value, y: Value, x: Value, axes: tuple[int, ...]) -> Value:
-        return transpose(dy, tuple(int(axis) for axis in np.argsort(axes)))
+        return emit("transpose", dy, axes=tuple(sorted(range(len(axes)), key=axes.__getitem__)))
 
 
 def _check_slice(shape: Shape, start: Shape, end: Shape, stride: Shape) -> Shape:
@@ -133,9 +133,10 @@ def reshape(x: Value, shape: Iterable[int]) -> Value:
 
 def transpose(x: Value, axes: Iterable[int] | None = None) -> Value:
     """x with its axes in another order; without `axes`, the last two change places."""
-    if axes is None:
-        axes = (*range(x.rank - 2), -1, -2)
-    order = tuple(front_axis("transpose", axis, x.rank) for axis in axes)
+    rank = x.rank
+    if axes is None and rank >= 2:
+        return emit("transpose", x, axes=(*range(rank - 2), rank - 1, rank - 2))
+    order = tuple(front_axis("transpose", axis, rank) for axis in ((-1, -2) if axes is None else axes))
     return emit("transpose", x, axes=order)
 
 
