@@ -12,8 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mlcompute.onnx.doctor import Report, doctor
     from mlcompute.onnx.exporter import save, to_model
     from mlcompute.onnx.importer import ImportedGraph, ModelError, Problem, load
+    from mlcompute.onnx.table import operator_table
     from mlcompute.onnx.writing import CannotExportError
 
 _WHERE = {
@@ -21,12 +23,18 @@ _WHERE = {
     "ImportedGraph": "importer",
     "ModelError": "importer",
     "Problem": "importer",
+    "Report": "doctor",
+    "doctor": "doctor",
     "load": "importer",
+    "operator_table": "table",
     "save": "exporter",
     "to_model": "exporter",
 }
 
-__all__ = ["CannotExportError", "ImportedGraph", "ModelError", "Problem", "load", "save", "to_model"]
+__all__ = [
+    "CannotExportError", "ImportedGraph", "ModelError", "Problem", "Report", "doctor", "load", "operator_table", "save",
+    "to_model",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

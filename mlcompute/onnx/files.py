@@ -133,10 +133,11 @@ def external_bytes(tensor: TensorProto, folder: Path | None, size: int, who: str
             f"{who}: external data '{location}' cannot be read",
             reason="links are not followed" if error.errno in _LINK_ERRORS else error.strerror,
         ) from None
+    facts = os.fstat(handle)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
+        os.close(handle)
+        raise DataError(f"{who}: external data '{location}' is not a plain file with one name")
     with os.fdopen(handle, "rb") as file:
-        facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
-            raise DataError(f"{who}: external data '{location}' is not a plain file with one name")
         if offset + size > facts.st_size:
             raise DataError(f"{who}: needs bytes {offset} to {offset + size} of '{location}', which ends earlier")
         file.seek(offset)

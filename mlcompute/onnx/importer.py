@@ -377,7 +377,7 @@ class Importer:
         local = self.functions.get((node.domain, node.op_type, getattr(node, "overload", "")))
         handler = control.HANDLERS.get(key) if local is None else None
         if failed:
-            if local is None and handler is None and key not in ROWS and not self._has_body(node, domain, place):
+            if local is None and handler is None and key not in ROWS and not self._defined(node, domain, place):
                 raise self._unknown(domain, node.op_type)
             return [Failed() for _ in node.output]
         if handler is not None:
@@ -399,6 +399,9 @@ class Importer:
             attributes[MASKED] = 1
         use = Use(row, version, attributes, operands, list(node.input), len(node.output))
         return self.apply(use, label, list(node.output))
+
+    def _defined(self, node: NodeProto, domain: str, place: Place) -> bool:
+        return self.has_body(node.op_type, domain, place.versions.get(domain, 1))
 
     def _unknown(self, domain: str, name: str) -> NotImportedError:
         reason = BY_DESIGN.get((domain, name))
@@ -522,11 +525,13 @@ class Importer:
             return attribute.g
         raise NotImportedError(f"attribute '{attribute.name}' is of a kind that is not imported")
 
-    def _has_body(self, node: NodeProto, domain: str, place: Place) -> bool:
+    @staticmethod
+    def has_body(name: str, domain: str, version: int) -> bool:
+        """Does ONNX define the operator as a function of smaller ones?"""
         import onnx.defs
 
         try:
-            schema = onnx.defs.get_schema(node.op_type, max(place.versions.get(domain, 1), 1), domain)
+            schema = onnx.defs.get_schema(name, max(version, 1), domain)
         except onnx.defs.SchemaError:
             return False
         return bool(schema.has_function or schema.has_context_dependent_function)

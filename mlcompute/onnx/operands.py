@@ -72,6 +72,9 @@ class Failed:
     reason: str = ""
 
 
+#: Bytes a constant may take that is computed at import or stands inside an operator; weights have no such limit.
+LARGEST_BYTES = 1 << 29
+
 Operand = Known | Weight | Source | Derived | Listed | Failed
 
 
@@ -191,6 +194,8 @@ class Scope:
         raise ShapeError(operand.reason or "the operand was not imported")
 
     def _constant(self, array: Array) -> Value:
+        if array.nbytes > LARGEST_BYTES:
+            raise ShapeError(f"a constant of {array.nbytes} bytes inside an operator")
         if self.exact:
             return self.trace.constant(array)
         to = constant_type(array.dtype)
@@ -210,6 +215,8 @@ def folded(use: Use) -> list[Array | None]:
     arrays: dict[Value, Array] = dict(trace.constants)
     with np.errstate(all="ignore"):
         for step in trace.steps:
+            if any(value.nbytes > LARGEST_BYTES for value in step.results):
+                raise ShapeError(f"{use.row.name}: a constant of shape {step.results[0].shape} is too large")
             results = run_meaning(step, [arrays[value] for value in step.inputs])
             arrays.update(zip(step.results, results, strict=True))
     return [arrays[answer] if isinstance(answer, Value) else answer for answer in answers]

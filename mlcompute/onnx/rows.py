@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlcompute import ops
-from mlcompute.errors import CompileError, DataError, ShapeError
+from mlcompute.errors import CompileError, ShapeError
 from mlcompute.ops.op import Array, Shape, Trace, Value
 
 if TYPE_CHECKING:
@@ -189,9 +189,17 @@ def wrapped(indices: Value, extent: int) -> Value:
     return ops.select(indices < 0, indices + extent, indices)
 
 
-def same_types(kind: str, *values: Value) -> None:
-    if len({value.dtype for value in values}) > 1:
-        raise DataError(f"{kind}: operands of different types", types=[str(value.dtype) for value in values])
+#: Elements a constant that an operator builds (a mask, a matrix, a list of places) may have.
+LARGEST_CONSTANT = 1 << 26
+
+
+def affordable(kind: str, *extents: int) -> None:
+    """Refuse to build a constant out of extents from a file that would not fit into memory."""
+    count = 1
+    for extent in extents:
+        count *= extent
+    if count > LARGEST_CONSTANT:
+        raise ShapeError(f"{kind}: needs a constant of {count} elements", expected=f"at most {LARGEST_CONSTANT}")
 
 
 def load_rows() -> None:

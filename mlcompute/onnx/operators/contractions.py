@@ -13,7 +13,7 @@ from mlcompute import ops
 from mlcompute.errors import ShapeError
 from mlcompute.onnx.operators.shapes import limited, padded
 from mlcompute.onnx.operators.windows import Ints, pads_of, spatial
-from mlcompute.onnx.rows import Call, operator
+from mlcompute.onnx.rows import Call, affordable, operator
 from mlcompute.ops.op import Shape, Value
 
 # Products -------------------------------------------------------------------------------------------------------------
@@ -117,6 +117,7 @@ def _diagonal(x: Value, names: list[str]) -> tuple[Value, list[str]]:
                 raise ShapeError(f"Einsum: axis '{name}' has extents {n} and {x.shape[second]}")
             order = [k for k in range(x.rank) if k not in (first, second)]
             rest = [x.shape[k] for k in order]
+            affordable("Einsum", n)
             flat = ops.reshape(ops.transpose(x, (first, second, *order)), (n * n, *rest))
             picked = ops.take(flat, x.trace.constant(np.arange(n) * (n + 1), np.dtype(np.int64)), 0)
             x, names = picked, [name, *(names[k] for k in order)]
@@ -203,6 +204,8 @@ def convolved(x: Value, w: Value, strides: Ints, dilations: Ints, begin: Ints, e
         )
     x = padded(x, 2, begin[0], end[0])
     depth = w.shape[2]
+    if depth > 256:
+        raise ShapeError(f"Conv: a kernel of {depth} positions along its first axis", expected="at most 256")
     count = (x.shape[2] - dilations[0] * (depth - 1) - 1) // strides[0] + 1
     if count < 1:
         raise ShapeError(f"Conv: a kernel {w.shape} does not fit into {x.shape}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from mlcompute import ops
 from mlcompute.errors import ShapeError
-from mlcompute.onnx.rows import Call, front, operator, whole, wrapped
+from mlcompute.onnx.rows import Call, affordable, front, operator, whole, wrapped
 from mlcompute.ops.op import Array, Value
 
 
@@ -61,6 +61,7 @@ def gather_nd(call: Call) -> Value:
     rows, rest = x.shape[batch : batch + k], x.shape[batch + k :]
     flat = ops.reshape(x, (outer * math.prod(rows), *rest))
     places = ops.reshape(_flat_places(indices, rows), (outer, -(-indices.size // k // max(outer, 1))))
+    affordable("GatherND", outer)
     offsets = call.constant(np.arange(outer)[:, None] * math.prod(rows), np.int64)
     found = ops.take(flat, ops.reshape(places + offsets, (places.size,)), 0)
     return ops.reshape(found, (*x.shape[:batch], *indices.shape[batch:-1], *rest))
@@ -79,6 +80,8 @@ def scattered(kind: str, updates: Value, indices: Value, base: Value, axis: int,
         raise ShapeError(f"{kind}: there is no reduction {reduction!r}")
     # Updates with different numbers along the axis may share a target, so they go in one after the other.
     join = {"mul": ops.multiply, "max": ops.maximum, "min": ops.minimum}[reduction]
+    if indices.shape[axis] > 4096:
+        raise ShapeError(f"{kind}: {indices.shape[axis]} updates one after the other", expected="at most 4096")
     corner = ops.slice_(updates, (0,) * updates.rank, indices.shape)
     for k in range(indices.shape[axis]):
         one = ops.slice_axis(indices, axis, k, k + 1)
@@ -127,8 +130,9 @@ def scatter_nd(call: Call) -> Value:
 def one_hot(call: Call) -> Value:
     indices, depth = call[0], int(call.array(1).reshape(-1)[0])
     axis = front(call.attribute("axis", -1), indices.rank + 1, "OneHot")
-    if not 0 < depth < 2**24:
+    if depth < 1:
         raise ShapeError(f"OneHot: depth is {depth}")
+    affordable("OneHot", depth)
     indices = wrapped(indices, depth)
     numbers = call.constant(np.arange(depth).reshape((depth,) + (1,) * (indices.rank - axis)), np.int64)
     hot = ops.equal(ops.reshape(indices, (*indices.shape[:axis], 1, *indices.shape[axis:])), numbers)

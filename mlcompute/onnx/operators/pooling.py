@@ -12,7 +12,7 @@ from mlcompute import ops
 from mlcompute.errors import ShapeError
 from mlcompute.onnx.operators.shapes import limited, padded
 from mlcompute.onnx.operators.windows import Ints, output_extent, pads_of, spatial, window_places
-from mlcompute.onnx.rows import Call, NotImportedError, operator
+from mlcompute.onnx.rows import Call, NotImportedError, affordable, operator
 from mlcompute.ops.op import Value
 
 
@@ -109,6 +109,8 @@ def average_pool(call: Call) -> Value:
     total = windows.pool(x, "sum")
     # How many elements each window averages: those inside the image or, if asked for, inside image and padding.
     counts = np.ones((), np.float64)
+    affordable("AveragePool", *windows.counts)
+    affordable("AveragePool", max(windows.counts), max(windows.kernel))
     for axis, extent in enumerate(windows.image):
         starts = np.arange(windows.counts[axis]) * windows.strides[axis] - windows.begin[axis]
         places = starts[:, None] + np.arange(windows.kernel[axis]) * windows.dilations[axis]

@@ -12,7 +12,7 @@ import numpy as np
 from mlcompute import ops
 from mlcompute.errors import ShapeError
 from mlcompute.onnx.operators.shapes import reversed_along
-from mlcompute.onnx.rows import Call, front, operator
+from mlcompute.onnx.rows import Call, affordable, front, operator
 from mlcompute.ops.op import Value
 
 Axes = tuple[int, ...]
@@ -132,6 +132,7 @@ def _softmax_like(name: str, choose: Callable[[Call], Callable[[Value, int], Val
 
 
 def _hardmax(x: Value, axis: int) -> Value:
+    affordable("Hardmax", x.shape[axis])
     places = [1] * x.rank
     places[axis] = x.shape[axis]
     numbers = x.trace.constant(np.arange(x.shape[axis]).reshape(places), np.dtype(np.int64))
@@ -202,6 +203,7 @@ def top_k(call: Call) -> tuple[Value, Value]:
         raise ShapeError(f"TopK: k is {k}, axis {axis} has {x.shape[axis]} elements")
     if k > 4096:
         raise ShapeError(f"TopK: k is {k}", expected="at most 4096")
+    affordable("TopK", x.shape[axis])
     largest = call.attribute("largest", 1)
     find, worst = (ops.argmax, -math.inf) if largest else (ops.argmin, math.inf)
     places = [1] * x.rank

@@ -14,7 +14,7 @@ import numpy as np
 from mlcompute import ops
 from mlcompute.errors import ShapeError
 from mlcompute.onnx.operators.shapes import limited
-from mlcompute.onnx.rows import Call, NotImportedError, front, operator
+from mlcompute.onnx.rows import Call, NotImportedError, affordable, front, operator
 from mlcompute.ops.op import Array, Value
 
 INT64 = np.dtype(np.int64)
@@ -149,6 +149,7 @@ def resize(call: Call) -> Value:
         extent = x.shape[axis]
         if size == extent and scale == 1.0 and not crops:
             continue
+        affordable(call.kind, size, extent if mode != "nearest" else 1)
         positions = _positions(call, extent, size, scale, (roi[k], roi[len(axes) + k]))
         if crops:
             beyond = (positions < 0) | (positions > extent - 1)
@@ -282,6 +283,7 @@ def roi_align(call: Call) -> Value:
     if ratio < 1:
         raise NotImportedError("RoiAlign with sampling_ratio 0, where the number of points depends on the regions")
     ph, pw = call.attribute("output_height", 1), call.attribute("output_width", 1)
+    affordable("RoiAlign", max(ph, 1), max(pw, 1), ratio)
     half_pixel = call.version >= 16 and call.attribute("coordinate_transformation_mode", "half_pixel") == "half_pixel"
     offset = 0.5 if half_pixel else 0.0
 
@@ -336,6 +338,7 @@ def deform_conv(call: Call) -> Value:
     pads = call.attribute("pads") or (0, 0, 0, 0)
     oh, ow = offset.shape[2:]
     points = kh * kw * oh * ow
+    affordable("DeformConv", points)
     off = ops.reshape(offset, (n * parts, kh * kw, 2, oh * ow))
     rows = np.arange(oh).reshape(1, 1, oh, 1) * strides[0] - pads[0] + np.arange(kh).reshape(kh, 1, 1, 1) * dilations[0]
     columns = np.arange(ow).reshape(1, 1, 1, ow) * strides[1] - pads[1] + np.arange(kw).reshape(1, kw, 1, 1) * dilations[1]

@@ -8,7 +8,7 @@ import numpy as np
 
 from mlcompute import ops
 from mlcompute.errors import ShapeError
-from mlcompute.onnx.rows import Call, front, operator
+from mlcompute.onnx.rows import Call, affordable, front, operator
 from mlcompute.onnx.types import numpy_type
 from mlcompute.ops.op import Array, Value
 
@@ -24,8 +24,8 @@ def transformed(x: Value, axis: int, length: int, inverse: bool, onesided: bool,
 
     onesided   the first half only; with `backwards`, the real signal such a half came from
     """
-    if length < 1 or length > 1 << 14:
-        raise ShapeError(f"DFT: a transform of {length} points", expected="1 to 16384")
+    if length < 1 or length > 1 << 12:
+        raise ShapeError(f"DFT: a transform of {length} points", expected="1 to 4096")
     order = [k for k in range(x.rank - 1) if k != axis] + [axis, x.rank - 1]
     moved = ops.transpose(x, order) if order != list(range(x.rank)) else x
     n = moved.shape[-2]
@@ -80,6 +80,7 @@ def stft(call: Call) -> Value:
         raise ShapeError(f"STFT: frames of {length} every {step} do not fit {signal.shape}")
     if signal.rank == 2:
         signal = ops.reshape(signal, (*signal.shape, 1))
+    affordable("STFT", frames, length)
     places = np.arange(frames)[:, None] * step + np.arange(length)
     cut = ops.take(signal, call.constant(places, np.int64), 1)
     if window is not None:
@@ -93,6 +94,7 @@ def mel_weight_matrix(call: Call) -> Array:
     low, high = (float(call.array(k).reshape(-1)[0]) for k in (3, 4))
     if not 0 < bins < 1 << 16 or not 0 < length < 1 << 20:
         raise ShapeError(f"MelWeightMatrix: {bins} bins of a transform of {length} points")
+    affordable("MelWeightMatrix", bins, length)
     dtype = numpy_type(call.attribute("output_datatype", 1))
     # The step ONNX's own definition takes: one interval more than there are between the edges.
     mels = _mel(low) + np.arange(bins + 2) * (_mel(high) - _mel(low)) / (bins + 2)

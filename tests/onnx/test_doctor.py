@@ -1,0 +1,77 @@
+"""The doctor says what would become of a model, and the operator table is complete."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import mlcompute as mlc
+from mlcompute.onnx.rows import ROWS, load_rows
+from tests.onnx.mutants import small_network
+
+
+def test_a_healthy_model() -> None:
+    report = mlc.onnx.doctor(small_network(), batch=4)
+    assert report.healthy
+    assert report.inputs == {"x": (4, 3, 8, 8)}
+    assert set(report.weights) == {"w", "b", "s", "w2"}
+    assert report.weight_bytes == 4 * (4 * 27 + 4 + 4 + 5 * 64)
+    assert report.inference_memory is not None
+    assert report.training_memory is not None
+    assert report.training_memory > report.inference_memory > 0
+    text = str(report)
+    assert "imports" in text.splitlines()[0]
+    assert "memory at batch 4" in text
+    assert any(line.split()[:4] == ["Conv", "1", "yes", "yes"] for line in text.splitlines())
+
+
+def test_memory_grows_with_the_batch() -> None:
+    small, large = (mlc.onnx.doctor(small_network(), batch=batch) for batch in (2, 32))
+    assert small.training_memory is not None
+    assert large.training_memory is not None
+    assert large.training_memory > 8 * small.training_memory
+
+
+def test_an_ill_model() -> None:
+    model = small_network()
+    model.graph.node[2].op_type = "NonMaxSuppression"
+    report = mlc.onnx.doctor(model, batch=4)
+    assert not report.healthy
+    assert [problem.operator for problem in report.problems] == ["NonMaxSuppression"]
+    assert report.training_memory is None
+    assert "obstacles" in str(report)
+    (use,) = [use for use in report.operators if use.name == "NonMaxSuppression"]
+    assert not use.imports
+
+
+def test_double_is_noted() -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.DOUBLE, [2, 3])
+    y = helper.make_tensor_value_info("y", TensorProto.DOUBLE, None)
+    weight = numpy_helper.from_array(np.ones(3), "w")
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "w"], ["y"])], "g", [x], [y], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    assert mlc.onnx.doctor(model).notes == ["double is computed in float32"]
+
+
+def test_the_table_has_every_operator() -> None:
+    table = mlc.onnx.operator_table()
+    named = {line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]}
+    for schema in onnx.defs.get_all_schemas():
+        if schema.deprecated or schema.domain == "ai.onnx.ml":
+            continue
+        name = f"{schema.domain}.{schema.name}" if schema.domain else schema.name
+        assert name in named, name
+
+
+@pytest.mark.parametrize("operator", ["Conv", "LSTM", "Attention", "Loop", "ai.onnx.preview.training.Gradient"])
+def test_rows_that_matter(operator: str) -> None:
+    (line,) = [line for line in mlc.onnx.operator_table().splitlines() if line.startswith(f"| {operator} |")]
+    assert line.split(" | ")[1:3] == ["yes", "yes"]
+
+
+def test_no_operator_of_the_table_is_unknown_to_onnx() -> None:
+    load_rows()
+    known = {(schema.domain, schema.name) for schema in onnx.defs.get_all_schemas_with_history()}
+    assert set(ROWS) <= known
