@@ -172,6 +172,20 @@ def test_errors_in_ulp(name: str) -> None:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["exp", "log", "tanh", "sigmoid", "erf", "sqrt", "rsqrt"])
+def test_errors_in_ulp_over_all_of_float32(name: str) -> None:
+    """Every 61st bit pattern, from zero over subnormals and infinities to NaN, of both signs."""
+    row, code = ROWS[name], kernel(getattr(cpu_math, name), LANES)
+    for first in range(0, 1 << 32, 61 * 2**20):
+        x = np.arange(first, min(first + 61 * 2**20, 1 << 32), 61, np.uint64).astype(np.uint32).view(np.float32)
+        x = np.resize(x, -(-x.size // LANES) * LANES)
+        with np.errstate(all="ignore"):
+            error = ulps(run(code, x), row.reference(x.astype(np.float64)))
+        worst = int(error.argmax())
+        assert error[worst] <= row.limit, f"{name}({x[worst]!r}): {error[worst]:.3f} ulp"
+
+
 @pytest.mark.parametrize(("name", "least"), [("tanh", -1.0), ("erf", -1.0), ("sigmoid", 0.0)])
 def test_bounded_functions_reach_their_bounds_and_stay_within(name: str, least: float) -> None:
     x = np.linspace(-120, 120, 1 << 20, dtype=np.float32)

@@ -12,7 +12,9 @@ import pytest
 
 import mlcompute as mlc
 from benchmarks.workloads import WORKLOADS
+from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.device import Cpu, CpuExecutable
+from mlcompute.devices.cpu.kernels import convolutions
 from tests.devices.models import MODELS, Job, make, workload
 
 
@@ -187,6 +189,61 @@ def test_compiling_without_memory(scarce: Scarce, kind: str) -> None:
         assert job.bits() == before, f"allocation {number}: compiling changed numbers"
     assert count
     job.step()
+    expected.step()
+    assert job.bits() == expected.bits()
+
+
+class ScarceLibrary:
+    """oneDNN's functions, the k-th call of which finds no memory."""
+
+    def __init__(self, library: Any) -> None:
+        self._library, self.calls, self.fails_at = library, 0, -1
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._library, name)
+        if not name.endswith("_create"):
+            return function
+
+        def call(*arguments: Any) -> Any:
+            self.calls += 1
+            return 1 if self.calls - 1 == self.fails_at else function(*arguments)
+
+        return call
+
+    def arm(self, number: int) -> None:
+        self.calls, self.fails_at = 0, number
+
+
+def test_primitives_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = onednn.load()
+    if library is None:
+        pytest.skip("without oneDNN")
+    poor = ScarceLibrary(library._library)
+    monkeypatch.setattr(library, "_library", poor)
+    job, expected = make("convolutions", Cpu(2)), make("convolutions", Cpu(2))
+    before = job.bits()
+
+    def compile_and_step() -> None:
+        convolutions._primitive.cache_clear()
+        job.training.compile(device=job.training.device)
+        job.step()
+
+    failures = 0
+    number = 0
+    while True:
+        poor.arm(number)
+        try:
+            compile_and_step()
+            break
+        except mlc.DeviceError as error:
+            assert "out of memory" in str(error)  # noqa: PT017 - which of many calls fails is not known
+            assert isinstance(error.__cause__, MemoryError)  # noqa: PT017
+        poor.arm(-1)
+        assert job.bits() == before
+        failures += 1
+        number += 11
+    assert failures > 5
+    poor.arm(-1)
     expected.step()
     assert job.bits() == expected.bits()
 

@@ -31,8 +31,9 @@ Activation = tuple[str, float, float]
 
 # Constants of the C headers ---------------------------------------------------------------------------------------
 
+_OUT_OF_MEMORY = 1
 _STATUS = {
-    1: "out of memory",
+    _OUT_OF_MEMORY: "out of memory",
     2: "invalid arguments",
     3: "unimplemented",
     4: "last implementation reached",
@@ -165,7 +166,8 @@ class OneDNN:
         status = getattr(self._library, f"dnnl_{name}")(*arguments)
         if status:
             reason = f"oneDNN: {doing or name}: {meaning(status)}"
-            raise DeviceError(reason, function=f"dnnl_{name}", library=repr(self))
+            cause = MemoryError(reason) if status == _OUT_OF_MEMORY else None
+            raise DeviceError(reason, function=f"dnnl_{name}", library=repr(self)) from cause
 
     def create(self, name: str, *arguments: Any, doing: str = "") -> int:
         """Call dnnl_<name>, whose first argument receives a handle, and give that handle."""
