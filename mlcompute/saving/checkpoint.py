@@ -69,9 +69,9 @@ class Checkpoint:
             #: The graph as plain data; None for a plain file.
             self.description: JSON = self._json("description")
             #: Versions, engine, threads, data types and the hash of the graph.
-            self.facts: dict[str, JSON] = self._json("facts") or {}
+            self.facts: dict[str, JSON] = self._json("facts", dict) or {}
             #: Time step, rates and random streams.
-            self.state: dict[str, JSON] = self._json("state") or {}
+            self.state: dict[str, JSON] = self._json("state", dict) or {}
             #: What the caller gave as `progress`.
             self.progress: JSON = self._json("progress")
         except OSError as error:
@@ -116,8 +116,8 @@ class Checkpoint:
             raise FileError(f"{self._who}: the header's hash is damaged")
         if hashlib.sha256(self._header_bytes.replace(stated, NO_HASH.encode())).hexdigest().encode() != stated:
             raise FileError(f"{self._who}: the header is damaged: its hash differs", fix="use an earlier file")
-        manifest = self._json("manifest")
-        if not isinstance(manifest, dict) or manifest.keys() != self._header.entries.keys():
+        manifest = self._json("manifest", dict)
+        if manifest.keys() != self._header.entries.keys():
             raise FileError(f"{self._who}: the manifest does not list the tensors of the file")
         for name, entry in self._header.entries.items():
             if self._hash(entry) != manifest[name]:
@@ -136,13 +136,16 @@ class Checkpoint:
             raise FileError(f"{self._who}: there is no {key} in the file")
         return text
 
-    def _json(self, key: str) -> JSON:
+    def _json(self, key: str, kind: type = object) -> JSON:
         if self.is_plain:
             return None
         try:
             value = from_text(self._text(key))
             # Descriptions keep their marks: they are read by whoever builds the graph.
-            return value if key == "description" else restored(value)
+            value = value if key == "description" else restored(value)
+            if not isinstance(value, kind):
+                raise ValueError(f"it is no {kind.__name__}")
+            return value
         except (ValueError, RecursionError) as error:
             raise FileError(f"{self._who}: its {key} cannot be read: {error}") from error
 

@@ -89,10 +89,10 @@ def cut(whole: bytes, path: Path, lengths: list[int]) -> float:
     slowest = 0.0
     for length in lengths:
         path.write_bytes(whole[:length])
-        begin = time.perf_counter()
+        begin = time.thread_time()
         with pytest.raises(mlc.FileError):
             mlc.Checkpoint(path)
-        slowest = max(slowest, time.perf_counter() - begin)
+        slowest = max(slowest, time.thread_time() - begin)
     return slowest
 
 
@@ -283,13 +283,13 @@ JSON_VALUES = st.recursive(
 def survives(content: bytes, path: Path) -> bool:
     """Load a file; True when it was accepted. Anything but acceptance and FileError fails the test."""
     path.write_bytes(content)
-    begin = time.perf_counter()
+    begin = time.thread_time()  # not the clock on the wall: other programs may be busy
     try:
         mlc.load(path)
     except mlc.FileError:
         return False
     finally:
-        assert time.perf_counter() - begin < 1.0
+        assert time.thread_time() - begin < 1.0
     return True
 
 
@@ -361,6 +361,8 @@ HOSTILE = {
     "an empty manifest": ("manifest", {}),
     "a manifest that is text": ("manifest", '"all is well"'),
     "no random stream": ("state", {}),
+    "a state that is a list": ("state", [1]),
+    "facts that are a number": ("facts", "7"),
     "a later version": ("version", "2"),
     "a version that is no number": ("version", "one"),
     "version zero": ("version", "0"),
