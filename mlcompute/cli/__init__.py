@@ -34,17 +34,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     show_everything()
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = _parser(given)
-    args = parser.parse_args(given)
-    if not args.command:
-        parser.print_help()
-        return USAGE
+    args = argparse.Namespace(command="", debug=False, json=False)
     try:
+        parser = _parser(given)
+        args = parser.parse_args(given)
+        if not args.command:
+            parser.print_help()
+            return USAGE
         answer: Answer = args.run(args)
         _show(answer, args.json)
         sys.stdout.flush()
     except KeyboardInterrupt as error:
-        print(f"mlcompute {args.command}: interrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
+        said = f"mlcompute {args.command}".rstrip() + ": interrupted"
+        print(f"{said}; {error}" if str(error) else said, file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
