@@ -39,7 +39,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
 
 
 def test_every_example_is_run() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SMALL, *SHARED, "train_digits"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SMALL, *SHARED, "train_digits", "onnx_finetune"}
 
 
 @pytest.mark.parametrize("name", SMALL)

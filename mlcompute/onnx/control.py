@@ -1,5 +1,7 @@
 """Nodes that speak of other nodes or of sequences: constants, branches, loops, lists, gradients."""
 
+# ruff: noqa: D103  (a handler is the ONNX operator it names: the standard is its docstring)
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -90,7 +92,8 @@ def _subgraph(importer: Importer, graph: Any, names: Names, place: Place, given:
     inner = NewNames(dict(given), names)
     importer._initializers(graph, inner)
     before = len(importer.problems)
-    importer.nodes(graph.node, inner, NewPlace(place.versions, place.attributes, place.prefix, place.depth + 1, place.attends))
+    below = NewPlace(place.versions, place.attributes, place.prefix, place.depth + 1, place.attends)
+    importer.nodes(graph.node, inner, below)
     if len(importer.problems) > before:
         return [Failed() for _ in graph.output]
     answers = []
@@ -111,10 +114,12 @@ def if_(
     return _subgraph(importer, branch, names, place, {})
 
 
-def _apply(importer: Importer, name: str, operands: Sequence[Operand | None], label: str, outputs: int = 1,
-           version: int = 18, **attributes: Any) -> list[Operand]:
+def _apply(
+    importer: Importer, name: str, operands: Sequence[Operand | None], label: str, outputs: int = 1, **attributes: Any
+) -> list[Operand]:
     """One more operator that the model does not name but means."""
-    use = Use(ROWS["", name], version, attributes, list(operands), [f"{label}:{k}" for k in range(len(operands))], outputs)
+    names = [f"{label}:{k}" for k in range(len(operands))]
+    use = Use(ROWS["", name], 18, attributes, list(operands), names, outputs)
     return importer.apply(use, f"{label}/{name}", [f"{label}/{name}:{k}" for k in range(outputs)])
 
 
@@ -140,12 +145,12 @@ def loop(
     going = True
     if len(operands) > 1 and operands[1] is not None:
         going = bool(numbers(importer, operands[1], "the condition", node.input[1]).reshape(-1)[0])
-    carried = [operand for operand in operands[2:]]
+    carried = list(operands[2:])
     scanned: list[list[Operand]] = [[] for _ in range(len(body.output) - 1 - len(carried))]
     turn = 0
     while going and (limit is None or turn < limit):
-        if turn > 4096:
-            raise NotImportedError("loops of more than 4096 turns")
+        if turn > 1024:
+            raise NotImportedError("loops of more than 1024 turns")
         given: dict[str, Operand] = {body.input[0].name: Known(np.array(turn, np.int64))}
         given[body.input[1].name] = Known(np.array(True))
         given.update({info.name: operand for info, operand in zip(body.input[2:], carried, strict=True) if operand})
@@ -354,7 +359,7 @@ def identity(importer: Importer, node: NodeProto, operands: list[Operand], *_: A
     return [operands[0]]
 
 
-# Gradients --------------------------------------------------------------------------------------------------------------
+# Gradients ------------------------------------------------------------------------------------------------------------
 
 
 @_handles("Gradient", "ai.onnx.preview.training")

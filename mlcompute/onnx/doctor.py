@@ -60,9 +60,8 @@ class Report:
             lines.append(f"  weights  {len(self.weights)} tensors, {_size(self.weight_bytes)}, all trainable")
         if self.inference_memory is not None and self.training_memory is not None:
             at = "" if self.batch is None else f" at batch {self.batch}"
-            lines.append(
-                f"  memory{at}  {_size(self.inference_memory)} to infer, {_size(self.training_memory)} to train with Adam"
-            )
+            infer, train = _size(self.inference_memory), _size(self.training_memory)
+            lines.append(f"  memory{at}  {infer} to infer, {train} to train with Adam")
         lines += [f"  note     {note}" for note in self.notes]
         width = max([len(use.name) for use in self.operators], default=8)
         lines.append(f"  {'operator':<{width}}  count  imports  trains")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def read_model(model: Any) -> tuple[ModelProto, Path | None]:
-    """The model and the folder its external data may lie in: from a path, from bytes, or as it is (without a folder)."""
+    """The model and the folder its external data may lie in: from a path, or from bytes or a message, without one."""
     import onnx
 
     if isinstance(model, onnx.ModelProto):
@@ -40,7 +40,7 @@ def _parsed(data: bytes, who: str) -> ModelProto:
     import onnx
 
     try:
-        model = onnx.ModelProto.FromString(data)
+        model: ModelProto = onnx.ModelProto.FromString(data)
     except Exception as error:  # the parser's own errors differ between its versions
         raise DataError(f"onnx.load: {who} is not an ONNX model", reason=str(error).split("\n")[0][:200]) from None
     if not model.HasField("graph"):
@@ -64,6 +64,8 @@ def tensor_array(tensor: TensorProto, folder: Path | None, limit: int) -> Array:
         kind = TensorProto.DataType.Name(tensor.data_type)
     except (KeyError, ValueError):
         raise DataError(f"{who}: {tensor.data_type} is not an element type") from None
+    if dtype.kind == "c":
+        raise DataError(f"{who}: complex numbers cannot be computed with")
     shape = tuple(int(extent) for extent in tensor.dims)
     if len(shape) > 32:
         raise DataError(f"{who}: has {len(shape)} axes")
@@ -142,7 +144,7 @@ def external_bytes(tensor: TensorProto, folder: Path | None, size: int, who: str
             raise DataError(f"{who}: needs bytes {offset} to {offset + size} of '{location}', which ends earlier")
         file.seek(offset)
         array = np.empty(size, np.uint8)
-        if file.readinto(memoryview(array)) != size:
+        if file.readinto(array.data) != size:
             raise DataError(f"{who}: external data '{location}' ended while it was read")
         return array.data
 

@@ -83,7 +83,7 @@ def _again(use: Use, names: Sequence[str], values: Mapping[str, Value], call: Ca
         return values[name_of[id(operand)]]
 
     name_of = {id(operand): name for name, operand in zip(names, use.operands, strict=True) if operand is not None}
-    scope = Scope(call.trace, of, of)  # type: ignore[arg-type]
+    scope = Scope(call.trace, of, of)
     for operand, name in zip(use.operands, names, strict=True):
         if operand is not None and not isinstance(operand, Known):
             scope._made[id(operand)] = values[name]

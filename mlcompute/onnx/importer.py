@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +17,11 @@ from mlcompute.onnx import control
 from mlcompute.onnx.files import read_model, tensor_array
 from mlcompute.onnx.layer import OperatorLayer
 from mlcompute.onnx.layers import layer_for
-from mlcompute.onnx.operators.reductions import MASKED
 from mlcompute.onnx.operands import Derived, Failed, Known, Listed, Operand, Source, Use, Weight, folded, sketch
+from mlcompute.onnx.operators.reductions import MASKED
 from mlcompute.onnx.rows import BY_DESIGN, ROWS, NeedsValueError, NotImportedError, load_rows
 from mlcompute.onnx.types import INEXACT, UnknownTypeError, carried, descriptor_of, folded_shape, is_carried, numpy_type
-from mlcompute.ops.op import Array, Shape, Value
+from mlcompute.ops.op import Array, Shape
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -154,10 +156,7 @@ class Importer:
 
     def run(self) -> ImportedGraph:
         graph = self.model.graph
-        versions = {entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in self.model.opset_import}
-        if not versions:
-            versions = {"": 1}
-        place = Place(versions)
+        place = Place(_versions(self.model) or {"": 1})
         self._initializers(graph, self.names)
         for info in graph.input:
             if info.name not in self.names.operands:
@@ -279,7 +278,7 @@ class Importer:
             shape = tuple(self._extent(dim, axis, name) for axis, dim in enumerate(tensor_type.shape.dim))
         if min(shape, default=0) < 0 or len(shape) > 32:
             raise ShapeError(f"its shape is {shape}")
-        if int(np.prod([float(n) for n in shape])) > 2**40:
+        if math.prod(max(extent, 1) for extent in shape) > 2**40:
             raise ShapeError(f"its shape is {shape}, more elements than any memory")
         return shape
 
@@ -337,20 +336,19 @@ class Importer:
         label = place.prefix + (node.name or next(iter(filter(None, node.output)), node.op_type))
         try:
             answers = self._answers(node, domain, names, place, label)
+        except (ModelError, RecursionError):
+            raise
         except NeedsValueError as error:
             self._fail(node, names, Problem(title, label, error.message, True, error.operand))
         except (NotImportedError, UnknownTypeError) as error:
             self._fail(node, names, Problem(title, label, error.message, True))
         except Error as error:
             self._fail(node, names, Problem(title, label, error.message))
-        except ModelError:
-            raise
-        except RecursionError:
-            raise
         except MemoryError:
             self._fail(node, names, Problem(title, label, "takes more memory than there is"))
         except Exception as error:  # what a malformed model can cause is anybody's guess
-            self._fail(node, names, Problem(title, label, f"has no meaning as it stands ({type(error).__name__}: {error})"))
+            reason = f"has no meaning as it stands ({type(error).__name__}: {error})"
+            self._fail(node, names, Problem(title, label, reason))
         else:
             if answers is not None:
                 names.operands.update({name: a for name, a in zip(node.output, answers, strict=False) if name})
@@ -383,8 +381,8 @@ class Importer:
         if handler is not None:
             return handler(self, node, operands, names, place, label)
         if local is not None:
-            versions = {entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in local.opset_import}
-            return self.inline(local, node, operands, Place(versions, {}, f"{label}/", place.depth + 1), place)
+            below = Place(_versions(local), {}, f"{label}/", place.depth + 1)
+            return self.inline(local, node, operands, below, place)
         row = ROWS.get(key)
         if row is None:
             body = self._body(node, domain, operands, place)
@@ -417,7 +415,7 @@ class Importer:
             if index in use.row.weights and isinstance(operand, Known) and use.has_source():
                 use.operands[index] = self.lift(operand)  # type: ignore[index]
         if use.is_known():
-            return [self._folded(array, name) for array, name in zip(folded(use), [*outputs, *[""] * 9], strict=False)]
+            return self._all_folded(use, outputs)
         answers, same = sketch(use, self.fixed)
         results: list[Operand] = []
         computed: list[tuple[int, Shape, np.dtype[Any]]] = []
@@ -426,7 +424,7 @@ class Importer:
                 results.append(self._folded(answer, outputs[index] if index < len(outputs) else ""))
             elif answer is None:
                 results.append(Failed(f"{use.row.name} does not give result {index} here"))
-            elif id(answer) in same and use.row.layer is None and not self._is_used_once(use):
+            elif id(answer) in same:
                 results.append(same[id(answer)])
             elif 0 in answer.shape:
                 results.append(Known(np.empty(answer.shape, answer.dtype)))
@@ -438,7 +436,7 @@ class Importer:
             return results
         if not use.has_source():
             if all(dtype.kind != "f" for _, _, dtype in computed):
-                return [self._folded(array, name) for array, name in zip(folded(use), [*outputs, *[""] * 9], strict=False)]
+                return self._all_folded(use, outputs)
             for index, shape, dtype in computed:
                 results[index] = Derived(use, index, shape, dtype)
             self.history.append((use, use.names, outputs))
@@ -456,8 +454,10 @@ class Importer:
         self.history.append((use, use.names, outputs))
         return results
 
-    def _is_used_once(self, use: Use) -> bool:
-        return False
+    def _all_folded(self, use: Use, outputs: Sequence[str]) -> list[Operand]:
+        arrays = folded(use)
+        names = [*outputs, *[""] * len(arrays)]
+        return [self._folded(array, name) for array, name in zip(arrays, names, strict=False)]
 
     def _folded(self, array: Array | None, name: str) -> Operand:
         if array is None:
@@ -478,14 +478,12 @@ class Importer:
 
     def _add(self, use: Use, computed: list[tuple[int, Shape, np.dtype[Any]]], label: str) -> list[Tensor]:
         for _, shape, _ in computed:
-            if int(np.prod([float(n) for n in shape])) > 2**40:
+            if math.prod(shape) > 2**40:
                 raise ShapeError(f"a result of shape {shape}")
         layer = layer_for(use, computed)
         if layer is not None:
             layer.label = label
-            tensors = self.graph._add(layer, [use.sources()[0].tensor] if len(use.sources()) == 1 else
-                                      [o.tensor for o in use.operands if isinstance(o, Source)], [], True)
-            return tensors
+            return self.graph._add(layer, [source.tensor for source in use.sources()], [], True)
         operator_layer = OperatorLayer(use, computed, label)
         return self.graph._add(operator_layer, [source.tensor for source in operator_layer.sources], [], True)
 
@@ -531,7 +529,7 @@ class Importer:
         import onnx.defs
 
         try:
-            schema = onnx.defs.get_schema(name, max(version, 1), domain)
+            schema: Any = onnx.defs.get_schema(name, max(version, 1), domain)
         except onnx.defs.SchemaError:
             return False
         return bool(schema.has_function or schema.has_context_dependent_function)
@@ -545,7 +543,7 @@ class Importer:
 
         version = place.versions.get(domain, 1)
         try:
-            schema = onnx.defs.get_schema(node.op_type, version, domain)
+            schema: Any = onnx.defs.get_schema(node.op_type, version, domain)
         except onnx.defs.SchemaError:
             return None
         if schema.has_function:
@@ -562,7 +560,7 @@ class Importer:
             body = onnx.FunctionProto.FromString(data)
         else:
             return None
-        versions = {entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in body.opset_import}
+        versions = _versions(body)
         defaults = {
             name: attribute.default_value
             for name, attribute in schema.attributes.items()
@@ -641,10 +639,8 @@ class Importer:
         declared = next((info for info in self.model.graph.output if info.name == name), None)
         self.graph.types[name] = operand.dtype
         if declared is not None and declared.type.tensor_type.elem_type:
-            try:
+            with contextlib.suppress(DataError):
                 self.graph.types[name] = numpy_type(declared.type.tensor_type.elem_type)
-            except DataError:
-                pass
 
     def _name_weights(self) -> None:
         trained: dict[str, Tensor] = {}
@@ -654,6 +650,11 @@ class Importer:
             read.update({tensor.label: tensor for tensor in node.layer.statistics.values()})
         self.graph.weights = trained
         self.graph.statistics = {name: tensor for name, tensor in read.items() if name not in trained}
+
+
+def _versions(proto: Any) -> dict[str, int]:
+    """Versions of the operator sets a model or function is written in."""
+    return {"" if entry.domain == "ai.onnx" else entry.domain: int(entry.version) for entry in proto.opset_import}
 
 
 def _without_missing(nodes: Sequence[NodeProto], names: Names) -> list[NodeProto]:
@@ -698,7 +699,11 @@ def load(
             return importer.run()
         except _AgainError as again:
             fixed = again.fixed
+        except Error:
+            raise
+        except Exception as error:
+            # A damaged file can be wrong in ways nobody thought of; the caller gets one kind of error for all of them.
+            raise ModelError(
+                "onnx.load: the model has no meaning as it stands", reason=f"{type(error).__name__}: {error}"
+            ) from error
 
-
-Handler = Callable[..., Any]
-__all__ = ["Handler", "ModelError", "ImportedGraph", "Importer", "Names", "Place", "Problem", "Value", "load"]

@@ -88,7 +88,7 @@ class OperatorLayer(Layer):
         scope = Scope(trace, source, weight, training=run.training, uniform=uniform, float_type=float_type)
         answers = self.use.describe(scope)
         found = []
-        for index, shape, dtype in self.outputs:
+        for index, shape, _ in self.outputs:
             answer = answers[index]
             if not isinstance(answer, Value):
                 if answer is None:

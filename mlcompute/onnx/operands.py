@@ -50,7 +50,7 @@ class Source:
 
 @dataclass(eq=False)
 class Derived:
-    """A result of operators on weights only. Computed inside every layer that uses it, so gradients reach the weights."""
+    """A result of operators on weights only, computed inside every layer that uses it: gradients reach the weights."""
 
     use: Use
     index: int
@@ -227,7 +227,7 @@ def _no_source(source: Source) -> Value:
 
 
 def sketch(use: Use, fixed: Callable[[Source], Array | None]) -> tuple[list[Answer], dict[int, Operand]]:
-    """What a use gives, in shapes and types; also which value stands for which operand, to find results that are one."""
+    """What a use gives, in shapes and types, and which value stands for which operand: a result may be one."""
     trace = Trace()
 
     def source(operand: Source) -> Value:

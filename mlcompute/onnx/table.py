@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mlcompute.onnx.control import HANDLERS
-from mlcompute.onnx.exporter import OPSET, _AS_OPS, _same_meaning
+from mlcompute.onnx.exporter import _AS_OPS, OPSET, _same_meaning
 from mlcompute.onnx.rows import BY_DESIGN, ROWS, load_rows
 
 _TAKEN_APART = {
@@ -31,7 +33,8 @@ def operator_table() -> str:
     for (domain, name) in HANDLERS:
         note = _TAKEN_APART.get(name, "taken apart at import")
         rows[domain, name] = ("yes", "yes", "as what it unfolds into", note)
-    for schema in onnx.defs.get_all_schemas():
+    schemas: list[Any] = list(onnx.defs.get_all_schemas())
+    for schema in schemas:
         key = (schema.domain, schema.name)
         if key not in rows and key not in BY_DESIGN and (schema.has_function or schema.has_context_dependent_function):
             rows[key] = ("yes", "yes", "as smaller operators", "by ONNX's own definition in smaller operators")

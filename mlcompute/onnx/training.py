@@ -104,7 +104,7 @@ def _operator(optimizer: Optimizer) -> tuple[str, dict[str, Any], list[str]]:
     if type(optimizer) is AdamOptimizer:
         if optimizer.uses_amsgrad:
             raise CannotExportError("onnx.save: AdamOptimizer: ONNX has no AMSGrad")
-        attributes = {
+        attributes: dict[str, Any] = {
             "alpha": optimizer.beta1, "beta": optimizer.beta2, "epsilon": optimizer.epsilon,
             "norm_coefficient": penalty,
         }  # fmt: skip

@@ -76,9 +76,12 @@ def numpy_type(element_type: int) -> np.dtype[Any]:
     if element_type == TensorProto.STRING:
         raise UnknownTypeError("strings cannot be computed with")
     try:
-        return np.dtype(helper.tensor_dtype_to_np_dtype(element_type))
+        found = np.dtype(helper.tensor_dtype_to_np_dtype(element_type))
     except (KeyError, ValueError):
         raise DataError(f"{element_type} is not an element type of ONNX") from None
+    if found.kind == "c":
+        raise UnknownTypeError("complex numbers cannot be computed with")
+    return found
 
 
 def element_type(dtype: np.dtype[Any]) -> int:

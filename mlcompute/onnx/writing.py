@@ -1,4 +1,4 @@
-"""One row per op: how a step of a lowered graph is written in ONNX. What every layer is made of, every layer exports."""
+"""One row per op: how a step of a lowered graph is written in ONNX. Layers are made of ops, so every layer exports."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class Writer:
             self.stored[self._constants[key]] = data
         return self._constants[key]
 
-    def node(self, kind: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any) -> None:
+    def node(
+        self, kind: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any
+    ) -> None:
         from onnx import helper
 
         if domain:
@@ -112,7 +114,7 @@ def _out(writer: Writer, step: Step) -> str:
     return writer.name(step.results[0])
 
 
-# Maps -------------------------------------------------------------------------------------------------------------------
+# Maps ---------------------------------------------------------------------------------------------------------------
 
 _DIRECT = {
     "add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div", "negate": "Neg", "pow": "Pow",
@@ -226,7 +228,7 @@ def _log1p(writer: Writer, step: Step) -> None:
     _near_zero(writer, step, near, writer.value("Log", writer.value("Add", one, x)))
 
 
-# Views and moves ------------------------------------------------------------------------------------------------------
+# Views and moves ----------------------------------------------------------------------------------------------------
 
 
 def _ints(writer: Writer, numbers: Sequence[int]) -> str:
@@ -323,7 +325,7 @@ def _renormalize(writer: Writer, step: Step) -> None:
     writer.node("Mul", [table, chosen], [_out(writer, step)])
 
 
-# Reductions -------------------------------------------------------------------------------------------------------------
+# Reductions ---------------------------------------------------------------------------------------------------------
 
 
 def _reduction(kind: str) -> Rule:
@@ -362,7 +364,7 @@ def _softmax(writer: Writer, step: Step) -> None:
     writer.node(kind, _in(writer, step), [_out(writer, step)], axis=step.attributes["axis"])
 
 
-# Contractions -----------------------------------------------------------------------------------------------------------
+# Contractions -------------------------------------------------------------------------------------------------------
 
 STEPS["matmul"] = _direct("MatMul")
 

@@ -9,6 +9,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+OTHERS = (
+    "Add", "Expand", "Tile", "Pad", "ConstantOfShape", "Range", "Loop", "If", "GRU", "Einsum", "Resize", "OneHot",
+    "Col2Im", "DFT", "Nothing", "Gather", "Split",
+)  # fmt: skip
 EXTREME = (0, 1, -1, 2, 3, 7, 255, 4096, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, -(2**63), 2**63 - 1)
 
 
@@ -135,8 +139,7 @@ def _fields(data: bytes, chance: random.Random) -> bytes:
                 ["", "x", "nothing", *(t.name for t in graph.initializer), *(n.output[0] for n in graph.node)]
             )
         elif kind == 4:
-            node.op_type = chance.choice(["Add", "Expand", "Tile", "Pad", "ConstantOfShape", "Range", "Loop", "If", "GRU",
-                                          "Einsum", "Resize", "OneHot", "Col2Im", "DFT", "Nothing", "Gather", "Split"])  # fmt: skip
+            node.op_type = chance.choice(OTHERS)
         elif kind == 5:
             chance.choice(graph.initializer).data_type = chance.randrange(-1, 30)
         elif kind == 6:

@@ -54,7 +54,7 @@ def test_the_cpu_engine_gives_the_same() -> None:
     assert [outcome for outcome in every if outcome.kind == "wrong"] == []
 
 
-# Full-size networks ---------------------------------------------------------------------------------------------------
+# Full-size networks -------------------------------------------------------------------------------------------------
 
 LIGHT = os.path.join(os.path.dirname(onnx.__file__), "backend", "test", "data", "light")
 MODELS = (

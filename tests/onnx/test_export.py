@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 import mlcompute as mlc
 import tests.cases
+from mlcompute.devices.reference import Reference
 from mlcompute.onnx.backend import run_graph, run_model
 from mlcompute.ops.op import Array
 from tests.cases.case import Case
@@ -33,7 +34,7 @@ def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
-# Our layers -> ONNX -> onnxruntime ------------------------------------------------------------------------------------
+# Our layers -> ONNX -> onnxruntime ----------------------------------------------------------------------------------
 
 
 def modules() -> list[str]:
@@ -52,15 +53,23 @@ def inference_of(case: Case, arrays: list[Array]) -> tuple[mlc.InferenceGraph, d
 
 
 @pytest.mark.parametrize("family", modules())
-def test_every_layer_gives_equal_numbers_in_onnxruntime(family: str) -> None:
+def test_layers_give_equal_numbers_in_onnxruntime(family: str) -> None:
+    check_family(family, every=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", modules())
+def test_every_case_of_every_layer_gives_equal_numbers_in_onnxruntime(family: str) -> None:
+    check_family(family, every=1)
+
+
+def check_family(family: str, every: int) -> None:
     cases = getattr(importlib.import_module(f"tests.cases.{family}"), "CASES", [])
-    for case in cases:
+    for case in cases[::every]:
         if not isinstance(case, Case) or case.labels or case.name in DIFFERENT:
             continue  # losses are part of a training graph
         arrays = case.arrays()
         run, outputs = inference_of(case, arrays)
-        from mlcompute.devices.reference import Reference
-
         run.compile(device=mlc.Device(engine=Reference()))
         run.execute({f"x{k}": a for k, a in enumerate(arrays)}, options=mlc.ExecutionOptions.SYNCHRONOUS)
         wanted = [tensor.data for tensor in outputs.values()]
@@ -126,7 +135,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
         mlc.onnx.save(mlc.Graph(), tmp_path / "missing" / "net.onnx")
 
 
-# Training graphs --------------------------------------------------------------------------------------------------------
+# Training graphs ----------------------------------------------------------------------------------------------------
 
 PLAIN = mlc.OptimizerDescriptor(learning_rate=0.05)
 SCALED = mlc.OptimizerDescriptor(
@@ -181,7 +190,7 @@ def test_what_the_training_operators_cannot_say(optimizer: mlc.Optimizer, says: 
         mlc.onnx.to_model(training_of(optimizer)[0])
 
 
-# ONNX -> our graph -> ONNX -> onnxruntime -------------------------------------------------------------------------------
+# ONNX -> our graph -> ONNX -> onnxruntime ---------------------------------------------------------------------------
 
 
 def round_trip(case: Any) -> str:
@@ -207,8 +216,8 @@ def round_trip(case: Any) -> str:
     return ""
 
 
-def test_round_trips_of_every_eighth_case() -> None:
-    for case in all_cases()[::8]:
+def test_round_trips_of_some_cases() -> None:
+    for case in all_cases()[::20]:
         if case.name not in BY_NAME:
             assert round_trip(case) == "", case.name
 
@@ -220,7 +229,7 @@ def test_round_trips_of_all_cases() -> None:
             assert round_trip(case) == "", case.name
 
 
-# Real networks ----------------------------------------------------------------------------------------------------------
+# Real networks ------------------------------------------------------------------------------------------------------
 
 
 def real_models() -> list[Any]:
@@ -231,7 +240,8 @@ def real_models() -> list[Any]:
             found.append(pytest.param("", marks=pytest.mark.skip(reason=f"the package {package} is not installed")))
             continue
         for path in sorted(Path(spec.submodule_search_locations[0]).rglob("*.onnx")):
-            found.append(pytest.param(str(path), id=f"{path.parent.name}/{path.stem}"))
+            marks = () if path.stem in ("nmp", "model_v8") else pytest.mark.slow
+            found.append(pytest.param(str(path), id=f"{path.parent.name}/{path.stem}", marks=marks))
     return found
 
 

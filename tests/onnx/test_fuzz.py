@@ -19,8 +19,7 @@ def attempt(data: bytes) -> str:
     start = time.perf_counter()
     try:
         graph = mlc.onnx.load(data, batch=2, memory_limit=1 << 26)
-    except mlc.Error as error:
-        assert str(error)
+    except mlc.Error:
         outcome = "refused"
     else:
         assert graph.layers or graph.known

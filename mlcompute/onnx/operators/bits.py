@@ -34,4 +34,6 @@ def bit_shift(call: Call) -> Array:
 
 @operator("BitCast", trains=False, needs=(0,), note="of constants only")
 def bit_cast(call: Call) -> Array:
-    return np.ascontiguousarray(call.array(0)).view(numpy_type(call.attribute("to"))).reshape(call.array(0).shape)
+    x = call.array(0)
+    found: Array = np.ascontiguousarray(x).view(numpy_type(call.attribute("to"))).reshape(x.shape)
+    return found

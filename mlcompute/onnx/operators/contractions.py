@@ -88,7 +88,7 @@ def _equation(equation: str, ranks: list[int]) -> tuple[list[list[str]], list[st
     for term, rank in zip(terms, ranks, strict=True):
         before, dots, after = term.partition("...")
         hidden = rank - len(before) - len(after)
-        if hidden < 0 or (hidden and not dots) or not (before + after).isalpha() and before + after:
+        if hidden < 0 or (hidden and not dots) or (not (before + after).isalpha() and before + after):
             raise ShapeError(f"Einsum: '{term}' does not fit an operand of rank {rank}", equation=equation)
         longest = max(longest, hidden)
         inputs.append([*before, *(str(k) for k in reversed(range(hidden))), *after])

@@ -82,7 +82,8 @@ def celu(call: Call) -> Value:
 @operator("Selu")
 def selu(call: Call) -> Value:
     alpha = call.attribute("alpha", 1.6732632423543772)
-    return call.attribute("gamma", 1.0507009873554805) * _elu(call[0], alpha)
+    gamma: float = call.attribute("gamma", 1.0507009873554805)
+    return _elu(call[0], alpha) * gamma
 
 
 @operator("LeakyRelu")

@@ -139,4 +139,5 @@ def qlinear_conv(call: Call) -> Value:
     scale = ops.reshape(x_scale, ()) * (
         ops.reshape(w_scale, ()) if w_scale.size == 1 else ops.reshape(w_scale, (w_scale.size, *(1,) * (x.rank - 2)))
     )
-    return quantize(total * scale, ops.reshape(ops.convert(call[6], FLOAT32), ()), call[7], _quantized_type(call, 7), call.kind)
+    y_scale = ops.reshape(ops.convert(call[6], FLOAT32), ())
+    return quantize(total * scale, y_scale, call[7], _quantized_type(call, 7), call.kind)

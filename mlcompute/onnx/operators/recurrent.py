@@ -1,6 +1,6 @@
 """RNN, GRU and LSTM, unrolled over time; a plain LSTM is the one op devices have a kernel for."""
 
-# ruff: noqa: D103  (a row is the ONNX operator it names: the standard is its docstring)
+
 
 from __future__ import annotations
 
@@ -210,9 +210,8 @@ def gru(call: Call) -> tuple[Value, ...]:
                 update, reset = f(r.clipped(xz + hz)), f(r.clipped(xr + hr))
                 new = g(r.clipped(xh + reset * hh))
             else:
-                two = _plus(
-                    ops.matmul(h, ops.slice_axis(back, 1, 0, 2 * n)), None if rb is None else ops.slice_axis(rb, 0, 0, 2 * n)
-                )
+                two_biases = None if rb is None else ops.slice_axis(rb, 0, 0, 2 * n)
+                two = _plus(ops.matmul(h, ops.slice_axis(back, 1, 0, 2 * n)), two_biases)
                 update = f(r.clipped(xz + ops.slice_axis(two, 1, 0, n)))
                 reset = f(r.clipped(xr + ops.slice_axis(two, 1, n, 2 * n)))
                 inner = ops.matmul(reset * h, ops.slice_axis(back, 1, 2 * n, 3 * n))

@@ -1,6 +1,6 @@
 """Operators that reduce, order and accumulate along axes."""
 
-# ruff: noqa: D103  (a row is the ONNX operator it names: the standard is its docstring)
+
 
 from __future__ import annotations
 
@@ -209,11 +209,8 @@ def top_k(call: Call) -> tuple[Value, Value]:
     places = [1] * x.rank
     places[axis] = x.shape[axis]
     numbers = call.constant(np.arange(x.shape[axis]).reshape(places), np.int64)
-    if x.dtype == np.int64 or not x.is_floating:
-        # Whole numbers have no infinity: what was taken is marked in a wider type.
-        left = ops.convert(x, np.dtype(np.float64))
-    else:
-        left = ops.stop_gradient(x)
+    # Whole numbers have no infinity: what was taken is marked in a wider type.
+    left = ops.stop_gradient(x) if x.is_floating else ops.convert(x, np.dtype(np.float64))
     found: list[Value] = []
     for _ in range(k):
         best = find(left, axis)

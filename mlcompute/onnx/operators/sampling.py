@@ -149,7 +149,7 @@ def resize(call: Call) -> Value:
         extent = x.shape[axis]
         if size == extent and scale == 1.0 and not crops:
             continue
-        affordable(call.kind, size, extent if mode != "nearest" else 1)
+        affordable(call.kind, size, 4 * extent if mode != "nearest" else 1)
         positions = _positions(call, extent, size, scale, (roi[k], roi[len(axes) + k]))
         if crops:
             beyond = (positions < 0) | (positions > extent - 1)
@@ -288,7 +288,8 @@ def roi_align(call: Call) -> Value:
     offset = 0.5 if half_pixel else 0.0
 
     def side(k: int) -> Value:
-        return ops.reshape(ops.slice_axis(rois, 1, k, k + 1), (count, 1)) * scale - offset
+        found: Value = ops.reshape(ops.slice_axis(rois, 1, k, k + 1), (count, 1)) * scale - offset
+        return found
 
     def lines(low: Value, high: Value, cells: int, extent: int) -> tuple[Value, Value, Value, Value]:
         """Lower and upper pixel, weight of the upper one, and whether the point counts.   each (regions, points)"""
@@ -340,8 +341,10 @@ def deform_conv(call: Call) -> Value:
     points = kh * kw * oh * ow
     affordable("DeformConv", points)
     off = ops.reshape(offset, (n * parts, kh * kw, 2, oh * ow))
-    rows = np.arange(oh).reshape(1, 1, oh, 1) * strides[0] - pads[0] + np.arange(kh).reshape(kh, 1, 1, 1) * dilations[0]
-    columns = np.arange(ow).reshape(1, 1, 1, ow) * strides[1] - pads[1] + np.arange(kw).reshape(1, kw, 1, 1) * dilations[1]
+    starts = [np.arange(count) * stride - pad for count, stride, pad in zip((oh, ow), strides, pads, strict=False)]
+    reach = [np.arange(count) * dilation for count, dilation in zip((kh, kw), dilations, strict=True)]
+    rows = starts[0].reshape(1, 1, oh, 1) + reach[0].reshape(kh, 1, 1, 1)
+    columns = starts[1].reshape(1, 1, 1, ow) + reach[1].reshape(1, kw, 1, 1)
     grid = np.broadcast_to(rows, (kh, kw, oh, ow)), np.broadcast_to(columns, (kh, kw, oh, ow))
     image = _Image(ops.reshape(x, (n * parts, c // parts, height, width)), "zeros", False)
     places = []

@@ -54,7 +54,7 @@ def range_(call: Call) -> Array:
         raise ShapeError(f"Range: from {start} to {limit} by {delta} never ends")
     count = max(math.ceil((float(limit) - float(start)) / float(delta)), 0)
     affordable("Range", count)
-    return (start + delta * np.arange(count)).astype(start.dtype)
+    return np.asarray(start + delta * np.arange(count)).astype(start.dtype)
 
 
 @operator("EyeLike", trains=False)
