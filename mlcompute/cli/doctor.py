@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 
 from mlcompute.cli.answer import FAILED, SUCCESS, Answer
 from mlcompute.cli.arguments import count
@@ -21,4 +22,5 @@ def run(args: argparse.Namespace) -> Answer:
     import mlcompute.onnx
 
     report = mlcompute.onnx.doctor(args.model, batch=args.batch)
-    return Answer(str(report), {"model": args.model, **report.data()}, code=SUCCESS if report else FAILED)
+    data = {**dataclasses.asdict(report), "healthy": report.healthy}
+    return Answer(str(report), data, code=SUCCESS if report.healthy else FAILED)

@@ -244,6 +244,19 @@ def test_a_trained_model_becomes_onnx(folder: Path, capsys: pytest.CaptureFixtur
     np.testing.assert_allclose(theirs, np.load("ours.npy")[:8], rtol=1e-5, atol=1e-6)
 
 
+def test_doctor(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx = pytest.importorskip("onnx", reason="reads the models")
+    call(capsys, "convert", "net.py", "net.onnx")
+    assert "net.onnx: imports" in call(capsys, "doctor", "net.onnx")
+    assert answer(capsys, "doctor", "net.onnx", "--batch", "4")["healthy"]
+    model = onnx.load("net.onnx")
+    model.graph.node[0].op_type = "NoSuchOperator"
+    Path("sick.onnx").write_bytes(model.SerializeToString())
+    found = answer(capsys, "doctor", "sick.onnx", code=1)
+    assert [problem["operator"] for problem in found["problems"]] == ["NoSuchOperator"]
+    assert "obstacle" in call(capsys, "doctor", "sick.onnx", code=1)
+
+
 def test_debug_shows_the_traceback(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "nothing", "--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
