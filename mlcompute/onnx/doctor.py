@@ -92,7 +92,13 @@ def doctor(
     constants: Mapping[str, Any] | None = None,
     memory_limit: int = MEMORY_LIMIT,
 ) -> Report:
-    """See `mlcompute.onnx.doctor`."""
+    """What would become of a model: every operator, every obstacle, weights, and memory at a batch size.
+
+    The arguments are those of `load`. Memory is planned without an engine's fusion, so it is an upper bound.
+
+    >>> import mlcompute as mlc
+    >>> print(mlc.onnx.doctor("model.onnx", batch=32))  # doctest: +SKIP
+    """
     load_rows()
     proto, folder = read_model(model)
     title = str(model) if isinstance(model, (str, bytes)) or hasattr(model, "__fspath__") else proto.graph.name

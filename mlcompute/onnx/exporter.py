@@ -46,7 +46,15 @@ class _Part:
 
 
 def save(graph: Any, path: Any, *, name: str = "mlcompute") -> None:
-    """See `mlcompute.onnx.save`."""
+    """Write a graph as an ONNX model (operator set 18), checked by ONNX's checker; the old file stays until it is done.
+
+    graph   an InferenceGraph or a graph made by `load`: the forward pass, with the graph's own batch size.
+            A TrainingGraph: one training step, with `Gradient` and `Adam` or `Momentum` of ai.onnx.preview.training;
+            other optimizers, clipping, L1 penalties and dropout have no such operator: CannotExportError
+
+    >>> import mlcompute as mlc
+    >>> mlc.onnx.save(inference_graph, "model.onnx")  # doctest: +SKIP
+    """
     target = Path(path)
     if target.is_dir() or not target.parent.is_dir():
         raise DataError(f"onnx.save: '{target}' cannot be written", expected="a file name in a folder that exists")

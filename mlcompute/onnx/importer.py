@@ -687,7 +687,22 @@ def load(
     constants: Mapping[str, Any] | None = None,
     memory_limit: int = MEMORY_LIMIT,
 ) -> ImportedGraph:
-    """See `mlcompute.onnx.load`."""
+    """A model as a graph whose weights can be trained.
+
+    model         a path, the bytes of a file, or an onnx.ModelProto
+    batch         the first extent of inputs that leave it open; with it, every extent of the same name
+    dimensions    other open extents by their name in the model; `shapes`: whole shapes by the input's name
+    constants     numbers of inputs that shapes depend on; they are taken only where an operator needs them
+    memory_limit  bytes all constants and weights together may take
+
+    Weights are the model's floating initializers that have axes, and constants used where an operator has weights.
+    What cannot be imported is listed in one ModelError, all of it; then nothing has been imported.
+
+    >>> import mlcompute as mlc
+    >>> graph = mlc.onnx.load("model.onnx", batch=32)  # doctest: +SKIP
+    >>> training = mlc.TrainingGraph([graph], loss, optimizer)  # doctest: +SKIP
+    >>> training.add_inputs(graph.inputs, {"labels": labels})  # doctest: +SKIP
+    """
     proto, folder = read_model(model)
     fixed: frozenset[str] = frozenset()
     while True:

@@ -85,7 +85,10 @@ class OperatorLayer(Layer):
 
         # Layers compute half precision in float32; checks of the mathematics run everything in float64.
         float_type = np.dtype(np.float64) if any(v.dtype == np.float64 for v in sources) else np.dtype(np.float32)
+        pairs = zip(self.sources, sources, strict=True)
+        changed = [(s.shape[0], v.shape[0]) for s, v in pairs if s.shape and v.shape[0] != folded_shape(s.shape)[0]]
         scope = Scope(trace, source, weight, training=run.training, uniform=uniform, float_type=float_type)
+        scope.batch = changed[0] if changed else None
         answers = self.use.describe(scope)
         found = []
         for index, shape, _ in self.outputs:

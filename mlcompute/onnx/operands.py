@@ -116,7 +116,7 @@ class Use:
 
         call = Call(
             self.row.name, self.version, self.attributes, len(operands), self.output_count, scope.trace, value, array,
-            peek, scope.training, scope.uniform, self.names,
+            peek, scope.training, scope.uniform, self.names, scope.batch,
         )  # fmt: skip
         answers = self.row.function(call)
         if isinstance(answers, (Value, np.ndarray)) or answers is None:
@@ -166,6 +166,7 @@ class Scope:
     uniform: Callable[[Value, Shape], Value] | None = None
     fixed: Callable[[Source], Array | None] = lambda source: None
     float_type: np.dtype[Any] | None = None
+    batch: tuple[int, int] | None = None
     _made: dict[int, Value] = field(default_factory=dict)
     _derived: dict[int, list[Answer]] = field(default_factory=dict)
 

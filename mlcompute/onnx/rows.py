@@ -58,6 +58,8 @@ class Call:
     training: bool = False
     uniform: Callable[[Value, Shape], Value] | None = None
     names: Sequence[str] = ()
+    #: (samples at import, samples now) when a smaller batch is described than the model was imported for.
+    batch: tuple[int, int] | None = None
     _values: dict[int, Value | None] = field(default_factory=dict)
 
     def optional(self, index: int) -> Value | None:
@@ -112,6 +114,13 @@ class Call:
 
     def attribute(self, name: str, default: Any = None) -> Any:
         return self.attributes.get(name, default)
+
+    def shape_now(self, shape: Sequence[int]) -> list[int]:
+        """A shape known at import, for the batch that is described: its first extent counts samples."""
+        found = list(shape)
+        if self.batch is not None and found and found[0] > 0 and found[0] % self.batch[0] == 0:
+            found[0] = found[0] // self.batch[0] * self.batch[1]
+        return found
 
     def constant(self, array: Any, dtype: np.dtype[Any] | type | None = None) -> Value:
         return self.trace.constant(array, None if dtype is None else np.dtype(dtype))

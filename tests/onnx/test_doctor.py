@@ -75,3 +75,16 @@ def test_no_operator_of_the_table_is_unknown_to_onnx() -> None:
     load_rows()
     known = {(schema.domain, schema.name) for schema in onnx.defs.get_all_schemas_with_history()}
     assert set(ROWS) <= known
+
+
+def test_a_smaller_batch_runs_on_the_same_graph() -> None:
+    graph = mlc.onnx.load(small_network(), batch=8)
+    run = mlc.InferenceGraph([graph])
+    run.add_inputs(graph.inputs)
+    run.add_outputs(graph.outputs)
+    run.compile(device=mlc.Device.cpu())
+    x = np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.float32)
+    run.execute({"x": x}).wait()
+    whole = np.array(graph.outputs["y"].data)
+    run.execute({"x": x[:3]}, batch_size=3).wait()
+    np.testing.assert_allclose(np.array(graph.outputs["y"].data), whole[:3], rtol=1e-5, atol=1e-6)

@@ -71,7 +71,7 @@ def eye_like(call: Call) -> Array:
 @operator("Reshape", needs=(1,))
 def reshape(call: Call) -> Value:
     x = call[0]
-    wanted = call.integers(1, "shape")
+    wanted = call.shape_now(call.integers(1, "shape"))
     if not call.attribute("allowzero", 0):
         wanted = [x.shape[axis] if extent == 0 and axis < x.rank else extent for axis, extent in enumerate(wanted)]
     return ops.reshape(x, _completed(wanted, x))
@@ -129,7 +129,7 @@ def transpose(call: Call) -> Value:
 @operator("Expand", needs=(1,))
 def expand(call: Call) -> Value:
     x = call[0]
-    wanted = broadcast_shape(x.shape, tuple(call.integers(1)))
+    wanted = broadcast_shape(x.shape, tuple(call.shape_now(call.integers(1))))
     limited(np.zeros((), x.dtype), wanted)
     return ops.broadcast(x, wanted)
 
