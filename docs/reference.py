@@ -31,6 +31,7 @@ def write_pages(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     _write(folder / "api.md", _api())
     _write(folder / "names.md", _names())
+    _write(folder / "onnx-operators.md", _operators())
 
 
 def _write(path: Path, text: str) -> None:
@@ -78,6 +79,13 @@ def _api() -> str:
         if entries:
             parts += ["", f"## {section}", "", "\n\n".join(entries)]
     return "\n".join(parts) + "\n"
+
+
+def _operators() -> str:
+    """Which ONNX operators import, train and export."""
+    import mlcompute.onnx
+
+    return f"# ONNX operators\n\n{mlcompute.onnx.operator_table()}\n"
 
 
 def _names() -> str:

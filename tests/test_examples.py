@@ -131,12 +131,3 @@ def test_linked_graphs_train_like_the_same_network_in_pytorch(example: Callable[
     for name, array in network.weights.items():
         # Thirty steps apart in rounding only: a few hundred float32 roundings.
         np.testing.assert_allclose(array, weights[name].detach().numpy(), rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
-    code = readme.split("```python\n")[1].split("```")[0]
-    exec(compile(code, "README.md", "exec"), {})
-    loss, memory = capsys.readouterr().out.split()
-    assert 0 < float(loss.strip("[]")) < 3
-    assert int(memory) > 0

@@ -34,9 +34,7 @@ class OperatorLayer(Layer):
         if label:
             self.label = label
         self._weights = use.weights()
-        self._parameters = {
-            tensor.label: TensorParameter(tensor) for tensor, trained in self._weights.items() if trained
-        }
+        self._parameters = {tensor: TensorParameter(tensor) for tensor, trained in self._weights.items() if trained}
 
     @property
     def operator(self) -> str:
@@ -54,7 +52,7 @@ class OperatorLayer(Layer):
 
     @property
     def parameters(self) -> dict[str, TensorParameter]:
-        return self._parameters
+        return {tensor.label: parameter for tensor, parameter in self._parameters.items()}
 
     @property
     def statistics(self) -> dict[str, Tensor]:

@@ -87,6 +87,10 @@ def described(made: Any, who: str, names: Mapping[Tensor, str]) -> dict[str, JSO
     names  what its tensors are called
     """
     kind = type(made)
+    if kind.__module__ == "mlcompute.onnx.layer":  # asked by name: whoever saves no such layer needs no onnx
+        from mlcompute.onnx.described import describe_operator
+
+        return {"$operator": describe_operator(made, names)}
     if kinds().get(kind.__name__) is not kind:
         raise GraphError(
             f"{who}: {kind.__module__}.{kind.__qualname__} cannot be described in a file",
@@ -123,6 +127,10 @@ def constructed(description: JSON, tensors: Mapping[str, Tensor], base: type) ->
             return _member(value)
         if mark == "$tensor":
             return _found(tensors, value, "tensor")
+        if mark == "$operator":
+            from mlcompute.onnx.described import operator_from
+
+            return operator_from(value, lambda name: _found(tensors, name, "tensor"))
         raise ValueError(f"{mark} is not a known mark")
 
     made = restored(description, special)

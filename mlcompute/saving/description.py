@@ -202,6 +202,8 @@ class Rebuilt:
         for name, descriptor in self._shapes.items():
             if name not in produced:
                 self.tensors[name] = Tensor(descriptor)
+                if "label" in self._entries["tensors"][name]:  # operators name their parameters by it
+                    self.tensors[name].label = _text(self._entries["tensors"][name], "label")
         self._parts = [Graph() for _ in range(self._part_count())]
         self.graph = self._make_graph(kind)
         for entry in _list(self._entries, "layers"):
