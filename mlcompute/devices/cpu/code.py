@@ -55,6 +55,8 @@ class Code:
         self._count = 0
         self._declared: dict[str, str] = {}
         self._terminated = False
+        #: What the compiled kernel is known by; set when it is compiled.
+        self.key: str | None = None
 
     # Plain lines ----------------------------------------------------------------------------------------------
 

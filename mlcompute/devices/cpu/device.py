@@ -15,7 +15,7 @@ from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.entry import Entry
 from mlcompute.devices.cpu.jit import library
 from mlcompute.devices.cpu.kernels.table import KERNELS, WORKSPACES
-from mlcompute.devices.cpu.operands import Operand, Operands
+from mlcompute.devices.cpu.operands import Operand, Operands, address_of
 from mlcompute.devices.cpu.threads import BARRIER_WORDS, ENTRY_WORDS, FAILED, Team, default_thread_count
 from mlcompute.devices.device import Engine, Executable, Profile
 from mlcompute.enums import DeviceType
@@ -180,7 +180,7 @@ class CpuExecutable(Executable):
 
     def _address(self, operand: Operand) -> int | None:
         place = self.program.plan.placements.get(operand.base)
-        return None if place is None else self._arena.ctypes.data + place.offset + operand.byte_offset
+        return None if place is None else address_of(self._arena) + place.offset + operand.byte_offset
 
     def _bind(self, value: Value, array: Array) -> None:
         """Point every kernel that uses an external value to its array."""
@@ -241,15 +241,15 @@ class CpuExecutable(Executable):
     def _native(self, entries: list[Entry]) -> _Segment:
         meets = _barriers(entries, self.program)
         tape = np.zeros((len(entries), ENTRY_WORDS), np.int64)
-        base = self._words.ctypes.data
+        base = address_of(self._words)
         for row, entry, meet in zip(tape, entries, meets, strict=True):
-            status = 0 if entry.status is None else entry.status.ctypes.data
+            status = 0 if entry.status is None else address_of(entry.status)
             row[:] = self._kernels[entry], base + 8 * self._starts[entry], meet, status
         library = onednn.load()
         openmp = (library.omp_get_max_threads, library.omp_set_num_threads) if library is not None else (0, 0)
-        job = np.array([tape.ctypes.data, len(entries), self._barrier.ctypes.data, *openmp], np.int64)
+        job = np.array([address_of(tape), len(entries), address_of(self._barrier), *openmp], np.int64)
         cost = sum(entry.cost for entry in entries)
-        return _Segment(job, tape, job.ctypes.data, 1 if cost < WORTH_SHARING else self._threads)
+        return _Segment(job, tape, address_of(job), 1 if cost < WORTH_SHARING else self._threads)
 
     # Running ----------------------------------------------------------------------------------------------------
 

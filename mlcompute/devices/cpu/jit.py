@@ -97,7 +97,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def _key(code: Code) -> str:
-    return hashlib.sha256(code.text().encode()).hexdigest()[:24]
+    """Names a kernel by its text. Code that is compiled is never changed, so it is asked for once."""
+    if code.key is None:
+        code.key = hashlib.sha256(code.text().encode()).hexdigest()[:24]
+    return code.key
 
 
 def _module_text(kernels: dict[str, Code]) -> str:

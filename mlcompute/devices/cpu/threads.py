@@ -46,6 +46,7 @@ def default_thread_count() -> int:
     return max(1, min(cores, _cgroup_cores() or cores, MOST_THREADS))
 
 
+@functools.cache
 def machine_slices() -> int:
     """Parts in which sums over a batch, and products, are cut: a fact of the machine, not of the thread count.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from mlcompute.devices.cpu.code import Code, float_literal
 from mlcompute.devices.cpu.entry import Entry, Maker
 from mlcompute.devices.cpu.kernels.convolutions import report_status
 from mlcompute.devices.cpu.kernels.panels import turned_product_entry
-from mlcompute.devices.cpu.operands import Operand, Operands, collapse
+from mlcompute.devices.cpu.operands import Operand, Operands, address_of, collapse
 from mlcompute.devices.cpu.threads import machine_slices
 from mlcompute.ops.op import FLOAT32, Step
 
@@ -41,7 +42,7 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     status = np.zeros(1, np.int64)
     arguments: list[Operand | int] = [
         library.sgemm, axis, count, m, n, k, a, left[0], left[1], b, right[0], right[1], y, n, *strides,
-        a.strides[-2], b.strides[-1], block, status.ctypes.data,
+        a.strides[-2], b.strides[-1], block, address_of(status),
     ]  # fmt: skip
     lines_up = operands.threads == 1 or (operands.threads == slices and m % slices == 0)
     rows = m if axis == 1 and len(y.shape) == 2 and lines_up else 0
@@ -96,6 +97,7 @@ def _batch(a: Operand, b: Operand, y: Operand) -> tuple[int, list[int]] | None:
     return (extents[0], [walk[0] for walk in collapsed]) if len(extents) == 1 else None
 
 
+@functools.cache
 def _sgemm_code() -> Code:
     code = Code("matmul")
     function, axis = code.argument(0, "ptr"), code.argument(1)

@@ -13,7 +13,7 @@ from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.code import Code, vector, vector_lanes
 from mlcompute.devices.cpu.entry import Entry, Maker
 from mlcompute.devices.cpu.kernels.winograd import winograd_entries, winograd_sizes, winograd_workspace
-from mlcompute.devices.cpu.operands import Operand, Operands
+from mlcompute.devices.cpu.operands import Operand, Operands, address_of
 from mlcompute.devices.cpu.threads import machine_slices, planned_threads
 from mlcompute.ops.images import first_shape
 from mlcompute.ops.op import FLOAT32, Shape, Step
@@ -207,7 +207,7 @@ def _calls_entry(
     writes: list[Operand],
 ) -> Entry:
     status = np.zeros(1, np.int64)
-    arguments: list[Operand | int] = [len(calls), status.ctypes.data, *(call.words.ctypes.data for call in calls)]
+    arguments: list[Operand | int] = [len(calls), address_of(status), *(address_of(call.words) for call in calls)]
     return Entry(
         step,
         _calls_code(),
@@ -222,6 +222,7 @@ def _calls_entry(
     )
 
 
+@functools.cache
 def _calls_code() -> Code:
     """Execute the thread's share of a list of primitives."""
     code = Code("primitives")

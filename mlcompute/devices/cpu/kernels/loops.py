@@ -92,8 +92,12 @@ def loop_entry(
         places.append(len(arguments))
         arguments += [operand, *walk]
     kinds = [_kind(walk) for walk in walks]
-    code = Code("loop")
-    _LoopWriter(code, rank, maps, inputs, stores, places, kinds).write()
+    structure = _structure(rank, maps, inputs, stores, kinds)
+    code = _written.get(structure)
+    if code is None:
+        code = Code("loop")
+        _LoopWriter(code, rank, maps, inputs, stores, places, kinds).write()
+        _written[structure] = code
     total = 1
     for extent in extents:
         total *= extent
@@ -108,6 +112,33 @@ def loop_entry(
         kernel="loop" if len(maps) < 2 else f"loop of {len(maps)} maps",
         cost=total * (0.15 * len(walked) + 0.1 * len(maps)),
     )
+
+
+#: Loops written before, by everything their code depends on: large networks repeat few different ones.
+_written: dict[object, Code] = {}
+
+
+def _structure(
+    rank: int,
+    maps: Sequence[Step],
+    inputs: Sequence[tuple[Value, Operand]],
+    stores: Sequence[tuple[Value, Operand]],
+    kinds: list[str],
+) -> object:
+    """What a loop's code depends on, and nothing else: values are numbers, extents and strides are arguments."""
+    numbers: dict[Value, int] = {}
+    for value, _ in inputs:
+        numbers.setdefault(value, len(numbers))
+    applied = []
+    for step in maps:
+        sources = tuple(numbers[value] for value in step.inputs)
+        types = tuple(value.dtype.char for value in (*step.inputs, *step.results))
+        applied.append((step.op.name, repr(sorted(step.attributes.items())), sources, types))
+        for value in step.results:
+            numbers[value] = len(numbers)
+    types = tuple(operand.dtype.char for _, operand in (*inputs, *stores))
+    taken = tuple(numbers[value] for value, _ in inputs), tuple(numbers[value] for value, _ in stores)
+    return rank, tuple(kinds), types, tuple(applied), taken, vector_lanes()
 
 
 def _rows(shape: Shape, extents: list[int]) -> tuple[int, int, int]:
