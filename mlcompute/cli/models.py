@@ -26,7 +26,7 @@ def load_model(path: str, batch_size: int = 0) -> mlc.Graph:
     if file.suffix == ".onnx":
         import mlcompute.onnx
 
-        return mlcompute.onnx.load(path, batch=batch_size or None)
+        return mlcompute.onnx.load(path, batch=batch_size or 1)  # 1: only where the model leaves it open
     if file.suffix == ".safetensors":
         return mlc.load(path)
     raise FileError(f"{path}: not a model", expected=HELP)

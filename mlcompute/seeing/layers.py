@@ -56,8 +56,9 @@ def names_of(nodes: list[Node]) -> list[str]:
 
 
 def kind_of(node: Node) -> str:
-    """FullyConnectedLayer -> FullyConnected."""
-    return type(node.layer).__name__.removesuffix("Layer")
+    """FullyConnectedLayer -> FullyConnected; an imported operator by its own name."""
+    operator = getattr(node.layer, "operator", "")
+    return str(operator or type(node.layer).__name__.removesuffix("Layer"))
 
 
 def layer_facts(graph: Graph, program: Program | None = None, device: str = "") -> list[LayerFacts]:
