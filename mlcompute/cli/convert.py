@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights-only", action="store_true", help="write plain safetensors: weights under PyTorch's names, no graph"
     )
-    parser.add_argument("--batch", type=count, default=0, metavar="N", help="samples per run, if ONNX leaves it open (1)")
+    parser.add_argument("--batch", type=count, default=0, metavar="N", help="samples per run, if left open (1)")
 
 
 def run(args: argparse.Namespace) -> Answer:

@@ -16,6 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
+# The size of the terminal counts, not what the terminal around the tests has said.
+for name in ("COLUMNS", "LINES"):
+    ENVIRONMENT.pop(name, None)
 
 
 def start(folder: Path, *arguments: str, columns: int = 120) -> pexpect.spawn:
