@@ -344,7 +344,10 @@ class Evaluation:
                         # Composite ops cancel inside: what they round is as large as what they read.
                         read = [np.abs(memory[v]).max(initial=0.0) for v in step.inputs if memory[v].dtype == F64]
                         scale = np.maximum(np.abs(array), max(read, default=0.0))
-                        memory[value] = array + ROUNDING * scale * noise.integers(-1, 2, array.shape)
+                        rounded = array + ROUNDING * scale * noise.integers(-1, 2, array.shape)
+                        # What is no larger than its rounding may also come out as nothing at all.
+                        vanishes = (np.abs(array) <= ROUNDING * scale) & (noise.integers(0, 2, array.shape) == 0)
+                        memory[value] = np.where(vanishes, 0.0, rounded)
         values = {tensor: memory[value] for tensor, value in self._values.items()}
         return values, {tensor: memory[value] for tensor, value in self._gradients.items()}
 
