@@ -110,7 +110,8 @@ def _compile(description: Description, engine: Engine, style: str, batch_size: i
     join(trace, program.kept)
     if engine.prefers_channels_last:
         channels_last(trace, program.kept)
-    orient(trace, program.kept)
+    # Turned in every style or in none: a product summed in another order would round otherwise, and styles must agree.
+    orient(trace, {*program.kept, *program.values.values(), *program.gradients.values()})
     if style == "fused":
         recompute(trace, program.kept)
     merges = description.fuses and engine.merges
