@@ -107,11 +107,13 @@ def _compile(description: Description, engine: Engine, style: str, batch_size: i
     program.values = {tensor: final(value) for tensor, value in program.values.items()}
     program.gradients = {tensor: final(value) for tensor, value in program.gradients.items()}
     program.kept = {final(value) for value in kept}
-    join(trace, program.kept)
+    # What is joined or turned is so in every style or in none: another order of sums would round otherwise, and the
+    # styles must agree.
+    readable = {*program.kept, *program.values.values(), *program.gradients.values()}
+    join(trace, program.kept, readable)
     if engine.prefers_channels_last:
         channels_last(trace, program.kept)
-    # Turned in every style or in none: a product summed in another order would round otherwise, and styles must agree.
-    orient(trace, {*program.kept, *program.values.values(), *program.gradients.values()})
+    orient(trace, readable)
     if style == "fused":
         recompute(trace, program.kept)
     merges = description.fuses and engine.merges

@@ -9,18 +9,20 @@ from mlcompute.compiler.simplify import drop_unused
 from mlcompute.ops.op import Step, Trace, Value
 
 
-def join(trace: Trace, keep: Iterable[Value]) -> None:
+def join(trace: Trace, keep: Iterable[Value], readable: Iterable[Value] = ()) -> None:
     """Rewrite `trace.steps` in place. After a normalisation n, y = n scale + shift gives
 
         d shift = sum dy     d scale = sum dy n     dn = dy scale, from which dx needs its own two sums
 
     Where scale is constant over the summed axes, all sums are those two: one step computes all gradients.
+
+    readable  values that some style of execution keeps: what is joined must not depend on the style
     """
     gradients = [step for step in trace.steps if step.op.name == "normalize_gradient" and len(step.inputs) == 3]
     if not gradients:
         return
     keep = list(keep)
-    run = _Join(trace.steps, keep)
+    run = _Join(trace.steps, [*keep, *readable])
     for step in gradients:
         run.try_step(step)
     if run.replaced:
