@@ -27,6 +27,19 @@ def network(rate: float = 0.3) -> tuple[mlc.TrainingGraph, dict[str, Any], dict[
     return training, {"x": rng.normal(size=(4, 2, 6, 6))}, {"t": np.eye(5)[[0, 3, 1, 4]]}
 
 
+def spoil_derivative(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    """One percent too much."""
+    right = TABLE[op]
+
+    def wrong(*arguments: Any, **attributes: Any) -> Any:
+        found = right.derivative(*arguments, **attributes)
+        return found * 1.01 if isinstance(found, Value) else tuple(part * 1.01 for part in found)
+
+    changed = copy.copy(right)
+    object.__setattr__(changed, "derivative", wrong)
+    monkeypatch.setitem(TABLE, op, changed)
+
+
 def test_right_gradients() -> None:
     training, inputs, labels = network()
     report = mlc.check_gradients(training, inputs, labels)
@@ -48,16 +61,8 @@ def test_nothing_changes() -> None:
 
 
 def test_a_wrong_derivative_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = TABLE["tanh"]
-
-    def wrong(*arguments: Any, **attributes: Any) -> Any:
-        found = right.derivative(*arguments, **attributes)
-        return found * 1.01 if isinstance(found, Value) else tuple(part * 1.01 for part in found)
-
     training, inputs, labels = network()
-    changed = copy.copy(right)
-    object.__setattr__(changed, "derivative", wrong)
-    monkeypatch.setitem(TABLE, "tanh", changed)
+    spoil_derivative(monkeypatch, "tanh")
     report = mlc.check_gradients(training, inputs, labels)
     assert not report
     assert [(row.layer, row.slot) for row in report.wrong] == [("conv_tanh", "source 0")]
@@ -76,6 +81,35 @@ def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     wrong = mlc.check_gradients(training, inputs, labels).wrong
     assert [(row.layer, row.slot) for row in wrong] == [("head", "weights")]
+
+
+def pooled_relu(seed: int) -> tuple[mlc.TrainingGraph, dict[str, Any], dict[str, Any]]:
+    """A ReLU in front of a maximum: windows full of zeros are exact ties, and among many some are nearly ties."""
+    mlc.Platform.set_rng_seed_to(seed)
+    graph = mlc.Graph()
+    x = graph.input((16, 1, 12, 12), "x")
+    y = graph.pool(graph.convolution(x, 8, kernel=3, activation="relu", name="conv"), name="pool")
+    y = graph.dense(graph.flatten(y), 10, name="head")
+    loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN)
+    training = mlc.TrainingGraph([graph], loss, mlc.SGDOptimizer(mlc.OptimizerDescriptor(learning_rate=0.01)))
+    training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=(16, 10))})
+    training.compile(device=mlc.Device.cpu())
+    inputs = np.random.default_rng(seed).random((16, 1, 12, 12), np.float32)
+    return training, {"x": inputs}, {"t": np.eye(10)[np.arange(16) % 10]}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_kinks_are_no_errors(seed: int) -> None:
+    report = mlc.check_gradients(*pooled_relu(seed))
+    assert report, str(report)
+    assert all(row.differences is not None for row in report.rows), str(report)
+
+
+def test_ties_do_not_hide_a_wrong_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, inputs, labels = pooled_relu(0)
+    spoil_derivative(monkeypatch, "max_pool")
+    wrong = mlc.check_gradients(training, inputs, labels).wrong
+    assert [(row.layer, row.slot) for row in wrong] == [("pool", "source 0")]
 
 
 def test_refusals() -> None:
