@@ -20,6 +20,7 @@ from mlcompute.compiler.orient import orient
 from mlcompute.compiler.plan import plan_like, plan_memory
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.recompute import recompute
+from mlcompute.compiler.remember import remember
 from mlcompute.compiler.schedule import store_early, update_early
 from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.update import update
@@ -115,6 +116,7 @@ def _compile(description: Description, engine: Engine, style: str, batch_size: i
         channels_last(trace, program.kept)
     orient(trace, readable)
     if style == "fused":
+        remember(trace, program.kept)
         recompute(trace, program.kept)
     merges = description.fuses and engine.merges
     steps = merge(trace.steps, program.kept) if merges else trace.steps

@@ -1,6 +1,6 @@
 """The closed table of ops every device must know, as functions on symbolic values.
 
-A file per family: views, maps, reductions, indexing, contractions, recurrent, attention. `TABLE` holds every op.
+A file per family: views, maps, reductions, indexing, contractions, pooling, recurrent, attention. `TABLE` holds all.
 """
 
 from mlcompute.ops.attention import *
@@ -9,6 +9,7 @@ from mlcompute.ops.embedding import *
 from mlcompute.ops.indexing import *
 from mlcompute.ops.maps import *
 from mlcompute.ops.op import *
+from mlcompute.ops.pooling import *
 from mlcompute.ops.recurrent import *
 from mlcompute.ops.reductions import *
 from mlcompute.ops.state import *

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from mlcompute.ops.op import Array, ArrayType, Op, Shape, Typed
 
 #: Axes that turn channels-first into channels-last, and back.
@@ -27,28 +25,33 @@ def first_shape(shape: Shape) -> Shape:
 def either_layout(images: tuple[int, ...], *, result_is_image: bool = True) -> Callable[[type[Op]], type[Op]]:
     """Class decorator: the op also understands the attribute `channels_last=True`.
 
-    images: which inputs are images. Other attributes keep their channels-first meaning in both layouts.
+    images: which inputs are images; results are, all or none. Other attributes keep their channels-first meaning.
     """
 
     def decorate(cls: type[Op]) -> type[Op]:
         rule, meaning = cls.result, cls.meaning
 
-        def result(*inputs: Typed, channels_last: bool = False, **attributes: Any) -> ArrayType:
+        def result(*inputs: Typed, channels_last: bool = False, **attributes: Any) -> Any:
             if not channels_last:
-                return rule(*inputs, **attributes)  # type: ignore[return-value]
+                return rule(*inputs, **attributes)
             first = [
                 ArrayType(first_shape(x.shape), x.dtype) if index in images else x for index, x in enumerate(inputs)
             ]
             found = rule(*first, **attributes)
-            assert isinstance(found, ArrayType)
-            return ArrayType(last_shape(found.shape), found.dtype) if result_is_image else found
+            if not result_is_image:
+                return found
+            if isinstance(found, ArrayType):
+                return ArrayType(last_shape(found.shape), found.dtype)
+            return tuple(ArrayType(last_shape(one.shape), one.dtype) for one in found)
 
-        def either(*arrays: Array, channels_last: bool = False, **attributes: Any) -> Array:
+        def either(*arrays: Array, channels_last: bool = False, **attributes: Any) -> Any:
             if not channels_last:
-                return np.asarray(meaning(*arrays, **attributes))
+                return meaning(*arrays, **attributes)
             first = [array.transpose(TO_FIRST) if index in images else array for index, array in enumerate(arrays)]
-            found = np.asarray(meaning(*first, **attributes))
-            return found.transpose(TO_LAST) if result_is_image else found
+            found = meaning(*first, **attributes)
+            if not result_is_image:
+                return found
+            return tuple(a.transpose(TO_LAST) for a in found) if isinstance(found, tuple) else found.transpose(TO_LAST)
 
         cls.result, cls.meaning = staticmethod(result), staticmethod(either)
         return cls

@@ -320,9 +320,7 @@ class NormalizeGradient(Op):
         return ArrayType(dy.shape, dy.dtype), sums, sums
 
     @staticmethod
-    def meaning(
-        dy: Array, y: Array, v: Array, *scale: Array, axes: Axes, epsilon: float
-    ) -> tuple[Array, Array, Array]:
+    def meaning(dy: Array, y: Array, v: Array, *scale: Array, axes: Axes, epsilon: float) -> tuple[Array, Array, Array]:
         count = _count("normalize_gradient", dy.shape, axes)
         shift, slope = (np.sum(a, axis=axes, keepdims=True, dtype=dy.dtype) for a in (dy, dy * y))
         inner = dy - shift * (1.0 / count) - y * (slope * (1.0 / count))

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlcompute import ops
 from mlcompute.devices.cpu import device
 from mlcompute.devices.cpu.kernels.pooling import KERNELS
-from mlcompute.ops import contractions as ops
 from mlcompute.ops.op import TABLE, Array, Value
 from mlcompute.ops.views import slice_
 from tests.devices.kernels import Bench, run_on_engine
@@ -56,9 +56,7 @@ def check(name: str, arrays: list[Array], attributes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("shape", "kernel", "strides", "dilations", "padding"), WINDOWS)
 @pytest.mark.parametrize("layout", ["first", "last"])
-def test_pooling(
-    shape: tuple[int, ...], kernel: Any, strides: Any, dilations: Any, padding: Any, layout: str
-) -> None:
+def test_pooling(shape: tuple[int, ...], kernel: Any, strides: Any, dilations: Any, padding: Any, layout: str) -> None:
     attributes = {"kernel": kernel, "strides": strides, "dilations": dilations, "padding": padding}
     for x in images(shape):
         y = TABLE["max_pool"].meaning(x, **attributes)
@@ -69,6 +67,10 @@ def test_pooling(
         check("sum_pool", [arranged[0]], laid_out)
         check("max_pool_gradient", [arranged[1], arranged[0]], laid_out)
         check("sum_pool_gradient", [arranged[1]], {**laid_out, "shape": shape})
+        if layout == "last":
+            check("max_pool_places", [arranged[0]], laid_out)
+            places = TABLE["max_pool_places"].meaning(arranged[0], **laid_out)[1]
+            check("max_pool_spread", [arranged[1], np.ascontiguousarray(places)], {**laid_out, "shape": shape})
 
 
 def test_part_of_an_image() -> None:

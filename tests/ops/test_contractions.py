@@ -194,6 +194,8 @@ for _window in POOLS:
 
 def test_every_contraction_has_a_sample() -> None:
     assert not uncovered("contractions", SAMPLES)
+    # Places are compared with max_pool_gradient below.
+    assert not uncovered("pooling", SAMPLES, {"max_pool_places", "max_pool_spread"})
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=str)
@@ -377,6 +379,32 @@ def test_a_window_in_the_padding() -> None:
     )
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_places_stand_for_the_image(channels_last: bool) -> None:
+    ties = integers(2, 3, 6, 7, below=3).astype(np.float64)
+    odd = normal(2, 3, 6, 7)
+    odd[0, 0, :3], odd[1, 1, 2, 2:5], odd[0, 2] = NAN, INF, -INF
+    for x in (normal(2, 3, 6, 7), ties, odd):
+        for c in (
+            Window(x.shape, (2, 2), (2, 2)),
+            Window(x.shape, (3, 3), padding=(1, 1, 1, 1)),
+            Window(x.shape, (2, 3), (2, 2), (2, 1), (1, 0, 0, 2)),
+            Window(x.shape, (2, 2), padding=(3, 0, 0, 0)),  # windows in the padding have no place
+        ):
+            attributes: dict[str, Any] = {**c.attributes, "kernel": c.kernel}
+            y = ops.TABLE["max_pool"].meaning(x, **attributes)
+            dy = normal(*y.shape, seed=1)
+            expected = ops.TABLE["max_pool_gradient"].meaning(dy, x, **attributes)
+            if channels_last:
+                attributes["channels_last"] = True
+                x_, y, dy, expected = (a.transpose(0, 2, 3, 1) for a in (x, y, dy, expected))
+            found, places = ops.TABLE["max_pool_places"].meaning(x_ if channels_last else x, **attributes)
+            np.testing.assert_array_equal(found, y)
+            assert places.dtype == np.uint8
+            dx = ops.TABLE["max_pool_spread"].meaning(dy, places, shape=x.shape, **attributes)
+            np.testing.assert_array_equal(dx, expected)
+
+
 def test_pools_refuse() -> None:
     x, flat, dy = inputs(((2, 4, 5, 5), "float32"), ((4, 5, 5), "float32"), ((2, 4, 5, 5), "float32"))
     plain: dict[str, Any] = {"kernel": (2, 2), "strides": (1, 1), "dilations": (1, 1), "padding": (0, 0, 0, 0)}
@@ -388,6 +416,10 @@ def test_pools_refuse() -> None:
         for wrong in ({"strides": (0, 1)}, {"dilations": (1, 0)}, {"padding": (0, 0, -1, 0)}, {"kernel": (0, 2)}):
             with pytest.raises(ShapeError, match="must be at least 1, padding at least 0"):
                 pool(x, **{**plain, **wrong})
+    with pytest.raises(ShapeError, match="dy is"):
+        ops.TABLE["max_pool_spread"].result(dy, dy, shape=x.shape, **plain)
+    with pytest.raises(ShapeError, match="more places than 255"):
+        ops.TABLE["max_pool_places"].result(x, **{**plain, "kernel": (16, 16)})
     with pytest.raises(ShapeError, match="dy is"):
         ops.max_pool_gradient(dy, x, **plain)
     with pytest.raises(ShapeError, match="dy is"):

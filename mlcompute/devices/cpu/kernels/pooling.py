@@ -1,5 +1,7 @@
 """max_pool, sum_pool and their gradients: channels-last images in vectors of channels.
 
+A place, the number of an element in its window, is a byte in memory and 32 bits wide in registers.
+
 Channels-first images are walked along their rows (pooling_rows.py); a window over the whole image is a plain
 reduction. Gradients are written window by window by the one thread that owns the place, so sums keep one order.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mlcompute.devices.cpu.code import Code, vector_lanes
+from mlcompute.devices.cpu.code import Code, vector, vector_lanes
 from mlcompute.devices.cpu.entry import Entry, Maker
 from mlcompute.devices.cpu.kernels import pooling_rows
 from mlcompute.devices.cpu.kernels.folds import Fold, fold_of
@@ -36,17 +38,33 @@ def pool_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     if not _is_regular(x):
         return None
     write = _pool_channels if windows.last else pooling_rows.pool
-    return [_entry(step, windows, [x], y, lambda words, rows: write(words, windows, fold, x, y, rows))]
+    return [_entry(step, windows, [x], [y], lambda words, rows: write(words, windows, fold, x, y, rows))]
+
+
+def places_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
+    """max_pool_places: channels-last only."""
+    x, y, places = operands[step.inputs[0]], *(operands[value] for value in step.results)
+    windows = Windows.of(step, x.shape, y.shape)
+    fold = fold_of("max", x.dtype)
+    if x.dtype != FLOAT32 or fold is None or not windows.last or not (x.size and y.size and _is_regular(x)):
+        return None
+
+    def write(words: Words, rows: int) -> None:
+        _pool_channels(words, windows, fold, x, y, rows, places)
+
+    return [_entry(step, windows, [x], [y, places], write)]
 
 
 def pool_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
-    """max_pool_gradient and sum_pool_gradient."""
+    """max_pool_gradient, max_pool_spread (channels-last only) and sum_pool_gradient."""
     inputs, y = [operands[value] for value in step.inputs], operands[step.results[0]]
     windows = Windows.of(step, y.shape, inputs[0].shape)
-    if not all(operand.dtype == FLOAT32 and operand.size and _is_regular(operand) for operand in (*inputs, y)):
+    if not (inputs[0].dtype == FLOAT32 and all(o.size and _is_regular(o) for o in (*inputs, y))):
+        return None
+    if any(x.dtype != FLOAT32 for x in inputs[1:]) and not (step.op.name == "max_pool_spread" and windows.last):
         return None
     write = _spread_channels if windows.last else pooling_rows.spread
-    return [_entry(step, windows, inputs, y, lambda words, rows: write(words, windows, inputs, y, rows))]
+    return [_entry(step, windows, inputs, [y], lambda words, rows: write(words, windows, inputs, y, rows))]
 
 
 def _is_regular(operand: Operand) -> bool:
@@ -55,7 +73,11 @@ def _is_regular(operand: Operand) -> bool:
 
 
 def _entry(
-    step: Step, windows: Windows, inputs: Sequence[Operand], y: Operand, write: Callable[[Words, int], None]
+    step: Step,
+    windows: Windows,
+    inputs: Sequence[Operand],
+    results: Sequence[Operand],
+    write: Callable[[Words, int], None],
 ) -> Entry:
     rows = windows.samples if windows.samples >= LEAST_ROWS else 0
     code = Code(step.op.name)
@@ -63,10 +85,10 @@ def _entry(
     write(words, rows)
     visits = windows.samples * windows.channels * windows.counts[0] * windows.counts[1] * len(windows.taps)
     return Entry(
-        step, code, words.arguments, reads=list(inputs), writes=[y], rows=rows,
-        by_row={i for i, operand in enumerate((*inputs, y)) if operand.is_dense} if rows else set(),
+        step, code, words.arguments, reads=list(inputs), writes=list(results), rows=rows,
+        by_row={i for i, operand in enumerate((*inputs, *results)) if operand.is_dense} if rows else set(),
         kernel=f"{step.op.name} in {'channels' if windows.last else 'rows'}",
-        cost=visits * (0.15 if windows.last else 0.5) + y.size * 0.1,
+        cost=visits * (0.15 if windows.last else 0.5) + results[0].size * 0.1,
     )  # fmt: skip
 
 
@@ -127,52 +149,66 @@ def _tap_images(windows: Windows, corner: Images) -> list[Images]:
 
 
 def _line(image: Images) -> Line:
-    return Line(image.code, image.pointer, "float")
+    return Line(image.code, image.pointer, image.element)
 
 
-def _pool_channels(words: Words, windows: Windows, fold: Fold, x: Operand, y: Operand, rows: int) -> None:
-    code = words.code
-    seen, made = Images.of(words, x, True), Images.of(words, y, True)
+def _pool_channels(
+    words: Words, windows: Windows, fold: Fold, x: Operand, y: Operand, rows: int, places: Operand | None = None
+) -> None:
+    """Every window of x folded; where it found the largest goes into `places`."""
+    code, lanes = words.code, vector_lanes()
+    images_of = [Images.of(words, operand, True) for operand in (x, y, *([places] if places else []))]
     walk = _Walk(words, windows, rows)
 
-    def visit(
-        images: list[Images], row: str, pixel: str, down: Span, across: Span, channels: tuple[str, str]
-    ) -> None:
+    def visit(images: list[Images], row: str, pixel: str, down: Span, across: Span, channels: tuple[str, str]) -> None:
         corner = images[0].at(row=down.start, pixel=across.start)
-        target = _line(images[1].at(row=row, pixel=pixel))
+        target, *where = (_line(image.at(row=row, pixel=pixel)) for image in images[1:])
 
         def whole() -> None:
             taps = [_line(image) for image in _tap_images(windows, corner)]
 
-            def vector(index: str, mask: str | None) -> None:
-                target.store(index, fold.all_of([tap.load(index, mask) for tap in taps]), mask)
+            def body(index: str, mask: str | None) -> None:
+                values = [tap.load(index, mask) for tap in taps]
+                target.store(index, fold.all_of(values), mask)
+                for line in where:
+                    line.store(index, _narrow(first_largest(values)), mask)
 
-            each_vector(code, *channels, vector)
+            each_vector(code, *channels, body)
 
         def clipped() -> None:
-            def vector(index: str, mask: str | None) -> None:
-                total = Cell(fold.start(code))
-                with each_tap(code, windows, corner, down, across) as (tap, _):
-                    total.set(fold.combine(total.get(), _line(tap).load(index, mask)))
+            def body(index: str, mask: str | None) -> None:
+                total, search = Cell(fold.start(code)), Search(code, lanes) if where else None
+                with each_tap(code, windows, corner, down, across) as (tap, position):
+                    value = _line(tap).load(index, mask)
+                    total.set(fold.combine(total.get(), value))
+                    if search is not None:
+                        search.see(value, _splat_number(code, position))
                 target.store(index, total.get(), mask)
+                for line in where:
+                    assert search is not None
+                    line.store(index, _narrow(search.found()), mask)
 
-            each_vector(code, *channels, vector)
+            each_vector(code, *channels, body)
 
         _whole_and_clipped(code, windows, down, across, whole, clipped)
 
-    walk.each(lambda sample, channels: [seen.at(sample=sample), made.at(sample=sample)], visit)
+    walk.each(lambda sample, channels: [image.at(sample=sample) for image in images_of], visit)
 
 
 def _spread_channels(words: Words, windows: Windows, inputs: Sequence[Operand], y: Operand, rows: int) -> None:
-    """Gradients: dy of every window goes to its largest element, or (without x) to all of them."""
+    """Gradients: dy of every window goes to its largest element, or to all of them.
+
+    inputs   dy, and what tells the largest element: x, or its place in every window; neither for all of them
+    """
     code, lanes = words.code, vector_lanes()
     made, given = Images.of(words, y, True), Images.of(words, inputs[0], True)
-    seen = [Images.of(words, x, True) for x in inputs[1:]]
+    places = [Images.of(words, p, True) for p in inputs[1:] if p.dtype != FLOAT32]
+    seen = [Images.of(words, x, True) for x in inputs[1:] if x.dtype == FLOAT32]
     walk = _Walk(words, windows, rows)
     adds = windows.overlap
 
     def enter(sample: str, channels: tuple[str, str]) -> list[Images]:
-        images = [image.at(sample=sample) for image in (made, given, *seen)]
+        images = [image.at(sample=sample) for image in (made, given, *seen, *places)]
         if not windows.tile:
             _clear(walk, images[0], channels)
         return images
@@ -180,41 +216,49 @@ def _spread_channels(words: Words, windows: Windows, inputs: Sequence[Operand], 
     def put(target: Line, index: str, mask: str | None, value: Lanes) -> None:
         target.store(index, target.load(index, mask) + value if adds else value, mask)
 
-    def visit(
-        images: list[Images], row: str, pixel: str, down: Span, across: Span, channels: tuple[str, str]
-    ) -> None:
+    def visit(images: list[Images], row: str, pixel: str, down: Span, across: Span, channels: tuple[str, str]) -> None:
         source = _line(images[1].at(row=row, pixel=pixel))
-        corners = [image.at(row=down.start, pixel=across.start) for image in (images[0], *images[2:])]
+        corners = [image.at(row=down.start, pixel=across.start) for image in (images[0], *images[2 : 2 + len(seen)])]
+        known = [_line(image.at(row=row, pixel=pixel)) for image in images[2 + len(seen) :]]
 
         def whole() -> None:
             targets, *taps = ([_line(image) for image in _tap_images(windows, corner)] for corner in corners)
 
-            def vector(index: str, mask: str | None) -> None:
+            def body(index: str, mask: str | None) -> None:
                 dy = source.load(index, mask)
                 found = first_largest([tap.load(index, mask) for tap in taps[0]]) if taps else None
+                found = _wide(known[0].load(index, mask)) if known else found
                 for position, target in enumerate(targets):
                     put(target, index, mask, dy if found is None else select(found.equals(position), dy, 0.0))
 
-            each_vector(code, *channels, vector)
+            each_vector(code, *channels, body)
 
         def clipped() -> None:
-            def vector(index: str, mask: str | None) -> None:
+            def body(index: str, mask: str | None) -> None:
                 dy = source.load(index, mask)
                 search = Search(code, lanes) if seen else None
                 if search is not None:
                     with each_tap(code, windows, corners[1], down, across) as (tap, position):
                         search.see(_line(tap).load(index, mask), _splat_number(code, position))
+                place = _wide(known[0].load(index, mask)) if known else None
                 with each_tap(code, windows, corners[0], down, across) as (tap, position):
-                    value = dy
-                    if search is not None:
-                        value = select(search.found().equals(_splat_number(code, position)), dy, 0.0)
+                    found = place if search is None else search.found()
+                    value = dy if found is None else select(found.equals(_splat_number(code, position)), dy, 0.0)
                     put(_line(tap), index, mask, value)
 
-            each_vector(code, *channels, vector)
+            each_vector(code, *channels, body)
 
         _whole_and_clipped(code, windows, down, across, whole, clipped)
 
     walk.each(enter, visit)
+
+
+def _narrow(found: Lanes) -> Lanes:
+    return found.let(f"trunc {found.type} {found.name} to {vector('i8', found.lanes)}", "i8")
+
+
+def _wide(place: Lanes) -> Lanes:
+    return place.let(f"zext {place.type} {place.name} to {vector('i32', place.lanes)}", "i32")
 
 
 def _splat_number(code: Code, position: str) -> Lanes:
@@ -233,5 +277,6 @@ def _clear(walk: _Walk, image: Images, channels: tuple[str, str]) -> None:
 
 KERNELS: dict[str, Maker] = {
     **dict.fromkeys(("max_pool", "sum_pool"), pool_entries),
-    **dict.fromkeys(("max_pool_gradient", "sum_pool_gradient"), pool_gradient_entries),
+    "max_pool_places": places_entries,
+    **dict.fromkeys(("max_pool_gradient", "max_pool_spread", "sum_pool_gradient"), pool_gradient_entries),
 }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mlcompute.devices.cpu.code import Code
+from mlcompute.devices.cpu.code import MEMORY_TYPES, Code
 from mlcompute.devices.cpu.kernels.walks import Cell, Words, number
 from mlcompute.devices.cpu.lanes import Lanes, select
 from mlcompute.devices.cpu.operands import Operand
@@ -89,19 +89,21 @@ class Images:
     channel: str
     row: str
     pixel: str
+    element: str
 
     @classmethod
     def of(cls, words: Words, operand: Operand, last: bool) -> Images:
         order = (0, 3, 1, 2) if last else (0, 1, 2, 3)
         pointer = words.pointer(operand)
-        return cls(words.code, pointer, *words.numbers([operand.strides[axis] for axis in order]))
+        sample, channel, row, pixel = words.numbers([operand.strides[axis] for axis in order])
+        return cls(words.code, pointer, sample, channel, row, pixel, MEMORY_TYPES[operand.dtype])
 
     def at(self, **steps: str) -> Images:
         """The image from some sample, channel, row or pixel on."""
         pointer = self.pointer
         for name, count in steps.items():
-            pointer = self.code.at(pointer, self.code.mul(count, getattr(self, name)), "float")
-        return Images(self.code, pointer, self.sample, self.channel, self.row, self.pixel)
+            pointer = self.code.at(pointer, self.code.mul(count, getattr(self, name)), self.element)
+        return replace(self, pointer=pointer)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,107 @@
+"""remember: a maximum keeps where it found the largest elements, a byte each, instead of all it looked at.
+
+    y = max_pool(x)    dx = max_pool_gradient(dy, x)            x must stay for the gradient pass
+    y, p = max_pool_places(x)    dx = max_pool_spread(dy, p)    x may go
+
+Often x is the result of a ReLU, whose gradient reads it, too: where x <= 0. Of x only the largest elements take a
+gradient, and those are y, which the next layer keeps anyway. So the ReLU is asked before dy is spread:
+
+    dx = select(x <= 0, 0, max_pool_gradient(dy, x))    becomes    dx = max_pool_spread(select(y <= 0, 0, dy), p)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mlcompute.ops.images import first_shape
+from mlcompute.ops.op import TABLE, Step, Trace, Value
+from mlcompute.ops.pooling import MOST_PLACES, PLACES
+
+
+def remember(trace: Trace, keep: Iterable[Value]) -> None:
+    """Rewrite `trace.steps` in place, wherever the gradient pass then has no reader of a pooling's source left."""
+    pools = [step for step in trace.steps if step.op.name == "max_pool" and step.phase == "forward"]
+    if not pools:
+        return
+    run = _Remember(trace, frozenset(keep))
+    for pool in pools:
+        run.consider(pool)
+    if run.replaced:
+        trace.steps = [new for step in trace.steps for new in run.replaced.get(step, [step])]
+
+
+class _Remember:
+    def __init__(self, trace: Trace, keep: frozenset[Value]) -> None:
+        self.trace, self.keep = trace, keep
+        self.readers: dict[Value, list[Step]] = {}
+        self.shown: set[Value] = set()  # values somebody looks at through a view
+        for step in trace.steps:
+            for value in dict.fromkeys(step.inputs):
+                self.readers.setdefault(value, []).append(step)
+            if step.op.is_view:
+                self.shown.add(step.inputs[0])
+        self.replaced: dict[Step, list[Step]] = {}
+
+    def consider(self, pool: Step) -> None:
+        """Rewrite one pooling and its gradient."""
+        (x,), (y,) = pool.inputs, pool.results
+        kernel = pool.attributes["kernel"]
+        if x.kind != "temporary" or x in self.keep or x in self.shown or kernel[0] * kernel[1] > MOST_PLACES:
+            return
+        later = [step for step in self.readers[x] if step.phase != "forward"]
+        gradients = [step for step in later if step.op.name == "max_pool_gradient" and step.inputs[1] is x]
+        if len(gradients) != 1 or gradients[0].attributes != pool.attributes:
+            return
+        (gradient,) = gradients
+        masks = [step for step in later if step is not gradient]
+        select = self._masked(masks[0], gradient) if len(masks) == 1 else None
+        if masks and select is None:
+            return
+        kept = y.nbytes if select is not None and not self._stays(y) else 0
+        if kept + y.size >= x.nbytes:
+            return
+        places = self.trace.value(y.shape, PLACES)
+        self.replaced[pool] = [
+            Step(TABLE["max_pool_places"], (x,), (y, places), pool.attributes, pool.layer, pool.phase)
+        ]
+        self._rewrite_gradient(pool, gradient, places, masks, select)
+
+    def _masked(self, mask: Step, gradient: Step) -> Step | None:
+        """The select by which a ReLU's gradient follows the pooling's, and nothing else does."""
+        (d,), (m) = gradient.results, mask.results[0]
+        if mask.op.name != "less_or_equal" or mask.inputs[1].shape or m in self.keep or d in self.keep:
+            return None
+        readers = self.readers.get(m, [])
+        if len(readers) != 1 or readers[0].op.name != "select" or self.readers.get(d, []) != readers:
+            return None
+        (select,) = readers
+        chosen, zero, otherwise = select.inputs
+        is_plain = chosen is m and otherwise is d and not zero.shape
+        return select if is_plain and self._is_zero(mask.inputs[1]) and self._is_zero(zero) else None
+
+    def _is_zero(self, value: Value) -> bool:
+        array = self.trace.constants.get(value)
+        return array is not None and not any(array.tobytes())  # not -0
+
+    def _stays(self, value: Value) -> bool:
+        """Does the gradient pass read a value anyway?"""
+        return value in self.keep or any(step.phase == "gradient" for step in self.readers.get(value, []))
+
+    def _rewrite_gradient(
+        self, pool: Step, gradient: Step, places: Value, masks: list[Step], select: Step | None
+    ) -> None:
+        dy, y, x = gradient.inputs[0], pool.results[0], pool.inputs[0]
+        last = pool.attributes.get("channels_last", False)
+        attributes = {**pool.attributes, "shape": first_shape(x.shape) if last else x.shape}
+        spread, layer = TABLE["max_pool_spread"], gradient.layer
+        if select is None:
+            self.replaced[gradient] = [Step(spread, (dy, places), gradient.results, attributes, layer, "gradient")]
+            return
+        (mask,) = masks
+        chosen, masked = self.trace.value(y.shape, mask.results[0].dtype), self.trace.value(dy.shape, dy.dtype)
+        self.replaced[gradient], self.replaced[mask] = [], []
+        self.replaced[select] = [
+            Step(mask.op, (y, mask.inputs[1]), (chosen,), {}, select.layer, "gradient"),
+            Step(select.op, (chosen, select.inputs[1], dy), (masked,), {}, select.layer, "gradient"),
+            Step(spread, (masked, places), select.results, attributes, layer, "gradient"),
+        ]
