@@ -168,9 +168,7 @@ class Graph(Building, Viewable):
         dimension: int,
     ) -> list[Tensor]:
         """Cut a tensor along an axis: into equal parts, or parts of given lengths."""
-        layer = SplitLayer(
-            split_count=split_count, split_section_lengths=split_section_lengths, dimension=dimension
-        )
+        layer = SplitLayer(split_count=split_count, split_section_lengths=split_section_lengths, dimension=dimension)
         return self._add(layer, self._listed(layer, source, None), [], True)
 
     def concatenate(self, sources: Sequence[Tensor], *, dimension: int) -> Tensor:
@@ -267,9 +265,7 @@ class Graph(Building, Viewable):
                 if tensor not in names:
                     names[tensor] = f"tensor{tensor.tensor_id}"
                     shape = _text(tensor.descriptor.shape)
-                    lines.append(
-                        f' {names[tensor]} [shape=ellipse, label="{_quoted(tensor.label)}\\n{shape}"];'
-                    )
+                    lines.append(f' {names[tensor]} [shape=ellipse, label="{_quoted(tensor.label)}\\n{shape}"];')
                 style = "dashed" if tensor in self._stopped() else "solid"
                 edges.append(f" {names[tensor]} -> layer{number} [style={style}];")
             for tensor in node.results:

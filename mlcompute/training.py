@@ -400,9 +400,7 @@ class TrainingGraph(LearningGraph):
             if settings is not None and state is not None:
                 state.advance()
 
-        return self._submit(
-            program, phases, feeds, call, passes, accepted=accepted, before=before, after=after
-        )
+        return self._submit(program, phases, feeds, call, passes, accepted=accepted, before=before, after=after)
 
     def _scalars_of(self, program: Program) -> dict[str, tuple[Value, Array]]:
         """Where each update finds its numbers. Runs take turns, so all runs of a program can share the memory."""

@@ -108,9 +108,7 @@ class GraphProfile:
             keep = set(map(id, dearest))
             rest = [row for row in rows if id(row) not in keep]
             rows = [row for row in rows if id(row) in keep]
-        cells = [
-            [row.layer, row.phase, duration(row.seconds), f"{row.share:.1%}", self._kernels(row)] for row in rows
-        ]
+        cells = [[row.layer, row.phase, duration(row.seconds), f"{row.share:.1%}", self._kernels(row)] for row in rows]
         if rest:
             seconds = sum(row.seconds for row in rest)
             share = sum(row.share for row in rest)

@@ -77,9 +77,7 @@ class Summary:
             rows = [self._row(layer) for layer in layers]
         width = len(head)
         foot = _sum_row("total", layers)
-        return Table(
-            head, [row[:width] for row in rows], frozenset({3, 4, 5}), foot=[foot[:width]]
-        )
+        return Table(head, [row[:width] for row in rows], frozenset({3, 4, 5}), foot=[foot[:width]])
 
     @staticmethod
     def _row(layer: LayerFacts) -> list[str]:
