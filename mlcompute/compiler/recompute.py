@@ -15,15 +15,15 @@ from mlcompute.ops.op import Step, Trace, Value
 _LEAST_BYTES = 1024
 #: A value that is read so many steps after its making takes its memory for a short time only.
 _SOON = 10
-#: Maps that may lie between a value and what it is made from again.
-_MOST_MAPS = 6
+#: Maps that may lie between a value and what it is made from again: three shortcuts of a residual network.
+_MOST_MAPS = 16
 
 
 def recompute(trace: Trace, keep: Iterable[Value]) -> None:
     """Rewrite `trace.steps` in place: forward values the gradient pass reads are made again there, where they can be.
 
-    Values are looked at in the order of their making; what is made again is nothing others can be made from. So of a
-    chain of values that follow each other by maps every second one stays.
+    Values are looked at in the order of their making. What follows something that is made again is made from further
+    back, up to a limit: of a long chain of values that follow each other by maps, one in a few stays.
     """
     run = _Recompute(trace, frozenset(keep))
     for step in list(trace.steps):
@@ -97,8 +97,7 @@ class _Recompute:
                     continue
                 maker = self.makers.get(value)
                 if (
-                    value in self.dropped
-                    or maker is None
+                    maker is None
                     or maker.op.family != "map"
                     or maker.phase != "forward"
                     or not maker.op.is_pure

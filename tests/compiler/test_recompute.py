@@ -68,12 +68,17 @@ def test_what_follows_a_normalisation_is_made_again() -> None:
     assert [step.phase for step in made[:relus]] == ["forward"] * relus
 
 
-def test_of_a_chain_every_second_value_stays() -> None:
+def test_of_a_long_chain_some_values_stay() -> None:
     trace = Trace()
-    inputs, results = network(trace, 7, shortcuts=True)
-    assert check(trace, inputs, results) < 0.9
-    again = [step for step in trace.steps if step.op.name == "relu" and step.phase == "gradient"]
-    assert len(again) == 3
+    blocks = 13
+    inputs, results = network(trace, blocks, shortcuts=True)
+    assert check(trace, inputs, results) < 0.75
+    steps = [step for step in trace.steps if step.op.name == "relu" and step.phase == "gradient"]
+    # Each block has three maps, so five are within reach: the 6th and 12th stay, and the last, which is read at once.
+    read = {value for step in trace.steps if step.phase == "gradient" for value in step.inputs}
+    kept = [s for s in trace.steps if s.op.name == "relu" and s.phase == "forward" and s.results[0] in read]
+    assert len(kept) == 3
+    assert len(steps) > blocks
 
 
 def test_what_somebody_reads_later_stays() -> None:
