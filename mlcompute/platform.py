@@ -172,7 +172,7 @@ class Platform:
         Without it: MLCOMPUTE_NUM_THREADS, or the cores this process may use.
         """
         from mlcompute.device import cpu_engine
-        from mlcompute.devices.cpu.threads import MOST_THREADS
+        from mlcompute.devices.cpu.machine import MOST_THREADS
 
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or not 1 <= count <= MOST_THREADS:
             raise DataError(

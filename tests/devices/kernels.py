@@ -10,8 +10,9 @@ import numpy as np
 
 from mlcompute.compiler.plan import plan_memory
 from mlcompute.compiler.program import Program
+from mlcompute.devices.cpu.code import Code
 from mlcompute.devices.cpu.device import Cpu
-from mlcompute.devices.cpu.entry import Entry, Maker
+from mlcompute.devices.cpu.entry import Argument, Entry, Maker
 from mlcompute.devices.cpu.jit import library
 from mlcompute.devices.cpu.operands import Operand, Operands
 from mlcompute.devices.cpu.threads import KERNEL
@@ -82,9 +83,14 @@ class Bench:
         addresses = library.addresses([entry.code for entry in self.entries])
         made = []
         for entry, address in zip(self.entries, addresses, strict=True):
-            words = [self._address(word) if isinstance(word, Operand) else word for word in entry.arguments]
+            words = [self._word(argument) for argument in entry.arguments]
             made.append((entry, KERNEL(address), np.array(words, np.int64)))
         return made
+
+    def _word(self, argument: Argument) -> int:
+        if isinstance(argument, Code):
+            return library.addresses([argument])[0]
+        return self._address(argument) if isinstance(argument, Operand) else argument
 
     def _address(self, operand: Operand) -> int:
         return int(self._memory[operand.base].ctypes.data) + operand.byte_offset

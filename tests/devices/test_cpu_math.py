@@ -11,7 +11,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from mlcompute.devices.cpu import jit
+from mlcompute.devices.cpu import emit, jit
 from mlcompute.devices.cpu import math as cpu_math
 from mlcompute.devices.cpu.code import Code, vector, vector_lanes
 from mlcompute.devices.cpu.jit import library
@@ -240,10 +240,10 @@ def test_powers() -> None:
 
 def assembly(code: Code, cpu: str = "") -> str:
     """What the processor runs; `cpu` names another one than this machine's."""
-    machine, _ = jit._machine()
+    machine = emit.target_machine()
     if cpu:
         machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, opt=3)
-    module = llvm.parse_assembly(jit._module_text({"": code}))
+    module = llvm.parse_assembly(jit._module_text("", code))
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     builder.getModulePassManager().run(module, builder)
     return str(machine.emit_assembly(module))

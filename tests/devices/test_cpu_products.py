@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlcompute.devices.cpu.code import vector_lanes
+from mlcompute.devices.cpu.code import Code, vector_lanes
+from mlcompute.devices.cpu.jit import library
 from mlcompute.devices.cpu.kernels import contractions, products, walks
 from mlcompute.devices.cpu.threads import KERNEL
 from mlcompute.ops.op import Array, Value
@@ -15,9 +16,10 @@ from tests.devices.kernels import Bench
 SIZES = [(1, 1, 1), (3, 7, 5), (16, 16, 16), (7, 33, 40), (37, 100, 300), (14, 128, 129), (25, 48, 17), (5, 20, 256)]
 
 
-def call(function: int, integers: list[int], arrays: list[Array]) -> None:
+def call(function: Code, integers: list[int], arrays: list[Array]) -> None:
     words = np.array([*integers, *(array.ctypes.data for array in arrays)], np.int64)
-    KERNEL(function)(0, 1, words.ctypes.data)
+    (address,) = library.addresses([function])
+    KERNEL(address)(0, 1, words.ctypes.data)
 
 
 def pack(b: Array, by_columns: bool) -> Array:

@@ -7,23 +7,12 @@ pointers and extents, so that one compiled kernel serves every place, size and b
 from __future__ import annotations
 
 import contextlib
-import functools
 import struct
 from collections.abc import Iterator
 
 import numpy as np
 
-
-@functools.cache
-def vector_lanes() -> int:
-    """Floats per vector register of this machine."""
-    import llvmlite.binding as llvm
-
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f"):
-        return 16
-    return 8 if features.get("avx2") else 4
-
+from mlcompute.devices.cpu.machine import vector_lanes as vector_lanes
 
 #: NumPy dtype -> LLVM type of an element in memory. Booleans take a byte there and a bit in registers.
 MEMORY_TYPES = {

@@ -12,11 +12,13 @@ import numpy as np
 
 from mlcompute.compiler.program import Program
 from mlcompute.devices.cpu import onednn
+from mlcompute.devices.cpu.code import Code
 from mlcompute.devices.cpu.entry import Entry
 from mlcompute.devices.cpu.jit import library
 from mlcompute.devices.cpu.kernels.table import KERNELS, WORKSPACES
+from mlcompute.devices.cpu.machine import default_thread_count
 from mlcompute.devices.cpu.operands import Operand, Operands, address_of
-from mlcompute.devices.cpu.threads import BARRIER_WORDS, ENTRY_WORDS, FAILED, Team, default_thread_count
+from mlcompute.devices.cpu.threads import BARRIER_WORDS, ENTRY_WORDS, FAILED, Team
 from mlcompute.devices.device import Engine, Executable, Profile
 from mlcompute.enums import DeviceType
 from mlcompute.errors import ExecutionError
@@ -141,7 +143,10 @@ class CpuExecutable(Executable):
             program.sharing[step] = ", ".join(shares) or "one thread"
         self._entries = _needed(self._entries, program, self._operands)
         native = [entry for entry in self._entries if isinstance(entry, Entry)]
-        self._kernels = dict(zip(native, library.addresses([entry.code for entry in native]), strict=True))
+        codes = [entry.code for entry in native]
+        codes += [argument for entry in native for argument in entry.arguments if isinstance(argument, Code)]
+        kernels = dict(zip(codes, library.addresses(codes), strict=True))
+        self._kernels = {entry: kernels[entry.code] for entry in native}
         # The addresses every entry is handed, one after the other; external ones are filled in before each run.
         self._starts: dict[Entry, int] = {}
         words: list[int] = []
@@ -154,6 +159,8 @@ class CpuExecutable(Executable):
                     if place is None:
                         self._patches.setdefault(argument.base, []).append((len(words), argument.byte_offset))
                     words.append(place or 0)
+                elif isinstance(argument, Code):
+                    words.append(kernels[argument])
                 else:
                     words.append(argument)
         self._setters: dict[Value, list[tuple[int, Callable[[int], None]]]] = {}

@@ -9,12 +9,15 @@ from mlcompute.devices.cpu.code import Code
 from mlcompute.devices.cpu.operands import Operand, Operands
 from mlcompute.ops.op import Array, Step
 
+#: What a kernel is handed in a word: the address of an operand or of another kernel, or a number.
+Argument = Operand | int | Code
+
 
 @dataclass(eq=False)
 class Entry:
     """A kernel call.
 
-    code       the kernel; `arguments` its words: operands become pointers, integers stay
+    code       the kernel; `arguments` its words: operands and other kernels become pointers, integers stay
     reads, writes   memory it touches
     scratch    memory it also writes, for nobody else to read
     rows       when not 0: threads share these rows (leading extents) and touch only their own in `by_row` operands
@@ -24,7 +27,7 @@ class Entry:
 
     step: Step
     code: Code
-    arguments: list[Operand | int]
+    arguments: list[Argument]
     reads: list[Operand]
     writes: list[Operand]
     rows: int = 0

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import os
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mlcompute.devices.cpu.code import Code
+from mlcompute.devices.cpu.image import Image, Loaded, link
+from mlcompute.devices.cpu.machine import identity
 from mlcompute.interrupts import Held
 
 #: Size the folder of compiled kernels is kept under, oldest files leaving first.
 CACHE_BYTES = 256 << 20
 #: Seconds after which nobody can still be writing a file.
 _ABANDONED = 3600.0
-
-
-@functools.cache
-def _machine() -> tuple[Any, str]:
-    """The target machine and what identifies its code."""
-    import llvmlite
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-    target = llvm.Target.from_default_triple()
-    machine = target.create_target_machine(cpu=cpu, features=features, opt=3, jit=True)
-    version = ".".join(map(str, llvm.llvm_version_info))
-    return machine, f"{llvmlite.__version__} {version} {cpu} {features}"
+#: What a kept kernel is: an image that only has to be copied, or an object file for LLVM to load.
+_IMAGE, _OBJECT = b"image ", b"object "
 
 
 class Library:
@@ -44,7 +32,7 @@ class Library:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._addresses: dict[str, int] = {}
-        self._engines: list[Any] = []
+        self._loaded: list[object] = []
 
     def addresses(self, kernels: Iterable[Code]) -> list[int]:
         """Addresses of the kernels, compiling those not seen before together."""
@@ -54,36 +42,21 @@ class Library:
             if missing:
                 # Memory changes hands inside: an interruption at the wrong moment would free it twice.
                 with Held():
-                    self._compile(missing)
+                    self._load(_compiled(missing))
             return [self._addresses[_key(code)] for code in kernels]
 
-    def _compile(self, kernels: dict[str, Code]) -> None:
-        import llvmlite.binding as llvm
-
-        machine, identity = _machine()
-        text = _module_text(kernels)
-        if "ir" in os.environ.get("MLC_DEBUG", "").split(","):
-            print(text, file=sys.stderr)
-        digest = hashlib.sha256(f"{identity}\n{text}".encode()).hexdigest()
-        compiled = _read(digest)
-        module = llvm.parse_assembly("" if compiled else text)
-        if compiled is None:
-            module.verify()
-            options = llvm.create_pipeline_tuning_options(speed_level=3)
-            # Kernels are written in vectors already; LLVM's own vectoriser would only multiply the code.
-            options.loop_vectorization = options.slp_vectorization = False
-            options.loop_unrolling = False
-            builder = llvm.create_pass_builder(machine, options)
-            builder.getModulePassManager().run(module, builder)
-            compiled = machine.emit_object(module)
-            _write(digest, compiled)
-        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-        engine.add_object_file(llvm.ObjectFileRef.from_data(compiled))
-        engine.finalize_object()
-        # First: whatever interrupts this, no address may outlive the memory it points to.
-        self._engines.append(engine)
-        for key in kernels:
-            self._addresses[key] = engine.get_function_address(f"k{key}")
+    def _load(self, kernels: Mapping[str, bytes]) -> None:
+        images = {key: kept.removeprefix(_IMAGE) for key, kept in kernels.items() if kept.startswith(_IMAGE)}
+        objects = {key: kept.removeprefix(_OBJECT) for key, kept in kernels.items() if key not in images}
+        if images:
+            loaded = Loaded([Image.from_bytes(kept) for kept in images.values()])
+            # First: whatever interrupts this, no address may outlive the memory it points to.
+            self._loaded.append(loaded)
+            self._addresses.update(zip(images, loaded.addresses, strict=True))
+        if objects:
+            engine = _engine(objects.values())
+            self._loaded.append(engine)
+            self._addresses.update({key: engine.get_function_address(f"k{key}") for key in objects})
 
 
 library = Library()
@@ -96,6 +69,49 @@ if hasattr(os, "register_at_fork"):
     )
 
 
+def _engine(objects: Iterable[bytes]) -> Any:
+    """LLVM's own loader with object files of kinds `image` does not know."""
+    import llvmlite.binding as llvm
+
+    from mlcompute.devices.cpu.emit import target_machine
+
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
+    for compiled in objects:
+        engine.add_object_file(llvm.ObjectFileRef.from_data(compiled))
+    engine.finalize_object()
+    return engine
+
+
+def _compiled(kernels: Mapping[str, Code]) -> dict[str, bytes]:
+    """Kernels as they are kept: found on disk, or compiled now."""
+    prints = "ir" in os.environ.get("MLC_DEBUG", "").split(",")
+    known: dict[str, bytes] = {}
+    texts: dict[str, str] = {}
+    for key, code in kernels.items():
+        found = _read(_digest(key))
+        if found is not None:
+            known[key] = found
+        if found is None or prints:
+            texts[key] = _module_text(key, code)
+    if prints:
+        print("\n".join(texts.values()), file=sys.stderr)
+    missing = [key for key in kernels if key not in known]
+    if missing:
+        from mlcompute.devices.cpu.emit import emit
+
+        made = dict(zip(missing, map(_kept, emit([texts[key] for key in missing]), missing), strict=True))
+        for key, kept in made.items():
+            _write(_digest(key), kept)
+        _shrink()
+        known |= made
+    return known
+
+
+def _kept(compiled: bytes, key: str) -> bytes:
+    image = link(compiled, f"k{key}")
+    return _OBJECT + compiled if image is None else _IMAGE + image.to_bytes()
+
+
 def _key(code: Code) -> str:
     """Names a kernel by its text. Code that is compiled is never changed, so it is asked for once."""
     if code.key is None:
@@ -103,13 +119,14 @@ def _key(code: Code) -> str:
     return code.key
 
 
-def _module_text(kernels: dict[str, Code]) -> str:
-    declared: dict[str, str] = {}
-    for code in kernels.values():
-        declared.update(code.declarations)
-    parts = [f"declare {signature}" for _, signature in sorted(declared.items())]
-    parts += [code.text().replace(f"@{code.name}(", f"@k{key}(", 1) for key, code in sorted(kernels.items())]
-    return "\n".join(parts)
+def _digest(key: str) -> str:
+    """Names a kernel's machine code: another machine, or another LLVM, has its own."""
+    return hashlib.sha256(f"{identity()}\n{key}".encode()).hexdigest()
+
+
+def _module_text(key: str, code: Code) -> str:
+    declared = [f"declare {signature}" for _, signature in sorted(code.declarations.items())]
+    return "\n".join([*declared, code.text().replace(f"@{code.name}(", f"@k{key}(", 1)])
 
 
 # Machine code on disk -----------------------------------------------------------------------------------------
@@ -157,11 +174,18 @@ def _write(digest: str, code: bytes) -> None:
         except OSError:
             os.unlink(name)
             raise
-        _shrink(folder)
 
 
-def _shrink(folder: Path) -> None:
-    for path in folder.glob("*.tmp"):  # of a process that was killed while it wrote
+def _shrink() -> None:
+    """Sweep up what a killed process left, and keep the folder under its size."""
+    folder = cache_folder()
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            _sweep(folder)
+
+
+def _sweep(folder: Path) -> None:
+    for path in folder.glob("*.tmp"):
         if time.time() - path.stat().st_mtime > _ABANDONED:
             path.unlink(missing_ok=True)
     files = sorted(folder.glob("*.o"), key=lambda path: path.stat().st_mtime)

@@ -13,6 +13,7 @@ import numpy as np
 
 from mlcompute.devices.cpu.code import Code
 from mlcompute.devices.cpu.jit import library
+from mlcompute.devices.cpu.machine import MOST_THREADS, default_thread_count
 from mlcompute.ops.op import Array
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
@@ -28,22 +29,11 @@ _ARRIVED, _MEETING, FAILED, _STOPPED = 0, 8, 16, 24
 BARRIER_WORDS = 32
 
 # Words of the team's shared state, a cache line apart so that threads do not disturb each other.
-_GENERATION, _DONE, _STOP, _JOB, _SLEEPING = 0, 8, 16, 24, 32
-#: More threads than this are never used together.
-MOST_THREADS = 64
+_GENERATION, _DONE, _STOP, _JOB, _WALK, _SLEEPING = 0, 8, 16, 24, 32, 40
 _SEMAPHORES = _SLEEPING + 8 * MOST_THREADS
 _STATE_WORDS = _SEMAPHORES + 8 * MOST_THREADS
 #: How long a worker looks for work before it sleeps: about 100 microseconds.
 _SPINS = 4000
-
-
-def default_thread_count() -> int:
-    """MLCOMPUTE_NUM_THREADS, or the cores this process may use: affinity and cgroup limits respected."""
-    configured = os.environ.get("MLCOMPUTE_NUM_THREADS", "")
-    if configured.isdigit() and int(configured) > 0:
-        return min(int(configured), MOST_THREADS)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, _cgroup_cores() or cores, MOST_THREADS))
 
 
 @functools.cache
@@ -62,15 +52,6 @@ def planned_threads() -> int:
     Plans outlive changes of the thread count, so this does not follow them: it stays for the whole process.
     """
     return max(machine_slices(), default_thread_count())
-
-
-def _cgroup_cores() -> int | None:
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-        return None if quota == "max" else max(1, -(-int(quota) // int(period)))
-    except (OSError, ValueError):
-        return None
 
 
 def _pause(code: Code) -> None:
@@ -173,7 +154,7 @@ def _meet(code: Code, barrier: str) -> None:
     code._start(done)
 
 
-def _worker(walk: int) -> Code:
+def _worker() -> Code:
     """Waits for the next generation of work, walks it, reports, and waits again; returns when told to stop."""
     code = Code("worker")
     code.declare("i32 @sem_wait(ptr)")
@@ -201,9 +182,7 @@ def _worker(walk: int) -> Code:
     # Announce the nap, then look once more: the leader wakes whoever has announced one.
     code.do(f"store atomic i64 1, ptr {sleeping} seq_cst, align 8")
     late = code.let(f"load atomic i64, ptr {generation} seq_cst, align 8")
-    code.do(
-        f"br i1 {code.let(f'icmp ne i64 {late}, ' + code.get('i64', seen))}, label %{go}, label %{nap}"
-    )
+    code.do(f"br i1 {code.let(f'icmp ne i64 {late}, ' + code.get('i64', seen))}, label %{go}, label %{nap}")
     code._start(nap)
     code.let(f"call i32 @sem_wait(ptr {semaphore})")
     code.do(f"br label %{again}")
@@ -219,15 +198,15 @@ def _worker(walk: int) -> Code:
     code.do(f"br i1 {halted}, label %{stop}, label %{run}")
     code._start(run)
     job = code.let(f"load ptr, ptr {_word(code, '%arguments', _JOB)}")
-    walk_ptr = code.let(f"inttoptr i64 {walk} to ptr")
-    code.do(f"call void {walk_ptr}(i64 %thread, i64 %threads, ptr {job})")
+    walk = code.let(f"load ptr, ptr {_word(code, '%arguments', _WALK)}")
+    code.do(f"call void {walk}(i64 %thread, i64 %threads, ptr {job})")
     code.let(f"atomicrmw add ptr {_word(code, '%arguments', _DONE)}, i64 1 acq_rel")
     code.do(f"br label %{again}")
     code._start(stop)
     return code
 
 
-def _leader(walk: int) -> Code:
+def _leader() -> Code:
     """Starts a generation of work, takes part as thread 0, and returns when all have finished."""
     code = Code("leader")
     code.declare("i32 @sem_post(ptr)")
@@ -245,8 +224,8 @@ def _leader(walk: int) -> Code:
         with code.when(code.let(f"icmp ne i64 {napping}, 0")):
             semaphore = _word(code, "%arguments", code.add(_SEMAPHORES, code.mul(index, 8)))
             code.let(f"call i32 @sem_post(ptr {semaphore})")
-    walk_ptr = code.let(f"inttoptr i64 {walk} to ptr")
-    code.do(f"call void {walk_ptr}(i64 0, i64 %threads, ptr {job})")
+    walk = code.let(f"load ptr, ptr {_word(code, '%arguments', _WALK)}")
+    code.do(f"call void {walk}(i64 0, i64 %threads, ptr {job})")
     others = code.sub("%threads", 1)
     with code.loop(0, others) as arrived:
         # One finished worker after the other; each wait ends when at least that many are done.
@@ -273,8 +252,7 @@ class Team:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        (walk,) = library.addresses([walker()])
-        worker, leader = library.addresses([_worker(walk), _leader(walk)])
+        walk, worker, leader = library.addresses([walker(), _worker(), _leader()])
         self._walk = KERNEL(walk)
         self._lead = KERNEL(leader)
         # Aligned to a cache line by starting inside a larger array.
@@ -282,6 +260,7 @@ class Team:
         skip = (-room.ctypes.data // 8) % 8
         self._state = room[skip : skip + _STATE_WORDS]
         self._address = self._state.ctypes.data
+        self._state[_WALK] = walk
         self._lock = threading.Lock()
         if size > 1:
             libc = ctypes.CDLL(None)

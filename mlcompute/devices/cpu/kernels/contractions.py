@@ -9,7 +9,7 @@ import numpy as np
 
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.code import Code, float_literal
-from mlcompute.devices.cpu.entry import Entry, Maker
+from mlcompute.devices.cpu.entry import Argument, Entry, Maker
 from mlcompute.devices.cpu.kernels.convolutions import report_status
 from mlcompute.devices.cpu.kernels.panels import turned_product_entry
 from mlcompute.devices.cpu.operands import Operand, Operands, address_of, collapse
@@ -40,7 +40,7 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     slices = machine_slices()
     block = 1 if axis == 0 else -(-m // slices) if axis == 1 else -(-n // (16 * slices)) * 16
     status = np.zeros(1, np.int64)
-    arguments: list[Operand | int] = [
+    arguments: list[Argument] = [
         library.sgemm, axis, count, m, n, k, a, left[0], left[1], b, right[0], right[1], y, n, *strides,
         a.strides[-2], b.strides[-1], block, address_of(status),
     ]  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.code import Code, vector, vector_lanes
-from mlcompute.devices.cpu.entry import Entry, Maker
+from mlcompute.devices.cpu.entry import Argument, Entry, Maker
 from mlcompute.devices.cpu.kernels.winograd import winograd_entries, winograd_sizes, winograd_workspace
 from mlcompute.devices.cpu.operands import Operand, Operands, address_of
 from mlcompute.devices.cpu.threads import machine_slices, planned_threads
@@ -207,7 +207,7 @@ def _calls_entry(
     writes: list[Operand],
 ) -> Entry:
     status = np.zeros(1, np.int64)
-    arguments: list[Operand | int] = [len(calls), address_of(status), *(address_of(call.words) for call in calls)]
+    arguments: list[Argument] = [len(calls), address_of(status), *(address_of(call.words) for call in calls)]
     return Entry(
         step,
         _calls_code(),
@@ -231,9 +231,7 @@ def _calls_code() -> Code:
     with code.loop(begin, end) as index:
         slot = code.at("%arguments", code.add(index, 2), "i64")
         words = code.let(f"load ptr, ptr {slot}")
-        execute, primitive, stream = (
-            code.let(f"load ptr, ptr {code.at(words, number, 'i64')}") for number in range(3)
-        )
+        execute, primitive, stream = (code.let(f"load ptr, ptr {code.at(words, number, 'i64')}") for number in range(3))
         place = code.at(words, 3, "i64")
         count = code.let(f"trunc i64 {code.let(f'load i64, ptr {place}')} to i32")
         arguments = code.let(f"load ptr, ptr {code.at(words, 4, 'i64')}")
@@ -268,7 +266,7 @@ def _sum_entry(step: Step, parts: list[Operand], count: int) -> Entry:
                 code.set(type_, sum_, code.let(f"fadd {type_} {code.get(type_, sum_)}, {value}"))
             code.store(code.at(target, index, "float"), type_, code.get(type_, sum_))
     stride_floats = (parts[1].offset - parts[0].offset) // 4
-    arguments: list[Operand | int] = [count, len(parts) - 1, parts[0], parts[1], stride_floats]
+    arguments: list[Argument] = [count, len(parts) - 1, parts[0], parts[1], stride_floats]
     return Entry(step, code, arguments, reads=list(parts), writes=[parts[0]], kernel="loop", cost=count * 0.3)
 
 

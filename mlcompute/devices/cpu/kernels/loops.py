@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mlcompute.compiler.merge import Merged
 from mlcompute.devices.cpu.code import MEMORY_TYPES, Code, vector_lanes
-from mlcompute.devices.cpu.entry import Entry, Maker
+from mlcompute.devices.cpu.entry import Argument, Entry, Maker
 from mlcompute.devices.cpu.kernels.maps import emit_map, load_element, store_element, supports_map
 from mlcompute.devices.cpu.operands import Operand, Operands, broadcast_strides, collapse
 from mlcompute.ops.op import TABLE, Shape, Step, Value
@@ -18,6 +18,14 @@ CHUNK = 1024
 def map_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """One map or a merged group of them."""
     steps = step.attributes["steps"] if isinstance(step.op, Merged) else (step,)
+    entry = map_loop(step, steps, operands)
+    return None if entry is None else [entry]
+
+
+def map_loop(
+    step: Step, steps: Sequence[Step], operands: Operands, elsewhere: Mapping[Value, Operand] | None = None
+) -> Entry | None:
+    """The loop of some maps and assigns; `elsewhere`: values that lie in other memory than planned."""
     for inner in steps:
         types = [value.dtype for value in inner.inputs]
         if inner.op.name == "assign":
@@ -35,7 +43,8 @@ def map_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
             stores.append((inner.inputs[1], operands[inner.inputs[0]]))
             if inner.inputs[1] not in made and inner.inputs[1] not in inputs:
                 inputs.append(inner.inputs[1])
-    return [loop_entry(step, maps, shape, [(v, operands[v]) for v in inputs], stores)]
+    known = elsewhere or {}
+    return loop_entry(step, maps, shape, [(v, known.get(v) or operands[v]) for v in inputs], stores)
 
 
 def copy_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
@@ -86,7 +95,7 @@ def loop_entry(
     extents, walks = collapse(shape, [broadcast_strides(operand, shape) for operand in walked])
     rank = len(extents)
     rows, per_row, shared_rows = _rows(shape, extents)
-    arguments: list[Operand | int] = [rows, per_row, *extents]
+    arguments: list[Argument] = [rows, per_row, *extents]
     places = []
     for operand, walk in zip(walked, walks, strict=True):
         places.append(len(arguments))

@@ -8,6 +8,7 @@ transcendental functions of float64.
 from __future__ import annotations
 
 import functools
+import platform
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from mlcompute.devices.cpu import math
 from mlcompute.devices.cpu.code import MEMORY_TYPES, Code, vector
 from mlcompute.devices.cpu.lanes import Lanes, select
+from mlcompute.devices.cpu.machine import features
 
 DType = np.dtype[Any]
 _BOOL, _HALF, _FLOAT = np.dtype(np.bool_), np.dtype(np.float16), np.dtype(np.float32)
@@ -263,7 +265,4 @@ def _to_odd_float(x: Lanes) -> Lanes:
 @functools.cache
 def _has_half() -> bool:
     """Whether this machine converts float16 itself: others would call a runtime library that need not be there."""
-    import llvmlite.binding as llvm
-
-    features = llvm.get_host_cpu_features()
-    return bool(features.get("f16c") or "sse2" not in features)
+    return "f16c" in features() or platform.machine() not in ("x86_64", "AMD64", "i686")

@@ -16,7 +16,6 @@ import platform
 from collections.abc import Callable, Sequence
 
 from mlcompute.devices.cpu.code import Code, vector, vector_lanes
-from mlcompute.devices.cpu.jit import library
 from mlcompute.devices.cpu.kernels.walks import Cell, Line, first_lanes, number, splat
 from mlcompute.devices.cpu.lanes import Lanes
 
@@ -27,7 +26,7 @@ DEPTH = 128
 FLOPS_PER_NS = 100.0
 
 
-def _registers() -> int:
+def registers() -> int:
     """Vector registers of this machine."""
     return 32 if vector_lanes() == 16 or platform.machine() in ("arm64", "aarch64") else 16
 
@@ -35,7 +34,7 @@ def _registers() -> int:
 def panel_width(columns: int) -> int:
     """Vectors per panel: those that waste least on the last panel, and of these the most."""
     vectors = -(-columns // vector_lanes())
-    widths = range(4 if _registers() == 32 else 2, 0, -1)
+    widths = range(4 if registers() == 32 else 2, 0, -1)
     return min(widths, key=lambda width: -(-vectors // width) * width)
 
 
@@ -47,31 +46,31 @@ def padded(columns: int) -> int:
 
 def _heights(width: int) -> Sequence[int]:
     """Rows of a tile, tallest first. Some registers are left to a row of b and an element of a."""
-    tallest = {1: 14, 2: 12, 3: 8, 4: 6} if _registers() == 32 else {1: 8, 2: 6}
+    tallest = {1: 14, 2: 12, 3: 8, 4: 6} if registers() == 32 else {1: 8, 2: 6}
     return (tallest[width], 4, 2, 1)
 
 
-# The functions, called by address: void(i64, i64, ptr words), the first two unused ----------------------------------
+# The functions, for a kernel's `Words.pointer`: void(i64, i64, ptr words), the first two unused ---------------------
 
 
-def product(columns: int) -> int:
-    """Address of the product for so many columns; see `call_product`."""
-    return _address(_product_code, panel_width(columns), vector_lanes())
+def product(columns: int) -> Code:
+    """The product for so many columns; see `call_product`."""
+    return _code(_product_code, panel_width(columns), vector_lanes())
 
 
-def pack_rows(columns: int) -> int:
-    """Address of packing b from its rows, (depth, columns); see `call_pack`."""
-    return _address(_pack_rows_code, panel_width(columns), vector_lanes())
+def pack_rows(columns: int) -> Code:
+    """Packing b from its rows, (depth, columns); see `call_pack`."""
+    return _code(_pack_rows_code, panel_width(columns), vector_lanes())
 
 
-def pack_columns(columns: int) -> int:
-    """Address of packing b from its columns, (columns, depth); see `call_pack`."""
-    return _address(_pack_columns_code, panel_width(columns), vector_lanes())
+def pack_columns(columns: int) -> Code:
+    """Packing b from its columns, (columns, depth); see `call_pack`."""
+    return _code(_pack_columns_code, panel_width(columns), vector_lanes())
 
 
 @functools.cache
-def _address(write: Callable[[int], Code], width: int, lanes: int) -> int:
-    return library.addresses([write(width)])[0]
+def _code(write: Callable[[int], Code], width: int, lanes: int) -> Code:
+    return write(width)
 
 
 def call_product(
@@ -155,20 +154,28 @@ def _tile(code: Code, width: int, steps: str, a_rows: list[Line], a_depth: str, 
 def _finish(code: Code, tile: list[list[Lanes]], c_rows: list[Line], adds: str, room: str) -> None:
     """Store a tile, added to what is there if `adds`; only `room` columns exist."""
     lanes, width = vector_lanes(), len(tile[0])
-
-    def store(masks: Sequence[str | None]) -> None:
-        for c_row, sums in zip(c_rows, tile, strict=True):
-            for v, (total, mask) in enumerate(zip(sums, masks, strict=True)):
-                final = Cell(total)
-                with code.when(adds):
-                    final.set(c_row.load(v * lanes, mask) + total)
-                c_row.store(v * lanes, final.get(), mask)
-
     whole = code.let(f"icmp sge i64 {room}, {width * lanes}")
     with code.when(whole):
-        store([None] * width)
+        finish_tile(code, tile, c_rows, adds, [None] * width)
     with code.when(code.let(f"xor i1 {whole}, true")):
-        store([first_lanes(code, code.sub(room, v * lanes), lanes) for v in range(width)])
+        masks = [first_lanes(code, code.sub(room, v * lanes), lanes) for v in range(width)]
+        finish_tile(code, tile, c_rows, adds, masks)
+
+
+def finish_tile(
+    code: Code, tile: list[list[Lanes]], c_rows: list[Line], adds: str, masks: Sequence[str | None]
+) -> None:
+    """Store the vectors of a tile as far as their masks allow, added to what is there if `adds`."""
+    vectors = [
+        (c_row, v * vector_lanes(), Cell(total), mask)
+        for c_row, sums in zip(c_rows, tile, strict=True)
+        for v, (total, mask) in enumerate(zip(sums, masks, strict=True))
+    ]
+    with code.when(adds):  # once for all: a question for every vector took longer to compile than the rest
+        for c_row, place, final, mask in vectors:
+            final.set(c_row.load(place, mask) + final.get())
+    for c_row, place, final, mask in vectors:
+        c_row.store(place, final.get(), mask)
 
 
 def _pack_rows_code(width: int) -> Code:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from mlcompute.devices.cpu.code import Code, align_of, type_suffix, vector, vector_lanes
+from mlcompute.devices.cpu.entry import Argument
 from mlcompute.devices.cpu.lanes import Lanes, literal
 from mlcompute.devices.cpu.operands import Operand, collapse
 from mlcompute.ops.op import Shape
@@ -21,9 +22,9 @@ class Words:
 
     def __init__(self, code: Code) -> None:
         self.code = code
-        self.arguments: list[Operand | int] = []
+        self.arguments: list[Argument] = []
 
-    def pointer(self, operand: Operand | int) -> str:
+    def pointer(self, operand: Operand | int | Code) -> str:
         self.arguments.append(operand)
         return self.code.argument(len(self.arguments) - 1, "ptr")
 
