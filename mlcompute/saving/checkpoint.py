@@ -25,7 +25,7 @@ from typing import BinaryIO
 import numpy as np
 
 from mlcompute.errors import FileError
-from mlcompute.saving.plain import JSON, from_text, restored
+from mlcompute.saving.plain import JSON, from_text, restored, shortened
 from mlcompute.saving.tensor_file import Entry, Header, decoded, header_length, parse_header
 from mlcompute.tensor_data import Array
 
@@ -147,7 +147,7 @@ class Checkpoint:
                 raise ValueError(f"it is no {kind.__name__}")
             return value
         except (ValueError, RecursionError) as error:
-            raise FileError(f"{self._who}: its {key} cannot be read: {error}") from error
+            raise FileError(f"{self._who}: its {key} cannot be read: {shortened(error)}") from error
 
     def _at(self, position: int, count: int) -> bytes:
         with self._lock:

@@ -28,7 +28,7 @@ from mlcompute.learning import LearningGraph
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.saving.construction import constructed, described
 from mlcompute.saving.names import has_default_label, layer_names_of, names_of, nodes_of
-from mlcompute.saving.plain import JSON, to_text
+from mlcompute.saving.plain import JSON, shortened, to_text
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 from mlcompute.training import TrainingGraph
 
@@ -279,7 +279,9 @@ class Rebuilt:
         if len(made) != len(results):
             raise ValueError(f"{layer.who} has {len(made)} results, {len(results)} are listed")
         for name, tensor in zip(results, made, strict=True):
-            if name in self.tensors or self._shapes.get(name) != tensor.descriptor:
+            if name in self.tensors:
+                raise ValueError(f"{layer.who}: there is a tensor '{name}' already, it cannot be a result too")
+            if self._shapes.get(name) != tensor.descriptor:
                 raise ValueError(f"{layer.who}: result '{name}' is {tensor.descriptor}, not {self._shapes.get(name)}")
             self.tensors[name] = tensor
 
@@ -328,7 +330,7 @@ def rebuild(description: JSON, who: str) -> Rebuilt:
         return Rebuilt(description)
     except (Error, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         raise FileError(
-            f"{who}: the graph in it cannot be built: {error}",
+            f"{who}: the graph in it cannot be built: {shortened(error)}",
             fix="the file was changed by hand, or written by a version that knows other layers",
         ) from error
 

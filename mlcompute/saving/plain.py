@@ -15,6 +15,8 @@ from mlcompute.errors import DataError
 #: What JSON can hold. Infinite numbers and NaN are written as {"$float": "inf"}.
 JSON = Any
 
+_LONGEST_REASON = 1000
+
 #: Turns a value JSON has no form for into one it has; raises TypeError for what it does not know.
 Special = Callable[[Any], JSON]
 
@@ -87,6 +89,12 @@ def from_text(text: str) -> JSON:
         return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def shortened(error: BaseException) -> str:
+    """What an error says of a file, without the thousands of characters a damaged file may have put into it."""
+    text = str(error)
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} ..."
 
 
 def _without_duplicates(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:

@@ -9,7 +9,7 @@ from mlcompute.errors import DataError, FileError
 from mlcompute.graph import Graph
 from mlcompute.platform import Platform, check_rng_state
 from mlcompute.saving.checkpoint import OPTIMIZER, Checkpoint
-from mlcompute.saving.plain import JSON
+from mlcompute.saving.plain import JSON, shortened
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import Array
 from mlcompute.training import TrainingGraph
@@ -92,7 +92,7 @@ class SavedState:
                     raise DataError(f"the time step is {str(step)[:40]}", expected="a whole number from 1 on")
         except (DataError, TypeError) as error:
             raise FileError(
-                f"{self._who}: its state does not fit a training graph: {error}",
+                f"{self._who}: its state does not fit a training graph: {shortened(error)}",
                 fix="it may hold another kind of graph: restore the weights alone with exact=False",
             ) from error
 

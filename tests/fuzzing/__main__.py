@@ -61,7 +61,7 @@ def main() -> int:
     options = [
         sys.argv[0], str(corpus), f"-max_len={_LONGEST}", f"-artifact_prefix={arguments.folder}/died-in-{name}-",
         # Time and memory are watched here, by processor time and run by run.
-        "-timeout=0", "-rss_limit_mb=0", "-malloc_limit_mb=0", "-detect_leaks=0", "-verbosity=0", "-handle_int=0",
+        "-timeout=1000000", "-rss_limit_mb=0", "-malloc_limit_mb=0", "-detect_leaks=0", "-verbosity=0", "-handle_int=0",
         "-handle_term=0",
     ]  # fmt: skip
     atheris.Setup(options, one)

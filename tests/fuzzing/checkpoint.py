@@ -20,7 +20,7 @@ _DTYPES = ["F32", "F16", "BF16", "F64", "I32", "BOOL", "F4", "F8_E4M3"]
 
 
 class CheckpointTarget(Target):
-    name, goal = "checkpoint", 700_000
+    name, goal = "checkpoint", 600_000
 
     def __init__(self) -> None:
         self._path = scratch_file(self.name)

@@ -15,7 +15,7 @@ from tests.fuzzing.target import Target
 
 
 class Description(Target):
-    name, goal = "description", 2_000_000
+    name, goal = "description", 1_200_000
 
     def __init__(self) -> None:
         words = [

@@ -15,10 +15,12 @@ class Target(ABC):
 
     name  of the target
     goal  runs of a full campaign
+    longest_message  characters an error may have: what a file holds does not fill the screen
     """
 
     name: str
     goal: int
+    longest_message = 4000
 
     def file(self, data: bytes) -> bytes:
         """The damaged file the fuzzer's bytes stand for."""

@@ -101,6 +101,13 @@ def test_another_error_is_found_and_kept_with_its_file(tmp_path: Path) -> None:
     assert "KeyError" in kept.with_suffix(".txt").read_text()
 
 
+def test_a_long_message_is_found() -> None:
+    def say_much() -> None:
+        raise mlc.FileError("no" * 5000)
+
+    assert "a message of 10000 characters" in watched(say_much).findings[0]
+
+
 def test_a_slow_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.fuzzing.watch.SECONDS", 0.02)
     watch = watched(lambda: compute(0.03), runs=2)

@@ -132,7 +132,8 @@ class Watch:
         except mlc.Error as error:
             refused = True
             try:
-                str(error)
+                message = str(error)
+                assert len(message) <= self.target.longest_message, f"a message of {len(message)} characters"
             except Exception as failure:
                 wrong = failure
         except (Exception, HangError) as error:

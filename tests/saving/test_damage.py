@@ -375,6 +375,39 @@ def test_hostile_texts_are_refused(name: str, whole: bytes, tmp_path: Path) -> N
     assert not survives(with_text(whole, key, value), tmp_path / "model")
 
 
+@pytest.mark.parametrize(
+    ("key", "before", "after"),
+    [
+        ("description", '"kind":"TrainingGraph"', '"kind":"' + "x" * 10_000 + '"'),
+        ("description", '"graphs":0', '"graphs":' + str([1] * 10_000)),
+        ("description", '"shape":[2,3]', '"shape":' + str([[]] * 10_000)),
+        ("state", '"count":0', '"count":' + str([1] * 10_000)),
+        ("progress", '"epoch":', ",".join(f'"${number}":0' for number in range(10_000)) + ',"epoch":'),
+    ],
+)
+def test_what_a_file_says_does_not_fill_the_screen(
+    key: str, before: str, after: str, whole: bytes, tmp_path: Path
+) -> None:
+    text = parts(whole)[0]["__metadata__"][f"mlcompute.{key}"]
+    assert before in text
+    (tmp_path / "model").write_bytes(with_text(whole, key, text.replace(before, after)))
+    with pytest.raises(mlc.FileError) as caught:
+        mlc.load(tmp_path / "model")
+    assert 1000 < len(str(caught.value)) < 1500
+
+
+def test_a_result_that_is_there_twice_is_said_to_be(tmp_path: Path) -> None:
+    graph, x = mlc.Graph(), mlc.Tensor(shape=(4, 2))
+    graph.split(x, split_count=2, dimension=0)
+    mlc.save(tmp_path / "model", graph)
+    whole = (tmp_path / "model").read_bytes()
+    text = parts(whole)[0]["__metadata__"]["mlcompute.description"]
+    text = text.replace('"results":["split.result","split.result_1"]', '"results":["split.result","split.result"]')
+    (tmp_path / "model").write_bytes(with_text(whole, "description", text))
+    with pytest.raises(mlc.FileError, match=r"Split 'Split': there is a tensor 'split.result' already, it cannot be"):
+        mlc.load(tmp_path / "model")
+
+
 def test_a_split_into_more_pieces_than_there_is_memory_is_refused_at_once(tmp_path: Path) -> None:
     graph, x = mlc.Graph(), mlc.Tensor(shape=(4, 2))
     graph.split(x, split_count=2, dimension=0)
