@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from mlcompute import ops
 from mlcompute.compiler.differentiate import differentiate
 from mlcompute.compiler.expand import expand
+from mlcompute.compiler.follow import follow
 from mlcompute.compiler.fuse import fuse
 from mlcompute.compiler.join import join
 from mlcompute.compiler.layout import channels_last
@@ -122,6 +123,8 @@ def _compile(description: Description, engine: Engine, style: str, batch_size: i
     steps = merge(trace.steps, program.kept) if merges else trace.steps
     if style != "split":
         steps = update_early(steps)
+    if style == "fused" and merges:
+        steps = follow(steps, program.kept, engine.follows)
     program.steps = fuse(steps) if description.fuses and not merges else steps
     program.plan = plan_like(like, program, engine.workspace) or plan_memory(
         program.steps, program.kept, rerunnable=style == "split", workspace=engine.workspace

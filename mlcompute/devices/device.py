@@ -29,6 +29,10 @@ class Engine(ABC):
         """What the engine is made of on this machine, for people to read."""
         return {}
 
+    def follows(self, rows: int, columns: int, depth: int) -> bool:
+        """Should the update of a weight (rows, columns) run behind the product over `depth` rows that its gradient is?"""
+        return False
+
     def workspace(self, step: Step) -> int:
         """Bytes a step needs in the arena while it runs, besides its inputs and results."""
         return 0

@@ -15,6 +15,7 @@ from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.code import Code
 from mlcompute.devices.cpu.entry import Entry
 from mlcompute.devices.cpu.jit import library
+from mlcompute.devices.cpu.kernels import outer
 from mlcompute.devices.cpu.kernels.table import KERNELS, WORKSPACES
 from mlcompute.devices.cpu.machine import default_thread_count
 from mlcompute.devices.cpu.operands import Operand, Operands, address_of
@@ -87,6 +88,9 @@ class Cpu(Engine):
 
     def supports(self, op: Op) -> bool:
         return True
+
+    def follows(self, rows: int, columns: int, depth: int) -> bool:
+        return outer.follows(rows, columns, depth)
 
     def workspace(self, step: Step) -> int:
         measure = WORKSPACES.get(step.op.name)

@@ -11,6 +11,7 @@ from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.code import Code, float_literal
 from mlcompute.devices.cpu.entry import Argument, Entry, Maker
 from mlcompute.devices.cpu.kernels.convolutions import report_status
+from mlcompute.devices.cpu.kernels.outer import is_outer, outer_entry
 from mlcompute.devices.cpu.kernels.panels import turned_product_entry
 from mlcompute.devices.cpu.operands import Operand, Operands, address_of, collapse
 from mlcompute.devices.cpu.threads import machine_slices
@@ -24,6 +25,8 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """y = a b over leading axes that both walk with one stride each."""
     library = onednn.load()
     a, b, y = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
+    if is_outer(a, b, y):
+        return [outer_entry(step, a, b, y)]
     if library is None or any(operand.dtype != FLOAT32 for operand in (a, b, y)) or not y.is_dense or y.size == 0:
         return None
     m, n, k = y.shape[-2], y.shape[-1], a.shape[-1]
@@ -87,9 +90,7 @@ def _batch(a: Operand, b: Operand, y: Operand) -> tuple[int, list[int]] | None:
     for operand in (a, b, y):
         own = operand.shape[:-2]
         extra = len(leading) - len(own)
-        steps = tuple(
-            0 if extent == 1 else stride for extent, stride in zip(own, operand.strides, strict=False)
-        )
+        steps = tuple(0 if extent == 1 else stride for extent, stride in zip(own, operand.strides, strict=False))
         walks.append((0,) * extra + steps)
     if not leading:
         return 1, [0, 0, 0]

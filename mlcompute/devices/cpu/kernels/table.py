@@ -11,6 +11,7 @@ from mlcompute.devices.cpu.kernels import (
     convolutions,
     indexing,
     loops,
+    outer,
     pooling,
     recurrent,
     reductions,
@@ -22,6 +23,7 @@ KERNELS: dict[str, Maker] = {
     **reductions.KERNELS,
     **indexing.KERNELS,
     **contractions.KERNELS,
+    **outer.KERNELS,
     **convolutions.KERNELS,
     **pooling.KERNELS,
     **recurrent.KERNELS,
@@ -31,6 +33,7 @@ KERNELS: dict[str, Maker] = {
 #: Bytes a step needs in the arena while its kernels run, for the ops that need any.
 WORKSPACES: dict[str, Callable[[Step], int]] = {
     **convolutions.WORKSPACES,
+    **outer.WORKSPACES,
     **recurrent.WORKSPACES,
     **attention.WORKSPACES,
     **reductions.WORKSPACES,

@@ -1,0 +1,253 @@
+"""y = aᵀ b summed over a batch: what the weights of a fully connected layer add up.
+
+    a (k, m) and b (k, n), rows contiguous     ->     y (m, n)
+
+Both operands lie as this product reads them, so nothing is packed, and rows of y can be made a few at a time at no
+loss: an update that follows then finds them in the cache, and the whole of y need never exist. An element is summed
+over the same blocks of the batch in the same order however many rows are asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from mlcompute.devices.cpu.code import Code, vector_lanes
+from mlcompute.devices.cpu.entry import Argument, Entry, Maker
+from mlcompute.devices.cpu.kernels.loops import map_loop
+from mlcompute.devices.cpu.kernels.products import DEPTH, FLOPS_PER_NS, finish_tile, registers
+from mlcompute.devices.cpu.kernels.walks import LEAST_ROWS, Cell, Line, Words, first_lanes, number, splat
+from mlcompute.devices.cpu.lanes import Lanes
+from mlcompute.devices.cpu.operands import Operand, Operands, dense_strides
+from mlcompute.devices.cpu.threads import machine_slices
+from mlcompute.ops.op import FLOAT32, Step
+
+#: Beyond this b would be read from main memory again for every few rows of y.
+_LARGEST_B = 1 << 20
+#: Rows of y that are made at a time take about this much.
+_TILE_BYTES = 24 * 1024
+
+
+def tile_size() -> tuple[int, int]:
+    """Vectors and rows of the tile of y that is kept in registers, with room for a row of b and an element of a."""
+    return (3, 8) if registers() == 32 else (2, 4)
+
+
+def outer_product() -> Code:
+    """Its code, for a kernel's `Words.pointer`; see `call_outer`."""
+    return _code(vector_lanes())
+
+
+def call_outer(
+    code: Code,
+    function: str,
+    extents: tuple[str | int, str | int, str | int],
+    a: tuple[str, str | int],
+    b: tuple[str, str | int],
+    c: tuple[str, str | int],
+) -> None:
+    """Call `outer_product`: (rows, columns, depth); a, b and c with their strides from row to row."""
+    words = code.variable("[9 x i64]", "undef")
+    typed = [("i64", word) for word in (*extents, a[1], b[1], c[1])] + [("ptr", word) for word in (a[0], b[0], c[0])]
+    for index, (type_, word) in enumerate(typed):
+        code.do(f"store {type_} {word}, ptr {code.at(words, index, 'i64')}")
+    code.do(f"call void {function}(i64 0, i64 1, ptr {words})")
+
+
+@functools.cache
+def _code(lanes: int) -> Code:
+    code = Code("outer_product")
+    rows, columns, depth, a_row, b_row, c_row = (code.argument(index) for index in range(6))
+    a, b, c = (code.argument(index, "ptr") for index in range(6, 9))
+    width, tallest = tile_size()
+    panel = width * lanes
+    whole = code.mul(code.div(columns, panel), panel)
+    with code.loop(0, depth, DEPTH) as start:
+        steps = code.minimum(code.sub(depth, start), DEPTH)
+        adds = code.let(f"icmp ne i64 {start}, 0")
+        a_block, b_block = (
+            code.at(pointer, code.mul(start, stride), "float") for pointer, stride in ((a, a_row), (b, b_row))
+        )
+        begin: str | int = 0
+        for height in (tallest, 1):
+            end = code.add(begin, code.mul(code.div(code.sub(rows, begin), height), height))
+            with code.loop(begin, end, height) as row:
+                a_column = code.at(a_block, row, "float")
+                c_rows = [code.at(c, code.mul(code.add(row, i), c_row), "float") for i in range(height)]
+
+                def make(
+                    column: str,
+                    masks: list[str | None],
+                    a_column: str = a_column,
+                    c_rows: list[str] = c_rows,
+                    height: int = height,
+                ) -> None:
+                    b_column = code.at(b_block, column, "float")
+                    sums = _tile(code, height, steps, (a_column, a_row), (b_column, b_row), masks)
+                    lines = [Line(code, code.at(c_row, column, "float"), "float") for c_row in c_rows]
+                    finish_tile(code, sums, lines, adds, masks)
+
+                with code.loop(0, whole, panel) as column:
+                    make(column, [None] * width)
+                rest = code.sub(columns, whole)
+                with code.when(code.let(f"icmp sgt i64 {rest}, 0")):
+                    make(whole, [first_lanes(code, code.sub(rest, v * lanes), lanes) for v in range(width)])
+            begin = end
+    return code
+
+
+def _tile(
+    code: Code, height: int, steps: str, a: tuple[str, str], b: tuple[str, str], masks: list[str | None]
+) -> list[list[Lanes]]:
+    """`height` rows of vectors, summed over `steps` in registers."""
+    lanes = vector_lanes()
+    sums = [[Cell(number(code, 0.0)) for _ in masks] for _ in range(height)]
+    with code.loop(0, steps) as k:
+        a_row, b_row = (
+            Line(code, code.at(pointer, code.mul(k, stride), "float"), "float") for pointer, stride in (a, b)
+        )
+        vectors = [b_row.load(v * lanes, mask) for v, mask in enumerate(masks)]
+        for i, row_sums in enumerate(sums):
+            element = splat(a_row.load(i, lanes=1))
+            for vector, total in zip(vectors, row_sums, strict=True):
+                # Fused where the machine can; nothing is gained by emulating it.
+                total.set(element.intrinsic("fmuladd", vector, total.get()))
+    return [[total.get() for total in row_sums] for row_sums in sums]
+
+
+# Entries ------------------------------------------------------------------------------------------------------------
+
+
+def is_outer(a: Operand, b: Operand, y: Operand) -> bool:
+    """Is y = a b a product this kernel makes, a being a view of its transpose?"""
+    return (
+        len(a.shape) == len(b.shape) == len(y.shape) == 2
+        and all(operand.dtype == FLOAT32 for operand in (a, b, y))
+        and suits(*y.shape, a.shape[1])
+        and a.strides[0] == 1
+        and b.strides[1] == 1
+        and y.is_dense
+    )
+
+
+def suits(rows: int, columns: int, depth: int) -> bool:
+    """Are there enough rows and columns to fill registers, and is b small enough to stay in the cache?"""
+    return rows >= LEAST_ROWS and columns >= 16 and 0 < depth * columns * 4 <= _LARGEST_B
+
+
+def outer_entry(step: Step, a: Operand, b: Operand, y: Operand) -> Entry:
+    """y = a b as a kernel of its own; threads share rows."""
+    (m, n), k = y.shape, a.shape[1]
+    code = Code("weight_gradient")
+    words = Words(code)
+    function = words.pointer(outer_product())
+    rows, columns, depth, a_row, b_row = words.numbers([m, n, k, a.strides[1], b.strides[0]])
+    from_a, from_b, to_y = (words.pointer(operand) for operand in (a, b, y))
+    begin, end = code.share(rows)
+    extents = code.sub(end, begin), columns, depth
+    target = code.at(to_y, code.mul(begin, columns), "float")
+    call_outer(code, function, extents, (code.at(from_a, begin, "float"), a_row), (from_b, b_row), (target, columns))
+    return Entry(
+        step,
+        code,
+        words.arguments,
+        reads=[a, b],
+        writes=[y],
+        rows=m,
+        by_row={2},
+        kernel="outer product",
+        cost=2.0 * m * n * k / FLOPS_PER_NS + 300.0,
+    )
+
+
+def tile_rows(columns: int) -> int:
+    """Rows of y that are made, and used, at a time: so many that they stay in the first-level cache."""
+    return max(LEAST_ROWS, _TILE_BYTES // (4 * columns) // 8 * 8)
+
+
+def follows(rows: int, columns: int, depth: int) -> bool:
+    """Is an update to follow such a product tile by tile? Not where the tiles take as much as the whole."""
+    return suits(rows, columns, depth) and 2 * _tiles_bytes(columns) <= 4 * rows * columns
+
+
+def updated_room(step: Step) -> int:
+    """Bytes for the tiles of a step."""
+    return _tiles_bytes(step.attributes["steps"][0].results[0].shape[1])
+
+
+def _tiles_bytes(columns: int) -> int:
+    """One tile per slice of the rows."""
+    return machine_slices() * tile_rows(columns) * columns * 4
+
+
+def updated_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
+    """A product and the update it feeds, a few rows at a time."""
+    multiply, *rest = step.attributes["steps"]
+    a, b = (operands[value] for value in multiply.inputs)
+    (g,) = multiply.results
+    (m, n), k, tile = g.shape, a.shape[1], tile_rows(g.shape[1])
+    room = operands.workspace(step, 0, updated_room(step))
+    whole = Operand(room.base, 0, g.shape, dense_strides(g.shape), g.dtype)  # as the update sees a tile
+    update = map_loop(step, rest, operands, {g: whole})
+    if update is None:
+        return None
+    code = Code("updated_product")
+    words = Words(code)
+    function, follow, scratch = words.pointer(outer_product()), words.pointer(update.code), words.pointer(room)
+    rows, columns, depth, a_row, b_row = words.numbers([m, n, k, a.strides[1], b.strides[0]])
+    from_a, from_b = words.pointer(a), words.pointer(b)
+    slices, height = words.numbers([machine_slices(), tile])
+    handed = [_handed(words, argument, whole) for argument in update.arguments]
+    first, last = code.share(slices)
+    with code.loop(first, last) as number:
+        begin, end = (code.div(code.mul(rows, edge), slices) for edge in (number, code.add(number, 1)))
+        place = code.at(scratch, code.mul(code.mul(number, height), columns), "float")
+        with code.loop(begin, end, height) as row:
+            count = code.minimum(code.sub(end, row), height)
+            source = code.at(from_a, row, "float"), a_row
+            call_outer(code, function, (count, columns, depth), source, (from_b, b_row), (place, columns))
+            _call_update(code, follow, handed, place, row, count, columns)
+    return [
+        Entry(
+            step,
+            code,
+            words.arguments,
+            reads=[a, b, *(operand for operand in update.reads if operand is not whole)],
+            writes=update.writes,
+            scratch=[room],
+            kernel=f"outer product and {update.kernel}, {tile} rows at a time",
+            cost=2.0 * m * n * k / FLOPS_PER_NS + update.cost + 300.0,
+        )
+    ]
+
+
+def _handed(words: Words, argument: Argument, whole: Operand) -> tuple[str, str]:
+    """A word of the update's loop as the kernel has it: (how it follows the rows, register)."""
+    if argument is whole:
+        return "tile", ""
+    if isinstance(argument, Operand):
+        return ("rows" if argument.shape == whole.shape else "still"), words.pointer(argument)
+    assert isinstance(argument, int)
+    return "number", words.number(argument)
+
+
+def _call_update(
+    code: Code, function: str, handed: Sequence[tuple[str, str]], tile: str, row: str, count: str, columns: str
+) -> None:
+    """The loop over all of y, told that y has these rows only: see `loop_entry` for its words."""
+    room = code.variable(f"[{len(handed)} x i64]", "undef")
+    # Units to share, steps in each, and the one extent that is left when everything is dense.
+    sizes = {0: count, 1: columns, 2: code.mul(count, columns)}
+    for index, (kind, word) in enumerate(handed):
+        target = code.at(room, index, "i64")
+        if kind == "number":
+            code.do(f"store i64 {sizes.get(index, word)}, ptr {target}")
+            continue
+        if kind == "rows":
+            word = code.at(word, code.mul(row, columns), "float")
+        code.do(f"store ptr {tile if kind == 'tile' else word}, ptr {target}")
+    code.do(f"call void {function}(i64 0, i64 1, ptr {room})")
+
+
+KERNELS: dict[str, Maker] = {"updated_product": updated_entries}
+WORKSPACES: dict[str, Callable[[Step], int]] = {"updated_product": updated_room}
