@@ -79,19 +79,19 @@ def plan_memory(
     placed: dict[Value, tuple[Block, int, int, int]] = {}  # block, bytes, first and last step
     watch = _ViewsRead(plan)
     for index, step in enumerate(steps):
-        taken_over = None
+        taken_over: dict[Value, Value] = {}
         if step.op.elementwise:
             watch.read(step)
-            taken_over = _in_place(step, index, last, watch) if reuse and not guard else None
+            taken_over = _in_place(step, index, last, watch) if reuse and not guard else {}
         for value in step.results:
             end = last.get(value, -1)
             if end < 0:
                 continue
             end = ends[end]
-            if taken_over is not None:
-                block, nbytes, first, _ = placed[taken_over]  # as many bytes as the result has
+            if value in taken_over:
+                block, nbytes, first, _ = placed[taken_over[value]]  # as many bytes as the result has
                 block.last = end
-                placed[taken_over] = (block, nbytes, first, index)
+                placed[taken_over[value]] = (block, nbytes, first, index)
             else:
                 nbytes = value.nbytes
                 block = Block(nbytes + guard, index, end)
@@ -135,10 +135,11 @@ def plan_like(
                 return None
             # Memory is taken over in place where shapes agree; they may not when only one of them has a batch axis.
             place = like.plan.placements.get(large)
-            if place is not None and place.last == index and old.op.elementwise and len(new.results) == 1:
-                taken = like.plan.placements[old.results[0]].offset == place.offset
-                if taken and small.shape != new.results[0].shape:
-                    return None
+            if place is not None and place.last == index and old.op.elementwise:
+                for before, result in zip(old.results, new.results, strict=True):
+                    after = like.plan.placements.get(before)
+                    if after is not None and after.offset == place.offset and small.shape != result.shape:
+                        return None
         needed = workspace(new) if workspace is not None else 0
         if needed:
             room = like.plan.workspaces.get(old)
@@ -235,18 +236,16 @@ class _ViewsRead:
                 self.bases.add(views[value])
 
 
-def _in_place(step: Step, index: int, last: dict[Value, int], watch: _ViewsRead) -> Value | None:
-    """An input that dies here and whose memory the result may take over, element by element."""
-    if len(step.results) != 1:
-        return None
-    result = step.results[0]
-    for value in step.inputs:
-        if (
-            last.get(value) == index
-            and value.shape == result.shape
-            and value.dtype.itemsize == result.dtype.itemsize
-            and value not in watch.bases
-            and result.size
-        ):
-            return value
-    return None
+def _in_place(step: Step, index: int, last: dict[Value, int], watch: _ViewsRead) -> dict[Value, Value]:
+    """Results -> inputs that die here and whose memory they may take over, element by element."""
+    free = [value for value in dict.fromkeys(step.inputs) if last.get(value) == index and value not in watch.bases]
+    taken: dict[Value, Value] = {}
+    for result in step.results:
+        for value in free:
+            if value.shape == result.shape and value.dtype.itemsize == result.dtype.itemsize and result.size:
+                taken[result] = value
+                free.remove(value)
+                break
+        if not free:
+            break
+    return taken

@@ -30,7 +30,7 @@ class Engine(ABC):
         return {}
 
     def follows(self, rows: int, columns: int, depth: int) -> bool:
-        """Should the update of a weight (rows, columns) run behind the product over `depth` rows that its gradient is?"""
+        """Should a weight (rows, columns) be updated behind the product over `depth` rows that makes its gradient?"""
         return False
 
     def workspace(self, step: Step) -> int:
