@@ -38,23 +38,22 @@ def type_of(operand: Operand | None) -> Any:
 
     if operand is None or isinstance(operand, (Failed, Listed)):
         return TypeProto()
-    if isinstance(operand, (Known, Weight)):
-        array = operand.array
-        return helper.make_tensor_type_proto(element_type(array.dtype), array.shape)
+    if isinstance(operand, Known):
+        return helper.make_tensor_type_proto(element_type(operand.array.dtype), operand.array.shape)
     return helper.make_tensor_type_proto(element_type(operand.dtype), operand.shape)
 
 
 def shape_of(operand: Operand) -> tuple[int, ...]:
-    if isinstance(operand, (Known, Weight)):
+    if isinstance(operand, Known):
         return tuple(operand.array.shape)
-    if isinstance(operand, (Source, Derived)):
+    if isinstance(operand, (Source, Derived, Weight)):
         return operand.shape
     raise ShapeError("a sequence has no shape")
 
 
 def numbers(importer: Importer, operand: Operand | None, what: str, name: str) -> Array:
     """The numbers of an operand that steer the import."""
-    found = None if operand is None else known_array(operand)
+    found = None if operand is None else known_array(operand, importer.budget)
     if found is None and isinstance(operand, Source):
         found = importer.fixed(operand)
     if found is None:
@@ -67,8 +66,12 @@ def constant(
     importer: Importer, node: NodeProto, operands: list[Operand], names: Names, place: Place, label: str
 ) -> list[Operand]:
     attributes = importer.attributes(node, place)
-    for name, dtype in (("value_float", np.float32), ("value_floats", np.float32), ("value_int", np.int64),
-                        ("value_ints", np.int64)):
+    for name, dtype in (
+        ("value_float", np.float32),
+        ("value_floats", np.float32),
+        ("value_int", np.int64),
+        ("value_ints", np.int64),
+    ):
         if name in attributes:
             return [Known(np.asarray(attributes[name], dtype), node.output[0])]
     if "value" not in attributes:
@@ -330,9 +333,7 @@ def split_to_sequence(
         lengths, drop = [1] * extent, not attributes.get("keepdims", 1)
     if len(lengths) > 4096:
         raise NotImportedError("sequences of more than 4096 parts")
-    parts = _apply(
-        importer, "Split", [x, Known(np.array(lengths, np.int64))], label, len(lengths), axis=axis
-    )
+    parts = _apply(importer, "Split", [x, Known(np.array(lengths, np.int64))], label, len(lengths), axis=axis)
     if drop:
         axes = Known(np.array([axis], np.int64))
         parts = [_apply(importer, "Squeeze", [part, axes], label)[0] for part in parts]

@@ -13,7 +13,7 @@ from mlcompute.errors import Error
 from mlcompute.inference import InferenceGraph
 from mlcompute.onnx.control import HANDLERS
 from mlcompute.onnx.files import read_model
-from mlcompute.onnx.importer import MEMORY_LIMIT, ImportedGraph, Importer, ModelError, Problem, load
+from mlcompute.onnx.importer import ImportedGraph, Importer, ModelError, Problem, load
 from mlcompute.onnx.rows import BY_DESIGN, ROWS, load_rows
 from mlcompute.optimizers import AdamOptimizer, OptimizerDescriptor
 from mlcompute.training import TrainingGraph
@@ -90,7 +90,8 @@ def doctor(
     dimensions: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     constants: Mapping[str, Any] | None = None,
-    memory_limit: int = MEMORY_LIMIT,
+    memory_limit: int | None = None,
+    node_limit: int | None = None,
 ) -> Report:
     """What would become of a model: every operator, every obstacle, weights, and memory at a batch size.
 
@@ -100,19 +101,21 @@ def doctor(
     >>> print(mlc.onnx.doctor("model.onnx", batch=32))  # doctest: +SKIP
     """
     load_rows()
-    proto, folder = read_model(model)
+    proto = read_model(model).proto
     title = str(model) if isinstance(model, (str, bytes)) or hasattr(model, "__fspath__") else proto.graph.name
     report = Report(title if len(title) < 200 else proto.graph.name, batch)
     try:
         given: dict[str, Any] = {"dimensions": dimensions, "shapes": shapes, "constants": constants}
-        graph = load(proto if folder is None else model, batch=batch, memory_limit=memory_limit, **given)
+        graph = load(model, batch=batch, memory_limit=memory_limit, node_limit=node_limit, **given)
     except ModelError as error:
         report.problems = error.problems or [Problem("model", proto.graph.name, error.message)]
     else:
         _describe(report, graph)
     failed = {problem.operator for problem in report.problems}
-    counts = Counter((node.domain.removeprefix("ai.onnx") if node.domain == "ai.onnx" else node.domain, node.op_type)
-                     for node in proto.graph.node)
+    counts = Counter(
+        (node.domain.removeprefix("ai.onnx") if node.domain == "ai.onnx" else node.domain, node.op_type)
+        for node in proto.graph.node
+    )
     functions = {(function.domain, function.name) for function in proto.functions}
     for (domain, name), count in sorted(counts.items()):
         shown = f"{domain}.{name}" if domain else name

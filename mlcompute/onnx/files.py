@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
+from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,29 +14,77 @@ import numpy as np
 
 from mlcompute.errors import DataError
 from mlcompute.onnx.types import nbytes
+from mlcompute.onnx.wire import without_large_data
 from mlcompute.ops.op import Array
 
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
 
-def read_model(model: Any) -> tuple[ModelProto, Path | None]:
-    """The model and the folder its external data may lie in: from a path, or from bytes or a message, without one."""
+@dataclass(eq=False)
+class ModelFile:
+    """A model, and the numbers of its large initializers where they have not been read yet.
+
+    proto     the model as onnx parsed it, without those numbers
+    folder    where its external data may lie; None when the model did not come from a file
+    places    initializer number -> (start, size) of its raw data in the model's bytes
+    """
+
+    proto: ModelProto
+    folder: Path | None = None
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
+    path: Path | None = None
+    data: bytes = b""
+
+    def raw(self, number: int) -> Any:
+        """The raw data of an initializer in memory of its own; None when it is inside `proto`."""
+        if number not in self.places:
+            return None
+        start, size = self.places[number]
+        array = np.empty(size, np.uint8)
+        if self.path is None:
+            array[:] = np.frombuffer(self.data, np.uint8, size, start)
+            return array
+        with _opened(self.path) as file:
+            file.seek(start)
+            if file.readinto(array.data) != size:
+                raise DataError(f"onnx.load: '{self.path}' changed while it was read")
+        return array
+
+
+def read_model(model: Any) -> ModelFile:
+    """A model from a path, or from bytes or a message, which have no folder."""
     import onnx
 
     if isinstance(model, onnx.ModelProto):
-        return model, None
+        return ModelFile(model)
     if isinstance(model, (bytes, bytearray, memoryview)):
-        return _parsed(bytes(model), "the given bytes"), None
+        data = bytes(model)
+        small, places = without_large_data(data)
+        return ModelFile(_parsed(small, "the given bytes"), None, places, None, data if places else b"")
     try:
         path = Path(model)
     except TypeError:
         raise TypeError(f"onnx.load: needs a path, bytes or a ModelProto, not {type(model).__name__}") from None
+    with _opened(path) as file:
+        small, places = _without_large_data(file)
+    return ModelFile(_parsed(small, f"'{path}'"), path.resolve().parent, places, path)
+
+
+def _opened(path: Path) -> BufferedReader:
     try:
-        data = path.read_bytes()
+        return path.open("rb")
     except OSError as error:
         raise DataError(f"onnx.load: '{path}' cannot be read", reason=error.strerror) from None
-    return _parsed(data, f"'{path}'"), path.resolve().parent
+
+
+def _without_large_data(file: BufferedReader) -> tuple[bytes, dict[int, tuple[int, int]]]:
+    try:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):  # not a plain file, or an empty one
+        return file.read(), {}
+    with mapped:
+        return without_large_data(mapped)
 
 
 def _parsed(data: bytes, who: str) -> ModelProto:
@@ -52,8 +103,11 @@ def _parsed(data: bytes, who: str) -> ModelProto:
 _BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2}
 
 
-def tensor_array(tensor: TensorProto, folder: Path | None, limit: int) -> Array:
-    """A stored tensor as an array; its size is checked before anything is allocated."""
+def tensor_array(tensor: TensorProto, folder: Path | None, limit: int | None = None, raw: Any = None) -> Array:
+    """A stored tensor as an array; its size is checked before anything is allocated.
+
+    raw   its raw data, where that is not in the message
+    """
     from onnx import TensorProto, helper, numpy_helper
 
     who = f"tensor '{tensor.name}'"
@@ -71,14 +125,14 @@ def tensor_array(tensor: TensorProto, folder: Path | None, limit: int) -> Array:
         raise DataError(f"{who}: has {len(shape)} axes")
     bits = _BITS.get(kind, dtype.itemsize * 8)
     size = nbytes(shape, bits, who)
-    if size > limit:
+    if limit is not None and size > limit:
         raise DataError(f"{who}: takes {size} bytes, {limit} are allowed", fix="raise memory_limit")
     if tensor.HasField("segment"):
         raise DataError(f"{who}: is stored in segments, which ONNX no longer allows")
     if tensor.data_location == TensorProto.EXTERNAL:
         raw = external_bytes(tensor, folder, size, who)
-    elif tensor.HasField("raw_data"):
-        raw = tensor.raw_data
+    elif raw is not None or tensor.HasField("raw_data"):
+        raw = tensor.raw_data if raw is None else raw
         if len(raw) != size:
             raise DataError(f"{who}: has {len(raw)} bytes of data, {size} are needed for {kind}{list(shape)}")
     else:

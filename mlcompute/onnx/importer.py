@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,21 +13,20 @@ import numpy as np
 from mlcompute.errors import CompileError, DataError, Error, ShapeError
 from mlcompute.graph import Graph
 from mlcompute.onnx import control
-from mlcompute.onnx.files import read_model, tensor_array
+from mlcompute.onnx.budget import ExhaustedError, model_budget
+from mlcompute.onnx.files import ModelFile, read_model, tensor_array
 from mlcompute.onnx.layer import OperatorLayer
 from mlcompute.onnx.layers import layer_for
 from mlcompute.onnx.operands import Derived, Failed, Known, Listed, Operand, Source, Use, Weight, folded, sketch
 from mlcompute.onnx.operators.reductions import MASKED
 from mlcompute.onnx.rows import BY_DESIGN, ROWS, NeedsValueError, NotImportedError, load_rows
 from mlcompute.onnx.types import INEXACT, UnknownTypeError, carried, descriptor_of, folded_shape, is_carried, numpy_type
+from mlcompute.onnx.uniform import UniformTensor
 from mlcompute.ops.op import Array, Shape
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
-    from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
-
-#: Memory all constants and weights of a model may take, unless the caller allows more.
-MEMORY_LIMIT = 1 << 34
+    from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
 
 
 @dataclass(frozen=True)
@@ -123,21 +121,22 @@ class Importer:
 
     def __init__(
         self,
-        model: ModelProto,
-        folder: Path | None,
+        file: ModelFile,
         *,
         batch: int | None,
         dimensions: Mapping[str, int],
         shapes: Mapping[str, Sequence[int]],
         constants: Mapping[str, Any],
-        memory_limit: int,
+        memory_limit: int | None,
+        node_limit: int | None,
         fixed: frozenset[str] = frozenset(),
     ) -> None:
         load_rows()
-        self.model, self.folder = model, folder
+        self.file, self.model = file, file.proto
+        model = file.proto
         self.batch, self.dimensions, self.given_shapes = batch, dict(dimensions), dict(shapes)
         self.given = {name: np.asarray(array) for name, array in constants.items()}
-        self.memory_left = memory_limit
+        self.budget = model_budget(model, memory_limit, node_limit)
         #: Inputs known to be needed as constants, from an earlier attempt.
         self.preset = fixed
         self.graph = ImportedGraph()
@@ -146,7 +145,8 @@ class Importer:
         #: Nodes that became layers or parts of them, in order: (use, names of operands, names of results).
         self.history: list[tuple[Use, Sequence[str], Sequence[str]]] = []
         self.functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
-        self.nodes_left = 200_000
+        #: Tensors stored in a graph are read once, however often a loop runs over them.
+        self.read: dict[int, tuple[GraphProto, dict[str, Operand]]] = {}
         self.lifted: dict[int, Weight] = {}
         #: Inputs that are constants from the start; and, by tensor, the inputs a computed value comes from.
         self.stored_inputs: set[str] = set()
@@ -157,7 +157,7 @@ class Importer:
     def run(self) -> ImportedGraph:
         graph = self.model.graph
         place = Place(_versions(self.model) or {"": 1})
-        self._initializers(graph, self.names)
+        self._initializers(graph, self.names, outermost=True)
         for info in graph.input:
             if info.name not in self.names.operands:
                 self._input(info)
@@ -187,16 +187,21 @@ class Importer:
             problems=self.problems, fix=fix, **shown,
         )  # fmt: skip
 
-    def _initializers(self, graph: GraphProto, names: Names) -> None:
-        for tensor in graph.initializer:
-            names.operands[tensor.name] = self.stored(tensor, tensor.name)
-        for sparse in graph.sparse_initializer:
-            names.operands[sparse.values.name] = Failed("sparse tensors are not imported")
+    def _initializers(self, graph: GraphProto, names: Names, outermost: bool = False) -> None:
+        if id(graph) not in self.read:
+            found: dict[str, Operand] = {}
+            for number, tensor in enumerate(graph.initializer):
+                raw = self.file.raw(number) if outermost else None
+                found[tensor.name] = self.stored(tensor, tensor.name, raw)
+            for sparse in graph.sparse_initializer:
+                found[sparse.values.name] = Failed("sparse tensors are not imported")
+            self.read[id(graph)] = graph, found
+        names.operands.update(self.read[id(graph)][1])
 
-    def stored(self, tensor: Any, name: str) -> Operand:
+    def stored(self, tensor: Any, name: str, raw: Any = None) -> Operand:
         """A tensor of the file: a weight when it is floating and has axes, else a constant."""
         try:
-            array = self.account(tensor_array(tensor, self.folder, self.memory_left))
+            array = self.array(tensor, raw)
         except DataError as error:
             if tensor.data_type == 8:  # strings: an operand nobody may use
                 return Failed(error.message)
@@ -206,21 +211,27 @@ class Importer:
             return self.weight(array, name)
         return Known(array, name)
 
-    def account(self, array: Array) -> Array:
-        """Count memory that will be held; a broadcast view takes none until it is used."""
-        self.memory_left -= array.nbytes if array.strides and 0 not in array.strides else 0
-        if self.memory_left < 0:
-            raise DataError("the constants of the model take more memory than allowed", fix="raise memory_limit")
-        return array
+    def array(self, tensor: TensorProto, raw: Any = None) -> Array:
+        """The numbers of a tensor of the file."""
+        limit = None if self.budget.grows else self.budget.bytes
+        return self.budget.stored(tensor_array(tensor, self.file.folder, limit, raw))
 
     def weight(self, array: Array, name: str) -> Weight:
         to = carried(array.dtype)
         if array.dtype != to:
             self.note(INEXACT.get(array.dtype.name, ""), name)
             with np.errstate(all="ignore"):
-                array = array.astype(to)
-        data = np.ascontiguousarray(array).reshape(folded_shape(array.shape))
-        tensor = Tensor(descriptor_of(array.shape, to), data=data)
+                array = (
+                    array.astype(to) if any(array.strides) else np.broadcast_to(array.flat[0].astype(to), array.shape)
+                )
+        if not any(array.strides):  # one number, repeated
+            if not self.budget.grows:
+                self.budget.check(array.nbytes)
+                self.budget.bytes -= array.nbytes
+            tensor: Tensor = UniformTensor(descriptor_of(array.shape, to), array.reshape(-1)[0].item())
+        else:
+            data = np.ascontiguousarray(array).reshape(folded_shape(array.shape))
+            tensor = Tensor(descriptor_of(array.shape, to), data=data)
         tensor.label = name
         return Weight(tensor, array.shape, name)
 
@@ -263,6 +274,7 @@ class Importer:
         tensor = Tensor(descriptor_of(shape, dtype))
         tensor.label = name
         self.graph.inputs[name] = tensor
+        self.origins[tensor] = frozenset({name})
         self.names.operands[name] = Source(tensor, shape, carried(dtype), name)
 
     def _input_shape(self, info: ValueInfoProto) -> Shape:
@@ -325,9 +337,8 @@ class Importer:
 
     def nodes(self, nodes: Sequence[NodeProto], names: Names, place: Place) -> None:
         for node in nodes:
-            self.nodes_left -= 1
-            if self.nodes_left < 0:
-                raise ModelError("onnx.load: the model unfolds into more nodes than can be imported")
+            if place.depth:  # the others are in the file
+                self.budget.spend_node()
             self._node(node, names, place)
 
     def _node(self, node: NodeProto, names: Names, place: Place) -> None:
@@ -344,6 +355,8 @@ class Importer:
             self._fail(node, names, Problem(title, label, error.message, True))
         except Error as error:
             self._fail(node, names, Problem(title, label, error.message))
+            if isinstance(error, ExhaustedError):
+                raise self.failure() from None
         except MemoryError:
             self._fail(node, names, Problem(title, label, "takes more memory than there is"))
         except Exception as error:  # what a malformed model can cause is anybody's guess
@@ -416,7 +429,7 @@ class Importer:
                 use.operands[index] = self.lift(operand)  # type: ignore[index]
         if use.is_known():
             return self._all_folded(use, outputs)
-        answers, same = sketch(use, self.fixed)
+        answers, same = sketch(use, self.fixed, self.budget)
         results: list[Operand] = []
         computed: list[tuple[int, Shape, np.dtype[Any]]] = []
         for index, answer in enumerate(answers):
@@ -442,11 +455,7 @@ class Importer:
             self.history.append((use, use.names, outputs))
             return results
         tensors = self._add(use, computed, label)
-        inputs = {tensor: name for name, tensor in self.graph.inputs.items()}
-        origins = frozenset().union(
-            *(self.origins.get(s.tensor, frozenset({inputs[s.tensor]}) if s.tensor in inputs else frozenset())
-              for s in use.sources())
-        )  # fmt: skip
+        origins = frozenset().union(*(self.origins.get(source.tensor, frozenset()) for source in use.sources()))
         self.origins.update(dict.fromkeys(tensors, origins))
         for (index, shape, dtype), tensor in zip(computed, tensors, strict=True):
             name = outputs[index] if index < len(outputs) else ""
@@ -455,14 +464,14 @@ class Importer:
         return results
 
     def _all_folded(self, use: Use, outputs: Sequence[str]) -> list[Operand]:
-        arrays = folded(use)
+        arrays = folded(use, self.budget)
         names = [*outputs, *[""] * len(arrays)]
         return [self._folded(array, name) for array, name in zip(arrays, names, strict=False)]
 
     def _folded(self, array: Array | None, name: str) -> Operand:
         if array is None:
             return Failed("the result is not given")
-        return Known(self.account(np.asarray(array)), name)
+        return Known(self.budget.hold(np.asarray(array)), name)
 
     def lift(self, known: Known) -> Operand:
         """A constant used where a weight is expected becomes one."""
@@ -470,9 +479,6 @@ class Importer:
         if array.ndim == 0 or array.size < 2 or not is_carried(array.dtype) or carried(array.dtype).kind != "f":
             return known
         if id(known) not in self.lifted:
-            if 0 in array.strides:
-                self.memory_left -= array.nbytes
-                self.account(np.empty(0))
             self.lifted[id(known)] = self.weight(array, known.name or f"constant{len(self.lifted)}")
         return self.lifted[id(known)]
 
@@ -512,7 +518,7 @@ class Importer:
         if kind == AttributeProto.STRING:
             return attribute.s.decode("utf-8", "replace")
         if kind == AttributeProto.TENSOR:
-            return self.account(tensor_array(attribute.t, self.folder, self.memory_left))
+            return self.array(attribute.t)
         if kind == AttributeProto.FLOATS:
             return [float(number) for number in attribute.floats]
         if kind == AttributeProto.INTS:
@@ -623,7 +629,7 @@ class Importer:
             self.graph.shapes[name], self.graph.types[name] = array.shape, array.dtype
             return
         if isinstance(operand, (Weight, Derived)):
-            found = operand.array if isinstance(operand, Weight) else folded(operand.use)[operand.index]
+            found = operand.array if isinstance(operand, Weight) else folded(operand.use, self.budget)[operand.index]
             assert found is not None
             self.graph.known[name] = found
             self.graph.shapes[name], self.graph.types[name] = found.shape, found.dtype
@@ -685,7 +691,8 @@ def load(
     dimensions: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     constants: Mapping[str, Any] | None = None,
-    memory_limit: int = MEMORY_LIMIT,
+    memory_limit: int | None = None,
+    node_limit: int | None = None,
 ) -> ImportedGraph:
     """A model as a graph whose weights can be trained.
 
@@ -693,7 +700,9 @@ def load(
     batch         the first extent of inputs that leave it open; with it, every extent of the same name
     dimensions    other open extents by their name in the model; `shapes`: whole shapes by the input's name
     constants     numbers of inputs that shapes depend on; they are taken only where an operator needs them
-    memory_limit  bytes all constants and weights together may take
+    memory_limit  bytes all constants and weights together may take; by default what the file holds, 8 more for each of
+                  its numbers, and 32 MiB: a small file cannot make a large import
+    node_limit    nodes loops and functions may unfold into; by default 4000, and 8 for each node of the model
 
     Weights are the model's floating initializers that have axes, and constants used where an operator has weights.
     What cannot be imported is listed in one ModelError, all of it; then nothing has been imported.
@@ -703,12 +712,12 @@ def load(
     >>> training = mlc.TrainingGraph([graph], loss, optimizer)  # doctest: +SKIP
     >>> training.add_inputs(graph.inputs, {"labels": labels})  # doctest: +SKIP
     """
-    proto, folder = read_model(model)
+    file = read_model(model)
     fixed: frozenset[str] = frozenset()
     while True:
         importer = Importer(
-            proto, folder, batch=batch, dimensions=dimensions or {}, shapes=shapes or {}, constants=constants or {},
-            memory_limit=memory_limit, fixed=fixed,
+            file, batch=batch, dimensions=dimensions or {}, shapes=shapes or {}, constants=constants or {},
+            memory_limit=memory_limit, node_limit=node_limit, fixed=fixed,
         )  # fmt: skip
         try:
             return importer.run()
@@ -721,4 +730,3 @@ def load(
             raise ModelError(
                 "onnx.load: the model has no meaning as it stands", reason=f"{type(error).__name__}: {error}"
             ) from error
-

@@ -33,7 +33,7 @@ class OperatorLayer(Layer):
         self.sources = use.sources()
         if label:
             self.label = label
-        self._weights = use.weights()
+        self._weights = use.weights
         self._parameters = {tensor: TensorParameter(tensor) for tensor, trained in self._weights.items() if trained}
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from mlcompute.errors import DataError, ShapeError
+from mlcompute.onnx.budget import Budget, LimitedTrace, bytes_needed, operations
 from mlcompute.onnx.rows import Answer, Call, Row
 from mlcompute.onnx.types import carried, constant_type, is_carried
+from mlcompute.onnx.uniform import UniformTensor
 from mlcompute.ops.op import Array, Shape, Trace, Value, run_meaning
 from mlcompute.tensor import Tensor
 
@@ -30,6 +34,10 @@ class Weight:
     tensor: Tensor
     shape: Shape
     name: str
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.tensor.descriptor.data_type.numpy
 
     @property
     def array(self) -> Array:
@@ -72,9 +80,6 @@ class Failed:
     reason: str = ""
 
 
-#: Bytes a constant may take that is computed at import or stands inside an operator; weights have no such limit.
-LARGEST_BYTES = 1 << 29
-
 Operand = Known | Weight | Source | Derived | Listed | Failed
 
 
@@ -105,7 +110,7 @@ class Use:
 
         def array(index: int) -> Array | None:
             operand = operands[index]
-            found = None if operand is None else known_array(operand)
+            found = None if operand is None else known_array(operand, getattr(scope.trace, "budget", None))
             if found is None and isinstance(operand, Source):
                 found = scope.fixed(operand)
             return found
@@ -123,15 +128,19 @@ class Use:
             return [answers]
         return list(answers)
 
+    @functools.cached_property
     def weights(self) -> dict[Tensor, bool]:
-        """The tensors with data it reads -> are they used where weights are trained?"""
+        """The tensors with data it reads -> are they used where weights are trained?
+
+        Kept, because what is derived may be used many times, and what it is derived from as well.
+        """
         found: dict[Tensor, bool] = {}
         for index, operand in enumerate(self.operands):
             if isinstance(operand, Weight):
                 trained = index not in self.row.frozen
                 found[operand.tensor] = found.get(operand.tensor, False) or trained
             elif isinstance(operand, Derived):
-                for tensor, trained in operand.use.weights().items():
+                for tensor, trained in operand.use.weights.items():
                     found[tensor] = found.get(tensor, False) or (trained and index not in self.row.frozen)
         return found
 
@@ -140,12 +149,22 @@ class Use:
         return list(unique.values())
 
 
-def known_array(operand: Operand) -> Array | None:
+def _numbers(weight: Weight) -> Array:
+    """A weight's numbers; one number repeated stays one number."""
+    tensor = weight.tensor
+    if isinstance(tensor, UniformTensor) and tensor.number is not None:
+        return np.broadcast_to(tensor.number, weight.shape)
+    return weight.array
+
+
+def known_array(operand: Operand, budget: Budget | None = None) -> Array | None:
     """An operand's numbers when the model determines them; weights count with the numbers they have now."""
-    if isinstance(operand, (Known, Weight)):
+    if isinstance(operand, Weight):
+        return _numbers(operand)
+    if isinstance(operand, Known):
         return operand.array
     if isinstance(operand, Derived):
-        return folded(operand.use)[operand.index]
+        return folded(operand.use, budget)[operand.index]
     return None
 
 
@@ -153,6 +172,7 @@ def known_array(operand: Operand) -> Array | None:
 class Scope:
     """Where a use is described: a trace, and what sources and weights are in it.
 
+    shapes_only   constants and what is derived from weights need no numbers
     exact   constants keep the model's own types: nothing is carried, everything is folded
     float_type   what floating constants become; as they are carried if not given
     fixed   the numbers of an input that must be known, if the caller has given them
@@ -162,6 +182,7 @@ class Scope:
     source: Callable[[Source], Value]
     weight: Callable[[Weight], Value]
     exact: bool = False
+    shapes_only: bool = False
     training: bool = False
     uniform: Callable[[Value, Shape], Value] | None = None
     fixed: Callable[[Source], Array | None] = lambda source: None
@@ -183,6 +204,8 @@ class Scope:
             return self.weight(operand)
         if isinstance(operand, Source):
             return self.source(operand)
+        if isinstance(operand, Derived) and self.shapes_only:
+            return self.trace.value(operand.shape, operand.dtype)
         if isinstance(operand, Derived):
             key = id(operand.use)
             if key not in self._derived:
@@ -195,11 +218,12 @@ class Scope:
         raise ShapeError(operand.reason or "the operand was not imported")
 
     def _constant(self, array: Array) -> Value:
-        if array.nbytes > LARGEST_BYTES:
-            raise ShapeError(f"a constant of {array.nbytes} bytes inside an operator")
         if self.exact:
-            return self.trace.constant(array)
+            assert isinstance(self.trace, LimitedTrace)
+            return self.trace.given(array)
         to = constant_type(array.dtype)
+        if self.shapes_only:
+            return self.trace.value(array.shape, to, "constant")
         if self.float_type is not None and to.kind == "f":
             to = self.float_type
         if array.dtype != to:
@@ -208,18 +232,34 @@ class Scope:
         return self.trace.constant(array)
 
 
-def folded(use: Use) -> list[Array | None]:
-    """A use on operands that are all known (weights as they are now), by the NumPy meanings of its ops."""
-    trace = Trace()
-    scope = Scope(trace, _no_source, lambda weight: trace.constant(weight.array), exact=True)
+def folded(use: Use, budget: Budget | None = None) -> list[Array | None]:
+    """A use on operands that are all known (weights as they are now), by the NumPy meanings of its ops.
+
+    budget   what an import may still take; without one, nothing is refused
+    """
+    trace = LimitedTrace(budget if budget is not None else Budget(1 << 62, 1 << 62))
+    scope = Scope(trace, _no_source, lambda weight: trace.given(_numbers(weight)), exact=True)
     answers = use.describe(scope)
     arrays: dict[Value, Array] = dict(trace.constants)
+    left = Counter(value for step in trace.steps for value in step.inputs)
+    left.update(answer for answer in answers if isinstance(answer, Value))
+    taken: dict[Value, int] = {}
     with np.errstate(all="ignore"):
         for step in trace.steps:
-            if any(value.nbytes > LARGEST_BYTES for value in step.results):
-                raise ShapeError(f"{use.row.name}: a constant of shape {step.results[0].shape} is too large")
+            trace.budget.spend_work(operations(step))
+            size = bytes_needed(step)
+            trace.afford(size)
             results = run_meaning(step, [arrays[value] for value in step.inputs])
             arrays.update(zip(step.results, results, strict=True))
+            taken[step.results[0]] = size
+            for value in step.inputs:
+                left[value] -= 1
+                if not left[value]:
+                    del arrays[value]
+                    if step.op.is_view:  # the memory stays in use, under another name
+                        taken[step.results[0]] += taken.pop(value, 0)
+                    else:
+                        trace.made -= taken.pop(value, 0)
     return [arrays[answer] if isinstance(answer, Value) else answer for answer in answers]
 
 
@@ -227,17 +267,19 @@ def _no_source(source: Source) -> Value:
     raise DataError(f"'{source.name}' is not known at import")
 
 
-def sketch(use: Use, fixed: Callable[[Source], Array | None]) -> tuple[list[Answer], dict[int, Operand]]:
+def sketch(
+    use: Use, fixed: Callable[[Source], Array | None], budget: Budget
+) -> tuple[list[Answer], dict[int, Operand]]:
     """What a use gives, in shapes and types, and which value stands for which operand: a result may be one."""
-    trace = Trace()
+    trace = LimitedTrace(budget)
 
     def source(operand: Source) -> Value:
         return trace.value(operand.shape, operand.dtype, "input", operand.name)
 
     def weight(operand: Weight) -> Value:
-        return trace.value(operand.shape, carried(operand.array.dtype), "parameter", operand.name)
+        return trace.value(operand.shape, carried(operand.dtype), "parameter", operand.name)
 
-    scope = Scope(trace, source, weight, fixed=fixed)
+    scope = Scope(trace, source, weight, fixed=fixed, shapes_only=True)
     answers = use.describe(scope)
     same = {}
     for operand in use.operands:

@@ -14,6 +14,7 @@ import numpy as np
 
 from mlcompute import ops
 from mlcompute.errors import CompileError, ShapeError
+from mlcompute.onnx.budget import affordable
 from mlcompute.ops.op import Array, Shape, Trace, Value
 
 if TYPE_CHECKING:
@@ -125,6 +126,10 @@ class Call:
     def constant(self, array: Any, dtype: np.dtype[Any] | type | None = None) -> Value:
         return self.trace.constant(array, None if dtype is None else np.dtype(dtype))
 
+    def affordable(self, *extents: int) -> None:
+        """Refuse to build a constant of these extents that takes more memory than the import may."""
+        affordable(self.trace, *extents)
+
     def wants(self, output: int) -> bool:
         return output < self.output_count
 
@@ -196,19 +201,6 @@ def wrapped(indices: Value, extent: int) -> Value:
     """Indices that may count from the end, as indices from the front."""
     indices = whole(indices)
     return ops.select(indices < 0, indices + extent, indices)
-
-
-#: Elements a constant that an operator builds (a mask, a matrix, a list of places) may have.
-LARGEST_CONSTANT = 1 << 26
-
-
-def affordable(kind: str, *extents: int) -> None:
-    """Refuse to build a constant out of extents from a file that would not fit into memory."""
-    count = 1
-    for extent in extents:
-        count *= extent
-    if count > LARGEST_CONSTANT:
-        raise ShapeError(f"{kind}: needs a constant of {count} elements", expected=f"at most {LARGEST_CONSTANT}")
 
 
 def load_rows() -> None:

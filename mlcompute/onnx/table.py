@@ -30,7 +30,7 @@ def operator_table() -> str:
         needs = ", ".join(map(str, sorted(row.needs)))
         note = "; ".join(filter(None, [row.note, f"operand {needs} known at import" if needs else ""]))
         rows[domain, name] = ("yes", "yes" if row.trains else "-", exports, note)
-    for (domain, name) in HANDLERS:
+    for domain, name in HANDLERS:
         note = _TAKEN_APART.get(name, "taken apart at import")
         rows[domain, name] = ("yes", "yes", "as what it unfolds into", note)
     schemas: list[Any] = list(onnx.defs.get_all_schemas())

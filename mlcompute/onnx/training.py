@@ -129,4 +129,3 @@ def _state(graph: TrainingGraph, optimizer: Optimizer, tensor: Tensor, number: i
         # Here the rate is inside the momentum, there it is outside.
         return state / np.float32(optimizer.learning_rate)
     return np.array(state)
-

@@ -1,4 +1,8 @@
-"""Model files with damage: bytes turned, cut, doubled; numbers of the model replaced by absurd ones."""
+"""Model files with damage: bytes turned, cut, doubled; numbers of the model replaced by absurd ones.
+
+Half of them come from two small networks, half from the models of ONNX's own suite, which use every operator there is;
+there the inputs are often stored in the file, so that whole models are computed at import.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,17 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.onnx.suite import Case, all_cases
+
 OTHERS = (
     "Add", "Expand", "Tile", "Pad", "ConstantOfShape", "Range", "Loop", "If", "GRU", "Einsum", "Resize", "OneHot",
     "Col2Im", "DFT", "Nothing", "Gather", "Split",
 )  # fmt: skip
-EXTREME = (0, 1, -1, 2, 3, 7, 255, 4096, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, -(2**63), 2**63 - 1)
+#: Impossible numbers, and large ones that are possible.
+EXTREME = (
+    0, 1, -1, 2, 3, 7, 255, 1000, 4096, 30_000, 2**17, 2**20, 2**24, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, -(2**63),
+    2**63 - 1,
+)  # fmt: skip
 
 
 def small_network() -> onnx.ModelProto:
@@ -90,11 +100,32 @@ def originals() -> list[bytes]:
     return [small_network().SerializeToString(), recurrent_network().SerializeToString()]
 
 
+@functools.cache
+def suite() -> list[Case]:
+    """The cases of ONNX's suite that come with numbers, apart from a few of several megabytes."""
+    return [case for case in all_cases() if case.data and case.model.ByteSize() < 1 << 20]
+
+
+def with_stored_inputs(case: Case, chance: random.Random) -> onnx.ModelProto:
+    """The model of a case with most of its inputs stored as initializers."""
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    for info, array in zip(case.model.graph.input, case.data[0][0], strict=False):
+        if isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and chance.random() < 0.8:
+            model.graph.initializer.append(numpy_helper.from_array(array, info.name))
+    return model
+
+
 def mutant(seed: int) -> bytes:
     """A damaged model, the same for the same number."""
     chance = random.Random(seed)
-    data = chance.choice(originals())
-    return _bytes(data, chance) if chance.random() < 0.5 else _fields(data, chance)
+    if chance.random() < 0.5:
+        data = chance.choice(originals())
+    else:
+        case = chance.choice(suite())
+        model = with_stored_inputs(case, chance) if chance.random() < 0.7 else case.model
+        data = model.SerializeToString()
+    return _bytes(data, chance) if chance.random() < 0.3 else _fields(data, chance)
 
 
 def _bytes(data: bytes, chance: random.Random) -> bytes:
@@ -117,15 +148,17 @@ def _bytes(data: bytes, chance: random.Random) -> bytes:
 def _fields(data: bytes, chance: random.Random) -> bytes:
     model = onnx.ModelProto.FromString(data)
     graph = model.graph
-    for _ in range(chance.randint(1, 4)):
+    for _ in range(chance.randint(1, 4) if graph.node else 0):
         node = chance.choice(graph.node)
-        kind = chance.randrange(8)
+        kind = chance.randrange(9)
         if kind == 0 and node.attribute:
             attribute = chance.choice(node.attribute)
             if attribute.ints:
                 attribute.ints[chance.randrange(len(attribute.ints))] = chance.choice(EXTREME)
             else:
                 attribute.i = chance.choice(EXTREME)
+        elif kind in (1, 2, 5, 8) and not graph.initializer:
+            continue
         elif kind == 1:
             tensor = chance.choice(graph.initializer)
             tensor.dims[:] = [chance.choice(EXTREME) for _ in range(chance.randint(0, 5))]
@@ -143,9 +176,23 @@ def _fields(data: bytes, chance: random.Random) -> bytes:
         elif kind == 5:
             chance.choice(graph.initializer).data_type = chance.randrange(-1, 30)
         elif kind == 6:
-            shape = graph.input[0].type.tensor_type.shape
-            dim = chance.choice(shape.dim)
-            dim.dim_value = chance.choice(EXTREME)
-        else:
+            shapes = [info.type.tensor_type.shape for info in graph.input if info.type.tensor_type.shape.dim]
+            if shapes:
+                chance.choice(chance.choice(shapes).dim).dim_value = chance.choice(EXTREME)
+        elif kind == 8:
+            _one_number(chance.choice(graph.initializer), chance)
+        elif model.opset_import:
             model.opset_import[0].version = chance.choice([1, 6, 7, 9, 11, 13, 21, 0, -1, 2**40])
     return model.SerializeToString()
+
+
+def _one_number(tensor: TensorProto, chance: random.Random) -> None:
+    """Replace one number of a tensor, which keeps its shape."""
+    try:
+        array = np.array(numpy_helper.to_array(tensor))
+    except Exception:  # damaged before
+        return
+    if array.size and array.dtype.name in ("float32", "float64", "int32", "int64"):
+        with np.errstate(all="ignore"):
+            array.reshape(-1)[chance.randrange(array.size)] = np.array(chance.choice(EXTREME)).astype(array.dtype)
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))

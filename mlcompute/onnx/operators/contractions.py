@@ -11,9 +11,10 @@ import numpy as np
 
 from mlcompute import ops
 from mlcompute.errors import ShapeError
+from mlcompute.onnx.budget import affordable
 from mlcompute.onnx.operators.shapes import limited, padded
 from mlcompute.onnx.operators.windows import Ints, pads_of, spatial
-from mlcompute.onnx.rows import Call, affordable, operator
+from mlcompute.onnx.rows import Call, operator
 from mlcompute.ops.op import Shape, Value
 
 # Products -------------------------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ def _diagonal(x: Value, names: list[str]) -> tuple[Value, list[str]]:
                 raise ShapeError(f"Einsum: axis '{name}' has extents {n} and {x.shape[second]}")
             order = [k for k in range(x.rank) if k not in (first, second)]
             rest = [x.shape[k] for k in order]
-            affordable("Einsum", n)
+            affordable(x.trace, n)
             flat = ops.reshape(ops.transpose(x, (first, second, *order)), (n * n, *rest))
             picked = ops.take(flat, x.trace.constant(np.arange(n) * (n + 1), np.dtype(np.int64)), 0)
             x, names = picked, [name, *(names[k] for k in order)]
@@ -142,8 +143,13 @@ def _contract(
     def arranged(value: Value, names: list[str], groups: tuple[list[str], ...]) -> Value:
         order = [names.index(name) for group in groups for name in group]
         value = ops.transpose(value, order) if order != list(range(len(order))) else value
-        value = ops.broadcast(value, [size[name] if name in shared else value.shape[k]
-                                      for k, name in enumerate(name for group in groups for name in group)])
+        value = ops.broadcast(
+            value,
+            [
+                size[name] if name in shared else value.shape[k]
+                for k, name in enumerate(name for group in groups for name in group)
+            ],
+        )
         return ops.reshape(value, [math.prod(size[name] for name in group) for group in groups])
 
     p = arranged(x, left, (batch, rows, summed))
@@ -319,12 +325,9 @@ def conv_transpose(call: Call) -> Value:
     limited(np.zeros((), x.dtype), shape)
     # The adjoint of a convolution whose windows end exactly at the last element: what lies behind gets nothing.
     last = tuple(
-        (n - 1) * s + d * (k - 1) + 1
-        for n, s, d, k in zip(x.shape[2:], strides, dilations, kernel, strict=True)
+        (n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(x.shape[2:], strides, dilations, kernel, strict=True)
     )
-    y = transposed_convolved(
-        x, w, (x.shape[0], shape[1], *last), strides, dilations, (0,) * rank, (0,) * rank, groups
-    )
+    y = transposed_convolved(x, w, (x.shape[0], shape[1], *last), strides, dilations, (0,) * rank, (0,) * rank, groups)
     for axis in range(rank):
         y = padded(y, axis + 2, -begin[axis], image[axis] + begin[axis] - last[axis])
     return with_bias(y, call.optional(2))
@@ -347,7 +350,7 @@ def col2im(call: Call) -> Value:
 
     if min(counts) < 1 or x.shape != (n, c * math.prod(block), math.prod(counts)):
         raise ShapeError(f"Col2Im: {x.shape} does not hold the windows of {image}")
-    places = window_places(image, block, strides, dilations, begin, counts)
+    places = window_places(call, image, block, strides, dilations, begin, counts)
     size = math.prod(image)
     # What fell into the padding is collected in one more place, which is cut off.
     flat = call.constant(np.where(places < 0, size, places).T.reshape(-1), np.int64)

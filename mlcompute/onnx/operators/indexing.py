@@ -11,7 +11,7 @@ import numpy as np
 
 from mlcompute import ops
 from mlcompute.errors import ShapeError
-from mlcompute.onnx.rows import Call, affordable, front, operator, whole, wrapped
+from mlcompute.onnx.rows import Call, front, operator, whole, wrapped
 from mlcompute.ops.op import Array, Value
 
 
@@ -61,7 +61,7 @@ def gather_nd(call: Call) -> Value:
     rows, rest = x.shape[batch : batch + k], x.shape[batch + k :]
     flat = ops.reshape(x, (outer * math.prod(rows), *rest))
     places = ops.reshape(_flat_places(indices, rows), (outer, -(-indices.size // k // max(outer, 1))))
-    affordable("GatherND", outer)
+    call.affordable(outer)
     offsets = call.constant(np.arange(outer)[:, None] * math.prod(rows), np.int64)
     found = ops.take(flat, ops.reshape(places + offsets, (places.size,)), 0)
     return ops.reshape(found, (*x.shape[:batch], *indices.shape[batch:-1], *rest))
@@ -132,7 +132,7 @@ def one_hot(call: Call) -> Value:
     axis = front(call.attribute("axis", -1), indices.rank + 1, "OneHot")
     if depth < 1:
         raise ShapeError(f"OneHot: depth is {depth}")
-    affordable("OneHot", depth)
+    call.affordable(depth)
     indices = wrapped(indices, depth)
     numbers = call.constant(np.arange(depth).reshape((depth,) + (1,) * (indices.rank - axis)), np.int64)
     hot = ops.equal(ops.reshape(indices, (*indices.shape[:axis], 1, *indices.shape[axis:])), numbers)
@@ -162,9 +162,7 @@ def compress(call: Call) -> Value:
 @operator("Unique", trains=False, needs=(0,), note="of constants only")
 def unique(call: Call) -> list[Array]:
     x, axis = call.array(0), call.attribute("axis")
-    values, first, inverse, counts = np.unique(
-        x, return_index=True, return_inverse=True, return_counts=True, axis=axis
-    )
+    values, first, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
     inverse = inverse.reshape(-1)
     if not call.attribute("sorted", 1):
         order = np.argsort(first, kind="stable")
@@ -182,6 +180,7 @@ def tensor_scatter(call: Call) -> Value:
     axis = front(call.attribute("axis", -2), cache.rank, "TensorScatter")
     length, new = cache.shape[axis], update.shape[axis]
     batch = cache.shape[0]
+    call.affordable(new)
     steps = call.constant(np.arange(new).reshape(1, new), np.int64)
     start: Any = ops.reshape(whole(call[2]), (batch, 1)) if call.has(2) else call.constant(np.zeros((1, 1)), np.int64)
     places = ops.broadcast(start + steps, (batch, new))
@@ -196,5 +195,3 @@ def tensor_scatter(call: Call) -> Value:
 def array_feature_extractor(call: Call) -> Value:
     x = call[0]
     return ops.take(x, ops.reshape(whole(call[1]), (call[1].size,)), x.rank - 1)
-
-

@@ -51,5 +51,3 @@ def negative_log_likelihood_loss(call: Call) -> Value:
 def softmax_cross_entropy_loss(call: Call) -> tuple[Value, ...]:
     log_p = ops.log_softmax(call[0], 1)
     return (_likelihood(call, log_p, call[1], call.optional(2)), log_p)[: call.output_count]
-
-

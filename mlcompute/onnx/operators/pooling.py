@@ -12,7 +12,7 @@ from mlcompute import ops
 from mlcompute.errors import ShapeError
 from mlcompute.onnx.operators.shapes import limited, padded
 from mlcompute.onnx.operators.windows import Ints, output_extent, pads_of, spatial, window_places
-from mlcompute.onnx.rows import Call, NotImportedError, affordable, operator
+from mlcompute.onnx.rows import Call, NotImportedError, operator
 from mlcompute.ops.op import Value
 
 
@@ -58,8 +58,9 @@ class _Windows:
         begin, end, counts = self.begin[pair], self.reached[pair], self.counts[pair]
         if len(kernel) == 1:
             image, counts = (*image, 1), (*counts, 1)
-            kernel, strides, dilations, begin, end = ((*ints, one) for ints, one in
-                                                      ((kernel, 1), (strides, 1), (dilations, 1), (begin, 0), (end, 0)))
+            kernel, strides, dilations, begin, end = (
+                (*ints, one) for ints, one in ((kernel, 1), (strides, 1), (dilations, 1), (begin, 0), (end, 0))
+            )
         order = ()
         if after:  # the axes to pool over come last
             front = tuple(range(2 + axis))
@@ -75,8 +76,8 @@ class _Windows:
             y = ops.reshape(y, y.shape[:-1])
         return y
 
-    def places(self) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-        return window_places(self.image, self.kernel, self.strides, self.dilations, self.begin, self.counts)
+    def places(self, call: Call) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        return window_places(call, self.image, self.kernel, self.strides, self.dilations, self.begin, self.counts)
 
 
 @operator("MaxPool")
@@ -86,13 +87,14 @@ def max_pool(call: Call) -> Value | tuple[Value, Value]:
         return ops.convert(windows.pool(ops.convert(x, np.dtype(np.float32)), "max"), x.dtype)
     if not call.wants(1):
         return windows.pool(x, "max")
-    places = windows.places()
+    places = windows.places(call)
     planes, size = math.prod(x.shape[:2]), math.prod(windows.image)
     # One more element, the smallest there is, stands for the padding.
     rows = padded(ops.reshape(x, (planes, size)), 1, 0, 1, value=-math.inf)
     found = ops.take(rows, call.constant(np.where(places < 0, size, places), np.int64), 1)
     winner = ops.argmax(found, 2)
     y = ops.reshape(ops.gather(found, winner, 2), (*x.shape[:2], *windows.counts))
+    call.affordable(size + planes)
     table = np.arange(size).reshape(windows.image)
     if call.attribute("storage_order", 0):
         table = np.arange(size).reshape(windows.image[::-1]).T
@@ -109,8 +111,8 @@ def average_pool(call: Call) -> Value:
     total = windows.pool(x, "sum")
     # How many elements each window averages: those inside the image or, if asked for, inside image and padding.
     counts = np.ones((), np.float64)
-    affordable("AveragePool", *windows.counts)
-    affordable("AveragePool", max(windows.counts), max(windows.kernel))
+    call.affordable(*windows.counts)
+    call.affordable(max(windows.counts), max(windows.kernel))
     for axis, extent in enumerate(windows.image):
         starts = np.arange(windows.counts[axis]) * windows.strides[axis] - windows.begin[axis]
         places = starts[:, None] + np.arange(windows.kernel[axis]) * windows.dilations[axis]

@@ -1,7 +1,5 @@
 """RNN, GRU and LSTM, unrolled over time; a plain LSTM is the one op devices have a kernel for."""
 
-
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -271,8 +269,10 @@ def _general_lstm(r: _Recurrence, direction: int) -> tuple[Value, list[Value]]:
     wb, rb = r.biases(direction)
     z, back = _plus(_plus(r.from_input(direction), wb), rb), r.recurrent(direction)
     peep = r.part(7, direction)
-    pi, po, pf = (None, None, None) if peep is None else (
-        ops.slice_axis(peep, 0, k * r.hidden, (k + 1) * r.hidden) for k in range(3)
+    pi, po, pf = (
+        (None, None, None)
+        if peep is None
+        else (ops.slice_axis(peep, 0, k * r.hidden, (k + 1) * r.hidden) for k in range(3))
     )
     coupled = bool(r.call.attribute("input_forget", 0))
 

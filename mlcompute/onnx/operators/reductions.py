@@ -1,7 +1,5 @@
 """Operators that reduce, order and accumulate along axes."""
 
-
-
 from __future__ import annotations
 
 import math
@@ -11,8 +9,9 @@ import numpy as np
 
 from mlcompute import ops
 from mlcompute.errors import ShapeError
+from mlcompute.onnx.budget import affordable
 from mlcompute.onnx.operators.shapes import reversed_along
-from mlcompute.onnx.rows import Call, affordable, front, operator
+from mlcompute.onnx.rows import Call, front, operator
 from mlcompute.ops.op import Value
 
 Axes = tuple[int, ...]
@@ -132,13 +131,11 @@ def _softmax_like(name: str, choose: Callable[[Call], Callable[[Value, int], Val
 
 
 def _hardmax(x: Value, axis: int) -> Value:
-    affordable("Hardmax", x.shape[axis])
+    affordable(x.trace, x.shape[axis])
     places = [1] * x.rank
     places[axis] = x.shape[axis]
     numbers = x.trace.constant(np.arange(x.shape[axis]).reshape(places), np.dtype(np.int64))
     return ops.convert(ops.equal(numbers, ops.argmax(x, axis)), x.dtype)
-
-
 
 
 def _softmax(call: Call) -> Callable[[Value, int], Value]:
@@ -203,7 +200,7 @@ def top_k(call: Call) -> tuple[Value, Value]:
         raise ShapeError(f"TopK: k is {k}, axis {axis} has {x.shape[axis]} elements")
     if k > 4096:
         raise ShapeError(f"TopK: k is {k}", expected="at most 4096")
-    affordable("TopK", x.shape[axis])
+    call.affordable(x.shape[axis])
     largest = call.attribute("largest", 1)
     find, worst = (ops.argmax, -math.inf) if largest else (ops.argmin, math.inf)
     places = [1] * x.rank

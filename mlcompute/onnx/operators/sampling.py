@@ -13,8 +13,9 @@ import numpy as np
 
 from mlcompute import ops
 from mlcompute.errors import ShapeError
+from mlcompute.onnx.budget import affordable
 from mlcompute.onnx.operators.shapes import limited
-from mlcompute.onnx.rows import Call, NotImportedError, affordable, front, operator
+from mlcompute.onnx.rows import Call, NotImportedError, front, operator
 from mlcompute.ops.op import Array, Value
 
 INT64 = np.dtype(np.int64)
@@ -73,28 +74,33 @@ def _nearest(call: Call, positions: Array, extent: int) -> Array:
     return np.clip(rules[mode](positions), 0, extent - 1).astype(np.int64)
 
 
-def _mixing(call: Call, positions: Array, extent: int, scale: float, mode: str) -> Array:
-    """How much of each source element every result element takes.   (size, extent)"""
+def _taps(call: Call, positions: Array, extent: int, scale: float, mode: str) -> tuple[Array, Array]:
+    """Which source elements every result element takes, and how much of each.   (size, taps) each"""
     a = call.attribute("cubic_coeff_a", -0.75)
     spread = min(scale, 1.0) if call.attribute("antialias", 0) else 1.0
     reach = 1.0 if mode == "linear" else 2.0
     start = math.floor(-reach / spread) + 1
+    call.affordable(positions.size, 2 - 2 * start)
     offsets = np.arange(start, 2 - start)
-    matrix = np.zeros((positions.size, extent))
-    for row, position in enumerate(positions):
-        base = math.ceil(position) - 1  # a position on a pixel counts as the right end of the one before
-        distance = (offsets - (position - base)) * spread
-        weights = np.clip(1 - np.abs(distance), 0, 1) if mode == "linear" else _cubic(distance, a)
-        places = base + offsets
-        if call.attribute("exclude_outside", 0):
-            weights = np.where((places >= 0) & (places < extent), weights, 0.0)
-        total = weights.sum()
-        np.add.at(matrix[row], np.clip(places, 0, extent - 1), weights / total if total else weights)
-    return matrix
+    base = np.ceil(positions)[:, None] - 1  # a position on a pixel counts as the right end of the one before
+    distance = (offsets - (positions[:, None] - base)) * spread
+    weights = np.clip(1 - np.abs(distance), 0, 1) if mode == "linear" else _cubic(distance, a)
+    places = base + offsets
+    if call.attribute("exclude_outside", 0):
+        weights = np.where((places >= 0) & (places < extent), weights, 0.0)
+    total = weights.sum(axis=1, keepdims=True)
+    weights = weights / np.where(total == 0, 1.0, total)
+    return np.clip(places, 0, extent - 1).astype(np.int64), weights
 
 
-def _mixed(x: Value, axis: int, matrix: Array) -> Value:
+def _mixed(x: Value, axis: int, places: Array, weights: Array) -> Value:
     """x with the elements of one axis mixed.   (.., extent, ..) -> (.., size, ..)"""
+    size, extent = len(places), x.shape[axis]
+    if size * extent > _LARGEST_MATRIX:
+        return _gathered(x, axis, places, weights)
+    affordable(x.trace, size, extent)
+    matrix = np.zeros((size, extent))
+    np.add.at(matrix, (np.arange(size)[:, None], places), weights)
     moved = [k for k in range(x.rank) if k != axis] + [axis]
     back = [int(k) for k in np.argsort(moved)]
     last = ops.transpose(x, moved) if axis != x.rank - 1 else x
@@ -102,6 +108,21 @@ def _mixed(x: Value, axis: int, matrix: Array) -> Value:
     mixed = ops.matmul(flat, x.trace.constant(matrix.T, x.dtype))
     shaped = ops.reshape(mixed, (*last.shape[:-1], matrix.shape[0]))
     return ops.transpose(shaped, back) if axis != x.rank - 1 else shaped
+
+
+#: Beyond this many elements a matrix, which is nearly all zeros, costs more than picking elements one tap at a time.
+_LARGEST_MATRIX = 1 << 18
+
+
+def _gathered(x: Value, axis: int, places: Array, weights: Array) -> Value:
+    """The same, one tap after the other."""
+    shape = [len(places) if k == axis else 1 for k in range(x.rank)]
+    parts = []
+    for place, weight in zip(places.T, weights.T, strict=True):
+        if weight.any():
+            factor = x.trace.constant(weight.reshape(shape), x.dtype)
+            parts.append(ops.take(x, x.trace.constant(place, INT64), axis) * factor)
+    return reduce(ops.add, parts)
 
 
 def _sizes_and_scales(call: Call, x: Value, axes: list[int]) -> tuple[list[int], list[float]]:
@@ -149,7 +170,7 @@ def resize(call: Call) -> Value:
         extent = x.shape[axis]
         if size == extent and scale == 1.0 and not crops:
             continue
-        affordable(call.kind, size, 4 * extent if mode != "nearest" else 1)
+        call.affordable(size, 4)
         positions = _positions(call, extent, size, scale, (roi[k], roi[len(axes) + k]))
         if crops:
             beyond = (positions < 0) | (positions > extent - 1)
@@ -157,9 +178,10 @@ def resize(call: Call) -> Value:
         if mode == "nearest":
             x = ops.take(x, call.constant(_nearest(call, positions, extent)), axis)
         else:
-            x = _mixed(x, axis, _mixing(call, positions, extent, scale, mode))
+            x = _mixed(x, axis, *_taps(call, positions, extent, scale, mode))
     if outside.any():
         value = ops.full(x, (), call.attribute("extrapolation_value", 0.0))
+        call.affordable(x.size)
         x = ops.select(call.constant(np.broadcast_to(outside, x.shape)), value, x)
     return x
 
@@ -283,7 +305,7 @@ def roi_align(call: Call) -> Value:
     if ratio < 1:
         raise NotImportedError("RoiAlign with sampling_ratio 0, where the number of points depends on the regions")
     ph, pw = call.attribute("output_height", 1), call.attribute("output_width", 1)
-    affordable("RoiAlign", max(ph, 1), max(pw, 1), ratio)
+    call.affordable(max(ph, 1), max(pw, 1), ratio)
     half_pixel = call.version >= 16 and call.attribute("coordinate_transformation_mode", "half_pixel") == "half_pixel"
     offset = 0.5 if half_pixel else 0.0
 
@@ -339,7 +361,7 @@ def deform_conv(call: Call) -> Value:
     pads = call.attribute("pads") or (0, 0, 0, 0)
     oh, ow = offset.shape[2:]
     points = kh * kw * oh * ow
-    affordable("DeformConv", points)
+    call.affordable(points)
     off = ops.reshape(offset, (n * parts, kh * kw, 2, oh * ow))
     starts = [np.arange(count) * stride - pad for count, stride, pad in zip((oh, ow), strides, pads, strict=False)]
     reach = [np.arange(count) * dilation for count, dilation in zip((kh, kw), dilations, strict=True)]

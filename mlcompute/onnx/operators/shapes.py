@@ -12,7 +12,8 @@ import numpy as np
 
 from mlcompute import ops
 from mlcompute.errors import ShapeError
-from mlcompute.onnx.rows import Call, affordable, front, operator
+from mlcompute.onnx.budget import affordable
+from mlcompute.onnx.rows import Call, front, operator
 from mlcompute.onnx.types import numpy_type
 from mlcompute.ops.maps import broadcast_shape
 from mlcompute.ops.op import Array, Shape, Value
@@ -53,7 +54,7 @@ def range_(call: Call) -> Array:
     if not delta or not np.isfinite(float(limit) - float(start)):
         raise ShapeError(f"Range: from {start} to {limit} by {delta} never ends")
     count = max(math.ceil((float(limit) - float(start)) / float(delta)), 0)
-    affordable("Range", count)
+    call.affordable(count)
     return np.asarray(start + delta * np.arange(count)).astype(start.dtype)
 
 
@@ -61,7 +62,7 @@ def range_(call: Call) -> Array:
 def eye_like(call: Call) -> Array:
     x, dtype = call[0], call.attribute("dtype")
     rows, columns = x.shape
-    affordable("EyeLike", rows, columns)
+    call.affordable(rows, columns)
     return np.eye(rows, columns, call.attribute("k", 0), x.dtype if dtype is None else numpy_type(dtype))
 
 
@@ -144,7 +145,7 @@ def tile(call: Call) -> Value:
     if len(repeats) != x.rank or min(repeats, default=1) < 0:
         raise ShapeError(f"Tile: repeats {repeats} do not fit {x.shape}")
     limited(np.zeros((), x.dtype), tuple(n * k for n, k in zip(x.shape, repeats, strict=True)))
-    affordable("Tile", sum(repeats))
+    call.affordable(64, sum(repeats))
     for axis, count in enumerate(repeats):
         x = ops.concatenate([x] * count, axis) if count else ops.slice_axis(x, axis, 0, 0)
     return x
@@ -192,7 +193,7 @@ def sliced(x: Value, axis: int, part: slice) -> Value:
     start, end, step = part.indices(x.shape[axis])
     places = range(start, end, step)
     if step < 0:
-        affordable("Slice", len(places))
+        affordable(x.trace, len(places))
         return ops.take(x, x.trace.constant(np.array(places, np.int64)), axis)
     starts, ends, strides = [0] * x.rank, list(x.shape), [1] * x.rank
     starts[axis], ends[axis], strides[axis] = start, max(start, end), step
@@ -234,7 +235,7 @@ def padded(x: Value, axis: int, before: int, after: int, mode: str = "constant",
         raise ShapeError(f"Pad: there is no mode {mode!r}")
     if not before and not after:
         return x
-    affordable("Pad", abs(before) + extent + abs(after))
+    affordable(x.trace, abs(before) + extent + abs(after))
     places = np.arange(-before, extent + after)
     if mode == "edge":
         places = np.clip(places, 0, extent - 1)
@@ -296,7 +297,7 @@ def trilu(call: Call) -> Value:
     rows, columns = x.shape[-2:]
     upper = call.attribute("upper", 1)
     k = int(call.number(1, 0))
-    affordable("Trilu", rows, columns)
+    call.affordable(rows, columns)
     distance = np.arange(columns) - np.arange(rows)[:, None]
     kept = distance >= k if upper else distance <= k
     return ops.select(call.constant(kept), x, ops.full(x, (), 0))
@@ -309,7 +310,7 @@ def reverse_sequence(call: Call) -> Value:
     steps = x.shape[time]
     if {time, batch} != {0, 1} or lengths.shape[0] != x.shape[batch] or np.any((lengths < 0) | (lengths > steps)):
         raise ShapeError(f"ReverseSequence: lengths {lengths.tolist()} do not fit {x.shape}")
-    affordable("ReverseSequence", *x.shape)
+    call.affordable(*x.shape)
     places = np.arange(steps)[:, None] + np.zeros_like(lengths)
     places = np.where(places < lengths, lengths - 1 - places, places)
     if batch == 0:

@@ -4,19 +4,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from mlcompute import ops
 from mlcompute.errors import ShapeError
-from mlcompute.onnx.rows import Call, affordable, front, operator
+from mlcompute.onnx.budget import affordable
+from mlcompute.onnx.rows import Call, front, operator
 from mlcompute.onnx.types import numpy_type
 from mlcompute.ops.op import Array, Value
 
 
-def _waves(length: int, count: int, inverse: bool) -> tuple[Array, Array]:
+def _waves(length: int, count: int, inverse: bool, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """cos and sin of 2 pi j k / length.   (length, count) each"""
-    angles = 2 * np.pi * (np.outer(np.arange(length), np.arange(count)) % length) / length
-    return np.cos(angles), np.sin(angles) if inverse else -np.sin(angles)
+    angles = 2 * np.pi * np.arange(length) / length
+    turns = np.outer(np.arange(length, dtype=np.int32), np.arange(count, dtype=np.int32)) % length
+    cos, sin = (wave(angles).astype(dtype) for wave in (np.cos, np.sin))
+    return cos[turns], (sin if inverse else -sin)[turns]
 
 
 def transformed(x: Value, axis: int, length: int, inverse: bool, onesided: bool, backwards: bool = False) -> Value:
@@ -43,7 +48,8 @@ def transformed(x: Value, axis: int, length: int, inverse: bool, onesided: bool,
         after = [length - n if k == x.rank - 2 else 0 for k in range(x.rank)]
         moved = ops.pad(moved, (0,) * x.rank, after, 0.0)
     count = length // 2 + 1 if onesided and not backwards else length
-    cos, sin = (x.trace.constant(wave, x.dtype) for wave in _waves(length, count, inverse))
+    affordable(x.trace, length, count)
+    cos, sin = (x.trace.constant(wave, x.dtype) for wave in _waves(length, count, inverse, x.dtype))
     rows = moved.size // (length * moved.shape[-1])
     flat = ops.reshape(moved, (rows, length, moved.shape[-1]))
     real = ops.reshape(ops.slice_axis(flat, 2, 0, 1), (rows, length))
@@ -80,7 +86,7 @@ def stft(call: Call) -> Value:
         raise ShapeError(f"STFT: frames of {length} every {step} do not fit {signal.shape}")
     if signal.rank == 2:
         signal = ops.reshape(signal, (*signal.shape, 1))
-    affordable("STFT", frames, length)
+    call.affordable(frames, length)
     places = np.arange(frames)[:, None] * step + np.arange(length)
     cut = ops.take(signal, call.constant(places, np.int64), 1)
     if window is not None:
@@ -94,7 +100,7 @@ def mel_weight_matrix(call: Call) -> Array:
     low, high = (float(call.array(k).reshape(-1)[0]) for k in (3, 4))
     if not 0 < bins < 1 << 16 or not 0 < length < 1 << 20:
         raise ShapeError(f"MelWeightMatrix: {bins} bins of a transform of {length} points")
-    affordable("MelWeightMatrix", bins, length)
+    call.affordable(bins, length)
     dtype = numpy_type(call.attribute("output_datatype", 1))
     # The step ONNX's own definition takes: one interval more than there are between the edges.
     mels = _mel(low) + np.arange(bins + 2) * (_mel(high) - _mel(low)) / (bins + 2)

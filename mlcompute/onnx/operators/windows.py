@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mlcompute.errors import ShapeError
-from mlcompute.onnx.rows import Call, affordable
+from mlcompute.onnx.rows import Call
 from mlcompute.ops.op import Array, Shape
 
 Ints = tuple[int, ...]
@@ -53,9 +53,11 @@ def pads_of(call: Call, image: Sequence[int], kernel: Ints, strides: Ints, dilat
     return tuple(begin), tuple(end)
 
 
-def window_places(image: Shape, kernel: Ints, strides: Ints, dilations: Ints, begin: Ints, counts: Ints) -> Array:
+def window_places(
+    call: Call, image: Shape, kernel: Ints, strides: Ints, dilations: Ints, begin: Ints, counts: Ints
+) -> Array:
     """For every window, the row-major place of each of its elements; -1 in the padding.   -> (windows, elements)"""
-    affordable("windows", *counts, *kernel)
+    call.affordable(*counts, *kernel)
     flat = np.zeros((math.prod(counts), math.prod(kernel)), np.int64)
     inside = np.ones(flat.shape, bool)
     for axis in range(len(image)):
