@@ -7,8 +7,11 @@ pointers and extents, so that one compiled kernel serves every place, size and b
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
+import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -34,6 +37,21 @@ def float_literal(value: float) -> str:
     return "0x" + struct.pack(">d", rounded).hex().upper()
 
 
+@functools.cache
+def generator() -> str | None:
+    """A digest of what writes kernels; None when its source is not there to be read."""
+    digest = hashlib.sha256()
+    try:
+        for folder in (os.path.dirname(__file__), os.path.join(os.path.dirname(__file__), "kernels")):
+            for name in sorted(os.listdir(folder)):
+                if name.endswith(".py"):
+                    with open(os.path.join(folder, name), "rb") as file:
+                        digest.update(file.read())
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
 class Code:
     """The body of one kernel, written line by line. Register names are returned as strings."""
 
@@ -44,6 +62,7 @@ class Code:
         self._count = 0
         self._declared: dict[str, str] = {}
         self._terminated = False
+        self._rest: tuple[str, Callable[[], None]] | None = None
         #: What the compiled kernel is known by; set when it is compiled.
         self.key: str | None = None
 
@@ -189,8 +208,28 @@ class Code:
         first = self.let(f"insertelement {vector} poison, {type_} {scalar}, i64 0")
         return self.let(f"shufflevector {vector} {first}, {vector} poison, <{lanes} x i32> zeroinitializer")
 
+    def later(self, depends_on: str, write: Callable[[], None]) -> None:
+        """Leave the rest of the kernel to `write`, which is called only when nobody has compiled it before.
+
+        depends_on  everything that decides what `write` writes, beside what is written already
+        """
+        if generator() is None:
+            write()
+        else:
+            self._rest = (depends_on, write)
+
+    def known_by(self) -> str:
+        """What decides the whole function: its text, or its beginning and what the rest of it depends on."""
+        if self._rest is None:
+            return self.text()
+        return "\n".join([*self._entry, *self._lines, self.name, self._rest[0], generator() or ""])
+
     def text(self) -> str:
         """The whole function as LLVM IR."""
+        if self._rest is not None:
+            _, write = self._rest
+            self._rest = None
+            write()
         body = "\n".join([*self._entry, *self._lines])
         return (
             f"define void @{self.name}(i64 %thread, i64 %threads, ptr noalias %arguments) {{\n"
@@ -199,7 +238,7 @@ class Code:
 
     @property
     def declarations(self) -> dict[str, str]:
-        """Functions the body calls, by name."""
+        """Functions the body calls, by name; asked after `text`."""
         return self._declared
 
 

@@ -27,7 +27,7 @@ _IMAGE, _OBJECT = b"image ", b"object "
 
 
 class Library:
-    """Compiled kernels of this process, by the text of their code."""
+    """Compiled kernels of this process, by what decides their code."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -113,9 +113,9 @@ def _kept(compiled: bytes, key: str) -> bytes:
 
 
 def _key(code: Code) -> str:
-    """Names a kernel by its text. Code that is compiled is never changed, so it is asked for once."""
+    """Names a kernel by what decides it. Code that is compiled is never changed, so it is asked for once."""
     if code.key is None:
-        code.key = hashlib.sha256(code.text().encode()).hexdigest()[:24]
+        code.key = hashlib.sha256(code.known_by().encode()).hexdigest()[:24]
     return code.key
 
 
@@ -125,8 +125,8 @@ def _digest(key: str) -> str:
 
 
 def _module_text(key: str, code: Code) -> str:
-    declared = [f"declare {signature}" for _, signature in sorted(code.declarations.items())]
-    return "\n".join([*declared, code.text().replace(f"@{code.name}(", f"@k{key}(", 1)])
+    text = code.text().replace(f"@{code.name}(", f"@k{key}(", 1)
+    return "\n".join([*(f"declare {signature}" for _, signature in sorted(code.declarations.items())), text])
 
 
 # Machine code on disk -----------------------------------------------------------------------------------------

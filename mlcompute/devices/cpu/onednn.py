@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import glob
 import os
 import sys
 import weakref
@@ -262,13 +263,23 @@ def _candidates() -> list[str]:
     if configured is not None:
         # Whoever names a file wants that one: never another in its place.
         return [configured] if configured else []
-    import importlib.metadata  # here: it takes longer to import than everything else in this file
+    return [*_installed(), _FILE]
 
-    try:
-        files = importlib.metadata.files(_WHEEL) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    return [*(os.path.realpath(file.locate()) for file in files if file.name == _FILE), _FILE]
+
+def _installed() -> list[str]:
+    """Where the wheel's list of files says the library is.
+
+    `importlib.metadata` knows as well, but takes longer to import than everything else that a first step needs.
+    """
+    found = []
+    for folder in sys.path:
+        pattern = os.path.join(glob.escape(folder or os.curdir), f"{_WHEEL.replace('-', '_')}-*.dist-info", "RECORD")
+        for record in glob.glob(pattern):
+            with open(record, encoding="utf-8") as lines:
+                names = [line.split(",")[0] for line in lines]
+            places = (os.path.join(os.path.dirname(record), os.pardir, name) for name in names)
+            found += [os.path.realpath(place) for place in places if os.path.basename(place) == _FILE]
+    return found
 
 
 def _open(path: str) -> OneDNN | str:

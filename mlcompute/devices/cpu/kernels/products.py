@@ -111,6 +111,11 @@ def _call(code: Code, function: str, integers: Sequence[str | int], pointers: Se
 
 def _product_code(width: int) -> Code:
     code = Code("product")
+    code.later(f"{width} {vector_lanes()} {registers()}", lambda: _write_product(code, width))
+    return code
+
+
+def _write_product(code: Code, width: int) -> None:
     rows, columns, depth, accumulate, a_row, a_depth, c_row = (code.argument(index) for index in range(7))
     a, b, c = (code.argument(index, "ptr") for index in range(7, 10))
     panel = width * vector_lanes()
@@ -132,7 +137,6 @@ def _product_code(width: int) -> Code:
                     tile = _tile(code, width, steps, a_rows, a_depth, b_block)
                     _finish(code, tile, c_rows, adds, room)
                 begin = end
-    return code
 
 
 def _tile(code: Code, width: int, steps: str, a_rows: list[Line], a_depth: str, b: str) -> list[list[Lanes]]:
@@ -209,7 +213,13 @@ def pack_row(
 
 
 def _pack_columns_code(width: int) -> Code:
-    code, lanes = Code("pack_columns"), vector_lanes()
+    code = Code("pack_columns")
+    code.later(f"{width} {vector_lanes()}", lambda: _write_pack_columns(code, width))
+    return code
+
+
+def _write_pack_columns(code: Code, width: int) -> None:
+    lanes = vector_lanes()
     begin, end, depth, stride = (code.argument(index) for index in range(4))
     source, target = code.argument(4, "ptr"), code.argument(5, "ptr")
     panel = width * lanes
@@ -233,7 +243,6 @@ def _pack_columns_code(width: int) -> Code:
                 element = code.load(code.at(source, code.add(start, k), "float"), "float")
                 element = code.let(f"select i1 {exists}, float {element}, float 0.0")
                 code.store(code.at(place, code.add(code.mul(k, panel), lane), "float"), "float", element)
-    return code
 
 
 def transposed(rows: Sequence[Lanes]) -> list[Lanes]:

@@ -82,6 +82,11 @@ class Sizes:
         return self.samples * self.tile_rows * self.row_tiles
 
     @property
+    def written_by(self) -> str:
+        """Everything a kernel's code depends on; extents are arguments."""
+        return f"{self.form} {panel_width(self.channels)} {vector_lanes()}"
+
+    @property
     def cost(self) -> float:
         """Nanoseconds, about: the products, and bringing pixels to points and back."""
         per_point = self.depth * self.channels + 10 * (self.depth + self.channels)
@@ -170,14 +175,18 @@ def _filters_entry(step: Step, sizes: Sizes, weights: Operand, room: Operand, ba
     steps = (taps, weights.shape[1] * taps)
     by_depth, by_channel = words.numbers(steps[::-1] if backwards else steps)
     source, target = words.pointer(weights), words.pointer(room)
-    matrix = code.mul(depth, channels)
-    begin, end = code.share(depth)
-    with code.loop(begin, end) as k, code.loop(0, channels, vector_lanes()) as channel:
-        first = code.at(source, code.add(code.mul(k, by_depth), code.mul(channel, by_channel)), "float")
-        pixels = [Line(code, code.at(first, tap, "float"), "float", by_channel).load(0) for tap in range(taps)]
-        place = code.at(target, _packed(code, sizes, k, channel, depth), "float")
-        for point, value in enumerate(_points(f.from_w, pixels[::-1] if backwards else pixels)):
-            Line(code, place, "float").store(code.mul(matrix, point), value)
+
+    def write() -> None:
+        matrix = code.mul(depth, channels)
+        begin, end = code.share(depth)
+        with code.loop(begin, end) as k, code.loop(0, channels, vector_lanes()) as channel:
+            first = code.at(source, code.add(code.mul(k, by_depth), code.mul(channel, by_channel)), "float")
+            pixels = [Line(code, code.at(first, tap, "float"), "float", by_channel).load(0) for tap in range(taps)]
+            place = code.at(target, _packed(code, sizes, k, channel, depth), "float")
+            for point, value in enumerate(_points(f.from_w, pixels[::-1] if backwards else pixels)):
+                Line(code, place, "float").store(code.mul(matrix, point), value)
+
+    code.later(f"{sizes.written_by} {backwards}", write)
     cost = 2.0 * sizes.depth * sizes.channels * sizes.points / vector_lanes()
     return Entry(step, code, words.arguments, [weights], [room], kernel="filters to points", cost=cost)
 
@@ -280,18 +289,22 @@ def _images_entry(
     x, y = tiles.image(image), tiles.image(result)
     packed, multiply = words.pointer(filters), words.pointer(product(sizes.channels))
     top, left = words.numbers([sizes.top, sizes.left])
-    matrix = code.mul(tiles.depth, tiles.channels)
     begin, end = (code.mul(bound, tiles.tile_rows) for bound in code.share(words.number(sizes.samples), 1, memory.most))
-    with code.loop(begin, end, tiles.block) as start:
-        rows = code.minimum(code.sub(end, start), tiles.block)
-        count = code.mul(rows, tiles.row_tiles)
-        tiles.x_to_points(x, start, rows, top, left)
-        with code.loop(0, sizes.points) as point:
-            a = (code.at(memory["x"], code.mul(point, tiles.x_points), "float"), tiles.depth, 1)
-            c = (code.at(memory["y"], code.mul(point, tiles.y_points), "float"), tiles.channels)
-            b = code.at(packed, code.mul(point, matrix), "float")
-            call_product(code, multiply, (count, tiles.channels, tiles.depth), a, b, c)
-        _points_to_y(tiles, y, start, rows)
+
+    def write() -> None:
+        matrix = code.mul(tiles.depth, tiles.channels)
+        with code.loop(begin, end, tiles.block) as start:
+            rows = code.minimum(code.sub(end, start), tiles.block)
+            count = code.mul(rows, tiles.row_tiles)
+            tiles.x_to_points(x, start, rows, top, left)
+            with code.loop(0, sizes.points) as point:
+                a = (code.at(memory["x"], code.mul(point, tiles.x_points), "float"), tiles.depth, 1)
+                c = (code.at(memory["y"], code.mul(point, tiles.y_points), "float"), tiles.channels)
+                b = code.at(packed, code.mul(point, matrix), "float")
+                call_product(code, multiply, (count, tiles.channels, tiles.depth), a, b, c)
+            _points_to_y(tiles, y, start, rows)
+
+    code.later(sizes.written_by, write)
     return Entry(
         step,
         code,
@@ -350,24 +363,27 @@ def _sums_entry(step: Step, operands: Operands, sizes: Sizes, images: tuple[Oper
     top, left, samples, slices, floats = words.numbers(
         [sizes.top, sizes.left, sizes.samples, _slices(sizes), _filter_floats(sizes)]
     )
-    matrix = code.mul(tiles.depth, tiles.channels)
-    first_slice, last_slice = code.share(slices, 1, memory.most)
-    with code.loop(first_slice, last_slice) as part:
-        begin, end = (
-            code.mul(code.div(code.mul(samples, bound), slices), tiles.tile_rows) for bound in (part, code.add(part, 1))
-        )
-        own = code.at(target, code.mul(part, floats), "float")
-        with code.loop(begin, end, tiles.block) as start:
-            rows = code.minimum(code.sub(end, start), tiles.block)
-            count = code.mul(rows, tiles.row_tiles)
-            tiles.x_to_points(x, start, rows, top, left)
-            _dy_to_points(tiles, dy, start, rows, count)
-            with code.loop(0, sizes.points) as point:
-                a = (code.at(memory["x"], code.mul(point, tiles.x_points), "float"), 1, tiles.depth)
-                b = code.at(memory["y"], code.mul(point, tiles.y_points), "float")
-                c = (code.at(own, code.mul(point, matrix), "float"), tiles.channels)
-                extents = (tiles.depth, tiles.channels, count)
-                call_product(code, multiply, extents, a, b, c, accumulate=code.sub(start, begin))
+
+    def write() -> None:
+        matrix = code.mul(tiles.depth, tiles.channels)
+        first_slice, last_slice = code.share(slices, 1, memory.most)
+        with code.loop(first_slice, last_slice) as part:
+            bounds = (part, code.add(part, 1))
+            begin, end = (code.mul(code.div(code.mul(samples, bound), slices), tiles.tile_rows) for bound in bounds)
+            own = code.at(target, code.mul(part, floats), "float")
+            with code.loop(begin, end, tiles.block) as start:
+                rows = code.minimum(code.sub(end, start), tiles.block)
+                count = code.mul(rows, tiles.row_tiles)
+                tiles.x_to_points(x, start, rows, top, left)
+                _dy_to_points(tiles, dy, start, rows, count)
+                with code.loop(0, sizes.points) as point:
+                    a = (code.at(memory["x"], code.mul(point, tiles.x_points), "float"), 1, tiles.depth)
+                    b = code.at(memory["y"], code.mul(point, tiles.y_points), "float")
+                    c = (code.at(own, code.mul(point, matrix), "float"), tiles.channels)
+                    extents = (tiles.depth, tiles.channels, count)
+                    call_product(code, multiply, extents, a, b, c, accumulate=code.sub(start, begin))
+
+    code.later(sizes.written_by, write)
     return Entry(
         step,
         code,
@@ -403,19 +419,23 @@ def _points_entry(step: Step, sizes: Sizes, sums: Operand, result: Operand) -> E
     taps = f.taps**2
     by_channel = words.number(sizes.depth * taps)
     source, target = words.pointer(sums), words.pointer(result)
-    matrix = code.mul(depth, channels)
-    begin, end = code.share(depth)
-    with code.loop(begin, end) as k, code.loop(0, channels, vector_lanes()) as channel:
-        place = code.add(code.mul(k, channels), channel)
-        totals = []
-        for point in range(sizes.points):
-            line = Line(code, code.at(source, code.add(place, code.mul(matrix, point)), "float"), "float")
-            total = Cell(line.load(0))
-            with code.loop(1, slices) as part:
-                total.set(total.get() + line.load(code.mul(part, floats)))
-            totals.append(total.get())
-        first = code.at(target, code.add(code.mul(k, taps), code.mul(channel, by_channel)), "float")
-        for tap, value in enumerate(_points(turned(f.from_w), totals)):
-            Line(code, code.at(first, tap, "float"), "float", by_channel).store(0, value)
+
+    def write() -> None:
+        matrix = code.mul(depth, channels)
+        begin, end = code.share(depth)
+        with code.loop(begin, end) as k, code.loop(0, channels, vector_lanes()) as channel:
+            place = code.add(code.mul(k, channels), channel)
+            totals = []
+            for point in range(sizes.points):
+                line = Line(code, code.at(source, code.add(place, code.mul(matrix, point)), "float"), "float")
+                total = Cell(line.load(0))
+                with code.loop(1, slices) as part:
+                    total.set(total.get() + line.load(code.mul(part, floats)))
+                totals.append(total.get())
+            first = code.at(target, code.add(code.mul(k, taps), code.mul(channel, by_channel)), "float")
+            for tap, value in enumerate(_points(turned(f.from_w), totals)):
+                Line(code, code.at(first, tap, "float"), "float", by_channel).store(0, value)
+
+    code.later(sizes.written_by, write)
     cost = 2.0 * sizes.depth * sizes.channels * sizes.points / vector_lanes()
     return Entry(step, code, words.arguments, [sums], [result], kernel="points to filters", cost=cost)
