@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _runs = itertools.count(1)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Call:
     """What a caller asked for, besides the data."""
 
@@ -290,6 +290,7 @@ class CompiledGraph(Profiled, DescribedGraph):
                 bindings[value] = tensor._host
             for tensor, values in program.states.items():
                 bindings.update(zip(values, self._states_of(tensor), strict=True))
+            bindings.update(self._compiled.scalars_of(program).values())
             known[program] = bindings
         return known[program]
 
@@ -312,15 +313,15 @@ class CompiledGraph(Profiled, DescribedGraph):
         call: Call,
         passes: Passes | None = None,
         *,
-        accepted: Callable[[], None] = lambda: None,
-        before: Callable[[], dict[Value, Array]] = dict,
+        accepted: Callable[[], None] | None = None,
+        before: Callable[[dict[Value, Array]], None] = lambda fed: None,
         after: Callable[[bool], None] = lambda succeeded: None,
     ) -> Execution:
         """Queue a run of some phases.
 
         passes      what the run belongs to; None: it stands alone, and passes run before it lose their memory to it
         accepted    called when nothing can be refused any more, just before the run is queued
-        before      called when the run's turn has come: further arrays to feed
+        before      called when the run's turn has come, with what it is fed: more may be added
         after       called when the run is over: did it succeed?
         """
         self._raise_unseen_error()
@@ -338,7 +339,10 @@ class CompiledGraph(Profiled, DescribedGraph):
         def work() -> Tensor | None:
             fed: dict[Value, Array] = {}
             try:
-                fed = {**resolved(feeds), **(passes.begin(phases) if passes is not None else {}), **before()}
+                fed = resolved(feeds)
+                if passes is not None:
+                    fed.update(passes.begin(phases))
+                before(fed)
                 self._ran = passes
                 if "forward" in phases:
                     self._current = None  # what the last run left is about to be overwritten
@@ -366,7 +370,8 @@ class CompiledGraph(Profiled, DescribedGraph):
             device.queue, work, measures_time=measures, profile=profile, completion_handler=call.completion_handler
         )
         self._feeding.remember(compiled.fed(program, phases), feeds)
-        accepted()
+        if accepted is not None:
+            accepted()
         self._asked = passes
         if passes is not None:
             passes.queued.update(phases)

@@ -44,7 +44,10 @@ class WorkQueue:
         _queues.add(self)
 
     def _reset(self) -> None:
-        self._condition = threading.Condition()
+        # Entered directly, and told only when somebody waits: a condition's own methods cost a small step microseconds.
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
+        self._waiting = 0
         self._jobs: deque[Execution] = deque()
         self._running: list[Execution] = []  # more than one only when a handler waits for a later job
         self._owner: int | None = None  # the thread that is running a job right now
@@ -56,7 +59,7 @@ class WorkQueue:
         record  gets the job if, and only if, the queue does, whatever happens
         """
         with Held():
-            with self._condition:
+            with self._lock:
                 if record is not None:
                     record.append(job)
                 here = synchronous and not self._jobs and self._owner is None
@@ -67,7 +70,7 @@ class WorkQueue:
                     if self._worker is None:
                         self._worker = threading.Thread(target=self._work, name="mlcompute", daemon=True)
                         self._worker.start()
-                    self._condition.notify_all()
+                    self._tell_all()
             if here:
                 self._run(job, releases=True)
 
@@ -82,7 +85,7 @@ class WorkQueue:
         if self.is_running_here():
             # The handler's own run is over, so those behind it may go on, on this thread.
             while not job.is_done and job not in self._running:
-                with self._condition:
+                with self._lock:
                     following = self._jobs.popleft()
                 self._run(following, releases=False)
             return
@@ -95,7 +98,7 @@ class WorkQueue:
     def when_done(self, job: Execution, tell: Callable[[], None]) -> None:
         """Call `tell` once the job has finished, on whatever thread that happens."""
         with Held():
-            with self._condition:
+            with self._lock:
                 if not job.is_done:
                     job.listeners.append(tell)
                     return
@@ -106,21 +109,39 @@ class WorkQueue:
         try:
             job.run()
         finally:
-            with self._condition:
+            with self._lock:
                 self._running.pop()
                 job.is_done = True
                 if releases:
                     self._owner = None
-                self._condition.notify_all()
+                self._tell_all()
             for tell in job.listeners:
                 tell()
 
+    def _tell_all(self) -> None:
+        if self._waiting:
+            self._condition.notify_all()
+
+    def _wait(self, timeout: float) -> bool:
+        """Let others have the lock until they tell something; False when they did not in time."""
+        self._waiting += 1
+        try:
+            return self._condition.wait(timeout)
+        finally:
+            self._waiting -= 1
+
+    def _wait_until_idle(self, seconds: float) -> None:
+        """Until no job is running, but not for ever."""
+        end = time.monotonic() + seconds
+        while self._owner is not None and (left := end - time.monotonic()) > 0:
+            self._wait(left)
+
     def _work(self) -> None:
         while True:
-            with self._condition:
+            with self._lock:
                 while not self._jobs or self._owner is not None:
                     # A worker with nothing to do goes away; the next job starts another one.
-                    if not self._condition.wait(timeout=1.0) and not self._jobs:
+                    if not self._wait(1.0) and not self._jobs:
                         self._worker = None
                         return
                 job = self._jobs.popleft()
@@ -131,19 +152,19 @@ class WorkQueue:
     def _before_fork(self) -> None:
         # A child with half a step's numbers would be of no use: let the running job finish, and no other begin. One
         # that waits for something else to happen must not stop the fork, though.
-        self._condition.acquire()
+        self._lock.acquire()
         if not self.is_running_here():
-            self._condition.wait_for(lambda: self._owner is None, timeout=_FORK_WAITS)
+            self._wait_until_idle(_FORK_WAITS)
 
     def _after_fork_in_parent(self) -> None:
-        self._condition.release()
+        self._lock.release()
 
     def _at_exit(self) -> None:
         # Memory goes away when the process ends, and native code must not be using it then.
-        with self._condition:
+        with self._lock:
             self._jobs.clear()
             if not self.is_running_here():
-                self._condition.wait_for(lambda: self._owner is None, timeout=_EXIT_WAITS)
+                self._wait_until_idle(_EXIT_WAITS)
 
     def _after_fork(self) -> None:
         # Threads do not survive a fork: the child starts with an empty queue, and what was queued failed for it.
@@ -176,6 +197,11 @@ class Execution:
     result, seconds = await graph.execute_forward(...)
     graph.execute(...).wait().result
     """
+
+    __slots__ = (
+        "__weakref__", "_error", "_handler", "_measures_time", "_result", "_seconds", "_work", "error_was_seen",
+        "is_done", "listeners", "profile", "queue",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -47,7 +47,15 @@ class Feeding:
         feeds: Feeds = {}
         for tensor, value, rows in inputs:
             if tensor in data and not skips:
-                array = read_array(data[tensor], tensor.descriptor, who(tensor), rows)
+                array = data[tensor]
+                # What fits already, as nearly always, is not worth a call.
+                if (
+                    type(array) is not np.ndarray
+                    or array.shape != value.shape
+                    or array.dtype != value.dtype
+                    or not array.flags.c_contiguous
+                ):
+                    array = read_array(array, tensor.descriptor, who(tensor), rows)
             else:
                 standing = self._standing(tensor, skips)
                 if not isinstance(standing, np.ndarray):

@@ -13,6 +13,7 @@ _signal: Any = importlib.import_module("_signal")
 
 #: Signals whose handlers may raise: Ctrl-C always, the others where a program has set a handler.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGBREAK")
+_get_ident = threading.get_ident
 _NUMBERS = [int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name)]
 
 
@@ -28,7 +29,7 @@ class Held:
     def __init__(self) -> None:
         self._came: list[int] = []
         self._handlers: dict[int, Any] = {}
-        if threading.get_ident() != threading.main_thread().ident:
+        if _get_ident() != threading.main_thread().ident:
             return
         try:
             for number in _NUMBERS:
@@ -56,6 +57,8 @@ class Held:
 
     def release(self) -> None:
         """Signals are heard again, those that came meanwhile at once."""
+        if not self._handlers and not self._came:
+            return
         try:
             if self._handlers:
                 number, handler = self._handlers.popitem()

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from mlcompute.compiler import Description, compile_program
 from mlcompute.compiler.program import Program
 from mlcompute.layers.loss import LossLayer
@@ -56,8 +58,6 @@ class Programs:
         self.bindings: dict[Program, dict[Value, Array]] = {}
         #: Inputs as errors about them begin, by the method that was called.
         self.spelled: dict[tuple[str, Tensor], str] = {}
-        #: What an update reads anew every time, by name, with the memory it is handed in.
-        self.scalars: dict[Program, dict[str, tuple[Value, Array]]] = {}
         #: MLC_DEBUG=time: every run is timed layer by layer, and the times are printed.
         self.prints_times = "time" in os.environ.get("MLC_DEBUG", "").split(",")
         self._engine = engine
@@ -65,6 +65,7 @@ class Programs:
         self._programs: dict[tuple[str, int, bool], Program] = {}
         self._executables: dict[Program, Executable] = {}
         self._results: dict[Program, Tensor | None] = {}
+        self._scalars: dict[Program, dict[str, tuple[Value, Array]]] = {}
         self._fed: dict[tuple[Program, tuple[str, ...]], list[Fed]] = {}
         self._lock = threading.RLock()
 
@@ -116,6 +117,14 @@ class Programs:
                     found.append(Fed(tensor, value, rows))
             self._fed[key] = found
         return self._fed[key]
+
+    def scalars_of(self, program: Program) -> dict[str, tuple[Value, Array]]:
+        """Where each update finds its numbers. Runs take turns, so all runs of a program can share the memory."""
+        if program not in self._scalars:
+            self._scalars[program] = {
+                name: (value, np.empty((), value.dtype)) for name, value in program.scalars.items()
+            }
+        return self._scalars[program]
 
     def result(self, program: Program) -> Tensor | None:
         """What a run of the program answers."""

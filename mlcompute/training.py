@@ -369,26 +369,21 @@ class TrainingGraph(LearningGraph):
         if not asks(call.options, ExecutionOptions.SYNCHRONOUS):
             # The caller may change the rate while the run is queued; what it was when the run was asked for counts.
             settings = copy.copy(settings)
-        scalars = self._scalars_of(program)
+        assert self._compiled is not None
+        scalars = self._compiled.scalars_of(program)
         state, before_replacing = self._state, [(tensor._make_writable(), array) for tensor, array in replaced]
+        keys = program.random_keys if "forward" in phases else ()
 
-        def accepted() -> None:
-            if "forward" in phases:
-                random.prepare(program.random_keys)
-
-        def before() -> dict[Value, Array]:
-            fed: dict[Value, Array] = {}
+        def before(fed: dict[Value, Array]) -> None:
             for index, (host, array) in enumerate(before_replacing):
                 before_replacing[index] = (host, host.copy())
                 np.copyto(host, array)
-            if "forward" in phases:
-                fed.update(random.keys(program.random_keys))
+            if keys:
+                fed.update(random.keys(keys))
             if settings is not None and state is not None:
                 numbers = settings.scalars(state.time_step)
-                for name, (value, array) in scalars.items():
+                for name, (_, array) in scalars.items():
                     array[()] = numbers[name]
-                    fed[value] = array
-            return fed
 
         def after(succeeded: bool) -> None:
             if not succeeded:
@@ -400,15 +395,8 @@ class TrainingGraph(LearningGraph):
             if settings is not None and state is not None:
                 state.advance()
 
+        accepted = functools.partial(random.prepare, keys) if keys else None
         return self._submit(program, phases, feeds, call, passes, accepted=accepted, before=before, after=after)
-
-    def _scalars_of(self, program: Program) -> dict[str, tuple[Value, Array]]:
-        """Where each update finds its numbers. Runs take turns, so all runs of a program can share the memory."""
-        assert self._compiled is not None
-        known = self._compiled.scalars
-        if program not in known:
-            known[program] = {name: (value, np.empty((), value.dtype)) for name, value in program.scalars.items()}
-        return known[program]
 
 
 def _sum_of_gradients(tensor: Tensor, users: Sequence[TrainingGraph]) -> Array | None:
