@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 # Each test worker computes on one core; more threads than cores only get in each other's way.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS)
 
-.PHONY: help train test lint slow bench docs examples format clean
+.PHONY: help train test lint slow fuzz bench docs examples format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make train DATA=path  the same on a folder of MNIST-format files"
 	@echo "make test             lint, type check and test everything"
 	@echo "make slow             the tests that take minutes"
+	@echo "make fuzz             feed damaged files to the readers, for hours (counts and findings: fuzzing-results/)"
 	@echo "make bench            training steps beside PyTorch, JAX, tinygrad and MLX (ARGS=--quick: two minutes)"
 	@echo "make docs             build the documentation into docs/_build/html"
 	@echo "make examples         run every example"
@@ -31,6 +32,9 @@ test: lint
 
 slow: $(VENV)/.has-test
 	$(PYTEST) -m slow $(ARGS)
+
+fuzz: $(VENV)/.has-fuzz
+	$(PY) -m tests.fuzzing $(or $(FOLDER),fuzzing-results) $(ARGS)
 
 bench: $(VENV)/.has-bench
 	$(PY) -m benchmarks $(ARGS)
