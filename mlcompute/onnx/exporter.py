@@ -13,14 +13,15 @@ import numpy as np
 from mlcompute.compiler import Description
 from mlcompute.compiler.lower import Lowering
 from mlcompute.described import DescribedGraph
-from mlcompute.errors import DataError, GraphError
+from mlcompute.errors import DataError, Error, GraphError
 from mlcompute.graph import Node
 from mlcompute.inference import InferenceGraph
 from mlcompute.onnx.importer import ImportedGraph
 from mlcompute.onnx.layer import OperatorLayer
 from mlcompute.onnx.operands import Derived, Known, Operand, Source, Use, Weight
 from mlcompute.onnx.operators.reductions import MASKED
-from mlcompute.onnx.types import carried, element_type, folded_shape
+from mlcompute.onnx.symbolic import Rewriter, Sizes, StaticError
+from mlcompute.onnx.types import carried, element_type, folded_shape, unfolded_shape
 from mlcompute.onnx.writing import CannotExportError, Writer
 from mlcompute.ops.op import Step, Value
 from mlcompute.programs import final_result, without_losses
@@ -45,12 +46,14 @@ class _Part:
     native: bool = False
 
 
-def save(graph: Any, path: Any, *, name: str = "mlcompute") -> None:
+def save(graph: Any, path: Any, *, name: str = "mlcompute", any_batch: bool = True) -> None:
     """Write a graph as an ONNX model (operator set 18), checked by ONNX's checker; the old file stays until it is done.
 
-    graph   an InferenceGraph or a graph made by `load`: the forward pass, with the graph's own batch size.
+    graph   an InferenceGraph or a graph made by `load`: the forward pass.
             A TrainingGraph: one training step, with `Gradient` and `Adam` or `Momentum` of ai.onnx.preview.training;
             other optimizers, clipping, L1 penalties and dropout have no such operator: CannotExportError
+    any_batch   write the number of samples as the symbol `batch`, so that the model runs with any; where the graph does
+            not allow it, or with False, the number is the graph's own. The model's metadata say which, and why
 
     >>> import mlcompute as mlc
     >>> mlc.onnx.save(inference_graph, "model.onnx")  # doctest: +SKIP
@@ -58,10 +61,10 @@ def save(graph: Any, path: Any, *, name: str = "mlcompute") -> None:
     target = Path(path)
     if target.is_dir() or not target.parent.is_dir():
         raise DataError(f"onnx.save: '{target}' cannot be written", expected="a file name in a folder that exists")
-    write_model(to_model(graph, name=name), target)
+    write_model(to_model(graph, name=name, any_batch=any_batch), target)
 
 
-def to_model(graph: Any, *, name: str = "mlcompute") -> ModelProto:
+def to_model(graph: Any, *, name: str = "mlcompute", any_batch: bool = True) -> ModelProto:
     """The graph as an ONNX model, checked by ONNX's own checker."""
     import onnx
 
@@ -75,8 +78,7 @@ def to_model(graph: Any, *, name: str = "mlcompute") -> ModelProto:
 
         model = training_model(graph, name)
     elif isinstance(graph, DescribedGraph):
-        graph_writer = GraphWriter(graph, without_losses(graph._describe()), training=False)
-        model = graph_writer.model(name)
+        model = inference_model(graph, name, any_batch)
     else:
         raise GraphError(
             f"onnx.save: cannot write a {type(graph).__name__}",
@@ -108,11 +110,16 @@ def write_model(model: ModelProto, target: Path) -> None:
 class GraphWriter:
     """Lowers a graph and writes it, layer by layer."""
 
-    def __init__(self, graph: DescribedGraph, description: Description, *, training: bool) -> None:
+    def __init__(self, graph: DescribedGraph, description: Description, *, training: bool, batch: int = 0) -> None:
+        """batch   samples to write it for; the graph's own number if not given."""
         self.graph, self.description = graph, description
+        self.batch = batch or description.batch_size
         self.run = Lowering(training)
         self.run.weights_of = description.label_weights
         self.parts: list[_Part] = []
+        #: Results of operators on weights only, by the use that gives them; and which uses can be written as they are.
+        self._derived: dict[int, list[str]] = {}
+        self._natives: dict[int, bool] = {}
         self.writer = Writer(OPSET)
         self._lower()
         self.outputs = self._named_outputs()
@@ -122,8 +129,9 @@ class GraphWriter:
 
     def _lower(self) -> None:
         run = self.run
-        for tensor in self.description.inputs:
-            run.input(tensor)
+        for tensor, rows in self.description.inputs.items():
+            shape = tensor.descriptor.shape
+            run.input(tensor, (rows * self.batch, *shape[1:]) if rows else shape)
         for tensor, array in self.description.constants.items():
             run.values[tensor] = run.trace.constant(array)
         for node in self.description.nodes:
@@ -151,8 +159,12 @@ class GraphWriter:
         if not all(isinstance(value, plain) for value in use.attributes.values()):
             return False
         for operand in use.operands:
-            if isinstance(operand, Derived) and not self._is_native(operand.use):
-                return False
+            if isinstance(operand, Derived):
+                key = id(operand.use)
+                if key not in self._natives:
+                    self._natives[key] = self._is_native(operand.use)
+                if not self._natives[key]:
+                    return False
             if isinstance(operand, Known) and operand.array.dtype.name not in _PLAIN:
                 return False
         return True
@@ -160,9 +172,7 @@ class GraphWriter:
     # Names ----------------------------------------------------------------------------------------------------------
 
     def _named_outputs(self) -> dict[str, Tensor]:
-        declared = {
-            name: tensor for name, tensor in self.graph._declared.outputs.items() if tensor in self.run.values
-        }
+        declared = {name: tensor for name, tensor in self.graph._declared.outputs.items() if tensor in self.run.values}
         if declared:
             return declared
         last = final_result(self.description.nodes)
@@ -221,13 +231,16 @@ class GraphWriter:
                 outputs[index] = name
             else:
                 outputs[index] = writer.unique("whole")
-                after.append((outputs[index], folded_shape(shape), name))
+                after.append((outputs[index], self.run.values[tensor].shape, name))
         self._write_use(layer.use, outputs, layer.label)
         for inner, shape, name in after:
             writer.node("Reshape", [inner, writer.constant(np.array(shape, np.int64))], [name])
 
     def _write_use(self, use: Use, outputs: list[str], label: str) -> None:
         inputs = ["" if operand is None else self._operand(operand) for operand in use.operands]
+        shape = use.operands[1] if use.row.name in ("Reshape", "Expand") and len(use.operands) > 1 else None
+        if isinstance(shape, Known):
+            inputs[1] = self.writer.constant(np.array(self._shape_now(use, shape.array.tolist()), np.int64))
         while inputs and not inputs[-1]:
             inputs.pop()
         attributes = {
@@ -236,6 +249,14 @@ class GraphWriter:
             if not (isinstance(value, list) and not value)
         }
         self.writer.node(use.row.name, inputs, outputs, name=self.writer.unique(f"node {label}"), **attributes)
+
+    def _shape_now(self, use: Use, shape: list[int]) -> list[int]:
+        """A shape known at import, for the batch that is written: its first extent counts samples."""
+        for source in use.sources():
+            then, now = source.shape[:1], self.run.values[source.tensor].shape[:1]
+            if then and then != now and shape and shape[0] > 0 and shape[0] % then[0] == 0:
+                return [shape[0] // then[0] * now[0], *shape[1:]]
+        return shape
 
     def _operand(self, operand: Operand) -> str:
         writer = self.writer
@@ -247,12 +268,15 @@ class GraphWriter:
             name = self._tensor_name(operand.tensor)
             return self._unfolded(name, operand.shape)
         if isinstance(operand, Source):
-            return self._unfolded(writer.name(self.run.values[operand.tensor]), operand.shape)
+            value = self.run.values[operand.tensor]
+            return self._unfolded(writer.name(value), unfolded_shape(operand.shape, value.shape))
         assert isinstance(operand, Derived)
-        outputs = [""] * (operand.index + 1)
-        outputs[operand.index] = writer.unique("derived")
-        self._write_use(operand.use, outputs, outputs[operand.index])
-        return outputs[operand.index]
+        key = id(operand.use)
+        if key not in self._derived:  # written once, however many use it
+            count = max(operand.use.output_count, operand.index + 1)
+            self._derived[key] = [writer.unique("derived") for _ in range(count)]
+            self._write_use(operand.use, self._derived[key], self._derived[key][0])
+        return self._derived[key][operand.index]
 
     def _tensor_name(self, tensor: Tensor) -> str:
         return self.writer.name(self.run.value_of(tensor))
@@ -262,13 +286,54 @@ class GraphWriter:
             return name
         return self.writer.value("Reshape", name, self.writer.constant(np.array(shape, np.int64)))
 
-    def model(self, name: str) -> ModelProto:
-        """The whole model."""
-        writer = self.write()
-        outputs = {wish: self.run.values[tensor] for wish, tensor in self.outputs.items()}
+    def values(self) -> tuple[dict[str, Value], dict[str, Value]]:
+        """What goes in and what comes out, by name."""
         inputs = {given: self.run.values[tensor] for given, tensor in self.inputs.items()}
+        return inputs, {wish: self.run.values[tensor] for wish, tensor in self.outputs.items()}
+
+    def model(self, name: str, symbols: Mapping[str, list[int | str]] | None = None) -> ModelProto:
+        """The whole model, once it is written."""
         weights = {given: _host(tensor) for given, tensor in self.weights.items()}
-        return assemble(writer, name, inputs, outputs, weights)
+        return assemble(self.writer, name, *self.values(), weights, symbols or {})
+
+
+def inference_model(graph: DescribedGraph, name: str, any_batch: bool) -> ModelProto:
+    """The forward pass, for any number of samples where that is possible."""
+    description = without_losses(graph._describe())
+    out = GraphWriter(graph, description, training=False)
+    out.write()
+    symbols: dict[str, list[int | str]] = {}
+    told = "as asked"
+    if any_batch:
+        try:
+            symbols = _opened_batch(graph, description, out)
+        except StaticError as error:
+            told = str(error)
+    model = out.model(name, symbols)
+    entry = model.metadata_props.add()
+    entry.key, entry.value = "batch", "any" if symbols else f"{description.batch_size}: {told}"
+    return model
+
+
+def _opened_batch(graph: DescribedGraph, description: Description, out: GraphWriter) -> dict[str, list[int | str]]:
+    """Make what was written serve any batch; the extents of inputs and outputs, with symbols."""
+    size = description.batch_size
+    if size > 1 and any(array.shape[:1] == (size,) for array in description.constants.values()):
+        raise StaticError("a tensor of the graph has numbers for each sample")
+    scaled = [(given, rows) for given, rows in zip(out.inputs, description.inputs.values(), strict=True) if rows]
+    if not scaled:
+        raise StaticError("no input has an axis of samples")
+    try:
+        other = GraphWriter(graph, description, training=False, batch=size + 1)
+        other.write()
+    except Error as error:
+        raise StaticError(f"for another batch: {error.message}") from None
+    sizes = Sizes(size, size + 1)
+    symbols = {}
+    for mine, others in zip(out.values(), other.values(), strict=True):
+        symbols.update({given: sizes.extents(mine[given].shape, others[given].shape) for given in mine})
+    out.writer.nodes = Rewriter(out.writer, other.writer, sizes, scaled[0]).rewritten()
+    return symbols
 
 
 #: Operators that are written as the ops they are: types are carried here, or programs disagree about them.
@@ -331,9 +396,17 @@ def _host(tensor: Tensor) -> Any:
 
 
 def assemble(
-    writer: Writer, name: str, inputs: Mapping[str, Value], outputs: Mapping[str, Value], weights: Mapping[str, Any]
+    writer: Writer,
+    name: str,
+    inputs: Mapping[str, Value],
+    outputs: Mapping[str, Value],
+    weights: Mapping[str, Any],
+    symbols: Mapping[str, list[int | str]] | None = None,
 ) -> ModelProto:
-    """Nodes, stored tensors and the declarations of what goes in and out; nodes nobody needs are left out."""
+    """Nodes, stored tensors and the declarations of what goes in and out; nodes nobody needs are left out.
+
+    symbols   extents of those of them that are not fixed
+    """
     from onnx import helper, numpy_helper
 
     nodes = _needed(writer.nodes, set(outputs))
@@ -344,10 +417,12 @@ def assemble(
         for given, array in stored.items()
         if given in used
     ]
+
+    def declared(given: str, value: Value) -> Any:
+        return helper.make_tensor_value_info(given, element_type(value.dtype), (symbols or {}).get(given, value.shape))
+
     graph = helper.make_graph(
-        nodes, name,
-        [helper.make_tensor_value_info(n, element_type(v.dtype), list(v.shape)) for n, v in inputs.items()],
-        [helper.make_tensor_value_info(n, element_type(v.dtype), list(v.shape)) for n, v in outputs.items()],
+        nodes, name, [declared(*one) for one in inputs.items()], [declared(*one) for one in outputs.items()],
         initializers,
     )  # fmt: skip
     opsets = [helper.make_opsetid("", writer.opset), *(helper.make_opsetid(d, 1) for d in sorted(writer.domains))]

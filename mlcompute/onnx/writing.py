@@ -29,15 +29,16 @@ class Writer:
         self.stored: dict[str, Array] = {}
         self.names: dict[Value, str] = {}
         self.taken: set[str] = set()
+        self._counts: dict[str, int] = {}
         self.domains: set[str] = set()
         self._constants: dict[tuple[Any, ...], str] = {}
 
     def unique(self, wish: str) -> str:
         """A name nobody has, close to the one wished for."""
-        name, count = wish or "value", 1
+        name = wish or "value"
         while name in self.taken:
-            count += 1
-            name = f"{wish}_{count}"
+            self._counts[wish] = self._counts.get(wish, 1) + 1
+            name = f"{wish}_{self._counts[wish]}"
         self.taken.add(name)
         return name
 
@@ -303,9 +304,7 @@ def _scatter(writer: Writer, step: Step) -> None:
         starts, ends, axes = ([0] * len(used), used, range(len(used)))
         updates = writer.value("Slice", updates, *(_ints(writer, numbers) for numbers in (starts, ends, axes)))
     more = {"reduction": "add"} if step.op.name == "scatter_add" else {}
-    writer.node(
-        "ScatterElements", [base, indices, updates], [_out(writer, step)], axis=step.attributes["axis"], **more
-    )
+    writer.node("ScatterElements", [base, indices, updates], [_out(writer, step)], axis=step.attributes["axis"], **more)
 
 
 @_writes("renormalize")

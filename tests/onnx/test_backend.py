@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import collections
-import functools
 import os
 import re
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
 
 import mlcompute as mlc
 from mlcompute.onnx.backend import run_graph
 from tests.onnx import published
+from tests.onnx.networks import LIGHT, MODELS, expected
 from tests.onnx.suite import CHUNKS, Outcome, all_cases, outcomes, run_case
 
 
@@ -56,21 +54,8 @@ def test_the_cpu_engine_gives_the_same() -> None:
 
 # Full-size networks -------------------------------------------------------------------------------------------------
 
-LIGHT = os.path.join(os.path.dirname(onnx.__file__), "backend", "test", "data", "light")
-MODELS = (
-    "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet", "vgg19",
-    "zfnet512",
-)  # fmt: skip
 #: Small enough for every run of the tests; the others are asked with --slow.
 QUICK = ("squeezenet", "shufflenet", "resnet50")
-
-
-@functools.cache
-def expected(name: str) -> np.ndarray:
-    tensor = onnx.TensorProto()
-    with open(os.path.join(LIGHT, f"light_{name}_output_0.pb"), "rb") as file:
-        tensor.ParseFromString(file.read())
-    return numpy_helper.to_array(tensor)
 
 
 @pytest.mark.parametrize(

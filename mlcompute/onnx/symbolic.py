@@ -1,0 +1,134 @@
+"""Any batch size in an exported model: written for two sizes, it shows which numbers count samples.
+
+Two models that say the same for A and for B samples have the same nodes; only stored shapes differ, and where they do,
+they are multiples of the batch. Those become -1 or are computed from the shape of an input, and the extents of inputs
+and outputs become the symbol `batch`. Where anything else differs (a table with a row per sample, a mean over the
+batch), the model cannot be written for any size, and stays as it is for A.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlcompute.onnx.writing import Writer
+from mlcompute.ops.op import Array, Shape
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+SYMBOL = "batch"
+#: Where ONNX reads a shape in which one extent may be left to be worked out.
+_OPEN_SHAPE = {("Reshape", 1)}
+
+
+class StaticError(Exception):
+    """The model depends on the number of samples in a way that cannot be written; the message says which."""
+
+
+@dataclass
+class Sizes:
+    """The two batch sizes a model was written for."""
+
+    a: int
+    b: int
+
+    def multiple(self, a: int, b: int) -> int:
+        """k, where a number is k times the batch; 0 where it is the same for both."""
+        if a == b:
+            return 0
+        if a % self.a or a // self.a * self.b != b:
+            raise StaticError(f"{a} for {self.a} samples, {b} for {self.b}, is no multiple of the batch")
+        return a // self.a
+
+    def extents(self, a: Shape, b: Shape) -> list[int | str]:
+        """A shape with the symbol where it counts samples."""
+        if len(a) != len(b):
+            raise StaticError(f"shapes {a} and {b} differ in rank")
+        found: list[int | str] = []
+        for x, y in zip(a, b, strict=True):
+            k = self.multiple(x, y)
+            found.append(x if not k else SYMBOL if k == 1 else f"{k}*{SYMBOL}")
+        return found
+
+
+@dataclass(eq=False)
+class Rewriter:
+    """Turns the nodes written for A samples into nodes for any number of them.
+
+    given   an input of the model and how many of its rows are one sample: from it the batch is read
+    """
+
+    here: Writer
+    there: Writer
+    sizes: Sizes
+    given: tuple[str, int]
+    nodes: list[NodeProto] = field(default_factory=list)
+    _same: dict[str, str] = field(default_factory=dict)
+    _made: dict[Any, str] = field(default_factory=dict)
+
+    def rewritten(self) -> list[NodeProto]:
+        """The nodes for any batch; StaticError when they differ otherwise than in shapes."""
+        if len(self.here.nodes) != len(self.there.nodes):
+            raise StaticError("the number of nodes depends on the batch")
+        for a, b in zip(self.here.nodes, self.there.nodes, strict=True):
+            self._node(a, b)
+        return self.nodes
+
+    def _node(self, a: NodeProto, b: NodeProto) -> None:
+        alike = (a.op_type, a.domain, len(a.input), len(a.output)) == (b.op_type, b.domain, len(b.input), len(b.output))
+        if not alike or list(a.attribute) != list(b.attribute):
+            raise StaticError(f"{a.op_type} '{a.output[0]}' is another for another batch")
+        copied = type(a)()
+        copied.CopyFrom(a)
+        for index, (mine, other) in enumerate(zip(a.input, b.input, strict=True)):
+            stored = self.here.stored.get(mine), self.there.stored.get(other)
+            if stored[0] is not None and stored[1] is not None:
+                copied.input[index] = self._stored(mine, stored[0], stored[1], (a.op_type, index))
+            elif self._same.setdefault(mine, other) != other:
+                raise StaticError(f"{a.op_type} '{a.output[0]}' reads another value for another batch")
+        self._same.update(zip(a.output, b.output, strict=True))
+        self.nodes.append(copied)
+
+    def _stored(self, name: str, a: Array, b: Array, slot: tuple[str, int]) -> str:
+        """The name of numbers that are the same for both, or are worked out from the batch."""
+        if a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
+            return name
+        if a.dtype == np.int64 and a.shape == b.shape and a.ndim == 1:
+            return self._numbers(a.tolist(), b.tolist(), slot in _OPEN_SHAPE)
+        number = a.reshape(-1)[:1]
+        if a.dtype == b.dtype and a.size and np.all(a == number) and np.all(b == number):
+            return self._node_once("Expand", self.here.constant(number), self._numbers(list(a.shape), list(b.shape)))
+        raise StaticError(f"a table of {a.size} numbers has a part for each sample")
+
+    def _numbers(self, a: list[int], b: list[int], may_be_open: bool = False) -> str:
+        """Whole numbers of which some are multiples of the batch."""
+        multiples = [self.sizes.multiple(x, y) for x, y in zip(a, b, strict=True)]
+        if may_be_open and sum(map(bool, multiples)) == 1 and -1 not in a and 0 not in a:
+            return self.here.constant(np.array([-1 if k else x for x, k in zip(a, multiples, strict=True)], np.int64))
+        parts = []
+        for x, k in zip(a, multiples, strict=True):
+            parts.append(self._samples(k) if k else self.here.constant(np.array([x], np.int64)))
+        return parts[0] if len(parts) == 1 else self._node_once("Concat", *parts, axis=0)
+
+    def _samples(self, multiple: int) -> str:
+        """The batch times a number, as a tensor of one element."""
+        name, rows = self.given
+        batch = self._node_once("Shape", name, start=0, end=1)
+        if rows != 1:
+            batch = self._node_once("Div", batch, self.here.constant(np.array([rows], np.int64)))
+        if multiple == 1:
+            return batch
+        return self._node_once("Mul", batch, self.here.constant(np.array([multiple], np.int64)))
+
+    def _node_once(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """One more node, made when it is first needed, before the node that needs it."""
+        key = (kind, inputs, tuple(attributes.items()))
+        if key not in self._made:
+            start = len(self.here.nodes)
+            self._made[key] = self.here.value(kind, *inputs, wish="samples", **attributes)
+            self.nodes += self.here.nodes[start:]
+            del self.here.nodes[start:]
+        return self._made[key]
