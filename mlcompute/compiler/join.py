@@ -77,6 +77,8 @@ class _Join:
         for step in self.users.get(value, ()) if value is not None else ():
             if step.op.name != "sum" or step.attributes["axes"] != gradient.attributes["axes"]:
                 continue
+            if step in self.gone:  # another normalisation with the same dy gives it already
+                continue
             if step.phase == gradient.phase and all(
                 self.places[user] > self.places[gradient] for user in self.users.get(step.results[0], ())
             ):

@@ -85,3 +85,22 @@ def test_a_sum_needed_early_is_taken_early() -> None:
     join(trace, [dx, early])
     verify_steps(trace.steps)
     assert [step.op.name for step in trace.steps].count("sum") == 1
+
+
+def test_two_normalisations_of_one_sum_take_its_gradient_once() -> None:
+    """As in a residual block with a normalised shortcut: both have the same dy, and one sum of it."""
+    trace = Trace()
+    a, b, dy = (feed(trace, SHAPE) for _ in range(3))
+    scales, shifts = ([feed(trace, STATISTICS) for _ in range(2)] for _ in range(2))
+    parts = [
+        ops.normalize(x, AXES, 1e-5)[0] * scale + shift for x, scale, shift in zip((a, b), scales, shifts, strict=True)
+    ]
+    trace.phase = "gradient"
+    wanted = [a, b, *scales, *shifts]
+    found = differentiate(trace, {parts[0] + parts[1]: dy}, wanted, set())
+    results = simplified(trace, [found[value] for value in wanted])
+    before = run(trace, [a, b, *scales, *shifts, dy], results)
+    join(trace, results)
+    verify_steps(trace.steps)
+    for old, new in zip(before, run(trace, [a, b, *scales, *shifts, dy], results), strict=True):
+        np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5)
