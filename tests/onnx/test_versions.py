@@ -26,7 +26,7 @@ onnxruntime.set_default_logger_severity(4)
 NAMES = sorted(name for domain, name in ROWS if not domain)
 #: What the converter changes the meaning of, with the reason; onnxruntime still judges.
 WRONGLY_CONVERTED = {
-    ("Resize", 10): "positions were asymmetric then, are half pixels now, and the converter does not say"
+    ("Resize", 10): "positions were asymmetric then and are half pixels now"
 }
 
 
