@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mlcompute import ops
+from mlcompute.compiler.alike import settle, update_alike
 from mlcompute.compiler.differentiate import differentiate
 from mlcompute.compiler.expand import expand
 from mlcompute.compiler.follow import follow
@@ -24,7 +25,7 @@ from mlcompute.compiler.recompute import recompute
 from mlcompute.compiler.remember import remember
 from mlcompute.compiler.schedule import store_early, update_early
 from mlcompute.compiler.simplify import simplify
-from mlcompute.compiler.update import update
+from mlcompute.compiler.update import Updated, update
 from mlcompute.compiler.verify import is_verifying, verify_program, verify_steps
 from mlcompute.errors import ShapeError
 from mlcompute.graph import Node
@@ -91,7 +92,7 @@ def _compile(description: Description, engine: Engine, style: str, batch_size: i
     run = _lower(description, program, batch_size, training=style != "inference")
     if style != "inference":
         _differentiate(description, program, run)
-        _update(description, program, run)
+        _update(description, program, run, engine)
     trace = run.trace
     if verifies:
         verify_steps(trace.steps, split=True)
@@ -119,6 +120,7 @@ def _compile(description: Description, engine: Engine, style: str, batch_size: i
     if style == "fused":
         remember(trace, program.kept)
         recompute(trace, program.kept)
+    settle(trace)
     merges = description.fuses and engine.merges
     steps = merge(trace.steps, program.kept) if merges else trace.steps
     if style != "split":
@@ -204,12 +206,12 @@ def _differentiate(description: Description, program: Program, run: Lowering) ->
     program.gradients = {tensor: gradients[value] for tensor, value in values.items() if value in gradients}
 
 
-def _update(description: Description, program: Program, run: Lowering) -> None:
+def _update(description: Description, program: Program, run: Lowering, engine: Engine) -> None:
     """Steps of the update phase."""
     optimizer, trace = description.optimizer, run.trace
     if optimizer is None:
         return
-    updated: list[tuple[Value, Value, list[Value]]] = []
+    updated: list[Updated] = []
     for tensor in description.parameters:
         gradient = program.gradients.get(tensor)
         if gradient is None:
@@ -223,6 +225,8 @@ def _update(description: Description, program: Program, run: Lowering) -> None:
     if not updated:
         return
     program.scalars = {name: trace.value((), FLOAT32, "scalar", name) for name in optimizer.scalar_names}
+    if description.fuses and engine.merges:
+        updated = update_alike(trace, optimizer, updated, program.scalars, engine.supports)
     start = len(trace.steps)
     store_early(trace, update(trace, optimizer, updated, program.scalars), start)
 

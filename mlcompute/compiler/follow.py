@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from mlcompute.compiler.merge import MERGED_ASSIGN, MergedAssign
-from mlcompute.ops.op import FLOAT32, Step, Value
+from mlcompute.ops.op import FLOAT32, Step, Value, inner_steps
 
 #: follows(rows, columns, depth): is a product of that size to be made in this way?
 Follows = Callable[[int, int, int], bool]
@@ -44,10 +44,10 @@ def follow(steps: list[Step], keep: Iterable[Value], follows: Follows) -> list[S
             product = makers.get(value)
             if product is None or product.op.name != "matmul" or readers[value] > 1 or value in kept:
                 continue
-            if not (_is_outer(product, makers) and _is_plain(step, value)):
+            if not _is_outer(product, makers):
                 continue
             (rows, columns), depth = value.shape, product.inputs[0].shape[1]
-            if follows(rows, columns, depth):
+            if follows(rows, columns, depth) and _is_plain(step, value):
                 joined[product], joined[step] = None, _joined(product, step)
                 break
     if not joined:
@@ -73,11 +73,11 @@ def _is_dense(value: Value, makers: dict[Value, Step]) -> bool:
 
 def _is_plain(step: Step, gradient: Value) -> bool:
     """Is every value of an update as large as the gradient, or a single number?"""
-    values = [value for inner in step.attributes["steps"] for value in (*inner.inputs, *inner.results)]
+    values = [value for inner in inner_steps(step) for value in (*inner.inputs, *inner.results)]
     return all(value.shape in ((), gradient.shape) for value in values)
 
 
 def _joined(product: Step, update: Step) -> Step:
     inputs = (*product.inputs, *(value for value in update.inputs if value not in product.results))
-    attributes = {"steps": (product, *update.attributes["steps"]), "stored": (), "inputs": inputs}
+    attributes = {"steps": (product, *inner_steps(update)), "stored": (), "inputs": inputs}
     return Step(UPDATED_PRODUCT, inputs, (), attributes, update.layer, "update")

@@ -12,7 +12,8 @@ from mlcompute.ops.op import Array, ArrayType, Op, Step, Typed, Value, run_meani
 class Merged(Op):
     """Several maps over one shape, run element by element in one pass over memory.
 
-    `steps` in the attributes are the maps in order, then the assigns that store what they computed.
+    `steps` in the attributes are the maps in order, then the assigns that store what they computed, on `inputs`; for
+    maps shared with other steps (`alike`), `targets` are the places of those inputs that are overwritten.
     """
 
     name = "merged"
@@ -24,7 +25,9 @@ class Merged(Op):
         return tuple(ArrayType(value.shape, value.dtype) for value in stored)
 
     @staticmethod
-    def meaning(*arrays: Array, steps: tuple[Step, ...], stored: tuple[Value, ...], inputs: tuple[Value, ...]) -> Any:
+    def meaning(
+        *arrays: Array, steps: tuple[Step, ...], stored: tuple[Value, ...], inputs: tuple[Value, ...], **_: Any
+    ) -> Any:
         memory = dict(zip(inputs, arrays, strict=True))
         for step in steps:
             results = run_meaning(step, [memory[value] for value in step.inputs])

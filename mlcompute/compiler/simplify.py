@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.ops.op import TABLE, Array, Step, Trace, Value, run_meaning
+from mlcompute.ops.op import TABLE, Array, Step, Trace, Value, overwritten_by, run_meaning
 
 #: Folding trades memory for time; beyond this size a constant is cheaper to compute than to keep.
 LARGEST_FOLDED = 1 << 20
@@ -63,7 +63,7 @@ class _Simplification:
         self.substitution = Substitution()
         self.steps: list[Step] = []
         #: Memory that is overwritten somewhere: what was read from it is not what it holds later.
-        self.overwritten = {step.inputs[0] for step in trace.steps if not step.op.is_pure}
+        self.overwritten = {value for step in trace.steps if not step.op.is_pure for value in overwritten_by(step)}
         #: How often it was overwritten so far: reading it before and after is not the same step.
         self.versions: dict[Value, int] = {}
         self.changed: set[Value] = set()  # what was overwritten, and the views of it
@@ -84,7 +84,8 @@ class _Simplification:
                     break
             op = step.op
             if not op.is_pure:
-                self._overwrite(step.inputs[0])
+                for target in overwritten_by(step):
+                    self._overwrite(target)
                 kept.append(step)
                 continue
             if op.name in _SHORTENED:

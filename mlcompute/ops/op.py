@@ -250,12 +250,33 @@ def _as_values(inputs: tuple[Value | float, ...]) -> tuple[Value, ...]:
     return tuple([value if isinstance(value, Value) else trace.number(value, dtype) for value in inputs])
 
 
+def inner_steps(step: Step) -> tuple[Step, ...]:
+    """The steps a merged step consists of. It may share those of a pattern: then they are filled in with its values."""
+    inner: tuple[Step, ...] = step.attributes["steps"]
+    names = step.attributes["inputs"]
+    if names is step.inputs:
+        return inner
+    trace, actual = step.inputs[0].trace, dict(zip(names, step.inputs, strict=True))
+    filled = []
+    for one in inner:
+        inputs = tuple([actual[value] for value in one.inputs])
+        results = tuple([trace.value(value.shape, value.dtype) for value in one.results])
+        actual.update(zip(one.results, results, strict=True))
+        filled.append(Step(one.op, inputs, results, one.attributes, step.layer, step.phase))
+    return tuple(filled)
+
+
 def overwritten_by(step: Step) -> tuple[Value, ...]:
     """Lasting memory a step changes."""
     if step.op.is_pure:
         return ()
     inner = step.attributes.get("steps")
-    return step.inputs[:1] if inner is None else tuple([one.inputs[0] for one in inner if not one.op.is_pure])
+    if inner is None:
+        return step.inputs[:1]
+    places = step.attributes.get("targets")
+    if places is not None:  # a pattern's, in which other values stand for its own
+        return tuple([step.inputs[place] for place in places])
+    return tuple([one.inputs[0] for one in inner if not one.op.is_pure])
 
 
 def run_meaning(step: Step, arrays: Sequence[Array]) -> tuple[Array, ...]:

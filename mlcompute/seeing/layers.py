@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mlcompute.ops.op import Shape, Step, Value, overwritten_by
+from mlcompute.ops.op import Shape, Step, Value, inner_steps, overwritten_by
 
 if TYPE_CHECKING:
     from mlcompute.compiler.program import Program
@@ -130,8 +130,7 @@ def kernel_of(program: Program, step: Step) -> str:
 
 def layers_within(step: Step) -> list[str]:
     """Names of the layers that a step, perhaps merged from several, came from."""
-    inner = step.attributes.get("steps")
-    names = [step.layer] if inner is None else [one.layer for one in inner]
+    names = [one.layer for one in inner_steps(step)] if "steps" in step.attributes else [step.layer]
     return [name for name in dict.fromkeys(names) if name]
 
 

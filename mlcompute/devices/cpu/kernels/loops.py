@@ -9,7 +9,7 @@ from mlcompute.devices.cpu.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.entry import Argument, Entry, Maker
 from mlcompute.devices.cpu.kernels.maps import emit_map, load_element, store_element, supports_map
 from mlcompute.devices.cpu.operands import Operand, Operands, broadcast_strides, collapse
-from mlcompute.ops.op import TABLE, Shape, Step, Value
+from mlcompute.ops.op import TABLE, Shape, Step, Value, inner_steps
 
 #: Elements per unit of sharing where there are too few rows to share.
 CHUNK = 1024
@@ -17,7 +17,7 @@ CHUNK = 1024
 
 def map_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """One map or a merged group of them."""
-    steps = step.attributes["steps"] if isinstance(step.op, Merged) else (step,)
+    steps = inner_steps(step) if isinstance(step.op, Merged) else (step,)
     entry = map_loop(step, steps, operands)
     return None if entry is None else [entry]
 
