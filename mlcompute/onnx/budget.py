@@ -25,7 +25,7 @@ FREE_BYTES, BYTES_PER_STORED = 1 << 25, 8
 #: Nodes any model may unfold into, and for every node it has.
 FREE_NODES, NODES_PER_NODE = 4000, 8
 #: Operations on made constants per byte that may be made, and ops a node may on average be described with.
-WORK_PER_BYTE, OPS_PER_NODE = 8, 12
+WORK_PER_BYTE, OPS_PER_NODE = 8, 6
 #: Bytes NumPy holds for a moment per element of a constant while its numbers are worked out.
 _WHILE_MADE = 16
 

@@ -100,6 +100,7 @@ GREEDY = {
     "Resize": model_of([node("Resize", "x", "", "s", mode="cubic")], {"s": np.float32([1, 1, 1, 1e6])}, [1, 1, 4, 99]),
     "ConstantOfShape": model_of([node("ConstantOfShape", "n", to="c"), node("MatMul", "c", "c")], {"n": LARGE}),
     "Range": model_of([node("Range", "a", "b", "c")], {"a": np.int64(0), "b": np.int64(2**40), "c": np.int64(1)}),
+    "Split": model_of([node("Split", "x", num_outputs=2**62)], {}),
     "Tile": model_of([node("Tile", "x", "n")], {"n": np.int64([2**26, 1])}),
     "EyeLike": model_of([node("EyeLike", "x")], {}, [30_000, 30_000]),
     "Trilu": model_of([node("Trilu", "x")], {}, [30_000, 30_000]),
@@ -130,6 +131,7 @@ def test_small_files_cannot_ask_for_much(name: str) -> None:
     cost = checked(GREEDY[name], name)
     if name != "TopK":
         assert f" {name} '" in cost.answer
+    if name not in ("TopK", "Split"):
         assert "raise memory_limit" in cost.answer or "raise node_limit" in cost.answer or "too large" in cost.answer
 
 

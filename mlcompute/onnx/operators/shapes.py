@@ -162,6 +162,8 @@ def split(call: Call) -> list[Value]:
     x = call[0]
     axis = front(call.attribute("axis", 0), x.rank, "Split")
     parts = call.attribute("num_outputs", call.output_count)
+    if not 0 < parts <= max(call.output_count, 1):
+        raise ShapeError(f"Split: num_outputs is {parts}, the node has {call.output_count}")
     each = -(-x.shape[axis] // parts)
     lengths = call.integers(1, "split", [min(each, max(x.shape[axis] - k * each, 0)) for k in range(parts)])
     if sum(lengths) != x.shape[axis] or min(lengths, default=0) < 0:

@@ -105,6 +105,8 @@ def mel_weight_matrix(call: Call) -> Array:
     # The step ONNX's own definition takes: one interval more than there are between the edges.
     mels = _mel(low) + np.arange(bins + 2) * (_mel(high) - _mel(low)) / (bins + 2)
     edges = np.floor((length + 1) * (700 * (10 ** (mels / 2595) - 1)) / rate).astype(int)
+    if edges.min() < 0 or edges.max() > length // 2 + 1:
+        raise ShapeError(f"MelWeightMatrix: {low} to {high} Hz do not fit {length} points at {rate} Hz")
     matrix = np.zeros((length // 2 + 1, bins))
     for k in range(bins):
         left, centre, right = edges[k : k + 3]
