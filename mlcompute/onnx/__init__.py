@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mlcompute.onnx.doctor import Report, doctor
     from mlcompute.onnx.exporter import save, to_model
-    from mlcompute.onnx.importer import ImportedGraph, ModelError, Problem, load
+    from mlcompute.onnx.imported import ImportedGraph
+    from mlcompute.onnx.importer import load
+    from mlcompute.onnx.problems import ModelError, Problem
     from mlcompute.onnx.table import operator_table
     from mlcompute.onnx.writing import CannotExportError
 
 _WHERE = {
     "CannotExportError": "writing",
-    "ImportedGraph": "importer",
-    "ModelError": "importer",
-    "Problem": "importer",
+    "ImportedGraph": "imported",
+    "ModelError": "problems",
+    "Problem": "problems",
     "Report": "doctor",
     "doctor": "doctor",
     "load": "importer",

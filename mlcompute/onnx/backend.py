@@ -11,7 +11,8 @@ from mlcompute.device import Device
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError
 from mlcompute.inference import InferenceGraph
-from mlcompute.onnx.importer import ImportedGraph, load
+from mlcompute.onnx.imported import ImportedGraph
+from mlcompute.onnx.importer import load
 from mlcompute.ops.op import Array
 from mlcompute.tensor import Tensor
 

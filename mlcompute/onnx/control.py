@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlcompute.errors import ShapeError
+from mlcompute.onnx.names import Names, Place
 from mlcompute.onnx.operands import Derived, Failed, Known, Listed, Operand, Source, Use, Weight, known_array
 from mlcompute.onnx.rows import ROWS, NeedsValueError, NotImportedError
-from mlcompute.onnx.types import element_type
 from mlcompute.ops.op import Array
 
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-    from mlcompute.onnx.importer import Importer, Names, Place
+    from mlcompute.onnx.importer import Importer
 
 Handler = Callable[..., "Sequence[Operand] | None"]
 HANDLERS: dict[tuple[str, str], Handler] = {}
@@ -30,17 +30,6 @@ def _handles(name: str, domain: str = "") -> Callable[[Handler], Handler]:
         return handler
 
     return add
-
-
-def type_of(operand: Operand | None) -> Any:
-    """An operand's type, as ONNX's function builders want to know it."""
-    from onnx import TypeProto, helper
-
-    if operand is None or isinstance(operand, (Failed, Listed)):
-        return TypeProto()
-    if isinstance(operand, Known):
-        return helper.make_tensor_type_proto(element_type(operand.array.dtype), operand.array.shape)
-    return helper.make_tensor_type_proto(element_type(operand.dtype), operand.shape)
 
 
 def shape_of(operand: Operand) -> tuple[int, ...]:
@@ -87,15 +76,12 @@ def constant(
 
 def _subgraph(importer: Importer, graph: Any, names: Names, place: Place, given: dict[str, Operand]) -> list[Operand]:
     """The results of a sub-graph whose inputs are given."""
-    from mlcompute.onnx.importer import Names as NewNames
-    from mlcompute.onnx.importer import Place as NewPlace
-
     if place.depth > 32:
         raise NotImportedError("sub-graphs are nested too deeply")
-    inner = NewNames(dict(given), names)
+    inner = Names(dict(given), names)
     importer._initializers(graph, inner)
     before = len(importer.problems)
-    below = NewPlace(place.versions, place.attributes, place.prefix, place.depth + 1, place.attends)
+    below = Place(place.versions, place.attributes, place.prefix, place.depth + 1, place.attends)
     importer.nodes(graph.node, inner, below)
     if len(importer.problems) > before:
         return [Failed() for _ in graph.output]

@@ -13,7 +13,10 @@ from mlcompute.errors import Error
 from mlcompute.inference import InferenceGraph
 from mlcompute.onnx.control import HANDLERS
 from mlcompute.onnx.files import read_model
-from mlcompute.onnx.importer import ImportedGraph, Importer, ModelError, Problem, load
+from mlcompute.onnx.functions import has_body
+from mlcompute.onnx.imported import ImportedGraph
+from mlcompute.onnx.importer import load
+from mlcompute.onnx.problems import ModelError, Problem
 from mlcompute.onnx.rows import BY_DESIGN, ROWS, load_rows
 from mlcompute.optimizers import AdamOptimizer, OptimizerDescriptor
 from mlcompute.training import TrainingGraph
@@ -121,7 +124,7 @@ def doctor(
         shown = f"{domain}.{name}" if domain else name
         row = ROWS.get((domain, name))
         known = row is not None or (domain, name) in HANDLERS or (domain, name) in functions
-        known = known or Importer.has_body(name, domain, _version(proto, domain))
+        known = known or has_body(name, domain, _version(proto, domain))
         note = BY_DESIGN.get((domain, name), "" if row is None else row.note)
         trains = known and (row is None or row.trains)
         report.operators.append(OperatorUse(shown, count, known and shown not in failed, trains, note))

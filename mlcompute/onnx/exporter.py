@@ -16,7 +16,7 @@ from mlcompute.described import DescribedGraph
 from mlcompute.errors import DataError, Error, GraphError
 from mlcompute.graph import Node
 from mlcompute.inference import InferenceGraph
-from mlcompute.onnx.importer import ImportedGraph
+from mlcompute.onnx.imported import ImportedGraph
 from mlcompute.onnx.layer import OperatorLayer
 from mlcompute.onnx.operands import Derived, Known, Operand, Source, Use, Weight
 from mlcompute.onnx.operators.reductions import MASKED

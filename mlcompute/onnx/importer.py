@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.errors import CompileError, DataError, Error, ShapeError
-from mlcompute.graph import Graph
+from mlcompute.errors import DataError, Error, ShapeError
 from mlcompute.onnx import control
+from mlcompute.onnx.attributes import attribute_value
 from mlcompute.onnx.budget import ExhaustedError, model_budget
 from mlcompute.onnx.files import ModelFile, read_model, tensor_array
+from mlcompute.onnx.functions import body_of, has_body, inline
+from mlcompute.onnx.imported import ImportedGraph
+from mlcompute.onnx.inputs import GivenInputs
 from mlcompute.onnx.layer import OperatorLayer
 from mlcompute.onnx.layers import layer_for
+from mlcompute.onnx.names import Names, Place, operator_sets
 from mlcompute.onnx.operands import Derived, Failed, Known, Listed, Operand, Source, Use, Weight, folded, sketch
 from mlcompute.onnx.operators.reductions import MASKED
+from mlcompute.onnx.problems import ModelError, Problem, failure
 from mlcompute.onnx.rows import BY_DESIGN, ROWS, NeedsValueError, NotImportedError, load_rows
 from mlcompute.onnx.types import INEXACT, UnknownTypeError, carried, descriptor_of, folded_shape, is_carried, numpy_type
 from mlcompute.onnx.uniform import UniformTensor
@@ -26,31 +30,7 @@ from mlcompute.ops.op import Array, Shape
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
-    from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something in a model that cannot be imported."""
-
-    operator: str
-    node: str
-    reason: str
-    #: An operator that is left out on purpose, as opposed to something wrong with the model.
-    by_design: bool = False
-    #: The operand whose numbers have to be given.
-    needs: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.operator} '{self.node}': {self.reason}"
-
-
-class ModelError(CompileError):
-    """A model cannot be imported; `problems` lists everything that stands in the way."""
-
-    def __init__(self, message: str, *, problems: Sequence[Problem] = (), **facts: Any) -> None:
-        super().__init__(message, **facts)
-        self.problems = list(problems)
+    from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
 
 
 class _AgainError(Exception):
@@ -59,61 +39,6 @@ class _AgainError(Exception):
     def __init__(self, fixed: frozenset[str]) -> None:
         super().__init__()
         self.fixed = fixed
-
-
-class ImportedGraph(Graph):
-    """A graph made from a model.
-
-    inputs, outputs   tensors by the model's names, ready for `add_inputs` and `add_outputs`
-    weights           trainable tensors by the model's names; `statistics`: tensors that are read but never trained
-    shapes            the true shape of every input and output: tensors carry more than four axes folded into four
-    types             their element types in the model
-    known             outputs that do not depend on any input, as arrays
-    fixed             inputs that were given as constants, because a shape depends on them
-    order             the names of all outputs, in the model's order
-    notes             what is computed otherwise than the model says
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inputs: dict[str, Tensor] = {}
-        self.outputs: dict[str, Tensor] = {}
-        self.weights: dict[str, Tensor] = {}
-        self.statistics: dict[str, Tensor] = {}
-        self.shapes: dict[str, Shape] = {}
-        self.types: dict[str, np.dtype[Any]] = {}
-        self.known: dict[str, Array] = {}
-        self.fixed: dict[str, Array] = {}
-        self.order: list[str] = []
-        self.notes: list[str] = []
-
-
-@dataclass(eq=False)
-class Names:
-    """What the names of a graph stand for; those of a sub-graph also see the graph around it."""
-
-    operands: dict[str, Operand] = field(default_factory=dict)
-    outer: Names | None = None
-
-    def find(self, name: str) -> Operand | None:
-        here: Names | None = self
-        while here is not None:
-            if name in here.operands:
-                return here.operands[name]
-            here = here.outer
-        return None
-
-
-@dataclass(eq=False)
-class Place:
-    """Where nodes stand: versions of the operator sets, attributes of the function around, a prefix for labels."""
-
-    versions: Mapping[str, int]
-    attributes: Mapping[str, AttributeProto] = field(default_factory=dict)
-    prefix: str = ""
-    depth: int = 0
-    #: Inside the definition of an attention operator.
-    attends: bool = False
 
 
 class Importer:
@@ -134,8 +59,7 @@ class Importer:
         load_rows()
         self.file, self.model = file, file.proto
         model = file.proto
-        self.batch, self.dimensions, self.given_shapes = batch, dict(dimensions), dict(shapes)
-        self.given = {name: np.asarray(array) for name, array in constants.items()}
+        self.given = GivenInputs(batch, dimensions, shapes, constants)
         self.budget = model_budget(model, memory_limit, node_limit)
         #: Inputs known to be needed as constants, from an earlier attempt.
         self.preset = fixed
@@ -156,7 +80,7 @@ class Importer:
 
     def run(self) -> ImportedGraph:
         graph = self.model.graph
-        place = Place(_versions(self.model) or {"": 1})
+        place = Place(operator_sets(self.model) or {"": 1})
         self._initializers(graph, self.names, outermost=True)
         for info in graph.input:
             if info.name not in self.names.operands:
@@ -168,24 +92,10 @@ class Importer:
             # An input turned out to be needed as a constant: what was imported before that took it as computed.
             raise _AgainError(self.preset | self.graph.fixed.keys())
         if self.problems:
-            raise self.failure()
+            raise failure(self.problems)
         self.graph.order = [info.name for info in graph.output]
         self._name_weights()
         return self.graph
-
-    def failure(self) -> ModelError:
-        count = len(self.problems)
-        shown = {f"{number}": str(problem) for number, problem in enumerate(self.problems[:100], 1)}
-        if count > 100:
-            shown["..."] = f"and {count - 100} more"
-        needed = sorted({problem.needs for problem in self.problems if problem.needs})
-        fix = ""
-        if needed:
-            fix = "give the numbers of " + ", ".join(map(repr, needed)) + " with constants={name: array}"
-        return ModelError(
-            f"onnx.load: {count} thing{'s' if count > 1 else ''} in this model cannot be imported",
-            problems=self.problems, fix=fix, **shown,
-        )  # fmt: skip
 
     def _initializers(self, graph: GraphProto, names: Names, outermost: bool = False) -> None:
         if id(graph) not in self.read:
@@ -250,7 +160,7 @@ class Importer:
             return
         try:
             dtype = numpy_type(info.type.tensor_type.elem_type)
-            shape = self._input_shape(info)
+            shape = self.given.shape_of(info)
         except Error as error:
             if info.type.tensor_type.elem_type == 8 or isinstance(error, DataError):
                 self.names.operands[name] = Failed(f"input '{name}': {error.message}")
@@ -262,8 +172,8 @@ class Importer:
         if 0 in shape:
             self.names.operands[name] = Known(np.empty(shape, dtype), name)
             return
-        if name in self.preset or (name in self.given and not is_carried(dtype)):
-            self.graph.fixed[name] = self._given(name, shape, dtype)
+        if name in self.preset or (name in self.given.constants and not is_carried(dtype)):
+            self.graph.fixed[name] = self.given.constant(name, shape, dtype)
             self.stored_inputs.add(name)
             self.names.operands[name] = Known(self.graph.fixed[name], name)
             return
@@ -277,60 +187,19 @@ class Importer:
         self.origins[tensor] = frozenset({name})
         self.names.operands[name] = Source(tensor, shape, carried(dtype), name)
 
-    def _input_shape(self, info: ValueInfoProto) -> Shape:
-        """Extents of an input: the model's, with symbols replaced by what the caller gave."""
-        name, tensor_type = info.name, info.type.tensor_type
-        if name in self.given_shapes:
-            shape = tuple(int(extent) for extent in self.given_shapes[name])
-        elif name in self.given and not tensor_type.HasField("shape"):
-            shape = self.given[name].shape
-        elif not tensor_type.HasField("shape"):
-            raise ShapeError("its rank is not known", fix="give shapes={name: ..}")
-        else:
-            shape = tuple(self._extent(dim, axis, name) for axis, dim in enumerate(tensor_type.shape.dim))
-        if min(shape, default=0) < 0 or len(shape) > 32:
-            raise ShapeError(f"its shape is {shape}")
-        if math.prod(max(extent, 1) for extent in shape) > 2**40:
-            raise ShapeError(f"its shape is {shape}, more elements than any memory")
-        return shape
-
-    def _extent(self, dim: Any, axis: int, name: str) -> int:
-        kind = dim.WhichOneof("value")
-        if kind == "dim_value" and (dim.dim_value > 0 or axis > 0):
-            return int(dim.dim_value)
-        if kind == "dim_value" and dim.dim_value == 0 and self.batch is None:
-            return 0
-        symbol = dim.dim_param if kind == "dim_param" else ""
-        if symbol and symbol in self.dimensions:
-            return int(self.dimensions[symbol])
-        if axis == 0 and self.batch is not None:
-            if symbol:
-                self.dimensions[symbol] = self.batch
-            return self.batch
-        if axis == 0:
-            raise ShapeError("its batch extent is not fixed by the model: give batch=..")
-        known = f"dimensions={{{symbol!r}: ..}}" if symbol else f"shapes={{{name!r}: (..)}}"
-        raise ShapeError(f"extent {axis} is not fixed by the model: give {known}")
-
     def fixed(self, source: Source) -> Array | None:
         """The numbers of an input the caller gave, now that some shape depends on them."""
         if self.graph.inputs.get(source.name) is not source.tensor:
             # Computed: known when all inputs it comes from are. They are folded in the next attempt.
             origins = self.origins.get(source.tensor, frozenset())
-            if origins and origins <= self.given.keys():
+            if origins and origins <= self.given.constants.keys():
                 for name in origins:
-                    self.graph.fixed[name] = self._given(name, self.graph.shapes[name], self.graph.types[name])
+                    self.graph.fixed[name] = self.given.constant(name, self.graph.shapes[name], self.graph.types[name])
             return None
-        if source.name not in self.given:
+        if source.name not in self.given.constants:
             return None
-        array = self._given(source.name, source.shape, self.graph.types[source.name])
+        array = self.given.constant(source.name, source.shape, self.graph.types[source.name])
         self.graph.fixed[source.name] = array
-        return array
-
-    def _given(self, name: str, shape: Shape, dtype: np.dtype[Any]) -> Array:
-        array = self.given[name].astype(dtype, copy=False)
-        if array.shape != shape:
-            raise ShapeError(f"constants: '{name}' has shape {array.shape}, the model says {shape}")
         return array
 
     # Nodes --------------------------------------------------------------------------------------------------------
@@ -356,7 +225,7 @@ class Importer:
         except Error as error:
             self._fail(node, names, Problem(title, label, error.message))
             if isinstance(error, ExhaustedError):
-                raise self.failure() from None
+                raise failure(self.problems) from None
         except MemoryError:
             self._fail(node, names, Problem(title, label, "takes more memory than there is"))
         except Exception as error:  # what a malformed model can cause is anybody's guess
@@ -394,16 +263,16 @@ class Importer:
         if handler is not None:
             return handler(self, node, operands, names, place, label)
         if local is not None:
-            below = Place(_versions(local), {}, f"{label}/", place.depth + 1)
-            return self.inline(local, node, operands, below, place)
+            below = Place(operator_sets(local), {}, f"{label}/", place.depth + 1)
+            return inline(self, local, node, operands, below, place)
         row = ROWS.get(key)
         if row is None:
-            body = self._body(node, domain, operands, place)
+            body = body_of(node, domain, operands, place)
             if body is None:
                 raise self._unknown(domain, node.op_type)
             attends = place.attends or node.op_type.endswith("Attention")
             below = Place(body[1], {}, f"{label}/", place.depth + 1, attends)
-            return self.inline(body[0], node, operands, below, place, body[2])
+            return inline(self, body[0], node, operands, below, place, body[2])
         attributes = self.attributes(node, place)
         version = place.versions.get(domain, place.versions.get("", 1) if not domain else 1)
         if place.attends and node.op_type == "Softmax":
@@ -412,7 +281,7 @@ class Importer:
         return self.apply(use, label, list(node.output))
 
     def _defined(self, node: NodeProto, domain: str, place: Place) -> bool:
-        return self.has_body(node.op_type, domain, place.versions.get(domain, 1))
+        return has_body(node.op_type, domain, place.versions.get(domain, 1))
 
     def _unknown(self, domain: str, name: str) -> NotImportedError:
         reason = BY_DESIGN.get((domain, name))
@@ -493,8 +362,6 @@ class Importer:
         operator_layer = OperatorLayer(use, computed, label)
         return self.graph._add(operator_layer, [source.tensor for source in operator_layer.sources], [], True)
 
-    # Attributes and functions ---------------------------------------------------------------------------------------
-
     def attributes(self, node: NodeProto, place: Place) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for attribute in node.attribute:
@@ -504,110 +371,8 @@ class Importer:
                 if referred is None:
                     continue
                 actual = referred
-            found[attribute.name] = self._attribute(actual)
+            found[attribute.name] = attribute_value(actual, self.array)
         return found
-
-    def _attribute(self, attribute: AttributeProto) -> Any:
-        from onnx import AttributeProto
-
-        kind = attribute.type
-        if kind == AttributeProto.FLOAT:
-            return float(attribute.f)
-        if kind == AttributeProto.INT:
-            return int(attribute.i)
-        if kind == AttributeProto.STRING:
-            return attribute.s.decode("utf-8", "replace")
-        if kind == AttributeProto.TENSOR:
-            return self.array(attribute.t)
-        if kind == AttributeProto.FLOATS:
-            return [float(number) for number in attribute.floats]
-        if kind == AttributeProto.INTS:
-            return [int(number) for number in attribute.ints]
-        if kind == AttributeProto.STRINGS:
-            return [text.decode("utf-8", "replace") for text in attribute.strings]
-        if kind == AttributeProto.GRAPH:
-            return attribute.g
-        raise NotImportedError(f"attribute '{attribute.name}' is of a kind that is not imported")
-
-    @staticmethod
-    def has_body(name: str, domain: str, version: int) -> bool:
-        """Does ONNX define the operator as a function of smaller ones?"""
-        import onnx.defs
-
-        try:
-            schema: Any = onnx.defs.get_schema(name, max(version, 1), domain)
-        except onnx.defs.SchemaError:
-            return False
-        return bool(schema.has_function or schema.has_context_dependent_function)
-
-    def _body(
-        self, node: NodeProto, domain: str, operands: Sequence[Operand | None], place: Place
-    ) -> tuple[Any, dict[str, int], dict[str, AttributeProto]] | None:
-        """The operator as a function of smaller ones, when ONNX defines it so."""
-        import onnx
-        import onnx.defs
-
-        version = place.versions.get(domain, 1)
-        try:
-            schema: Any = onnx.defs.get_schema(node.op_type, version, domain)
-        except onnx.defs.SchemaError:
-            return None
-        if schema.has_function:
-            body = schema.function_body
-        elif schema.has_context_dependent_function:
-            resolved = onnx.NodeProto()
-            resolved.CopyFrom(node)
-            types = [control.type_of(operand) for operand in operands]
-            data = schema.get_context_dependent_function(
-                resolved.SerializeToString(), [t.SerializeToString() for t in types]
-            )
-            if not data:
-                return None
-            body = onnx.FunctionProto.FromString(data)
-        else:
-            return None
-        versions = _versions(body)
-        defaults = {
-            name: attribute.default_value
-            for name, attribute in schema.attributes.items()
-            if attribute.default_value.name
-        }
-        return body, versions or dict(place.versions), defaults
-
-    def inline(
-        self,
-        body: Any,
-        node: NodeProto,
-        operands: Sequence[Operand | None],
-        place: Place,
-        outer: Place,
-        defaults: Mapping[str, AttributeProto] | None = None,
-    ) -> list[Operand]:
-        """A function's nodes with its inputs bound, as if they stood in place of the node."""
-        if place.depth > 32:
-            raise NotImportedError("functions are nested too deeply")
-        given = {a.name: a for a in body.attribute_proto} | dict(defaults or {})
-        for attribute in node.attribute:
-            referred = outer.attributes.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
-            if referred is not None:
-                given[attribute.name] = referred
-        place = Place(place.versions, given, place.prefix, place.depth, place.attends)
-        names = Names()
-        for index, name in enumerate(body.input):
-            operand = operands[index] if index < len(operands) else None
-            if operand is not None:
-                names.operands[name] = operand
-            else:
-                names.operands[name] = None  # type: ignore[assignment]
-        before = len(self.problems)
-        self.nodes(_without_missing(body.node, names), names, place)
-        if len(self.problems) > before:
-            return [Failed() for _ in node.output]
-        answers = []
-        for name in body.output:
-            found = names.find(name)
-            answers.append(found if found is not None else Failed(f"'{name}' is not defined"))
-        return answers
 
     # Outputs --------------------------------------------------------------------------------------------------------
 
@@ -656,32 +421,6 @@ class Importer:
             read.update({tensor.label: tensor for tensor in node.layer.statistics.values()})
         self.graph.weights = trained
         self.graph.statistics = {name: tensor for name, tensor in read.items() if name not in trained}
-
-
-def _versions(proto: Any) -> dict[str, int]:
-    """Versions of the operator sets a model or function is written in."""
-    return {"" if entry.domain == "ai.onnx" else entry.domain: int(entry.version) for entry in proto.opset_import}
-
-
-def _without_missing(nodes: Sequence[NodeProto], names: Names) -> list[NodeProto]:
-    """Nodes of a function body whose optional inputs were left out name nothing there."""
-    missing = {name for name, operand in names.operands.items() if operand is None}
-    if not missing:
-        return list(nodes)
-    for name in missing:
-        del names.operands[name]
-    kept = []
-    for node in nodes:
-        if missing.isdisjoint(node.input):
-            kept.append(node)
-            continue
-        copied = type(node)()
-        copied.CopyFrom(node)
-        for index, name in enumerate(node.input):
-            if name in missing:
-                copied.input[index] = ""
-        kept.append(copied)
-    return kept
 
 
 def load(

@@ -13,7 +13,7 @@ import numpy as np
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.onnx.budget import Budget, LimitedTrace, bytes_needed, operations
 from mlcompute.onnx.rows import Answer, Call, Row
-from mlcompute.onnx.types import carried, constant_type, is_carried
+from mlcompute.onnx.types import carried, constant_type, element_type, is_carried
 from mlcompute.onnx.uniform import UniformTensor
 from mlcompute.ops.op import Array, Shape, Trace, Value, run_meaning
 from mlcompute.tensor import Tensor
@@ -289,3 +289,14 @@ def sketch(
         if isinstance(answer, Value) and not is_carried(answer.dtype):
             raise DataError(f"{use.row.name}: gives {answer.dtype}, which no tensor can hold")
     return answers, same
+
+
+def type_of(operand: Operand | None) -> Any:
+    """An operand's type, as ONNX's function builders want to know it."""
+    from onnx import TypeProto, helper
+
+    if operand is None or isinstance(operand, (Failed, Listed)):
+        return TypeProto()
+    if isinstance(operand, Known):
+        return helper.make_tensor_type_proto(element_type(operand.array.dtype), operand.array.shape)
+    return helper.make_tensor_type_proto(element_type(operand.dtype), operand.shape)

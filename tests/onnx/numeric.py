@@ -10,7 +10,7 @@ import numpy as np
 from mlcompute import ops
 from mlcompute.compiler.differentiate import differentiate
 from mlcompute.compiler.lower import Lowering
-from mlcompute.onnx.importer import ImportedGraph
+from mlcompute.onnx.imported import ImportedGraph
 from mlcompute.ops.op import Array, Trace, Value, run_meaning
 from mlcompute.tensor import Tensor
 

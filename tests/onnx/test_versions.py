@@ -25,9 +25,7 @@ load_rows()
 onnxruntime.set_default_logger_severity(4)
 NAMES = sorted(name for domain, name in ROWS if not domain)
 #: What the converter changes the meaning of, with the reason; onnxruntime still judges.
-WRONGLY_CONVERTED = {
-    ("Resize", 10): "positions were asymmetric then and are half pixels now"
-}
+WRONGLY_CONVERTED = {("Resize", 10): "positions were asymmetric then and are half pixels now"}
 
 
 def test_every_version_of_every_operator_is_asked() -> None:
