@@ -106,7 +106,7 @@ class CompiledGraph(Profiled, DescribedGraph):
         self._device, self._options, self._constants = device, GraphCompilationOptions(options), constants
         try:
             self._compile()
-        except Exception:
+        except BaseException:  # Ctrl-C too
             self._device, self._options, self._constants = before
             raise
         for layer in self.layers:

@@ -164,7 +164,7 @@ class LearningGraph(CompiledGraph):
         before = self._loss_node
         try:
             super()._compile()
-        except Exception:
+        except BaseException:  # Ctrl-C too
             self._loss_node = before
             raise
 

@@ -94,7 +94,7 @@ class TrainingGraph(LearningGraph):
         self._optimizer, self._state = optimizer, OptimizerState(optimizer)
         try:
             self._compile()
-        except Exception:
+        except BaseException:  # Ctrl-C too
             self._optimizer, self._state = before
             raise
         return True
