@@ -6,6 +6,7 @@ import os
 import resource
 import struct
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,9 @@ def _resident(field: str) -> int:
 def cost_of(call: Callable[[], str], seconds: int = 60) -> Cost:
     """Run a call in a forked child. One that takes too long, or kills its process, answers with that."""
     there, here = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads: the child only imports and ends
+        child = os.fork()
     if child == 0:
         try:
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))

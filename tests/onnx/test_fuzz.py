@@ -45,18 +45,20 @@ def _loaded() -> None:
 
 
 @needs_peak
-@pytest.mark.parametrize("first", [0, 100, 200])
+@pytest.mark.parametrize("first", [0, 50, 100])
 def test_damaged_files(first: int) -> None:
-    for seed in range(first, first + 100):
+    for seed in range(first, first + 50):
         checked(mutant(seed), seed)
 
 
 @needs_peak
 @pytest.mark.slow
-def test_ten_thousand_damaged_files() -> None:
-    outcomes = Counter(checked(mutant(seed), seed).answer[:8] for seed in range(10_000))
-    assert outcomes["refused:"] > 2000  # the damage is real
-    assert outcomes["imported"] > 400  # and not total
+@pytest.mark.parametrize("thousand", range(10))
+def test_ten_thousand_damaged_files(thousand: int) -> None:
+    seeds = range(1000 * thousand, 1000 * (thousand + 1))
+    outcomes = Counter(checked(mutant(seed), seed).answer[:8] for seed in seeds)
+    assert outcomes["refused:"] > 200  # the damage is real
+    assert outcomes["imported"] > 40  # and not total
 
 
 # Small files that ask for much --------------------------------------------------------------------------------------

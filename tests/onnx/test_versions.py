@@ -19,7 +19,7 @@ from mlcompute.onnx.backend import run_model
 from mlcompute.onnx.rows import ROWS, load_rows
 from mlcompute.ops.op import Array
 from tests.onnx.suite import Case, difference, reference_device
-from tests.onnx.versions import NEWEST, examples_in, versions_of
+from tests.onnx.versions import NEWEST, WERE_ATTRIBUTES, examples_in, versions_of
 
 load_rows()
 onnxruntime.set_default_logger_severity(4)
@@ -33,7 +33,12 @@ def test_every_version_of_every_operator_is_asked() -> None:
     assert sum(len(versions_of(name)) for name in NAMES) > 450
 
 
-@pytest.mark.parametrize("name", NAMES)
+def quick(name: str) -> bool:
+    """Asked in every run: operators whose attributes became operands, and some of the others."""
+    return name in WERE_ATTRIBUTES or name in NAMES[::6]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if quick(n) else pytest.mark.slow) for n in NAMES])
 def test_every_version(name: str) -> None:
     for version in versions_of(name):
         for case, model, given in examples_in(name, version):

@@ -80,7 +80,7 @@ def _taps(call: Call, positions: Array, extent: int, scale: float, mode: str) ->
     spread = min(scale, 1.0) if call.attribute("antialias", 0) else 1.0
     reach = 1.0 if mode == "linear" else 2.0
     start = math.floor(-reach / spread) + 1
-    call.affordable(positions.size, 2 - 2 * start)
+    call.affordable(5, positions.size, 2 - 2 * start)  # five arrays of them at a time
     offsets = np.arange(start, 2 - start)
     base = np.ceil(positions)[:, None] - 1  # a position on a pixel counts as the right end of the one before
     distance = (offsets - (positions[:, None] - base)) * spread
@@ -170,7 +170,7 @@ def resize(call: Call) -> Value:
         extent = x.shape[axis]
         if size == extent and scale == 1.0 and not crops:
             continue
-        call.affordable(size, 4)
+        call.affordable(size, 2)
         positions = _positions(call, extent, size, scale, (roi[k], roi[len(axes) + k]))
         if crops:
             beyond = (positions < 0) | (positions > extent - 1)
