@@ -55,8 +55,10 @@ def generator() -> str | None:
 class Code:
     """The body of one kernel, written line by line. Register names are returned as strings."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, thorough: bool = False) -> None:
         self.name = name
+        #: Whether LLVM should try everything it knows: for functions in which programs spend much of their time.
+        self.thorough = thorough
         self._entry: list[str] = []
         self._lines: list[str] = []
         self._count = 0

@@ -6,19 +6,19 @@ import ctypes
 import functools
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from mlcompute.devices.cpu.machine import default_thread_count
 
-#: What is left for LLVM to do. Kernels are written in vectors and unrolled as they should be, so its own vectorisers
-#: and unrollers are not asked, nor are passes that look for what generated code does not contain: they took half of
-#: the time and made nothing faster.
+#: What is left for LLVM to do in most kernels. They are written in vectors and unrolled as they should be, so its own
+#: vectorisers and unrollers are not asked, nor are passes that look for what generated code does not contain: they took
+#: half of the time and made nothing faster.
 PASSES = ("sroa", "simplify_cfg", "instruction_combine", "loop_simplify", "loop_rotate", "new_gvn", "simplify_cfg")
 
 
-def emit(texts: Sequence[str]) -> list[bytes]:
-    """The object file of every module."""
+def emit(texts: Sequence[str], thorough: Collection[int] = ()) -> list[bytes]:
+    """The object file of every module; `thorough`: the numbers of those that all of LLVM's passes are worth."""
     _initialize()
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     # The longest first: whoever gets the last one should not be waited for.
@@ -32,7 +32,7 @@ def emit(texts: Sequence[str]) -> list[bytes]:
             emitter = _Emitter()
             while not failures:
                 index = waiting.get_nowait()
-                objects[index] = emitter.emit(texts[index])
+                objects[index] = emitter.emit(texts[index], index in thorough)
         except queue.Empty:
             pass
         except BaseException as failure:
@@ -76,18 +76,24 @@ class _Emitter:
 
         self._llvm = llvm
         self._machine = target_machine()
-        self._builder = llvm.create_pass_builder(self._machine, llvm.create_pipeline_tuning_options(speed_level=2))
+        options = llvm.create_pipeline_tuning_options(speed_level=3)
+        options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+        self._builder = llvm.create_pass_builder(self._machine, options)
         self._passes = llvm.create_new_function_pass_manager()
         for name in PASSES:
             getattr(self._passes, f"add_{name}_pass")()
 
-    def emit(self, text: str) -> bytes:
+    def emit(self, text: str, thorough: bool) -> bytes:
         llvm = self._llvm
         module = llvm.parse_assembly(text, llvm.create_context())
         module.verify()
-        for function in module.functions:
-            if not function.is_declaration:
-                _unlocked("LLVMPY_RunNewFunctionPassManager")(self._passes, function, self._builder)
+        if thorough:
+            passes = self._builder.getModulePassManager()
+            _unlocked("LLVMPY_RunNewModulePassManager")(passes, module, self._builder)
+        else:
+            for function in module.functions:
+                if not function.is_declaration:
+                    _unlocked("LLVMPY_RunNewFunctionPassManager")(self._passes, function, self._builder)
         with llvm.ffi.OutputString() as error:
             buffer = _unlocked("LLVMPY_TargetMachineEmitToMemory")(self._machine, module, 1, error)
             if not buffer:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlcompute.devices.cpu.code import Code
+from mlcompute.devices.cpu.code import Code, generator
 from mlcompute.devices.cpu.image import Image, Loaded, link
 from mlcompute.devices.cpu.machine import identity
 from mlcompute.interrupts import Held
@@ -99,7 +99,9 @@ def _compiled(kernels: Mapping[str, Code]) -> dict[str, bytes]:
     if missing:
         from mlcompute.devices.cpu.emit import emit
 
-        made = dict(zip(missing, map(_kept, emit([texts[key] for key in missing]), missing), strict=True))
+        thorough = {index for index, key in enumerate(missing) if kernels[key].thorough}
+        objects = emit([texts[key] for key in missing], thorough)
+        made = dict(zip(missing, map(_kept, objects, missing), strict=True))
         for key, kept in made.items():
             _write(_digest(key), kept)
         _shrink()
@@ -120,8 +122,8 @@ def _key(code: Code) -> str:
 
 
 def _digest(key: str) -> str:
-    """Names a kernel's machine code: another machine, or another LLVM, has its own."""
-    return hashlib.sha256(f"{identity()}\n{key}".encode()).hexdigest()
+    """Names a kernel's machine code: another machine, another LLVM, other ways of using it have their own."""
+    return hashlib.sha256(f"{identity()}\n{generator()}\n{key}".encode()).hexdigest()
 
 
 def _module_text(key: str, code: Code) -> str:

@@ -104,7 +104,7 @@ def loop_entry(
     structure = _structure(rank, maps, inputs, stores, kinds)
     code = _written.get(structure)
     if code is None:
-        code = Code("loop")
+        code = Code("loop", thorough=True)
         _LoopWriter(code, rank, maps, inputs, stores, places, kinds).write()
         _written[structure] = code
     total = 1

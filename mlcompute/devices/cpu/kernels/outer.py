@@ -56,7 +56,7 @@ def call_outer(
 
 @functools.cache
 def _code(lanes: int) -> Code:
-    code = Code("outer_product")
+    code = Code("outer_product", thorough=True)
     rows, columns, depth, a_row, b_row, c_row = (code.argument(index) for index in range(6))
     a, b, c = (code.argument(index, "ptr") for index in range(6, 9))
     width, tallest = tile_size()

@@ -80,7 +80,7 @@ def _entry(
     write: Callable[[Words, int], None],
 ) -> Entry:
     rows = windows.samples if windows.samples >= LEAST_ROWS else 0
-    code = Code(step.op.name)
+    code = Code(step.op.name, thorough=True)
     words = Words(code)
     write(words, rows)
     visits = windows.samples * windows.channels * windows.counts[0] * windows.counts[1] * len(windows.taps)

@@ -110,7 +110,7 @@ def _call(code: Code, function: str, integers: Sequence[str | int], pointers: Se
 
 
 def _product_code(width: int) -> Code:
-    code = Code("product")
+    code = Code("product", thorough=True)
     code.later(f"{width} {vector_lanes()} {registers()}", lambda: _write_product(code, width))
     return code
 
