@@ -49,7 +49,7 @@ class CheckpointTarget(Target):
         try:
             header = json.loads(text)
             return signed(header, data if kind == 2 else damaged_bytes(data, choices, 1))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return raw_file(text.encode(errors="replace"), data)
 
     def originals(self) -> list[bytes]:
