@@ -1,14 +1,14 @@
 """A graph as plain data, and a graph from plain data: everything but the numbers in its tensors.
 
-    {"kind": "TrainingGraph",
-     "tensors": {"x": {"shape": [32, 784], "type": "FLOAT32"}, "fc.weights": {..., "has_data": true}, ...},
-     "graphs": 1,                                     how many Graphs it is made of
-     "layers": [{"name": "fc", "graph": 0,            which of them the layer belongs to; null: added directly
-                 "layer": {"$kind": "FullyConnectedLayer", "weights": {"$tensor": "fc.weights"}, ...},
-                 "sources": ["x"], "results": ["fc.result"]}, ...],
-     "inputs": {"x": "x"}, "labels": {}, "label_weights": {}, "outputs": {},
-     "options": ["LINK_GRAPHS"], "constants": [],
-     "loss": {...}, "optimizer": {...}, "stopped": [], "training_parameters": [], "user_gradients": {}}
+{"kind": "TrainingGraph",
+ "tensors": {"x": {"shape": [32, 784], "type": "FLOAT32"}, "fc.weights": {..., "has_data": true}, ...},
+ "graphs": 1,                                     how many Graphs it is made of
+ "layers": [{"name": "fc", "graph": 0,            which of them the layer belongs to; null: added directly
+             "layer": {"$kind": "FullyConnectedLayer", "weights": {"$tensor": "fc.weights"}, ...},
+             "sources": ["x"], "results": ["fc.result"]}, ...],
+ "inputs": {"x": "x"}, "labels": {}, "label_weights": {}, "outputs": {},
+ "options": ["LINK_GRAPHS"], "constants": [],
+ "loss": {...}, "optimizer": {...}, "stopped": [], "training_parameters": [], "user_gradients": {}}
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The safetensors format, read strictly: a length, a JSON header, and the bytes of the tensors without gaps.
 
-    8 bytes       n, the length of the header, unsigned little-endian
-    n bytes       {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {...}},
-                  spaces at the end; offsets count from the end of the header, metadata is text
-    the rest      the tensors' elements, row-major and little-endian; every byte belongs to exactly one tensor
+8 bytes       n, the length of the header, unsigned little-endian
+n bytes       {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {...}},
+              spaces at the end; offsets count from the end of the header, metadata is text
+the rest      the tensors' elements, row-major and little-endian; every byte belongs to exactly one tensor
 """
 
 from __future__ import annotations

@@ -116,9 +116,7 @@ def collapse(shape: Shape, strides: Sequence[tuple[int, ...]]) -> tuple[list[int
     for axis, extent in enumerate(shape):
         if extent == 1:
             continue
-        joins = extents and all(
-            walk[-1] == stride[axis] * extent for walk, stride in zip(walks, strides, strict=True)
-        )
+        joins = extents and all(walk[-1] == stride[axis] * extent for walk, stride in zip(walks, strides, strict=True))
         if joins:
             extents[-1] *= extent
             for walk, stride in zip(walks, strides, strict=True):

@@ -103,9 +103,7 @@ def slice_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | 
     return _place_entries(step, operands, step.attributes["start"], step.attributes["stride"], 0.0)
 
 
-def _place_entries(
-    step: Step, operands: Operands, before: Shape, steps: Shape, value: float
-) -> Sequence[Entry] | None:
+def _place_entries(step: Step, operands: Operands, before: Shape, steps: Shape, value: float) -> Sequence[Entry] | None:
     x, y = operands[step.inputs[0]], operands[step.results[0]]
     if not (x.size and y.size) or y.dtype not in MEMORY_TYPES:
         return None

@@ -144,9 +144,7 @@ def _block_extent(code: Code, block: str, size: str, whole: str) -> str:
     return code.minimum(size, code.sub(whole, code.mul(block, size)))
 
 
-def _rows(
-    words: Words, fold: Fold, x: Operand, y: Operand, axes: Sequence[Axis], rows: int, cut: int | None
-) -> None:
+def _rows(words: Words, fold: Fold, x: Operand, y: Operand, axes: Sequence[Axis], rows: int, cut: int | None) -> None:
     """The innermost axis is reduced: one result per unit, folded along lines."""
     code, element = words.code, MEMORY_TYPES[x.dtype]
     source, target = words.pointer(x), words.pointer(y)
