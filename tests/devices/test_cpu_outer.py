@@ -24,7 +24,7 @@ from tests.devices.kernels import Bench
 from tests.harness import assert_close
 
 #: depth, rows, columns
-SIZES = [(1, 8, 16), (32, 128, 784), (7, 9, 17), (64, 37, 53), (300, 24, 48), (129, 8, 100), (128, 65, 47), (3, 90, 16)]
+SIZES = [(1, 8, 16), (32, 128, 784), (7, 9, 17), (64, 37, 53), (100, 24, 48), (127, 8, 100), (128, 65, 47), (3, 90, 16)]
 
 
 def turned(a: Value, b: Value) -> list[Value]:
@@ -63,7 +63,8 @@ def test_other_layouts_and_sizes_go_elsewhere() -> None:
         ([a[:, :4].copy(), b], turned),  # too few rows
         ([a.T.copy(), b], None),  # a is not turned
         ([a, b.T.copy()], lambda a, b: [transpose(a), transpose(b)]),
-        ([np.zeros((600, 16), "f"), np.zeros((600, 512), "f")], turned),  # b would not stay in the cache
+        ([np.zeros((100, 16), "f"), np.zeros((100, 4096), "f")], turned),  # b would not stay in the cache
+        ([np.zeros((129, 16), "f"), np.zeros((129, 64), "f")], turned),  # long sums
     ):
         bench = Bench(contractions.KERNELS, "matmul", operands, views=views)
         assert bench.entries is not None

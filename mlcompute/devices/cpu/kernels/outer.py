@@ -4,7 +4,8 @@
 
 Both operands lie as this product reads them, so nothing is packed, and rows of y can be made a few at a time at no
 loss: an update that follows then finds them in the cache, and the whole of y need never exist. An element is summed
-over the same blocks of the batch in the same order however many rows are asked for.
+in the same order however many rows are asked for. Longer sums than `DEPTH` go elsewhere: they would round worse, and a
+library's product is faster there.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from collections.abc import Callable, Sequence
 from mlcompute.devices.cpu.code import Code, vector_lanes
 from mlcompute.devices.cpu.entry import Argument, Entry, Maker
 from mlcompute.devices.cpu.kernels.loops import map_loop
-from mlcompute.devices.cpu.kernels.products import DEPTH, FLOPS_PER_NS, finish_tile, registers
+from mlcompute.devices.cpu.kernels.products import DEPTH, FLOPS_PER_NS, registers
 from mlcompute.devices.cpu.kernels.walks import LEAST_ROWS, Cell, Line, Words, first_lanes, number, splat
-from mlcompute.devices.cpu.lanes import Lanes
 from mlcompute.devices.cpu.operands import Operand, Operands, dense_strides
 from mlcompute.devices.cpu.threads import machine_slices
 from mlcompute.ops.op import FLOAT32, Step
@@ -62,47 +62,35 @@ def _code(lanes: int) -> Code:
     width, tallest = tile_size()
     panel = width * lanes
     whole = code.mul(code.div(columns, panel), panel)
-    with code.loop(0, depth, DEPTH) as start:
-        steps = code.minimum(code.sub(depth, start), DEPTH)
-        adds = code.let(f"icmp ne i64 {start}, 0")
-        a_block, b_block = (
-            code.at(pointer, code.mul(start, stride), "float") for pointer, stride in ((a, a_row), (b, b_row))
-        )
-        begin: str | int = 0
-        for height in (tallest, 1):
-            end = code.add(begin, code.mul(code.div(code.sub(rows, begin), height), height))
-            with code.loop(begin, end, height) as row:
-                a_column = code.at(a_block, row, "float")
-                c_rows = [code.at(c, code.mul(code.add(row, i), c_row), "float") for i in range(height)]
-
-                def make(
-                    column: str,
-                    masks: list[str | None],
-                    a_column: str = a_column,
-                    c_rows: list[str] = c_rows,
-                    height: int = height,
-                ) -> None:
-                    b_column = code.at(b_block, column, "float")
-                    sums = _tile(code, height, steps, (a_column, a_row), (b_column, b_row), masks)
-                    lines = [Line(code, code.at(c_row, column, "float"), "float") for c_row in c_rows]
-                    finish_tile(code, sums, lines, adds, masks)
-
-                with code.loop(0, whole, panel) as column:
-                    make(column, [None] * width)
-                rest = code.sub(columns, whole)
-                with code.when(code.let(f"icmp sgt i64 {rest}, 0")):
-                    make(whole, [first_lanes(code, code.sub(rest, v * lanes), lanes) for v in range(width)])
-            begin = end
+    begin: str | int = 0
+    for height in (tallest, 1):
+        end = code.add(begin, code.mul(code.div(code.sub(rows, begin), height), height))
+        with code.loop(begin, end, height) as row:
+            from_a = code.at(a, row, "float"), a_row
+            to_c = [code.at(c, code.mul(code.add(row, i), c_row), "float") for i in range(height)]
+            with code.loop(0, whole, panel) as column:
+                _tile(code, depth, from_a, (code.at(b, column, "float"), b_row), to_c, column, [None] * width)
+            rest = code.sub(columns, whole)
+            with code.when(code.let(f"icmp sgt i64 {rest}, 0")):
+                masks = [first_lanes(code, code.sub(rest, v * lanes), lanes) for v in range(width)]
+                _tile(code, depth, from_a, (code.at(b, whole, "float"), b_row), to_c, whole, masks)
+        begin = end
     return code
 
 
 def _tile(
-    code: Code, height: int, steps: str, a: tuple[str, str], b: tuple[str, str], masks: list[str | None]
-) -> list[list[Lanes]]:
-    """`height` rows of vectors, summed over `steps` in registers."""
+    code: Code,
+    depth: str,
+    a: tuple[str, str],
+    b: tuple[str, str],
+    c_rows: Sequence[str],
+    column: str,
+    masks: Sequence[str | None],
+) -> None:
+    """A few rows of a few vectors, summed in registers; a and b come with their strides from row to row."""
     lanes = vector_lanes()
-    sums = [[Cell(number(code, 0.0)) for _ in masks] for _ in range(height)]
-    with code.loop(0, steps) as k:
+    sums = [[Cell(number(code, 0.0)) for _ in masks] for _ in c_rows]
+    with code.loop(0, depth) as k:
         a_row, b_row = (
             Line(code, code.at(pointer, code.mul(k, stride), "float"), "float") for pointer, stride in (a, b)
         )
@@ -112,7 +100,10 @@ def _tile(
             for vector, total in zip(vectors, row_sums, strict=True):
                 # Fused where the machine can; nothing is gained by emulating it.
                 total.set(element.intrinsic("fmuladd", vector, total.get()))
-    return [[total.get() for total in row_sums] for row_sums in sums]
+    for c_row, row_sums in zip(c_rows, sums, strict=True):
+        line = Line(code, code.at(c_row, column, "float"), "float")
+        for v, (total, mask) in enumerate(zip(row_sums, masks, strict=True)):
+            line.store(v * lanes, total.get(), mask)
 
 
 # Entries ------------------------------------------------------------------------------------------------------------
@@ -131,8 +122,8 @@ def is_outer(a: Operand, b: Operand, y: Operand) -> bool:
 
 
 def suits(rows: int, columns: int, depth: int) -> bool:
-    """Are there enough rows and columns to fill registers, and is b small enough to stay in the cache?"""
-    return rows >= LEAST_ROWS and columns >= 16 and 0 < depth * columns * 4 <= _LARGEST_B
+    """Are there enough rows and columns to fill registers, few samples, and a b small enough to stay in the cache?"""
+    return rows >= LEAST_ROWS and columns >= 16 and 0 < depth <= DEPTH and depth * columns * 4 <= _LARGEST_B
 
 
 def outer_entry(step: Step, a: Operand, b: Operand, y: Operand) -> Entry:

@@ -158,28 +158,20 @@ def _tile(code: Code, width: int, steps: str, a_rows: list[Line], a_depth: str, 
 def _finish(code: Code, tile: list[list[Lanes]], c_rows: list[Line], adds: str, room: str) -> None:
     """Store a tile, added to what is there if `adds`; only `room` columns exist."""
     lanes, width = vector_lanes(), len(tile[0])
+
+    def store(masks: Sequence[str | None]) -> None:
+        for c_row, sums in zip(c_rows, tile, strict=True):
+            for v, (total, mask) in enumerate(zip(sums, masks, strict=True)):
+                final = Cell(total)
+                with code.when(adds):
+                    final.set(c_row.load(v * lanes, mask) + total)
+                c_row.store(v * lanes, final.get(), mask)
+
     whole = code.let(f"icmp sge i64 {room}, {width * lanes}")
     with code.when(whole):
-        finish_tile(code, tile, c_rows, adds, [None] * width)
+        store([None] * width)
     with code.when(code.let(f"xor i1 {whole}, true")):
-        masks = [first_lanes(code, code.sub(room, v * lanes), lanes) for v in range(width)]
-        finish_tile(code, tile, c_rows, adds, masks)
-
-
-def finish_tile(
-    code: Code, tile: list[list[Lanes]], c_rows: list[Line], adds: str, masks: Sequence[str | None]
-) -> None:
-    """Store the vectors of a tile as far as their masks allow, added to what is there if `adds`."""
-    vectors = [
-        (c_row, v * vector_lanes(), Cell(total), mask)
-        for c_row, sums in zip(c_rows, tile, strict=True)
-        for v, (total, mask) in enumerate(zip(sums, masks, strict=True))
-    ]
-    with code.when(adds):  # once for all: a question for every vector took longer to compile than the rest
-        for c_row, place, final, mask in vectors:
-            final.set(c_row.load(place, mask) + final.get())
-    for c_row, place, final, mask in vectors:
-        c_row.store(place, final.get(), mask)
+        store([first_lanes(code, code.sub(room, v * lanes), lanes) for v in range(width)])
 
 
 def _pack_rows_code(width: int) -> Code:
