@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from mlcompute.devices.cpu import onednn
-from mlcompute.devices.cpu.onednn import Call, Convolution, Descriptor, Matmul, Pooling, Primitive, Reorder
+from mlcompute.devices.cpu.onednn import Call, Convolution, Descriptor, Matmul, Primitive, Reorder
+from mlcompute.devices.cpu.onednn import library as library_file
 from mlcompute.errors import DeviceError
 from mlcompute.ops.op import TABLE
 from tests.harness import assert_close
@@ -226,55 +227,6 @@ def test_products_of_many_matrices() -> None:
     assert_close(run(product, {"a": a, "b": b, "y": y}, "y"), a @ b + y)
 
 
-# Pooling ----------------------------------------------------------------------------------------------------------
-
-# shape, kernel, strides, dilations, padding
-POOLINGS = [
-    ((2, 32, 28, 28), (2, 2), (2, 2), (1, 1), (0, 0, 0, 0)),
-    ((1, 3, 9, 7), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)),
-    ((2, 33, 8, 11), (3, 2), (1, 3), (1, 1), (0, 1, 1, 0)),
-    ((2, 64, 8, 8), (8, 8), (1, 1), (1, 1), (0, 0, 0, 0)),
-    ((1, 16, 9, 9), (2, 2), (1, 1), (2, 2), (0, 0, 0, 0)),
-]
-
-
-@needs_library
-@pytest.mark.parametrize("case", POOLINGS, ids=str)
-def test_pooling_means_what_the_ops_mean(case: Any) -> None:
-    shape, kernel, strides, dilations, padding = case
-    options = {"kernel": kernel, "strides": strides, "dilations": dilations, "padding": padding}
-    x = plain(shape, 1)
-
-    forward = Pooling("forward", "max", shape, kernel, strides, dilations, padding)
-    keep: dict[str, Memory] = {}
-    y = run(forward, {"x": x}, "y", keep)
-    assert_close(y, TABLE["max_pool"].meaning(x, **options), what=str(forward))
-    dy = plain(y.shape, 2)
-    back = Pooling("backward", "max", shape, kernel, strides, dilations, padding)
-    assert back.descriptors["workspace"] == forward.descriptors["workspace"]
-    dx = run(back, {"dy": dy, "workspace": keep["workspace"]}, "dx")
-    assert_close(dx, TABLE["max_pool_gradient"].meaning(dy, x, **options), what=str(back))
-
-    size = float(np.prod(kernel))
-    forward = Pooling("forward", "average", shape, kernel, strides, dilations, padding)
-    assert_close(run(forward, {"x": x}, "y") * size, TABLE["sum_pool"].meaning(x, **options), scale=4)
-    back = Pooling("backward", "average", shape, kernel, strides, dilations, padding)
-    expected = TABLE["sum_pool_gradient"].meaning(dy, shape=shape, **options)
-    assert_close(run(back, {"dy": dy}, "dx") * size, expected, scale=4)
-
-
-@needs_library
-def test_an_average_of_what_lies_inside() -> None:
-    x = plain((1, 3, 5, 5), 1)
-    window = ((3, 3), (2, 2), (1, 1), (1, 1, 1, 1))
-    actual = run(Pooling("forward", "average_inside", x.shape, *window), {"x": x}, "y")
-    names = ("kernel", "strides", "dilations", "padding")
-    sums, counts = (
-        TABLE["sum_pool"].meaning(array, **dict(zip(names, window, strict=True))) for array in (x, np.ones_like(x))
-    )
-    assert_close(actual, sums / counts)
-
-
 # Descriptors and reorders -----------------------------------------------------------------------------------------
 
 
@@ -437,7 +389,7 @@ def test_everything_is_destroyed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "destroyer", counting_destroyer)
     bound_product()
     Convolution("backward_data", (1, 3, 5, 5), (4, 3, 3, 3)).weights_in()
-    Pooling("backward", "max", (1, 3, 4, 4), (2, 2), (2, 2))
+    Convolution("backward_weights", (1, 3, 5, 5), (4, 3, 3, 3))
     Matmul((2, 3), (3, 4), bias=(1, 4), activation=("relu", 0.0, 0.0))
     with pytest.raises(DeviceError):
         Matmul((2, 3), (4, 5))
@@ -520,18 +472,18 @@ def test_another_library_is_refused() -> None:
 
 def test_a_missing_openmp_says_what_to_install() -> None:
     error = "libgomp.so.1: cannot open shared object file: No such file or directory"
-    assert "apt install libgomp1" in onednn._advice("/somewhere/libdnnl.so.3", error)
+    assert "apt install libgomp1" in library_file._advice("/somewhere/libdnnl.so.3", error)
 
 
 def test_without_a_wheel_the_system_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLCOMPUTE_ONEDNN", raising=False)
     monkeypatch.setattr(sys, "path", ["", "/nowhere"])
-    [name] = onednn._candidates()
-    assert "pip install onednn-cpu-gomp" in onednn._advice(name, "cannot open shared object file")
+    [name] = library_file._candidates()
+    assert "pip install onednn-cpu-gomp" in library_file._advice(name, "cannot open shared object file")
 
 
 def test_what_needs_onednn_says_why_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "_load", lambda: (None, "oneDNN cannot be used: no file"))
+    monkeypatch.setattr(library_file, "_load", lambda: (None, "oneDNN cannot be used: no file"))
     assert onednn.load() is None
     with pytest.raises(DeviceError, match="no file"):
         onednn.require()

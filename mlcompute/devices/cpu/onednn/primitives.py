@@ -1,0 +1,313 @@
+"""Operations compiled from shapes, and calls of them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Mapping
+from ctypes import byref
+from typing import Final, Literal
+
+import numpy as np
+
+from mlcompute.devices.cpu.onednn.descriptors import Descriptor, Layout, dims, strides_of
+from mlcompute.devices.cpu.onednn.library import Argument, OneDNN, Shape, own, require
+from mlcompute.errors import DeviceError
+
+#: An elementwise function applied to the result, with its alpha and beta: ("relu", 0.0, 0.0). Here relu(NaN) is 0.
+Activation = tuple[str, float, float]
+
+_IN_ORDER = 1
+_SCRATCHPAD_OF_USER = 1
+_FORWARD_TRAINING = 64
+_CONVOLUTION_DIRECT = 1
+_ELTWISE = {
+    "relu": 0x20,
+    "tanh": 0x21,
+    "elu": 0x22,
+    "linear": 0x26,
+    "soft_relu": 0x27,
+    "hard_sigmoid": 0x28,
+    "sigmoid": 0x29,
+    "gelu_tanh": 0x2B,
+    "clip": 0x2E,
+    "gelu_erf": 0x31,
+}
+_QUERY_IMPLEMENTATION, _QUERY_ARGUMENT = 8, 255
+_WORKSPACE, _SCRATCHPAD = 64, 80
+
+
+class Primitive:
+    """One compiled operation on arrays of fixed shapes and layouts, its memory given by role.
+
+    `descriptors` holds the arrays by role, in the order of the native arguments; a primitive that needs working
+    memory has a role "scratchpad", `scratchpad_bytes` long, whose contents mean nothing between calls.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        arguments: Mapping[str, int],
+        describe: Callable[[OneDNN, int], int],
+        *,
+        activation: Activation | None = None,
+        accumulate: bool = False,
+        threads: int = 1,
+    ) -> None:
+        """`describe` creates the primitive's descriptor, given its attributes; calls will use `threads` threads."""
+        self.what, self.threads = what, threads
+        self._library = library = require()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(library.threads(threads))
+            attributes = _attributes(library, stack, activation, accumulate)
+            description = describe(library, attributes)
+            own(self, library.destroyer("primitive_desc"), description)
+            self.handle = library.create("primitive_create", description, doing=f"create {what}")
+        own(self, library.destroyer("primitive"), self.handle)
+        name = ctypes.c_char_p()
+        library.call("primitive_desc_query", description, _QUERY_IMPLEMENTATION, 0, byref(name))
+        self.implementation = (name.value or b"").decode()
+        self.descriptors: dict[str, Descriptor] = {}
+        self.arguments: dict[str, int] = {}
+        for role, number in {**arguments, "workspace": _WORKSPACE, "scratchpad": _SCRATCHPAD}.items():
+            found = library.answer("primitive_desc_query_md", description, _QUERY_ARGUMENT, number)
+            descriptor = Descriptor.copy_of(found) if found else None
+            if descriptor is not None and descriptor.nbytes:
+                self.descriptors[role], self.arguments[role] = descriptor, number
+
+    @property
+    def scratchpad_bytes(self) -> int:
+        return self.descriptors["scratchpad"].nbytes if "scratchpad" in self.descriptors else 0
+
+    def bind(self, **addresses: int) -> Call:
+        """This primitive on arrays at these addresses, one for every role (0: given later by `set_pointer`)."""
+        missing, unknown = self.descriptors.keys() - addresses.keys(), addresses.keys() - self.descriptors.keys()
+        if missing or unknown - {"scratchpad"}:
+            raise DeviceError(
+                f"oneDNN: {self.what}: addresses for {sorted(addresses)}, needed for {list(self.descriptors)}"
+            )
+        return Call(self, {role: addresses[role] for role in self.descriptors})
+
+    def __str__(self) -> str:
+        formats = ", ".join(f"{role} {d}" for role, d in self.descriptors.items() if role != "scratchpad")
+        return f"{self.what}  {self.implementation}  {formats}"
+
+
+class Call:
+    """A primitive joined with addresses. Only one thread may run it at a time.
+
+    `words`, int64: address of dnnl_primitive_execute, primitive, stream, number of arguments, address of arguments.
+    They, and `memory`, stay valid as long as this object lives.
+    """
+
+    def __init__(self, primitive: Primitive, addresses: Mapping[str, int]) -> None:
+        self.primitive = primitive
+        self._library = library = require()
+        self._stream = library.create("stream_create", library.engine, _IN_ORDER)
+        own(self, library.destroyer("stream"), self._stream)
+        self._memory: dict[str, int] = {}
+        for role, descriptor in primitive.descriptors.items():
+            self._memory[role] = library.create("memory_create", descriptor.handle, library.engine, None)
+            own(self, library.destroyer("memory"), self._memory[role])
+        arguments = [Argument(primitive.arguments[role], memory) for role, memory in self._memory.items()]
+        self._arguments = (Argument * len(arguments))(*arguments)
+        for role, address in addresses.items():
+            if address:
+                self.set_pointer(role, address)
+        place = ctypes.addressof(self._arguments)
+        self.words: Final = np.array(
+            [library.primitive_execute, primitive.handle, self._stream, len(arguments), place], np.int64
+        )
+
+    def memory(self, role: str) -> int:
+        """The memory object of a role, for `OneDNN.set_data_handle`."""
+        return self._memory[role]
+
+    def set_pointer(self, role: str, address: int) -> None:
+        """Let a role's array start at an address. oneDNN may zero the padding of a blocked array there."""
+        self._library.call("memory_set_data_handle", self._memory[role], address)
+
+    def run(self) -> None:
+        """Execute from Python, without the GIL."""
+        with self._library.threads(self.primitive.threads):
+            self._library.call(
+                "primitive_execute", self.primitive.handle, self._stream, len(self._arguments), self._arguments,
+                doing=f"run {self.primitive.what}",
+            )  # fmt: skip
+
+
+def _attributes(library: OneDNN, stack: contextlib.ExitStack, activation: Activation | None, accumulate: bool) -> int:
+    """Attributes that live as long as `stack`: working memory from us, then y += or y = f(y)."""
+    attributes = library.create("primitive_attr_create")
+    stack.callback(library.destroyer("primitive_attr"), attributes)
+    library.call("primitive_attr_set_scratchpad_mode", attributes, _SCRATCHPAD_OF_USER)
+    if activation is not None or accumulate:
+        after = library.create("post_ops_create")
+        stack.callback(library.destroyer("post_ops"), after)
+        if accumulate:
+            library.call("post_ops_append_sum", after, 1.0, 0, 0)
+        if activation is not None:
+            name, alpha, beta = activation
+            library.call("post_ops_append_eltwise", after, _ELTWISE[name], alpha, beta)
+        library.call("primitive_attr_set_post_ops", attributes, after)
+    return attributes
+
+
+class Reorder(Primitive):
+    """y = x in another layout.   roles x, y"""
+
+    def __init__(self, source: Descriptor, target: Descriptor, *, threads: int = 1) -> None:
+        what = f"reorder {source.shape} from {source} to {target}"
+
+        def describe(library: OneDNN, attributes: int) -> int:
+            engine = library.engine
+            return library.create(
+                "reorder_primitive_desc_create", source.handle, engine, target.handle, engine, attributes,
+                doing=f"create {what}",
+            )  # fmt: skip
+
+        super().__init__(what, {"x": 1, "y": 17}, describe, threads=threads)
+
+
+class Matmul(Primitive):
+    """y = f(a b + bias + y), where bias, the added y and f are asked for.   roles a, b, bias, y
+
+    a (*, n, k)   b (*, k, m)   bias, of y's rank, broadcasts   ->   y (*, n, m); leading axes broadcast.
+    A transposed operand is one with transposed strides.
+    """
+
+    def __init__(
+        self,
+        a: Shape,
+        b: Shape,
+        *,
+        a_layout: Layout = "plain",
+        b_layout: Layout = "plain",
+        y_layout: Layout = "plain",
+        bias: Shape | None = None,
+        activation: Activation | None = None,
+        accumulate: bool = False,
+        threads: int = 1,
+    ) -> None:
+        y = (*(max(pair) for pair in zip(a[:-2], b[:-2], strict=True)), a[-2], b[-1])
+        arrays = [Descriptor(a, a_layout), Descriptor(b, b_layout), bias and Descriptor(bias), Descriptor(y, y_layout)]
+        what = f"matmul {a} {b}"
+
+        def describe(library: OneDNN, attributes: int) -> int:
+            return library.create(
+                "matmul_primitive_desc_create", library.engine, *map(_handle, arrays), attributes,
+                doing=f"create {what}",
+            )  # fmt: skip
+
+        roles = {"a": 1, "b": 33, **({"bias": 41} if bias else {}), "y": 17}
+        super().__init__(what, roles, describe, activation=activation, accumulate=accumulate, threads=threads)
+
+
+def _handle(descriptor: Descriptor | Shape | None) -> int | None:
+    return descriptor.handle if isinstance(descriptor, Descriptor) else None
+
+
+class Convolution(Primitive):
+    """The convolution of the op table, or one of its two gradients.
+
+    forward            roles x, w, b, y       y = f(convolution(x, w) + b + y), where b, the added y and f are asked for
+    backward_data      roles dy, w, dx        dx = convolution_input_gradient(dy, w)
+    backward_weights   roles x, dy, dw, db    dw = convolution_weight_gradient(x, dy), db = sums of dy where asked for
+
+    x (N, C, H, W)   w (O, C / groups, kh, kw)   b (O,)   padding (top, bottom, left, right)   ->   y (N, O, OH, OW)
+    The weights may end in a format oneDNN chose: `weights_in` and `weights_out` convert from and to the plain one.
+    """
+
+    _ROLES: Final[dict[str, dict[str, int]]] = {
+        "forward": {"x": 1, "w": 33, "b": 41, "y": 17},
+        "backward_data": {"dy": 145, "w": 33, "dx": 129},
+        "backward_weights": {"x": 1, "dy": 145, "dw": 161, "db": 169},
+    }
+
+    def __init__(
+        self,
+        direction: Literal["forward", "backward_data", "backward_weights"],
+        x: Shape,
+        w: Shape,
+        strides: tuple[int, int] = (1, 1),
+        dilations: tuple[int, int] = (1, 1),
+        padding: tuple[int, int, int, int] = (0, 0, 0, 0),
+        groups: int = 1,
+        *,
+        x_layout: Layout = "channels_last",
+        w_layout: Layout = "any",
+        y_layout: Layout = "channels_last",
+        bias: bool = False,
+        activation: Activation | None = None,
+        accumulate: bool = False,
+        threads: int = 1,
+    ) -> None:
+        y = (x[0], w[0], *_windows(x[2:], w[2:], strides, dilations, padding))
+        image, result = Descriptor(x, x_layout), Descriptor(y, y_layout)
+        weights, self._plain = _weights(w, groups, w_layout), _weights(w, groups, "plain")
+        biases = Descriptor((w[0],)) if bias else None
+        window = [dims(strides), dims([d - 1 for d in dilations]), dims(padding[::2]), dims(padding[1::2])]
+        what = f"convolution {direction} {x} {w}"
+        create: Callable[..., int] = functools.partial(require().create, doing=f"create {what}")
+
+        def forward(library: OneDNN, attributes: int | None) -> int:
+            return create(
+                "convolution_forward_primitive_desc_create", library.engine, _FORWARD_TRAINING, _CONVOLUTION_DIRECT,
+                image.handle, weights.handle, _handle(biases), result.handle, *window, attributes,
+            )  # fmt: skip
+
+        def describe(library: OneDNN, attributes: int) -> int:
+            if direction == "forward":
+                return forward(library, attributes)
+            hint = forward(library, None)
+            # oneDNN keeps a pointer to the hint, not a copy: it has to live as long as the primitive.
+            own(self, library.destroyer("primitive_desc"), hint)
+            added = [_handle(biases)] if direction == "backward_weights" else []
+            return create(
+                f"convolution_{direction}_primitive_desc_create", library.engine, _CONVOLUTION_DIRECT,
+                image.handle, weights.handle, *added, result.handle, *window, hint, attributes,
+            )  # fmt: skip
+
+        roles = {role: number for role, number in self._ROLES[direction].items() if bias or role not in ("b", "db")}
+        super().__init__(what, roles, describe, activation=activation, accumulate=accumulate, threads=threads)
+        self.weights = self.descriptors["dw" if direction == "backward_weights" else "w"]
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights, or of their gradient, in the format chosen."""
+        return self.weights.nbytes
+
+    @property
+    def weights_are_plain(self) -> bool:
+        """Do the weights lie as (O, C / groups, kh, kw), with nothing to convert?"""
+        return self.weights == self._plain
+
+    def weights_in(self, *, threads: int = 1) -> Reorder:
+        """From the plain weights to the format chosen."""
+        return Reorder(self._plain, self.weights, threads=threads)
+
+    def weights_out(self, *, threads: int = 1) -> Reorder:
+        """From the format chosen to the plain weights."""
+        return Reorder(self.weights, self._plain, threads=threads)
+
+
+def _weights(shape: Shape, groups: int, layout: Layout) -> Descriptor:
+    """Weights (O, C / groups, kh, kw) as oneDNN wants them: with an axis of groups in front where there are any."""
+    if groups == 1:
+        return Descriptor(shape, layout)
+    grouped = (groups, shape[0] // groups, *shape[1:])
+    if layout == "any":
+        return Descriptor(grouped, layout)
+    strides = strides_of(shape, layout)
+    return Descriptor(grouped, (shape[0] // groups * strides[0], *strides))
+
+
+def _windows(
+    image: Shape, kernel: Shape, strides: Shape, dilations: Shape, padding: tuple[int, int, int, int]
+) -> Shape:
+    """How many windows fit, down and across."""
+    return tuple(
+        (image[d] + padding[2 * d] + padding[2 * d + 1] - dilations[d] * (kernel[d] - 1) - 1) // strides[d] + 1
+        for d in (0, 1)
+    )
