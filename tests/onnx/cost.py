@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import struct
@@ -39,6 +40,7 @@ def cost_of(call: Callable[[], str], seconds: int = 60) -> Cost:
         child = os.fork()
     if child == 0:
         try:
+            gc.freeze()  # what the tests before left behind is not walked again in the middle of the call
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
             with open("/proc/self/clear_refs", "w") as file:
                 file.write("5")

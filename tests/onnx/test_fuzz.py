@@ -17,6 +17,8 @@ from tests.onnx.mutants import mutant, originals
 
 #: Seconds of the processor one file may take, and bytes beyond twice its size.
 SECONDS, BYTES = 1.0, 64 << 20
+#: The suite runs on slow and busy machines, too: there only what goes on and on is found.
+PATIENCE = 30.0
 
 
 def attempt(data: bytes) -> str:
@@ -29,10 +31,10 @@ def attempt(data: bytes) -> str:
     return "imported"
 
 
-def checked(data: bytes, who: object) -> Cost:
+def checked(data: bytes, who: object, seconds: float = PATIENCE) -> Cost:
     cost = cost_of(lambda: attempt(data))
     assert cost.answer.startswith(("refused", "imported")), f"{who}: {cost}"
-    assert cost.seconds < SECONDS, f"{who}: {cost}"
+    assert cost.seconds < seconds, f"{who}: {cost}"
     assert cost.bytes < BYTES + 2 * len(data), f"{who}: {cost}"
     return cost
 
@@ -56,7 +58,7 @@ def test_damaged_files(first: int) -> None:
 @pytest.mark.parametrize("thousand", range(10))
 def test_ten_thousand_damaged_files(thousand: int) -> None:
     seeds = range(1000 * thousand, 1000 * (thousand + 1))
-    outcomes = Counter(checked(mutant(seed), seed).answer[:8] for seed in seeds)
+    outcomes = Counter(checked(mutant(seed), seed, SECONDS).answer[:8] for seed in seeds)
     assert outcomes["refused:"] > 200  # the damage is real
     assert outcomes["imported"] > 40  # and not total
 
