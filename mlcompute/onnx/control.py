@@ -40,6 +40,10 @@ def shape_of(operand: Operand) -> tuple[int, ...]:
     raise ShapeError("a sequence has no shape")
 
 
+#: Parts a sequence may be split into: each becomes nodes of its own.
+_MOST_PARTS = 4096
+
+
 def numbers(importer: Importer, operand: Operand | None, what: str, name: str) -> Array:
     """The numbers of an operand that steer the import."""
     found = None if operand is None else known_array(operand, importer.budget)
@@ -314,11 +318,12 @@ def split_to_sequence(
         each = int(given.reshape(-1)[0])
         if given.ndim == 0 and each < 1:
             raise ShapeError(f"parts of {each}")
-        lengths = [min(each, extent - k) for k in range(0, extent, each)] if given.ndim == 0 else given.tolist()
+        count = -(-extent // each) if given.ndim == 0 else given.size
     else:
-        lengths, drop = [1] * extent, not attributes.get("keepdims", 1)
-    if len(lengths) > 4096:
-        raise NotImportedError("sequences of more than 4096 parts")
+        given, each, count, drop = np.array(1), 1, extent, not attributes.get("keepdims", 1)
+    if count > _MOST_PARTS:  # before a list of so many is made
+        raise NotImportedError(f"sequences of more than {_MOST_PARTS} parts")
+    lengths = [min(each, extent - k) for k in range(0, extent, each)] if given.ndim == 0 else given.tolist()
     parts = _apply(importer, "Split", [x, Known(np.array(lengths, np.int64))], label, len(lengths), axis=axis)
     if drop:
         axes = Known(np.array([axis], np.int64))
