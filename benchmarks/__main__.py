@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.threads < 1:
         parser.error("--threads must be at least 1")
     workloads = chosen(parser, "--only", options.only, WORKLOADS)
-    modes = chosen(parser, "--modes", options.modes, MODES, ["train", "infer"] if options.quick else None)
+    modes = chosen(parser, "--modes", options.modes, MODES, ["train"] if options.quick else None)
     fast = [name for name, contender in CONTENDERS.items() if not contender.slow]
     names = chosen(parser, "--contenders", options.contenders, CONTENDERS, fast if options.quick else None)
     settings = Settings(

@@ -14,7 +14,19 @@ from benchmarks.workloads import MODES, TINY, WORKLOADS
 
 def test_command_prints_a_table_and_writes_json(tmp_path, capsys):
     path = tmp_path / "new" / "numbers.json"
-    arguments = ["--quick", "--only", "mlp1", "--contenders", "mlcompute", "--threads", "1", "--rounds", "1"]
+    arguments = [
+        "--quick",
+        "--modes",
+        "train,infer",
+        "--only",
+        "mlp1",
+        "--contenders",
+        "mlcompute",
+        "--threads",
+        "1",
+        "--rounds",
+        "1",
+    ]
     assert main([*arguments, "--seconds", "0.02", "--json", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "MLP 784-128-10, batch 1: training step" in printed
