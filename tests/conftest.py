@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from tests.recorder import Recorder, all_uses
 
 ROOT = Path(__file__).parent
 os.environ.setdefault("MLC_DEBUG", "verify")  # every program a test compiles is checked after every pass
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # Shells start background jobs deaf to Ctrl-C, and their children inherit that; some tests press it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class UnusedMembers:
