@@ -53,18 +53,18 @@ class Writer:
 
 def replace_file(path: str, fill: Callable[[Writer], None], who: str) -> None:
     """Give `path` the bytes that `fill` writes. FileError, and the old bytes are still there, when that fails."""
-    # A link stays a link: the file it leads to is replaced.
-    target = os.path.realpath(path)
-    folder = os.path.dirname(target)
+    folder = os.path.dirname(path)
     try:
-        if os.path.isdir(target):
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        # A link stays a link: the file it leads to is replaced.
+        target = os.path.realpath(path)
+        folder = os.path.dirname(target)
+        old = _file_at(target)
         sweep(folder)
-        with _temporary(folder) as (descriptor, name):
+        # While it is written, nobody reads it who was not allowed to read the old file.
+        with _temporary(folder, 0o666 if old is None else 0o600) as (descriptor, name):
             fill(Writer(descriptor))
-            with contextlib.suppress(OSError, AttributeError):  # no old file, or a system without such permissions
-                # Whoever was allowed to read the old file, and nobody else, may read the new one.
-                os.fchmod(descriptor, stat.S_IMODE(os.stat(target).st_mode))
+            if old is not None:
+                _take_over_permissions(descriptor, old)
             os.fsync(descriptor)
             os.replace(name, target)
     except OSError as error:
@@ -83,10 +83,34 @@ def replace_file(path: str, fill: Callable[[Writer], None], who: str) -> None:
         ) from error
 
 
+def _file_at(target: str) -> os.stat_result | None:
+    """What is there; None for nothing. Refuses what is no file: renaming would put a file in place of a device."""
+    try:
+        found = os.stat(target)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, not a file")
+    return found
+
+
+def _take_over_permissions(descriptor: int, old: os.stat_result) -> None:
+    """Whoever was allowed to read the old file may read the new one: owner and group where the system lets us."""
+    for change in (
+        lambda: os.fchown(descriptor, -1, old.st_gid),
+        lambda: os.fchmod(descriptor, stat.S_IMODE(old.st_mode)),
+        lambda: os.fchown(descriptor, old.st_uid, -1),  # last: afterwards it may be somebody else's
+    ):
+        with contextlib.suppress(OSError, AttributeError):  # not ours to give, or a system without owners
+            change()
+
+
 @contextlib.contextmanager
-def _temporary(folder: str) -> Iterator[tuple[int, str]]:
+def _temporary(folder: str, mode: int) -> Iterator[tuple[int, str]]:
     """A locked new file in the folder; removed at the end unless it was renamed."""
-    descriptor, name = _create(folder)
+    descriptor, name = _create(folder, mode)
     try:
         yield descriptor, name
     except BaseException:
@@ -98,13 +122,13 @@ def _temporary(folder: str) -> Iterator[tuple[int, str]]:
         os.close(descriptor)
 
 
-def _create(folder: str) -> tuple[int, str]:
+def _create(folder: str, mode: int) -> tuple[int, str]:
     while True:
         name = os.path.join(folder, f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}")
         _in_use.add(name)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         try:
-            descriptor = os.open(name, flags, 0o666)
+            descriptor = os.open(name, flags, mode)
         except OSError:
             _in_use.discard(name)
             raise

@@ -84,10 +84,11 @@ class Checkpoint:
     # Verifying ------------------------------------------------------------------------------------------------
 
     def _read_header(self) -> Header:
-        size = os.fstat(self._file.fileno()).st_size
-        first = self._at(0, min(8, size))
+        self._opened_as = os.fstat(self._file.fileno())
+        size = self._opened_as.st_size
+        first = self._at(0, min(8, size)).tobytes()
         length = header_length(first, size, self._who)
-        self._header_bytes = first + self._at(8, length)
+        self._header_bytes = first + self._at(8, length).tobytes()
         self._data_start = 8 + length
         return parse_header(self._header_bytes[8:], size - self._data_start, self._who)
 
@@ -149,16 +150,27 @@ class Checkpoint:
         except (ValueError, RecursionError) as error:
             raise FileError(f"{self._who}: its {key} cannot be read: {shortened(error)}") from error
 
-    def _at(self, position: int, count: int) -> bytes:
+    def _at(self, position: int, count: int) -> Array:
+        """Bytes of the file, in memory of their own."""
+        raw = np.empty(count, np.uint8)
+        done = 0
         with self._lock:
             self._file.seek(position)
-            data = self._file.read(count)
-            while len(data) < count:
-                more = self._file.read(count - len(data))
-                if not more:
+            while done < count:
+                found = self._file.readinto(raw.data[done:])  # type: ignore[attr-defined]
+                if not found:
                     raise FileError(f"{self._who}: the file became shorter while it was read")
-                data += more
-        return data
+                done += found
+        return raw
+
+    def _expect_unchanged(self) -> None:
+        """`save` never writes into a file that is there; others may, after its hashes were checked."""
+        now, then = os.fstat(self._file.fileno()), self._opened_as
+        if (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns):
+            raise FileError(
+                f"{self._who}: another program has written into the file since it was opened",
+                fix="open it again when it is complete; replace files by renaming, as mlcompute.save does",
+            )
 
     # Reading --------------------------------------------------------------------------------------------------
 
@@ -191,15 +203,11 @@ class Checkpoint:
         if not self._close.alive:
             raise FileError(f"{self._who}: the file was closed")
         entry = self._header.entries[name]
-        raw = np.empty(entry.nbytes, np.uint8)
-        with self._lock:
-            self._file.seek(self._data_start + entry.start)
-            view, done = raw.data, 0
-            while done < entry.nbytes:
-                count = self._file.readinto(view[done:])  # type: ignore[attr-defined]
-                if not count:
-                    raise FileError(f"{self._who}: the file became shorter while it was read")
-                done += count
+        try:
+            raw = self._at(self._data_start + entry.start, entry.nbytes)
+            self._expect_unchanged()
+        except OSError as error:
+            raise FileError(f"{self._who}: cannot be read: {error.strerror or error}") from error
         return decoded(raw, entry, f"{self._who}: '{name}'")
 
     def __contains__(self, name: object) -> bool:

@@ -271,7 +271,7 @@ def test_what_interrupts_saving_leaves_the_file_before(tmp_path: Path, monkeypat
 def test_only_files_of_dead_writers_are_swept(tmp_path: Path) -> None:
     (tmp_path / ".mlcompute-0123456789abcdef.tmp").write_bytes(b"left behind")
     (tmp_path / "mine.tmp").write_bytes(b"somebody's")
-    with atomic._temporary(str(tmp_path)) as (_, living):
+    with atomic._temporary(str(tmp_path), 0o600) as (_, living):
         save(tmp_path / "model", 1)
         assert sorted(temporary_files(tmp_path)) == sorted(["mine.tmp", os.path.basename(living)])
         os.replace(living, tmp_path / "renamed")
@@ -287,6 +287,53 @@ def test_a_link_stays_a_link_and_permissions_stay(tmp_path: Path) -> None:
     assert link.is_symlink()
     assert version_of(real) == 2
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """A rename would put a file in its place: as root, even in that of /dev/null."""
+    pipe, loop = tmp_path / "pipe", tmp_path / "loop"
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    for path, reason in ((pipe, "not a file"), (loop, "symbolic links")):
+        with pytest.raises(mlc.FileError, match=reason):
+            save(path, 1)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert loop.is_symlink()
+
+
+def test_nobody_else_reads_a_private_file_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write, modes = tmp_path / "model", atomic.Writer.write, set[int]()
+    save(path, 1)
+    path.chmod(0o600)
+
+    def look(writer: atomic.Writer, data: bytes) -> None:
+        modes.add(stat.S_IMODE(os.fstat(writer._descriptor).st_mode))
+        write(writer, data)
+
+    monkeypatch.setattr(atomic.Writer, "write", look)
+    save(path, 2)
+    assert modes == {0o600}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_owner_and_group_stay(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may give files away")
+    path = tmp_path / "model"
+    save(path, 1)
+    os.chown(path, 1234, 2345)
+    path.chmod(0o640)
+    save(path, 2)
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 2345, 0o640)
+
+
+def test_a_working_folder_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(mlc.FileError, match="model could not be written: No such file"):
+        save(Path("model"), 1)
 
 
 def test_a_path_that_is_no_text_will_do(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
+import os
 import random
 import struct
 import time
@@ -106,7 +108,7 @@ def test_files_cut_off_anywhere_are_refused_quickly(whole: bytes, tmp_path: Path
     rng = random.Random(5)
     path = tmp_path / "model"
     slowest = cut(whole, path, [*range(min(4096, len(whole))), *rng.choices(range(len(whole)), k=1000)])
-    mlc.save(path, small(1.0, 2000))  # forty megabytes
+    mlc.save(path, small(1.0, 2000))  # sixteen megabytes
     large = path.read_bytes()
     slowest = max(slowest, cut(large, path, rng.choices(range(len(large)), k=20)))
     print(f"slowest refusal: {1000 * slowest:.1f} ms")
@@ -396,26 +398,29 @@ def test_what_a_file_says_does_not_fill_the_screen(
     assert 1000 < len(str(caught.value)) < 1500
 
 
-def test_a_result_that_is_there_twice_is_said_to_be(tmp_path: Path) -> None:
+def split_with(path: Path, *changes: tuple[str, str]) -> bytes:
+    """A saved graph of one layer, which splits a tensor in two, with other words in its description."""
     graph, x = mlc.Graph(), mlc.Tensor(shape=(4, 2))
     graph.split(x, split_count=2, dimension=0)
-    mlc.save(tmp_path / "model", graph)
-    whole = (tmp_path / "model").read_bytes()
-    text = parts(whole)[0]["__metadata__"]["mlcompute.description"]
-    text = text.replace('"results":["split.result","split.result_1"]', '"results":["split.result","split.result"]')
-    (tmp_path / "model").write_bytes(with_text(whole, "description", text))
+    mlc.save(path, graph)
+    text = parts(path.read_bytes())[0]["__metadata__"]["mlcompute.description"]
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    return with_text(path.read_bytes(), "description", text)
+
+
+def test_a_result_that_is_there_twice_is_said_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.write_bytes(split_with(path, ('"split.result_1"]', '"split.result"]')))
     with pytest.raises(mlc.FileError, match=r"Split 'Split': there is a tensor 'split.result' already, it cannot be"):
-        mlc.load(tmp_path / "model")
+        mlc.load(path)
 
 
 def test_a_split_into_more_pieces_than_there_is_memory_is_refused_at_once(tmp_path: Path) -> None:
-    graph, x = mlc.Graph(), mlc.Tensor(shape=(4, 2))
-    graph.split(x, split_count=2, dimension=0)
-    mlc.save(tmp_path / "model", graph)
-    whole = (tmp_path / "model").read_bytes()
-    text = parts(whole)[0]["__metadata__"]["mlcompute.description"]
-    text = text.replace("[4,2]", f"[{2**40},2]").replace('"split_count":2', f'"split_count":{2**40}')
-    assert not survives(with_text(whole, "description", text), tmp_path / "model")
+    path = tmp_path / "model"
+    many = split_with(path, ("[4,2]", f"[{2**40},2]"), ('"split_count":2', f'"split_count":{2**40}'))
+    assert not survives(many, path)
 
 
 def test_tensors_that_differ_from_the_description_are_refused(whole: bytes, tmp_path: Path) -> None:
@@ -470,3 +475,40 @@ def test_errors_say_what_to_do(whole: bytes, tmp_path: Path) -> None:
     assert caught.value.fix == "use an earlier file"
     assert isinstance(caught.value, ValueError)
     np.testing.assert_equal(issubclass(mlc.FileError, mlc.Error), True)
+
+
+# While it is read -----------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_written_into_after_it_was_verified_is_refused(whole: bytes, tmp_path: Path) -> None:
+    """`cp` over a file that is being loaded: what was hashed is not what would be read."""
+    path = tmp_path / "model"
+    path.write_bytes(whole)
+    os.utime(path, (1, 1))
+    checkpoint = mlc.Checkpoint(path)
+    assert checkpoint["fully_connected.weights"].shape == (3, 3)
+    damaged = bytearray(whole)
+    damaged[-1] ^= 1
+    with path.open("r+b") as file:
+        file.write(damaged)
+    with pytest.raises(mlc.FileError, match="another program has written into the file"):
+        checkpoint["fully_connected.weights"]
+    os.truncate(path, len(whole) - 50)
+    with pytest.raises(mlc.FileError, match="became shorter"):
+        [checkpoint[name] for name in checkpoint.names]
+
+
+def test_a_disk_that_cannot_be_read_is_a_file_error(
+    whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model"
+    path.write_bytes(whole)
+    checkpoint = mlc.Checkpoint(path)
+
+    def failing(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(mlc.Checkpoint, "_at", failing)
+    for read in (lambda: checkpoint["fully_connected.weights"], lambda: mlc.load(path)):
+        with pytest.raises(mlc.FileError, match="cannot be read: Input/output error"):
+            read()
