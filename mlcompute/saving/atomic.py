@@ -98,13 +98,13 @@ def _file_at(target: str) -> os.stat_result | None:
 
 def _take_over_permissions(descriptor: int, old: os.stat_result) -> None:
     """Whoever was allowed to read the old file may read the new one: owner and group where the system lets us."""
-    for change in (
-        lambda: os.fchown(descriptor, -1, old.st_gid),
-        lambda: os.fchmod(descriptor, stat.S_IMODE(old.st_mode)),
-        lambda: os.fchown(descriptor, old.st_uid, -1),  # last: afterwards it may be somebody else's
-    ):
-        with contextlib.suppress(OSError, AttributeError):  # not ours to give, or a system without owners
-            change()
+    refused = contextlib.suppress(OSError, AttributeError)  # not ours to give, or a system without owners
+    with refused:
+        os.fchown(descriptor, -1, old.st_gid)
+    with refused:
+        os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+    with refused:  # last: afterwards it may be somebody else's
+        os.fchown(descriptor, old.st_uid, -1)
 
 
 @contextlib.contextmanager

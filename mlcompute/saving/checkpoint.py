@@ -128,7 +128,7 @@ class Checkpoint:
     def _hash(self, entry: Entry) -> str:
         hashed = hashlib.sha256()
         for start in range(entry.start, entry.end, _CHUNK):
-            hashed.update(self._at(self._data_start + start, min(_CHUNK, entry.end - start)))
+            hashed.update(self._at(self._data_start + start, min(_CHUNK, entry.end - start)).data)
         return hashed.hexdigest()
 
     def _text(self, key: str) -> str:

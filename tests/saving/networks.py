@@ -55,9 +55,7 @@ def lstm(inputs: int, hidden: int) -> mlc.LSTMLayer:
 def attention(width: int, heads: int) -> mlc.MultiheadAttentionLayer:
     weights = [tensor(normal(width, width, seed=50 + k) / 3) for k in range(4)]
     biases = [tensor(normal(width, seed=60 + k)) for k in range(4)]
-    return mlc.MultiheadAttentionLayer(
-        mlc.MultiheadAttentionDescriptor(width, heads, dropout=0.1), weights, biases
-    )
+    return mlc.MultiheadAttentionLayer(mlc.MultiheadAttentionDescriptor(width, heads, dropout=0.1), weights, biases)
 
 
 def everything(optimizer: mlc.Optimizer | None) -> mlc.TrainingGraph:
