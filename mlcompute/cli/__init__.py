@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
-import os
 import shutil
 import sys
 import traceback
 from collections.abc import Sequence
 
 from mlcompute.cli.answer import FAILED, INTERRUPTED, SUCCESS, USAGE, Answer, fitted, wrapped
-from mlcompute.cli.streams import show_everything
+from mlcompute.cli.parsing import Parser, UsageError, meant
+from mlcompute.cli.streams import show_everything, stop_showing
 from mlcompute.errors import Error
 
 #: One file per command: what it is called, what it does, in the order of the help.
@@ -34,32 +35,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     show_everything()
     given = list(sys.argv[1:] if arguments is None else arguments)
-    args = argparse.Namespace(command="", debug=False, json=False)
+    args = argparse.Namespace(command="", debug="--debug" in given, json="--json" in given)
     try:
-        parser = _parser(given)
-        args = parser.parse_args(given)
+        args = _read(given)
         if not args.command:
-            parser.print_help()
             return USAGE
-        answer: Answer = args.run(args)
+        with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+            answer: Answer = args.run(args)  # what a model file prints is no part of a JSON answer
         _show(answer, args.json)
         sys.stdout.flush()
     except KeyboardInterrupt as error:
-        said = f"mlcompute {args.command}".rstrip() + ": interrupted"
-        print(f"{said}; {error}" if str(error) else said, file=sys.stderr)
-        return INTERRUPTED
+        said = f"interrupted; {error}" if str(error) else "interrupted"
+        return _fail(said, args, {"error": "KeyboardInterrupt", "message": said}, INTERRUPTED)
+    except UsageError as error:
+        args.command = error.command
+        return _fail(f"error: {error}", args, {"error": "UsageError", "message": str(error)}, USAGE, error.usage)
     except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        stop_showing()
         return SUCCESS
     except Exception as error:
-        return _fail(error, args)
+        if args.debug:
+            traceback.print_exc()
+        said = str(error) or type(error).__name__
+        if not isinstance(error, _EXPECTED):
+            said = f"{type(error).__name__}: {said}\n  fix  --debug shows where; if your file is right, report it"
+        said = said.removeprefix(f"{args.command}: ")
+        message, *_ = said.splitlines()
+        facts = {**error.facts, "fix": error.fix} if isinstance(error, Error) else {}
+        return _fail(said, args, {"error": type(error).__name__, "message": message, **facts}, FAILED)
     return answer.code
 
 
-def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+def _read(given: Sequence[str]) -> argparse.Namespace:
+    """What the words mean; the help when there are none, UsageError when they mean nothing."""
     from mlcompute import __version__
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mlcompute",
         description="Train, look into and convert networks of ML Compute's training graphs.",
         epilog="`mlcompute COMMAND --help` tells all about a command. Exit codes: 0 done, 1 failed, 2 wrong usage, "
@@ -67,6 +78,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"mlcompute {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    called = next((word for word in given if not word.startswith("-")), "")
     for name, help_ in COMMANDS.items():
         command = commands.add_parser(
             name,
@@ -74,31 +86,41 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
             description=help_[0].upper() + help_[1:] + ".",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if name in given:  # only the command that is called needs its module, and what that imports
+        if name == called:  # only the command that is called needs its module, and what that imports
             module = importlib.import_module(f"mlcompute.cli.{name}")
             module.add_arguments(command)
             command.set_defaults(run=module.run)
             command.epilog = "\n  ".join(["examples:", *module.EXAMPLES])
-        general = command.add_argument_group("general")
-        general.add_argument("--json", action="store_true", help="answer with one JSON object on standard output")
-        general.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return parser
+        _add_general(command.add_argument_group("general"), argparse.SUPPRESS)
+    _add_general(parser, False)
+    if called and called not in COMMANDS:
+        parser.error(f"there is no command {called!r}{meant(called, COMMANDS) or '; --help lists them'}")
+    args, rest = parser.parse_known_args(given)
+    if rest:
+        (commands.choices[called] if called else parser).refuse(rest)
+    if not args.command and args.json:
+        parser.error("no command was given")
+    if not args.command:
+        parser.print_help()
+    return args
 
 
-def _fail(error: Exception, args: argparse.Namespace) -> int:
-    if args.debug:
-        traceback.print_exc()
-    said = str(error) or type(error).__name__
-    if not isinstance(error, _EXPECTED):
-        said = f"{type(error).__name__}: {said}\n  fix  --debug shows where; if your file is right, report it"
+def _add_general(parser: argparse._ActionsContainer, default: object) -> None:
+    """Options that may stand before the command and after it: there, they are only set when they are given."""
+    parser.add_argument("--json", action="store_true", default=default, help="answer with one JSON object")
+    parser.add_argument("--debug", action="store_true", default=default, help="show the traceback of an error")
+
+
+def _fail(said: str, args: argparse.Namespace, data: dict[str, str], code: int, usage: str = "") -> int:
+    """Tell what went wrong, as JSON where that is asked for and can be written."""
     if args.json:
-        message, *_ = said.splitlines()
-        facts = {**error.facts, "fix": error.fix} if isinstance(error, Error) else {}
-        print(json.dumps({"error": type(error).__name__, "message": message, **facts}))
-    else:
-        said = f"mlcompute {args.command}: {said}"
-        print(wrapped(said, shutil.get_terminal_size().columns) if sys.stderr.isatty() else said, file=sys.stderr)
-    return FAILED
+        with contextlib.suppress(OSError):
+            print(json.dumps(data), flush=True)
+            return code
+    said = f"mlcompute {args.command}".rstrip() + f": {said}"
+    said = wrapped(said, shutil.get_terminal_size().columns) if sys.stderr.isatty() else said
+    print(f"{usage}{said}", file=sys.stderr)
+    return code
 
 
 #: What a user can bring about; anything else says that it should not have happened.

@@ -17,6 +17,11 @@ EXAMPLES = (
 )
 
 
+_MEANING = """
+relative errors beyond rounding: differences, of the derivative against finite differences in float64;
+compiled, of the gradient the device computes against float64"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, on what data."""
     parser.add_argument("model", help=models.HELP)
@@ -34,4 +39,4 @@ def run(args: argparse.Namespace) -> Answer:
     report = check_gradients(graph, inputs, labels, directions=args.directions)
     rows = [{**vars(row), "right": row.is_right} for row in report.rows]
     data = {"model": args.model, "right": bool(report), "gradients": rows}
-    return Answer("", data, table=str(report), code=SUCCESS if report else FAILED)
+    return Answer(_MEANING, data, table=str(report), code=SUCCESS if report else FAILED)

@@ -34,6 +34,10 @@ def run(args: argparse.Namespace) -> Answer:
     target = Path(args.target)
     if target.resolve() == Path(args.source).resolve():
         raise DataError(f"{args.target}: source and target are one file", fix="name another target")
+    if args.weights_only and target.suffix != ".safetensors":
+        raise DataError(
+            f"{args.target}: --weights-only writes safetensors", fix="name a target that ends in .safetensors"
+        )
     graph = models.load_model(args.source, args.batch)
     if target.suffix == ".onnx":
         import mlcompute.onnx

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mlcompute.errors import DataError
+from mlcompute.errors import DataError, Error
 
 HELP = (
     "a folder of MNIST-format files (gzipped or not); or a .npz file with arrays x and y, and x_test and y_test if "
@@ -20,13 +23,18 @@ HELP = (
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples to learn from, and some to judge by. x has samples on axis 0, y is class numbers or targets."""
+    """Samples to learn from, and some to judge by. x has samples on axis 0, y is class numbers or targets.
+
+    x_test, y_test  None where there are none
+    held_out        are they a part of the samples there were, and not a set of their own?
+    """
 
     name: str
     x: Any
     y: Any
     x_test: Any
     y_test: Any
+    held_out: bool = False
 
     @property
     def class_count(self) -> int:
@@ -34,7 +42,31 @@ class Dataset:
         labels = np.asarray(self.y)
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size or labels.min() < 0:
             raise DataError(f"{self.name}: y must be class numbers", given=f"{labels.dtype} of shape {labels.shape}")
-        return int(max(labels.max(), np.asarray(self.y_test).max(initial=0))) + 1
+        largest = max(int(np.max(given)) for given in (self.y, self.y_test) if given is not None and len(given))
+        return largest + 1
+
+    @property
+    def judged(self) -> tuple[Any, Any]:
+        """What a model is judged by: the samples it has not learned from, or all where none were held out."""
+        return (self.x, self.y) if self.x_test is None else (self.x_test, self.y_test)
+
+    @property
+    def everything(self) -> tuple[Any, Any]:
+        """All samples."""
+        if self.x_test is None:
+            return self.x, self.y
+        return np.concatenate([self.x, self.x_test]), np.concatenate([self.y, self.y_test])
+
+
+@contextlib.contextmanager
+def told(path: str | None) -> Iterator[None]:
+    """Errors about data say where it came from when nobody has asked for it."""
+    try:
+        yield
+    except Error as error:
+        if path is None:
+            error.add_fact("data", "scikit-learn's digits, because no --data was given")
+        raise
 
 
 def load_data(path: str | None) -> Dataset:
@@ -52,7 +84,7 @@ def load_data(path: str | None) -> Dataset:
 def _digits() -> Dataset:
     try:
         from sklearn.datasets import load_digits
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise DataError("no --data was given", fix="give some, or pip install scikit-learn for its digits") from error
     pixels, classes = load_digits(return_X_y=True)
     images = (pixels.reshape(-1, 1, 8, 8) / 16.0).astype(np.float32)
@@ -61,18 +93,28 @@ def _digits() -> Dataset:
 
 
 def _held_out(name: str, x: Any, y: Any) -> Dataset:
-    """A fifth of the samples, always the same, to judge by."""
+    """A fifth of the samples, always the same, to judge by; of fewer than five samples none."""
     order = np.random.default_rng(0).permutation(len(x))
     x, y, count = x[order], y[order], len(x) // 5
-    return Dataset(name, x[count:], y[count:], x[:count], y[:count])
+    return Dataset(name, x[count:], y[count:], x[:count], y[:count], True) if count else Dataset(name, x, y, None, None)
+
+
+def read_arrays(path: str | Path) -> dict[str, Any]:
+    """The arrays in a .npz file."""
+    try:
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise DataError(f"{path}: holds one array without a name", fix="write it with np.savez(path, x=..., y=...)")
+        with file:
+            return {name: file[name] for name in file.files}
+    except DataError:
+        raise
+    except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: cannot be read as .npz: {error}") from error
 
 
 def _arrays(path: Path) -> Dataset:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read as .npz: {error}") from error
+    found = read_arrays(path)
     missing = [name for name in ("x", "y") if name not in found]
     if missing:
         raise DataError(f"{path}: lacks {' and '.join(missing)}", found=", ".join(found) or "nothing", expected=HELP)

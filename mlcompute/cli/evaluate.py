@@ -25,7 +25,11 @@ def run(args: argparse.Namespace) -> Answer:
     """Loss and metrics, dropout off."""
     trainer = trainers.trainer_of(models.trained(args.model), models.device_named(args.device), args.model)
     data = datasets.load_data(args.data)
-    x, y = (data.x, data.y) if args.all else (data.x_test, data.y_test)
-    found = trainer.evaluate(x, y)
+    x, y = data.everything if args.all else data.judged
+    with datasets.told(args.data):
+        found = trainer.evaluate(x, y)
     text = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
-    return Answer(f"{data.name}, {len(x):,} samples: {text}", {"data": data.name, "samples": len(x), **found})
+    part = f"{len(x):,} samples"
+    if data.held_out and not args.all:
+        part = f"{len(x):,} of {len(x) + len(data.x):,} samples, a held-out fifth (--all takes all)"
+    return Answer(f"{data.name}, {part}: {text}", {"data": data.name, "samples": len(x), **found})

@@ -13,6 +13,8 @@ from mlcompute.cli import models
 from mlcompute.cli.answer import Answer, summary_of
 from mlcompute.cli.arguments import count
 from mlcompute.seeing.files import write_text
+from mlcompute.seeing.table import Table
+from mlcompute.seeing.units import shape, size
 
 EXAMPLES = (
     "mlcompute inspect runs/cnn/last.safetensors",
@@ -33,14 +35,14 @@ def run(args: argparse.Namespace) -> Answer:
     """Load, compile, describe."""
     lines: list[str] = []
     data: dict[str, Any] = {"model": args.model}
-    if Path(args.model).suffix == ".safetensors":
+    if models.existing(args.model, models.HELP).suffix == ".safetensors":
         checkpoint = mlc.Checkpoint(args.model)
         data["facts"], data["progress"] = checkpoint.facts, checkpoint.progress
         lines += _described(checkpoint)
         if checkpoint.description is None:
-            names = {name: list(checkpoint[name].shape) for name in checkpoint.names}
-            data["tensors"] = names
-            lines += ["weights only, no graph", *(f"  {n}  {s}" for n, s in names.items())]
+            arrays = {name: checkpoint[name] for name in checkpoint.names}
+            data["tensors"] = {name: list(array.shape) for name, array in arrays.items()}
+            lines += ["weights only, no graph", "", str(_tensors(arrays))]
             return Answer("", data, table="\n".join(lines))
         lines.append("")
     graph = models.compiled(models.load_model(args.model, args.batch), models.device_named(args.device))
@@ -68,6 +70,12 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer(drawn, data, table="\n".join(lines))
 
 
+def _tensors(arrays: dict[str, Any]) -> Table:
+    rows = [[name, str(array.dtype), shape(array.shape), size(array.nbytes)] for name, array in arrays.items()]
+    total = ["total", "", "", size(sum(array.nbytes for array in arrays.values()))]
+    return Table(["tensor", "type", "shape", "size"], rows, frozenset({3}), foot=[total])
+
+
 def _described(checkpoint: mlc.Checkpoint) -> list[str]:
     """Who wrote the file, with what, and how far training had come."""
     facts: dict[str, Any] = checkpoint.facts
@@ -80,7 +88,9 @@ def _described(checkpoint: mlc.Checkpoint) -> list[str]:
     progress = checkpoint.progress
     if isinstance(progress, dict) and isinstance(progress.get("trainer"), dict):
         run = progress["trainer"]
-        lines.append(f"trained     {run['epoch']:,} epochs and {run['batch']:,} steps, {run['step']:,} steps in all")
+        epochs = f"{run['epoch']:,} epoch{'' if run['epoch'] == 1 else 's'}"
+        more = f" and {run['batch']:,} steps of the next" if run["batch"] else ""
+        lines.append(f"trained     {epochs}{more}, {run['step']:,} steps in all")
     elif progress:
         lines.append(f"progress    {', '.join(map(str, progress))}")
     return lines

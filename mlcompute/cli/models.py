@@ -18,9 +18,7 @@ HELP = "a checkpoint (.safetensors), an ONNX model (.onnx), or a Python file tha
 
 def load_model(path: str, batch_size: int = 0) -> mlc.Graph:
     """The graph in a file, not compiled."""
-    file = Path(path)
-    if not file.exists():
-        raise FileError(f"{path}: there is no such file", expected=HELP)
+    file = existing(path, HELP)
     if file.suffix == ".py":
         return built_by(file)
     if file.suffix == ".onnx":
@@ -30,6 +28,16 @@ def load_model(path: str, batch_size: int = 0) -> mlc.Graph:
     if file.suffix == ".safetensors":
         return mlc.load(path)
     raise FileError(f"{path}: not a model", expected=HELP)
+
+
+def existing(path: str, expected: str) -> Path:
+    """The file at a path; FileError when there is none."""
+    file = Path(path)
+    if not file.exists():
+        raise FileError(f"{path}: there is no such file", expected=expected)
+    if file.is_dir():
+        raise FileError(f"{path}: is a folder", expected=expected)
+    return file
 
 
 def built_by(file: Path) -> mlc.Graph:
@@ -126,4 +134,5 @@ def trained(path: str) -> mlc.Graph:
     """The graph in a checkpoint."""
     if Path(path).suffix in (".py", ".onnx"):
         raise FileError(f"{path}: is not a checkpoint", fix="train it first: `mlcompute train` says where it puts them")
+    existing(path, "a checkpoint of a training run")
     return mlc.load(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,10 @@ from mlcompute.cli.answer import Answer
 from mlcompute.errors import DataError
 from mlcompute.saving.atomic import replace_file
 
+HELP = (
+    "samples in a .npy file, or in a .npz file as x_test or x; or a folder of MNIST-format files, of which the test "
+    "images are taken; without it handwritten digits that come with scikit-learn, those held out in training"
+)
 EXAMPLES = (
     "mlcompute predict runs/cnn/best.safetensors --classes",
     "mlcompute predict runs/net/best.safetensors --data x.npy --output y.npy",
@@ -22,7 +27,7 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, on what, and where the answers go."""
     parser.add_argument("model", help="a checkpoint of a training run")
-    parser.add_argument("--data", metavar="PATH", help=f"samples in a .npy file; or {datasets.HELP}")
+    parser.add_argument("--data", metavar="PATH", help=HELP)
     parser.add_argument("--output", metavar="FILE", default="predictions.npy", help="for the answers (predictions.npy)")
     parser.add_argument("--classes", action="store_true", help="the class with the highest score instead of all scores")
     parser.add_argument("--device", choices=("cpu", "gpu", "any"), default="cpu", help="where it runs (cpu)")
@@ -31,14 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Answers for all samples, in their order."""
     trainer = trainers.trainer_of(models.trained(args.model), models.device_named(args.device), args.model)
-    if args.data is not None and Path(args.data).suffix == ".npy":
-        try:
-            x = np.load(args.data, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{args.data}: cannot be read as .npy: {error}") from error
-    else:
-        x = datasets.load_data(args.data).x_test
-    answers = trainer.predict(x)
+    x = _samples(args.data)
+    with datasets.told(args.data):
+        answers = trainer.predict(x)
     if args.classes:
         answers = answers.argmax(axis=1)
     raw = io.BytesIO()
@@ -47,3 +47,20 @@ def run(args: argparse.Namespace) -> Answer:
     shape = "x".join(map(str, answers.shape))
     data = {"output": args.output, "shape": list(answers.shape)}
     return Answer(f"{len(x):,} answers ({shape}) in {args.output}", data)
+
+
+def _samples(path: str | None) -> Any:
+    """Every sample of a file, in its order: predictions need no labels. Of other data, the test samples."""
+    suffix = Path(path).suffix if path is not None else ""
+    if suffix == ".npz" and Path(str(path)).is_file():
+        arrays = datasets.read_arrays(str(path))
+        name = "x_test" if "x_test" in arrays else "x"
+        if name not in arrays:
+            raise DataError(f"{path}: lacks x", found=", ".join(arrays) or "nothing", expected="samples as x or x_test")
+        return arrays[name]
+    if suffix == ".npy":
+        try:
+            return np.load(str(path), allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path}: cannot be read as .npy: {error}") from error
+    return datasets.load_data(path).judged[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 
 from mlcompute.cli import models, samples
 from mlcompute.cli.answer import Answer
@@ -28,8 +29,14 @@ def run(args: argparse.Namespace) -> Answer:
     graph = models.compiled(models.load_model(args.model), models.device_named(args.device))
     inputs, labels = samples.samples_for(graph, args.data)
     profile = graph.profile(inputs, labels, steps=args.steps)
-    table = str(profile)
     if args.trace:
         profile.save_trace(args.trace)
-    data = {"model": args.model, "profile": table.splitlines(), "trace": args.trace}
-    return Answer(f"trace in {args.trace}" if args.trace else "", data, table=table)
+    data = {
+        "model": args.model,
+        "device": profile.device,
+        "batch": profile.batch_size,
+        "seconds_per_run": profile.step_time,
+        "rows": [dataclasses.asdict(row) for row in profile.rows],
+        "trace": args.trace,
+    }
+    return Answer(f"trace in {args.trace}" if args.trace else "", data, table=str(profile))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import mlcompute as mlc
+from mlcompute.cli.datasets import read_arrays
 from mlcompute.errors import DataError
 from mlcompute.layers.embedding import EmbeddingLayer
 
@@ -22,14 +23,11 @@ def samples_for(
         rng = np.random.default_rng(0)
         inputs = {name: _made_up(graph, tensor, rng) for name, tensor in declared.inputs.items()}
         return inputs, {name: _label(tensor, rng) for name, tensor in declared.labels.items()}
-    try:
-        with np.load(path) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as .npz: {error}") from error
-    missing = [name for name in (*declared.inputs, *declared.labels) if name not in found]
+    found, wanted = read_arrays(path), {**declared.inputs, **declared.labels}
+    missing = [name for name in wanted if name not in found]
     if missing:
-        raise DataError(f"{path}: lacks {', '.join(missing)}", found=", ".join(found))
+        expected = ", ".join(f"{name} {tensor.descriptor.shape}" for name, tensor in wanted.items())
+        raise DataError(f"{path}: lacks {', '.join(missing)}", found=", ".join(found), expected=expected)
     return {name: found[name] for name in declared.inputs}, {name: found[name] for name in declared.labels}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import sys
 
 #: Plain characters for those in our own tables that some terminals lack.
@@ -14,11 +15,20 @@ def show_everything() -> None:
     """From now on no character is an error: file names that are no text go out as they are, others as plain ones.
 
     Without this a path from another machine, or a table in the C locale, would end a command with UnicodeEncodeError.
+    Streams that were closed before the command began take what they are given, and lose it.
     """
     codecs.register_error("mlcompute", _plain)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  as long as the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="mlcompute")
+
+
+def stop_showing() -> None:
+    """Nobody reads standard output any more: what is still to be written must not fail again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _plain(error: UnicodeError) -> tuple[str | bytes, int]:

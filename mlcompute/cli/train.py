@@ -15,10 +15,14 @@ import mlcompute as mlc
 from mlcompute.cli import datasets, models, trainers
 from mlcompute.cli.answer import INTERRUPTED, TERMINATED, Answer, fitted, summary_of
 from mlcompute.cli.arguments import count
-from mlcompute.errors import DataError, FileError
+from mlcompute.cli.recipes import RECIPES
+from mlcompute.cli.streams import stop_showing
+from mlcompute.errors import DataError, ExecutionError, FileError
 from mlcompute.trainer.progress import described
 from mlcompute.trainer.signals import Interrupted, Terminated
 
+#: What a recipe uses when nothing else is said.
+BATCH, RATE = 64, 0.001
 EXAMPLES = (
     "mlcompute train cnn --epochs 10 --report",
     "mlcompute train mlp --data fashion-mnist/",
@@ -31,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help=trainers.HELP)
     parser.add_argument("--data", metavar="PATH", help=datasets.HELP)
     parser.add_argument("--epochs", type=count, default=5, metavar="N", help="times to go through the data (5)")
-    parser.add_argument("--batch", type=count, default=64, metavar="N", help="samples per step of a recipe (64)")
-    parser.add_argument("--rate", type=float, default=1e-3, metavar="R", help="learning rate of a recipe (0.001)")
+    parser.add_argument("--batch", type=count, metavar="N", help=f"samples per step of a recipe ({BATCH})")
+    parser.add_argument("--rate", type=float, metavar="R", help=f"learning rate of a recipe ({RATE})")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="for weights, dropout, order of data (0)")
-    parser.add_argument("--device", choices=("cpu", "gpu", "any"), default="cpu", help="where it runs (cpu)")
+    parser.add_argument("--device", choices=("cpu", "gpu", "any"), help="where it runs (cpu)")
     parser.add_argument("--out", metavar="FOLDER", help="where checkpoints and report go (runs/MODEL)")
     parser.add_argument(
         "--resume", nargs="?", const="", metavar="FILE", help="go on from a checkpoint (the folder's last one)"
@@ -50,10 +54,17 @@ def run(args: argparse.Namespace) -> Answer:
     out = Path(args.out or Path("runs") / Path(args.model).stem)
     last, best = out / "last.safetensors", out / "best.safetensors"
     resume = _resumed(args.resume, last)
+    _expect_no_recipe_options(args)
     with _saying("nothing was trained yet, so there is nothing to resume"):
         mlc.Platform.set_rng_seed_to(args.seed)
-        device = models.device_named(args.device)
-        trainer, data = trainers.trainer_and_data(args.model, args.data, args.batch, args.rate, device)
+        device = models.device_named(args.device or "cpu")
+        rate = RATE if args.rate is None else args.rate
+        trainer, data = trainers.trainer_and_data(args.model, args.data, args.batch or BATCH, rate, device)
+        if args.device and trainer.device.actual_device_type != device.actual_device_type:
+            raise DataError(
+                f"{args.model}: its Trainer runs on {trainer.device.actual_device_type.name.lower()}",
+                fix="give mlc.Trainer(...) a device in build(), or leave --device out",
+            )
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -80,6 +91,11 @@ def run(args: argparse.Namespace) -> Answer:
         code = TERMINATED if isinstance(stopped, Terminated) else INTERRUPTED
         answer |= {"checkpoint": stopped.path, "stopped": trainer.history.stopped, "go_on_with": trainer.resume_hint}
         return Answer("", answer, code=code)
+    except BrokenPipeError:  # told after an epoch, which is saved before it is told of
+        stop_showing()
+        raise ExecutionError(
+            "nobody reads the output any more: training was stopped", fix=f"go on with: {trainer.resume_hint}"
+        ) from None
     final = {name: values[-1] for name, values in history.history.items() if values}
     answer |= final
     lines = ["", described(final), f"checkpoint  {last}"]
@@ -94,6 +110,13 @@ def run(args: argparse.Namespace) -> Answer:
         answer["report"] = str(report)
     lines.append(f"go on with  {_command(args, 2 * args.epochs)}")
     return Answer("\n".join(lines), answer)
+
+
+def _expect_no_recipe_options(args: argparse.Namespace) -> None:
+    """A file decides for itself; options that would change nothing are refused."""
+    given = [f"--{name}" for name in ("batch", "rate") if getattr(args, name) is not None]
+    if given and args.model not in RECIPES:
+        raise DataError(f"{args.model}: only recipes have {' and '.join(given)}", fix="set it in build()")
 
 
 def _callbacks(args: argparse.Namespace, last: Path, best: Path | None) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlcompute as mlc
 from mlcompute.cli.datasets import Dataset, load_data
-from mlcompute.cli.models import ModelFile
+from mlcompute.cli.models import ModelFile, existing
 from mlcompute.cli.recipes import RECIPES, recipe_trainer
 from mlcompute.errors import DataError, FileError
 
@@ -24,9 +24,9 @@ def trainer_and_data(
     if model in RECIPES:
         data = load_data(path)
         return recipe_trainer(model, data, batch, rate, device), data
-    file = Path(model)
-    if file.suffix != ".py" or not file.exists():
+    if Path(model).suffix != ".py":
         raise FileError(f"{model}: neither a recipe nor a Python file", expected=HELP)
+    file = existing(model, HELP)
     source = ModelFile(file)
     made = source.call("build")
     trainer = made if isinstance(made, mlc.Trainer) else trainer_of(made, device, model)
@@ -43,7 +43,8 @@ def trainer_of(graph: Any, device: mlc.Device, who: str) -> mlc.Trainer:
     own = graph._loss_layer
     losses += [own] if isinstance(own, mlc.LossLayer) else []
     over_classes = any(loss.descriptor.loss_type == mlc.LossType.SOFTMAX_CROSS_ENTROPY for loss in losses)
-    return mlc.Trainer(graph, metrics=["accuracy"] if over_classes else [], device=device)
+    where = device if graph.device is None else None  # one that is compiled runs where it was compiled for
+    return mlc.Trainer(graph, metrics=["accuracy"] if over_classes else [], device=where)
 
 
 def _own_data(file: Path, given: Any) -> Dataset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -45,7 +46,9 @@ class Lines(Display):
 
     def begin(self, epochs: int, steps: int | None, first_epoch: int, first_step: int) -> None:
         self._epochs = epochs
-        if first_epoch or first_step:
+        if first_epoch >= epochs:
+            self._write(f"all {epochs} epochs were trained before; more of them go on from there")
+        elif first_epoch or first_step:
             self._write(f"resuming at epoch {first_epoch + 1}, step {first_step + 1}")
 
     def epoch_ends(self, epoch: int, logs: Mapping[str, float], seconds: float, samples: int) -> None:
@@ -134,6 +137,7 @@ def display_for(verbose: int | str) -> Display:
     """Keras's meaning: 0 shows nothing, 1 a moving line, 2 one line per epoch; "auto" is 1 on a terminal, else 2."""
     if verbose == "auto":
         is_terminal = hasattr(sys.stdout, "isatty") and sys.stdout.isatty()
+        is_terminal = is_terminal and os.environ.get("TERM") != "dumb"
         can_move = is_terminal and importlib.util.find_spec("rich") is not None
         if is_terminal and not can_move:
             print("one line per epoch; pip install rich for a moving one", file=sys.stderr)

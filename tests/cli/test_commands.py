@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import shlex
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,14 +65,35 @@ def test_train_evaluate_predict(folder: Path, capsys: pytest.CaptureFixture[str]
     assert files >= {"last.safetensors", "best.safetensors", "report.html"}
 
     measured = answer(capsys, "evaluate", trained["checkpoint"], "--data", "data.npz", "--all")
-    assert measured["samples"] == 77
+    assert measured["samples"] == 96, "all of them"
     assert measured["accuracy"] > 0.7
 
     call(capsys, "predict", trained["checkpoint"], "--data", "data.npz", "--output", "all.npy")
     scores = np.load("all.npy")
-    assert scores.shape == (19, 3)
+    assert scores.shape == (96, 3)
     call(capsys, "predict", trained["checkpoint"], "--data", "data.npz", "--classes")
     np.testing.assert_array_equal(np.load("predictions.npy"), scores.argmax(axis=1))
+    np.save("x.npy", np.load("data.npz")["x"])
+    call(capsys, "predict", trained["checkpoint"], "--data", "x.npy")
+    np.testing.assert_array_equal(np.load("predictions.npy"), scores, err_msg="in the order of the file")
+
+
+def test_a_model_is_judged_by_what_was_held_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = answer(capsys, "train", "net.py", "--data", "data.npz", "--epochs", "2")
+    measured = answer(capsys, "evaluate", trained["checkpoint"], "--data", "data.npz")
+    assert (measured["samples"], measured["loss"]) == (19, pytest.approx(trained["val_loss"]))
+    text = call(capsys, "evaluate", trained["checkpoint"], "--data", "data.npz")
+    assert text.startswith("data, 19 of 96 samples, a held-out fifth (--all takes all): loss")
+    x = np.load("data.npz")["x"]
+    np.savez("few.npz", x=x[:3], y=[0, 1, 2])
+    assert "val_loss" not in answer(capsys, "train", "net.py", "--data", "few.npz", "--epochs", "1", "--out", "few")
+    assert answer(capsys, "evaluate", trained["checkpoint"], "--data", "few.npz")["samples"] == 3
+    np.savez("questions.npz", x=x[:20])
+    assert answer(capsys, "predict", trained["checkpoint"], "--data", "questions.npz")["shape"] == [20, 3]
+    np.savez("both.npz", x=x[:20], x_test=x[:7])
+    assert answer(capsys, "predict", trained["checkpoint"], "--data", "both.npz")["shape"] == [7, 3]
+    assert main(["predict", trained["checkpoint"]]) == 1
+    assert "data      scikit-learn's digits, because no --data was given" in capsys.readouterr().err
 
 
 def test_resuming_is_exact(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +177,18 @@ def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "broken.py"], "broken.py: ZeroDivisionError: division by zero"),
         (["train", "empty.py"], "defines no function `build`"),
         (["train", "cnn", "--data", "data.npz"], "the cnn needs images"),
-        (["evaluate", "gone.safetensors"], "cannot be opened"),
+        (["train", "gone.py"], "gone.py: there is no such file"),
+        (["train", "folder.py"], "folder.py: is a folder"),
+        (["train", "net.py", "--batch", "4", "--rate", "0.1"], "net.py: only recipes have --batch and --rate"),
+        (["evaluate", "gone.safetensors"], "gone.safetensors: there is no such file"),
+        (["evaluate", "folder.py"], "folder.py: is not a checkpoint"),
+        (["inspect", "folder.safetensors"], "folder.safetensors: is a folder"),
+        (["inspect", "foreign.safetensors"], "foreign.safetensors: the header would have"),
+        (["profile", "net.py", "--data", "one.npy"], "one.npy: holds one array without a name"),
+        (["profile", "net.py", "--data", "data.npz"], "data.npz: lacks label"),
+        (["profile", "net.py", "--data", "foreign.safetensors"], "foreign.safetensors: cannot be read as .npz"),
+        (["convert", "net.py", "net.onnx", "--weights-only"], "net.onnx: --weights-only writes safetensors"),
+        (["profile", "net.py", "--trace", "folder.py"], "save_trace: folder.py could not be written"),
         (["inspect", "net.txt"], "there is no such file"),
         (["convert", "net.py", "net.txt"], "unknown kind of file"),
         (["convert", "net.py", "net.py"], "source and target are one file"),
@@ -165,6 +200,10 @@ def test_errors_are_one_message(
 ) -> None:
     (folder / "broken.py").write_text("1 / 0")
     (folder / "empty.py").write_text("")
+    (folder / "folder.py").mkdir()
+    (folder / "folder.safetensors").mkdir()
+    (folder / "foreign.safetensors").write_text("something else")
+    np.save("one.npy", np.zeros(3))
     before = sorted(path.name for path in folder.iterdir())
     assert main(arguments) == 1
     seen = capsys.readouterr()
@@ -228,7 +267,7 @@ def test_unforeseen_errors_are_one_message_too(
 def test_predictions_go_where_they_are_wanted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained = answer(capsys, "train", "net.py", "--epochs", "1")
     call(capsys, "predict", trained["checkpoint"], "--data", "data.npz", "--output", "no-suffix")
-    assert np.load("no-suffix").shape == (19, 3)
+    assert np.load("no-suffix").shape == (96, 3)
     assert "neither" not in call(capsys, "predict", "net.py", code=1)
 
 
@@ -239,8 +278,7 @@ def test_a_trained_model_becomes_onnx(folder: Path, capsys: pytest.CaptureFixtur
     call(capsys, "predict", trained["checkpoint"], "--data", "data.npz", "--output", "ours.npy")
     session = onnxruntime.InferenceSession("net.onnx")
     assert [given.name for given in session.get_inputs()] == ["x"], "labels are no input of the model"
-    order = np.random.default_rng(0).permutation(96)[:8]
-    (theirs,) = session.run(None, {"x": np.load("data.npz")["x"][order]})
+    (theirs,) = session.run(None, {"x": np.load("data.npz")["x"][:8]})
     np.testing.assert_allclose(theirs, np.load("ours.npy")[:8], rtol=1e-5, atol=1e-6)
 
 
@@ -275,12 +313,81 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"examples:\n  mlcompute {name}" in text
 
 
-def test_wrong_usage_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["train"])
-    assert ended.value.code == 2
-    assert "usage: mlcompute train" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "mlp", "--epochs", "0"])
-    assert ended.value.code == 2
-    assert "--epochs: must be 1 or more, not 0" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "usage", "message"),
+    [
+        (["train"], "usage: mlcompute train", "mlcompute train: error: the following arguments are required: model"),
+        (["train", "mlp", "--epochs", "0"], "usage: mlcompute train", "--epochs: must be 1 or more, not 0"),
+        (["train", "mlp", "--epochz", "3"], "usage: mlcompute train", "--epochz 3; did you mean --epochs?"),
+        (["trian", "mlp"], "usage: mlcompute [-h]", "there is no command 'trian'; did you mean train?"),
+        (["xyz"], "usage: mlcompute [-h]", "there is no command 'xyz'; --help lists them"),
+        (["devices", "all"], "usage: mlcompute devices", "unrecognized arguments: all"),
+    ],
+)
+def test_wrong_usage_is_told_apart(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], usage: str, message: str
+) -> None:
+    assert main(arguments) == 2
+    seen = capsys.readouterr()
+    assert seen.err.startswith(usage)
+    assert message in seen.err
+    assert seen.out == ""
+    found = answer(capsys, *arguments, code=2)
+    assert found["error"] == "UsageError"
+    assert message.split("error: ")[-1] in found["message"]
+
+
+def test_general_options_may_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "devices"]) == 0
+    assert json.loads(capsys.readouterr().out)["cpu"]
+    assert answer(capsys, code=2)["message"] == "no command was given"
+
+
+def test_what_a_file_prints_is_no_part_of_the_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "talks.py").write_text("print('hello')" + MODEL.replace("def data():", "def data():\n    print('data')"))
+    assert main(["train", "talks.py", "--epochs", "1", "--json"]) == 0
+    seen = capsys.readouterr()
+    assert json.loads(seen.out)["model"] == "talks.py"
+    assert seen.err == "hello\ndata\n"
+    sys.modules.pop("talks", None)
+    profiled = answer(capsys, "profile", "talks.py", "--steps", "2")
+    assert {row["layer"] for row in profiled["rows"]} >= {"hidden", "scores"}
+    assert sum(row["share"] for row in profiled["rows"]) == pytest.approx(1)
+    sys.modules.pop("talks", None)
+
+
+def test_an_interrupt_is_json_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "net.py").write_text("def build():\n    raise KeyboardInterrupt")
+    assert answer(capsys, "inspect", "net.py", code=130) == {"error": "KeyboardInterrupt", "message": "interrupted"}
+    assert answer(capsys, "train", "net.py", code=130)["message"].startswith("interrupted; nothing was trained yet")
+
+
+def test_nothing_is_left_to_train(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call(capsys, "train", "net.py", "--epochs", "2")
+    text = call(capsys, "train", "net.py", "--epochs", "2", "--resume")
+    assert "all 2 epochs were trained before" in text
+    assert "resuming" not in text
+
+
+def shell(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(mlc.__file__).parents[1])}
+    whole = f"{shlex.quote(sys.executable)} -m mlcompute {command}"
+    return subprocess.run(["sh", "-c", whole], cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="as POSIX shells write it")
+def test_output_that_goes_nowhere(folder: Path) -> None:
+    """A closed standard output, a full disk, a reader that has seen enough."""
+    closed = shell(folder, "devices >&-")
+    assert (closed.returncode, closed.stderr) == (0, "")
+    if Path("/dev/full").exists():
+        full = shell(folder, "devices --json > /dev/full")
+        assert full.returncode == 1
+        assert full.stderr == "mlcompute devices: [Errno 28] No space left on device\n"
+    left = shell(folder, "inspect net.py --plan 2>&1 | head -1")
+    assert left.stdout.splitlines() == left.stdout.splitlines()[:1]
+    stopped = shell(folder, "train net.py --epochs 9999 | head -1")
+    assert "nobody reads the output any more: training was stopped" in stopped.stderr
+    assert "go on with: mlcompute train net.py --epochs 9999 --resume" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert "BrokenPipe" not in stopped.stderr

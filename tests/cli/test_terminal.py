@@ -82,6 +82,15 @@ def test_nothing_wraps_on_a_narrow_terminal(tmp_path: Path) -> None:
     assert not any("…" in line for line in lines), "a table that does not fit loses whole columns"
 
 
+def test_a_terminal_that_cannot_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "TERM", "dumb")
+    child = start(tmp_path, "train", "mlp", "--epochs", "2")
+    text = child.read()
+    child.close()
+    assert "\x1b" not in text
+    assert "samples/s  0." in text.split("epoch 2/2")[1].split("\n")[0]
+
+
 def test_errors_break_between_words(tmp_path: Path) -> None:
     text = "\n".join(screen(tmp_path, "train", "nothing", columns=50))
     assert "mlcompute train: nothing: neither a recipe nor a\n  Python file\n" in text

@@ -1,0 +1,35 @@
+"""Reading the words of a command line: what is wrong with them is told with what was probably meant."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable
+from typing import NoReturn
+
+
+class UsageError(Exception):
+    """Words that make no command: what is wrong, and how the command, if there is one, is used."""
+
+    def __init__(self, message: str, command: str, usage: str) -> None:
+        super().__init__(message)
+        self.command, self.usage = command, usage
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises what it has to complain about."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError; argparse itself would print and end."""
+        raise UsageError(message, self.prog.partition(" ")[2], self.format_usage())
+
+    def refuse(self, words: list[str]) -> NoReturn:
+        """Words that nothing takes."""
+        known = [name for action in self._actions for name in action.option_strings]
+        self.error(f"unrecognized arguments: {' '.join(words)}{meant(words[0].partition('=')[0], known)}")
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """'; did you mean train?' for 'trian', nothing where nothing is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
