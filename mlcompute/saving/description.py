@@ -8,7 +8,8 @@
              "sources": ["x"], "results": ["fc.result"]}, ...],
  "inputs": {"x": "x"}, "labels": {}, "label_weights": {}, "outputs": {},
  "options": ["LINK_GRAPHS"], "constants": [],
- "loss": {...}, "optimizer": {...}, "stopped": [], "training_parameters": [], "user_gradients": {}}
+ "loss": {...}, "optimizer": {...}, "stopped": [], "training_parameters": [], "user_gradients": {},
+ "linked": [0, 2]}                                the first of two linked graphs; the other is not in the description
 """
 
 from __future__ import annotations
@@ -46,12 +47,6 @@ def graph_hash(description: JSON) -> str:
 def describe(graph: Graph) -> dict[str, JSON]:
     """The graph as plain data; GraphError when it has parts that a file cannot hold."""
     kind = next((name for name in ("TrainingGraph", "InferenceGraph") if isinstance(graph, _GRAPHS[name])), "Graph")
-    if isinstance(graph, DescribedGraph) and len(graph._links) > 1:
-        raise GraphError(
-            f"mlcompute.save: this {kind} is linked with {len(graph._links) - 1} other graph(s), "
-            "whose layers are not in it",
-            fix="save the Graphs it is made of one by one, or put all layers into one training graph",
-        )
     names = names_of(graph)
     parts = _parts(graph)
     description: dict[str, JSON] = {
@@ -62,6 +57,8 @@ def describe(graph: Graph) -> dict[str, JSON]:
     }
     if isinstance(graph, DescribedGraph):
         description.update(_describe_declarations(graph, names))
+        if len(graph._links) > 1:
+            description["linked"] = [graph._links.index(graph), len(graph._links)]
     if isinstance(graph, LearningGraph):
         description.update(_describe_learning(graph, names))
     description["tensors"] = {name: _describe_tensor(tensor) for tensor, name in names.items()}

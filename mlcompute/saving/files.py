@@ -41,7 +41,8 @@ def save(
     arrays    further arrays, for example averaged weights
 
     The file is replaced whole: until the new one is complete and on the disk, the one before it is untouched. Queued
-    runs are waited for. Data attached to inputs is not saved.
+    runs are waited for. Data attached to inputs is not saved, nor are gradients that wait for their update. A graph that
+    is linked with others is saved without them, each to a file of its own, for `restore`; `load` cannot build it alone.
     """
     if not isinstance(graph, Graph):
         raise TypeError(f"mlcompute.save: graph must be a Graph, not {type(graph).__name__}")
@@ -195,6 +196,11 @@ def load(path: str | os.PathLike[str], device: Device | None = None) -> Graph:
                 f"{who}: there is no graph in the file",
                 expected="a file written by mlcompute.save",
                 fix="build the graph and use mlcompute.restore(graph, path) to fill in its weights by name",
+            )
+        if isinstance(checkpoint.description, dict) and "linked" in checkpoint.description:
+            raise FileError(
+                f"{who}: the graph was linked with others, which are not in the file",
+                fix="build, link and compile the graphs, then mlcompute.restore(graph, path) for each of them",
             )
         rebuilt = rebuild(checkpoint.description, who)
         constants = _check_contents(checkpoint, rebuilt, who)

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mlcompute.described import DescribedGraph
 from mlcompute.errors import FileError
 from mlcompute.graph import Graph
 from mlcompute.saving.checkpoint import Checkpoint
@@ -207,9 +206,7 @@ def _same_order(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
 
 def _differences(graph: Graph, checkpoint: Checkpoint) -> list[str]:
     notes = []
-    if isinstance(graph, DescribedGraph) and len(graph._links) > 1:
-        notes.append("the graph is linked with others")
-    elif graph_hash(describe(graph)) != checkpoint.facts.get("graph_hash"):
+    if graph_hash(describe(graph)) != checkpoint.facts.get("graph_hash"):
         notes.append("the graph is not built like the saved one, though its tensors are the same")
     before, now = checkpoint.facts.get("device"), engine_facts(graph)
     if isinstance(before, dict) and before and now:
