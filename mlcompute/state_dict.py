@@ -87,16 +87,18 @@ def from_state_dict(graph: Graph, state: Mapping[str, Any], *, strict: bool = Tr
     problems = [f"{name} is missing" for name in entries if name in missing] if strict else []
     problems += [f"{name} is no parameter of the graph" for name in given if name in unknown] if strict else []
     arrays: dict[str, Array] = {}
-    for name in entries.keys() & given.keys():
+    for name in (name for name in entries if name in given):
         array = _array(given[name])
-        wanted = entries[name].whole
+        wanted, kind = entries[name].whole, entries[name].tensors[0].descriptor.data_type.numpy
         if array.shape != wanted:
             problems.append(f"{name} is {array.shape}, the graph's is {wanted}")
+        if not np.can_cast(array.dtype, kind, "same_kind"):
+            problems.append(f"{name} holds {array.dtype}, the graph's {kind}")
         arrays[name] = array
     if problems:
         shown = problems[:10] + ([f"and {len(problems) - 10} more"] if len(problems) > 10 else [])
         raise DataError(
-            f"from_state_dict: {len(problems)} of {len(entries)} parameters do not fit",
+            f"from_state_dict: {len(problems)} misfit(s), the graph has {len(entries)} parameters",
             problems="\n            ".join(shown),
             fix="check names and sizes; strict=False takes what fits by name",
         )
@@ -111,7 +113,11 @@ def from_state_dict(graph: Graph, state: Mapping[str, Any], *, strict: bool = Tr
 
 
 def _array(value: Any) -> Array:
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":  # NumPy has no such type; float32 holds all its numbers
+            value = value.float()
+    return np.asarray(value)
 
 
 # PyTorch's names --------------------------------------------------------------------------------------------------

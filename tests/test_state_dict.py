@@ -107,15 +107,30 @@ def test_everything_wrong_is_listed_and_nothing_changed() -> None:
     graph, x = mlc.Graph(), X(shape=(2, 3))
     graph.dense(graph.dense(x, 4, name="a"), 5, name="b")
     before = mlc.to_state_dict(graph)
-    wrong = {**before, "a.weight": np.zeros((3, 4)), "c.weight": np.zeros(1)}
+    wrong = {**before, "a.weight": np.zeros((3, 4)), "b.weight": np.zeros((5, 4), complex), "c.weight": np.zeros(1)}
     del wrong["b.bias"]
     with pytest.raises(mlc.DataError) as caught:
         mlc.from_state_dict(graph, wrong)
     text = str(caught.value)
-    for part in ("a.weight is (3, 4), the graph's is (4, 3)", "b.bias is missing", "c.weight is no parameter"):
+    for part in (
+        "4 misfit(s), the graph has 4 parameters",
+        "a.weight is (3, 4), the graph's is (4, 3)",
+        "b.weight holds complex128, the graph's float32",
+        "b.bias is missing",
+        "c.weight is no parameter",
+    ):
         assert part in text
     for name, array in mlc.to_state_dict(graph).items():
         np.testing.assert_array_equal(array, before[name])
+
+
+def test_bfloat16_and_half_precision_become_float32() -> None:
+    graph = mlc.Graph()
+    graph.dense(X(shape=(2, 3)), 4, name="a")
+    weight = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+    mlc.from_state_dict(graph, {"a.weight": weight.bfloat16().requires_grad_(), "a.bias": torch.ones(4).half()})
+    np.testing.assert_array_equal(mlc.to_state_dict(graph)["a.weight"], weight.bfloat16().float().numpy())
+    np.testing.assert_array_equal(mlc.to_state_dict(graph)["a.bias"], np.ones(4))
 
 
 def test_taking_what_fits() -> None:

@@ -101,6 +101,7 @@ class SavedState:
         graph, saved = self._graph, self._state
         Platform.set_rng_state(saved["platform"])
         graph._random = graph._random.resumed(saved["random"])
+        graph._asked = None  # gradients that wait for their update belong to what was there before
         state = graph._state
         if state is None:
             return

@@ -205,3 +205,17 @@ def test_read_only_memory_is_replaced_not_written(tmp_path: Path) -> None:
     mlc.restore(graph, tmp_path / "g")
     assert graph.layers[0].weights.data.max() == 3.0
     assert fixed.max() == 0.0
+
+
+def test_gradients_from_before_do_not_update_what_was_restored(tmp_path: Path) -> None:
+    graph = small(1.0)
+    graph.compile(device=reference())
+    mlc.save(tmp_path / "g", graph)
+    declared = {**graph._declared.inputs, **graph._declared.labels}
+    graph.bind_and_write_data({"x": np.ones((2, 2)), "t": np.zeros((2, 2))}, for_inputs=declared, to=reference())
+    graph.execute_forward()
+    graph.execute_gradient()
+    mlc.restore(graph, tmp_path / "g")
+    with pytest.raises(mlc.ExecutionError, match="no gradient pass was run"):
+        graph.execute_optimizer_update()
+    assert (graph.layers[0].weights.data == 1).all()
