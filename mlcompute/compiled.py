@@ -19,11 +19,11 @@ from mlcompute.devices.device import Executable, Profile
 from mlcompute.enums import DeviceType, ExecutionOptions, GraphCompilationOptions
 from mlcompute.errors import CompileError, DataError, DeviceError, ExecutionError, ShapeError
 from mlcompute.execution import Execution, GraphCompletionHandler, asks
-from mlcompute.feeding import Feeding, Feeds, Named, resolved
+from mlcompute.feeding import Again, Feeding, Feeds, Named, resolved
 from mlcompute.graph import Graph, Node
 from mlcompute.ops.op import Array, Value
 from mlcompute.passes import Passes
-from mlcompute.programs import Programs
+from mlcompute.programs import Course, Programs
 from mlcompute.seeing.profiled import Profiled
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import expect_apart, read_array, write_target
@@ -36,12 +36,16 @@ _runs = itertools.count(1)
 
 @dataclass(slots=True)
 class Call:
-    """What a caller asked for, besides the data."""
+    """What a caller asked for, besides the data that is fed.
+
+    replaced   data given for tensors the optimizer updates: new values of them
+    """
 
     method: str
     options: ExecutionOptions
     completion_handler: GraphCompletionHandler | None = None
     outputs_data: Named | None = None
+    replaced: Sequence[tuple[Tensor, Array]] = ()
 
 
 class CompiledGraph(Profiled, DescribedGraph):
@@ -235,15 +239,7 @@ class CompiledGraph(Profiled, DescribedGraph):
     def _name_of(self, tensor: Tensor) -> str:
         return self._declared.name_of(tensor)
 
-    def _feed(
-        self,
-        program: Program,
-        phases: Sequence[str],
-        data: Mapping[Tensor, Any],
-        options: ExecutionOptions,
-        method: str,
-        copies: bool | None = None,
-    ) -> Feeds:
+    def _feed(self, course: Course, data: Mapping[Tensor, Any], method: str, copies: bool | None = None) -> Feeds:
         """Something for every input of the phases that will run.
 
         copies  by default when the run is queued: the caller may reuse the memory as soon as the call returns
@@ -256,13 +252,8 @@ class CompiledGraph(Profiled, DescribedGraph):
                 spelled[method, tensor] = f"{self._who}.{method}: '{self._name_of(tensor)}'"
             return spelled[method, tensor]
 
-        return self._feeding.collect(
-            self._compiled.fed(program, phases),
-            data,
-            options,
-            who,
-            not asks(options, ExecutionOptions.SYNCHRONOUS) if copies is None else copies,
-        )
+        copies = not course.synchronous if copies is None else copies
+        return self._feeding.collect(course.fed, data, who, skips=course.skips, copies=copies)
 
     def _has_labels(self, data: Mapping[Tensor, Any], options: ExecutionOptions) -> bool:
         """Can the losses be computed in a run in inference mode?"""
@@ -299,16 +290,32 @@ class CompiledGraph(Profiled, DescribedGraph):
 
     # Running --------------------------------------------------------------------------------------------------
 
-    def _infer(self, batch: int, data: Mapping[Tensor, Any], call: Call) -> Execution:
+    def _asked_for(self, call: Call, batch_size: int, given: Sequence[Named | None]) -> tuple[Course, Feeds]:
+        """What an `execute` runs, and on what data: inputs, labels and label weights are `given`."""
+        compiled = self._compiled
+        if compiled is not None and compiled.again is not None and compiled.newest_node == Node.newest:
+            feeds = compiled.again.feeds(call.options, batch_size, given)
+            if feeds is not None:  # a small network gains by it
+                return compiled.again.course, feeds
+        batch = self._batch(batch_size, call.method)
+        course, feeds = self._look_up(batch, self._named_data(call.method, *given), call)
+        assert self._compiled is not None
+        declared = (self._declared.inputs, self._declared.labels, self._declared.label_weights)
+        # Without a loss it depends on what is bound when a step runs whether it has a gradient pass.
+        if self._compiled.description.losses or not self._trains:
+            self._compiled.again = Again.after(course, call.options, batch_size, given, declared)
+        return course, feeds
+
+    def _look_up(self, batch: int, data: Mapping[Tensor, Any], call: Call) -> tuple[Course, Feeds]:
         """The forward pass in inference mode; up to the predictions when there are no labels."""
         program = self._program("inference", batch, self._has_labels(data, call.options))
-        feeds = self._feed(program, ("forward",), data, call.options, call.method)
-        return self._submit(program, ("forward",), feeds, call)
+        assert self._compiled is not None
+        course = self._compiled.course(program, ("forward",), call.options)
+        return course, self._feed(course, data, call.method)
 
     def _submit(
         self,
-        program: Program,
-        phases: Sequence[str],
+        course: Course,
         feeds: Feeds,
         call: Call,
         passes: Passes | None = None,
@@ -325,16 +332,14 @@ class CompiledGraph(Profiled, DescribedGraph):
         after       called when the run is over: did it succeed?
         """
         self._raise_unseen_error()
-        device, compiled, options = self._device, self._compiled, call.options
+        device, compiled = self._device, self._compiled
         assert device is not None
         assert compiled is not None
-        targets = self._output_targets(program, phases, call)
+        program, phases = course.program, course.phases
+        targets = self._output_targets(program, phases, call) if call.outputs_data else ()
         bindings = self._static_bindings(program)
         executable = compiled.executable(program) if passes is None else passes.executable
-        result = compiled.result(program) if "forward" in phases else None
-        times = compiled.prints_times
-        profile = Profile() if times or asks(options, ExecutionOptions.PER_LAYER_PROFILING) else None
-        measures = profile is not None or asks(options, ExecutionOptions.PROFILING)
+        profile = Profile() if course.profiles else None
 
         def work() -> Tensor | None:
             fed: dict[Value, Array] = {}
@@ -344,7 +349,7 @@ class CompiledGraph(Profiled, DescribedGraph):
                     fed.update(passes.begin(phases))
                 before(fed)
                 self._ran = passes
-                if "forward" in phases:
+                if course.begins:
                     self._current = None  # what the last run left is about to be overwritten
                 known = executable.lasting is bindings
                 executable.lasting = bindings
@@ -357,9 +362,9 @@ class CompiledGraph(Profiled, DescribedGraph):
             self._current = executable
             self.last_run = next(_runs)
             finish(True, fed)
-            if times:
+            if course.prints:
                 print(profile, file=sys.stderr)
-            return result
+            return course.result
 
         def finish(succeeded: bool, fed: dict[Value, Array]) -> None:
             if passes is not None:
@@ -367,17 +372,20 @@ class CompiledGraph(Profiled, DescribedGraph):
             after(succeeded)
 
         execution = Execution(
-            device.queue, work, measures_time=measures, profile=profile, completion_handler=call.completion_handler
+            device.queue,
+            work,
+            measures_time=course.measures,
+            profile=profile,
+            completion_handler=call.completion_handler,
         )
-        self._feeding.remember(compiled.fed(program, phases), feeds)
+        self._feeding.remember(course.fed, feeds)
         if accepted is not None:
             accepted()
         self._asked = passes
         if passes is not None:
             passes.queued.update(phases)
-        synchronous = asks(options, ExecutionOptions.SYNCHRONOUS)
-        device.queue.submit(execution, synchronous, self._unsettled)
-        return execution.wait() if synchronous else execution
+        device.queue.submit(execution, course.synchronous, self._unsettled)
+        return execution.wait() if course.synchronous else execution
 
     def _output_targets(self, program: Program, phases: Sequence[str], call: Call) -> list[tuple[Value, Array]]:
         """(value, the caller's memory it is written to) pairs."""

@@ -120,7 +120,12 @@ def bindings_of_copies(
         for tensor, value in program.inputs.items()
         if value in read
     ]
-    feeds = graph._feeding.collect(fed, data, options, lambda tensor: f"{method}: '{graph._name_of(tensor)}'", True)
+    skips = ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE in options
+
+    def who(tensor: Tensor) -> str:
+        return f"{method}: '{graph._name_of(tensor)}'"
+
+    feeds = graph._feeding.collect(fed, data, who, skips=skips, copies=True)
     memory = resolved(feeds)
     for tensor, value in program.persistent.items():
         host = tensor._host if tensor not in data else read_array(data[tensor], tensor.descriptor, f"'{tensor.label}'")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError
-from mlcompute.execution import asks
 from mlcompute.ops.op import Array, Value
-from mlcompute.programs import Fed
+from mlcompute.programs import Course, Fed
 from mlcompute.tensor import Tensor, moments
 from mlcompute.tensor_data import ArrayLike, read_array
 
@@ -38,24 +37,16 @@ class Feeding:
         self,
         inputs: Iterable[Fed],
         data: Mapping[Tensor, Any],
-        options: ExecutionOptions,
         who: Callable[[Tensor], str],
+        *,
+        skips: bool,
         copies: bool,
     ) -> Feeds:
-        """Something for every input. `copies` when the run reads the data after the call has returned."""
-        skips = asks(options, ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE)
+        """Something for every input: `skips` what was fed before; `copies` what is read after the call has returned."""
         feeds: Feeds = {}
         for tensor, value, rows in inputs:
             if tensor in data and not skips:
-                array = data[tensor]
-                # What fits already, as nearly always, is not worth a call.
-                if (
-                    type(array) is not np.ndarray
-                    or array.shape != value.shape
-                    or array.dtype != value.dtype
-                    or not array.flags.c_contiguous
-                ):
-                    array = read_array(array, tensor.descriptor, who(tensor), rows)
+                array = read_array(data[tensor], tensor.descriptor, who(tensor), rows)
             else:
                 standing = self._standing(tensor, skips)
                 if not isinstance(standing, np.ndarray):
@@ -111,6 +102,62 @@ class Feeding:
             return _fitting(array, value, who(tensor))
 
         return get
+
+
+class Again:
+    """A call whose data all came by name. When the next one gives the same names, nothing needs to be looked up.
+
+    named  of inputs, labels and label weights: names, and the values they are the data of
+    """
+
+    __slots__ = ("_batch_size", "_named", "_options", "course")
+
+    def __init__(
+        self, course: Course, options: ExecutionOptions, batch_size: int, named: Sequence[Sequence[tuple[str, Value]]]
+    ) -> None:
+        self.course = course
+        self._options, self._batch_size, self._named = options, batch_size, named
+
+    @staticmethod
+    def after(
+        course: Course,
+        options: ExecutionOptions,
+        batch_size: int,
+        given: Sequence[Named | None],
+        declared: Sequence[Mapping[str, Tensor]],
+    ) -> Again | None:
+        """What to remember of a call; None unless every name stood for one input, and every input had a name."""
+        values = {tensor: value for tensor, value, _ in course.fed}
+        named: list[list[tuple[str, Value]]] = []
+        for data, tensors in zip(given, declared, strict=True):
+            named.append([])
+            for name in data or ():
+                value = values.pop(tensors[name], None) if name in tensors else None
+                if value is None:
+                    return None
+                named[-1].append((name, value))
+        return Again(course, options, batch_size, named) if any(named) and not values and not course.skips else None
+
+    def feeds(self, options: ExecutionOptions, batch_size: int, given: Sequence[Named | None]) -> Feeds | None:
+        """The data of a call that asks for the same; None when it does not, or when its data must be converted."""
+        if options is not self._options or batch_size != self._batch_size:
+            return None
+        copies = not self.course.synchronous
+        feeds: Feeds = {}
+        for data, named in zip(given, self._named, strict=True):
+            if (len(data) if type(data) is dict else 0 if data is None else -1) != len(named):
+                return None
+            for name, value in named:
+                array = data.get(name)  # type: ignore[union-attr]  # None has no names
+                if (
+                    type(array) is not np.ndarray
+                    or array.shape != value.shape
+                    or array.dtype != value.dtype
+                    or not array.flags.c_contiguous
+                ):
+                    return None
+                feeds[value] = array.copy() if copies else array
+        return feeds
 
 
 def resolved(feeds: Feeds) -> dict[Value, Array]:

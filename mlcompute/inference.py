@@ -56,9 +56,9 @@ class InferenceGraph(CompiledGraph):
 
         Without labels, loss layers are left out and the result is the last prediction.
         """
-        batch = self._batch(batch_size, "execute")
-        data = self._named_data("execute", inputs_data, loss_labels_data, loss_label_weights_data)
-        return self._infer(batch, data, Call("execute", options, completion_handler, outputs_data))
+        call = Call("execute", options, completion_handler, outputs_data)
+        given = (inputs_data, loss_labels_data, loss_label_weights_data)
+        return self._submit(*self._asked_for(call, batch_size, given), call)
 
     async def execute_async(
         self,

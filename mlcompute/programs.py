@@ -13,6 +13,7 @@ import numpy as np
 
 from mlcompute.compiler import Description, compile_program
 from mlcompute.compiler.program import Program
+from mlcompute.enums import ExecutionOptions
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.lstm import LSTMLayer
 from mlcompute.ops.op import Array, Value
@@ -20,6 +21,7 @@ from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
     from mlcompute.devices.device import Engine, Executable
+    from mlcompute.feeding import Again
     from mlcompute.graph import Node
 
 
@@ -29,6 +31,32 @@ class Fed(NamedTuple):
     tensor: Tensor
     value: Value
     rows: int
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Course:
+    """Some phases of a program under some options: what all such runs share, looked up once.
+
+    fed          what the caller supplies
+    result       what a run answers; None without a forward pass
+    begins       a forward pass runs: what the last run left is overwritten
+    updates      the optimizer runs
+    skips        data that was fed before is used again
+    synchronous  the caller waits for the run
+    profiles, measures, prints   time per layer is kept; the time of the run is kept; times are printed
+    """
+
+    program: Program
+    phases: tuple[str, ...]
+    fed: list[Fed]
+    result: Tensor | None
+    begins: bool
+    updates: bool
+    skips: bool
+    synchronous: bool
+    profiles: bool
+    measures: bool
+    prints: bool
 
 
 class Programs:
@@ -56,17 +84,19 @@ class Programs:
         ]
         #: Host memory of parameters, statistics and states, looked up anew when one of them was rebound.
         self.bindings: dict[Program, dict[Value, Array]] = {}
+        #: The last `execute`, if one that asks for the same needs no looking up.
+        self.again: Again | None = None
         #: Inputs as errors about them begin, by the method that was called.
         self.spelled: dict[tuple[str, Tensor], str] = {}
         #: MLC_DEBUG=time: every run is timed layer by layer, and the times are printed.
-        self.prints_times = "time" in os.environ.get("MLC_DEBUG", "").split(",")
+        self._prints_times = "time" in os.environ.get("MLC_DEBUG", "").split(",")
         self._engine = engine
         self._arena: Any = None
         self._programs: dict[tuple[str, int, bool], Program] = {}
         self._executables: dict[Program, Executable] = {}
         self._results: dict[Program, Tensor | None] = {}
         self._scalars: dict[Program, dict[str, tuple[Value, Array]]] = {}
-        self._fed: dict[tuple[Program, tuple[str, ...]], list[Fed]] = {}
+        self._courses: dict[tuple[Program, tuple[str, ...], int], Course] = {}
         self._lock = threading.RLock()
 
     def get(self, style: str, batch_size: int, with_losses: bool = True) -> Program:
@@ -100,23 +130,43 @@ class Programs:
                 _print_if_asked(program)
         return found
 
-    def fed(self, program: Program, phases: Sequence[str]) -> list[Fed]:
+    def course(self, program: Program, phases: tuple[str, ...], options: ExecutionOptions) -> Course:
+        """What runs of some phases share."""
+        key = (program, phases, int(options))
+        found = self._courses.get(key)
+        if found is None:
+            asked = ExecutionOptions(options)
+            prints, begins = self._prints_times, "forward" in phases
+            profiles = prints or ExecutionOptions.PER_LAYER_PROFILING in asked
+            found = self._courses[key] = Course(
+                program,
+                phases,
+                self._fed(program, phases),
+                self._results[program] if begins else None,
+                begins=begins,
+                updates="update" in phases,
+                skips=ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE in asked,
+                synchronous=ExecutionOptions.SYNCHRONOUS in asked,
+                profiles=profiles,
+                measures=profiles or ExecutionOptions.PROFILING in asked,
+                prints=prints,
+            )
+        return found
+
+    def _fed(self, program: Program, phases: Sequence[str]) -> list[Fed]:
         """What the caller supplies for some phases: user gradients come with the gradient phase, all else with forward.
 
         So what only the gradient steps read is there from the forward pass on, as it was then.
         """
-        key = (program, tuple(phases))
-        if key not in self._fed:
-            # An input may itself be an output: needed, though no step reads it.
-            read = {value for step in program.steps for value in step.inputs} | program.kept
-            found = []
-            for tensor, value in program.inputs.items():
-                arrives_with = "gradient" if tensor in self.description.user_gradients else "forward"
-                if value in read and arrives_with in phases:
-                    rows = value.shape[0] if value.shape != tensor.descriptor.shape else 0
-                    found.append(Fed(tensor, value, rows))
-            self._fed[key] = found
-        return self._fed[key]
+        # An input may itself be an output: needed, though no step reads it.
+        read = {value for step in program.steps for value in step.inputs} | program.kept
+        found = []
+        for tensor, value in program.inputs.items():
+            arrives_with = "gradient" if tensor in self.description.user_gradients else "forward"
+            if value in read and arrives_with in phases:
+                rows = value.shape[0] if value.shape != tensor.descriptor.shape else 0
+                found.append(Fed(tensor, value, rows))
+        return found
 
     def scalars_of(self, program: Program) -> dict[str, tuple[Value, Array]]:
         """Where each update finds its numbers. Runs take turns, so all runs of a program can share the memory."""
@@ -125,10 +175,6 @@ class Programs:
                 name: (value, np.empty((), value.dtype)) for name, value in program.scalars.items()
             }
         return self._scalars[program]
-
-    def result(self, program: Program) -> Tensor | None:
-        """What a run of the program answers."""
-        return self._results[program]
 
     def by_name(self) -> dict[str, Program]:
         """The programs compiled so far, by style and batch size; built, so that printing one shows its kernels."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from mlcompute.compiled import Call
-from mlcompute.compiler.program import Program
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import ExecutionError, GraphError
 from mlcompute.execution import Execution, GraphCompletionHandler, asks
@@ -23,7 +22,7 @@ from mlcompute.optimizer_state import OptimizerState
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.passes import Passes
 from mlcompute.platform import RandomPasses
-from mlcompute.programs import Programs
+from mlcompute.programs import Course, Programs
 from mlcompute.tensor import Tensor, TensorOptimizerDeviceData
 from mlcompute.tensor_data import ArrayLike, read_array
 
@@ -222,15 +221,22 @@ class TrainingGraph(LearningGraph):
         Data is keyed by the names given to add_inputs, outputs by those of add_outputs. With FORWARD_FOR_INFERENCE
         only the forward pass runs, in inference mode; labels may then be left out.
         """
-        batch = self._batch(batch_size, "execute")
-        data = self._named_data("execute", inputs_data, loss_labels_data, loss_label_weights_data)
         call = Call("execute", options, completion_handler, outputs_data)
+        given = (inputs_data, loss_labels_data, loss_label_weights_data)
+        course, feeds = self._asked_for(call, batch_size, given)
         if asks(options, ExecutionOptions.FORWARD_FOR_INFERENCE):
-            return self._infer(batch, data, call)
+            return self._submit(course, feeds, call)
+        return self._run(course, feeds, call)
+
+    def _look_up(self, batch: int, data: Mapping[Tensor, Any], call: Call) -> tuple[Course, Feeds]:
+        if asks(call.options, ExecutionOptions.FORWARD_FOR_INFERENCE):
+            return super()._look_up(batch, data, call)
         phases = self._phases_to_execute()
-        program = self._program("fused", batch)
-        feeds = self._feed(program, phases, data, options, "execute")
-        return self._run(program, phases, feeds, call, replaced=self._replaced_values(data))
+        assert self._compiled is not None
+        course = self._compiled.course(self._program("fused", batch), phases, call.options)
+        feeds = self._feed(course, data, call.method)
+        call.replaced = self._replaced_values(data)
+        return course, feeds
 
     def _phases_to_execute(self) -> tuple[str, ...]:
         description = self._compile_if_needed()
@@ -271,14 +277,14 @@ class TrainingGraph(LearningGraph):
         batch = self._batch(batch_size, "execute_forward")
         call = Call("execute_forward", options, completion_handler, outputs_data)
         if asks(options, ExecutionOptions.FORWARD_FOR_INFERENCE):
-            return self._infer(batch, {}, call)
+            return self._submit(*self._look_up(batch, {}, call), call)
         self._expect_labels()
         program = self._program("split", batch)
-        # Copied in any case: the gradient pass needs the same numbers, whatever becomes of the caller's memory.
-        feeds = self._feed(program, ("forward",), {}, options, "execute_forward", copies=True)
         assert self._compiled is not None
-        passes = Passes(program, self._compiled.executable(program))
-        return self._run(program, ("forward",), feeds, call, passes)
+        course = self._compiled.course(program, ("forward",), options)
+        # Copied in any case: the gradient pass needs the same numbers, whatever becomes of the caller's memory.
+        feeds = self._feed(course, {}, "execute_forward", copies=True)
+        return self._run(course, feeds, call, Passes(program, self._compiled.executable(program)))
 
     def execute_gradient(
         self,
@@ -290,9 +296,10 @@ class TrainingGraph(LearningGraph):
     ) -> Execution:
         """The gradient pass alone, after execute_forward with the same batch size. Gradients are then readable."""
         passes = self._passes_after("forward", "execute_gradient", batch_size)
-        feeds = self._feed(passes.program, ("gradient",), {}, options, "execute_gradient")
-        call = Call("execute_gradient", options, completion_handler, outputs_data)
-        return self._run(passes.program, ("gradient",), feeds, call, passes)
+        assert self._compiled is not None
+        course = self._compiled.course(passes.program, ("gradient",), options)
+        feeds = self._feed(course, {}, "execute_gradient")
+        return self._run(course, feeds, Call("execute_gradient", options, completion_handler, outputs_data), passes)
 
     def _passes_after(self, needed: str, method: str, batch_size: int = 0) -> Passes:
         """The passes asked for so far, of which `needed` must be one."""
@@ -323,8 +330,9 @@ class TrainingGraph(LearningGraph):
                 "TrainingGraph.execute_optimizer_update: the graph has no optimizer", fix="call compile_optimizer"
             )
         passes = self._passes_after("gradient", "execute_optimizer_update")
-        call = Call("execute_optimizer_update", options, completion_handler)
-        return self._run(passes.program, ("update",), {}, call, passes)
+        assert self._compiled is not None
+        course = self._compiled.course(passes.program, ("update",), options)
+        return self._run(course, {}, Call("execute_optimizer_update", options, completion_handler), passes)
 
     async def execute_forward_async(
         self,
@@ -354,25 +362,17 @@ class TrainingGraph(LearningGraph):
         """Wait for queued runs, so that parameters and optimizer state hold the newest values."""
         self.wait()
 
-    def _run(
-        self,
-        program: Program,
-        phases: tuple[str, ...],
-        feeds: Feeds,
-        call: Call,
-        passes: Passes | None = None,
-        replaced: Sequence[tuple[Tensor, Array]] = (),
-    ) -> Execution:
+    def _run(self, course: Course, feeds: Feeds, call: Call, passes: Passes | None = None) -> Execution:
         """Queue training phases. What counts runs (time step, random passes) moves on only when a run succeeds."""
         random = self._random = self._random.current()
-        settings = self._optimizer if "update" in phases else None
-        if not asks(call.options, ExecutionOptions.SYNCHRONOUS):
+        settings = self._optimizer if course.updates else None
+        if not course.synchronous:
             # The caller may change the rate while the run is queued; what it was when the run was asked for counts.
             settings = copy.copy(settings)
         assert self._compiled is not None
-        scalars = self._compiled.scalars_of(program)
-        state, before_replacing = self._state, [(tensor._make_writable(), array) for tensor, array in replaced]
-        keys = program.random_keys if "forward" in phases else ()
+        scalars = self._compiled.scalars_of(course.program)
+        state, before_replacing = self._state, [(tensor._make_writable(), array) for tensor, array in call.replaced]
+        keys = course.program.random_keys if course.begins else ()
 
         def before(fed: dict[Value, Array]) -> None:
             for index, (host, array) in enumerate(before_replacing):
@@ -390,13 +390,13 @@ class TrainingGraph(LearningGraph):
                 for host, array in before_replacing:
                     np.copyto(host, array)
                 return
-            if "forward" in phases:
+            if course.begins:
                 random.advance()
             if settings is not None and state is not None:
                 state.advance()
 
         accepted = functools.partial(random.prepare, keys) if keys else None
-        return self._submit(program, phases, feeds, call, passes, accepted=accepted, before=before, after=after)
+        return self._submit(course, feeds, call, passes, accepted=accepted, before=before, after=after)
 
 
 def _sum_of_gradients(tensor: Tensor, users: Sequence[TrainingGraph]) -> Array | None:

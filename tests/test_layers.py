@@ -303,7 +303,8 @@ def run_with_plan(built: Built, program: Any, reuse: bool, guard: int) -> dict[A
     executable = Reference().build(program, arena)
     built.bind()
     phases = tuple(program.phases)
-    feeds = built.graph._feed(program, phases, {}, mlc.ExecutionOptions.SYNCHRONOUS, "execute")
+    course = built.graph._compiled.course(program, phases, mlc.ExecutionOptions.SYNCHRONOUS)
+    feeds = built.graph._feed(course, {}, "execute")
     executable.run(phases, {**built.graph._static_bindings(program), **feeds})
     kept = {value: executable.read(value) for value in program.kept}
     used = np.zeros(plan.nbytes, bool)

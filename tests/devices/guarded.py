@@ -78,7 +78,8 @@ def guarded_arrays(arrays: Mapping[Value, Array], side: str) -> tuple[dict[Value
 def run(graph: mlc.TrainingGraph, program: Program, engine: Cpu, side: str | None) -> dict[Value, Array]:
     """What a program keeps, run in guarded memory or (no side) in an arena as usual."""
     phases = tuple(program.phases)
-    feeds: dict[Value, Any] = graph._feed(program, phases, {}, mlc.ExecutionOptions.SYNCHRONOUS, "execute")
+    course = graph._compiled.course(program, phases, mlc.ExecutionOptions.SYNCHRONOUS)
+    feeds: dict[Value, Any] = graph._feed(course, {}, "execute")
     keys = {value: np.array([1, 2, number, 4], np.uint32) for number, (value, _) in enumerate(program.random_keys)}
     scalars = {value: np.full((), 0.01, value.dtype) for value in program.scalars.values()}
     arrays = {**graph._static_bindings(program), **feeds, **keys, **scalars}
