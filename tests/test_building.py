@@ -391,6 +391,15 @@ MISTAKES: dict[str, tuple[Callable[[mlc.Graph, mlc.Tensor], object], type[Except
     "a loss": (lambda g, x: g.loss(x, x, "cross_entropy"), mlc.GraphError, "kind is 'cross_entropy'"),
     "a reduction": (lambda g, x: g.reduce(x, "median", dimensions=1), mlc.GraphError, "kind is 'median'"),
     "constants": (lambda g, x: g.activation(x, "relu", slope=1), TypeError, "'relu'.*slope"),
+    "trailing axes": (
+        lambda g, x: g.normalize(x, "layer", trailing_axes=4),
+        mlc.ShapeError,
+        r"(?s)trailing_axes is 4, the source has 4 axes.*1 to 3",
+    ),
+    "one state": (lambda g, x: g.lstm(g.input((2, 5, 4)), 3, states=x), mlc.GraphError, "states has 1 tensors"),  # type: ignore
+    "biases": (lambda g, x: g.convolution(x, 3, biases=np.zeros(3)), TypeError, "biases must be True, False"),  # type: ignore
+    "outputs": (lambda g, x: g.dense(g.flatten(x), 0), mlc.ShapeError, r"Graph\.dense: outputs is 0"),
+    "channels": (lambda g, x: g.convolution(x, 3.0), TypeError, r"Graph\.convolution: channels must be a whole"),  # type: ignore
     "no tensor": (lambda g, x: g.dense(np.ones((2, 3)), 3), TypeError, "must be a Tensor, not ndarray"),  # type: ignore
     "a layer by name": (lambda g, x: g.layer("fc9"), mlc.GraphError, "no layer is named 'fc9'"),
 }  # fmt: skip
@@ -421,6 +430,46 @@ def test_names_are_unique() -> None:
     with pytest.raises(mlc.DataError):
         graph.dropout(x, 1.5, name="drop")
     graph.dropout(x, 0.5, name="drop")
+
+
+def test_two_layers_are_built_or_none() -> None:
+    graph = mlc.Graph()
+    x, steps = graph.input((2, 3), "x"), graph.input((2, 5, 4), "steps")
+    for name in ("a_relu", "m_last", "dense1_relu"):
+        graph.dense(x, 3, name=name)
+    for build in (
+        lambda: graph.dense(x, 3, activation="relu", name="a"),
+        lambda: graph.lstm(steps, 3, returns_sequences=False, name="m"),
+    ):
+        with pytest.raises(mlc.GraphError, match=r"already named '(a_relu|m_last)'"):
+            build()
+    assert len(graph.layers) == 3
+    graph.dense(x, 3, name="a")  # the name is still free
+    graph.dense(x, 3, activation="relu")  # a number whose activation has a free name, too
+    assert [layer.label for layer in graph.layers[3:]] == ["a", "dense2", "dense2_relu"]
+
+
+def test_what_failed_leaves_names_and_labels() -> None:
+    graph = mlc.Graph()
+    x, w = graph.input((2, 3), "x"), mlc.Tensor(shape=(4, 3), fill_with_data=0.5)
+    label = w.label
+    with pytest.raises(mlc.ShapeError, match="loss1"):
+        graph.loss(x, graph.input((2, 4)), "mse")
+    with pytest.raises(TypeError):
+        graph.dense(x, 4, weights=w, name=7)  # type: ignore[arg-type]
+    assert w.label == label
+    assert graph.loss(x, graph.input((2, 3)), "mse").label == "loss1"
+    graph.dense(x, 4, weights=w, name="given")
+    assert w.label == "given.weights"
+
+
+def test_numbers_of_numpy() -> None:
+    graph = mlc.Graph()
+    x = graph.input((2, 6, 8, 8), "x")
+    one = np.int64(1)
+    assert graph.pad(x, one).descriptor.shape == (2, 6, 10, 10)  # type: ignore[arg-type]
+    assert graph.reduce(x, "sum", dimensions=one).descriptor.shape == (2, 1, 8, 8)
+    assert graph.reduce(x, "sum", dimensions=np.array([1, 3])).descriptor.shape == (2, 1, 8, 1)  # type: ignore[arg-type]
 
 
 def test_half_precision_gives_half_precision_parameters() -> None:

@@ -90,15 +90,23 @@ class Builder:
 
     # Names --------------------------------------------------------------------------------------------------------
 
-    def _name(self, given: str, kind: str) -> str:
-        """The given name, which nothing else built here may have, or the kind with the next free number."""
+    def _name(self, given: str, kind: str, followed_by: str = "") -> str:
+        """The given name, which nothing else built here may have, or the kind with the next free number.
+
+        followed_by  `name_<this>` must be free too: a second layer gets it
+        """
         taken: set[str] = vars(self).setdefault("_built_names", set())
+
+        def used(name: str) -> str:
+            both = (name, f"{name}_{followed_by}") if followed_by else (name,)
+            return next((one for one in both if one in taken), "")
+
         if given:
             if not isinstance(given, str):
                 raise TypeError(f"{type(self).__name__}.{kind}: name must be a string, not {type(given).__name__}")
-            if given in taken:
+            if used(given):
                 raise GraphError(
-                    f"{type(self).__name__}.{kind}: something in this graph is already named {given!r}",
+                    f"{type(self).__name__}.{kind}: something in this graph is already named {used(given)!r}",
                     fix="give every layer its own name, or leave the name out",
                 )
             name = given
@@ -107,7 +115,7 @@ class Builder:
             while True:
                 numbers[kind] = numbers.get(kind, 0) + 1
                 name = f"{kind}{numbers[kind]}"
-                if name not in taken:
+                if not used(name):
                     break
         taken.add(name)
         return name
@@ -122,25 +130,27 @@ class Builder:
         kind: str,
         *,
         activation: Activation = None,
+        followed_by: str = "",
         updates: bool = True,
+        labels: Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """Add a layer under a name, and the activation that goes with it."""
+        """Add a layer under a name, and the activation that goes with it; `followed_by` is of what the caller adds."""
         followed = None if activation is None else _activation(f"{type(self).__name__}.{kind}", activation)
         unnamed = not name
-        name = self._name(name, kind)
+        name = self._name(name, kind, followed_by if followed is None else followed[0])
         layer.label = name
-        for slot, parameter in layer.parameters.items():
-            if parameter.tensor._host is not None and parameter.tensor.label.startswith("data"):
-                parameter.tensor.label = f"{name}.{slot}"
-        for slot, tensor in layer.statistics.items():
-            tensor.label = f"{name}.{slot}"
         try:
-            result = self.node(layer, sources=list(sources), disable_update=not updates)
+            result = self.node(layer, sources=list(sources), disable_update=not updates, loss_labels=labels)
         except Exception:
             vars(self)["_built_names"].discard(name)  # a call that failed leaves the name free
             if unnamed:
                 vars(self)["_built_numbers"][kind] -= 1
             raise
+        for slot, parameter in layer.parameters.items():
+            if parameter.tensor._host is not None and parameter.tensor.label.startswith("data"):
+                parameter.tensor.label = f"{name}.{slot}"
+        for slot, tensor in layer.statistics.items():
+            tensor.label = f"{name}.{slot}"
         result.label = name
         if followed is not None:
             word, activated = followed
@@ -177,10 +187,12 @@ def filled(value: float, *shape: int, like: Tensor) -> Tensor:
     return Tensor(shape=shape, fill_with_data=value, data_type=_floating(like))
 
 
-def biases_of(biases: Tensor | bool, count: int, like: Tensor) -> Tensor | None:
+def biases_of(who: str, biases: Tensor | bool | None, count: int, like: Tensor) -> Tensor | None:
     """True: zeros to start with; False: none; or the caller's own tensor."""
     if isinstance(biases, Tensor):
         return biases
+    if biases is not None and not isinstance(biases, bool):
+        raise TypeError(f"{who}: biases must be True, False or a Tensor, not {type(biases).__name__}")
     return filled(0.0, count, like=like) if biases else None
 
 

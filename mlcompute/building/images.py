@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mlcompute.building.builder import GLOROT, Activation, Builder, biases_of, chosen, fresh
 from mlcompute.enums import (
@@ -123,13 +123,15 @@ class ImageBuilder(Builder):
         updates: bool,
         name: str,
     ) -> Tensor:
+        who = f"{type(self).__name__}.{method}"
         inputs = self._rank(method, x, (4,), _IMAGE).descriptor.shape[1]
+        channels = whole(who, "channels", channels, 1)
         policy, sizes = self._padding(method, padding)
         descriptor = ConvolutionDescriptor(kernel, inputs, channels, kind, groups, stride, dilation, policy, sizes)
         if weights is None:
             shape = (channels, inputs // descriptor.group_count, *descriptor.kernel_sizes)
             weights = fresh(*shape, like=x, initializer=initializer)
-        layer = ConvolutionLayer(weights, biases_of(biases, channels, x), descriptor)
+        layer = ConvolutionLayer(weights, biases_of(who, biases, channels, x), descriptor)
         return self._build(layer, [x], name, method, activation=activation, updates=updates)
 
     def _padding(self, method: str, padding: Border) -> tuple[PaddingPolicy, tuple[int, int] | None]:
@@ -161,11 +163,13 @@ class ImageBuilder(Builder):
         >>> graph.dense(graph.input((32, 100), "x"), 10).descriptor.shape
         (32, 10)
         """
+        who = f"{type(self).__name__}.dense"
         shape = self._rank("dense", x, (2, 3, 4), "two or three axes: (n, in) or (n, length, in)").descriptor.shape
+        outputs = whole(who, "outputs", outputs, 1)
         is_pixel = len(shape) == 4 and shape[2:] == (1, 1)
         if len(shape) == 4 and not is_pixel:
             raise ShapeError(
-                f"{type(self).__name__}.dense: the source is an image of shape {shape}",
+                f"{who}: the source is an image of shape {shape}",
                 expected="(n, in), (n, length, in) or (n, in, 1, 1)",
                 fix="call graph.flatten(x) or graph.global_pool(x) first",
             )
@@ -173,7 +177,7 @@ class ImageBuilder(Builder):
         descriptor = ConvolutionDescriptor(input_feature_channel_count=inputs, output_feature_channel_count=outputs)
         if weights is None:
             weights = fresh(outputs, inputs, like=x, initializer=initializer)
-        layer = FullyConnectedLayer(weights, biases_of(biases, outputs, x), descriptor)
+        layer = FullyConnectedLayer(weights, biases_of(who, biases, outputs, x), descriptor)
         return self._build(layer, [x], name, "dense", activation=activation, updates=updates)
 
     def pool(
@@ -216,7 +220,7 @@ class ImageBuilder(Builder):
         kind     "zero", "constant" (of `value`), "reflect" or "symmetric"
         """
         which = chosen(f"{type(self).__name__}.pad", "kind", _BORDERS, kind)
-        sides = [padding] if isinstance(padding, int) else padding
+        sides = padding if isinstance(padding, Iterable) else [padding]
         return self._build(PaddingLayer(which, sides, value), [x], name, "pad")
 
     def upsample(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlcompute.building.builder import Builder, chosen, filled
-from mlcompute.errors import GraphError
+from mlcompute.errors import GraphError, ShapeError
 from mlcompute.layers.arguments import whole
 from mlcompute.layers.dropout import DropoutLayer
 from mlcompute.layers.layer import Layer
@@ -58,6 +58,12 @@ class NormalizationBuilder(Builder):
                 fix="give groups=... with kind='group' and with no other",
             )
         axes = whole(who, "trailing_axes", trailing_axes, 1)
+        if kind == "layer" and axes >= len(shape):
+            raise ShapeError(
+                f"{who}: trailing_axes is {axes}, the source has {len(shape)} axes and the first counts samples",
+                expected=f"1 to {len(shape) - 1}",
+                source=f"{shape} '{x.label}'",
+            )
         normalized = shape[-axes:] if kind == "layer" else shape[1:2]
         beta = filled(0.0, *normalized, like=x) if shift else None
         gamma = filled(1.0, *normalized, like=x) if scale else None

@@ -93,10 +93,12 @@ class SequenceBuilder(Builder):
             [filled(start, hidden, like=x) for start in starts] if biases else None,
             [fresh(hidden, hidden, like=x, initializer=initializer) for _ in gates] if peepholes else None,
         )
-        if states is not None and len(states) != 2:
-            raise GraphError(f"{type(self).__name__}.lstm: states has {len(states)} tensors", expected="(h0, c0)")
+        if states is not None and (isinstance(states, Tensor) or len(states) != 2):
+            count = 1 if isinstance(states, Tensor) else len(states)
+            raise GraphError(f"{type(self).__name__}.lstm: states has {count} tensors", expected="(h0, c0)")
         sources = [x, *(states or ()), *([lengths] if lengths is not None else [])]
-        result = self._build(layer, sources, name, "lstm", updates=updates)
+        last = "" if returns_sequences else "last"
+        result = self._build(layer, sources, name, "lstm", followed_by=last, updates=updates)
         if returns_sequences:
             return result
         n, _, width = result.descriptor.shape

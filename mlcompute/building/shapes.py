@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mlcompute.building.builder import Builder, chosen
 from mlcompute.enums import LossType, ReductionType
@@ -66,7 +66,7 @@ class ShapeBuilder(Builder):
         kind  "sum", "mean", "max", "min", "argmax", "argmin", "l1_norm", "any" or "all"
         """
         which = chosen(f"{type(self).__name__}.reduce", "kind", _REDUCTIONS, kind)
-        axes = [dimensions] if isinstance(dimensions, int) else dimensions
+        axes = dimensions if isinstance(dimensions, Iterable) else [dimensions]
         return self._build(ReductionLayer(which, dimensions=axes), [x], name, f"reduce_{kind}")
 
     def loss(
@@ -99,7 +99,4 @@ class ShapeBuilder(Builder):
             ),
             weights,
         )
-        layer.label = self._name(name, "loss")
-        result = self.node(layer, prediction, loss_labels=[labels])
-        result.label = layer.label
-        return result
+        return self._build(layer, [prediction], name, "loss", labels=[labels])
