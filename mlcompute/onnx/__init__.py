@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mlcompute.onnx.doctor import Report, doctor
+    from mlcompute.onnx.diagnosis import Report, doctor
     from mlcompute.onnx.exporter import save, to_model
     from mlcompute.onnx.imported import ImportedGraph
     from mlcompute.onnx.importer import load
@@ -25,8 +25,8 @@ _WHERE = {
     "ImportedGraph": "imported",
     "ModelError": "problems",
     "Problem": "problems",
-    "Report": "doctor",
-    "doctor": "doctor",
+    "Report": "diagnosis",
+    "doctor": "diagnosis",
     "load": "importer",
     "operator_table": "table",
     "save": "exporter",

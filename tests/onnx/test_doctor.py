@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -88,3 +90,9 @@ def test_a_smaller_batch_runs_on_the_same_graph() -> None:
     whole = np.array(graph.outputs["y"].data)
     run.execute({"x": x[:3]}, batch_size=3).wait()
     np.testing.assert_allclose(np.array(graph.outputs["y"].data), whole[:3], rtol=1e-5, atol=1e-6)
+
+
+def test_no_module_takes_the_place_of_a_public_name() -> None:
+    """Importing mlcompute.onnx.x binds x in the package: a file of a function's name would hide the function."""
+    files = {path.stem for path in Path(mlc.onnx.__file__).parent.glob("*.py")}
+    assert not files & set(mlc.onnx.__all__)

@@ -52,6 +52,7 @@ class Report:
 
     @property
     def healthy(self) -> bool:
+        """Whether the model imports."""
         return not self.problems
 
     def __str__(self) -> str:

@@ -1,0 +1,82 @@
+"""The generated pages leave nothing out: every public name has its entry, every name of ML Compute its row."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import mlcompute as mlc
+from tests.inventory import CALLBACKS, CLASSES, ENUMS, FUNCTIONS, MEMBERS
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("reference", DOCS / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("generated")
+    _load().write_pages(folder)
+    return folder
+
+
+def test_every_public_name_has_one_entry(pages: Path) -> None:
+    pytest.importorskip("onnx")
+    text = "\n".join(path.read_text("utf-8") for path in (pages / "api").glob("*.md"))
+    entries = re.findall(r"^\.\. auto\w+:: (\S+)$", text, re.MULTILINE)
+    assert len(entries) == len(set(entries))
+    modules = [name for name in mlc.__all__ if inspect.ismodule(getattr(mlc, name))]
+    assert sorted(modules) == ["callbacks", "debug", "metrics", "onnx", "schedules"]
+    wanted = {f"mlcompute.{name}" for name in mlc.__all__ if name not in modules}
+    wanted |= {f"mlcompute.onnx.{name}" for name in mlc.onnx.__all__}
+    wanted |= {f"mlcompute.trainer.callbacks.{name}" for name in mlc.callbacks.__all__}
+    wanted |= {"mlcompute.trainer.metrics.Mean", "mlcompute.trainer.schedules.Cosine", "mlcompute.debug.find_nan"}
+    assert wanted <= set(entries)
+
+
+def test_every_page_of_the_reference_is_in_its_index(pages: Path) -> None:
+    index = (pages / "api.md").read_text("utf-8")
+    assert all(f"api/{path.stem}\n" in index for path in (pages / "api").glob("*.md"))
+
+
+def test_every_name_of_ml_compute_has_a_row_that_can_be_called(pages: Path) -> None:
+    rows: list[str] = []
+    for section in re.split(r"^## ", (pages / "names.md").read_text("utf-8"), flags=re.MULTILINE)[1:]:
+        owner = re.match(r"\w+ → `mlc\.(\w+)`", section)
+        own = [line.split("| ")[-1].removesuffix(" |") for line in section.splitlines() if line.endswith("` |")]
+        rows += own
+        if owner is not None:
+            for python in own:
+                _check(getattr(mlc, owner.group(1)), python.strip("`"))
+    values = sum(len(kind.members) for kind in ENUMS.values())
+    assert len(rows) == len(MEMBERS) + values + len(FUNCTIONS) + len(CALLBACKS)
+    assert len(CLASSES) + len(ENUMS) == 75
+
+
+def _check(owner: type, python: str) -> None:
+    """`node(layer, sources=…)` can be written like that: plain arguments by place, the others by name."""
+    match = re.fullmatch(r"(?:\w+\.)?(\w+)(?:\((.*)\))?", python)
+    assert match is not None, python
+    name, arguments = match.groups()
+    if arguments is None:
+        return  # a property or a value: tests/test_inventory.py reads every one of them
+    call = owner if name == owner.__name__ else getattr(owner, name)
+    given = arguments.split(", ") if arguments else []
+    by_place = [one for one in given if not one.endswith("=…")]
+    by_name = {one.removesuffix("=…"): one for one in given if one.endswith("=…")}
+    signature = inspect.signature(call)
+    instance = ["self"] if "self" in signature.parameters else []
+    bound = signature.bind_partial(*instance, *by_place, **by_name)
+    assert [bound.arguments[one] for one in by_place] == by_place, python
