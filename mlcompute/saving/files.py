@@ -41,8 +41,8 @@ def save(
     arrays    further arrays, for example averaged weights
 
     The file is replaced whole: until the new one is complete and on the disk, the one before it is untouched. Queued
-    runs are waited for. Data attached to inputs is not saved, nor are gradients that wait for their update. A graph that
-    is linked with others is saved without them, each to a file of its own, for `restore`; `load` cannot build it alone.
+    runs are waited for. Data attached to inputs is not saved, nor are gradients that wait for their update. Linked
+    graphs are saved one by one, each to a file of its own, for `restore`; `load` cannot build one without the others.
     """
     if not isinstance(graph, Graph):
         raise TypeError(f"mlcompute.save: graph must be a Graph, not {type(graph).__name__}")

@@ -116,7 +116,7 @@ def has_default_label(tensor: Tensor) -> bool:
 
 def _name_slots(layer: Layer, name: str, give: Callable[[Tensor, str], None]) -> None:
     for slot, tensor in slots_of(layer).items():
-        give(tensor, f"{name}.{slot}")
+        give(tensor, _clean(f"{name}.{slot}"))
 
 
 def _declared(graph: Graph) -> Iterator[tuple[str, Tensor]]:

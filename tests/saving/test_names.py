@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import onnx
+
 import mlcompute as mlc
 from mlcompute.saving import layer_names_of, names_of
 from tests.nets import MEAN, dense, sgd, tensor
@@ -71,3 +76,27 @@ def test_many_layers_of_one_label_are_named_in_linear_time() -> None:
         x = graph.node(mlc.ActivationLayer.relu(), source=x)
     names = layer_names_of(graph)
     assert list(names.values())[-1] == "activation_4999"
+
+
+def test_parameters_of_imported_operators_have_no_slash_in_their_names(tmp_path: Path) -> None:
+    """ONNX files are full of names like /model/fc/weight; what has a slash would be taken for optimizer state."""
+    helper = onnx.helper
+    weights = onnx.numpy_helper.from_array(np.ones((3, 2), np.float32), "/model/fc/weight")
+    source, result = (
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("in/x", [4, 3]), ("/out", [4, 2]))
+    )
+    node = helper.make_node("MatMul", ["in/x", "/model/fc/weight"], ["/out"], name="/model/fc")
+    model = helper.make_model(
+        helper.make_graph([node], "net", [source], [result], [weights]), opset_imports=[helper.make_opsetid("", 17)]
+    )
+    model.ir_version = 9
+    onnx.save(model, tmp_path / "net.onnx")
+    first, second = (mlc.onnx.load(tmp_path / "net.onnx") for _ in range(2))
+    (kept,) = (each for each in names_of(first) if each._host is not None)
+    kept.bind_and_write_data(np.full((3, 2), 7, np.float32), to=mlc.Device.cpu())
+    assert not any("/" in name for name in names_of(first).values())
+    mlc.save(tmp_path / "g", first)
+    assert mlc.Checkpoint(tmp_path / "g").names == [names_of(first)[kept]]
+    assert mlc.restore(second, tmp_path / "g").is_exact
+    assert [each.data.max() for each in names_of(second) if each._host is not None] == [7]
