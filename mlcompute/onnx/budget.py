@@ -62,10 +62,10 @@ class Budget:
     def __post_init__(self) -> None:
         self.work, self.ops = WORK_PER_BYTE * self.bytes, OPS_PER_NODE * self.nodes
 
-    def spend_node(self) -> None:
-        self.nodes -= 1
+    def spend_nodes(self, count: int) -> None:
+        self.nodes -= count
         if self.nodes < 0:
-            raise ExhaustedError("its loops unfold into more nodes than allowed; raise node_limit")
+            raise ExhaustedError("its loops and sequences unfold into more nodes than allowed; raise node_limit")
 
     def spend_op(self) -> None:
         self.ops -= 1

@@ -40,10 +40,6 @@ def shape_of(operand: Operand) -> tuple[int, ...]:
     raise ShapeError("a sequence has no shape")
 
 
-#: Parts a sequence may be split into: each becomes nodes of its own.
-_MOST_PARTS = 4096
-
-
 def numbers(importer: Importer, operand: Operand | None, what: str, name: str) -> Array:
     """The numbers of an operand that steer the import."""
     found = None if operand is None else known_array(operand, importer.budget)
@@ -321,8 +317,7 @@ def split_to_sequence(
         count = -(-extent // each) if given.ndim == 0 else given.size
     else:
         given, each, count, drop = np.array(1), 1, extent, not attributes.get("keepdims", 1)
-    if count > _MOST_PARTS:  # before a list of so many is made
-        raise NotImportedError(f"sequences of more than {_MOST_PARTS} parts")
+    importer.budget.spend_nodes(count)  # before a list of so many is made
     lengths = [min(each, extent - k) for k in range(0, extent, each)] if given.ndim == 0 else given.tolist()
     parts = _apply(importer, "Split", [x, Known(np.array(lengths, np.int64))], label, len(lengths), axis=axis)
     if drop:

@@ -207,7 +207,7 @@ class Importer:
     def nodes(self, nodes: Sequence[NodeProto], names: Names, place: Place) -> None:
         for node in nodes:
             if place.depth:  # the others are in the file
-                self.budget.spend_node()
+                self.budget.spend_nodes(1)
             self._node(node, names, place)
 
     def _node(self, node: NodeProto, names: Names, place: Place) -> None:

@@ -6,6 +6,7 @@ the nearest ones: a scalar as one element, five axes as four, uint16 as INT32, d
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -50,6 +51,7 @@ class UnknownTypeError(DataError):
     """An element type nothing here can compute with."""
 
 
+@functools.cache
 def carried(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype values of an ONNX type are computed in; a DataError when there is none."""
     found = _CARRIED.get(dtype.name)
@@ -64,6 +66,7 @@ def constant_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return carried(dtype) if stored is None else np.dtype(stored)
 
 
+@functools.cache
 def is_carried(dtype: np.dtype[Any]) -> bool:
     """Can values of this type be computed with?"""
     return dtype.name in _CARRIED

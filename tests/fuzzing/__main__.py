@@ -7,6 +7,7 @@ Without a target all of them take turns, until each has reached its goal: ten mi
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import signal
@@ -28,6 +29,7 @@ def main() -> int:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     with atheris.instrument_imports(include=["mlcompute"]):
         from tests.fuzzing.campaign import Campaign, Round
+        from tests.fuzzing.plainly import seconds_of
         from tests.fuzzing.scratch import remove_scratch
         from tests.fuzzing.targets import TARGETS
         from tests.fuzzing.watch import Watch
@@ -38,7 +40,7 @@ def main() -> int:
         if name is None:
             print((arguments.folder / "counts.json").read_text())
             return 0
-        watch = Watch(TARGETS[name](), campaign.findings(name))
+        watch = Watch(TARGETS[name](), campaign.findings(name), functools.partial(seconds_of, name))
         corpus = campaign.corpus(watch)
         watch.run(b"\1")  # imports what is imported at first use
     gc.collect()

@@ -116,6 +116,14 @@ def test_a_slow_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watch.findings[0].startswith("time: ")
 
 
+def test_what_is_slow_only_here_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.fuzzing.watch.SECONDS", 0.02)
+    watch = Watch(Made(lambda: compute(0.03)), timed=lambda file: 0.01)
+    watch.run(b"\1")
+    assert watch.findings == []
+    assert watch.counts.slowest == 0.01
+
+
 def test_a_run_that_never_ends_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.fuzzing.watch._HANGS", 0.05)
     watch = Watch(Made(lambda: compute(60)))
@@ -162,3 +170,11 @@ def test_a_corpus_is_made_of_whole_files_and_edits(tmp_path: Path) -> None:
     folder = Campaign(tmp_path).corpus(Watch(Made(refuse)))
     assert (folder / "original-0").read_bytes() == b"\0whole"
     assert len(list(folder.glob("edits-*"))) == 64
+
+
+def test_a_file_is_timed_without_the_instruments() -> None:
+    from tests.fuzzing.plainly import seconds_of
+
+    assert 0 <= seconds_of("header", b"{}") < 30
+    assert seconds_of("no such target", b"") == 60.0
+

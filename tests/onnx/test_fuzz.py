@@ -108,6 +108,9 @@ GREEDY = {
     "SplitToSequence": model_of(
         [node("SplitToSequence", "x", to="s", axis=-1), node("SequenceLength", "s")], {}, [2, 0, 2**31]
     ),
+    "SplitToSequence of many": model_of(
+        [node("SplitToSequence", "x", to="s", keepdims=0), node("SequenceLength", "s")], {}, [4096, 3, 4]
+    ),
     "SplitToSequence of parts": model_of(
         [node("SplitToSequence", "x", "n", to="s"), node("SequenceLength", "s")], {"n": np.int64(1)}, [2**40, 0]
     ),
