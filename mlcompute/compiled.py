@@ -293,10 +293,11 @@ class CompiledGraph(Profiled, DescribedGraph):
     def _asked_for(self, call: Call, batch_size: int, given: Sequence[Named | None]) -> tuple[Course, Feeds]:
         """What an `execute` runs, and on what data: inputs, labels and label weights are `given`."""
         compiled = self._compiled
-        if compiled is not None and compiled.again is not None and compiled.newest_node == Node.newest:
-            feeds = compiled.again.feeds(call.options, batch_size, given)
-            if feeds is not None:  # a small network gains by it
-                return compiled.again.course, feeds
+        if compiled is not None and compiled.newest_node == Node.newest:
+            again = compiled.again  # another thread may replace it
+            feeds = None if again is None else again.feeds(call.options, batch_size, given)
+            if again is not None and feeds is not None:  # a small network gains by it
+                return again.course, feeds
         batch = self._batch(batch_size, call.method)
         course, feeds = self._look_up(batch, self._named_data(call.method, *given), call)
         assert self._compiled is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -163,3 +165,29 @@ def test_outputs_and_handlers_belong_to_one_call(warm: Two) -> None:
         warm.graph.execute({"a": a, "b": b}, {"t": t}, options=INFER)
         assert not out.any()
     assert len(seen) == 2
+
+
+def test_threads_that_ask_for_different_things(warm: Two) -> None:
+    a, b, t = a_b_t(16)
+    wrong: list[int] = []
+
+    def ask(rows: int) -> None:
+        inputs = {"a": a[:rows].copy(), "b": b[:rows].copy()}
+        out = np.empty((4, 2), np.float32)
+        for _ in range(300):
+            out[:] = 0
+            warm.graph.execute(inputs, {"t": t[:rows]}, {}, {"y": out}, batch_size=rows, options=INFER)
+            if not np.allclose(out[:rows], (inputs["a"] - inputs["b"]) @ W.T, atol=1e-5) or out[rows:].any():
+                wrong.append(rows)
+
+    threads = [threading.Thread(target=ask, args=(rows,)) for rows in (1, 2, 3, 4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
