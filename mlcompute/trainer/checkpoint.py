@@ -19,6 +19,8 @@ _ARRAY = "array of the file"
 def packed(value: Any, arrays: dict[str, Array], name: str) -> Any:
     """Plain data, with every array moved to `arrays` and its name left in its place."""
     if isinstance(value, np.ndarray):
+        while name in arrays:  # {"a": {"b": ...}} and {"a/b": ...}
+            name += "'"
         arrays[name] = value
         return {_ARRAY: name}
     if isinstance(value, Mapping):

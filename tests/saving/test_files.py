@@ -13,6 +13,7 @@ import pytest
 import mlcompute as mlc
 from mlcompute.saving import names_of
 from mlcompute.saving.description import describe
+from mlcompute.trainer.checkpoint import packed, unpacked
 from tests.nets import (
     ALL_GRADIENTS,
     LINK,
@@ -380,3 +381,11 @@ def test_queued_runs_are_in_the_file(tmp_path: Path) -> None:
     mlc.save(tmp_path / "g", r.training)
     r.training.wait()
     assert_same(values_of(mlc.load(tmp_path / "g")), values_of(r.training))
+
+
+def test_arrays_in_the_state_of_callbacks_come_back_whatever_their_keys_are() -> None:
+    state = {"a": {"b": np.ones(1), "list": [np.zeros(2), 3]}, "a/b": np.full(3, 2.0), "a/b'": np.full(4, 3.0)}
+    arrays: dict[str, Any] = {}
+    found = unpacked(packed(state, arrays, "callbacks"), arrays)
+    assert len(arrays) == 4
+    np.testing.assert_equal(found, state)
