@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from mlcompute.seeing.history import Curve
-from mlcompute.seeing.svg import text_width
+from mlcompute.seeing.svg import shortened, text_width
 from mlcompute.seeing.units import cut, number, visible
 
 #: Points a curve is drawn with at most; longer ones show the mean, and the range around it.
@@ -18,16 +18,22 @@ MOST_POINTS = 300
 #: Rows and columns a map of norms has at most.
 MOST_ROWS, MOST_COLUMNS = 48, 64
 LEVELS = 9
+#: Room for the name of a layer beside its norms.
+WIDEST_LABEL = 220.0
 
 
 @dataclass(frozen=True)
 class Point:
-    """A place on a curve: the mean of the numbers it stands for, and the least and the largest of them."""
+    """A place on a curve: the mean of the numbers it stands for, and the least and the largest of them.
+
+    lost  is one of them not finite?
+    """
 
     x: float
     y: float
     low: float
     high: float
+    lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,10 +60,12 @@ def condensed(curve: Curve) -> list[Point]:
     points = []
     for start in range(0, count, size):
         places = curve.steps[start : start + size]
-        finite = list(filter(math.isfinite, curve.values[start : start + size]))
+        numbers = curve.values[start : start + size]
+        finite = list(filter(math.isfinite, numbers))
         mean = sum(finite) / len(finite) if finite else math.nan
         x = (places[0] + places[-1]) / 2
-        points.append(Point(x, mean, min(finite, default=math.nan), max(finite, default=math.nan)))
+        low, high = min(finite, default=math.nan), max(finite, default=math.nan)
+        points.append(Point(x, mean, low, high, len(finite) < len(numbers)))
     return points
 
 
@@ -90,6 +98,12 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str, width: int = 540
     parts += _legend(lines, left)
     for line in lines:
         parts += _drawn(line, at)
+    lost = [point.x for line in lines for point in line.points if point.lost]
+    if lost:  # once, for the first one: that is where to look
+        x = at(min(lost), least)[0]
+        anchor, shift = ("end", -5) if x > width / 2 else ("start", 5)
+        parts.append(f'<text class="bad" x="{x + shift:.1f}" y="{top + 12}" text-anchor="{anchor}">not finite</text>')
+        parts.append(f'<line class="lost" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - bottom}"/>')
     parts.append(f'<line class="cross" y1="{top}" y2="{height - bottom}" x1="0" x2="0" visibility="hidden"/></svg>')
     data = {
         "width": width,
@@ -126,7 +140,7 @@ def _legend(lines: Sequence[Line], left: int) -> list[str]:
 
 
 def _drawn(line: Line, at: Any) -> list[str]:
-    """The curve in pieces: it breaks where there is no finite number, and a cross says so."""
+    """The curve in pieces: it breaks where there is no finite number."""
     parts = []
     pieces = [
         list(group)
@@ -145,10 +159,6 @@ def _drawn(line: Line, at: Any) -> list[str]:
             parts.append(f'<polyline class="{line.kind}" points="{path}"/>')
         if len(piece) <= 24:
             parts += [f'<circle class="{line.kind}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in places]
-    lost = [point for point in line.points if not math.isfinite(point.y)]
-    if lost:
-        x, y = at(lost[0].x, max((point.high for point in line.points if math.isfinite(point.high)), default=0.0))
-        parts.append(f'<text class="bad" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">not finite</text>')
     return parts
 
 
@@ -180,16 +190,20 @@ def norm_map(norms: dict[str, Curve], width: int = 1090) -> str:
     low, high = math.log10(min(finite, default=0.1)), math.log10(max(finite, default=1.0))
     if high - low < 0.5:
         low, high = low - 0.25, high + 0.25
-    left, right, line = 170, 84, 18 if len(rows) <= 24 else 14
+    labels = [shortened(visible(name), WIDEST_LABEL, 12.0) for name, _ in rows]
+    left = 14 + round(max(text_width(label, 12.0) for label in labels) * 1.06)
+    right, line = 84, 18 if len(rows) <= 24 else 14
     cell, height = (width - left - right) / columns, line * len(rows) + 46
     parts = [f'<svg class="chart heat" viewBox="0 0 {width} {height}" role="img" aria-label="gradient norm per layer">']
     parts.append(f'<text class="tick" x="{left}" y="12">first step</text>')
     parts.append(f'<text class="tick" x="{width - right}" y="12" text-anchor="end">last step</text>')
     parts.append(f'<text class="tick" x="{width}" y="12" text-anchor="end">last norm</text>')
-    for number_, (name, row) in enumerate(rows):
+    for number_, ((name, row), label) in enumerate(zip(rows, labels, strict=True)):
         y = 20 + number_ * line
-        label = visible(cut(name, 26))
-        parts.append(f'<text class="label" x="{left - 10}" y="{y + line - 5}" text-anchor="end">{escape(label)}</text>')
+        parts.append(
+            f'<text class="label" x="{left - 10}" y="{y + line - 5}" text-anchor="end">'
+            f"{escape(label)}<title>{escape(visible(name))}</title></text>"
+        )
         # Neighbours of one colour become one rectangle: most of the picture is smooth.
         for kind, group in itertools.groupby(enumerate(row), key=lambda item: _level(item[1], low, high)):
             cells = list(group)
@@ -215,11 +229,12 @@ def _level(norm: float, low: float, high: float) -> str:
 
 def _scale(x: float, y: float, low: float, high: float) -> list[str]:
     parts = [f'<text class="tick" x="{x}" y="{y + 11}">{number(10**low)}</text>']
-    x += 46
+    x += round(text_width(number(10**low), 11.0) * 1.1) + 8
     for level in range(LEVELS):
         parts.append(f'<rect class="h{level}" x="{x + 18 * level}" y="{y}" width="18" height="12"/>')
     x += 18 * LEVELS + 8
     parts.append(f'<text class="tick" x="{x}" y="{y + 11}">{number(10**high)}</text>')
+    x += round(text_width(number(10**high), 11.0) * 1.1) - 40
     for kind, name in (("hz", "zero"), ("hx", "not finite")):
         x += 70
         parts.append(f'<rect class="{kind}" x="{x}" y="{y}" width="18" height="12"/>')

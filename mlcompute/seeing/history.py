@@ -9,7 +9,6 @@ gradient norms, everything else is one number per epoch.
 from __future__ import annotations
 
 import dataclasses
-import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ _COUNTERS = {"epoch", "epochs", "step", "steps", "batch", "time", "seconds", "ti
 
 @dataclass
 class Curves:
-    """Everything there is to plot. Missing numbers are NaN."""
+    """Everything there is to plot. Numbers that were not taken, as validation every other epoch, have no place."""
 
     epochs: dict[str, Curve] = field(default_factory=dict)
     steps: dict[str, Curve] = field(default_factory=dict)
@@ -123,13 +122,18 @@ def _numbers(value: object) -> Curve | None:
         return None
     if isinstance(value, np.ndarray) and value.ndim != 1:
         return None
-    found = [_number(one) for one in value]
-    return None if any(one is None for one in found) else Curve([one for one in found if one is not None])
+    return _taken(value)
+
+
+def _taken(values: Iterable[object]) -> Curve | None:
+    """The numbers with their places, leaving out what is None; None when there is anything else among them."""
+    found = [(float(place), _number(one)) for place, one in enumerate(values, start=1) if one is not None]
+    if any(one is None for _, one in found):
+        return None
+    return Curve([one for _, one in found if one is not None], [place for place, _ in found])
 
 
 def _number(value: object) -> float | None:
-    if value is None:
-        return math.nan
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
     if isinstance(value, (numbers.Real, np.number)):
@@ -143,12 +147,8 @@ def _is_rows(value: object) -> bool:
 
 
 def _columns(rows: Iterable[Mapping[Any, Any]]) -> dict[str, Curve]:
-    """One curve per key; NaN where a row lacks it."""
+    """One curve per key, over the rows that have it."""
     listed = list(rows)
     names = dict.fromkeys(key for row in listed for key in row)
-    columns = {}
-    for name in names:
-        found = [_number(row.get(name)) for row in listed]
-        if all(one is not None for one in found):
-            columns[str(name)] = Curve([one for one in found if one is not None])
-    return columns
+    found = {str(name): _taken(row.get(name) for row in listed) for name in names}
+    return {name: curve for name, curve in found.items() if curve is not None}

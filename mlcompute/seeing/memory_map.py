@@ -52,6 +52,7 @@ def memory_map(timeline: MemoryTimeline) -> MemoryPicture:
         height = max(one.nbytes * per_byte, 1.0)
         y = MAP_TOP + MAP_HEIGHT - (one.offset + one.nbytes) * per_byte
         kept = " kept" if one.kept else ""
+        kept += " thin" if min(width, height) < 3 else ""  # an outline would leave nothing of it
         parts.append(
             f'<rect class="{one.phase}{kept}" data-tensor="{index}" x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" '
             f'height="{height:.2f}"><title>{escape(visible(one.what))}, {size(one.nbytes)}</title></rect>'

@@ -99,7 +99,8 @@ SCRIPT = r"""
     });
   }
 
-  // The graph: what a box stands for.
+  // The graph: what a box stands for. A wide one is seen from its middle, where its first boxes are.
+  each('.canvas', function (canvas) { canvas.scrollLeft = (canvas.scrollWidth - canvas.clientWidth) / 2; });
   var boxes = document.querySelectorAll('[data-box]'), side = document.getElementById('layer');
   function choose(index, focus) {
     each('[data-box].chosen', function (box) { box.classList.remove('chosen'); box.setAttribute('tabindex', '-1'); });

@@ -17,7 +17,7 @@ font-variant-numeric:tabular-nums}
 header,main,footer{max-width:1140px;margin:0 auto;padding:0 24px}
 header{padding-top:40px}
 h1{font-size:30px;line-height:1.2;font-weight:650;letter-spacing:-.015em;margin:0 0 6px;overflow-wrap:anywhere}
-header p,footer{color:var(--quiet);margin:0}
+header p,footer{color:var(--quiet)}header p{margin:0}
 h2{font-size:20px;font-weight:650;letter-spacing:-.01em;margin:0 0 10px}
 section{padding:30px 0 6px}
 section+section{border-top:1px solid var(--line);margin-top:26px}
@@ -39,6 +39,7 @@ figure{margin:0}.readout{font-size:13px;color:var(--quiet);min-height:1.5em;padd
 .chart text{fill:var(--quiet)}.chart .name,.chart .label,.chart .value{fill:var(--ink)}
 .chart .tick{font-size:11px}.chart .bad{fill:var(--bad);font-size:11px}
 .grid{stroke:var(--line);stroke-width:1}.cross{stroke:var(--quiet);stroke-width:1}
+.lost{stroke:var(--bad);stroke-width:1;stroke-dasharray:2 3}
 polyline,.chart line.c0,.chart line.c1{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
 .c0{stroke:var(--forward)}.c1{stroke:var(--gradient)}.dash:not(circle){stroke-dasharray:5 4}
 circle.c0{fill:var(--forward)}circle.c1{fill:var(--gradient)}
@@ -54,15 +55,15 @@ i.forward{background:var(--forward)}i.gradient{background:var(--gradient)}i.upda
 i.workspace{background:var(--workspace)}
 i.f-input,i.f-group{background:#7d8590}i.f-weights{background:#3b82d8}i.f-map{background:#2f9e7a}
 i.f-move{background:#9a7fd1}i.f-loss{background:#d9694a}
-.wide{overflow-x:auto}
+.wide,#arena{overflow-x:auto}.heat,.memory{min-width:680px}
 table{border-collapse:collapse;width:100%;font-size:13px}
 th,td{padding:5px 14px 5px 0;text-align:left;font-weight:400;white-space:nowrap;border-bottom:1px solid var(--line)}
-tbody th{font-weight:500}
+tbody th{font-weight:500;white-space:normal;overflow-wrap:break-word;max-width:280px}
 thead th{color:var(--quiet);font-size:12px}
 tfoot th,tfoot td{font-weight:600;border-bottom:0}
 .n{text-align:right}
 td:last-child,th:last-child{padding-right:4px}
-.times th[scope=row]{max-width:230px;overflow:hidden;text-overflow:ellipsis}
+.times th[scope=row]{max-width:230px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
 .bars{width:46%;min-width:200px}.bars i{display:inline-block;height:14px;vertical-align:middle}
 .bars i+i{border-left:1px solid var(--paper)}
 .bars i:first-child{border-radius:3px 0 0 3px}.bars i:last-child{border-radius:0 3px 3px 0}
@@ -70,6 +71,7 @@ details{margin-top:14px}summary{cursor:pointer;color:var(--quiet);font-size:14px
 details[open] summary{margin-bottom:8px}
 .map{border-radius:6px}
 .memory rect{fill-opacity:.62;stroke:var(--paper);stroke-width:.7}
+.memory .thin{stroke:none}
 .memory .forward{fill:var(--forward)}.memory .gradient{fill:var(--gradient)}.memory .update{fill:var(--update)}
 .memory .workspace{fill:var(--workspace)}.memory .strip{fill-opacity:1;stroke:none}
 .memory .kept{fill-opacity:.85}
@@ -82,7 +84,7 @@ details[open] summary{margin-bottom:8px}
 .detail dl,dl:not(.figures){display:grid;grid-template-columns:max-content 1fr;gap:2px 16px;margin:0}
 .detail dt,dl:not(.figures) dt{color:var(--quiet)}
 .detail dd,dl:not(.figures) dd{margin:0;color:var(--ink);overflow-wrap:anywhere}
-#layers td:last-child{white-space:normal;min-width:220px}
+#layers td:last-child:not(.n){white-space:normal;min-width:220px}
 #layers dl{margin-top:14px;font-size:13px}
 .graph{display:grid;grid-template-columns:minmax(0,1fr) 320px;gap:20px;align-items:start}
 .canvas{max-height:720px;overflow:auto;border:1px solid var(--line);border-radius:8px;text-align:center}

@@ -71,13 +71,11 @@ def _metric(name: str) -> tuple[str, str]:
 def _epoch_table(curves: Curves) -> str:
     if not curves.epochs:
         return ""
-    columns = [curve.values for curve in curves.epochs.values()]
-    count = max(map(len, columns))
-    shown = range(count) if count <= 60 else [*range(20), *range(count - 40, count)]
-    rows = [
-        [str(epoch + 1), *(number(column[epoch]) if epoch < len(column) else "" for column in columns)]
-        for epoch in shown
-    ]
+    columns = [dict(zip(curve.steps, curve.values, strict=True)) for curve in curves.epochs.values()]
+    epochs = sorted({place for column in columns for place in column})
+    count = len(epochs)
+    shown = epochs if count <= 60 else [*epochs[:20], *epochs[-40:]]
+    rows = [[f"{at:.0f}", *(number(column[at]) if at in column else "" for column in columns)] for at in shown]
     table = Table(["epoch", *curves.epochs], rows, frozenset(range(1, len(curves.epochs) + 1)))
     note = "" if len(rows) == count else f" ({len(rows)} of {count})"
     return f"<details><summary>Numbers per epoch{note}</summary><div class=wide>{table.html()}</div></details>"

@@ -139,7 +139,7 @@ def summarize(graph: Graph) -> Summary:
     """What `graph.summary()` gives. Compiles and runs nothing."""
     from mlcompute.compiled import CompiledGraph
 
-    title = f"{graph._who} of {len(graph._all_nodes())} layers"
+    title = title_of(graph)
     if not isinstance(graph, CompiledGraph) or graph.device is None:
         return Summary(title, tuple(layer_facts(graph)))
     program = main_program(graph)
@@ -157,6 +157,12 @@ def summarize(graph: Graph) -> Summary:
         graph._state_bytes(),
         program.batch_size,
     )
+
+
+def title_of(graph: Graph) -> str:
+    """What kind of graph it is, and how long."""
+    count = len(graph._all_nodes())
+    return f"{graph._who} of {count:,} layer{'' if count == 1 else 's'}"
 
 
 def main_program(graph: Graph) -> Program | None:

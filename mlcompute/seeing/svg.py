@@ -163,6 +163,15 @@ def _width(box: Box) -> float:
     return max(84.0, text_width(label, 12.5) * 1.14 + 28, text_width(detail, 11.0) + 28)
 
 
+def shortened(text: str, width: float, size: float) -> str:
+    """The text, or as much of its beginning as fits, and an ellipsis."""
+    if text_width(text, size) <= width:
+        return text
+    while text and text_width(text + "…", size) > width:
+        text = text[:-1]
+    return text + "…"
+
+
 def text_width(text: str, size: float) -> float:
     """About how wide a text is, whatever sans-serif font it is set in."""
     width = 0.0

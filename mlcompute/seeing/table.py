@@ -17,7 +17,7 @@ class Table:
 
     numeric  indices of columns that are aligned to the right
     foot     rows below the others: totals
-    widest   most characters a cell may have in the text form
+    widest   most characters a cell may have in the text form; in the last column all stay, nothing stands behind it
     """
 
     head: Row
@@ -28,7 +28,10 @@ class Table:
 
     def __str__(self) -> str:
         rows = (self.head, *self.rows, *self.foot)
-        everything = [[cut(visible(cell).replace("\n", " "), self.widest) for cell in row] for row in rows]
+        everything = [
+            [*(cut(one, self.widest) for one in row[:-1]), row[-1]]
+            for row in ([visible(cell).replace("\n", " ") for cell in row] for row in rows)
+        ]
         widths = [max(map(len, column)) for column in zip(*everything, strict=True)]
         return "\n".join(
             "  ".join(

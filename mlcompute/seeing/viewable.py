@@ -36,12 +36,13 @@ class Viewable:
         """
         from mlcompute.errors import DataError
         from mlcompute.seeing.diagram import diagram_of
+        from mlcompute.seeing.summary import title_of
         from mlcompute.seeing.svg import draw
 
         graph = cast("Graph", self)
         if isinstance(most_boxes, bool) or not isinstance(most_boxes, int) or most_boxes < 1:
             raise DataError(f"{graph._who}.svg: most_boxes is {most_boxes!r}", expected="a whole number from 1 on")
-        return draw(diagram_of(graph, most_boxes), f"{graph._who} of {len(graph._all_nodes())} layers")
+        return draw(diagram_of(graph, most_boxes), title_of(graph))
 
     def _repr_html_(self) -> str:
         """Notebooks show the picture, and the table of layers when it is unfolded."""

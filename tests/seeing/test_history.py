@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 import mlcompute as mlc
 from mlcompute.seeing.charts import MOST_POINTS, Line, condensed, line_chart, nice_ticks, norm_map
 from mlcompute.seeing.history import Curve, read_history
+from mlcompute.seeing.sections import learning_section
+from mlcompute.seeing.svg import text_width
 
 EPOCHS = {"loss": [2.0, 1.0], "val_loss": [2.5, 1.5]}
 STEPS = [3.0, 2.0, 1.5, 1.0]
@@ -86,10 +89,15 @@ def test_what_holds_no_curves_is_refused(wrong: object) -> None:
         read_history(wrong)
 
 
-def test_missing_numbers_are_nan() -> None:
+def test_numbers_that_were_not_taken_leave_no_trace() -> None:
     curves = read_history({"epochs": [{"loss": 1.0}, {"loss": 2.0, "accuracy": 0.5}, {"loss": None}]})
-    assert math.isnan(curves.epochs["accuracy"].values[0])
-    assert math.isnan(curves.epochs["loss"].values[2])
+    assert curves.epochs["accuracy"] == Curve([0.5], [2.0])
+    assert curves.epochs["loss"] == Curve([1.0, 2.0], [1.0, 2.0])
+    every_other = read_history({"loss": [3.0, 2.0, 1.0, 0.5], "val_loss": [None, 2.5, None, 1.5]})
+    section = learning_section(every_other)
+    assert "not finite" not in section.html
+    assert '<tr><th scope="row">1</th><td class="n">3</td><td class="n"></td></tr>' in section.html
+    assert [point[1] for point in section.data["charts"][0]["lines"][1]["points"]] == [2.0, 4.0]
 
 
 def test_long_curves_keep_their_ends_means_and_extremes() -> None:
@@ -110,6 +118,13 @@ def test_numbers_that_are_not_finite_break_a_curve() -> None:
     assert "not finite" in chart.svg
     assert "nan" not in chart.svg.lower()
     assert [point[2] for point in chart.data["lines"][0]["points"]] == [1.0, None, None, 2.0, 3.0]
+    assert chart.svg.count(">not finite<") == 1
+    both = line_chart("loss", [Line(name, points, "c0") for name in ("loss", "validation loss")], "step")
+    assert both.svg.count(">not finite<") == 1, "one remark does not cover another"
+    one_of_many = line_chart(
+        "loss", [Line("loss", condensed(Curve([1.0] * 900 + [math.nan] + [1.0] * 900)), "c0")], "s"
+    )
+    assert ">not finite<" in one_of_many.svg
     only = line_chart("loss", [Line("loss", condensed(Curve([math.nan])), "c0")], "step")
     assert "nan" not in only.svg.lower()
 
@@ -129,5 +144,10 @@ def test_a_map_of_norms_shows_zero_and_what_is_not_finite() -> None:
     assert 'class="hz" x="170' not in svg
     assert svg.count("<title>") >= 6
     assert 'class="hx"' in svg
+    long = norm_map({"W" * 99: Curve([1e-40]), "b": Curve([1.0])})
+    label = re.search(r'class="label" x="(\d+)"[^>]*>(W+…)<title>(W+)<', long)
+    assert label is not None
+    assert text_width(label[2], 12.0) < int(label[1]) <= 240, "a name does not begin outside the picture"
+    assert len(label[3]) == 99
     many = norm_map({f"layer {index}": Curve([1.0] * 500) for index in range(1000)})
-    assert len(many) < 60_000
+    assert len(many) < 70_000

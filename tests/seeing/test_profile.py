@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mlcompute as mlc
+from mlcompute.devices.cpu.device import CpuExecutable
 from tests.nets import Regression, assert_same, cpu, normal, sgd, values_of
 from tests.seeing.nets import HOSTILE, Classifier
 
@@ -33,6 +35,25 @@ def test_time_per_layer_and_pass() -> None:
     assert "per run (median of 3)" in lines[0]
     assert lines[2].split() == ["layer", "pass", "time", "share", "kernel"]
     assert lines[-1].startswith("total, update")
+
+
+def test_only_kernels_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Getting ready to run a kernel by itself takes longer than a small kernel, and is none of its time."""
+    prepare = CpuExecutable._native
+    waited = 0.0
+
+    def slowly(self: CpuExecutable, entries: list[Any]) -> Any:
+        nonlocal waited
+        if len(entries) == 1:
+            time.sleep(0.05)
+            waited += 0.05
+        return prepare(self, entries)
+
+    monkeypatch.setattr(CpuExecutable, "_native", slowly)
+    net = Classifier()
+    profile = net.training.profile(net.inputs, net.labels, steps=1)
+    assert waited > 0.5
+    assert profile.total < waited / 2
 
 
 def test_nothing_notices_it() -> None:

@@ -290,6 +290,30 @@ def test_it_can_be_read_without_scripts_and_on_a_phone(page: Path, browser: Brow
         assert browser.text("#sort") == "", "buttons that would do nothing are not shown"
         assert browser.text("#tensor") == ""
         assert browser.run("return document.documentElement.scrollWidth") <= 390, "no sideways scrolling"
+        widths = "return ['.heat', '.memory'].map(s => document.querySelector(s).getBoundingClientRect().width)"
+        assert min(browser.run(widths)) >= 600, "pictures with small letters are moved, not shrunk"
     finally:
         browser.devtools("Emulation.setScriptExecutionDisabled", {"value": False})
         browser.devtools("Emulation.clearDeviceMetricsOverride", {})
+
+
+@in_browser
+def test_long_names_and_wide_graphs_fit(tmp_path: Path, browser: Browser) -> None:
+    name = "a" * 90
+    graph = mlc.Graph()
+    x = graph.input((2, 4), "x")
+    graph.concatenate([graph.dense(x, 4, name=f"{name}{index}") for index in range(20)], dimension=1)
+    browser.open(mlc.report(tmp_path / "wide.html", graph, {"gradient_norms": {name: [1e-40, 1.0]}}))
+    edges = """
+      const inside = (outer, inner) => {
+        const a = document.querySelector(outer).getBoundingClientRect();
+        const b = document.querySelector(inner).getBoundingClientRect();
+        return a.left - 1 <= b.left && b.right <= a.right + 1;
+      };
+      const box = document.querySelector('#layers table').getBoundingClientRect();
+      return [inside('.heat', '.heat .label'), inside('.canvas', '[data-box="0"]'),
+              box.width <= document.querySelector('#layers .wide').clientWidth + 1,
+              document.querySelector('footer').getBoundingClientRect().left ===
+              document.querySelector('main').getBoundingClientRect().left]"""
+    found = browser.run(edges)
+    assert found == [True] * 4, "norm labels, the first box, the table of layers, the footer"
