@@ -123,9 +123,11 @@ def restore(
         )
     for tensor in (*wanted.values(), *names):
         tensor._wait()
-    for name, array in values.items():
-        host = wanted[name]._make_writable()
-        host[...] = array.reshape(host.shape).astype(host.dtype, copy=False)
+    # Whatever takes memory comes before the first value is changed.
+    hosts = {name: wanted[name]._make_writable() for name in values}
+    fitted = {name: values[name].reshape(host.shape).astype(host.dtype, copy=False) for name, host in hosts.items()}
+    for name, host in hosts.items():
+        host[...] = fitted[name]
         wanted[name]._unscaled = None
     if state is not None:
         state.apply()

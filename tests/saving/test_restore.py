@@ -219,3 +219,18 @@ def test_gradients_from_before_do_not_update_what_was_restored(tmp_path: Path) -
     with pytest.raises(mlc.ExecutionError, match="no gradient pass was run"):
         graph.execute_optimizer_update()
     assert (graph.layers[0].weights.data == 1).all()
+
+
+def test_when_memory_runs_out_nothing_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, make_writable, calls = small(1.0), mlc.Tensor._make_writable, iter(range(9))
+    mlc.save(tmp_path / "g", small(2.0))
+
+    def failing(tensor: mlc.Tensor) -> Array:
+        if next(calls) == 1:
+            raise MemoryError
+        return make_writable(tensor)
+
+    monkeypatch.setattr(mlc.Tensor, "_make_writable", failing)
+    with pytest.raises(MemoryError):
+        mlc.restore(graph, tmp_path / "g")
+    assert [value.max() for value in values_of(graph)] == [1, 1]
