@@ -43,7 +43,7 @@ class RestoreReport:
     missing    tensors of the graph that were wanted but are not in the file: they keep their values
     left_over  tensors of the file that went nowhere
     is_exact   was everything restored, state and random streams included?
-    notes      what may keep a resumed run from being bitwise the same
+    notes      what may keep a resumed run from being bitwise the same; patterns that match nothing
     progress   what was given to `save`; None where nothing was
     arrays     what was given to `save`
     """
@@ -103,11 +103,11 @@ def restore(
                 fix="leave out exact=True and rename; only files of mlcompute.save hold everything",
             )
         names = names_of(graph)
-        wanted = {
-            name: tensor
-            for tensor, name in names.items()
-            if tensor._host is not None and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-        }
+        kept = {name: tensor for tensor, name in names.items() if tensor._host is not None}
+        found = {pattern: [name for name in kept if fnmatch.fnmatchcase(name, pattern)] for pattern in patterns}
+        picked = {name for some in found.values() for name in some}
+        wanted = {name: tensor for name, tensor in kept.items() if name in picked}
+        notes = [f"no tensor of the graph is called like '{pattern}'" for pattern, some in found.items() if not some]
         plan = _Plan(checkpoint, wanted, rename, exact)
         state = SavedState(checkpoint, graph, names) if exact and isinstance(graph, TrainingGraph) else None
         values = {match.name: checkpoint[match.file_name] for match in plan.matched}
@@ -117,7 +117,7 @@ def restore(
             plan.missing,
             plan.left_over,
             exact,
-            _differences(graph, checkpoint) if exact else [],
+            _differences(graph, checkpoint) if exact else notes,
             checkpoint.progress,
             dict(checkpoint.arrays),
         )

@@ -234,3 +234,10 @@ def test_when_memory_runs_out_nothing_was_changed(tmp_path: Path, monkeypatch: p
     with pytest.raises(MemoryError):
         mlc.restore(graph, tmp_path / "g")
     assert [value.max() for value in values_of(graph)] == [1, 1]
+
+
+def test_a_pattern_that_matches_nothing_is_reported(tmp_path: Path) -> None:
+    mlc.save(tmp_path / "g", small(2.0))
+    report = mlc.restore(small(1.0), tmp_path / "g", only=["*.weights", "encoder*"])
+    assert [match.name for match in report.matched] == ["fully_connected.weights"]
+    assert str(report).endswith("note: no tensor of the graph is called like 'encoder*'")
