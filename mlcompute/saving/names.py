@@ -16,8 +16,8 @@ from mlcompute.tensor import Tensor
 class _Unique:
     """Gives every name once: the second `conv` becomes `conv_1`, the third `conv_2`."""
 
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
+    def __init__(self, *taken: str) -> None:
+        self._taken = set(taken)
         self._next: dict[str, int] = {}
 
     def __call__(self, wanted: str) -> str:
@@ -62,7 +62,7 @@ def names_of(graph: Graph) -> dict[Tensor, str]:
     ['input', 'activation.result']
     """
     names: dict[Tensor, str] = {}
-    unique = _Unique()
+    unique = _Unique("__metadata__")  # in a safetensors file this is no tensor
 
     def give(tensor: Tensor, name: str) -> None:
         if tensor not in names:

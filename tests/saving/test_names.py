@@ -100,3 +100,16 @@ def test_parameters_of_imported_operators_have_no_slash_in_their_names(tmp_path:
     assert mlc.Checkpoint(tmp_path / "g").names == [names_of(first)[kept]]
     assert mlc.restore(second, tmp_path / "g").is_exact
     assert [each.data.max() for each in names_of(second) if each._host is not None] == [7]
+
+
+def test_no_tensor_takes_the_place_of_the_metadata(tmp_path: Path) -> None:
+    """A safetensors file keeps the description under this name, in one dictionary with the tensors."""
+    graph, x = mlc.Graph(), tensor(normal(2, 2))
+    x.label = "__metadata__"
+    graph.reshape((4,), source=x)
+    mlc.save(tmp_path / "g", graph)
+    loaded = mlc.load(tmp_path / "g")
+    (source,) = loaded.source_tensors(loaded.layers[0])
+    assert source.label == "__metadata__"
+    np.testing.assert_array_equal(source.data, x.data)
+    assert mlc.Checkpoint(tmp_path / "g").names == ["__metadata___1"]
