@@ -129,10 +129,11 @@ def _facts(one: Tenant, timeline: MemoryTimeline) -> list[str]:
     kept = ", readable after the run" if one.kept else ""
     written = f"step {one.first}: {timeline.ops[one.first]} ({timeline.layers[one.first]})"
     last = "the end" if one.kept else f"step {one.last}: {timeline.ops[one.last]} ({timeline.layers[one.last]})"
+    lives = f"{written}, until {last}" if one.kept or one.last > one.first else f"during {written}"
     return [
         one.what,
         f"{one.dtype} {shape(one.shape)}",
         f"{size(one.nbytes)} ({one.nbytes:,} bytes)",
         f"bytes {one.offset:,} to {one.offset + one.nbytes - 1:,}{kept}",
-        f"{written}, until {last}",
+        lives,
     ]

@@ -5,7 +5,7 @@ STYLE = """
 --paper:#ffffff;--ink:#1c2128;--quiet:#5b6470;--line:#e3e6ea;--soft:#f5f6f8;--focus:#1f6feb;
 --forward:#3b78d8;--gradient:#d9762b;--update:#23956d;--workspace:#98a1ad;--bad:#c9302c;
 --h0:#eef3fb;--h1:#d9e5f7;--h2:#bfd4f1;--h3:#9fbfe9;--h4:#7ba6df;--h5:#568bd2;--h6:#366fbe;--h7:#2255a0;--h8:#143c7c}
-@media (prefers-color-scheme:dark){:root{
+@media screen and (prefers-color-scheme:dark){:root{
 --paper:#14171c;--ink:#e4e8ee;--quiet:#9aa4b1;--line:#2c323b;--soft:#1c2027;--focus:#6ea8fe;
 --forward:#5f9bf0;--gradient:#e8934f;--update:#45b98d;--workspace:#707a87;--bad:#f0716b;
 --h0:#1d2530;--h1:#21344d;--h2:#26446b;--h3:#2c568b;--h4:#366aab;--h5:#4a82c8;--h6:#6b9edd;--h7:#98bdec;--h8:#cfe1f8}}
@@ -84,7 +84,7 @@ details[open] summary{margin-bottom:8px}
 .detail dl,dl:not(.figures){display:grid;grid-template-columns:max-content 1fr;gap:2px 16px;margin:0}
 .detail dt,dl:not(.figures) dt{color:var(--quiet)}
 .detail dd,dl:not(.figures) dd{margin:0;color:var(--ink);overflow-wrap:anywhere}
-#layers td:last-child:not(.n){white-space:normal;min-width:220px}
+#layers td:last-child:not(.n){overflow-wrap:anywhere;white-space:normal;min-width:220px}
 #layers dl{margin-top:14px;font-size:13px}
 .graph{display:grid;grid-template-columns:minmax(0,1fr) 320px;gap:20px;align-items:start}
 .canvas{max-height:720px;overflow:auto;border:1px solid var(--line);border-radius:8px;text-align:center}
@@ -95,5 +95,8 @@ details[open] summary{margin-bottom:8px}
 @media (max-width:820px){.graph{grid-template-columns:1fr}.graph aside{position:static}
 header,main,footer{padding-inline:16px}}
 body:not(.scripted) .needs-script{display:none}
-@media print{nav,.needs-script{display:none}.canvas{max-height:none}}
+@media print{nav,.detail,body .needs-script{display:none}.canvas{max-height:none;border:0}
+:root{color-scheme:light}.wide{overflow:visible}td:not(.n),#layers td:last-child:not(.n){white-space:normal;min-width:0}
+.graph{grid-template-columns:1fr}figure,tr,.memory{break-inside:avoid}h2{break-after:avoid}
+.legend i,.bars i{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """

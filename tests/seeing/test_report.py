@@ -317,3 +317,18 @@ def test_long_names_and_wide_graphs_fit(tmp_path: Path, browser: Browser) -> Non
               document.querySelector('main').getBoundingClientRect().left]"""
     found = browser.run(edges)
     assert found == [True] * 4, "norm labels, the first box, the table of layers, the footer"
+
+
+@in_browser
+def test_paper_is_white_and_shows_all(page: Path, browser: Browser) -> None:
+    browser.open(page)
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.devtools("Emulation.setEmulatedMedia", {"media": "print", "features": dark})
+    try:
+        assert luminance(browser.run("return getComputedStyle(document.body).backgroundColor")) > 0.9
+        shown = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+        assert browser.run(shown, ".bars i", "printColorAdjust") == "exact", "bars are drawn as backgrounds"
+        assert browser.run(shown, ".canvas", "maxHeight") == "none"
+        assert [browser.run(shown, one, "display") for one in ("nav", "#sort", "#tensor")] == ["none"] * 3
+    finally:
+        browser.devtools("Emulation.setEmulatedMedia", {"media": "", "features": []})
