@@ -1,4 +1,4 @@
-"""Pages made from code: the API reference, the table of names and that of ONNX operators."""
+"""Pages made from code: the API reference, all names, all messages, ONNX operators."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import messages  # docs/messages.py
 
 import mlcompute as mlc
 
@@ -40,7 +42,7 @@ _HEAD = ("", "| Objective-C | Swift | Python |", "| --- | --- | --- |")
 
 def write_pages(folder: Path) -> None:
     """All generated pages, rewritten only when they change, so that Sphinx rebuilds no more than it must."""
-    pages = {"names.md": _names(), "onnx-operators.md": _operators(), **_api()}
+    pages = {"names.md": _names(), "messages.md": messages.page(), "onnx-operators.md": _operators(), **_api()}
     (folder / "api").mkdir(parents=True, exist_ok=True)
     for name, text in pages.items():
         path = folder / name

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
 #: Errors whose every message is on the page. Of the others, which say what their layer or setting is about, it has
 #: those people meet most.
-COMPLETE = ["CompileError", "DeviceError", "ExecutionError", "FileError", "NaNError"]
+COMPLETE = ["CompileError", "DeviceError", "ExecutionError", "FileError", "GraphError", "NaNError"]
 #: What stands for something that differs, in the source and on the page.
 HOLE = "…"
 

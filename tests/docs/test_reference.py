@@ -5,23 +5,29 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import mlcompute as mlc
+from tests.docs.test_errors import raised
 from tests.inventory import CALLBACKS, CLASSES, ENUMS, FUNCTIONS, MEMBERS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def _load() -> ModuleType:
+    sys.path.insert(0, str(DOCS))  # its neighbours are imported by name, as Sphinx does
     spec = importlib.util.spec_from_file_location("reference", DOCS / "reference.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(DOCS))
     return module
 
 
@@ -63,6 +69,13 @@ def test_every_name_of_ml_compute_has_a_row_that_can_be_called(pages: Path) -> N
     values = sum(len(kind.members) for kind in ENUMS.values())
     assert len(rows) == len(MEMBERS) + values + len(FUNCTIONS) + len(CALLBACKS)
     assert len(CLASSES) + len(ENUMS) == 75
+
+
+def test_every_message_is_on_the_page_of_messages(pages: Path) -> None:
+    text = (pages / "messages.md").read_text("utf-8").replace("\\|", "|")
+    for kind in ("ShapeError", "DataError", "GraphError", "ExecutionError", "FileError", "CannotExportError"):
+        for message in raised()[kind]:
+            assert message in text or not re.search("[a-z]", message.removesuffix("None")), message
 
 
 def _check(owner: type, python: str) -> None:
