@@ -167,12 +167,12 @@ class Graph(Building, Viewable):
         split_section_lengths: Sequence[int] | None = None,
         dimension: int,
     ) -> list[Tensor]:
-        """Cut a tensor along an axis: into equal parts, or parts of given lengths."""
+        """Cut a tensor along an axis: into equal parts (the last may be smaller), or parts of given lengths."""
         layer = SplitLayer(split_count=split_count, split_section_lengths=split_section_lengths, dimension=dimension)
         return self._add(layer, self._listed(layer, source, None), [], True)
 
     def concatenate(self, sources: Sequence[Tensor], *, dimension: int) -> Tensor:
-        """Join tensors along an axis."""
+        """Join tensors along an axis, where their extents add up; all others are equal."""
         return self.node(ConcatenationLayer(dimension=dimension), sources=sources)
 
     def reshape(self, shape: Iterable[int], *, source: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ class Graph(Building, Viewable):
         return self.node(TransposeLayer(dimensions=tuple(dimensions)), source=source)
 
     def select(self, sources: Sequence[Tensor], *, condition: Tensor) -> Tensor:
-        """Element by element the first source where the condition is not zero, else the second."""
+        """Element by element the first source where the condition is not zero, else the second; extents of 1 repeat."""
         if len(sources) != 2:
             raise GraphError(f"{self._who}.select: two sources are needed, {len(sources)} were given")
         return self.node(SelectionLayer(), sources=[condition, *sources])
@@ -206,7 +206,7 @@ class Graph(Building, Viewable):
     def gather(
         self, with_dimension: int | None = None, *, source: Tensor, indices: Tensor, dimension: int | None = None
     ) -> Tensor:
-        """Elements of the source picked along an axis by indices of the same rank."""
+        """Elements of the source picked along an axis by indices of the same rank; the result has the indices' shape."""
         return self.node(GatherLayer(self._axis("gather", with_dimension, dimension)), sources=[source, indices])
 
     def _axis(self, method: str, with_dimension: int | None, dimension: int | None) -> int:

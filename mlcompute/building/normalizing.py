@@ -84,6 +84,8 @@ class NormalizationBuilder(Builder):
     def dropout(self, x: Tensor, rate: float = 0.5, *, seed: int = 0, name: str = "") -> Tensor:
         """In training every element is zeroed with probability `rate`, the others divided by 1 - rate.
 
+        x   ->   like x. In inference graphs it does nothing.
+
         seed  0 takes the platform's; another number repeats the same masks in every run of the program
         """
         return self._build(DropoutLayer(rate, seed), [x], name, "dropout")
