@@ -206,7 +206,7 @@ class Graph(Building, Viewable):
     def gather(
         self, with_dimension: int | None = None, *, source: Tensor, indices: Tensor, dimension: int | None = None
     ) -> Tensor:
-        """Elements of the source picked along an axis by indices of the same rank; the result has the indices' shape."""
+        """Elements of the source picked along an axis by indices of the same rank; the result has their shape."""
         return self.node(GatherLayer(self._axis("gather", with_dimension, dimension)), sources=[source, indices])
 
     def _axis(self, method: str, with_dimension: int | None, dimension: int | None) -> int:
