@@ -93,6 +93,7 @@ def _file_at(target: str) -> os.stat_result | None:
         raise IsADirectoryError(errno.EISDIR, "it is a folder")
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, not a file")
+    os.close(os.open(target, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0)))  # a rename does not ask for permission
     return found
 
 

@@ -20,6 +20,7 @@ import pytest
 import mlcompute as mlc
 from mlcompute.saving import atomic
 from tests.saving.networks import small
+from tests.test_installation import PLAIN_USER
 
 
 def version_of(path: Path) -> int:
@@ -326,6 +327,18 @@ def test_owner_and_group_stay(tmp_path: Path) -> None:
     save(path, 2)
     found = path.stat()
     assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 2345, 0o640)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="privileges are dropped as Linux does it")
+def test_a_write_protected_file_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    save(path, 1)
+    path.chmod(0o444)
+    code = PLAIN_USER + "import sys\nfrom tests.saving.test_atomic import save\nsave(sys.argv[1], 2)"
+    run = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=100, cwd=Path(__file__).parents[2])
+    assert "model could not be written: Permission denied" in done.stderr
+    assert version_of(path) == 1
 
 
 def test_a_working_folder_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
