@@ -22,11 +22,10 @@ def as_array(data: Any, who: str) -> Array:
             data = np.from_dlpack(data)
         array = np.asarray(data)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        raise DataError(
-            f"{who}: {type(data).__name__} cannot be read as an array",
-            reason=error,
-            fix="data must be in the CPU's memory: move it there, and detach it from any gradient",
-        ) from None
+        fix = "data must be in the CPU's memory, detached from any gradient, and of a type NumPy has, e.g. float32"
+        if isinstance(data, (list, tuple)):
+            fix = "give all samples one shape: cut or pad those that differ"
+        raise DataError(f"{who}: {type(data).__name__} cannot be read as an array", reason=error, fix=fix) from None
     if array.dtype.kind not in "biuf":
         raise DataError(f"{who}: data of type {array.dtype} cannot be used", expected="numbers")
     if array.ndim == 0:
@@ -110,18 +109,27 @@ def column(name: str, tensor: Tensor, data: Any, who: str, *, batch: int, is_lab
         return Column(name, tensor, array, scale, classes=d.shape[1])
     given, wanted = (tuple(e for e in shape[1:] if e != 1) for shape in (array.shape, d.shape))
     if given != wanted:
+        fix = f"reshape it: array.reshape(-1, {', '.join(map(str, d.shape[1:]))})" if _fits(array, d.shape) else ""
+        if is_label and array.dtype.kind not in "iu" and _has_one_entry_for(array, d.shape):
+            fix = "class numbers must be whole numbers: labels.astype(int)"
+        elif is_label and array.dtype.kind in "iu" and array.shape[1:] == d.shape[1:-1]:
+            fix = "classes lie on axis 1: transpose the prediction before the loss, or give one-hot labels"
         raise DataError(
             f"{who}: samples of shape {array.shape[1:]} for a tensor of shape {d.shape}",
             given=f"{array.dtype} array of shape {array.shape}",
             expected=f"(samples, {', '.join(map(str, d.shape[1:]))})",
-            fix=f"reshape it: array.reshape(-1, {', '.join(map(str, d.shape[1:]))})" if _fits(array, d.shape) else "",
+            fix=fix,
         )
     return Column(name, tensor, _castable(array, tensor, who), scale)
 
 
 def _are_class_numbers(array: Array, shape: tuple[int, ...]) -> bool:
     """Whole numbers with one entry where the labels have one per class."""
-    if array.dtype.kind not in "iu" or len(shape) < 2 or shape[1] == 1:
+    return array.dtype.kind in "iu" and _has_one_entry_for(array, shape)
+
+
+def _has_one_entry_for(array: Array, shape: tuple[int, ...]) -> bool:
+    if len(shape) < 2 or shape[1] == 1:
         return False
     places = tuple(extent for extent in shape[2:] if extent != 1)
     return tuple(extent for extent in array.shape[1:] if extent != 1) == places

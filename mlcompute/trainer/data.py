@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.tensor import Tensor
-from mlcompute.trainer.columns import Column, column
+from mlcompute.trainer.columns import Column, as_array, column
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.prefetch import Prefetch
 from mlcompute.trainer.shuffling import order_of
@@ -19,6 +19,9 @@ from mlcompute.trainer.shuffling import order_of
 #: About how many bytes of samples are prepared at once: enough that the hand-over between threads costs nothing.
 _CHUNK_BYTES = 4 << 20
 _CHUNK_BATCHES = 64
+_AGAIN = (
+    "pass something that can be iterated again (a list, a loader), or a function of the epoch that returns an iterator"
+)
 
 
 class Batch(NamedTuple):
@@ -32,12 +35,16 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Feed:
-    """What a graph wants to be fed: tensors by name, and the number of samples it was built for."""
+    """What a graph wants to be fed: tensors by name, and the number of samples it was built for.
+
+    weighs_alike  without weights every sample weighs 1
+    """
 
     inputs: Mapping[str, Tensor]
     labels: Mapping[str, Tensor]
     weights: Mapping[str, Tensor]
     batch: int
+    weighs_alike: bool = False
 
 
 class Data(ABC):
@@ -54,7 +61,7 @@ class Data(ABC):
         seed: int | None = None,
         skip: int = 0,
         stops: Callable[[], bool] = lambda: False,
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
         """The batches of one epoch, prepared ahead by a thread; the last may be short.
 
         seed   shuffles, None leaves the order alone
@@ -65,6 +72,10 @@ class Data(ABC):
     def batch_count(self, size: int) -> int | None:
         """How many batches an epoch has; None when nobody knows."""
         return None if self.count is None else -(-self.count // size)
+
+    @abstractmethod
+    def check(self, epochs: int, batch_size: int | None) -> None:
+        """Refuse before training what could only fail in the middle of it, or be ignored."""
 
 
 class Arrays(Data):
@@ -84,6 +95,9 @@ class Arrays(Data):
             raise DataError(f"{who}: there are no samples")
         self._row_bytes = sum(one.row_bytes for one in every if not one.shared)
 
+    def check(self, epochs: int, batch_size: int | None) -> None:
+        """Arrays can be gone through again and again, in batches of any size."""
+
     def batches(
         self,
         size: int,
@@ -91,7 +105,7 @@ class Arrays(Data):
         seed: int | None = None,
         skip: int = 0,
         stops: Callable[[], bool] = lambda: False,
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
         ahead = Prefetch(self._chunks(size, epoch, seed, skip * size), stops=stops)
         try:
             for chunk in ahead:
@@ -133,16 +147,29 @@ class Stream(Data):
 
     source  an iterable that can be gone through again for every epoch, or a function of the number of the epoch
             that gives one
+    only_inputs  labels and weights that come along are left alone
     """
 
-    def __init__(self, who: str, feed: Feed, source: Any) -> None:
-        self._who, self._feed, self._source = who, feed, source
+    def __init__(self, who: str, feed: Feed, source: Any, only_inputs: bool = False) -> None:
+        self._who, self._feed, self._source, self._only_inputs = who, feed, source, only_inputs
         self._is_used = False
         #: Batches per epoch, where the source has a length.
         self._length = len(source) if hasattr(source, "__len__") else None
 
     def batch_count(self, size: int) -> int | None:
         return self._length
+
+    def check(self, epochs: int, batch_size: int | None) -> None:
+        if batch_size is not None:
+            raise DataError(
+                f"{self._who}: batch_size is {batch_size}, but the data comes in batches",
+                fix="leave batch_size out, and let whoever makes the batches choose their size",
+            )
+        if epochs > 1 and isinstance(self._source, Iterator):
+            raise DataError(
+                f"{self._who}: an iterator can be gone through only once, and {epochs} epochs were asked for",
+                fix=_AGAIN,
+            )
 
     def batches(
         self,
@@ -151,7 +178,7 @@ class Stream(Data):
         seed: int | None = None,
         skip: int = 0,
         stops: Callable[[], bool] = lambda: False,
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
         ahead = Prefetch(self._items(epoch, skip), stops=stops)
         try:
             yield from ahead
@@ -162,11 +189,7 @@ class Stream(Data):
         source = self._source(epoch) if callable(self._source) else self._source
         if isinstance(source, Iterator) and not callable(self._source):
             if self._is_used:
-                raise DataError(
-                    f"{self._who}: the iterator is exhausted, it can be gone through only once",
-                    fix="pass something that can be iterated again (a list, a loader), or a function of the epoch "
-                    "that returns an iterator",
-                )
+                raise DataError(f"{self._who}: the iterator is exhausted, it can be gone through only once", fix=_AGAIN)
             self._is_used = True
         for number, item in enumerate(source):
             if number >= skip:
@@ -178,6 +201,8 @@ class Stream(Data):
         if not 1 <= len(parts) <= 3:
             raise DataError(f"{who} has {len(parts)} parts", expected="(inputs, labels) or (inputs, labels, weights)")
         x, y, w = (*parts, None, None)[:3]
+        if self._only_inputs:
+            y = w = None
         columns = _columns(who, self._feed, x, y, w)
         whole = Arrays(who, *columns)
         if whole.count > self._feed.batch:
@@ -185,19 +210,42 @@ class Stream(Data):
                 f"{who} has {whole.count} samples, the graph was built for {self._feed.batch}",
                 fix=f"give batches of at most {self._feed.batch}, or build the graph's inputs for larger ones",
             )
-        return next(iter(whole._chunks(whole.count, 0, None, 0)))
+        batch = next(iter(whole._chunks(whole.count, 0, None, 0)))
+        inputs, labels, weights = map(_owned, columns, batch[:3])
+        return Batch(inputs, labels, weights, batch.rows)
 
 
-def data_from(who: str, feed: Feed, x: Any, y: Any = None, weights: Any = None) -> Data:
+def _owned(columns: list[Column], part: dict[str, Array]) -> dict[str, Array]:
+    """Memory of our own: who makes batches may fill one array again and again, long before we have used it."""
+    return {
+        one.name: part[one.name].copy() if np.may_share_memory(part[one.name], one.array) else part[one.name]
+        for one in columns
+    }
+
+
+def data_from(who: str, feed: Feed, x: Any, y: Any = None, weights: Any = None, *, only_inputs: bool = False) -> Data:
     """The data a user gave: arrays (one, a list in the inputs' order, or by name), or an iterable of batches."""
     if isinstance(x, Data):
         return x
+    if only_inputs:
+        feed = Feed(feed.inputs, {}, {}, feed.batch)
     is_array = hasattr(x, "__array__") or hasattr(x, "__dlpack__") or hasattr(x, "shape")
-    if y is None and weights is None and not is_array and not isinstance(x, Mapping):
-        makes_batches = callable(x) or isinstance(x, Iterator) or (isinstance(x, Iterable) and feed.labels)
-        if makes_batches and not isinstance(x, (str, bytes)):
-            return Stream(who, feed, x)
+    if y is None and weights is None and not is_array and not isinstance(x, (Mapping, str, bytes)):
+        if isinstance(x, (list, tuple)) and not feed.labels:  # batches, or the samples or inputs themselves?
+            makes_batches = _are_batches(x, feed)
+        else:
+            makes_batches = callable(x) or isinstance(x, Iterable)
+        if makes_batches:
+            return Stream(who, feed, x, only_inputs)
     return Arrays(who, *_columns(who, feed, x, y, weights))
+
+
+def _are_batches(given: Sequence[Any], feed: Feed) -> bool:
+    """Is a list one of batches: pairs or dicts of arrays, or, for a single input, arrays with as many axes as it?"""
+    if not given or isinstance(given[0], (tuple, Mapping)):
+        return bool(given) and (isinstance(given[0], Mapping) or any(np.ndim(part) > 1 for part in given[0]))
+    axes = {len(tensor.descriptor.shape) for tensor in feed.inputs.values()}
+    return len(feed.inputs) == 1 and len(given) > 1 and getattr(given[0], "ndim", 0) in axes
 
 
 def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[Column], list[Column], list[Column]]:
@@ -214,11 +262,21 @@ def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[C
                 for name, data in named.items()
             ]
         )
+    if weights is None and feed.weighs_alike:
+        count = next(one.count for one in found[0] if not one.shared)
+        for name, tensor in feed.weights.items():
+            ones = np.broadcast_to(np.float32(1), (count * (tensor.descriptor.shape[0] // feed.batch),))
+            found[2].append(column(name, tensor, ones, who, batch=feed.batch))
     return found[0], found[1], found[2]
 
 
 def _named(who: str, kind: str, tensors: Mapping[str, Tensor], given: Any) -> dict[str, Any]:
     """Data by name: from a mapping, from a list in order, or for the only one."""
+    if given is not None and not tensors:
+        raise DataError(
+            f"{who}: {kind}s were given, the graph takes none",
+            fix="declare them: TrainingGraph.add_inputs(inputs, labels, label weights)" if kind == "weight" else "",
+        )
     expected = ", ".join(f"'{name}' {tensor.descriptor.shape}" for name, tensor in tensors.items()) or "none"
     if given is None:
         named: dict[str, Any] = {}
@@ -226,7 +284,7 @@ def _named(who: str, kind: str, tensors: Mapping[str, Tensor], given: Any) -> di
         named = dict(given)
     elif len(tensors) == 1:
         ((name, tensor),) = tensors.items()
-        if isinstance(given, (tuple, list)) and len(given) == 1 and np.ndim(given[0]) >= len(tensor.descriptor.shape):
+        if isinstance(given, (tuple, list)) and len(given) == 1 and _are_samples(given[0], tensor):
             (given,) = given  # a list of the only one
         named = {name: given}
     elif isinstance(given, (tuple, list)) and len(given) == len(tensors):
@@ -242,3 +300,13 @@ def _named(who: str, kind: str, tensors: Mapping[str, Tensor], given: Any) -> di
     if missing and (named or kind == "input"):
         raise DataError(f"{who}: no data for {kind} {missing[0]!r}", expected=expected)
     return named
+
+
+def _are_samples(array: Any, tensor: Tensor) -> bool:
+    """Could this be the samples for a tensor, or class numbers for it, rather than one sample?"""
+    shape = tensor.descriptor.shape
+    axes = getattr(array, "ndim", None)
+    if axes is None:
+        return isinstance(array, (list, tuple)) and as_array(array, f"'{tensor.label}'").ndim >= len(shape)
+    given, sample = (tuple(extent for extent in extents if extent != 1) for extents in (array.shape, shape[1:]))
+    return bool(axes >= len(shape) or (axes and given != sample))

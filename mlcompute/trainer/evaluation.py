@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -68,21 +69,27 @@ def evaluate(
     for metric in metrics:
         metric.reset()
     labels = next((name for name, tensor in model.feed.labels.items() if tensor is model.labels), None)
-    for batch in data.batches(size, stops=stops):
-        if stops():
-            break
-        if not batch.labels and model.feed.labels:
-            raise DataError("Trainer.evaluate: the data has no labels", fix="give y, or batches of (inputs, labels)")
-        prediction, loss = run(model, batch, with_labels=True)
-        mean.update(loss, batch.rows)
-        for metric in metrics:
-            metric.update(prediction, batch.labels[labels] if labels is not None else prediction)
+    with contextlib.closing(data.batches(size, stops=stops)) as batches:
+        for batch in batches:
+            if stops():
+                break
+            if not batch.labels and model.feed.labels:
+                raise DataError(
+                    "Trainer.evaluate: the data has no labels", fix="give y, or batches of (inputs, labels)"
+                )
+            prediction, loss = run(model, batch, with_labels=True)
+            mean.update(loss, batch.rows)
+            for metric in metrics:
+                metric.update(prediction, batch.labels[labels] if labels is not None else prediction)
+    if not mean.rows and not stops():
+        raise DataError("Trainer.evaluate: there are no samples")
     return {"loss": mean.result(), **{metric.name: metric.result() for metric in metrics}}
 
 
 def predict(model: Model, data: Data, size: int) -> Array:
     """The predictions for all samples, in order."""
-    parts = [run(model, batch, with_labels=False)[0] for batch in data.batches(size)]
+    with contextlib.closing(data.batches(size)) as batches:
+        parts = [run(model, batch, with_labels=False)[0] for batch in batches]
     if not parts:
         raise DataError("Trainer.predict: there are no samples")
     return np.concatenate(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -58,6 +59,8 @@ class Fitting:
     def __init__(self, trainer: Trainer, plan: Plan, display: Display) -> None:
         self.trainer, self.plan, self.display = trainer, plan, display
         self.epoch = self.batch = self.step = 0
+        #: Is everything that can be refused looked at?
+        self.has_begun = False
         self.history = History()
         self.signals = Signals()
         self._counted = 0
@@ -89,11 +92,14 @@ class Fitting:
         """Train; what is in the file `resume` comes first."""
         trainer, plan = self.trainer, self.plan
         with self.signals:
+            if resume is not None:
+                self._check_settings(resume)  # before the callbacks forget the last run
             for callback in plan.callbacks:
                 callback.trainer = trainer
                 callback.on_train_begin({})
             if resume is not None:
                 self._resume(resume)
+            self.has_begun = True
             self.display.begin(plan.epochs, self.length.steps_per_epoch, self.epoch, self.batch)
             try:
                 while self.epoch < plan.epochs and not trainer.stop_training:
@@ -132,12 +138,20 @@ class Fitting:
         self._end_epoch(logs, seconds, samples)
 
     def _run_steps(self) -> None:
-        trainer, plan, steps = self.trainer, self.plan, self._steps
+        plan = self.plan
         batches = plan.data.batches(
             plan.batch_size, self.epoch, plan.seed, self.batch * plan.accumulate, lambda: bool(self.signals.caught)
         )
+        # Closed here, and not when some traceback lets go of it: a thread prepares its batches.
+        with contextlib.closing(batches):
+            self._run_steps_on(batches)
+
+    def _run_steps_on(self, batches: Iterator[Batch]) -> None:
+        trainer, plan, steps = self.trainer, self.plan, self._steps
         is_first = self.batch == 0
         for group in _grouped(batches, plan.accumulate):
+            if not group[0].labels and trainer.model.feed.labels:
+                raise DataError("Trainer.fit: the data has no labels", fix="give y, or batches of (inputs, labels)")
             is_first = False
             if self.signals.caught:
                 raise StoppedError
@@ -236,8 +250,8 @@ class Fitting:
             )
         print(said, file=sys.stderr, flush=True)
         if self.signals.caught == "SIGTERM":
-            raise Terminated(said, path)
-        raise Interrupted(said, path)
+            raise Terminated(said, path) from None
+        raise Interrupted(said, path) from None
 
     def _usual_path(self) -> str:
         from mlcompute.trainer.callbacks.monitor import ModelCheckpoint
@@ -289,8 +303,8 @@ class Fitting:
         }
         return {"trainer": plain}, arrays
 
-    def _resume(self, path: str) -> None:
-        from mlcompute.saving import Checkpoint, restore
+    def _check_settings(self, path: str) -> None:
+        from mlcompute.saving import Checkpoint
 
         with Checkpoint(path) as checkpoint:
             progress = checkpoint.progress
@@ -303,6 +317,12 @@ class Fitting:
             if saved["version"] > VERSION:
                 raise DataError(f"Trainer.fit: {path} was saved by a later version of mlcompute")
             check_settings(saved["settings"], self.settings(), path)
+
+    def _resume(self, path: str) -> None:
+        from mlcompute.saving import Checkpoint, restore
+
+        with Checkpoint(path) as checkpoint:
+            saved = checkpoint.progress["trainer"]
             arrays = {name: checkpoint.arrays[name] for name in checkpoint.arrays}
         restore_callbacks(self.plan.callbacks, unpacked(saved["callbacks"], arrays), path)
         restore(self.trainer.training, path, exact=True)

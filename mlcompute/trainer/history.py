@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ class Curve:
         self.seen = 0
         self._steps: list[int] = []
         self._values: list[float] = []
+        #: The newest points, all of them, for who looks once a step; not saved.
+        self.recent: deque[tuple[int, float]] = deque(maxlen=16)
 
     def add(self, step: int, value: float) -> None:
         """One more point."""
@@ -34,6 +37,7 @@ class Curve:
                 del self._steps[1::2], self._values[1::2]
                 self.stride *= 2
         self.seen += 1
+        self.recent.append((step, value))
 
     @property
     def steps(self) -> list[int]:

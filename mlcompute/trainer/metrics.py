@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -129,8 +130,6 @@ def _differences(prediction: Array, labels: Array) -> Array:
 
 _NAMES: dict[str, Callable[[], Metric]] = {
     "accuracy": Accuracy,
-    "top_3_accuracy": lambda: TopKAccuracy(3),
-    "top_5_accuracy": lambda: TopKAccuracy(5),
     "mae": MeanAbsoluteError,
     "mean_absolute_error": lambda: MeanAbsoluteError("mean_absolute_error"),
     "mse": MeanSquaredError,
@@ -147,13 +146,16 @@ def metrics_from(given: Iterable[Metric | str | Callable[[Array, Array], Any]]) 
         if isinstance(one, Metric):
             found.append(one)
         elif isinstance(one, str):
-            if one not in _NAMES:
+            top = re.fullmatch(r"top_([1-9]\d*)_accuracy", one)
+            if not top and one not in _NAMES:
                 raise DataError(
                     f"Trainer: there is no metric named {one!r}",
-                    expected=", ".join(_NAMES),
+                    expected=f"{', '.join(_NAMES)}, top_5_accuracy (or another number)",
                     fix="pass a Metric, or a function of (prediction, labels)",
                 )
-            found.append(_NAMES[one]())
+            found.append(TopKAccuracy(int(top[1])) if top else _NAMES[one]())
+        elif isinstance(one, type):
+            raise TypeError(f"Trainer: a metric must be an object, not the class: {one.__name__}()")
         elif callable(one):
             found.append(Mean(one))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,22 @@ class Model:
         graph.add_outputs({"prediction": self.prediction})
         graph.compile(device=self.device)
         return graph
+
+    def weigh_samples(self) -> None:
+        """Let the loss take a weight for every sample; where none are given, later, each weighs 1."""
+        layers = [node.layer for node in self._nodes]
+        if (
+            self.feed.weights
+            or len(layers) > 1
+            or not isinstance(layers[0], LossLayer)
+            or layers[0].weights is not None
+        ):
+            return  # they are declared, or it is not for us to say which loss they belong to
+        weights = Tensor(shape=self.prediction.descriptor.shape[:1])
+        weights.label = "sample_weight"
+        self.training.add_inputs({}, None, {weights.label: weights})
+        self.feed = replace(self.feed, weights={weights.label: weights}, weighs_alike=True)
+        self.__dict__.pop("inference", None)  # made anew, with the weights
 
     def keep_prediction(self) -> None:
         """Make the prediction readable after every training step."""

@@ -80,9 +80,10 @@ class Bar(Lines):
 
         self._console = Console(soft_wrap=True, highlight=False)
         super().__init__(lambda text: self._console.print(text, markup=False))
+        self._bar = 20 if self._console.width >= 100 else 10 if self._console.width >= 60 else 4
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=self._bar),
             TextColumn("{task.fields[steps]}"),
             TextColumn("{task.fields[news]}"),
             TimeRemainingColumn(compact=True),
@@ -91,6 +92,11 @@ class Bar(Lines):
             refresh_per_second=10,
         )
         self._shown = 0.0
+
+    @property
+    def can_move(self) -> bool:
+        """Does the output show moving lines: a terminal or a notebook, and not a file?"""
+        return self._console.is_terminal or self._console.is_jupyter
 
     def _width(self) -> int:
         return self._console.width
@@ -114,11 +120,13 @@ class Bar(Lines):
             return
         self._shown = now
         rate = samples / max(now - self._begun, 1e-9)
+        steps = f"{done}/{self._steps}" if self._steps is not None else str(done)
+        others = len(f"epoch {self._epochs}/{self._epochs} {steps} ") + self._bar + len(" 0:00:00 ")
         self._progress.update(
             self._task,
             completed=self._epoch * self._steps + done if self._steps is not None else done,
-            steps=f"{done}/{self._steps}" if self._steps is not None else str(done),
-            news=f"{described(logs())}  {rate:,.0f} samples/s",
+            steps=steps,
+            news=_fitting_in(self._console.width - others, logs(), f"{rate:,.0f} samples/s"),
         )
 
     def close(self) -> None:
@@ -133,6 +141,15 @@ def described(logs: Mapping[str, float]) -> str:
     )
 
 
+def _fitting_in(room: int, logs: Mapping[str, float], rate: str) -> str:
+    """The loss, as many metrics as there is room for, and the rate where it fits: the bar must not be pushed out."""
+    shown = dict(logs)
+    while len(shown) > 1 and len(f"{described(shown)}  {rate}") > room:
+        shown.popitem()
+    text = described(shown)
+    return f"{text}  {rate}" if len(f"{text}  {rate}") <= room else text
+
+
 def display_for(verbose: int | str) -> Display:
     """Keras's meaning: 0 shows nothing, 1 a moving line, 2 one line per epoch; "auto" is 1 on a terminal, else 2."""
     if verbose == "auto":
@@ -144,4 +161,7 @@ def display_for(verbose: int | str) -> Display:
         verbose = 1 if can_move else 2
     if verbose not in (0, 1, 2):
         raise DataError(f"Trainer: verbose is {verbose!r}", expected="'auto', 0 (nothing), 1 (moving line), 2 (lines)")
-    return Bar() if verbose == 1 else Lines() if verbose == 2 else Display()
+    if verbose == 1:
+        bar = Bar()
+        return bar if bar.can_move else Lines()
+    return Lines() if verbose == 2 else Display()

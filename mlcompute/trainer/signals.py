@@ -22,6 +22,9 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(message)
         self.path = path
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.path)
+
 
 class Terminated(SystemExit):
     """SIGTERM arrived while training: as `Interrupted`, then the program ends with the usual exit code.
@@ -34,11 +37,15 @@ class Terminated(SystemExit):
         self.message = message
         self.path = path
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.path)
+
 
 class Signals:
     """While in use, the first signal is only noted; a second Ctrl-C interrupts at once.
 
-    Only the main thread may handle signals; elsewhere nothing is changed.
+    What was ignored, as `nohup` and shells do it for programs in the background, stays ignored. Only the main thread
+    may handle signals; elsewhere nothing is changed.
     """
 
     def __init__(self) -> None:
@@ -49,7 +56,8 @@ class Signals:
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in _HANDLED:
-                self._before[number] = signal.signal(number, self._note)
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -113,12 +113,14 @@ class Steps:
         """Forward and gradient for every batch, then one update."""
         rows = sum(batch.rows for batch in batches)
         outcome = Outcome(batches, rows)
-        means = self._model.reduction == ReductionType.MEAN
+        reduction = self._model.reduction
         loss = 0.0
         for batch in batches:
-            self.accumulator.forward_and_gradient(batch, batch.rows / rows if means else 1.0, is_only=len(batches) == 1)
+            share = batch.rows / rows
+            factor = share if reduction == ReductionType.MEAN else 1.0
+            self.accumulator.forward_and_gradient(batch, factor, is_only=len(batches) == 1)
             self._read(outcome)
-            loss += outcome.loss * (batch.rows / rows if means else 1.0)
+            loss += outcome.loss * (1.0 if reduction == ReductionType.SUM else share)
         outcome.loss = loss
         if wants_gradients:
             outcome.gradients = self.accumulator.gradients()

@@ -18,7 +18,7 @@ from mlcompute.layers.loss import LossLayer
 from mlcompute.optimizers import Optimizer
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.callbacks.callback import Callback
-from mlcompute.trainer.data import Batch, Data, Feed, data_from
+from mlcompute.trainer.data import Batch, Data, data_from
 from mlcompute.trainer.evaluation import evaluate, predict
 from mlcompute.trainer.fitting import Fitting, Plan
 from mlcompute.trainer.history import History
@@ -177,6 +177,7 @@ class Trainer:
                       function of the number of the epoch that gives one
         batch_size    by default, and at most, what the graph was built for; the last batch may be shorter
         validation    (x, y), or an iterable of batches: evaluated after every epoch, in the logs as val_...
+        sample_weight one number per sample that multiplies its loss; a mean still divides by the number of samples
         shuffle_seed  the order of an epoch is a function of this seed and the epoch, nothing else
         accumulate    so many batches make one step, with the gradient of all their samples together
         resume        go on from a checkpoint of a run with the same data and settings: bit by bit as if it had not
@@ -189,28 +190,41 @@ class Trainer:
         or `Terminated`, a SystemExit.
         """
         who = "Trainer.fit"
+        epochs = whole(who, "epochs", epochs, 1)
+        if sample_weight is not None or (isinstance(validation, tuple) and len(validation) == 3):
+            self.model.weigh_samples()
         data = data_from(who, self.model.feed, x, y, sample_weight)
+        if resume is None:  # a run that goes on may have its last epoch before it
+            data.check(epochs, batch_size)
         size = self._size(batch_size, who)
         seed = shuffle_seed if shuffle else None
         if seed is not None and not isinstance(seed, (int, np.integer)):
             raise TypeError(f"{who}: shuffle_seed must be a whole number, not {shuffle_seed!r}")
+        if isinstance(callbacks, Callback):
+            raise TypeError(f"{who}: callbacks must be a list, not one {type(callbacks).__name__}")
         for callback in callbacks:
             if not isinstance(callback, Callback):
                 raise TypeError(f"{who}: callbacks must be Callbacks, not {type(callback).__name__}")
         plan = Plan(
             data=data,
-            epochs=whole(who, "epochs", epochs, 1),
+            epochs=epochs,
             batch_size=size,
             accumulate=whole(who, "accumulate", accumulate, 1),
             seed=None if seed is None else int(seed),
-            validation=None if validation is None else (self._validation(validation), self.model.feed.batch),
+            validation=None if validation is None else (self._validation(validation, epochs), self.model.feed.batch),
             callbacks=list(callbacks),
             checkpoint=None if checkpoint is None else os.fspath(checkpoint),
         )
         fitting = Fitting(self, plan, display_for(verbose))
         self.stop_training, self.stopped_by = False, ""
+        before = self._fitting, self.history
         self._fitting, self.history = fitting, fitting.history
-        history = fitting.run(None if resume is None else os.fspath(resume))
+        try:
+            history = fitting.run(None if resume is None else os.fspath(resume))
+        except BaseException:
+            if not fitting.has_begun:  # nothing has happened: the last run is still the last
+                self._fitting, self.history = before
+            raise
         history.stopped = self.stopped_by
         return history
 
@@ -225,11 +239,14 @@ class Trainer:
             )
         return size
 
-    def _validation(self, given: Any) -> Data:
-        parts = given if isinstance(given, tuple) else (given,)
+    def _validation(self, given: Any, epochs: int) -> Data:
+        is_list_of_arrays = isinstance(given, list) and all(hasattr(part, "shape") for part in given)
+        parts = given if isinstance(given, tuple) or (given and is_list_of_arrays) else (given,)
         if not 1 <= len(parts) <= 3:
             raise DataError(f"Trainer.fit: validation has {len(parts)} parts", expected="(x, y) or (x, y, weights)")
-        return data_from("Trainer.fit: validation", self.model.feed, *parts)
+        data = data_from("Trainer.fit: validation", self.model.feed, *parts)
+        data.check(epochs, None)
+        return data
 
     def stop(self, by: str = "stop") -> None:
         """End training after the current step; `history.stopped` will say who asked."""
@@ -242,13 +259,19 @@ class Trainer:
         self, x: Any, y: Any = None, *, batch_size: int | None = None, sample_weight: Any = None
     ) -> dict[str, float]:
         """Loss and metrics over data given as to `fit`: dropout off, running statistics used."""
+        if sample_weight is not None:
+            self.model.weigh_samples()
         data = data_from("Trainer.evaluate", self.model.feed, x, y, sample_weight)
+        data.check(1, batch_size)
         return evaluate(self.model, data, self._size(batch_size, "Trainer.evaluate"), self.fresh_metrics())
 
     def predict(self, x: Any, *, batch_size: int | None = None) -> Array:
-        """What the graph answers for x, samples on axis 0: the tensor its first loss looks at."""
-        feed = self.model.feed
-        data = data_from("Trainer.predict", Feed(feed.inputs, {}, {}, feed.batch), x)
+        """What the graph answers for x, samples on axis 0: the tensor its first loss looks at.
+
+        x  as for `fit`; labels that come with batches are left alone
+        """
+        data = data_from("Trainer.predict", self.model.feed, x, only_inputs=True)
+        data.check(1, batch_size)
         return predict(self.model, data, self._size(batch_size, "Trainer.predict"))
 
     def fresh_metrics(self) -> list[Metric]:
@@ -293,6 +316,12 @@ class Trainer:
 
         progress, arrays = self._fitting.state() if self._fitting is not None else ({}, {})
         save(path, self.training, progress=progress, arrays=arrays)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "Trainer: compiled graphs cannot be pickled or copied; save(path) keeps everything, "
+            "fit(..., resume=path) and mlcompute.load read it"
+        )
 
     def save_when_settled(self, path: Path) -> None:
         """For callbacks: save as soon as all callbacks have seen this moment."""

@@ -220,6 +220,43 @@ def test_csv(model: mlc.Trainer, tmp_path: Path) -> None:
     assert path.read_text().startswith("epoch;loss;accuracy;learning_rate\n")
 
 
+def test_a_resumed_run_goes_on_where_its_log_was(tmp_path: Path) -> None:
+    path, kept = tmp_path / "log.csv", tmp_path / "run-{epoch}"
+    whole = trainer()
+    fit(whole, mlc.callbacks.CSVLogger(path), mlc.callbacks.ModelCheckpoint(kept), epochs=4)
+    wanted = path.read_text()
+    again = trainer()
+    callbacks = [mlc.callbacks.CSVLogger(path), mlc.callbacks.ModelCheckpoint(kept)]
+    again.fit(*points(), epochs=4, resume=tmp_path / "run-2", callbacks=callbacks, verbose=0)
+    assert path.read_text() == wanted  # epochs 3 and 4 are there once
+
+    class Stops(mlc.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: mlc.callbacks.Logs) -> None:
+            if batch == 2:
+                self.trainer.save(tmp_path / "early")
+
+    fresh = trainer()
+    fit(fresh, mlc.callbacks.CSVLogger(path), Stops(), epochs=1)
+    path.write_text("of another run\n")
+    last = trainer()
+    last.fit(*points(), epochs=4, resume=tmp_path / "early", callbacks=[mlc.callbacks.CSVLogger(path)], verbose=0)
+    assert path.read_text() == wanted  # nothing had been written when it was saved
+
+
+def test_folders_are_looked_for_before_training(model: mlc.Trainer, tmp_path: Path) -> None:
+    before = model.copy_parameters()
+    for callback in (
+        mlc.callbacks.CSVLogger(tmp_path / "a" / "b.csv"),
+        mlc.callbacks.ModelCheckpoint(tmp_path / "a" / "b"),
+    ):
+        with pytest.raises(mlc.DataError, match="there is no folder"):
+            fit(model, callback)
+    with pytest.raises(TypeError, match="patience must be a whole number"):
+        mlc.callbacks.EarlyStopping(patience="3")  # type: ignore[arg-type]
+    for found, wanted in zip(model.copy_parameters(), before, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_tensorboard(model: mlc.Trainer, tmp_path: Path) -> None:
     loader = pytest.importorskip("tensorboardX.record_writer", reason="tensorboardX is not installed")
     del loader
@@ -233,6 +270,16 @@ def test_tensorboard(model: mlc.Trainer, tmp_path: Path) -> None:
     names = ["head.biases", "head.weights", "hidden.biases", "hidden.weights"]
     assert sorted(histograms) == sorted(f"{kind}/{name}" for kind in ("gradients", "parameters") for name in names)
     assert all(count == 2 for count in histograms.values())
+    assert scalars["batch/loss"] == pytest.approx(history.loss.values[1::2])
+
+
+def test_tensorboard_beside_other_watchers(model: mlc.Trainer, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    board = mlc.callbacks.TensorBoard(tmp_path, histogram_freq=1, update_freq=1)
+    history = fit(model, board, mlc.callbacks.GradientWatch(1), epochs=2)
+    scalars, histograms = events(tmp_path)
+    assert scalars["batch/loss"] == pytest.approx(history.loss.values)  # of every step, the last one too
+    assert set(histograms.values()) == {2}  # of the first step of each epoch only
 
 
 def events(folder: Path) -> tuple[dict[str, list[float]], dict[str, int]]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import mlcompute as mlc
+from mlcompute.trainer import progress
 from tests.trainer.nets import points, trainer
 
 
@@ -26,6 +27,20 @@ def test_one_plain_line_per_epoch(capsys: Any) -> None:
     assert re.fullmatch(pattern, lines[0])
     model.fit(*points(), epochs=1, verbose=0)
     assert capsys.readouterr().out == ""
+
+
+def test_no_moving_line_in_a_file(capsys: Any) -> None:
+    trainer().fit(*points(), epochs=1, verbose=1)
+    assert re.fullmatch(r"epoch 1/1  loss .* samples/s  [\d.]+ s\n", capsys.readouterr().out)
+
+
+def test_narrow_terminals_lose_metrics_first() -> None:
+    logs = {"loss": 1.0, "accuracy": 0.5, "top_5_accuracy": 0.75}
+    whole = "loss 1.0000  accuracy 0.5000  top_5_accuracy 0.7500  9 samples/s"
+    assert progress._fitting_in(len(whole), logs, "9 samples/s") == whole
+    assert progress._fitting_in(len(whole) - 1, logs, "9 samples/s") == "loss 1.0000  accuracy 0.5000  9 samples/s"
+    assert progress._fitting_in(24, logs, "9 samples/s") == "loss 1.0000  9 samples/s"
+    assert progress._fitting_in(20, logs, "9 samples/s") == "loss 1.0000"
 
 
 def test_resuming_is_said(tmp_path: Path, capsys: Any) -> None:
@@ -69,5 +84,5 @@ def test_a_terminal_sees_a_moving_line_and_ctrl_c_saves(tmp_path: Path) -> None:
     shown.expect(pexpect.EOF)
     shown.close()
     assert shown.exitstatus != 0
-    progress: Any = mlc.Checkpoint(tmp_path / "run").progress
-    assert progress["trainer"]["epoch"] == 1
+    saved: Any = mlc.Checkpoint(tmp_path / "run").progress
+    assert saved["trainer"]["epoch"] == 1

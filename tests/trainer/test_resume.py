@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -109,6 +110,28 @@ def test_the_handlers_are_put_back(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         fit(made(), SignalAt(2), checkpoint=tmp_path / "run.safetensors")
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_what_was_ignored_stays_ignored(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup, and shells in the background
+    try:
+        history = fit(made(), SignalAt(2), checkpoint=tmp_path / "run")
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert history.stopped in ("", "EarlyStopping")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_was_raised_travels_between_processes(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted) as caught:
+        fit(made(), SignalAt(2), checkpoint=tmp_path / "run")
+    assert caught.value.__suppress_context__  # how it was noticed is nobody's business
+    for error in (caught.value, Terminated("stopped", "run")):
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), copy.path) == (type(error), str(error), error.path)
+    with pytest.raises(TypeError, match=r"(?s)cannot be pickled.*save\(path\)"):
+        pickle.dumps(trainer())
 
 
 def test_accumulated_and_unmeasured_runs_resume_too(tmp_path: Path) -> None:
@@ -236,8 +259,12 @@ def test_files_that_are_no_run_are_refused(tmp_path: Path) -> None:
     mlc.save(tmp_path / "weights", model.training)
     with pytest.raises(mlc.DataError, match=r"(?s)does not come from a Trainer's run.*mlcompute.restore"):
         model.fit(x, y, resume=tmp_path / "weights", verbose=0)
+    history = model.fit(x, y, verbose=0)
+    steps = model.step
     with pytest.raises(mlc.Error, match="nowhere"):
         model.fit(x, y, resume=tmp_path / "nowhere", verbose=0)
+    assert model.history is history
+    assert model.step == steps
 
 
 def test_a_run_that_cannot_be_saved_says_so(tmp_path: Path, capsys: Any) -> None:

@@ -17,22 +17,26 @@ from mlcompute.trainer.metrics import Array
 class CSVLogger(Callback):
     """One row per epoch, written when the epoch is over. As in Keras.
 
-    append  go on with an existing file; a resumed run always does
+    append  go on with an existing file; a resumed run always does, from where its checkpoint was saved
     """
 
     def __init__(self, filename: Any, separator: str = ",", append: bool = False) -> None:
         self.filename, self.separator, self.append = Path(filename), separator, append
         self._columns: list[str] = []
         self._continues = False
+        self._lines = 0
 
     def on_train_begin(self, logs: Logs) -> None:
-        self._columns, self._continues = [], self.append
+        if not self.filename.absolute().parent.is_dir():
+            raise DataError(f"CSVLogger: there is no folder for {self.filename}", fix="make it before training")
+        self._columns, self._continues, self._lines = [], self.append, 0
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         continues = self._continues and self.filename.exists() and self.filename.stat().st_size > 0
         if continues and not self._columns:
             with open(self.filename, newline="", encoding="utf-8") as file:
                 self._columns = next(csv.reader(file, delimiter=self.separator), [])[1:]
+            self._lines = self._cut()
         self._columns = self._columns or list(logs)
         with open(self.filename, "a" if continues else "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, delimiter=self.separator, lineterminator="\n")
@@ -40,12 +44,21 @@ class CSVLogger(Callback):
                 writer.writerow(["epoch", *self._columns])
             writer.writerow([epoch, *(repr(float(logs[name])) if name in logs else "NA" for name in self._columns)])
         self._continues = True
+        self._lines += 1 if continues else 2
+
+    def _cut(self) -> int:
+        """Lines in the file, without those a run wrote after the checkpoint it now goes on from."""
+        lines = self.filename.read_text(encoding="utf-8").splitlines(keepends=True)
+        if 0 < self._lines < len(lines):
+            lines = lines[: self._lines]
+            self.filename.write_text("".join(lines), encoding="utf-8", newline="")
+        return len(lines)
 
     def state(self) -> dict[str, Any]:
-        return {"continues": True}
+        return {"continues": self._continues, "lines": self._lines}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._continues = True
+        self._continues, self._lines = bool(state["continues"]), int(state.get("lines", 0))
 
 
 class TensorBoard(Callback):
@@ -80,20 +93,27 @@ class TensorBoard(Callback):
         return self.trainer.batch == 0 and self._is_due(self.trainer.epoch)
 
     def on_gradients(self, step: int, gradients: Mapping[Tensor, Array]) -> None:
-        if not self._is_due(self.trainer.epoch):
+        if self.trainer.batch != 1 or not self._is_due(self.trainer.epoch):  # asked for by somebody else
             return
         for tensor, gradient in gradients.items():
             self._histogram(f"gradients/{self.trainer.parameter_names[tensor]}", gradient, step)
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
-        if self.update_freq != "epoch" and self.trainer.step % int(self.update_freq) == 0:
-            curve = self.trainer.history.loss
-            if len(curve) and curve.steps[-1] > self._written:
-                self._written = curve.steps[-1]
-                self._writer.add_scalar("batch/loss", curve.values[-1], self._written)
-            self._writer.add_scalar("batch/learning_rate", self.trainer.learning_rate, self.trainer.step)
+        if self.update_freq != "epoch":
+            self._write_losses()
+            if self.trainer.step % int(self.update_freq) == 0:
+                self._writer.add_scalar("batch/learning_rate", self.trainer.learning_rate, self.trainer.step)
+
+    def _write_losses(self) -> None:
+        """Of the steps that have ended since the last look: a few may be running."""
+        for step, loss in self.trainer.history.loss.recent:
+            if step > self._written and step % int(self.update_freq) == 0:
+                self._written = step
+                self._writer.add_scalar("batch/loss", loss, step)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        if self.update_freq != "epoch":
+            self._write_losses()
         for name, value in logs.items():
             kind, plain = ("validation", name[4:]) if name.startswith("val_") else ("train", name)
             self._writer.add_scalar(f"{kind}/{plain}", value, epoch + 1)

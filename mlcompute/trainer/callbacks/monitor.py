@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from mlcompute.errors import DataError
+from mlcompute.layers.arguments import whole
 from mlcompute.trainer.callbacks.callback import Callback, Logs
 
 
@@ -67,7 +69,8 @@ class EarlyStopping(Monitor):
         start_from_epoch: int = 0,
     ) -> None:
         super().__init__(monitor, mode, min_delta)
-        self.patience, self.baseline, self.start_from_epoch = patience, baseline, start_from_epoch
+        self.patience = whole("EarlyStopping", "patience", patience)
+        self.baseline, self.start_from_epoch = baseline, start_from_epoch
         self.restore_best_weights = restore_best_weights
         self._forget()
 
@@ -135,7 +138,8 @@ class ReduceLROnPlateau(Monitor):
         super().__init__(monitor, mode, min_delta)
         if not 0 <= factor < 1:
             raise DataError(f"ReduceLROnPlateau: factor is {factor}", expected="0 <= factor < 1")
-        self.factor, self.patience, self.cooldown, self.min_lr = factor, patience, cooldown, min_lr
+        self.patience = whole("ReduceLROnPlateau", "patience", patience)
+        self.factor, self.cooldown, self.min_lr = factor, cooldown, min_lr
         self.wait = self.cooling = 0
 
     def on_train_begin(self, logs: Logs) -> None:
@@ -187,6 +191,12 @@ class ModelCheckpoint(Monitor):
         if save_best_only and save_freq != "epoch":
             raise DataError("ModelCheckpoint: what is best is known after an epoch only", fix="leave save_freq out")
         self.filepath, self.save_best_only, self.save_freq = str(filepath), save_best_only, save_freq
+
+    def on_train_begin(self, logs: Logs) -> None:
+        super().on_train_begin(logs)
+        folder = os.path.dirname(self.filepath)
+        if folder and "{" not in folder and not os.path.isdir(folder):
+            raise DataError(f"ModelCheckpoint: there is no folder {folder}", fix="make it before training")
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
         # The step before this one is over, and the callbacks have seen it: its state is what is saved.
