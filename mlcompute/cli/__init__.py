@@ -6,10 +6,12 @@ import argparse
 import contextlib
 import importlib
 import json
+import math
 import shutil
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from mlcompute.cli.answer import FAILED, INTERRUPTED, SUCCESS, USAGE, Answer, fitted, wrapped
 from mlcompute.cli.parsing import Parser, UsageError, meant
@@ -128,7 +130,20 @@ _EXPECTED = (Error, OSError, ImportError, ValueError, TypeError, MemoryError)
 
 
 def _show(answer: Answer, as_json: bool) -> None:
-    parts = [json.dumps(answer.data, indent=2)] if as_json else [fitted(answer.table), answer.text]
+    parts = (
+        [json.dumps(_finite(answer.data), indent=2, allow_nan=False)]
+        if as_json
+        else [fitted(answer.table), answer.text]
+    )
     for part in parts:
         if part:
             print(part)
+
+
+def _finite(data: Any) -> Any:
+    """JSON has no NaN and no infinity: null stands for them."""
+    if isinstance(data, dict):
+        return {name: _finite(value) for name, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

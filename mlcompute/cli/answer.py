@@ -40,14 +40,8 @@ def wrapped(text: str, width: int) -> str:
 
 
 def summary_of(graph: TrainingGraph | InferenceGraph) -> str:
-    """The table of layers; in a narrow terminal without its last columns, of which only a letter or two would show."""
-    text = str(graph.summary())
-    header, _, _ = text.partition("\n")
-    device, kernel = header.find("  device"), header.find("kernel")
-    if not sys.stdout.isatty() or device < 0 or shutil.get_terminal_size().columns >= kernel + 16:
-        return text
-    table, gap, rest = text.partition("\n\n")
-    return "\n".join(line[:device].rstrip() for line in table.split("\n")) + gap + rest
+    """The table of layers; in a narrow terminal without its last columns."""
+    return graph.summary().text(shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
 
 
 @dataclass

@@ -18,8 +18,9 @@ EXAMPLES = (
 
 
 _MEANING = """
-relative errors beyond rounding: differences, of the derivative against finite differences in float64;
-compiled, of the gradient the device computes against float64"""
+relative errors, beyond what rounding explains:
+differences  of the derivative against finite differences
+compiled     of the gradient on the device against float64"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

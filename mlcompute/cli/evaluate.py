@@ -32,4 +32,4 @@ def run(args: argparse.Namespace) -> Answer:
     part = f"{len(x):,} samples"
     if data.held_out and not args.all:
         part = f"{len(x):,} of {len(x) + len(data.x):,} samples, a held-out fifth (--all takes all)"
-    return Answer(f"{data.name}, {part}: {text}", {"data": data.name, "samples": len(x), **found})
+    return Answer(f"{data.name}, {part}\n{text}", {"data": data.name, "samples": len(x), **found})

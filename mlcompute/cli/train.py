@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> Answer:
     last, best = out / "last.safetensors", out / "best.safetensors"
     resume = _resumed(args.resume, last)
     _expect_no_recipe_options(args)
-    with _saying("nothing was trained yet, so there is nothing to resume"):
+    with _saying("nothing was trained yet" + (f", {resume} is as it was" if resume else "; start it again")):
         mlc.Platform.set_rng_seed_to(args.seed)
         device = models.device_named(args.device or "cpu")
         rate = RATE if args.rate is None else args.rate
@@ -72,30 +72,28 @@ def run(args: argparse.Namespace) -> Answer:
         validation = None if data.x_test is None else (data.x_test, data.y_test)
         if not args.json:
             samples = f"{len(data.x):,} samples" + ("" if validation is None else f", {len(data.x_test):,} to judge by")
-            print(fitted(f"{data.name}: {samples}\n{summary_of(trainer.training)}\n"), flush=True)
+            with _needing_a_reader("train with the output going to a file"):
+                print(fitted(f"{data.name}: {samples}\n{summary_of(trainer.training)}\n"), flush=True)
     trainer.resume_hint = _command(args, args.epochs)
     answer: dict[str, Any] = {"model": args.model, "data": data.name, "checkpoint": str(last)}
     try:
-        history = trainer.fit(
-            data.x,
-            data.y,
-            epochs=args.epochs,
-            validation=validation,
-            shuffle_seed=args.seed,
-            callbacks=_callbacks(args, last, None if validation is None else best),
-            resume=resume,
-            checkpoint=last,
-            verbose=0 if args.json else "auto",
-        )
+        # An epoch is saved before it is told of.
+        with _needing_a_reader(f"go on with: {trainer.resume_hint}"):
+            history = trainer.fit(
+                data.x,
+                data.y,
+                epochs=args.epochs,
+                validation=validation,
+                shuffle_seed=args.seed,
+                callbacks=_callbacks(args, last, None if validation is None else best),
+                resume=resume,
+                checkpoint=last,
+                verbose=0 if args.json else "auto",
+            )
     except (Interrupted, Terminated) as stopped:  # fit has said where the state is, and how to go on
         code = TERMINATED if isinstance(stopped, Terminated) else INTERRUPTED
         answer |= {"checkpoint": stopped.path, "stopped": trainer.history.stopped, "go_on_with": trainer.resume_hint}
         return Answer("", answer, code=code)
-    except BrokenPipeError:  # told after an epoch, which is saved before it is told of
-        stop_showing()
-        raise ExecutionError(
-            "nobody reads the output any more: training was stopped", fix=f"go on with: {trainer.resume_hint}"
-        ) from None
     final = {name: values[-1] for name, values in history.history.items() if values}
     answer |= final
     lines = ["", described(final), f"checkpoint  {last}"]
@@ -141,6 +139,16 @@ def _saying(text: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(text) from None
+
+
+@contextlib.contextmanager
+def _needing_a_reader(fix: str) -> Iterator[None]:
+    """Training that writes into a pipe nobody reads any more ends as other programs do, but says what was lost."""
+    try:
+        yield
+    except BrokenPipeError:
+        stop_showing()
+        raise ExecutionError("nobody reads the output any more: training was stopped", fix=fix) from None
 
 
 def write_report(path: Path, trainer: mlc.Trainer, data: datasets.Dataset, history: Any) -> None:

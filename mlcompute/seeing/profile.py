@@ -125,17 +125,19 @@ class GraphProfile:
         merged = f" (with {', '.join(row.merged)})" if row.merged else ""
         return ", ".join(row.kernels) + merged
 
-    def _headline(self) -> str:
-        return (
-            f"{self.graph} on {self.device}, batch {self.batch_size}: {duration(self.step_time)} per run "
-            f"(median of {len(self.step_times)}); kernel by kernel {duration(self.total)}"
-        )
+    def _headlines(self) -> list[str]:
+        return [
+            f"{self.graph} on {self.device}, batch {self.batch_size}",
+            f"{duration(self.step_time)} per run (median of {len(self.step_times)}); "
+            f"kernel by kernel {duration(self.total)}",
+        ]
 
     def __str__(self) -> str:
-        return f"{self._headline()}\n\n{self.table()}"
+        return "\n".join([*self._headlines(), "", str(self.table())])
 
     def _repr_html_(self) -> str:
-        return for_notebook(f"<div>{escape(self._headline())}</div>{self.table(MOST_ROWS).html()}")
+        head = "".join(f"<div>{escape(line)}</div>" for line in self._headlines())
+        return for_notebook(f"{head}{self.table(MOST_ROWS).html()}")
 
     def save_trace(self, path: str | PathLike[str]) -> Path:
         """Write the runs as a trace-event file, for ui.perfetto.dev or chrome://tracing. Gives the path."""

@@ -116,10 +116,14 @@ class Summary:
         return [(kind, number, parameters[kind]) for kind, number in count.most_common()]
 
     def __str__(self) -> str:
-        facts = self.facts()
-        width = max(map(len, facts), default=0)
-        lines = [f"{name:<{width}}  {fact}" for name, fact in facts.items()]
-        return "\n".join([str(self.table()), *([""] if lines else []), *lines])
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """The table, and what there is to say below it; with `width` only the first columns, those that fit."""
+        facts, table = self.facts(), self.table()
+        names = max(map(len, facts), default=0)
+        lines = [f"{name:<{names}}  {fact}" for name, fact in facts.items()]
+        return "\n".join([str(table if width is None else table.within(width)), *([""] if lines else []), *lines])
 
     def __repr__(self) -> str:
         return str(self)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from mlcompute.seeing.units import cut, visible
+from mlcompute.seeing.units import cut, places, visible
 
 Row = Sequence[str]
+#: Characters of a last column that are worth showing.
+LEAST = 16
 
 
 @dataclass(frozen=True)
@@ -27,19 +29,31 @@ class Table:
     widest: int = 48
 
     def __str__(self) -> str:
-        rows = (self.head, *self.rows, *self.foot)
-        everything = [
-            [*(cut(one, self.widest) for one in row[:-1]), row[-1]]
-            for row in ([visible(cell).replace("\n", " ") for cell in row] for row in rows)
-        ]
-        widths = [max(map(len, column)) for column in zip(*everything, strict=True)]
+        everything, widths = self._texts(), self._widths()
         return "\n".join(
             "  ".join(
-                cell.rjust(width) if column in self.numeric else cell.ljust(width)
+                _padding(cell, width) + cell if column in self.numeric else cell + _padding(cell, width)
                 for column, (cell, width) in enumerate(zip(row, widths, strict=True))
             ).rstrip()
             for row in everything
         )
+
+    def within(self, width: int) -> Table:
+        """Without the last columns, as many as do not fit; words in the last one may be cut, if some of them fit."""
+        *before, last = self._widths()
+        least = sum(before) + 2 * len(before) + (last if len(before) in self.numeric else min(last, LEAST))
+        if least <= width or not before:
+            return self
+        fewer = [[row[:-1] for row in rows] for rows in (self.rows, self.foot)]
+        return Table(self.head[:-1], fewer[0], self.numeric, fewer[1], self.widest).within(width)
+
+    def _texts(self) -> list[list[str]]:
+        """The cells as they are printed."""
+        rows = ([visible(cell).replace("\n", " ") for cell in row] for row in (self.head, *self.rows, *self.foot))
+        return [[*(cut(one, self.widest) for one in row[:-1]), row[-1]] for row in rows]
+
+    def _widths(self) -> list[int]:
+        return [max(map(places, column)) for column in zip(*self._texts(), strict=True)]
 
     def html(self, caption: str = "") -> str:
         """A table element; everything in it is escaped."""
@@ -62,6 +76,10 @@ class Table:
             kind = ' class="n"' if column in self.numeric else ""
             cells.append(f"<{name}{scope}{kind}>{escape(visible(cell))}</{name}>")
         return "".join(cells)
+
+
+def _padding(text: str, width: int) -> str:
+    return " " * (width - places(text))
 
 
 #: For tables that stand alone in a notebook; scoped, so that nothing else on the page changes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from unicodedata import combining, east_asian_width
 
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
@@ -37,6 +38,13 @@ def shape(extents: Iterable[int]) -> str:
 def cut(text: str, length: int) -> str:
     """The text, or its beginning and an ellipsis when it is longer than that."""
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def places(text: str) -> int:
+    """How many places a text takes on a terminal: Chinese letters take two, accents that follow their letter none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(letter) else 2 if east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def visible(text: str) -> str:

@@ -83,7 +83,7 @@ def test_a_model_is_judged_by_what_was_held_out(folder: Path, capsys: pytest.Cap
     measured = answer(capsys, "evaluate", trained["checkpoint"], "--data", "data.npz")
     assert (measured["samples"], measured["loss"]) == (19, pytest.approx(trained["val_loss"]))
     text = call(capsys, "evaluate", trained["checkpoint"], "--data", "data.npz")
-    assert text.startswith("data, 19 of 96 samples, a held-out fifth (--all takes all): loss")
+    assert text.startswith("data, 19 of 96 samples, a held-out fifth (--all takes all)\nloss ")
     x = np.load("data.npz")["x"]
     np.savez("few.npz", x=x[:3], y=[0, 1, 2])
     assert "val_loss" not in answer(capsys, "train", "net.py", "--data", "few.npz", "--epochs", "1", "--out", "few")
@@ -360,6 +360,15 @@ def test_an_interrupt_is_json_too(folder: Path, capsys: pytest.CaptureFixture[st
     (folder / "net.py").write_text("def build():\n    raise KeyboardInterrupt")
     assert answer(capsys, "inspect", "net.py", code=130) == {"error": "KeyboardInterrupt", "message": "interrupted"}
     assert answer(capsys, "train", "net.py", code=130)["message"].startswith("interrupted; nothing was trained yet")
+    (folder / "old.safetensors").write_text("")
+    said = answer(capsys, "train", "net.py", "--resume", "old.safetensors", code=130)["message"]
+    assert said == "interrupted; nothing was trained yet, old.safetensors is as it was"
+
+
+def test_json_has_no_nan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = answer(capsys, "train", "net.py", "--epochs", "1")
+    np.savez("bad.npz", x=np.full((10, 6), np.nan, np.float32), y=np.arange(10) % 3)
+    assert answer(capsys, "evaluate", trained["checkpoint"], "--data", "bad.npz", "--all")["loss"] is None
 
 
 def test_nothing_is_left_to_train(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -386,8 +395,10 @@ def test_output_that_goes_nowhere(folder: Path) -> None:
         assert full.stderr == "mlcompute devices: [Errno 28] No space left on device\n"
     left = shell(folder, "inspect net.py --plan 2>&1 | head -1")
     assert left.stdout.splitlines() == left.stdout.splitlines()[:1]
-    stopped = shell(folder, "train net.py --epochs 9999 | head -1")
+    stopped = shell(folder, "train net.py --epochs 9999 | grep -m 1 epoch")
     assert "nobody reads the output any more: training was stopped" in stopped.stderr
     assert "go on with: mlcompute train net.py --epochs 9999 --resume" in stopped.stderr
     assert "Traceback" not in stopped.stderr
     assert "BrokenPipe" not in stopped.stderr
+    at_once = shell(folder, "train net.py --epochs 9999 --out other | true")
+    assert "nobody reads the output any more" in at_once.stderr

@@ -80,6 +80,7 @@ def test_nothing_wraps_on_a_narrow_terminal(tmp_path: Path) -> None:
     ]
     assert first_words == [*expected, "loss", "checkpoint", "best", "go"]
     assert not any("…" in line for line in lines), "a table that does not fit loses whole columns"
+    assert next(line for line in lines if line.startswith("layer")).split()[-2:] == ["size", "device"]
 
 
 def test_a_terminal_that_cannot_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

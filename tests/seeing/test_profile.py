@@ -32,8 +32,9 @@ def test_time_per_layer_and_pass() -> None:
     assert list(profile.by_layer())[:2] == ["conv", "norm"], "in the order of the graph"
     assert all(row.kernels for row in profile.rows if row.seconds > 1e-3)
     lines = str(profile).splitlines()
-    assert "per run (median of 3)" in lines[0]
-    assert lines[2].split() == ["layer", "pass", "time", "share", "kernel"]
+    assert lines[0] == "TrainingGraph on CPU ('cpu'), batch 4"
+    assert "per run (median of 3)" in lines[1]
+    assert lines[3].split() == ["layer", "pass", "time", "share", "kernel"]
     assert lines[-1].startswith("total, update")
 
 

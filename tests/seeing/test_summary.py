@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mlcompute as mlc
-from mlcompute.seeing.units import duration, shape, size
+from mlcompute.seeing.units import duration, places, shape, size
 from tests.nets import Regression, cpu, dense, sgd
 from tests.seeing.nets import HOSTILE, Classifier, chain
 
@@ -119,3 +119,27 @@ def test_units() -> None:
     ]
     assert [duration(s) for s in (0.0, 3e-9, 1.5e-5, 0.1234, 12.0)] == ["0", "3.00 ns", "15.0 µs", "123 ms", "12.0 s"]
     assert shape(()) == "1"
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120])
+def test_a_narrow_summary_has_whole_columns(width: int) -> None:
+    summary = Classifier().training.summary()
+    whole, narrow = str(summary).split("\n\n"), summary.text(width).split("\n\n")
+    assert narrow[1:] == whole[1:], "what stands below the table stays"
+    wide, fitting = whole[0].splitlines(), narrow[0].splitlines()
+    assert [line[: len(short)] for line, short in zip(wide, fitting, strict=True)] == fitting
+    head = summary.table().head
+    shown = fitting[0].split()
+    assert shown == list(head[: len(shown)])
+    assert len(shown) == {20: 1, 40: 3, 60: 5, 80: 7, 120: 8}[width]
+    if "kernel" not in shown:
+        assert max(map(len, fitting)) <= width
+
+
+def test_columns_stand_below_each_other_whatever_the_letters() -> None:
+    graph = mlc.Graph()
+    x = graph.input((2, 4), "x")
+    for name in ("plain", "層の名前", "e\u0301te\u0301", "🚀"):
+        x = graph.dense(x, 4, name=name)
+    lines = str(graph.summary()).splitlines()[1:5]
+    assert {places(line.partition("FullyConnected")[0]) for line in lines} == {len("層の名前") * 2 + 2}
