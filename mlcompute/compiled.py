@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.compiler import Description, collector_paused
+from mlcompute.collector import collector_paused
+from mlcompute.compiler import Description
 from mlcompute.compiler.program import Program
 from mlcompute.described import DescribedGraph
 from mlcompute.devices.device import Executable, Profile

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mlcompute import ops
+from mlcompute.collector import collector_paused
 from mlcompute.compiler.alike import settle, update_alike
 from mlcompute.compiler.differentiate import differentiate
 from mlcompute.compiler.expand import expand
@@ -139,22 +137,6 @@ def _compile(description: Description, engine: Engine, style: str, batch_size: i
     return program
 
 
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Without the cyclic collector: a large graph's steps are millions of live objects it would walk in vain."""
-    pauses = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if pauses:
-            if not gc.get_freeze_count():
-                # What was made meanwhile counts as old, as if the collector had walked it already.
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
-
-
 def _lower(description: Description, program: Program, batch_size: int, training: bool) -> Lowering:
     """Layers -> steps of the forward phase."""
     run = Lowering(training)
@@ -244,4 +226,4 @@ def _kept(description: Description, program: Program, style: str) -> list[Value]
     return kept
 
 
-__all__ = ["STYLES", "Description", "collector_paused", "compile_program"]
+__all__ = ["STYLES", "Description", "compile_program"]

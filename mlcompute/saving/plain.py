@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mlcompute.collector import collector_paused
 from mlcompute.errors import DataError
 
 #: What JSON can hold. Infinite numbers and NaN are written as {"$float": "inf"}.
@@ -86,7 +87,8 @@ def to_text(value: JSON) -> str:
 def from_text(text: str) -> JSON:
     """The value of strict JSON text; ValueError for anything else, duplicate keys included."""
     try:
-        return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse, parse_float=_finite)
+        with collector_paused():
+            return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

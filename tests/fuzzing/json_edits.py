@@ -11,6 +11,9 @@ from tests.fuzzing.choices import Choices
 
 Path = tuple[Any, ...]
 
+#: Python's objects take nine times the length of the text they are parsed from: more of it is no bomb, only large.
+_LONGEST = 1 << 20
+
 NUMBERS: tuple[Any, ...] = (
     0, 1, -1, 2, 3, 4, 5, 7, 8, 64, 65, 255, 256, 4096, 65537, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40, 2**53, 2**62,
     2**63 - 1, 2**63, -(2**63), 2**64, 10**30, -(10**400), 0.0, -0.0, 0.5, 1.5, -1.5, 4.0, 1e-320, 1e300, -1e308,
@@ -40,7 +43,7 @@ class Damaged:
         value = self._value
         for _ in range(1 + choices.randrange(3)):
             value = self._edited(value, choices)
-        text = json.dumps(value, separators=(",", ":"))
+        text = json.dumps(value, separators=(",", ":"))[:_LONGEST]
         if choices.randrange(8) == 1:
             text = damaged_bytes(text.encode(), choices).decode(errors="replace")
         return text
