@@ -26,6 +26,7 @@ _KINDS = {
 }
 #: Where messages about models of others stand, whatever their kind.
 _ONNX = "ONNX: while a model is read or written"
+_OPS = "Operations: met in layers of your own"
 
 
 class Message(NamedTuple):
@@ -45,15 +46,16 @@ def page() -> str:
     ]
     parts += ["[Errors, explained](../errors.md) has the background to those people meet most."]
     for heading, found in messages().items():
-        parts += ["", f"## {heading}", "", "| message | expected | what to do |", "| --- | --- | --- |"]
+        parts += ["", f"## {heading}", "", "| message | expected, and what to do |", "| --- | --- |"]
         for one in sorted(found):
-            parts.append(f"| {_code(one.text)} | {_plain(one.expected)} | {_plain(one.fix)} |")
+            advice = [f"expected: {one.expected}" if one.expected else "", one.fix]
+            parts.append(f"| {_code(one.text)} | {_plain('; '.join(filter(None, advice)))} |")
     return "\n".join(parts) + "\n"
 
 
 def messages() -> dict[str, set[Message]]:
     """Messages by the heading they stand under, from every call of an error and of `Layer.expect`."""
-    headings = [*(f"{kind}: {meaning}" for kind, meaning in _KINDS.items()), _ONNX]
+    headings = [*(f"{kind}: {meaning}" for kind, meaning in _KINDS.items()), _ONNX, _OPS]
     found: dict[str, set[Message]] = {heading: set() for heading in headings}
     for path in sorted(_SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -67,7 +69,8 @@ def messages() -> dict[str, set[Message]]:
                 kind, text = name, _text(node.args[0])
             else:
                 continue
-            heading = _ONNX if "onnx" in path.relative_to(_SOURCE).parts else f"{kind}: {_KINDS[kind]}"
+            room = path.relative_to(_SOURCE).parts[0]
+            heading = {"onnx": _ONNX, "ops": _OPS}.get(room, f"{kind}: {_KINDS[kind]}")
             if re.search("[a-z]", text):  # else it is made elsewhere, from what stands here
                 found[heading].add(Message(text, _text(words.get("expected")), _text(words.get("fix"))))
     return found

@@ -69,7 +69,7 @@ def _entry(path: str, thing: Any) -> str:
     if inspect.isfunction(thing):
         kind = "function"
     elif inspect.isclass(thing):
-        kind, options = "class", "   :show-inheritance:\n"
+        kind, options = "class", "   :show-inheritance:\n" if thing.__base__ is not object else ""
         if not issubclass(thing, BaseException):
             options += "   :members:\n   :undoc-members:\n"
             options += "" if issubclass(thing, enum.Enum) else f"   :inherited-members: {_BASES}\n"
@@ -99,7 +99,8 @@ def _api() -> dict[str, str]:
     pages = {f"api/{page}.md": "\n".join([f"# {_PAGES[page][0]}\n", *parts]) for page, parts in entries.items()}
     index = ["# API reference", "", "Made from the docstrings. Everything is at the top of the package:"]
     index += ["`import mlcompute as mlc`, or in the module the heading names (`mlc.callbacks`, `mlc.onnx`).", ""]
-    pages["api.md"] = "\n".join([*index, "```{toctree}", *(f"api/{page}" for page in _PAGES), "```", ""])
+    contents = ["```{toctree}", ":maxdepth: 1", "", *(f"api/{page}" for page in _PAGES), "```", ""]
+    pages["api.md"] = "\n".join([*index, *contents])
     return pages
 
 
