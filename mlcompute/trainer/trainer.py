@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from mlcompute.trainer.fitting import Fitting, Plan
 from mlcompute.trainer.history import History
 from mlcompute.trainer.metrics import Accuracy, Array, Metric, metrics_from
 from mlcompute.trainer.model import model_from
-from mlcompute.trainer.progress import display_for
+from mlcompute.trainer.progress import Display, display_for
 from mlcompute.trainer.schedules import Length
 from mlcompute.trainer.steps import Steps
 from mlcompute.training import TrainingGraph
@@ -79,6 +80,7 @@ class Trainer:
         self.batches: Sequence[Batch] = ()
         #: What a stopped `fit` tells the user to type; empty: another `fit` with `resume`.
         self.resume_hint = ""
+        self._at_work = threading.Lock()
         self._fitting: Fitting | None = None
         self._names: dict[Tensor, str] | None = None
 
@@ -215,17 +217,28 @@ class Trainer:
             callbacks=list(callbacks),
             checkpoint=None if checkpoint is None else os.fspath(checkpoint),
         )
-        fitting = Fitting(self, plan, display_for(verbose))
+        if not self._at_work.acquire(blocking=False):
+            raise ExecutionError(
+                f"{who}: this trainer is training already",
+                fix="wait until it has ended; in a callback, run steps with trainer.training instead",
+            )
+        try:
+            return self._fit(plan, display_for(verbose), None if resume is None else os.fspath(resume))
+        finally:
+            self._at_work.release()
+
+    def _fit(self, plan: Plan, display: Display, resume: str | None) -> History:
+        fitting = Fitting(self, plan, display)
         self.stop_training, self.stopped_by = False, ""
         before = self._fitting, self.history
         self._fitting, self.history = fitting, fitting.history
         try:
-            history = fitting.run(None if resume is None else os.fspath(resume))
+            history = fitting.run(resume)
         except BaseException:
             if not fitting.has_begun:  # nothing has happened: the last run is still the last
                 self._fitting, self.history = before
             raise
-        history.stopped = self.stopped_by
+        history.stopped = self.stopped_by or ("stop_training" if self.stop_training else "")
         return history
 
     def _size(self, given: int | None, who: str) -> int:
@@ -331,6 +344,10 @@ class Trainer:
 def _write(tensors: Sequence[Tensor], arrays: Sequence[Array]) -> None:
     if len(tensors) != len(arrays):
         raise DataError(f"Trainer: {len(arrays)} arrays for {len(tensors)} tensors")
+    for tensor, array in zip(tensors, arrays, strict=True):
+        given, wanted = np.shape(array), tensor.descriptor.shape
+        if given != wanted:
+            raise DataError(f"Trainer: an array of shape {given} for '{tensor.label}'", expected=str(wanted))
     for tensor, array in zip(tensors, arrays, strict=True):
         tensor.synchronize_data()
         np.copyto(tensor._make_writable(), array)

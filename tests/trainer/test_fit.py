@@ -377,3 +377,47 @@ def test_a_step_costs_little_beside_executing_it() -> None:
     extra = min(fit for fit, _ in rounds) - min(execute for _, execute in rounds)
     print(f"{1e6 * extra:.1f} microseconds per step beside execute")
     assert extra < 60e-6  # about 17 on an ordinary machine, 30 at most; the rest is room for slow and busy ones
+
+
+def test_one_run_at_a_time() -> None:
+    class Nested(mlc.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any) -> None:
+            self.trainer.fit(*points(), verbose=0)
+
+    model = trainer()
+    with pytest.raises(mlc.ExecutionError, match=r"(?s)is training already.*trainer\.training"):
+        model.fit(*points(), callbacks=[Nested()], verbose=0)
+    begun, ends, refused = threading.Event(), threading.Event(), []
+
+    class Waits(mlc.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any) -> None:
+            begun.set()
+            assert ends.wait(60)
+
+    running = threading.Thread(target=lambda: model.fit(*points(), callbacks=[Waits()], verbose=0))
+    running.start()
+    assert begun.wait(60)
+    try:
+        model.fit(*points(), verbose=0)
+    except mlc.ExecutionError as error:
+        refused.append(error)
+    ends.set()
+    running.join()
+    assert len(refused) == 1
+    assert len(model.history.epochs) == 1
+
+
+def test_stopping_as_in_keras_is_written_down() -> None:
+    class Stops(mlc.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any) -> None:
+            self.trainer.stop_training = True
+
+    assert trainer().fit(*points(), epochs=5, callbacks=[Stops()], verbose=0).stopped == "stop_training"
+
+
+def test_arrays_for_other_parameters_are_refused_before_any_is_written() -> None:
+    model = trainer()
+    before = model.copy_parameters()
+    with pytest.raises(mlc.DataError, match=r"(?s)array of shape \(1, 3\) for 'head\.biases'.*\(3,\)"):
+        model.set_parameters([np.zeros_like(array) for array in before[:-1]] + [np.zeros((1, 3))])
+    assert_same(model.copy_parameters(), before)
