@@ -85,7 +85,9 @@ def run(args: argparse.Namespace) -> Answer:
                 epochs=args.epochs,
                 validation=validation,
                 shuffle_seed=args.seed,
-                callbacks=_callbacks(args, last, None if validation is None else best),
+                callbacks=_callbacks(
+                    args, last, None if validation is None else best, _steps(trainer, data) * args.epochs
+                ),
                 resume=resume,
                 checkpoint=last,
                 verbose=0 if args.json else "auto",
@@ -117,11 +119,17 @@ def _expect_no_recipe_options(args: argparse.Namespace) -> None:
         raise DataError(f"{args.model}: only recipes have {' and '.join(given)}", fix="set it in build()")
 
 
-def _callbacks(args: argparse.Namespace, last: Path, best: Path | None) -> list[Any]:
+def _steps(trainer: mlc.Trainer, data: datasets.Dataset) -> int:
+    return -(-len(data.x) // trainer.model.feed.batch)
+
+
+def _callbacks(args: argparse.Namespace, last: Path, best: Path | None, steps: int) -> list[Any]:
     callbacks = mlc.callbacks
     used: list[Any] = [callbacks.ModelCheckpoint(_literal(last)), callbacks.TerminateOnNaN()]
     if best is not None:
         used.append(callbacks.ModelCheckpoint(_literal(best), monitor="val_loss", save_best_only=True))
+    if args.report is not None:  # a watched step takes longer: no more of them than the report shows
+        used.append(callbacks.GradientWatch(every=max(1, steps // 64)))
     if args.tensorboard:
         used.append(callbacks.TensorBoard(args.tensorboard))
     return used

@@ -26,8 +26,8 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Four significant digits, without a tail of zeros."""
-    return f"{value:.4g}"
+    """Four significant digits, without a tail of zeros; large numbers in groups of three."""
+    return f"{value:,.0f}" if 9999.5 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def shape(extents: Iterable[int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shlex
 import struct
 import subprocess
@@ -63,6 +64,10 @@ def test_train_evaluate_predict(folder: Path, capsys: pytest.CaptureFixture[str]
     assert trained["val_accuracy"] > 0.7
     files = {path.name for path in (folder / "runs/net").iterdir()}
     assert files >= {"last.safetensors", "best.safetensors", "report.html"}
+    headings = re.findall(r"<h2[^>]*>([^<]+)", (folder / "runs/net/report.html").read_text(encoding="utf-8"))
+    assert headings == ["Learning", "Gradient norms", "Time", "Memory over a step", "Graph", "Layers"]
+    plain = answer(capsys, "train", "net.py", "--epochs", "25", "--out", "plain")
+    assert plain["val_loss"] == trained["val_loss"], "a report only looks on"
 
     measured = answer(capsys, "evaluate", trained["checkpoint"], "--data", "data.npz", "--all")
     assert measured["samples"] == 96, "all of them"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mlcompute as mlc
-from mlcompute.seeing.units import duration, places, shape, size
+from mlcompute.seeing.units import duration, number, places, shape, size
 from tests.nets import Regression, cpu, dense, sgd
 from tests.seeing.nets import HOSTILE, Classifier, chain
 
@@ -118,6 +118,15 @@ def test_units() -> None:
         "3.20 GB",
     ]
     assert [duration(s) for s in (0.0, 3e-9, 1.5e-5, 0.1234, 12.0)] == ["0", "3.00 ns", "15.0 µs", "123 ms", "12.0 s"]
+    assert [number(n) for n in (0.00123456, 1.0, 9999.0, 40_000.0, -1_234_567.0, 3e9, float("nan"))] == [
+        "0.001235",
+        "1",
+        "9999",
+        "40,000",
+        "-1,234,567",
+        "3e+09",
+        "nan",
+    ]
     assert shape(()) == "1"
 
 
