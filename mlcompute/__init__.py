@@ -1,4 +1,4 @@
-"""ML Compute's training graphs for Python, on any machine.
+"""ML Compute's training graphs for Python.
 
 Describe a network as a graph of layers, wrap it in a `TrainingGraph` or `InferenceGraph`, compile it for a `Device`,
 then run forward, gradient and optimizer update in one call or one by one.

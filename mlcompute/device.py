@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +19,29 @@ if TYPE_CHECKING:
 _queues: dict[str, WorkQueue] = {}
 
 
+def why_not_native() -> str | None:
+    """Why the CPU runs operations by their NumPy definitions here; None where it has its native engine."""
+    wanted = os.environ.get("MLCOMPUTE_ENGINE")
+    if wanted == "reference":
+        return "MLCOMPUTE_ENGINE=reference asks for it"
+    if importlib.util.find_spec("llvmlite") is None:
+        return "llvmlite is not installed"
+    if sys.platform != "linux" and wanted != "cpu":
+        return "the native engine is made for Linux (MLCOMPUTE_ENGINE=cpu tries it here)"
+    return None
+
+
 @functools.cache
 def cpu_engine() -> Engine:
-    """The engine behind the CPU: native where LLVM is installed, NumPy otherwise or with MLCOMPUTE_ENGINE=reference."""
-    if os.environ.get("MLCOMPUTE_ENGINE") != "reference" and importlib.util.find_spec("llvmlite") is not None:
+    """The engine behind the CPU: native where it can be, else NumPy."""
+    reason = why_not_native()
+    if reason is None:
         from mlcompute.devices.cpu.device import Cpu
 
         return Cpu()
     from mlcompute.devices.reference import Reference
 
-    return Reference()
+    return Reference(reason=reason)
 
 
 class Device:

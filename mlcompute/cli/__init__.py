@@ -29,7 +29,7 @@ COMMANDS = {
     "convert": "convert between checkpoint, ONNX and plain safetensors",
     "doctor": "tell what of an ONNX model imports and trains",
     "devices": "list what this machine has to compute with",
-    "bench": "time training steps beside PyTorch and JAX",
+    "bench": "time training steps beside PyTorch, JAX, tinygrad and MLX",
 }
 
 

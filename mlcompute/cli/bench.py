@@ -1,4 +1,4 @@
-"""mlcompute bench: training steps beside PyTorch and JAX, from a copy of the project."""
+"""mlcompute bench: training steps beside PyTorch, JAX, tinygrad and MLX, from a copy of the project."""
 
 from __future__ import annotations
 

@@ -18,16 +18,21 @@ Watch = Callable[[Step, Sequence[Array]], None]
 
 
 class Reference(Engine):
-    """Every op by its NumPy meaning, one step after the other, in planned memory."""
+    """Every op by its NumPy meaning, one step after the other, in planned memory.
+
+    reason  why it stands in for a faster engine, for people to read
+    """
 
     name = "reference"
     device_type = DeviceType.CPU
 
-    def __init__(self, watch: Watch | None = None) -> None:
+    def __init__(self, watch: Watch | None = None, reason: str = "") -> None:
         self._watch = watch
+        self._reason = reason
 
     def facts(self) -> dict[str, str]:
-        return {"loops": f"NumPy {np.__version__}", "contractions": "NumPy"}
+        because = {"because": self._reason} if self._reason else {}
+        return {**because, "loops": f"NumPy {np.__version__}", "contractions": "NumPy"}
 
     def supports(self, op: Op) -> bool:
         return True

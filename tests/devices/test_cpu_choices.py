@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlcompute.device import why_not_native
 from mlcompute.devices.reference import Reference
 from tests.devices.models import MODELS, make
 from tests.harness import assert_close
@@ -70,7 +71,30 @@ def test_the_platform_says_what_is_missing() -> None:
     facts = answers(**CHOICES["without oneDNN"])["facts"]
     assert "engine        cpu" in facts
     assert "NumPy, because oneDNN: switched off, MLCOMPUTE_ONEDNN is empty" in facts
-    assert "engine        reference" in answers(**CHOICES["NumPy"])["facts"]
+    facts = answers(**CHOICES["NumPy"])["facts"]
+    assert "engine        reference" in facts
+    assert "because       MLCOMPUTE_ENGINE=reference asks for it" in facts
+
+
+@pytest.mark.parametrize(
+    ("system", "asked", "says"),
+    [
+        ("linux", None, None),
+        ("linux", "reference", "MLCOMPUTE_ENGINE=reference asks for it"),
+        ("darwin", None, "the native engine is made for Linux (MLCOMPUTE_ENGINE=cpu tries it here)"),
+        ("win32", "reference", "MLCOMPUTE_ENGINE=reference asks for it"),
+        ("darwin", "cpu", None),
+    ],
+)
+def test_where_the_engine_is_native(
+    system: str, asked: str | None, says: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.platform", system)
+    if asked is None:
+        monkeypatch.delenv("MLCOMPUTE_ENGINE", raising=False)
+    else:
+        monkeypatch.setenv("MLCOMPUTE_ENGINE", asked)
+    assert why_not_native() == says
 
 
 def test_the_printed_program_says_what_runs() -> None:
