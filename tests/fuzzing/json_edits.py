@@ -11,8 +11,9 @@ from tests.fuzzing.choices import Choices
 
 Path = tuple[Any, ...]
 
-#: Python's objects take nine times the length of the text they are parsed from: more of it is no bomb, only large.
-_LONGEST = 1 << 20
+#: Characters a repeated part may add. Python's objects take nine times the text they are read from: a text of many
+#: megabytes is no bomb, only large.
+_REPEATED = 1 << 18
 
 NUMBERS: tuple[Any, ...] = (
     0, 1, -1, 2, 3, 4, 5, 7, 8, 64, 65, 255, 256, 4096, 65537, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40, 2**53, 2**62,
@@ -43,7 +44,7 @@ class Damaged:
         value = self._value
         for _ in range(1 + choices.randrange(3)):
             value = self._edited(value, choices)
-        text = json.dumps(value, separators=(",", ":"))[:_LONGEST]
+        text = json.dumps(value, separators=(",", ":"))
         if choices.randrange(8) == 1:
             text = damaged_bytes(text.encode(), choices).decode(errors="replace")
         return text
@@ -108,6 +109,7 @@ def _remove(parent: Any, key: Any, new: Any) -> Any:
 
 
 def _repeat(parent: Any, key: Any, count: int) -> Any:
+    count = min(count, 1 + _REPEATED // len(json.dumps(parent[key])))
     if isinstance(parent, list):
         return [*parent, *[parent[key]] * count]
     return {**parent, **{f"{key}{number}": parent[key] for number in range(min(count, 20))}}
