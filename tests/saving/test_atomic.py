@@ -334,7 +334,7 @@ def test_a_write_protected_file_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "model"
     save(path, 1)
     path.chmod(0o444)
-    code = PLAIN_USER + "import sys\nfrom tests.saving.test_atomic import save\nsave(sys.argv[1], 2)"
+    code = PLAIN_USER + "import sys\nimport mlcompute as mlc\nmlc.save(sys.argv[1], mlc.Graph())"
     run = [sys.executable, "-c", code, str(path)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=100, cwd=Path(__file__).parents[2])
     assert "model could not be written: Permission denied" in done.stderr
