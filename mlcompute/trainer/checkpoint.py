@@ -54,8 +54,8 @@ def callback_keys(callbacks: Sequence[Callback]) -> dict[str, Callback]:
     return named
 
 
-def restore_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any], path: str) -> None:
-    """Give every callback its state; refuse when one that has state in the file is not there."""
+def check_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any], path: str) -> None:
+    """Refuse when a callback that has state in the file is not there."""
     named = callback_keys(callbacks)
     missing = [key for key, state in states.items() if state and key not in named]
     if missing:
@@ -64,7 +64,11 @@ def restore_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any], 
             given=", ".join(named) or "none",
             fix="resume with the same callbacks, in the same order",
         )
-    for key, callback in named.items():
+
+
+def restore_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> None:
+    """Give every callback its state."""
+    for key, callback in callback_keys(callbacks).items():
         if states.get(key):
             callback.restore(states[key])
 

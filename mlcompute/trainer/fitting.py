@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from mlcompute.errors import DataError, Error
 from mlcompute.trainer.callbacks.callback import Callback
-from mlcompute.trainer.checkpoint import VERSION, callback_keys, check_settings, packed, restore_callbacks, unpacked
+from mlcompute.trainer.checkpoint import (
+    VERSION,
+    callback_keys,
+    check_callbacks,
+    check_settings,
+    packed,
+    restore_callbacks,
+    unpacked,
+)
 from mlcompute.trainer.data import Batch, Data
 from mlcompute.trainer.evaluation import MeanLoss, evaluate
 from mlcompute.trainer.history import History
@@ -317,6 +325,7 @@ class Fitting:
             if saved["version"] > VERSION:
                 raise DataError(f"Trainer.fit: {path} was saved by a later version of mlcompute")
             check_settings(saved["settings"], self.settings(), path)
+            check_callbacks(self.plan.callbacks, saved["callbacks"], path)
 
     def _resume(self, path: str) -> None:
         from mlcompute.saving import Checkpoint, restore
@@ -324,8 +333,11 @@ class Fitting:
         with Checkpoint(path) as checkpoint:
             saved = checkpoint.progress["trainer"]
             arrays = {name: checkpoint.arrays[name] for name in checkpoint.arrays}
-        restore_callbacks(self.plan.callbacks, unpacked(saved["callbacks"], arrays), path)
-        restore(self.trainer.training, path, exact=True)
+        # The graph first: whatever does not fit is refused before anything has changed.
+        report = restore(self.trainer.training, path, exact=True)
+        for note in report.notes:
+            self.display.note(f"{path}: {note}; the numbers may differ from a run that never stopped")
+        restore_callbacks(self.plan.callbacks, unpacked(saved["callbacks"], arrays))
         self.epoch, self.batch, self.step = saved["epoch"], saved["batch"], saved["step"]
         self._counted = self.step
         self._mean.total, self._mean.rows = float(saved["loss"][0]), int(saved["loss"][1])

@@ -253,6 +253,42 @@ def test_resuming_something_else_is_refused_and_changes_nothing(name: str, tmp_p
     assert_same(everything(other), before)
 
 
+class Remembers(mlc.callbacks.Callback):
+    """A callback with a state."""
+
+    value = 0
+
+    def state(self) -> dict[str, Any]:
+        return {"value": 1}
+
+    def restore(self, state: Any) -> None:
+        self.value = state["value"]
+
+
+def test_a_graph_that_does_not_fit_leaves_the_callbacks_alone(tmp_path: Path) -> None:
+    x, y = points()
+    model = trainer()
+    model.fit(x, y, callbacks=[Remembers()], verbose=0)
+    model.save(tmp_path / "run")
+    remembers = Remembers()
+    with pytest.raises(mlc.Error, match="norm"):
+        trainer(norm=True).fit(x, y, callbacks=[remembers], resume=tmp_path / "run", verbose=0)
+    assert remembers.value == 0
+
+
+def test_what_may_change_the_numbers_is_said(tmp_path: Path, capsys: Any) -> None:
+    x, y = points()
+    model = trainer()
+    model.fit(x, y, verbose=0)
+    model.save(tmp_path / "run")
+    trainer().fit(x, y, epochs=2, resume=tmp_path / "run", verbose=2)
+    assert "may differ" not in capsys.readouterr().out
+    trainer(dropout=0.3).fit(x, y, epochs=2, resume=tmp_path / "run", verbose=2)
+    said = capsys.readouterr().out
+    assert "the graph is not built like the saved one" in said
+    assert "the numbers may differ from a run that never stopped" in said
+
+
 def test_files_that_are_no_run_are_refused(tmp_path: Path) -> None:
     x, y = points()
     model = made()

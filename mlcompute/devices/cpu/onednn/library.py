@@ -117,8 +117,13 @@ class OneDNN:
         self.omp_set_num_threads = _address(self._openmp.omp_set_num_threads) if self._openmp else 0
         self.omp_get_max_threads = _address(self._openmp.omp_get_max_threads) if self._openmp else 0
 
+    @property
+    def name(self) -> str:
+        """Which oneDNN, wherever it lies."""
+        return f"oneDNN {'.'.join(map(str, self.version))}"
+
     def __repr__(self) -> str:
-        return f"oneDNN {'.'.join(map(str, self.version))} from {self.path}"
+        return f"{self.name} from {self.path}"
 
     def call(self, name: str, *arguments: Any, doing: str = "") -> None:
         """Call dnnl_<name>; a DeviceError saying what was being done unless it answers success."""
