@@ -180,6 +180,8 @@ def first_steps(contender: Contender, workload: Workload, settings: Settings, ca
         if "error" in answer:
             return found | answer
         found[f"{state}_seconds"] = answer["first_seconds"]
+        if answer["compiling_seconds"] is not None:
+            found[f"{state}_compiling_seconds"] = answer["compiling_seconds"]
     return found
 
 

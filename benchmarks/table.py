@@ -105,6 +105,12 @@ def extras(results: dict[str, dict[str, dict[str, Found]]]) -> list[str]:
     overhead = results.get("mlp1", {}).get("train", {}).get("mlcompute", {}).get("seconds_outside_native")
     if overhead is not None:
         lines.append(f"mlcompute, MLP batch 1: {1e6 * overhead:.1f} microseconds per step outside its native call")
+    lines += [
+        f"mlcompute, {workload}: compiled in {ours['cold_compiling_seconds']:.2f} s, "
+        f"from the cache in {ours['cached_compiling_seconds']:.2f} s"
+        for workload, found in every
+        if "cached_compiling_seconds" in (ours := found.get("mlcompute", {}))
+    ]
     reasons = {
         name: entry["error"]
         for _, found in every

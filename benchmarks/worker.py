@@ -67,7 +67,7 @@ class Worker:
         start = time.perf_counter()
         self.jobs[mode] = self._build(workload, mode)
         self.jobs[mode].step()
-        return {"first_seconds": time.perf_counter() - start}
+        return {"first_seconds": time.perf_counter() - start, "compiling_seconds": self.jobs[mode].compiling}
 
     def build(self, workload: str, mode: str) -> dict[str, Any]:
         """Build a job and run the steps that are checked. Memory is told of the first job only: others share its."""
