@@ -13,7 +13,7 @@ Path = tuple[Any, ...]
 
 #: Characters a repeated part may add. Python's objects take nine times the text they are read from: a text of many
 #: megabytes is no bomb, only large.
-_REPEATED = 1 << 18
+_REPEATED = 1 << 14
 
 NUMBERS: tuple[Any, ...] = (
     0, 1, -1, 2, 3, 4, 5, 7, 8, 64, 65, 255, 256, 4096, 65537, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40, 2**53, 2**62,
