@@ -87,15 +87,15 @@ class Round:
         self._left -= 1
         is_over = self._left <= 0 or time.process_time() - self._begin > self._seconds
         if is_over or time.monotonic() - self._written > _EVERY:
+            self._watch.end_batch()
+            if _descriptors() > self._descriptors:
+                self._watch.found(b"", f"{_descriptors() - self._descriptors} files were left open", "open files")
+                self._descriptors = _descriptors()
             self.write_down()
         return not is_over
 
     def write_down(self) -> None:
-        """Add what came since the last time to the campaign."""
-        self._watch.end_batch()
-        if _descriptors() > self._descriptors:
-            self._watch.found(b"", f"{_descriptors() - self._descriptors} files were left open", "open files")
-            self._descriptors = _descriptors()
+        """Add what came since the last time to the campaign; it may be stopped in the middle of a run."""
         self._campaign.add(self._watch.target.name, self._watch.counts)
         self._watch.counts = Counts()
         self._watch.findings.clear()
