@@ -18,6 +18,8 @@ from mlcompute.tensor import Tensor
 JSON = Any
 #: Element types that mean the same to every NumPy; others, such as float8, exist only beside another package.
 _NUMPYS_OWN = {"|b1", "|i1", "|u1", *(f"<{kind}{size}" for kind in "iu" for size in (2, 4, 8)), "<f2", "<f4", "<f8"}
+#: The same by what stands in files, their codes and their names.
+_DTYPES = {word: dtype for dtype in map(np.dtype, _NUMPYS_OWN) for word in (dtype.str, dtype.name)}
 
 
 def describe_operator(layer: OperatorLayer, names: Mapping[Tensor, str]) -> dict[str, JSON]:
@@ -77,7 +79,7 @@ def _describe(value: object, who: str) -> JSON:
     if isinstance(value, np.generic):
         value = np.asarray(value)
     if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biufc" or value.dtype.str not in _NUMPYS_OWN:
+        if value.dtype.str not in _NUMPYS_OWN:
             raise GraphError(f"{who}: {value.dtype} cannot be described in a file", fix="save it as ONNX")
         raw = np.ascontiguousarray(value).tobytes()
         return {"array": [value.dtype.str, list(value.shape), base64.b64encode(raw).decode()]}
@@ -137,10 +139,7 @@ def _value(data: JSON) -> Any:
 
 
 def _array(dtype: str, shape: list[int], data: str) -> Array:
-    kind = np.dtype(str(dtype))
-    if kind.kind not in "biufc":
-        raise ValueError(f"arrays of {kind} are not read")
-    array: Array = np.frombuffer(base64.b64decode(data, validate=True), kind).reshape(_shape(shape)).copy()
+    array: Array = np.frombuffer(base64.b64decode(data, validate=True), _dtype(dtype)).reshape(_shape(shape)).copy()
     return array
 
 
@@ -151,7 +150,7 @@ def _shape(data: JSON) -> tuple[int, ...]:
 
 
 def _dtype(name: JSON) -> np.dtype[Any]:
-    kind = np.dtype(str(name))
-    if kind.kind not in "biufc":
-        raise ValueError(f"values of {kind} are not computed")
-    return kind
+    # Looked up: NumPy takes nearly any text for a description of some type, and parses it as Python in places.
+    if not isinstance(name, str) or name not in _DTYPES:
+        raise ValueError(f"{str(name)[:100]!r} is no type of numbers")
+    return _DTYPES[name]

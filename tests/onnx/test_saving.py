@@ -123,3 +123,11 @@ def test_rebuilt_operators_give_the_same_numbers(tmp_path: Path) -> None:
             one.execute(data).wait()
         for (name, a), b in zip(run._declared.outputs.items(), again._declared.outputs.values(), strict=True):
             np.testing.assert_array_equal(a.data, b.data, err_msg=f"{case.name}: {name}")
+
+
+@pytest.mark.parametrize("word", ["1,f4", ",f4", "object", "O", "S4", "f", "<c8", "__import__('os')", 4, None])
+def test_types_are_looked_up_and_never_parsed(word: Any) -> None:
+    described = to_text(describe(mlc.onnx.load(network(), batch=8)))
+    assert '"float32"' in described
+    with pytest.raises(mlc.Error, match="no type of numbers"):
+        rebuild(from_text(described.replace('"float32"', to_text(word))), "net")
