@@ -1,4 +1,4 @@
-"""Scaled dot-product attention as one op, and its gradient."""
+"""Scaled dot-product attention as one op, and its gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from mlcompute.ops.contractions import matmul
 from mlcompute.ops.op import Array, ArrayType, Op, Typed, Value, emit, emit_all, register
-from mlcompute.ops.reductions import softmax, sum_
+from mlcompute.ops.reductions import softmax, sum_, sum_to
 from mlcompute.ops.views import transpose
 
 _T = TypeVar("_T")
@@ -24,7 +24,7 @@ class Attention(Op):
     """y = (keep softmax(scale q kᵀ + mask)) v, per sample and head.
 
     q (n, heads, l, d)   k (n, heads, s, d)   v (n, heads, s, dv)   ->   y (n, heads, l, dv)
-    mask   with `has_mask`: added to the scores (-inf forbids); broadcasts to (n, heads, l, s); gets no gradient
+    mask   with `has_mask`: added to the scores (-inf forbids); broadcasts to (n, heads, l, s)
     keep   with `has_keep`: (n, heads, l, s), multiplies the probabilities (dropout: 0 or 1/(1-rate)); gets no gradient
 
     A row whose keys are all forbidden gives NaN.
@@ -44,8 +44,13 @@ class Attention(Op):
     def derivative(
         dy: Value, y: Value, q: Value, k: Value, v: Value, *more: Value, scale: float, has_mask: bool, has_keep: bool
     ) -> tuple[Value | None, ...]:
-        parts = emit_all("attention_gradient", dy, q, k, v, *more, scale=scale, has_mask=has_mask, has_keep=has_keep)
-        return (*parts, *(None for _ in more))
+        options = {"scale": scale, "has_mask": has_mask, "has_keep": has_keep}
+        parts: list[Value | None] = list(emit_all("attention_gradient", dy, q, k, v, *more, **options))
+        if has_mask:  # a step of its own: most masks need no gradient, and then it is never computed
+            parts.append(emit("attention_mask_gradient", dy, q, k, v, *more, **options))
+        if has_keep:
+            parts.append(None)
+        return tuple(parts)
 
     @staticmethod
     def expansion(q: Value, k: Value, v: Value, *more: Value, scale: float, has_mask: bool, has_keep: bool) -> Value:
@@ -75,11 +80,8 @@ class AttentionGradient(Op):
         dy: Array, q: Array, k: Array, v: Array, *more: Array, scale: float, has_mask: bool, has_keep: bool
     ) -> tuple[Array, Array, Array]:
         mask, keep = _options(more, has_mask, has_keep)
-        p = _probabilities(q, k, mask, scale)
-        kept, dp = p, dy @ np.swapaxes(v, -1, -2)
-        if keep is not None:
-            kept, dp = p * keep, dp * keep
-        ds = p * (dp - np.sum(dp * p, axis=-1, keepdims=True)) * q.dtype.type(scale)
+        kept, ds = _score_gradients(dy, q, k, v, mask, keep, scale)
+        ds = ds * q.dtype.type(scale)
         return ds @ k, np.swapaxes(ds, -1, -2) @ q, np.swapaxes(kept, -1, -2) @ dy
 
     @staticmethod
@@ -87,12 +89,43 @@ class AttentionGradient(Op):
         dy: Value, q: Value, k: Value, v: Value, *more: Value, scale: float, has_mask: bool, has_keep: bool
     ) -> tuple[Value, Value, Value]:
         mask, keep = _options(more, has_mask, has_keep)
-        p = _described_probabilities(q, k, mask, scale)
-        kept, dp = p, matmul(dy, transpose(v))
-        if keep is not None:
-            kept, dp = p * keep, dp * keep
-        ds = p * (dp - sum_(dp * p, (3,))) * scale
+        kept, ds = _described_score_gradients(dy, q, k, v, mask, keep, scale)
+        ds = ds * scale
         return matmul(ds, k), matmul(transpose(ds), q), matmul(transpose(kept), dy)
+
+
+@register("attention_mask_gradient", "attention")
+class AttentionMaskGradient(Op):
+    """Gradient of `attention` with respect to its mask: ds of `attention_gradient`, summed where the mask was repeated.
+
+    dy (n, heads, l, dv), then the inputs of `attention`   ->   shaped like the mask
+    """
+
+    @staticmethod
+    def result(
+        dy: Typed, q: Typed, k: Typed, v: Typed, mask: Typed, *more: Typed, scale: float, has_mask: bool, has_keep: bool
+    ) -> ArrayType:
+        return ArrayType(mask.shape, mask.dtype)
+
+    @staticmethod
+    def meaning(
+        dy: Array, q: Array, k: Array, v: Array, *more: Array, scale: float, has_mask: bool, has_keep: bool
+    ) -> Array:
+        mask, keep = _options(more, has_mask, has_keep)
+        assert mask is not None
+        _, ds = _score_gradients(dy, q, k, v, mask, keep, scale)
+        extents = (1,) * (ds.ndim - mask.ndim) + mask.shape
+        repeated = tuple(axis for axis, extent in enumerate(extents) if extent == 1)
+        return np.asarray(ds.sum(axis=repeated, keepdims=True).reshape(mask.shape))
+
+    @staticmethod
+    def expansion(
+        dy: Value, q: Value, k: Value, v: Value, *more: Value, scale: float, has_mask: bool, has_keep: bool
+    ) -> Value:
+        mask, keep = _options(more, has_mask, has_keep)
+        assert mask is not None
+        _, ds = _described_score_gradients(dy, q, k, v, mask, keep, scale)
+        return sum_to(ds, mask.shape)
 
 
 def _probabilities(q: Array, k: Array, mask: Array | None, scale: float) -> Array:
@@ -108,6 +141,28 @@ def _probabilities(q: Array, k: Array, mask: Array | None, scale: float) -> Arra
 def _described_probabilities(q: Value, k: Value, mask: Value | None, scale: float) -> Value:
     scores = matmul(q, transpose(k)) * scale
     return softmax(scores if mask is None else scores + mask, 3)
+
+
+def _score_gradients(
+    dy: Array, q: Array, k: Array, v: Array, mask: Array | None, keep: Array | None, scale: float
+) -> tuple[Array, Array]:
+    """(p keep, ds)"""
+    p = _probabilities(q, k, mask, scale)
+    kept, dp = p, dy @ np.swapaxes(v, -1, -2)
+    if keep is not None:
+        kept, dp = p * keep, dp * keep
+    return kept, np.asarray(p * (dp - np.sum(dp * p, axis=-1, keepdims=True)))
+
+
+def _described_score_gradients(
+    dy: Value, q: Value, k: Value, v: Value, mask: Value | None, keep: Value | None, scale: float
+) -> tuple[Value, Value]:
+    """(p keep, ds)"""
+    p = _described_probabilities(q, k, mask, scale)
+    kept, dp = p, matmul(dy, transpose(v))
+    if keep is not None:
+        kept, dp = p * keep, dp * keep
+    return kept, p * (dp - sum_(dp * p, (3,)))
 
 
 def attention(

@@ -1,4 +1,4 @@
-"""Attention and its gradient: threads share the heads of all samples; a block of queries at a time stays in the cache.
+"""Attention and its gradients: threads share the heads of all samples; a block of queries at a time stays in the cache.
 
 Per sample and head the keys and values are packed once; per block of queries the scores, their softmax and what follows
 are computed in memory of the thread's own. The products are those of `products`, reading q, k and v where they lie.
@@ -27,12 +27,14 @@ from mlcompute.devices.cpu.lanes import Lanes, literal
 from mlcompute.devices.cpu.math import exp
 from mlcompute.devices.cpu.operands import Operand, Operands, broadcast_strides
 from mlcompute.devices.cpu.threads import planned_threads
-from mlcompute.ops.op import FLOAT32, Step
+from mlcompute.ops.op import FLOAT32, Shape, Step
 
 #: Scores of a block of queries, at most, if a block is to have more than two dozen.
 _BLOCK_SCORES = 32768
 #: Queries whose softmax is computed together.
 _TOGETHER = 4
+#: Blocks of a mask's gradient, if it has so many queries.
+_MASK_BLOCKS = 32
 
 
 @dataclass(frozen=True)
@@ -43,22 +45,30 @@ class _Sizes:
     keys: int
     width: int
     value_width: int
+    #: Queries of a block: whole tiles of the products, which are 6 or 12 rows high.
+    block: int
 
     @classmethod
     def of(cls, step: Step) -> _Sizes:
-        q, k, v = step.inputs[1:4] if step.op.name == "attention_gradient" else step.inputs[:3]
-        samples, heads, queries, width = q.shape
-        return cls(samples, heads, queries, k.shape[2], width, v.shape[3])
-
-    @property
-    def block(self) -> int:
-        """Queries of a block: whole tiles of the products, which are 6 or 12 rows high."""
-        return min(self.queries, 12 * max(2, _BLOCK_SCORES // (12 * padded(self.keys))))
+        q, k, v = step.inputs[:3] if step.op.name == "attention" else step.inputs[1:4]
+        (samples, heads, queries, width), keys = q.shape, k.shape[2]
+        tiles = max(2, _BLOCK_SCORES // (12 * padded(keys)))
+        if step.op.name == "attention_mask_gradient":
+            # Threads share the blocks of the mask: a mask that all samples share needs several.
+            n, m, rows, _ = _four(step.results[0].shape)
+            per_mask = -(-_MASK_BLOCKS // (n * m)) if rows == queries else 1
+            tiles = min(tiles, max(2, -(-queries // (12 * per_mask))))
+        return cls(samples, heads, queries, keys, width, v.shape[3], min(queries, 12 * tiles))
 
     def cost(self, passes: float) -> float:
         """Nanoseconds of a softmax and of so many pairs of products, one with the keys and one with the values."""
         scores = self.samples * self.heads * self.queries * self.keys
         return scores * (2.0 * passes * (self.width + self.value_width) / FLOPS_PER_NS + 1.0)
+
+
+def _four(mask: Shape) -> Shape:
+    """A mask's extents as (n, heads, l, s)."""
+    return (1,) * (4 - len(mask)) + mask
 
 
 def _parts(step: Step) -> dict[str, int]:
@@ -69,6 +79,13 @@ def _parts(step: Step) -> dict[str, int]:
             "keys": padded(s.keys) * s.width,
             "values": padded(s.value_width) * s.keys,
             "scores": padded(s.keys) * s.block,
+        }
+    if step.op.name == "attention_mask_gradient":
+        return {
+            "keys": padded(s.keys) * s.width,
+            "values": padded(s.keys) * s.value_width,
+            "p": padded(s.keys) * s.block,
+            "ds": padded(s.keys) * s.block,
         }
     return {
         "keys": padded(s.keys) * s.width,
@@ -119,9 +136,12 @@ def _can_pack(operand: Operand) -> bool:
 
 
 class _Kernel:
-    """What attention and its gradient share: their operands, the loop over heads, and the probabilities."""
+    """What attention and its gradients share: their operands, the loop over heads, and the probabilities.
 
-    def __init__(self, step: Step, operands: Operands, inputs: Sequence[Operand]) -> None:
+    units   what threads share, if not the heads of all samples
+    """
+
+    def __init__(self, step: Step, operands: Operands, inputs: Sequence[Operand], units: int = 0) -> None:
         self.step, self.operands = step, operands
         q, k, v, *more = inputs
         self.sizes = s = _Sizes.of(step)
@@ -130,8 +150,8 @@ class _Kernel:
         self.memory = ThreadMemory(words, operands.workspace(step, 0, workspace(step)), _parts(step))
         # Whole samples where that is even enough: then no meeting is needed with neighbours that share samples, too.
         is_even = s.samples % operands.threads == 0 or s.samples >= 8 * operands.threads
-        self.rows = s.samples if is_even and operands.threads <= self.memory.count else 0
-        self.begin, self.end = share_units(words, s.samples * s.heads, self.rows, self.memory.most)
+        self.rows = s.samples if not units and is_even and operands.threads <= self.memory.count else 0
+        self.begin, self.end = share_units(words, units or s.samples * s.heads, self.rows, self.memory.most)
         self.heads, self.queries, self.keys, self.width, self.value_width = words.numbers(
             [s.heads, s.queries, s.keys, s.width, s.value_width]
         )
@@ -239,7 +259,7 @@ def _inputs(step: Step, operands: Operands) -> list[Operand] | None:
     """The operands, if the kernels can read them all."""
     found = [operands[value] for value in step.inputs]
     floats = all(operand.dtype == FLOAT32 and operand.size for operand in found)
-    matrices = found[:4] if step.op.name == "attention_gradient" else found[:3]
+    matrices = found[:3] if step.op.name == "attention" else found[:4]
     return found if floats and all(_can_pack(operand) for operand in matrices) else None
 
 
@@ -300,7 +320,7 @@ def attention_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry
             with code.loop(0, rows) as row:
                 query, p_line, ds_line = code.add(first, row), kernel.line(p, row), kernel.line(ds, row)
                 kernel.multiply(ds_line, unit, query)
-                _softmax_gradient(kernel, p_line, ds_line)
+                _softmax_gradient(kernel, p_line, ds_line, kernel.scale)
                 kernel.multiply(p_line, unit, query)
             turned = ("1", kernel.padded_keys)
             call_product(
@@ -318,18 +338,112 @@ def attention_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry
     return [kernel.entry(inputs, targets, "attention gradient", 2.5)]
 
 
-def _softmax_gradient(kernel: _Kernel, p: Line, ds: Line) -> None:
+def attention_mask_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
+    """dy, q, k, v, mask, keep -> dmask
+
+    Threads share the blocks of queries of the mask; what a block is repeated over is added to it in a fixed order.
+    """
+    inputs = _inputs(step, operands)
+    if inputs is None:
+        return None
+    sizes, target = _Sizes.of(step), operands[step.results[0]]
+    n, heads, queries, _ = _four(target.shape)
+    sums_queries = queries != sizes.queries
+    blocks = 1 if sums_queries else -(-sizes.queries // sizes.block)
+    kernel = _Kernel(step, operands, inputs[1:], units=n * heads * blocks)
+    code, words, s, memory = kernel.code, kernel.words, kernel.sizes, kernel.memory
+    dy = Strided.of(words, inputs[0])
+    keys, values = (_Packer(words, inputs[i], view, turned=True) for i, view in ((2, kernel.k), (3, kernel.v)))
+    by_keys = words.pointer(product(s.keys))
+    mask_heads, mask_blocks, samples_each, heads_each, queries_each = words.numbers(
+        [heads, blocks, s.samples // n, s.heads // heads, s.queries if sums_queries else s.block]
+    )
+    shape = (s.samples, s.heads, s.queries, s.keys)
+    walked = Operand(target.base, target.offset, shape, broadcast_strides(target, shape), target.dtype)
+    result = _MaskGradient(kernel, Strided.of(words, walked))
+    p, ds = memory["p"], memory["ds"]
+    with code.loop(kernel.begin, kernel.end) as number:
+        plane, begin = code.div(number, mask_blocks), code.mul(code.rem(number, mask_blocks), queries_each)
+        end = code.minimum(code.add(begin, queries_each), kernel.queries)
+        first_sample, first_head = code.div(plane, mask_heads), code.rem(plane, mask_heads)
+        result.clear((first_sample, first_head), begin, end)
+        with code.loop(0, samples_each) as i, code.loop(0, heads_each) as j:
+            unit = code.add(first_sample, i), code.add(first_head, j)
+            for packer, name in ((keys, "keys"), (values, "values")):
+                packer.pack(unit, 0, kernel.keys, memory[name])
+            with code.loop(begin, end, kernel.block) as first:
+                rows = code.minimum(kernel.block, code.sub(end, first))
+                kernel.scores(by_keys, rows, kernel.q, unit, first, kernel.width, memory["keys"], p)
+                kernel.scores(by_keys, rows, dy, unit, first, kernel.value_width, memory["values"], ds)
+                kernel.probabilities(p, rows, unit, first)
+                with code.loop(0, rows) as row:
+                    kernel.multiply(kernel.line(ds, row), unit, code.add(first, row))
+                    _softmax_gradient(kernel, kernel.line(p, row), kernel.line(ds, row))
+                if sums_queries:  # together first: a long sum of single lines would round more
+                    with code.loop(1, rows) as row:
+                        _add_line(kernel, kernel.line(ds, row), kernel.line(ds, "0"))
+                    rows = "1"
+                with code.loop(0, rows) as row:
+                    result.add(kernel.line(ds, row), unit, code.add(first, row))
+    return [kernel.entry(inputs, [target], "attention mask gradient", 1.0)]
+
+
+@dataclass(frozen=True)
+class _MaskGradient:
+    """The gradient of a mask, walked as if it had one line per query; a line is one number if keys share it."""
+
+    kernel: _Kernel
+    target: Strided
+
+    def _line(self, unit: tuple[str, str], query: str) -> Line:
+        return Line(self.kernel.code, self.target.place(*unit, query), "float")
+
+    def clear(self, unit: tuple[str, str], begin: str, end: str) -> None:
+        """Zero the lines of some queries."""
+        code, width = self.kernel.code, self.kernel.keys if self.target.last else "1"
+        zero = splat(Lanes(code, literal(0.0, "float", 1), "float", 1))
+        with code.loop(begin, end) as query:
+            line = self._line(unit, query)
+            each_vector(code, 0, width, lambda index, mask: line.store(index, zero, mask))
+
+    def add(self, ds: Line, unit: tuple[str, str], query: str) -> None:
+        """Add what one query of a sample's head contributes."""
+        line = self._line(unit, query)
+        if self.target.last:
+            _add_line(self.kernel, ds, line)
+            return
+        total = LineFold(self.kernel.code, SUM)
+        total.add(ds, self.kernel.keys, lambda element, index, mask: element)
+        line.store(0, line.load(0, lanes=1) + total.result())
+
+
+def _add_line(kernel: _Kernel, source: Line, target: Line) -> None:
+    """target += source, one element per key"""
+
+    def change(index: str, mask: str | None) -> None:
+        target.store(index, target.load(index, mask) + source.load(index, mask), mask)
+
+    each_vector(kernel.code, 0, kernel.keys, change)
+
+
+def _softmax_gradient(kernel: _Kernel, p: Line, ds: Line, scale: str = "") -> None:
     """ds = scale p (dp - sum dp p), in place of dp."""
     code = kernel.code
     total = LineFold(code, SUM)
     total.add(ds, kernel.keys, lambda dp, index, mask: dp * p.load(index, mask))
-    mean, scale = splat(total.result()), splat(Lanes(code, kernel.scale, "float", 1))
+    mean = splat(total.result())
+    factor = splat(Lanes(code, scale, "float", 1)) if scale else None
 
     def change(index: str, mask: str | None) -> None:
-        ds.store(index, p.load(index, mask) * (ds.load(index, mask) - mean) * scale, mask)
+        value = p.load(index, mask) * (ds.load(index, mask) - mean)
+        ds.store(index, value if factor is None else value * factor, mask)
 
     each_vector(code, 0, kernel.keys, change)
 
 
-KERNELS: dict[str, Maker] = {"attention": attention_entries, "attention_gradient": attention_gradient_entries}
+KERNELS: dict[str, Maker] = {
+    "attention": attention_entries,
+    "attention_gradient": attention_gradient_entries,
+    "attention_mask_gradient": attention_mask_gradient_entries,
+}
 WORKSPACES = dict.fromkeys(KERNELS, workspace)
