@@ -118,7 +118,8 @@ class DescribedGraph(Graph):
                 fed.setdefault(tensor)
         elsewhere = {*produced, *self._constants, *self._kept_inputs()}
         inputs = [tensor for tensor in fed if tensor not in elsewhere]
-        axes = _source_axes(description.nodes, inputs)
+        axes = _source_axes(description.nodes, [*inputs, *self._constants])
+        description.shared = {tensor for tensor, counted in axes.items() if None in counted}
         description.batch_size = self._batch_extent(inputs, axes)
         for tensor in inputs:
             extent, batch = tensor.descriptor.shape[0], description.batch_size
@@ -142,13 +143,16 @@ class DescribedGraph(Graph):
             _check_parameters(node.layer)
         return description
 
-    def _batch_extent(self, inputs: list[Tensor], axes: dict[Tensor, set[int]]) -> int:
+    def _batch_extent(self, inputs: list[Tensor], axes: dict[Tensor, set[int | None]]) -> int:
         """The number of samples: that of the first declared input, but where there are labels one they agree with.
 
         An axis of 1 holds something that all samples share.
         """
-        extents = {tensor: tensor.descriptor.shape[min(axes.get(tensor, {0}))] for tensor in inputs}
-        extents = {tensor: extent for tensor, extent in extents.items() if extent > 1}
+        extents: dict[Tensor, int] = {}
+        for tensor in inputs:
+            counted = [axis for axis in axes.get(tensor, {0}) if axis is not None]
+            if counted and (extent := tensor.descriptor.shape[min(counted)]) > 1:
+                extents[tensor] = extent
         labels = {extents[tensor] for tensor in self._declared.labels.values() if tensor in extents}
         named = [extents[tensor] for tensor in self._declared.inputs.values() if tensor in extents]
         agreed = [extent for extent in named if extent in labels]
@@ -209,12 +213,13 @@ def _check_parameters(layer: Layer) -> None:
             )
 
 
-def _source_axes(nodes: list[Node], tensors: Iterable[Tensor]) -> dict[Tensor, set[int]]:
-    """Which axes of some tensors count samples, in the eyes of the layers that read them."""
-    asked, axes = frozenset(tensors), dict[Tensor, set[int]]()
+def _source_axes(nodes: list[Node], tensors: Iterable[Tensor]) -> dict[Tensor, set[int | None]]:
+    """Which axes of some tensors count samples, in the eyes of the layers that read them; None: samples share it."""
+    asked, axes = frozenset(tensors), dict[Tensor, set[int | None]]()
     for node in nodes:
         if asked.isdisjoint(node.sources):
             continue
+        descriptors = [source.descriptor for source in node.sources]
         for index, tensor in enumerate(node.sources):
-            axes.setdefault(tensor, set()).add(node.layer.source_batch_axis(index, len(node.sources)))
+            axes.setdefault(tensor, set()).add(node.layer.source_batch_axis(index, descriptors))
     return axes

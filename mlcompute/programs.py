@@ -209,6 +209,7 @@ def without_losses(description: Description) -> Description:
         batch_size=description.batch_size,
         inputs={t: scale for t, scale in description.inputs.items() if t in used or t not in labels},
         constants=description.constants,
+        shared=description.shared,
         kept=[t for t in description.kept if t not in dropped] + ([result] if result is not None else []),
         debugged=[t for t in description.debugged if t not in dropped],
         fuses=description.fuses,
@@ -219,7 +220,9 @@ def _leading(description: Description, batch_size: int) -> Description:
     """For a smaller batch: the leading samples of constants that have one row per sample."""
     full = description.batch_size
     constants = {
-        tensor: array[:batch_size] if full > 1 and array.shape[0] == full else array
+        tensor: array[:batch_size]
+        if full > 1 and array.shape[0] == full and tensor not in description.shared
+        else array
         for tensor, array in description.constants.items()
     }
     return description if batch_size == full else dataclasses.replace(description, constants=constants)

@@ -226,7 +226,7 @@ def test_gradients_match_finite_differences(case: Case) -> None:
     for tensor, value in run.persistent.items():
         feeds[value] = tensor.data.astype(value.dtype)
     trainable = [run.values[slot.tensor] for slot in layer.parameters.values() if slot.tensor in run.values]
-    moving = [run.values[t] for i, t in enumerate(tensors[: len(case.sources)]) if i not in case.constant]
+    moving = [run.values[tensor] for tensor in tensors[: len(case.sources)]]
     moving += trainable
     moving = list(dict.fromkeys(value for value in moving if value.dtype == F64))
     answers = [run.values[result] for result in results if run.values[result].is_floating]

@@ -126,8 +126,10 @@ class SequenceBuilder(Builder):
         """Multi-head attention.   query (n, l, model), key and value (n, s, model)   ->   (n, l, model)
 
         key, value  the query unless given (self-attention); the value is the key unless given
-        key_mask    BOOLEAN (n, s): True forbids a key
-        mask        (1, l, s) or (n * heads, l, s): BOOLEAN, True forbids; or floating, added to the scores
+        key_mask    BOOLEAN (n, s): True forbids a key of a sample, its padding for example
+        mask        BOOLEAN, True forbids a query to see a key; or floating, added to the scores, and trained if it
+                    comes from something that is. (l, s); per sample (n, l, s); per sample and head
+                    (n * heads, l, s); or (n, heads, l, s), where extents may be 1
 
         >>> import mlcompute as mlc
         >>> graph = mlc.Graph()
@@ -149,6 +151,8 @@ class SequenceBuilder(Builder):
             [fresh(1, width, like=query, initializer=initializer) for width in (keys, values)]
             if attention_biases
             else None,
+            # Said, for a mask (l, s) looks like a key mask (n, s).
+            has_key_mask=None if key_mask is None and mask is None else key_mask is not None,
         )
         masks = [given for given in (key_mask, mask) if given is not None]
         return self._build(layer, [query, key, value, *masks], name, "attention", updates=updates)

@@ -42,6 +42,7 @@ class Description:
 
     inputs          tensors fed before each run -> samples they hold per sample of the batch; 0: not scaled
     constants       inputs whose data is known now
+    shared          inputs and constants of which no axis counts samples
     kept            tensors that stay readable after every run; `kept_gradients`: tensors whose gradients do
     debugged        tensors that stay readable together with their gradients
     losses          nodes whose results the gradient pass starts from, with ones
@@ -54,6 +55,7 @@ class Description:
     batch_size: int = 1
     inputs: dict[Tensor, int] = field(default_factory=dict)
     constants: dict[Tensor, Array] = field(default_factory=dict)
+    shared: set[Tensor] = field(default_factory=set)
     label_weights: dict[Layer, Tensor] = field(default_factory=dict)
     kept: list[Tensor] = field(default_factory=list)
     kept_gradients: list[Tensor] = field(default_factory=list)

@@ -11,7 +11,7 @@ from mlcompute.enums import DataType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.arguments import real, whole
 from mlcompute.layers.layer import FLOATS, Forward, Layer
-from mlcompute.ops.op import Value
+from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
 
@@ -83,8 +83,9 @@ class MultiheadAttentionLayer(Layer):
     Q = q Wqᵀ + bq,   K = k Wkᵀ + bk,   V = v Wvᵀ + bv.
 
     sources   query (n, l, model), key (n, s, model), value (n, s, model); then, if wanted, a key mask (n, s), BOOLEAN,
-              and an attention mask (1, l, s) or (n * heads, l, s), row n * heads + head. True forbids; a floating
-              attention mask is added to the scores. A query with no key left gives NaN
+              and an attention mask (l, s), (1, l, s), (n, l, s), (n * heads, l, s) with row n * heads + head, or
+              (n, heads, l, s), whose extents may be 1. True forbids; a floating attention mask is added to the scores
+              and gets a gradient. A query with no key left gives NaN
     results   y (n, l, model)
 
     weights   Wq, Wk (key_dimension, model), Wv (value_dimension, model), Wo (model, value_dimension): element counts
@@ -92,6 +93,7 @@ class MultiheadAttentionLayer(Layer):
     biases    bq, bk, bv, bo; exactly when has_biases
     attention_biases   rows appended to K and V, with key_dimension and value_dimension elements; exactly when
               has_attention_biases. Trained like the rest. No mask forbids appended rows
+    has_key_mask       is the fourth source a key mask? Unless it is said, one of two axes is, and one of more is not
     """
 
     default_label = "MultiheadAttention"
@@ -104,6 +106,8 @@ class MultiheadAttentionLayer(Layer):
         weights: Sequence[Tensor],
         biases: Sequence[Tensor] | None = None,
         attention_biases: Sequence[Tensor] | None = None,
+        *,
+        has_key_mask: bool | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(descriptor, MultiheadAttentionDescriptor):
@@ -128,6 +132,9 @@ class MultiheadAttentionLayer(Layer):
                 fix=f"give {name} exactly when has_{name} is True",
                 error=DataError,
             )
+        self._has_key_mask = None if has_key_mask is None else bool(has_key_mask)
+        #: Rows of a mask per sample; 0 where all samples share it. Known with the sources.
+        self._mask_rows = 0
         self._biases = self._attention_biases = None
         if biases is not None:
             widths = [(outputs,) for outputs, _ in self._projections]
@@ -181,6 +188,11 @@ class MultiheadAttentionLayer(Layer):
         return None if self._attention_biases is None else list(self._attention_biases)
 
     @property
+    def has_key_mask(self) -> bool | None:
+        """Whether the fourth source is a key mask; None: by its axes."""
+        return self._has_key_mask
+
+    @property
     def weights_parameters(self) -> list[TensorParameter]:
         """The weights as the optimizer sees them."""
         return list(self._parameters["weights"])
@@ -221,34 +233,73 @@ class MultiheadAttentionLayer(Layer):
                 f"the {name} has shape {source.shape}",
                 expected=f"{(*keys, d.model_dimension)}: the query's batch, as many values as keys",
             )
-        key_mask, attention_mask = self._masks(sources[3:])
+        key_mask, attention_mask = self._masks([source.shape for source in sources[3:]])
         if key_mask is not None:
+            kind = sources[key_mask].data_type
             self.expect(
-                key_mask.data_type == DataType.BOOLEAN,
-                f"the key mask must be BOOLEAN, not {key_mask.data_type.name}",
+                kind == DataType.BOOLEAN,
+                f"the key mask must be BOOLEAN, not {kind.name}",
+                fix=f"numbers to add to the scores are an attention mask: (1, {rows}, {keys[1]})",
                 error=DataError,
             )
             self.expect(
-                key_mask.shape == keys, f"the key mask has shape {key_mask.shape}", expected=f"(batch, keys) = {keys}"
+                sources[key_mask].shape == keys,
+                f"the key mask has shape {sources[key_mask].shape}",
+                expected=f"(batch, keys) = {keys}",
+                fix=f"a mask over queries and keys is an attention mask: mask=, or (1, {rows}, {keys[1]}) as a source",
             )
         if attention_mask is not None:
-            pairs = (rows, keys[1])
-            self.expect(
-                attention_mask.shape in ((1, *pairs), (n * d.head_count, *pairs)),
-                f"the attention mask has shape {attention_mask.shape}",
-                expected=f"{(1, *pairs)} or (batch * heads, queries, keys) = {(n * d.head_count, *pairs)}",
-            )
+            self._mask_rows = self._rows_per_sample(sources[attention_mask].shape, n, rows, keys[1])
         return [TensorDescriptor(query.shape, data_type=query.data_type)]
 
-    def _masks(self, masks: Sequence[TensorDescriptor]) -> tuple[TensorDescriptor | None, TensorDescriptor | None]:
-        """(key mask, attention mask): a key mask has two axes, an attention mask three."""
-        ranks = tuple(len(mask.shape) for mask in masks)
+    def _masks(self, shapes: Sequence[Shape]) -> tuple[int | None, int | None]:
+        """Which sources are the key mask and the attention mask."""
+        ranks = tuple(len(shape) for shape in shapes)
+        has_key_mask = self._has_key_mask if self._has_key_mask is not None else ranks[:1] == (2,)
+        attention = ranks[1:] if has_key_mask else ranks
         self.expect(
-            ranks in ((), (2,), (3,), (2, 3)),
-            f"the masks have shapes {', '.join(str(mask.shape) for mask in masks)}",
+            len(attention) <= 1 and all(rank in (2, 3, 4) for rank in attention),
+            f"the masks have shapes {', '.join(str(shape) for shape in shapes)}",
             expected="a key mask (batch, keys), then an attention mask (1 or batch * heads, queries, keys)",
         )
-        return masks[0] if 2 in ranks else None, masks[-1] if 3 in ranks else None
+        first = 4 if has_key_mask else 3
+        return 3 if has_key_mask and ranks else None, first if attention else None
+
+    def _rows_per_sample(self, shape: Shape, n: int, rows: int, keys: int) -> int:
+        """What the first axis of an attention mask holds for each sample; 0 where the samples share it."""
+        heads = self._descriptor.head_count
+        fits = all(extent in (1, full) for extent, full in zip(shape[-2:], (rows, keys), strict=True))
+        if len(shape) == 4:
+            fits = fits and shape[0] in (1, n) and shape[1] in (1, heads)
+        elif len(shape) == 3:
+            fits = fits and shape[0] in (1, n, n * heads)
+            self.expect(
+                not fits or shape[0] == 1 or not shape[0] == n == heads,
+                f"the attention mask has shape {shape}: {n} samples, or {n} heads?",
+                fix=f"reshape it to {(n, 1, *shape[1:])} for one per sample, to {(1, heads, *shape[1:])} for one per "
+                "head",
+            )
+        self.expect(
+            fits,
+            f"the attention mask has shape {shape}",
+            expected=f"(queries, keys) = {(rows, keys)}; {(1, rows, keys)}; one per sample, {(n, rows, keys)}; one per "
+            f"sample and head, {(n * heads, rows, keys)}; or {(n, heads, rows, keys)}, where extents may be 1",
+            fix=self._mask_advice(shape, n, rows, keys),
+        )
+        return 0 if len(shape) == 2 or shape[0] == 1 else shape[0] // n
+
+    def _mask_advice(self, shape: Shape, n: int, rows: int, keys: int) -> str:
+        heads = self._descriptor.head_count
+        if shape == (n, keys):
+            return "which keys of each sample count is a key mask: key_mask=, or before the attention mask"
+        if shape == (heads, rows, keys):
+            return f"reshape one mask per head to {(1, *shape)}"
+        return ""
+
+    def source_batch_axis(self, index: int, sources: Sequence[TensorDescriptor]) -> int | None:
+        shapes = [source.shape for source in sources[3:]]
+        shared = index >= 3 and index == self._masks(shapes)[1] and len(sources[index].shape) == 2
+        return None if shared else 0
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         d = self._descriptor
@@ -262,7 +313,8 @@ class MultiheadAttentionLayer(Layer):
             appended.append([ops.full(k, (d.key_dimension,), 0.0), ops.full(v, (d.value_dimension,), 0.0)])
         for key_row, value_row in appended:
             k, v = _with_row(k, key_row), _with_row(v, value_row)
-        if mask is not None:
+        if mask is not None and appended:
+            mask = ops.broadcast(mask, (*mask.shape[:3], k.shape[2] - len(appended)))
             mask = ops.pad(mask, (0, 0, 0, 0), (0, 0, 0, len(appended)), 0.0)
         keep = None
         if run.training and d.dropout:
@@ -289,16 +341,23 @@ class MultiheadAttentionLayer(Layer):
 
     def _added_mask(self, q: Value, masks: Sequence[Value]) -> Value | None:
         """What the given masks add to the scores, broadcasting to (n, heads, l, s)."""
-        n, heads, rows, _ = q.shape
+        n = q.shape[0]
+        key_mask, _ = self._masks([mask.shape for mask in masks])
         total: Value | None = None
-        for mask in masks:
-            keys = mask.shape[-1]
-            if mask.rank == 2:
-                shape = (n, 1, 1, keys)
+        for index, mask in enumerate(masks, start=3):
+            is_key_mask = index == key_mask
+            per_sample = 1 if is_key_mask else self._mask_rows
+            if per_sample:
+                # A run of fewer samples than the mask was made for reads the leading ones.
+                mask = ops.slice_axis(mask, 0, 0, n * per_sample)
+            shape: Shape
+            if is_key_mask:
+                shape = (n, 1, 1, mask.shape[1])
+            elif mask.rank == 4:
+                shape = mask.shape
             else:
-                shape = (1, 1, rows, keys) if mask.shape[0] == 1 else (n, heads, rows, keys)
-            # A run of fewer samples than the mask was made for reads the leading ones.
-            mask = ops.reshape(ops.slice_axis(mask, 0, 0, shape[0] * shape[1]), shape)
+                shape = (n if per_sample else 1, max(per_sample, 1), *mask.shape[-2:])
+            mask = ops.reshape(mask, shape)
             if not mask.is_floating:
                 mask = ops.select(mask, ops.full(q, (), -math.inf), 0.0)
             total = mask if total is None else total + mask

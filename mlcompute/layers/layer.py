@@ -107,8 +107,8 @@ class Layer(ABC):
         """Tensors the forward pass reads and updates but the optimizer never touches."""
         return {}
 
-    def source_batch_axis(self, index: int, count: int) -> int:
-        """The axis of source `index` (out of `count`) that counts samples."""
+    def source_batch_axis(self, index: int, sources: Sequence[TensorDescriptor]) -> int | None:
+        """The axis of source `index` that counts samples; None where all samples share it."""
         return 0
 
     def _join(self, graph: Graph) -> None:

@@ -244,8 +244,8 @@ class LSTMLayer(Layer):
     def parameters(self) -> dict[str, TensorParameter]:
         return {f"{slot}_{k}": p for slot, listed in self._parameters.items() for k, p in enumerate(listed)}
 
-    def source_batch_axis(self, index: int, count: int) -> int:
-        return 2 if count > 2 and index in (1, 2) else 0
+    def source_batch_axis(self, index: int, sources: Sequence[TensorDescriptor]) -> int | None:
+        return 2 if len(sources) > 2 and index in (1, 2) else 0
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         d = self._descriptor

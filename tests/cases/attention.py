@@ -42,19 +42,35 @@ def _parts(d: MultiheadAttentionDescriptor, spelling: Callable[..., Any] = _four
 
 
 def make(
-    model: int, heads: int, *, spelling: Callable[..., Any] = _four, bias: Any = lambda n: (n,), **options: Any
+    model: int,
+    heads: int,
+    *,
+    spelling: Callable[..., Any] = _four,
+    bias: Any = lambda n: (n,),
+    has_key_mask: bool | None = None,
+    **options: Any,
 ) -> Callable[[], Layer]:
     def build() -> Layer:
         d = MultiheadAttentionDescriptor(model, heads, **options)
-        return MultiheadAttentionLayer(d, *_parts(d, spelling, bias))
+        return MultiheadAttentionLayer(d, *_parts(d, spelling, bias), has_key_mask=has_key_mask)
 
     return build
 
 
-def _masks(sources: Sequence[Any]) -> tuple[Any, Any]:
-    """(key mask, attention mask), None for what is absent."""
-    by_rank = {mask.dim(): mask for mask in sources[3:]}
-    return by_rank.get(2), by_rank.get(3)
+def _masks(sources: Sequence[Any], heads: int, has_key_mask: bool | None) -> tuple[Any, Any]:
+    """(key mask (n, s), attention mask (n, heads, l, s)), None for what is absent."""
+    masks = list(sources[3:])
+    is_first = masks and masks[0].dim() == 2 if has_key_mask is None else has_key_mask
+    key_mask = masks.pop(0) if is_first else None
+    if not masks:
+        return key_mask, None
+    (n, rows), keys = sources[0].shape[:2], sources[1].shape[1]
+    mask = masks[0]
+    if mask.dim() == 2:
+        mask = mask[None, None]
+    elif mask.dim() == 3:
+        mask = mask.unflatten(0, (n, heads)) if len(mask) == n * heads else mask[:, None]
+    return key_mask, mask.expand(n, heads, rows, keys)
 
 
 def _added(mask: Any, like: Any) -> Any:
@@ -62,16 +78,15 @@ def _added(mask: Any, like: Any) -> Any:
     return torch.zeros(mask.shape, dtype=like.dtype).masked_fill(mask, -math.inf) if mask.dtype == torch.bool else mask
 
 
-def torch_attention(model: int, heads: int, **options: Any) -> Callable[..., Any]:
+def torch_attention(model: int, heads: int, has_key_mask: bool | None = None, **options: Any) -> Callable[..., Any]:
     """F.multi_head_attention_forward, which knows key_dimension = value_dimension = model_dimension only."""
     d = MultiheadAttentionDescriptor(model, heads, **options)
 
     def oracle(p: dict[str, Any], *sources: Any) -> Any:
         q, k, v = (source.transpose(0, 1) for source in sources[:3])
-        key_mask, attention_mask = _masks(sources)
+        key_mask, attention_mask = _masks(sources, heads, has_key_mask)
         if attention_mask is not None:
-            attention_mask = _added(attention_mask.detach(), q)
-            attention_mask = attention_mask[0] if attention_mask.shape[0] == 1 else attention_mask
+            attention_mask = _added(attention_mask, q).flatten(0, 1)
         w = [p[f"weights_{k}"].reshape(model, model) for k in range(4)]
         b = [p[f"biases_{k}"].reshape(model) if d.has_biases else torch.zeros(model, dtype=q.dtype) for k in range(4)]
         key_row, value_row = (
@@ -89,12 +104,12 @@ def torch_attention(model: int, heads: int, **options: Any) -> Callable[..., Any
     return oracle
 
 
-def written_out(model: int, heads: int, **options: Any) -> Callable[..., Any]:
+def written_out(model: int, heads: int, has_key_mask: bool | None = None, **options: Any) -> Callable[..., Any]:
     """The specification's formulas, one sample and one head at a time."""
     d = MultiheadAttentionDescriptor(model, heads, **options)
 
     def oracle(p: dict[str, Any], *sources: Any) -> Any:
-        key_mask, attention_mask = _masks(sources)
+        key_mask, attention_mask = _masks(sources, heads, has_key_mask)
         shapes = _two(d)
 
         def project(x: Any, index: int) -> Any:
@@ -118,8 +133,7 @@ def written_out(model: int, heads: int, **options: Any) -> Callable[..., Any]:
                 if key_mask is not None:
                     extra[:, :keys] += _added(key_mask[n], scores)
                 if attention_mask is not None:
-                    index = 0 if len(attention_mask) == 1 else n * heads + head
-                    extra[:, :keys] += _added(attention_mask.detach()[index], scores)
+                    extra[:, :keys] += _added(attention_mask[n, head], scores)
                 parts.append(torch.softmax(scores + extra, dim=1) @ vh)
             samples.append(project(torch.cat(parts, dim=1), 3))
         return torch.stack(samples)
@@ -133,8 +147,7 @@ def case(name: str, sources: Sequence[Any], model: int, heads: int, **options: A
     same = {options.get("key_dimension", model), options.get("value_dimension", model)} == {model}
     oracle = torch_attention if same else written_out
     layer = make(model, heads, **of_layer, **options)
-    masks = range(3, len(sources))
-    return Case(name, layer, sources, oracle(model, heads, **options), constant=masks, **of_case)
+    return Case(name, layer, sources, oracle(model, heads, **options), **of_case)
 
 
 def forbid(*shape: int, seed: int = 0) -> Array:
@@ -155,6 +168,7 @@ def _nothing_left() -> Array:
 
 
 QKV = [(3, 5, 4), (3, 6, 4), (3, 6, 4)]
+SQUARE = [(3, 3, 4)] * 3
 ROWS: dict[str, Any] = {"has_attention_biases": True, "adds_zero_attention": True}
 
 CASES = [
@@ -180,6 +194,20 @@ CASES = [
     case("both masks", [*QKV, forbid(3, 6), forbid(6, 5, 6, seed=1)], 4, 2),
     case("key mask, floating mask", [*QKV, forbid(3, 6), numbers(1, 5, 6)], 4, 2),
     case("infinite floating mask", [*QKV, np.where(forbid(6, 5, 6), np.float32(-np.inf), numbers(6, 5, 6))], 4, 2),
+    case("plane of a mask, as many queries as samples", [*SQUARE, forbid(3, 3)], 4, 2, has_key_mask=False),
+    case("plane of a floating mask", [*SQUARE, numbers(3, 3)], 4, 2, has_key_mask=False),
+    case("key mask and plane of a mask", [*SQUARE, forbid(3, 3), forbid(3, 3, seed=1)], 4, 2),
+    case("key mask and plane of a floating mask", [*QKV, forbid(3, 6), numbers(5, 6)], 4, 2),
+    case("mask per sample", [*QKV, forbid(3, 5, 6)], 4, 2),
+    case("floating mask per sample", [*QKV, numbers(3, 5, 6)], 4, 2),
+    case("floating mask per sample, one head", [*QKV, numbers(3, 5, 6)], 4, 1),
+    case("floating mask of four axes", [*QKV, numbers(3, 2, 5, 6)], 4, 2),
+    case("floating mask per head, shared by samples", [*QKV, numbers(1, 2, 5, 6)], 4, 2),
+    case("floating mask per sample, shared by heads", [*QKV, forbid(3, 6), numbers(3, 1, 5, 6)], 4, 2),
+    case("floating numbers for the keys", [*QKV, numbers(3, 1, 1, 6)], 4, 2),
+    case("floating numbers for the queries", [*QKV, numbers(1, 2, 5, 1)], 4, 2, note="shifts whole rows: no effect"),
+    case("floating mask with appended rows", [*QKV, numbers(1, 2, 5, 6)], 4, 2, **ROWS),
+    case("floating numbers for the queries, appended rows", [*QKV, numbers(1, 2, 5, 1)], 4, 2, **ROWS),
     case("masks with appended rows", [*QKV, forbid(3, 6), forbid(6, 5, 6, seed=1)], 4, 2, **ROWS),
     case("only appended rows left", [*QKV, np.ones((3, 6), bool)], 4, 2, **ROWS),
     case("mask of one head and one sample", [(1, 2, 3)] * 3 + [forbid(1, 2, 2)], 3, 1),
@@ -274,7 +302,21 @@ REFUSALS = [
     Refusal("key mask over queries", make(4, 2), "the key mask has shape (3, 5)", [*QKV, forbid(3, 5)]),
     Refusal("mask of one axis", make(4, 2), "the masks have shapes (6,)", [*QKV, forbid(6)]),
     Refusal("masks in the wrong order", make(4, 2), "the masks have shapes", [*QKV, forbid(1, 5, 6), forbid(3, 6)]),
-    Refusal("two key masks", make(4, 2), "the masks have shapes", [*QKV, forbid(3, 6), forbid(3, 6)]),
-    Refusal("mask per sample", make(4, 2), "the attention mask has shape (3, 5, 6)", [*QKV, forbid(3, 5, 6)]),
+    Refusal("two key masks", make(4, 2), "which keys of each sample count", [*QKV, forbid(3, 6), forbid(3, 6)]),
+    Refusal(
+        "samples or heads",
+        make(4, 2),
+        "(2, 5, 6): 2 samples, or 2 heads?",
+        [(2, 5, 4), (2, 6, 4), (2, 6, 4), forbid(2, 5, 6)],
+    ),
+    Refusal("mask per head", make(4, 2), "reshape one mask per head to (1, 2, 5, 6)", [*QKV, forbid(2, 5, 6)]),
+    Refusal("mask of other heads", make(4, 2), "has shape (3, 3, 5, 6)", [*QKV, forbid(3, 3, 5, 6)]),
+    Refusal(
+        "key mask of three axes",
+        make(4, 2, has_key_mask=True),
+        "a mask over queries and keys is an attention mask",
+        [*QKV, forbid(1, 5, 6)],
+    ),
+    Refusal("no key mask of two axes", make(4, 2, has_key_mask=False), "key_mask=", [*QKV, forbid(3, 6)]),
     Refusal("mask over keys and queries", make(4, 2), "the attention mask has", [*QKV, forbid(1, 6, 5)]),
 ]

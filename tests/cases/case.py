@@ -30,7 +30,6 @@ class Case:
     training  which mode to run: True, False or None (the layer behaves the same in both)
     smooth    False when finite differences would cross a kink; say why in `note`
     batches   False when samples are mixed, so a smaller batch_size has no meaning
-    constant  indices of floating sources that by rule get no gradient (masks)
     expect    golden values for the first result (from the specification)
     updates   oracle for statistics after one training pass: updates(p, *sources) -> {slot: array}
     """
@@ -44,7 +43,6 @@ class Case:
     training: bool | None = None
     smooth: bool = True
     batches: bool = True
-    constant: Sequence[int] = ()
     expect: Any = None
     updates: Callable[..., dict[str, Any]] | None = None
     note: str = ""
