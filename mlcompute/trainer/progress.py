@@ -90,13 +90,19 @@ class Bar(Lines):
             console=self._console,
             transient=True,
             refresh_per_second=10,
+            # A notebook flushes both streams whenever it displays something; what is written to a stream must not be
+            # displayed by the line in turn, or the two call each other without end.
+            redirect_stdout=not self._console.is_jupyter,
+            redirect_stderr=not self._console.is_jupyter,
         )
         self._shown = 0.0
 
     @property
     def can_move(self) -> bool:
         """Does the output show moving lines: a terminal or a notebook, and not a file?"""
-        return self._console.is_terminal or self._console.is_jupyter
+        if self._console.is_jupyter:  # rich moves lines in a notebook with ipywidgets, and only warns without
+            return importlib.util.find_spec("ipywidgets") is not None
+        return self._console.is_terminal
 
     def _width(self) -> int:
         return self._console.width
