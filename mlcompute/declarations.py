@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from mlcompute.errors import DataError
 from mlcompute.feeding import Named
 from mlcompute.tensor import Tensor
 
 #: Under this name the lengths of variable-length sequences are fed, whatever name they were declared with.
 SEQUENCE_LENGTHS = "sortedSequenceLength"
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    return one is other or np.array_equal(np.asarray(one), np.asarray(other))
 
 
 class Declarations:
@@ -82,7 +88,13 @@ class Declarations:
         ):
             for name, data in (given or {}).items():
                 if name in declared:
-                    found[declared[name]] = data
+                    tensor = declared[name]
+                    if tensor in found and not _are_equal(found[tensor], data):
+                        raise DataError(
+                            f"{self.who}.{method}: '{name}' in {kind} is a tensor that other data was given for already",
+                            fix="give its data once; a target that differs from the input needs a tensor of its own",
+                        )
+                    found[tensor] = data
                 elif name == SEQUENCE_LENGTHS and lengths:
                     found.update(dict.fromkeys(lengths, data))
                 else:

@@ -37,6 +37,7 @@ class Batch(NamedTuple):
 class Feed:
     """What a graph wants to be fed: tensors by name, and the number of samples it was built for.
 
+    compared      the input that the loss compares the prediction with; empty: labels are fed
     weighs_alike  without weights every sample weighs 1
     """
 
@@ -44,6 +45,7 @@ class Feed:
     labels: Mapping[str, Tensor]
     weights: Mapping[str, Tensor]
     batch: int
+    compared: str = ""
     weighs_alike: bool = False
 
 
@@ -154,7 +156,7 @@ class Stream(Data):
         self._who, self._feed, self._source, self._only_inputs = who, feed, source, only_inputs
         self._is_used = False
         #: Batches per epoch, where the source has a length.
-        self._length = len(source) if hasattr(source, "__len__") else None
+        self._length = _length_of(source)
 
     def batch_count(self, size: int) -> int | None:
         return self._length
@@ -215,6 +217,13 @@ class Stream(Data):
         return Batch(inputs, labels, weights, batch.rows)
 
 
+def _length_of(source: Any) -> int | None:
+    try:
+        return len(source)
+    except TypeError:  # PyTorch's loader has a length, and refuses to tell it for an IterableDataset
+        return None
+
+
 def _owned(columns: list[Column], part: dict[str, Array]) -> dict[str, Array]:
     """Memory of our own: who makes batches may fill one array again and again, long before we have used it."""
     return {
@@ -249,6 +258,9 @@ def _are_batches(given: Sequence[Any], feed: Feed) -> bool:
 
 
 def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[Column], list[Column], list[Column]]:
+    if feed.compared and not feed.labels and y is not None:
+        _expect_the_input(who, feed, x, y)
+        y = None
     found = []
     for kind, tensors, given in (
         ("input", feed.inputs, x),
@@ -268,6 +280,19 @@ def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[C
             ones = np.broadcast_to(np.float32(1), (count * (tensor.descriptor.shape[0] // feed.batch),))
             found[2].append(column(name, tensor, ones, who, batch=feed.batch))
     return found[0], found[1], found[2]
+
+
+def _expect_the_input(who: str, feed: Feed, x: Any, y: Any) -> None:
+    """Labels for a loss that compares with an input: only that input itself can be meant."""
+    data = _named(who, "input", feed.inputs, x)[feed.compared]
+    if isinstance(y, Mapping):
+        y = y.get(feed.compared)
+    if y is not data and (y is None or not np.array_equal(np.asarray(y), np.asarray(data))):
+        raise DataError(
+            f"{who}: labels were given, but the loss compares with the input '{feed.compared}' itself",
+            fix="leave y out; for a target that differs from the input, make it a tensor of its own: "
+            "graph.loss(prediction, graph.input(shape, 'target'), ...)",
+        )
 
 
 def _named(who: str, kind: str, tensors: Mapping[str, Tensor], given: Any) -> dict[str, Any]:

@@ -68,7 +68,6 @@ def evaluate(
     mean = MeanLoss(model)
     for metric in metrics:
         metric.reset()
-    labels = next((name for name, tensor in model.feed.labels.items() if tensor is model.labels), None)
     with contextlib.closing(data.batches(size, stops=stops)) as batches:
         for batch in batches:
             if stops():
@@ -80,7 +79,7 @@ def evaluate(
             prediction, loss = run(model, batch, with_labels=True)
             mean.update(loss, batch.rows)
             for metric in metrics:
-                metric.update(prediction, batch.labels[labels] if labels is not None else prediction)
+                metric.update(prediction, model.labels_in(batch))
     if not mean.rows and not stops():
         raise DataError("Trainer.evaluate: there are no samples")
     return {"loss": mean.result(), **{metric.name: metric.result() for metric in metrics}}

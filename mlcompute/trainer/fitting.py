@@ -76,14 +76,16 @@ class Fitting:
         self._samples_here = 0
         self._seconds_before = 0.0
         self._to_save: list[str] = []
+        #: The learning rate it ended with; None while it goes on.
+        self._last_rate: float | None = None
+        #: The learning rate the run began with: the next one begins with it too.
+        self._first_rate = trainer.learning_rate
         hooks = {name: self._overriding(name) for name in _HOOKS}
         self._batch_begin, self._batch_end = hooks["on_train_batch_begin"], hooks["on_train_batch_end"]
         self._gradient_hooks = hooks["wants_gradients"]
         if trainer.metrics:
             trainer.model.keep_prediction()
         self._steps = Steps(trainer.model, keeps_predictions=bool(trainer.metrics), may_queue=not self._batch_end)
-        labels = trainer.model.feed.labels
-        self._label = next((name for name, tensor in labels.items() if tensor is trainer.model.labels), None)
 
     def _overriding(self, name: str) -> list[Callback]:
         return [one for one in self.plan.callbacks if getattr(type(one), name) is not getattr(Callback, name)]
@@ -94,10 +96,23 @@ class Fitting:
         batches = self.plan.data.batch_count(self.plan.batch_size)
         return Length(self.plan.epochs, None if batches is None else -(-batches // self.plan.accumulate))
 
+    @property
+    def _rate(self) -> float:
+        """The learning rate of the run, also when it is over and the optimizer has its first one back."""
+        return self.trainer.learning_rate if self._last_rate is None else self._last_rate
+
     # The run --------------------------------------------------------------------------------------------------------
 
     def run(self, resume: str | None) -> History:
         """Train; what is in the file `resume` comes first."""
+        try:
+            return self._run(resume)
+        finally:
+            # Schedules and callbacks change the rate of this run alone; `state` remembers theirs.
+            self._last_rate = self.trainer.learning_rate
+            self.trainer.learning_rate = self._first_rate
+
+    def _run(self, resume: str | None) -> History:
         trainer, plan = self.trainer, self.plan
         with self.signals:
             if resume is not None:
@@ -197,7 +212,7 @@ class Fitting:
         self.history.loss.add(self._counted, loss)
         if self.trainer.metrics:
             for batch, prediction in zip(outcome.batches, outcome.predictions, strict=True):
-                labels = batch.labels[self._label] if self._label is not None else prediction
+                labels = self.trainer.model.labels_in(batch)
                 for metric in self.trainer.metrics:
                     metric.update(prediction, labels)
         if outcome.gradients is not None:
@@ -303,6 +318,7 @@ class Fitting:
             "batch": self.batch,
             "step": self.step,
             "settings": self.settings(),
+            "learning_rates": [self._first_rate, self._rate],
             "loss": [self._mean.total, self._mean.rows],
             "metrics": [[metric.total, metric.count] for metric in self.trainer.metrics],
             "stopped": self.trainer.stopped_by,
@@ -339,6 +355,8 @@ class Fitting:
             self.display.note(f"{path}: {note}; the numbers may differ from a run that never stopped")
         restore_callbacks(self.plan.callbacks, unpacked(saved["callbacks"], arrays))
         self.epoch, self.batch, self.step = saved["epoch"], saved["batch"], saved["step"]
+        if "learning_rates" in saved:
+            self._first_rate, self.trainer.learning_rate = map(float, saved["learning_rates"])
         self._counted = self.step
         self._mean.total, self._mean.rows = float(saved["loss"][0]), int(saved["loss"][1])
         for metric, (total, count) in zip(self.trainer.metrics, saved["metrics"], strict=True):

@@ -24,7 +24,8 @@ from mlcompute.optimizers import (
     SGDOptimizer,
 )
 from mlcompute.tensor import Tensor
-from mlcompute.trainer.data import Feed
+from mlcompute.trainer.data import Batch, Feed
+from mlcompute.trainer.metrics import Array
 from mlcompute.training import TrainingGraph
 
 if TYPE_CHECKING:
@@ -67,7 +68,10 @@ class Model:
         self.labels = nodes[0].labels[0] if nodes[0].labels else None
         self._nodes = nodes
         declared = training._declared
-        self.feed = Feed(dict(inputs), dict(declared.labels), dict(declared.label_weights), description.batch_size)
+        fed = set(inputs.values())  # an autoencoder's loss compares with an input: that is no label to be fed besides
+        labels = {name: tensor for name, tensor in declared.labels.items() if tensor not in fed}
+        compared = next((name for name, tensor in inputs.items() if tensor is self.labels), "")
+        self.feed = Feed(dict(inputs), labels, dict(declared.label_weights), description.batch_size, compared)
 
     @property
     def device(self) -> Device:
@@ -105,6 +109,20 @@ class Model:
         self.training.add_inputs({}, None, {weights.label: weights})
         self.feed = replace(self.feed, weights={weights.label: weights}, weighs_alike=True)
         self.__dict__.pop("inference", None)  # made anew, with the weights
+
+    def labels_in(self, batch: Batch) -> Array:
+        """What the first loss compares the prediction with: labels that are fed, or an input."""
+        if self.feed.compared:
+            return batch.inputs[self.feed.compared]
+        return next(batch.labels[name] for name, tensor in self.feed.labels.items() if tensor is self.labels)
+
+    def expect_labels_for_metrics(self) -> None:
+        """Metrics compare the prediction with what is fed."""
+        if self.labels not in (*self.feed.labels.values(), *self.feed.inputs.values()):
+            raise GraphError(
+                "Trainer: metrics need labels that are fed, those of the loss are computed or part of the graph",
+                fix="leave metrics out; the loss is reported in any case",
+            )
 
     def keep_prediction(self) -> None:
         """Make the prediction readable after every training step."""
@@ -186,7 +204,9 @@ def model_from(
     if own and loss is not None:
         raise GraphError(f"Trainer: the graph has its own loss, {own[0].layer.who}", fix="leave loss out")
     if own:
-        labels = _by_label("labels", [label for node in own for label in node.labels])
+        known = {*found.values(), *(result for node in nodes for result in node.results)}
+        wanted = [label for node in own for label in node.labels if label not in known and label._host is None]
+        labels = _by_label("labels", wanted)
         layer = None
     else:
         layer = _loss(loss)

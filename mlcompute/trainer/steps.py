@@ -124,6 +124,8 @@ class Steps:
         outcome.loss = loss
         if wants_gradients:
             outcome.gradients = self.accumulator.gradients()
+            for gradient in outcome.gradients.values():  # the update uses the graph's own: writing here would be lost
+                gradient.flags.writeable = False
         self.accumulator.update(is_only=len(batches) == 1)
         return outcome
 

@@ -67,6 +67,8 @@ class Trainer:
     ) -> None:
         self.metrics = metrics_from(metrics)
         self.model = model_from(graph, loss, optimizer, learning_rate, inputs, device, bool(self.metrics))
+        if self.metrics:
+            self.model.expect_labels_for_metrics()
         for metric in self.metrics:
             if isinstance(metric, Accuracy) and metric.threshold is None:
                 metric.threshold = 0.0 if self.model.is_on_logits else 0.5
@@ -108,7 +110,12 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """The optimizer's rate; what is set counts from the next step."""
+        """The optimizer's rate; what is set counts from the next step.
+
+        What schedules and callbacks set while `fit` runs holds for that run: after it the rate is again what it was
+        before, and another `fit` begins with it. To go on with the last rate instead, set it:
+        `trainer.learning_rate = history["learning_rate"][-1]`.
+        """
         return self.model.optimizer.learning_rate
 
     @learning_rate.setter

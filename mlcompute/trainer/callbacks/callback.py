@@ -52,7 +52,11 @@ class Callback:
         return False
 
     def on_gradients(self, step: int, gradients: Mapping[Tensor, Array]) -> None:
-        """The gradients of a step, by parameter; `self.trainer.parameter_names` has their names."""
+        """The gradients of a step, by parameter; `self.trainer.parameter_names` has their names.
+
+        To look at: the step is over and the arrays are read-only. To change gradients, clip them with the optimizer
+        (OptimizerDescriptor.applies_gradient_clipping), or run the passes one by one with `self.trainer.training`.
+        """
 
     def state(self) -> dict[str, Any]:
         """What an exact resume needs, as plain data and arrays."""
