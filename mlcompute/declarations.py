@@ -91,7 +91,7 @@ class Declarations:
                     tensor = declared[name]
                     if tensor in found and not _are_equal(found[tensor], data):
                         raise DataError(
-                            f"{self.who}.{method}: '{name}' in {kind} is a tensor that other data was given for already",
+                            f"{self.who}.{method}: '{name}' in {kind} is a tensor that was given other data",
                             fix="give its data once; a target that differs from the input needs a tensor of its own",
                         )
                     found[tensor] = data

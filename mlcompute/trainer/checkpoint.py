@@ -12,7 +12,7 @@ from mlcompute.trainer.callbacks.callback import Callback
 from mlcompute.trainer.metrics import Array
 
 #: Raised when what is written changes its meaning.
-VERSION = 1
+VERSION = 2
 _ARRAY = "array of the file"
 
 

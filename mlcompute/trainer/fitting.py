@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mlcompute.errors import DataError, Error
 from mlcompute.trainer.callbacks.callback import Callback
 from mlcompute.trainer.checkpoint import (
@@ -71,11 +73,17 @@ class Fitting:
         self.has_begun = False
         self.history = History()
         self.signals = Signals()
+        self._is_over = False
         self._counted = 0
         self._mean = MeanLoss(trainer.model)
         self._samples_here = 0
         self._seconds_before = 0.0
-        self._to_save: list[str] = []
+        #: Path -> with the weights that validation uses?
+        self._to_save: dict[str, bool] = {}
+        #: Were the final weights chosen by a callback that judges them?
+        self.has_final_weights = False
+        #: Weights when the last step was over, and what callbacks then made of them; None when they left them alone.
+        self._ended: tuple[list[Array], list[Array]] | None = None
         #: The learning rate it ended with; None while it goes on.
         self._last_rate: float | None = None
         #: The learning rate the run began with: the next one begins with it too.
@@ -132,9 +140,18 @@ class Fitting:
             if self.signals.caught:  # while the last epoch was being saved: whoever sent it waits for an end
                 self._stop()
             logs = self.history.epochs[-1] if self.history.epochs else {}
-            for callback in plan.callbacks:
-                callback.on_train_end(logs)
+            self._end(logs)
         return self.history
+
+    def _end(self, logs: dict[str, float]) -> None:
+        """The last step is over: callbacks may change the weights, and a later run may still go on from these."""
+        trainer, callbacks = self.trainer, self._overriding("on_train_end")
+        trained = trainer.copy_weights() if callbacks else []
+        for callback in callbacks:
+            callback.on_train_end(logs)
+        final = trainer.copy_weights() if callbacks else []
+        self._ended = None if _are_same(trained, final) else (trained, final)
+        self._is_over = True
 
     def _run_epoch(self) -> None:
         trainer, plan = self.trainer, self.plan
@@ -234,7 +251,8 @@ class Fitting:
             for callback in self.plan.callbacks:
                 callback.on_test_begin({})
             metrics = self.trainer.fresh_metrics()
-            found = evaluate(self.trainer.model, data, size, metrics, lambda: bool(self.signals.caught))
+            with self.evaluated_weights():
+                found = evaluate(self.trainer.model, data, size, metrics, lambda: bool(self.signals.caught))
         finally:
             for callback in reversed(self.plan.callbacks):
                 callback.on_test_end({})
@@ -285,16 +303,44 @@ class Fitting:
                 return callback.filepath
         return os.path.abspath(_DEFAULT_PATH)
 
-    def save_soon(self, path: str) -> None:
+    @contextlib.contextmanager
+    def evaluated_weights(self) -> Iterator[list[Array] | None]:
+        """Within it the model has the weights that validation uses; given are those being trained, None if the same."""
+        if self._is_over:  # whatever the model has now is what is evaluated; the run would go on from where it ended
+            trained, final = self._ended or (None, None)
+            yield trained if final is not None and _are_same(self.trainer.copy_weights(), final) else None
+            return
+        given = [one.evaluated_parameters() for one in self.plan.callbacks]
+        others = [parameters for parameters in given if parameters is not None]
+        if not others:
+            yield None
+            return
+        trained = self.trainer.copy_weights()
+        try:
+            self.trainer.set_parameters(others[-1])
+            yield trained
+        finally:
+            self.trainer.set_weights(trained)
+
+    def save_soon(self, path: str, evaluated: bool) -> None:
         """Save when all callbacks have seen this moment, so that the file holds the state of each after it."""
-        self._to_save.append(path)
+        self._to_save[path] = evaluated
+
+    def save(self, path: str, evaluated: bool = True) -> None:
+        """Write a checkpoint, with the weights that validation uses or those being trained."""
+        from mlcompute.saving import save
+
+        self._settle()
+        with self.evaluated_weights() if evaluated else contextlib.nullcontext() as trained:
+            progress, arrays = self.state(trained)
+            save(path, self.trainer.training, progress=progress, arrays=arrays)
 
     def _save_asked(self) -> None:
         if self._to_save:
             self._settle()
-            for path in dict.fromkeys(self._to_save):
-                self.trainer.save(path)
-            self._to_save = []
+            for path, evaluated in self._to_save.items():
+                self.save(path, evaluated)
+            self._to_save = {}
 
     def settings(self) -> dict[str, Any]:
         """What must be the same when the run goes on."""
@@ -307,10 +353,14 @@ class Fitting:
             "metrics": [metric.name for metric in self.trainer.metrics],
         }
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Everything about the run that the graph does not know: plain data, and arrays."""
-        self._settle()
+    def state(self, trained: list[Array] | None) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Everything about the run that the graph does not know: plain data, and arrays.
+
+        trained  the weights being trained, where the file's own are others
+        """
         history, arrays = self.history.state()
+        if trained is not None:
+            arrays |= dict(zip(self._trained_names(), trained, strict=True))
         callbacks = {key: one.state() for key, one in callback_keys(self.plan.callbacks).items()}
         plain = {
             "version": VERSION,
@@ -324,8 +374,13 @@ class Fitting:
             "stopped": self.trainer.stopped_by,
             "callbacks": packed(callbacks, arrays, "callbacks"),
             "history": history,
+            "weights": "evaluated" if trained is not None else "trained",
         }
         return {"trainer": plain}, arrays
+
+    def _trained_names(self) -> list[str]:
+        """What the weights being trained are called in a file whose own weights are others."""
+        return [f"trained weights/{name}" for name in self.trainer.model.weight_names()]
 
     def _check_settings(self, path: str) -> None:
         from mlcompute.saving import Checkpoint
@@ -353,6 +408,8 @@ class Fitting:
         report = restore(self.trainer.training, path, exact=True)
         for note in report.notes:
             self.display.note(f"{path}: {note}; the numbers may differ from a run that never stopped")
+        if saved.get("weights") == "evaluated":
+            self.trainer.set_weights([arrays[name] for name in self._trained_names()])
         restore_callbacks(self.plan.callbacks, unpacked(saved["callbacks"], arrays))
         self.epoch, self.batch, self.step = saved["epoch"], saved["batch"], saved["step"]
         if "learning_rates" in saved:
@@ -369,6 +426,10 @@ class Fitting:
 #: How many steps may be running when the next one is prepared.
 _IN_FLIGHT = 3
 _HOOKS = ("on_train_batch_begin", "on_train_batch_end", "wants_gradients")
+
+
+def _are_same(one: Sequence[Array], other: Sequence[Array]) -> bool:
+    return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))
 
 
 def _grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:

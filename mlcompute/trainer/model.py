@@ -169,6 +169,22 @@ class Model:
         layers = [p.tensor for node in self.training._all_nodes() for p in node.layer.parameters.values()]
         return list(dict.fromkeys([*self.parameters, *layers, *statistics]))
 
+    def weight_names(self) -> list[str]:
+        """'layer.slot' for each of `kept_tensors`; a number is added where names repeat."""
+        names: dict[Tensor, str] = {}
+        for node in self.training._all_nodes():
+            slots = {slot: parameter.tensor for slot, parameter in node.layer.parameters.items()}
+            for slot, tensor in {**slots, **node.layer.statistics}.items():
+                names.setdefault(tensor, f"{node.layer.label}.{slot}")
+        found: dict[str, Tensor] = {}
+        for tensor in self.kept_tensors():
+            name, number = names.get(tensor, tensor.label), 1
+            while name in found:
+                number += 1
+                name = f"{names.get(tensor, tensor.label)} {number}"
+            found[name] = tensor
+        return list(found)
+
 
 def model_from(
     graph: Graph,

@@ -260,8 +260,8 @@ class Trainer:
         return size
 
     def _validation(self, given: Any, epochs: int) -> Data:
-        is_list_of_arrays = isinstance(given, list) and all(hasattr(part, "shape") for part in given)
-        parts = given if isinstance(given, tuple) or (given and is_list_of_arrays) else (given,)
+        is_list_of_arrays = isinstance(given, list) and len(given) > 0 and all(hasattr(part, "shape") for part in given)
+        parts = given if isinstance(given, tuple) or is_list_of_arrays else (given,)
         if not 1 <= len(parts) <= 3:
             raise DataError(f"Trainer.fit: validation has {len(parts)} parts", expected="(x, y) or (x, y, weights)")
         data = data_from("Trainer.fit: validation", self.model.feed, *parts)
@@ -311,13 +311,29 @@ class Trainer:
         """Write values into the parameters, in place."""
         _write(self.parameters, arrays)
 
-    def copy_weights(self) -> list[Array]:
-        """Copies of parameters and running statistics, in their order."""
+    def copy_weights(self, *, evaluated: bool = False) -> list[Array]:
+        """Copies of parameters and running statistics, in their order.
+
+        evaluated  as validation uses them: averages, while an ExponentialMovingAverage validates
+        """
+        if evaluated and self._fitting is not None:
+            with self._fitting.evaluated_weights():
+                return self.copy_weights()
         return [np.array(tensor.data) for tensor in self.model.kept_tensors()]
 
     def set_weights(self, arrays: Sequence[Array]) -> None:
         """Write values into parameters and running statistics, in place."""
         _write(self.model.kept_tensors(), arrays)
+
+    def set_final_weights(self, arrays: Sequence[Array]) -> None:
+        """For callbacks, in `on_train_end`: `set_weights` with what was found best, which no average replaces."""
+        self.set_weights(arrays)
+        self._running("set_final_weights").has_final_weights = True
+
+    @property
+    def has_final_weights(self) -> bool:
+        """Has a callback chosen the weights that the run ends with?"""
+        return self._fitting is not None and self._fitting.has_final_weights
 
     def repeat(self, batches: Sequence[Batch]) -> float:
         """One training step on these batches, outside the run: nothing is counted. Its loss."""
@@ -330,12 +346,16 @@ class Trainer:
     def save(self, path: Path) -> None:
         """Write a checkpoint: weights, optimizer, random streams, and how far the run has come.
 
-        `fit(..., resume=path)` goes on from it; `mlcompute.load` rebuilds the graph from it alone.
+        `fit(..., resume=path)` goes on from it; `mlcompute.load` rebuilds the graph from it alone. Where an
+        ExponentialMovingAverage validates, the weights in the file are the averages; those being trained lie beside
+        them, as `arrays` that begin with "trained weights/", and are what a resumed run goes on with.
         """
         from mlcompute.saving import save
 
-        progress, arrays = self._fitting.state() if self._fitting is not None else ({}, {})
-        save(path, self.training, progress=progress, arrays=arrays)
+        if self._fitting is not None:
+            self._fitting.save(os.fspath(path))
+        else:
+            save(path, self.training, progress={}, arrays={})
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -343,9 +363,12 @@ class Trainer:
             "fit(..., resume=path) and mlcompute.load read it"
         )
 
-    def save_when_settled(self, path: Path) -> None:
-        """For callbacks: save as soon as all callbacks have seen this moment."""
-        self._running("save_when_settled").save_soon(os.fspath(path))
+    def save_when_settled(self, path: Path, *, evaluated: bool = True) -> None:
+        """For callbacks: save as soon as all callbacks have seen this moment.
+
+        evaluated  the weights in the file are those that validation uses; False: those being trained
+        """
+        self._running("save_when_settled").save_soon(os.fspath(path), evaluated)
 
 
 def _write(tensors: Sequence[Tensor], arrays: Sequence[Array]) -> None:

@@ -101,7 +101,8 @@ def test_stopping_in_a_notebook_says_two_things(tmp_path: Path, monkeypatch: Any
     assert said[:2] == ["", "SIGINT: finishing the step, then saving ..."]
     assert said[2].startswith("stopped after step 3 (epoch 1); saved to")
     assert said[3].startswith("go on with")
-    assert len(said) == 5 and len(notebook.shown) < 5
+    assert len(said) == 5
+    assert len(notebook.shown) < 5
 
 
 def test_without_widgets_a_notebook_gets_plain_lines(monkeypatch: Any, capsys: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,10 @@ from mlcompute.trainer.callbacks.callback import Callback, Logs
 class ExponentialMovingAverage(Callback):
     """average = decay * average + (1 - decay) * weights after every step; it starts at the first weights.
 
-    validates  validation during training uses the averages
-    applies    at the end the weights become the averages
+    validates  validation uses the averages, and what is kept is what was validated: checkpoints hold the averages as
+               the weights of the graph (the weights being trained lie beside them, for resuming), and EarlyStopping
+               restores the averages of the best epoch
+    applies    at the end the weights become the averages, unless EarlyStopping has restored those of the best epoch
 
     Parameters only; running statistics of normalizations stay what they are.
     """
@@ -25,29 +27,20 @@ class ExponentialMovingAverage(Callback):
             raise DataError(f"ExponentialMovingAverage: decay is {decay}", expected="0 <= decay < 1")
         self.decay, self.validates, self.applies = decay, validates, applies
         self.averages: list[Any] = []
-        self._weights: list[Any] | None = None
 
     def on_train_begin(self, logs: Logs) -> None:
         self.averages = self.trainer.copy_parameters()
-        self._weights = None
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         for average, tensor in zip(self.averages, self.trainer.parameters, strict=True):
             assert tensor.data is not None
             average += (tensor.data - average) * average.dtype.type(1.0 - self.decay)
 
-    def on_test_begin(self, logs: Logs) -> None:
-        if self.validates and self.averages:
-            self._weights = self.trainer.copy_parameters()
-            self.trainer.set_parameters(self.averages)
-
-    def on_test_end(self, logs: Logs) -> None:
-        if self._weights is not None:
-            self.trainer.set_parameters(self._weights)
-            self._weights = None
+    def evaluated_parameters(self) -> Sequence[Any] | None:
+        return self.averages if self.validates and self.averages else None
 
     def on_train_end(self, logs: Logs) -> None:
-        if self.applies:
+        if self.applies and not self.trainer.has_final_weights:
             self.trainer.set_parameters(self.averages)
 
     def state(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlcompute.tensor import Tensor
@@ -57,6 +57,10 @@ class Callback:
         To look at: the step is over and the arrays are read-only. To change gradients, clip them with the optimizer
         (OptimizerDescriptor.applies_gradient_clipping), or run the passes one by one with `self.trainer.training`.
         """
+
+    def evaluated_parameters(self) -> Sequence[Array] | None:
+        """What validation and checkpoints use in place of the parameters being trained, in their order; None: these."""
+        return None
 
     def state(self) -> dict[str, Any]:
         """What an exact resume needs, as plain data and arrays."""

@@ -45,6 +45,11 @@ class Monitor(Callback):
             )
         return float(logs[self.monitor])
 
+    @property
+    def watches_validation(self) -> bool:
+        """Is the number about the weights that validation uses, rather than those being trained?"""
+        return self.monitor.startswith("val_")
+
     def is_better(self, value: float) -> bool:
         """Is it better than the best so far, by at least min_delta? The best is not changed."""
         return bool(self._better(value - self._sign * self.min_delta, self.best))
@@ -54,7 +59,8 @@ class EarlyStopping(Monitor):
     """Stop when the watched number has not become better for `patience` epochs. As in Keras.
 
     baseline              what it must beat to begin with
-    restore_best_weights  put back the weights of the best epoch at the end
+    restore_best_weights  put back the weights of the best epoch at the end: those that `monitor` was measured with, the
+                          averages where ExponentialMovingAverage validates
     start_from_epoch      do not look at earlier epochs
     """
 
@@ -87,21 +93,25 @@ class EarlyStopping(Monitor):
         if epoch < self.start_from_epoch:
             return
         if self.restore_best_weights and not self._weights:
-            self._weights = self.trainer.copy_weights()  # if nothing is ever better, the first epoch is the best
+            self._weights = self._judged_weights()  # if nothing is ever better, the first epoch is the best
         self.wait += 1
         if self.is_better(value):
             self.best, self.best_epoch = value, epoch
             if self.restore_best_weights:
-                self._weights = self.trainer.copy_weights()
+                self._weights = self._judged_weights()
             if self.baseline is None or self._better(value, self.baseline):
                 self.wait = 0
         if self.wait >= self.patience and epoch > 0:
             self.stopped_epoch = epoch
             self.trainer.stop(type(self).__name__)
 
+    def _judged_weights(self) -> list[Any]:
+        """Those the watched number is about."""
+        return self.trainer.copy_weights(evaluated=self.watches_validation)
+
     def on_train_end(self, logs: Logs) -> None:
         if self.restore_best_weights and self._weights:
-            self.trainer.set_weights(self._weights)
+            self.trainer.set_final_weights(self._weights)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -174,7 +184,9 @@ class ModelCheckpoint(Monitor):
     save_best_only  only when `monitor` has become better
     save_freq       "epoch", or a number of steps
 
-    The file holds everything an exact resume needs, the state of all callbacks after this epoch included.
+    The file holds everything an exact resume needs, the state of all callbacks after this epoch included. Its weights
+    are those that were validated: the averages where ExponentialMovingAverage validates, the weights being trained
+    beside them.
     """
 
     def __init__(
@@ -213,7 +225,9 @@ class ModelCheckpoint(Monitor):
             if not self.is_better(value):
                 return
             self.best = value
-        self.trainer.save_when_settled(self._path(epoch, logs))
+        # The best checkpoint holds the weights that were found best; any other those that validation would use.
+        evaluated = self.watches_validation or not self.save_best_only
+        self.trainer.save_when_settled(self._path(epoch, logs), evaluated=evaluated)
 
     def _path(self, epoch: int, logs: Logs) -> str:
         try:

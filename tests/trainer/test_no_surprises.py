@@ -1,0 +1,259 @@
+"""Ordinary programs that once trained, kept or reported something other than what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mlcompute as mlc
+from mlcompute.devices.reference import Reference
+from tests.trainer.nets import assert_same, everything, points
+from tests.trainer.nets import trainer as trainer_on
+
+X, Y = points()
+
+
+@pytest.fixture(params=["cpu", "reference"])
+def device(request: Any) -> mlc.Device:
+    return mlc.Device.cpu() if request.param == "cpu" else mlc.Device(engine=Reference())
+
+
+def trainer(device: mlc.Device, **options: Any) -> mlc.Trainer:
+    return trainer_on(device=device, **options)
+
+
+# What was validated is what is kept ----------------------------------------------------------------------------------
+
+
+class Keep(mlc.callbacks.Callback):
+    """The averages and the trained weights after every epoch."""
+
+    def __init__(self, average: mlc.callbacks.ExponentialMovingAverage) -> None:
+        self.average = average
+        self.averages: list[list[np.ndarray]] = []
+        self.trained: list[list[np.ndarray]] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any) -> None:
+        self.averages.append([array.copy() for array in self.average.averages])
+        self.trained.append(self.trainer.copy_parameters())
+
+
+class Scores(mlc.callbacks.Callback):
+    """Best in the second of four epochs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def on_epoch_end(self, epoch: int, logs: Any) -> None:
+        logs[self.name] = [3.0, 1.0, 2.0, 4.0][epoch]
+
+
+@pytest.mark.parametrize("average_comes_first", [True, False])
+@pytest.mark.parametrize("monitor", ["val_loss", "loss"])
+def test_early_stopping_restores_the_weights_it_judged(
+    monitor: str, average_comes_first: bool, device: mlc.Device
+) -> None:
+    model, average = trainer(device), mlc.callbacks.ExponentialMovingAverage(0.9)
+    keep = Keep(average)
+    stopping = mlc.callbacks.EarlyStopping(monitor, patience=4, restore_best_weights=True)
+    others = [average, stopping] if average_comes_first else [stopping, average]
+    callbacks = [Scores(monitor), keep, *others]
+    model.fit(X, Y, epochs=4, validation=(X, Y), callbacks=callbacks, verbose=0)
+    assert stopping.best_epoch == 1
+    assert_same(model.copy_parameters(), (keep.averages if monitor == "val_loss" else keep.trained)[1])
+
+
+@pytest.mark.parametrize("monitor", ["val_loss", "loss"])
+def test_the_best_checkpoint_holds_the_weights_that_were_judged(
+    monitor: str, device: mlc.Device, tmp_path: Path
+) -> None:
+    model, average, best = trainer(device), mlc.callbacks.ExponentialMovingAverage(0.9), tmp_path / "best"
+    keep = Keep(average)
+    checkpoint = mlc.callbacks.ModelCheckpoint(best, monitor, save_best_only=True)
+    model.fit(X, Y, epochs=4, validation=(X, Y), callbacks=[Scores(monitor), average, keep, checkpoint], verbose=0)
+    loaded = mlc.Trainer(mlc.load(best, device=device))
+    assert_same(loaded.copy_parameters(), (keep.averages if monitor == "val_loss" else keep.trained)[1])
+    arrays = mlc.Checkpoint(best).arrays
+    names = [f"trained weights/{model.parameter_names[tensor]}" for tensor in model.parameters]
+    if monitor == "val_loss":
+        assert_same([arrays[name] for name in names], keep.trained[1])
+    assert "trained weights/hidden.weights" in names
+    assert all((name in arrays) == (monitor == "val_loss") for name in names)
+
+
+def test_the_reported_score_is_that_of_the_saved_weights(device: mlc.Device, tmp_path: Path) -> None:
+    model, best = trainer(device), tmp_path / "best"
+    callbacks = [
+        mlc.callbacks.ExponentialMovingAverage(0.9),
+        mlc.callbacks.ModelCheckpoint(best, save_best_only=True),
+    ]
+    history = model.fit(X, Y, epochs=3, validation=(X, Y), callbacks=callbacks, verbose=0)
+    loaded = mlc.Trainer(mlc.load(best, device=device), metrics=["accuracy"])
+    assert loaded.evaluate(X, Y)["loss"] == min(history["val_loss"])
+
+
+@pytest.mark.parametrize("ends", ["at the end", "in a checkpoint"])
+def test_resuming_goes_on_with_the_weights_being_trained(ends: str, device: mlc.Device, tmp_path: Path) -> None:
+    def callbacks() -> list[mlc.callbacks.Callback]:
+        return [
+            mlc.callbacks.ExponentialMovingAverage(0.9),
+            mlc.callbacks.EarlyStopping(patience=9, restore_best_weights=True),
+            mlc.callbacks.ModelCheckpoint(tmp_path / "in a checkpoint"),
+        ]
+
+    options: dict[str, Any] = {"validation": (X, Y), "verbose": 0}
+    whole = trainer(device)
+    history = whole.fit(X, Y, epochs=4, callbacks=callbacks(), **options)
+    model = trainer(device)
+    model.fit(X, Y, epochs=2, callbacks=callbacks(), **options)
+    model.save(tmp_path / "at the end")
+    resumed = model.fit(X, Y, epochs=4, callbacks=callbacks(), resume=tmp_path / ends, **options)
+    assert resumed == history
+    assert_same(everything(model), everything(whole))
+
+
+def test_weights_set_after_a_run_are_what_is_saved(device: mlc.Device, tmp_path: Path) -> None:
+    model = trainer(device)
+    model.fit(X, Y, callbacks=[mlc.callbacks.ExponentialMovingAverage(0.9)], verbose=0)
+    model.set_parameters([np.full_like(array, 0.25) for array in model.copy_parameters()])
+    model.save(tmp_path / "run")
+    assert not any(name.startswith("trained weights") for name in mlc.Checkpoint(tmp_path / "run").arrays)
+
+
+# The learning rate ---------------------------------------------------------------------------------------------------
+
+
+def decays(kind: str) -> list[mlc.callbacks.Callback]:
+    return {
+        "schedule": [mlc.callbacks.LearningRateScheduler(mlc.schedules.Step(1, 0.5))],
+        "function": [mlc.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch else rate)],
+        "plateau": [mlc.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1e9)],
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["schedule", "function", "plateau"])
+def test_a_second_fit_begins_with_the_same_rate(kind: str, device: mlc.Device, tmp_path: Path) -> None:
+    model = trainer(device)
+    first = model.fit(X, Y, epochs=3, callbacks=decays(kind), verbose=0)["learning_rate"]
+    assert model.learning_rate == 0.01 > first[-1]
+    model.save(tmp_path / "run")
+    assert model.fit(X, Y, epochs=3, callbacks=decays(kind), verbose=0)["learning_rate"] == first
+    model.learning_rate = 0.5
+    assert model.fit(X, Y, epochs=2, callbacks=decays(kind), verbose=0)["learning_rate"][0] == pytest.approx(0.5)
+    # A run that goes on goes on with the rate it had, and ends where an unbroken one does.
+    resumed = model.fit(X, Y, epochs=4, callbacks=decays(kind), resume=tmp_path / "run", verbose=0)
+    model.learning_rate = 0.01
+    assert resumed["learning_rate"] == model.fit(X, Y, epochs=4, callbacks=decays(kind), verbose=0)["learning_rate"]
+
+
+def test_a_run_that_fails_gives_the_rate_back(device: mlc.Device) -> None:
+    class Fails(mlc.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any) -> None:
+            self.trainer.learning_rate = 7.0
+            raise RuntimeError
+
+    model = trainer(device)
+    with pytest.raises(RuntimeError):
+        model.fit(X, Y, callbacks=[Fails()], verbose=0)
+    assert model.learning_rate == 0.01
+
+
+# Gradients to look at ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_gradients_that_cannot_be_changed_say_so(accumulate: int, device: mlc.Device) -> None:
+    class Clips(mlc.callbacks.Callback):
+        def wants_gradients(self, step: int) -> bool:
+            return True
+
+        def on_gradients(self, step: int, gradients: Mapping[mlc.Tensor, np.ndarray]) -> None:
+            for gradient in gradients.values():
+                gradient *= 0
+
+    with pytest.raises(ValueError, match="read-only"):
+        trainer(device).fit(X, Y, accumulate=accumulate, callbacks=[Clips()], verbose=0)
+    watch = mlc.callbacks.GradientWatch(every=1)
+    assert trainer(device).fit(X, Y, accumulate=accumulate, callbacks=[watch], verbose=0).gradient_norms["total"]
+
+
+# Autoencoders --------------------------------------------------------------------------------------------------------
+
+
+def autoencoder(device: mlc.Device, **options: Any) -> mlc.Trainer:
+    mlc.Platform.set_rng_seed_to(0)
+    graph = mlc.Graph()
+    x = graph.input((16, 4), "x")
+    graph.loss(graph.dense(graph.dense(x, 2, activation="tanh", name="code"), 4, name="decode"), x, "mse")
+    return mlc.Trainer(graph, learning_rate=0.05, device=device, **options)
+
+
+def test_an_autoencoder_compares_with_its_input(device: mlc.Device) -> None:
+    model = autoencoder(device, metrics=["mse"])
+    history = model.fit(X, epochs=3, validation=X, verbose=0)
+    assert history["mse"][-1] == pytest.approx(history["loss"][-1], rel=1e-5)
+    error = float(np.mean((model.predict(X) - X) ** 2))
+    assert model.evaluate(X)["loss"] == pytest.approx(error, rel=1e-5)
+    again = autoencoder(device)
+    again.fit(X, X, epochs=3, verbose=0)
+    assert_same(again.copy_parameters(), model.copy_parameters())
+    streamed = autoencoder(device)
+    streamed.fit([(X[i : i + 16], X[i : i + 16]) for i in range(0, 70, 16)], verbose=0)
+
+
+def test_a_target_for_an_input_is_refused(device: mlc.Device) -> None:
+    model = autoencoder(device)
+    message = r"(?s)the loss compares with the input 'x' itself.*leave y out.*tensor of its own"
+    with pytest.raises(mlc.DataError, match=message):
+        model.fit(X + 1, X, verbose=0)
+    with pytest.raises(mlc.DataError, match=message):
+        model.evaluate([(X[:16] + 1, X[:16])])
+
+
+def test_one_tensor_is_not_fed_twice(device: mlc.Device) -> None:
+    graph = mlc.Graph()
+    x = graph.input((16, 4), "x")
+    graph.dense(x, 4)
+    loss = mlc.LossLayer.mean_squared_error(mlc.ReductionType.MEAN)
+    training = mlc.TrainingGraph([graph], loss, mlc.AdamOptimizer(mlc.OptimizerDescriptor(learning_rate=0.1)))
+    training.add_inputs({"x": x}, {"y": x})
+    training.compile(device=device)
+    for _ in range(3):
+        training.execute({"x": X[:16]}, {"y": X[:16]}).wait()
+    with pytest.raises(mlc.DataError, match=r"(?s)'y' in loss_labels_data is a tensor.*tensor of its own"):
+        training.execute({"x": X[:16] + 1}, {"y": X[:16]})
+    history = mlc.Trainer(training).fit(X, epochs=2, verbose=0)
+    assert history["loss"][1] < history["loss"][0]
+
+
+def test_metrics_want_labels_that_are_fed(device: mlc.Device) -> None:
+    graph = mlc.Graph()
+    x = graph.input((16, 4), "x")
+    graph.loss(graph.dense(x, 4, name="student"), graph.dense(x, 4, name="teacher"), "mse")
+    with pytest.raises(mlc.GraphError, match="metrics need labels that are fed"):
+        mlc.Trainer(graph, metrics=["mse"], device=device)
+
+
+# Data ----------------------------------------------------------------------------------------------------------------
+
+
+class Numbers(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    """Samples nobody knows the number of."""
+
+    def __iter__(self) -> Any:
+        return iter([(torch.tensor(x), torch.tensor(y)) for x, y in zip(X, Y, strict=True)])
+
+
+def test_a_loader_without_a_length(device: mlc.Device) -> None:
+    loader = torch.utils.data.DataLoader(Numbers(), batch_size=16)
+    with pytest.raises(TypeError):
+        len(loader)
+    model, other = trainer(device), trainer(device)
+    history = model.fit(loader, epochs=2, validation=loader, verbose=0)
+    assert history == other.fit(X, Y, epochs=2, shuffle=False, validation=(X, Y), verbose=0)
+    assert model.predict(loader).shape == (70, 3)
