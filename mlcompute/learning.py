@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from mlcompute.compiled import CompiledGraph
 from mlcompute.compiler import Description
-from mlcompute.enums import GraphCompilationOptions, LossType, SoftmaxOperation
+from mlcompute.enums import ActivationType, GraphCompilationOptions, LossType, SoftmaxOperation
 from mlcompute.errors import DataError, GraphError, ShapeError
 from mlcompute.graph import Graph, Node
+from mlcompute.layers.activation import ActivationLayer
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.softmax import SoftmaxLayer
@@ -192,7 +193,7 @@ class LearningGraph(CompiledGraph):
             last = description.nodes[-1].results[0]
             if last.descriptor.data_type.is_floating:
                 description.user_gradients[self._gradient_tensor(last)] = last
-        self._warn_about_double_softmax(description)
+        self._warn_about_functions_taken_twice(description)
         return description
 
     def _describe_links(self, description: Description) -> None:
@@ -212,19 +213,31 @@ class LearningGraph(CompiledGraph):
         """Tensors of earlier graphs to whose gradients this graph may contribute."""
         return {*self._updated_tensors(), *(source for node in self._all_nodes() for source in node.sources)}
 
-    def _warn_about_double_softmax(self, description: Description) -> None:
+    def _warn_about_functions_taken_twice(self, description: Description) -> None:
         producers = {result: node.layer for node in description.nodes for result in node.results}
         for node in description.losses:
             loss, source = node.layer, producers.get(node.sources[0])
-            if (
-                isinstance(loss, LossLayer)
-                and loss.descriptor.loss_type == LossType.SOFTMAX_CROSS_ENTROPY
-                and isinstance(source, SoftmaxLayer)
-                and source.operation == SoftmaxOperation.SOFTMAX
-            ):
+            if not isinstance(loss, LossLayer) or source is None:
+                continue
+            function, other = _FUNCTIONS_IN_LOSSES.get(loss.descriptor.loss_type, ("", ""))
+            if function and function == _function_of(source):
                 warnings.warn(
-                    f"{source.who} feeds {loss.who}, which applies softmax itself: the softmax is taken twice. "
-                    "Remove the softmax layer, or use a categorical cross entropy loss.",
+                    f"{source.who} feeds {loss.who}, which applies {function} itself: the {function} is taken twice. "
+                    f"Remove the {function} layer, or use a {other} loss.",
                     UserWarning,
                     stacklevel=6,
                 )
+
+
+#: What a loss applies to its source, and the loss that does not.
+_FUNCTIONS_IN_LOSSES = {
+    LossType.SOFTMAX_CROSS_ENTROPY: ("softmax", "categorical cross entropy"),
+    LossType.SIGMOID_CROSS_ENTROPY: ("sigmoid", "log"),
+}
+
+
+def _function_of(layer: Layer) -> str:
+    if isinstance(layer, SoftmaxLayer) and layer.operation == SoftmaxOperation.SOFTMAX:
+        return "softmax"
+    is_sigmoid = isinstance(layer, ActivationLayer) and layer.descriptor.activation_type == ActivationType.SIGMOID
+    return "sigmoid" if is_sigmoid else ""

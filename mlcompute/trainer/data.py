@@ -19,6 +19,8 @@ from mlcompute.trainer.shuffling import order_of
 #: About how many bytes of samples are prepared at once: enough that the hand-over between threads costs nothing.
 _CHUNK_BYTES = 4 << 20
 _CHUNK_BATCHES = 64
+#: By how much probabilities may miss 0 and 1.
+_ROUNDING = 1e-3
 _AGAIN = (
     "pass something that can be iterated again (a list, a loader), or a function of the epoch that returns an iterator"
 )
@@ -38,6 +40,7 @@ class Feed:
     """What a graph wants to be fed: tensors by name, and the number of samples it was built for.
 
     compared      the input that the loss compares the prediction with; empty: labels are fed
+    probabilities labels that a cross entropy reads: numbers from 0 to 1
     weighs_alike  without weights every sample weighs 1
     """
 
@@ -46,6 +49,7 @@ class Feed:
     weights: Mapping[str, Tensor]
     batch: int
     compared: str = ""
+    probabilities: frozenset[str] = frozenset()
     weighs_alike: bool = False
 
 
@@ -274,12 +278,25 @@ def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[C
                 for name, data in named.items()
             ]
         )
+    for one in found[1]:
+        if one.name in feed.probabilities and not one.classes:
+            _expect_probabilities(who, one)
     if weights is None and feed.weighs_alike:
         count = next(one.count for one in found[0] if not one.shared)
         for name, tensor in feed.weights.items():
             ones = np.broadcast_to(np.float32(1), (count * (tensor.descriptor.shape[0] // feed.batch),))
             found[2].append(column(name, tensor, ones, who, batch=feed.batch))
     return found[0], found[1], found[2]
+
+
+def _expect_probabilities(who: str, labels: Column) -> None:
+    """Labels outside of 0 to 1 give cross entropies without a least value."""
+    low, high = float(labels.array.min()), float(labels.array.max())
+    if low < -_ROUNDING or high > 1 + _ROUNDING:
+        raise DataError(
+            f"{who}: '{labels.name}' goes from {low:g} to {high:g}, a cross entropy compares with numbers from 0 to 1",
+            fix="give 0 for no and 1 for yes, or integer class labels; for numbers to be predicted, use the loss 'mse'",
+        )
 
 
 def _expect_the_input(who: str, feed: Feed, x: Any, y: Any) -> None:

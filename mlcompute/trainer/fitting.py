@@ -28,6 +28,7 @@ from mlcompute.trainer.data import Batch, Data
 from mlcompute.trainer.evaluation import MeanLoss, evaluate
 from mlcompute.trainer.history import History
 from mlcompute.trainer.metrics import Array
+from mlcompute.trainer.nan_warning import NaNWarning
 from mlcompute.trainer.prefetch import StoppedError
 from mlcompute.trainer.progress import Display
 from mlcompute.trainer.schedules import Length
@@ -76,6 +77,7 @@ class Fitting:
         self._is_over = False
         self._counted = 0
         self._mean = MeanLoss(trainer.model)
+        self._nan = NaNWarning(trainer, plan.callbacks)
         self._samples_here = 0
         self._seconds_before = 0.0
         #: Path -> with the weights that validation uses?
@@ -145,6 +147,7 @@ class Fitting:
 
     def _end(self, logs: dict[str, float]) -> None:
         """The last step is over: callbacks may change the weights, and a later run may still go on from these."""
+        self._nan.run_ends()
         trainer, callbacks = self.trainer, self._overriding("on_train_end")
         trained = trainer.copy_weights() if callbacks else []
         for callback in callbacks:
@@ -164,6 +167,7 @@ class Fitting:
                 metric.reset()
             for callback in plan.callbacks:
                 callback.on_epoch_begin(self.epoch, {})
+        self._nan.epoch_begins()
         self.display.epoch_begins(self.epoch, self.batch)
         try:
             self._run_steps()
@@ -227,6 +231,7 @@ class Fitting:
         self._mean.update(loss, outcome.rows)
         self._samples_here += outcome.rows
         self.history.loss.add(self._counted, loss)
+        self._nan.look(outcome, self._counted)
         if self.trainer.metrics:
             for batch, prediction in zip(outcome.batches, outcome.predictions, strict=True):
                 labels = self.trainer.model.labels_in(batch)
@@ -256,6 +261,7 @@ class Fitting:
         finally:
             for callback in reversed(self.plan.callbacks):
                 callback.on_test_end({})
+        self._nan.validated(found["loss"], self.epoch + 1)
         return {f"val_{name}": value for name, value in found.items()}
 
     def _end_epoch(self, logs: dict[str, float], seconds: float, samples: int) -> None:

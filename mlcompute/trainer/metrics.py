@@ -55,22 +55,33 @@ class Metric(ABC):
 
 
 class Accuracy(Metric):
-    """The share of samples whose largest class is the right one; pixels are averaged within a sample.
+    """The share of right answers: classes, or yes and no; pixels and outputs are averaged within a sample.
 
-    threshold  for one output per sample (n, 1): above it the answer is yes. Losses on logits want 0, on
-               probabilities 0.5; None lets the trainer choose by its loss
+    per_output  False: the largest output is the class. True: every output is a yes or no of its own, as for several
+                labels per sample. None: the trainer decides by its loss, and refuses where the loss does not tell;
+                without a trainer one output (n, 1) is a yes or no, several are classes
+    threshold   above it an output is a yes. Losses on logits want 0, on probabilities 0.5; None lets the trainer
+                choose by its loss
     """
 
-    def __init__(self, name: str = "accuracy", threshold: float | None = None) -> None:
+    def __init__(self, name: str = "accuracy", threshold: float | None = None, per_output: bool | None = None) -> None:
         super().__init__(name)
-        self.threshold = threshold
+        self.threshold, self.per_output = threshold, per_output
 
     def values(self, prediction: Array, labels: Array) -> Any:
         labels = labels.reshape(prediction.shape)
-        if prediction.ndim < 2 or prediction.shape[1] == 1:
+        if self.per_output or prediction.ndim < 2 or prediction.shape[1] == 1:
             border = 0.5 if self.threshold is None else self.threshold
+            low, high = float(labels.min()), float(labels.max())
+            if low < -1 or high > 1:
+                raise DataError(
+                    f"metric '{self.name}': labels go from {low:g} to {high:g}",
+                    expected="0 for no and 1 for yes",
+                    fix="for numbers to be predicted, use the metric 'mae' or 'mse'",
+                )
             right = (prediction > border) == (labels > 0.5)
         else:
+            _expect_one_class(self.name, labels)
             right = prediction.argmax(1) == labels.argmax(1)
         return right if right.ndim == 1 else right.reshape(len(right), -1).mean(axis=1)
 
@@ -83,7 +94,9 @@ class TopKAccuracy(Metric):
         super().__init__(name or f"top_{k}_accuracy")
 
     def values(self, prediction: Array, labels: Array) -> Any:
-        right = labels.reshape(prediction.shape).argmax(1)
+        labels = labels.reshape(prediction.shape)
+        _expect_one_class(self.name, labels)
+        right = labels.argmax(1)
         score = np.take_along_axis(prediction, np.expand_dims(right, 1), 1)
         # As many as k classes may be better; among equals the first counts as better, as in a sorted list.
         numbers = np.arange(prediction.shape[1]).reshape(1, -1, *(1,) * (prediction.ndim - 2))
@@ -123,6 +136,16 @@ class Mean(Metric):
         return self.function(prediction, labels)
 
 
+def _expect_one_class(metric: str, labels: Array) -> None:
+    """A sample with several classes has no right one."""
+    most = int((labels > 0.5).sum(axis=1).max(initial=0))
+    if most > 1:
+        raise DataError(
+            f"metric '{metric}': a sample has {most} classes, the metric wants one",
+            fix="where samples have several labels, use the metric 'binary_accuracy'",
+        )
+
+
 def _differences(prediction: Array, labels: Array) -> Array:
     rows = len(prediction)
     return prediction.reshape(rows, -1).astype(np.float64) - labels.reshape(rows, -1)
@@ -130,6 +153,8 @@ def _differences(prediction: Array, labels: Array) -> Array:
 
 _NAMES: dict[str, Callable[[], Metric]] = {
     "accuracy": Accuracy,
+    "binary_accuracy": lambda: Accuracy("binary_accuracy", per_output=True),
+    "categorical_accuracy": lambda: Accuracy("categorical_accuracy", per_output=False),
     "mae": MeanAbsoluteError,
     "mean_absolute_error": lambda: MeanAbsoluteError("mean_absolute_error"),
     "mse": MeanSquaredError,

@@ -14,6 +14,7 @@ from mlcompute.errors import DataError, GraphError
 from mlcompute.graph import Graph, Node
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.loss import LossDescriptor, LossLayer
+from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.layers.yolo_loss import YOLOLossLayer
 from mlcompute.optimizers import (
     AdamOptimizer,
@@ -31,6 +32,12 @@ from mlcompute.training import TrainingGraph
 if TYPE_CHECKING:
     from mlcompute.layers.layer import Layer
 
+_CROSS_ENTROPIES = (
+    LossType.SOFTMAX_CROSS_ENTROPY,
+    LossType.SIGMOID_CROSS_ENTROPY,
+    LossType.CATEGORICAL_CROSS_ENTROPY,
+    LossType.LOG,
+)
 _OPTIMIZERS: dict[str, Callable[[OptimizerDescriptor], Optimizer]] = {
     "adam": AdamOptimizer,
     "adamw": AdamWOptimizer,
@@ -71,7 +78,8 @@ class Model:
         fed = set(inputs.values())  # an autoencoder's loss compares with an input: that is no label to be fed besides
         labels = {name: tensor for name, tensor in declared.labels.items() if tensor not in fed}
         compared = next((name for name, tensor in inputs.items() if tensor is self.labels), "")
-        self.feed = Feed(dict(inputs), labels, dict(declared.label_weights), description.batch_size, compared)
+        weights = dict(declared.label_weights)
+        self.feed = Feed(dict(inputs), labels, weights, description.batch_size, compared, self._probabilities(labels))
 
     @property
     def device(self) -> Device:
@@ -110,6 +118,16 @@ class Model:
         self.feed = replace(self.feed, weights={weights.label: weights}, weighs_alike=True)
         self.__dict__.pop("inference", None)  # made anew, with the weights
 
+    def _probabilities(self, labels: Mapping[str, Tensor]) -> frozenset[str]:
+        """Names of the labels that cross entropies read."""
+        read = {
+            label
+            for node in self._nodes
+            if isinstance(node.layer, LossLayer) and node.layer.descriptor.loss_type in _CROSS_ENTROPIES
+            for label in node.labels
+        }
+        return frozenset(name for name, tensor in labels.items() if tensor in read)
+
     def labels_in(self, batch: Batch) -> Array:
         """What the first loss compares the prediction with: labels that are fed, or an input."""
         if self.feed.compared:
@@ -136,10 +154,32 @@ class Model:
         return kinds.pop() if len(kinds) == 1 and all(isinstance(n.layer, LossLayer) for n in self._nodes) else None
 
     @property
+    def _loss_type(self) -> LossType | None:
+        layer = self._nodes[0].layer
+        return layer.descriptor.loss_type if isinstance(layer, LossLayer) else None
+
+    @property
     def is_on_logits(self) -> bool:
         """Is the prediction a logit, so that 0 and not 0.5 is the border between no and yes?"""
-        layer = self._nodes[0].layer
-        return isinstance(layer, LossLayer) and layer.descriptor.loss_type == LossType.SIGMOID_CROSS_ENTROPY
+        return self._loss_type in (LossType.SIGMOID_CROSS_ENTROPY, LossType.HINGE)
+
+    def decides_per_output(self, metric: str) -> bool:
+        """Is every output a yes or no, and not a class among others? For accuracy; refused where nobody can know."""
+        kind, shape = self._loss_type, self.prediction.descriptor.shape
+        if kind in (LossType.SIGMOID_CROSS_ENTROPY, LossType.LOG):
+            return True
+        if kind in (LossType.SOFTMAX_CROSS_ENTROPY, LossType.CATEGORICAL_CROSS_ENTROPY):
+            return False
+        if kind is not None and (len(shape) < 2 or shape[1] == 1):
+            return True
+        maker = next((node.layer for node in self.training._all_nodes() if self.prediction in node.results), None)
+        if kind is not None and isinstance(maker, SoftmaxLayer):
+            return False
+        raise DataError(
+            f"Trainer: what is the metric '{metric}' of a prediction of shape {shape} with {self._nodes[0].layer.who}?",
+            fix="say 'categorical_accuracy' where the largest output is the class, 'binary_accuracy' where every "
+            "output is a yes or no; for numbers to be predicted, 'mae' or 'mse'",
+        )
 
     @property
     def parameters(self) -> list[Tensor]:

@@ -40,7 +40,9 @@ class Trainer:
                    TrainingGraph with inputs, labels, loss and optimizer
     loss           a LossLayer, or a name: "softmax_cross_entropy", "mse" ...; averaged over the samples
     optimizer      an Optimizer, or a name: "adam", "adamw", "sgd", "rmsprop"
-    metrics        names ("accuracy", "top_5_accuracy", "mae", "mse"), Metrics, or functions of (prediction, labels)
+    metrics        names ("accuracy", "top_5_accuracy", "mae", "mse"), Metrics, or functions of (prediction, labels).
+                   "accuracy" is about classes or, with a sigmoid loss, about every output; where the loss does not
+                   tell, say "categorical_accuracy" or "binary_accuracy"
     inputs         names for the tensors that are fed; by default every tensor nobody computes, by its label
     learning_rate  for an optimizer given by name
 
@@ -70,8 +72,11 @@ class Trainer:
         if self.metrics:
             self.model.expect_labels_for_metrics()
         for metric in self.metrics:
-            if isinstance(metric, Accuracy) and metric.threshold is None:
-                metric.threshold = 0.0 if self.model.is_on_logits else 0.5
+            if isinstance(metric, Accuracy):
+                if metric.per_output is None:
+                    metric.per_output = self.model.decides_per_output(metric.name)
+                if metric.threshold is None:
+                    metric.threshold = 0.0 if self.model.is_on_logits else 0.5
         #: What happened in the last `fit`, or is happening in this one.
         self.history = History()
         #: Set it to end training after the current step.

@@ -257,3 +257,115 @@ def test_a_loader_without_a_length(device: mlc.Device) -> None:
     history = model.fit(loader, epochs=2, validation=loader, verbose=0)
     assert history == other.fit(X, Y, epochs=2, shuffle=False, validation=(X, Y), verbose=0)
     assert model.predict(loader).shape == (70, 3)
+
+
+# Accuracy ------------------------------------------------------------------------------------------------------------
+
+
+def tagger(device: mlc.Device, loss: str, activation: str | None = None, outputs: int = 5, **options: Any) -> Any:
+    mlc.Platform.set_rng_seed_to(0)
+    graph = mlc.Graph()
+    y = graph.dense(graph.input((16, 4), "x"), outputs)
+    if activation == "softmax":
+        graph.softmax(y)
+    elif activation is not None:
+        graph.activation(y, activation)
+    return mlc.Trainer(graph, loss=loss, device=device, **options)
+
+
+@pytest.mark.parametrize(
+    ("loss", "activation", "border"), [("sigmoid_cross_entropy", None, 0), ("log", "sigmoid", 0.5)]
+)
+def test_several_labels_per_sample(loss: str, activation: str | None, border: float, device: mlc.Device) -> None:
+    tags = np.random.default_rng(0).random((70, 5)) > 0.4
+    model = tagger(device, loss, activation, metrics=["accuracy"])
+    model.fit(X, tags.astype(np.float32), epochs=2, verbose=0)
+    found = model.evaluate(X, tags.astype(np.float32))["accuracy"]
+    assert found == pytest.approx(((model.predict(X) > border) == tags).mean())
+
+
+def test_accuracy_of_what_nobody_can_know_is_refused(device: mlc.Device) -> None:
+    for activation in (None, "sigmoid"):
+        with pytest.raises(mlc.DataError, match=r"(?s)metric 'accuracy' of .*\(16, 5\).*'categorical_accuracy'.*'mae'"):
+            tagger(device, "mse", activation, metrics=["accuracy"])
+    classes = np.arange(70) % 5
+    for options in ({"activation": "softmax", "metrics": ["accuracy"]}, {"metrics": ["categorical_accuracy"]}):
+        model = tagger(device, "mse", **options)
+        expected = (model.predict(X).argmax(1) == classes).mean()
+        assert model.evaluate(X, classes)[options["metrics"][0]] == pytest.approx(expected)
+    model = tagger(device, "mse", "sigmoid", metrics=["binary_accuracy"])
+    expected = ((model.predict(X) > 0.5) == np.eye(5)[classes]).mean()
+    assert model.evaluate(X, classes)["binary_accuracy"] == pytest.approx(expected)
+
+
+def test_accuracy_of_numbers_is_refused(device: mlc.Device) -> None:
+    model = tagger(device, "mse", outputs=1, metrics=["accuracy"])
+    with pytest.raises(mlc.DataError, match=r"(?s)metric 'accuracy': labels go from \d+ to \d+.*'mae'"):
+        model.fit(X, np.arange(1, 71.0), verbose=0)
+
+
+@pytest.mark.parametrize("metric", ["categorical_accuracy", "top_2_accuracy"])
+def test_one_class_among_several_labels_is_refused(metric: str, device: mlc.Device) -> None:
+    model = tagger(device, "sigmoid_cross_entropy", metrics=[metric])
+    with pytest.raises(mlc.DataError, match=r"(?s)a sample has 5 classes.*'binary_accuracy'"):
+        model.evaluate(X, np.ones((70, 5), np.float32))
+
+
+# NaN -----------------------------------------------------------------------------------------------------------------
+
+
+def test_nan_in_the_data_is_said_once(device: mlc.Device) -> None:
+    x = X.copy()
+    x[40, 2] = np.nan
+    with pytest.warns(
+        RuntimeWarning, match=r"(?s)loss of step \d is nan: input 'x' holds NaN in 1 of .*Terminate"
+    ) as said:
+        trainer(device).fit(x, Y, epochs=3, verbose=0)
+    assert len(said) == 1
+    assert said[0].filename == __file__
+
+
+def test_the_first_bad_layer_is_named(device: mlc.Device) -> None:
+    mlc.Platform.set_rng_seed_to(0)
+    graph = mlc.Graph()
+    h = graph.dense(graph.input((16, 4), "x"), 3, name="hidden")
+    logarithm = mlc.ArithmeticLayer(mlc.ArithmeticOperation.LOG)
+    logarithm.label = "logarithm"
+    graph.dense(graph.node(logarithm, source=h), 3)
+    model = mlc.Trainer(graph, loss="softmax_cross_entropy", device=device)
+    with pytest.warns(RuntimeWarning, match="loss of step 1 is nan: layer 'logarithm', forward pass: 'log' gives NaN"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_weights_that_overflow(device: mlc.Device) -> None:
+    model = trainer(device, loss="mse", metrics=[], optimizer="sgd", learning_rate=1e30)
+    with pytest.warns(
+        RuntimeWarning, match=r"(?s)weights hold NaN or infinity, the first is 'hid.*lower learning rate"
+    ):
+        model.fit(X, Y, epochs=2, verbose=0)
+    one_step = trainer(device, loss="mse", metrics=[], optimizer="sgd", learning_rate=3e38)
+    with pytest.warns(RuntimeWarning, match=r"after the last step \d of 4 weights hold NaN or infinity"):
+        one_step.fit(X[:16] * 100, Y[:16], verbose=0)
+
+
+def test_nan_in_validation_data(device: mlc.Device) -> None:
+    x = X.copy()
+    x[3] = np.nan
+    with pytest.warns(
+        RuntimeWarning, match="validation loss of epoch 1 is nan: the weights are finite, so look at the"
+    ):
+        trainer(device).fit(X, Y, epochs=2, validation=(x, Y), verbose=0)
+
+
+def test_a_sigmoid_before_a_loss_that_has_its_own_is_warned_about(device: mlc.Device) -> None:
+    with pytest.warns(UserWarning, match="the sigmoid is taken twice. Remove the sigmoid layer, or use a log loss"):
+        tagger(device, "sigmoid_cross_entropy", "sigmoid")
+
+
+@pytest.mark.parametrize("loss", ["sigmoid_cross_entropy", "log", "categorical_cross_entropy"])
+def test_labels_a_cross_entropy_cannot_reach(loss: str, device: mlc.Device) -> None:
+    model = tagger(device, loss, {"log": "sigmoid", "categorical_cross_entropy": "softmax"}.get(loss))
+    signs = np.where(np.random.default_rng(0).random((70, 5)) > 0.5, 1.0, -1.0).astype(np.float32)
+    with pytest.raises(mlc.DataError, match=r"(?s)'labels' goes from -1 to 1.*0 for no and 1 for yes.*'mse'"):
+        model.fit(X, signs, verbose=0)
+    model.fit(X, (signs > 0).astype(np.float32), verbose=0)

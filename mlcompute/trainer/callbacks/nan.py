@@ -73,7 +73,7 @@ class TerminateOnNaN(Callback):
         error = self._explain(first)
         if error is None:
             now.restore()
-            finding = _find(self.trainer.training, self.trainer.batches)
+            finding = find_nan_in(self.trainer.training, self.trainer.batches)
             error = NaNError(
                 f"training met NaN or infinity after step {step}: {finding or 'its cause is gone'}",
                 fix="repeating the steps since the last copy gave finite numbers: something outside the graph changed "
@@ -100,7 +100,7 @@ class TerminateOnNaN(Callback):
             if math.isfinite(loss) and is_finite(model):
                 continue
             before.restore()
-            finding = _find(model.training, batches)
+            finding = find_nan_in(model.training, batches)
             error = NaNError(
                 f"training met {finding.number if finding else 'NaN'} in step {first + number}: "
                 f"{finding or 'the loss is ' + repr(loss)}",
@@ -113,7 +113,8 @@ class TerminateOnNaN(Callback):
         return None
 
 
-def _find(training: Any, batches: Sequence[Batch]) -> debug.Finding | None:
+def find_nan_in(training: Any, batches: Sequence[Batch]) -> debug.Finding | None:
+    """Where the first bad number of a step on these batches appears."""
     with np.errstate(all="ignore"):
         for batch in batches:
             finding = debug.find_nan(training, batch.inputs, batch.labels, batch.weights, batch_size=batch.rows)
