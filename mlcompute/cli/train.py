@@ -18,6 +18,7 @@ from mlcompute.cli.arguments import count
 from mlcompute.cli.recipes import RECIPES
 from mlcompute.cli.streams import stop_showing
 from mlcompute.errors import DataError, ExecutionError, FileError
+from mlcompute.trainer.last_batch import CHOICES
 from mlcompute.trainer.progress import described
 from mlcompute.trainer.signals import Interrupted, Terminated
 
@@ -38,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=count, metavar="N", help=f"samples per step of a recipe ({BATCH})")
     parser.add_argument("--rate", type=float, metavar="R", help=f"learning rate of a recipe ({RATE})")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="for weights, dropout, order of data (0)")
+    parser.add_argument(
+        "--last-batch",
+        choices=CHOICES,
+        default="smaller",
+        help="a last batch with fewer samples is run as it is, filled up, or left out (smaller)",
+    )
     parser.add_argument("--device", choices=("cpu", "gpu", "any"), help="where it runs (cpu)")
     parser.add_argument("--out", metavar="FOLDER", help="where checkpoints and report go (runs/MODEL)")
     parser.add_argument(
@@ -85,6 +92,7 @@ def run(args: argparse.Namespace) -> Answer:
                 epochs=args.epochs,
                 validation=validation,
                 shuffle_seed=args.seed,
+                last_batch=args.last_batch,
                 callbacks=_callbacks(
                     args, last, None if validation is None else best, _steps(trainer, data) * args.epochs
                 ),
@@ -186,7 +194,7 @@ def _resumed(given: str | None, last: Path) -> Path | None:
 
 
 #: Options that a resumed run must be given again.
-_KEPT = ("data", "batch", "rate", "seed", "device", "out", "tensorboard")
+_KEPT = ("data", "batch", "rate", "seed", "last_batch", "device", "out", "tensorboard")
 
 
 def _command(args: argparse.Namespace, epochs: int) -> str:
@@ -197,7 +205,7 @@ def _command(args: argparse.Namespace, epochs: int) -> str:
     for name in _KEPT:
         value = getattr(args, name)
         if value != parser.get_default(name):
-            words += [f"--{name}", str(value)]
+            words += [f"--{name.replace('_', '-')}", str(value)]
     if args.report is not None:
         words += ["--report", args.report] if args.report else ["--report"]
     return shlex.join([*words, "--resume"])

@@ -7,7 +7,7 @@ shuffling.py   the order of an epoch               prefetch.py    preparing batc
 steps.py       running steps, a few queued         accumulation.py several batches, one update
 metrics.py  schedules.py  callbacks/               history.py     what happened
 checkpoint.py  snapshot.py  signals.py             progress.py    what is shown
-nan_warning.py a loss that is no number any more
+nan_warning.py a loss that is no number any more   last_batch.py  short batches, filled up or left out
 """
 
 from mlcompute.trainer import callbacks, metrics, schedules

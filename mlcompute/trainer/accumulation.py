@@ -44,10 +44,10 @@ class Accumulator:
         for kind, part in zip(("inputs", "labels", "weights"), batch[:3], strict=True):
             data.update({f"{kind}/{name}": array for name, array in part.items()})
         self._training.bind_and_write_data(
-            data, for_inputs=tensors, to=self._model.device, batch_size=batch.rows if batch.rows < feed.batch else 0
+            data, for_inputs=tensors, to=self._model.device, batch_size=batch.size if batch.size < feed.batch else 0
         )
-        self._training.execute_forward(batch_size=batch.rows)
-        self._training.execute_gradient(batch_size=batch.rows).wait()
+        self._training.execute_forward(batch_size=batch.size)
+        self._training.execute_gradient(batch_size=batch.size).wait()
         if is_only:
             return
         for tensor in self._parameters:

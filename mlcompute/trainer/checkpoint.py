@@ -75,7 +75,7 @@ def restore_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any]) 
 
 def check_settings(saved: Mapping[str, Any], now: Mapping[str, Any], path: str) -> None:
     """Refuse to go on with other data or another way through it: the numbers would silently be others."""
-    for name, value in now.items():
+    for name, value in {**dict.fromkeys(saved), **now}.items():
         if saved.get(name) != value:
             raise DataError(
                 f"Trainer.fit: {path} was saved with {name} {saved.get(name)!r}, now it is {value!r}",

@@ -27,12 +27,21 @@ _AGAIN = (
 
 
 class Batch(NamedTuple):
-    """What one run is fed, by name, and how many samples it is."""
+    """What one run is fed, by name, and how many samples it is.
+
+    filling  samples after these that count nowhere: they only fill the batch up
+    """
 
     inputs: dict[str, Array]
     labels: dict[str, Array]
     weights: dict[str, Array]
     rows: int
+    filling: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many samples are run."""
+        return self.rows + self.filling
 
 
 @dataclass(frozen=True)
@@ -67,17 +76,21 @@ class Data(ABC):
         seed: int | None = None,
         skip: int = 0,
         stops: Callable[[], bool] = lambda: False,
+        least: int = 1,
     ) -> Generator[Batch, None, None]:
         """The batches of one epoch, prepared ahead by a thread; the last may be short.
 
         seed   shuffles, None leaves the order alone
+        least  batches with fewer samples are left out, before any are skipped
         skip   leaves out that many batches at the beginning
         stops  asked while waiting for data
         """
 
-    def batch_count(self, size: int) -> int | None:
+    def batch_count(self, size: int, least: int = 1) -> int | None:
         """How many batches an epoch has; None when nobody knows."""
-        return None if self.count is None else -(-self.count // size)
+        if self.count is None:
+            return None
+        return self.count // size + (self.count % size >= least)
 
     @abstractmethod
     def check(self, epochs: int, batch_size: int | None) -> None:
@@ -111,13 +124,20 @@ class Arrays(Data):
         seed: int | None = None,
         skip: int = 0,
         stops: Callable[[], bool] = lambda: False,
+        least: int = 1,
     ) -> Generator[Batch, None, None]:
         ahead = Prefetch(self._chunks(size, epoch, seed, skip * size), stops=stops)
         try:
             for chunk in ahead:
-                yield from self._cut(chunk, size)
+                for batch in self._cut(chunk, size):
+                    if batch.rows >= least:
+                        yield batch
         finally:
             ahead.close()
+
+    def first(self, rows: int) -> Batch:
+        """The first samples."""
+        return next(iter(self._cut(next(self._chunks(rows, 0, None, 0)), rows)))
 
     def _chunks(self, size: int, epoch: int, seed: int | None, start: int) -> Iterator[Batch]:
         order = None if seed is None else order_of(seed, epoch, self.count)
@@ -162,7 +182,7 @@ class Stream(Data):
         #: Batches per epoch, where the source has a length.
         self._length = _length_of(source)
 
-    def batch_count(self, size: int) -> int | None:
+    def batch_count(self, size: int, least: int = 1) -> int | None:
         return self._length
 
     def check(self, epochs: int, batch_size: int | None) -> None:
@@ -184,22 +204,30 @@ class Stream(Data):
         seed: int | None = None,
         skip: int = 0,
         stops: Callable[[], bool] = lambda: False,
+        least: int = 1,
     ) -> Generator[Batch, None, None]:
-        ahead = Prefetch(self._items(epoch, skip), stops=stops)
+        ahead = Prefetch(self._items(epoch, skip, least), stops=stops)
         try:
             yield from ahead
         finally:
             ahead.close()
 
-    def _items(self, epoch: int, skip: int) -> Iterator[Batch]:
+    def _items(self, epoch: int, skip: int, least: int) -> Iterator[Batch]:
         source = self._source(epoch) if callable(self._source) else self._source
         if isinstance(source, Iterator) and not callable(self._source):
             if self._is_used:
                 raise DataError(f"{self._who}: the iterator is exhausted, it can be gone through only once", fix=_AGAIN)
             self._is_used = True
+        kept = 0
         for number, item in enumerate(source):
-            if number >= skip:
-                yield self._batch(item, number)
+            if kept < skip and least == 1:  # what is skipped need not be looked at
+                kept += 1
+                continue
+            batch = self._batch(item, number)
+            if batch.rows >= least:
+                kept += 1
+                if kept > skip:
+                    yield batch
 
     def _batch(self, item: Any, number: int) -> Batch:
         who = f"{self._who}: batch {number}"

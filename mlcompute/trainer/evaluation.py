@@ -12,6 +12,7 @@ import numpy as np
 from mlcompute.enums import ExecutionOptions, ReductionType
 from mlcompute.errors import DataError
 from mlcompute.trainer.data import Batch, Data
+from mlcompute.trainer.last_batch import expect_independent_samples, expect_weights, padded, short_batch, weights_of
 from mlcompute.trainer.metrics import Array, Metric
 from mlcompute.trainer.model import Model
 
@@ -40,16 +41,16 @@ class MeanLoss:
 
 def run(model: Model, batch: Batch, *, with_labels: bool) -> tuple[Array, float]:
     """(prediction, loss) of a batch; the loss is NaN without labels."""
-    rows, d = batch.rows, model.prediction.descriptor
+    d = model.prediction.descriptor
     scale = d.shape[0] // model.feed.batch
-    prediction = np.empty((rows * scale, *d.shape[1:]), d.data_type.numpy)
+    prediction = np.empty((batch.size * scale, *d.shape[1:]), d.data_type.numpy)
     graph = model.inference
     graph.execute(
         batch.inputs,
         batch.labels if with_labels else None,
         batch.weights if with_labels else None,
         {"prediction": prediction},
-        batch_size=rows,
+        batch_size=batch.size,
         options=_SYNCHRONOUS,
     )
     loss = math.nan
@@ -57,8 +58,36 @@ def run(model: Model, batch: Batch, *, with_labels: bool) -> tuple[Array, float]
         loss = 0.0
         for tensor in model.losses:
             value: Any = graph.fetch(tensor)
-            loss += value.item() if value.size == 1 else float(value.mean(dtype=np.float64))
-    return prediction, loss
+            mean = value.mean(dtype=np.float64) * batch.size / batch.rows  # samples that fill up have a loss of 0
+            loss += value.item() if value.size == 1 else float(mean)
+    return prediction[: batch.rows * scale], loss
+
+
+def _runnable(model: Model, batch: Batch, who: str, *, with_labels: bool, is_first: bool) -> Batch:
+    """The batch, filled up where the graph runs full ones only; refused where the filling would be felt.
+
+    is_first  the first batch of this kind: only then the filling is looked at, by running it twice
+    """
+    full = model.feed.batch
+    if batch.rows == full or not model.refusal(batch.rows, trains=False):
+        return batch._replace(weights=weights_of(batch, model)) if with_labels else batch
+    if with_labels:
+        expect_weights(who, model)
+
+    def outcome(differently: bool) -> list[Any]:
+        filled = padded(batch, model, full, differently=differently, with_weights=with_labels)
+        return list(run(model, filled, with_labels=with_labels))
+
+    if is_first:
+        expect_independent_samples(who, f"give a multiple of {full} samples", outcome)
+    return padded(batch, model, full, with_weights=with_labels)
+
+
+def check_evaluation(who: str, model: Model, data: Data, size: int) -> None:
+    """Refuse before training what would be refused with the last batch of the validation data."""
+    short = short_batch(data, size, model.feed.batch)
+    if short is not None and short.labels:
+        _runnable(model, short, who, with_labels=True, is_first=True)
 
 
 def evaluate(
@@ -68,6 +97,7 @@ def evaluate(
     mean = MeanLoss(model)
     for metric in metrics:
         metric.reset()
+    is_filled = False
     with contextlib.closing(data.batches(size, stops=stops)) as batches:
         for batch in batches:
             if stops():
@@ -76,6 +106,8 @@ def evaluate(
                 raise DataError(
                     "Trainer.evaluate: the data has no labels", fix="give y, or batches of (inputs, labels)"
                 )
+            batch = _runnable(model, batch, "Trainer.evaluate", with_labels=True, is_first=not is_filled)
+            is_filled = is_filled or bool(batch.filling)
             prediction, loss = run(model, batch, with_labels=True)
             mean.update(loss, batch.rows)
             for metric in metrics:
@@ -87,8 +119,13 @@ def evaluate(
 
 def predict(model: Model, data: Data, size: int) -> Array:
     """The predictions for all samples, in order."""
+    parts: list[Array] = []
+    is_filled = False
     with contextlib.closing(data.batches(size)) as batches:
-        parts = [run(model, batch, with_labels=False)[0] for batch in batches]
+        for batch in batches:
+            batch = _runnable(model, batch, "Trainer.predict", with_labels=False, is_first=not is_filled)
+            is_filled = is_filled or bool(batch.filling)
+            parts.append(run(model, batch, with_labels=False)[0])
     if not parts:
         raise DataError("Trainer.predict: there are no samples")
     return np.concatenate(parts)

@@ -27,12 +27,20 @@ from mlcompute.trainer.checkpoint import (
 from mlcompute.trainer.data import Batch, Data
 from mlcompute.trainer.evaluation import MeanLoss, evaluate
 from mlcompute.trainer.history import History
+from mlcompute.trainer.last_batch import (
+    expect_independent_samples,
+    expect_runs,
+    padded,
+    short_batch,
+    weights_of,
+)
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.nan_warning import NaNWarning
 from mlcompute.trainer.prefetch import StoppedError
 from mlcompute.trainer.progress import Display
 from mlcompute.trainer.schedules import Length
 from mlcompute.trainer.signals import Interrupted, Signals, Terminated
+from mlcompute.trainer.snapshot import Snapshot
 from mlcompute.trainer.steps import Outcome, Steps
 
 if TYPE_CHECKING:
@@ -49,6 +57,7 @@ class Plan:
     validation  data and batch size, or None
     checkpoint  where the state goes when a signal stops the run; None: where ModelCheckpoint puts it, or a file in
                 the working directory
+    last_batch  what becomes of a batch smaller than batch_size: "smaller", "pad" or "drop"
     """
 
     data: Data
@@ -59,6 +68,12 @@ class Plan:
     validation: tuple[Data, int] | None
     callbacks: Sequence[Callback]
     checkpoint: str | None
+    last_batch: str = "smaller"
+
+    @property
+    def least(self) -> int:
+        """How many samples a batch must have not to be left out."""
+        return self.batch_size if self.last_batch == "drop" else 1
 
 
 class Fitting:
@@ -77,6 +92,7 @@ class Fitting:
         self._is_over = False
         self._counted = 0
         self._mean = MeanLoss(trainer.model)
+        self._looked_at_filling = False
         self._nan = NaNWarning(trainer, plan.callbacks)
         self._samples_here = 0
         self._seconds_before = 0.0
@@ -103,7 +119,7 @@ class Fitting:
     @property
     def length(self) -> Length:
         """Epochs, and steps per epoch where the data tells."""
-        batches = self.plan.data.batch_count(self.plan.batch_size)
+        batches = self.plan.data.batch_count(self.plan.batch_size, self.plan.least)
         return Length(self.plan.epochs, None if batches is None else -(-batches // self.plan.accumulate))
 
     @property
@@ -132,6 +148,9 @@ class Fitting:
                 callback.on_train_begin({})
             if resume is not None:
                 self._resume(resume)
+            short = short_batch(plan.data, plan.batch_size, self._padded_size) if plan.last_batch == "pad" else None
+            if short is not None:
+                self._expect_harmless_filling(short)
             self.has_begun = True
             self.display.begin(plan.epochs, self.length.steps_per_epoch, self.epoch, self.batch)
             try:
@@ -148,11 +167,11 @@ class Fitting:
     def _end(self, logs: dict[str, float]) -> None:
         """The last step is over: callbacks may change the weights, and a later run may still go on from these."""
         self._nan.run_ends()
-        trainer, callbacks = self.trainer, self._overriding("on_train_end")
-        trained = trainer.copy_weights() if callbacks else []
-        for callback in callbacks:
+        trainer, may_change = self.trainer, bool(self._overriding("on_train_end"))
+        trained = trainer.copy_weights() if may_change else []
+        for callback in self.plan.callbacks:
             callback.on_train_end(logs)
-        final = trainer.copy_weights() if callbacks else []
+        final = trainer.copy_weights() if may_change else []
         self._ended = None if _are_same(trained, final) else (trained, final)
         self._is_over = True
 
@@ -184,7 +203,12 @@ class Fitting:
     def _run_steps(self) -> None:
         plan = self.plan
         batches = plan.data.batches(
-            plan.batch_size, self.epoch, plan.seed, self.batch * plan.accumulate, lambda: bool(self.signals.caught)
+            plan.batch_size,
+            self.epoch,
+            plan.seed,
+            self.batch * plan.accumulate,
+            lambda: bool(self.signals.caught),
+            plan.least,
         )
         # Closed here, and not when some traceback lets go of it: a thread prepares its batches.
         with contextlib.closing(batches):
@@ -193,7 +217,7 @@ class Fitting:
     def _run_steps_on(self, batches: Iterator[Batch]) -> None:
         trainer, plan, steps = self.trainer, self.plan, self._steps
         is_first = self.batch == 0
-        for group in _grouped(batches, plan.accumulate):
+        for group in _grouped(map(self._runnable, batches), plan.accumulate):
             if not group[0].labels and trainer.model.feed.labels:
                 raise DataError("Trainer.fit: the data has no labels", fix="give y, or batches of (inputs, labels)")
             is_first = False
@@ -218,6 +242,40 @@ class Fitting:
         self._settle()
         if is_first and not trainer.stop_training:
             raise DataError(f"Trainer.fit: epoch {self.epoch + 1} has no batches", fix="give data that can be repeated")
+
+    def _runnable(self, batch: Batch) -> Batch:
+        """A batch that the graph can run, with weights where the loss takes them."""
+        plan, model = self.plan, self.trainer.model
+        if plan.last_batch == "pad" and batch.rows < self._padded_size:
+            if not self._looked_at_filling:
+                self._expect_harmless_filling(batch)
+            return padded(batch, model, self._padded_size)
+        if batch.rows < model.feed.batch and model.refusal(batch.rows, trains=True):
+            expect_runs("Trainer.fit", model, batch.rows, f"a batch has {batch.rows} samples")
+        if model.feed.weighs_alike and not batch.weights:
+            return batch._replace(weights=weights_of(batch, model))
+        return batch
+
+    @property
+    def _padded_size(self) -> int:
+        size, model = self.plan.batch_size, self.trainer.model
+        return size if not model.refusal(size, trains=True) else model.feed.batch
+
+    def _expect_harmless_filling(self, batch: Batch) -> None:
+        """Run a filled batch twice, filled differently: nothing that is learned may differ."""
+        self._looked_at_filling = True
+        trainer = self.trainer
+        self._settle()
+        before = Snapshot(trainer.model)
+
+        def outcome(differently: bool) -> list[Any]:
+            loss = trainer.repeat([padded(batch, trainer.model, self._padded_size, differently=differently)])
+            weights = trainer.copy_weights()
+            before.restore()
+            return [loss, *weights]
+
+        way_out = "last_batch='drop' leaves it out; or give a multiple of the batch size"
+        expect_independent_samples("Trainer.fit", way_out, outcome)
 
     def _settle(self) -> None:
         """Wait for queued steps and count them."""
@@ -351,7 +409,10 @@ class Fitting:
     def settings(self) -> dict[str, Any]:
         """What must be the same when the run goes on."""
         plan = self.plan
+        # Files from before there was a choice know nothing of it.
+        chosen = {} if plan.last_batch == "smaller" else {"last_batch": plan.last_batch}
         return {
+            **chosen,
             "samples": plan.data.count,
             "batch_size": plan.batch_size,
             "accumulate": plan.accumulate,

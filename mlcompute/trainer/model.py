@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mlcompute.building.shapes import LOSSES
 from mlcompute.device import Device
 from mlcompute.enums import LossType, ReductionType
-from mlcompute.errors import DataError, GraphError
+from mlcompute.errors import DataError, Error, GraphError
 from mlcompute.graph import Graph, Node
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.loss import LossDescriptor, LossLayer
@@ -74,6 +74,7 @@ class Model:
         self.prediction = nodes[0].sources[0]
         self.labels = nodes[0].labels[0] if nodes[0].labels else None
         self._nodes = nodes
+        self._refusals: dict[tuple[int, bool], str] = {}
         declared = training._declared
         fed = set(inputs.values())  # an autoencoder's loss compares with an input: that is no label to be fed besides
         labels = {name: tensor for name, tensor in declared.labels.items() if tensor not in fed}
@@ -117,6 +118,7 @@ class Model:
         self.training.add_inputs({}, None, {weights.label: weights})
         self.feed = replace(self.feed, weights={weights.label: weights}, weighs_alike=True)
         self.__dict__.pop("inference", None)  # made anew, with the weights
+        self._refusals = {}
 
     def _probabilities(self, labels: Mapping[str, Tensor]) -> frozenset[str]:
         """Names of the labels that cross entropies read."""
@@ -131,8 +133,10 @@ class Model:
     def labels_in(self, batch: Batch) -> Array:
         """What the first loss compares the prediction with: labels that are fed, or an input."""
         if self.feed.compared:
-            return batch.inputs[self.feed.compared]
-        return next(batch.labels[name] for name, tensor in self.feed.labels.items() if tensor is self.labels)
+            labels = batch.inputs[self.feed.compared]
+        else:
+            labels = next(batch.labels[name] for name, tensor in self.feed.labels.items() if tensor is self.labels)
+        return labels[: len(labels) // batch.size * batch.rows] if batch.filling else labels
 
     def expect_labels_for_metrics(self) -> None:
         """Metrics compare the prediction with what is fed."""
@@ -141,6 +145,33 @@ class Model:
                 "Trainer: metrics need labels that are fed, those of the loss are computed or part of the graph",
                 fix="leave metrics out; the loss is reported in any case",
             )
+
+    def refusal(self, rows: int, *, trains: bool) -> str:
+        """Why the training or the inference graph cannot run so many samples; empty when it can."""
+        key = (rows, trains)
+        if key not in self._refusals:
+            graph = self.training if trains else self.inference
+            try:
+                graph._program("fused" if trains else "inference", graph._batch(rows, "execute"))
+            except Error as error:
+                self._refusals[key] = error.message
+            else:
+                self._refusals[key] = ""
+        return self._refusals[key]
+
+    @property
+    def loss_layers(self) -> list[Layer]:
+        """The loss layers, each once."""
+        return list(dict.fromkeys(node.layer for node in self._nodes))
+
+    def weighed_losses(self) -> set[Layer]:
+        """Losses that are fed a weight for every sample."""
+        if self.feed.weighs_alike:
+            return set(self.loss_layers)
+        fed = set(self.feed.weights.values())
+        own = {layer for layer in self.loss_layers if isinstance(layer, LossLayer) and layer.weights in fed}
+        # Weights that no layer names belong to the loss of the training graph.
+        return own | ({self.loss_layers[0]} if fed and len(self.loss_layers) == 1 else set())
 
     def keep_prediction(self) -> None:
         """Make the prediction readable after every training step."""

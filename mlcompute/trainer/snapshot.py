@@ -19,7 +19,10 @@ class Snapshot:
         self._copies = [(array, array.copy()) for array in _live(model)]
         state = model.training._state
         self._time_step = None if state is None else state.time_step
-        self._random = copy.copy(model.training._random)
+        # Dropout takes its key from the platform with the first pass; taken now, it is the same after restoring.
+        random = model.training._random = model.training._random.current()
+        random.prepare(model.training._program("fused", model.feed.batch).random_keys)
+        self._random = copy.copy(random)
 
     def restore(self) -> None:
         """Put everything back. The snapshot can be used again."""

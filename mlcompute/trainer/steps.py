@@ -81,27 +81,30 @@ class Steps:
                 batch.inputs,
                 batch.labels,
                 batch.weights,
-                batch_size=batch.rows,
-                completion_handler=lambda result, error, seconds: None if error else self._read(outcome),
+                batch_size=batch.size,
+                completion_handler=lambda result, error, seconds: None if error else self._read(outcome, batch),
             )
             return
         begun = time.perf_counter()
-        self._training.execute(batch.inputs, batch.labels, batch.weights, batch_size=batch.rows, options=_SYNCHRONOUS)
+        self._training.execute(batch.inputs, batch.labels, batch.weights, batch_size=batch.size, options=_SYNCHRONOUS)
         self._fastest = min(self._fastest, time.perf_counter() - begun)
         self._timed += 1
-        self._read(outcome)
+        self._read(outcome, batch)
 
-    def _read(self, outcome: Outcome) -> None:
+    def _read(self, outcome: Outcome, batch: Batch) -> None:
         """Take what is wanted out of the graph, before the next run overwrites it."""
-        outcome.loss = self._loss()
+        outcome.loss = self._loss(batch)
         if self._keeps:
-            outcome.predictions.append(self._fetched(self._model.prediction))
+            prediction = self._fetched(self._model.prediction)
+            outcome.predictions.append(prediction[: len(prediction) // batch.size * batch.rows])
 
-    def _loss(self) -> float:
+    def _loss(self, batch: Batch) -> float:
         total = 0.0
         for tensor in self._losses:
             value = self._fetched(tensor)
-            total += value.item() if value.size == 1 else float(value.mean(dtype=np.float64))
+            # Samples that only fill the batch up have a loss of 0, and are not to be counted.
+            mean = value.mean(dtype=np.float64) * batch.size / batch.rows
+            total += value.item() if value.size == 1 else float(mean)
         return total
 
     def _fetched(self, tensor: Tensor) -> Array:
@@ -119,7 +122,7 @@ class Steps:
             share = batch.rows / rows
             factor = share if reduction == ReductionType.MEAN else 1.0
             self.accumulator.forward_and_gradient(batch, factor, is_only=len(batches) == 1)
-            self._read(outcome)
+            self._read(outcome, batch)
             loss += outcome.loss * (1.0 if reduction == ReductionType.SUM else share)
         outcome.loss = loss
         if wants_gradients:

@@ -20,9 +20,10 @@ from mlcompute.optimizers import Optimizer
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.callbacks.callback import Callback
 from mlcompute.trainer.data import Batch, Data, data_from
-from mlcompute.trainer.evaluation import evaluate, predict
+from mlcompute.trainer.evaluation import check_evaluation, evaluate, predict
 from mlcompute.trainer.fitting import Fitting, Plan
 from mlcompute.trainer.history import History
+from mlcompute.trainer.last_batch import checked_choice, expect_small_batches, expect_weights
 from mlcompute.trainer.metrics import Accuracy, Array, Metric, metrics_from
 from mlcompute.trainer.model import model_from
 from mlcompute.trainer.progress import Display, display_for
@@ -178,6 +179,7 @@ class Trainer:
         shuffle: bool = True,
         shuffle_seed: int = 0,
         sample_weight: Any = None,
+        last_batch: str = "smaller",
         accumulate: int = 1,
         callbacks: Sequence[Callback] = (),
         resume: Path | None = None,
@@ -189,7 +191,10 @@ class Trainer:
         x, y          arrays with samples on axis 0 (NumPy, or anything with DLPack or `__array__`), or dicts of them
                       by name; labels may be class numbers. Or x alone: an iterable of (inputs, labels) batches, or a
                       function of the number of the epoch that gives one
-        batch_size    by default, and at most, what the graph was built for; the last batch may be shorter
+        batch_size    by default, and at most, what the graph was built for
+        last_batch    what becomes of a batch with fewer samples. "smaller": it is run as it is. Some graphs, imported
+                      ones above all, run full batches only. "pad": it is filled up with samples that count neither in
+                      the loss nor in metrics, where samples do not influence each other. "drop": it is left out
         validation    (x, y), or an iterable of batches: evaluated after every epoch, in the logs as val_...
         sample_weight one number per sample that multiplies its loss; a mean still divides by the number of samples
         shuffle_seed  the order of an epoch is a function of this seed and the epoch, nothing else
@@ -205,6 +210,9 @@ class Trainer:
         """
         who = "Trainer.fit"
         epochs = whole(who, "epochs", epochs, 1)
+        last_batch = checked_choice(who, last_batch)
+        if last_batch == "pad":
+            expect_weights(who, self.model)
         if sample_weight is not None or (isinstance(validation, tuple) and len(validation) == 3):
             self.model.weigh_samples()
         data = data_from(who, self.model.feed, x, y, sample_weight)
@@ -228,7 +236,15 @@ class Trainer:
             validation=None if validation is None else (self._validation(validation, epochs), self.model.feed.batch),
             callbacks=list(callbacks),
             checkpoint=None if checkpoint is None else os.fspath(checkpoint),
+            last_batch=last_batch,
         )
+        if last_batch == "smaller":
+            expect_small_batches(who, self.model, data, size)
+        elif last_batch == "drop" and data.batch_count(size, size) == 0:
+            raise DataError(
+                f"{who}: {data.count} samples make no batch of {size}, and last_batch='drop' leaves shorter ones out",
+                fix="give more samples, or last_batch='pad'",
+            )
         if not self._at_work.acquire(blocking=False):
             raise ExecutionError(
                 f"{who}: this trainer is training already",
@@ -271,6 +287,7 @@ class Trainer:
             raise DataError(f"Trainer.fit: validation has {len(parts)} parts", expected="(x, y) or (x, y, weights)")
         data = data_from("Trainer.fit: validation", self.model.feed, *parts)
         data.check(epochs, None)
+        check_evaluation("Trainer.fit: validation", self.model, data, self.model.feed.batch)
         return data
 
     def stop(self, by: str = "stop") -> None:

@@ -117,7 +117,7 @@ def find_nan_in(training: Any, batches: Sequence[Batch]) -> debug.Finding | None
     """Where the first bad number of a step on these batches appears."""
     with np.errstate(all="ignore"):
         for batch in batches:
-            finding = debug.find_nan(training, batch.inputs, batch.labels, batch.weights, batch_size=batch.rows)
+            finding = debug.find_nan(training, batch.inputs, batch.labels, batch.weights, batch_size=batch.size)
             if finding is not None:
                 return finding
     return None

@@ -1,0 +1,129 @@
+"""Short batches of graphs that run full ones only: filled up so that the filling counts nowhere, or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mlcompute.enums import ReductionType
+from mlcompute.errors import DataError, ShapeError
+from mlcompute.layers.loss import LossLayer
+from mlcompute.tensor import Tensor
+from mlcompute.trainer.data import Arrays, Batch, Data
+from mlcompute.trainer.metrics import Array
+from mlcompute.trainer.model import Model
+
+#: What may become of a batch that is smaller than the others.
+CHOICES = ("smaller", "pad", "drop")
+
+
+def checked_choice(who: str, given: Any) -> str:
+    """One of the choices."""
+    if given not in CHOICES:
+        raise DataError(f"{who}: last_batch is {given!r}", expected=", ".join(map(repr, CHOICES)))
+    return str(given)
+
+
+def short_batch(data: Data, size: int, full: int) -> Batch | None:
+    """Samples as many as the smallest batch of an epoch has, where it is known and not full."""
+    if not isinstance(data, Arrays):
+        return None
+    rows = data.count % size or size
+    return data.first(rows) if rows < full else None
+
+
+def expect_small_batches(who: str, model: Model, data: Data, size: int) -> None:
+    """Refuse before the first step what could only fail with the last one of an epoch."""
+    full = model.feed.batch
+    if not isinstance(data, Arrays):
+        return
+    for rows in sorted({data.count % size, min(size, data.count)} - {0, full}, reverse=True):
+        is_last = rows == data.count % size
+        what = f"{data.count} samples in batches of {size} leave a last batch of {rows}"
+        expect_runs(who, model, rows, what if is_last else f"batch_size is {rows}")
+
+
+def expect_runs(who: str, model: Model, rows: int, what: str) -> None:
+    """ShapeError where the training graph cannot run so many samples."""
+    reason = model.refusal(rows, trains=True)
+    if reason:
+        full = model.feed.batch
+        raise ShapeError(
+            f"{who}: {what}, which this graph cannot run",
+            reason=reason,
+            fix="last_batch='pad' fills it up without counting the filling, last_batch='drop' leaves it out; "
+            f"or give a multiple of {full} samples in batches of {full}",
+        )
+
+
+def expect_weights(who: str, model: Model) -> None:
+    """Let every loss take a weight per sample: the filling gets 0. Refused where a loss has no place for it."""
+    model.weigh_samples()
+    if not all(isinstance(loss, LossLayer) and loss in model.weighed_losses() for loss in model.loss_layers):
+        raise DataError(
+            f"{who}: a short batch cannot be filled up, because not every loss takes weights for its samples",
+            fix="last_batch='drop' leaves it out; or declare weights for each loss: "
+            "TrainingGraph.add_inputs(inputs, labels, label weights)",
+        )
+
+
+def padded(batch: Batch, model: Model, size: int, *, differently: bool = False, with_weights: bool = True) -> Batch:
+    """The batch with its samples repeated up to `size`. Repeated ones weigh nothing, the others as before.
+
+    A mean loss divides by all samples, the filling included; the weights make up for it.
+
+    differently   other samples as filling, to see whether it matters
+    """
+    feed, rows = model.feed, batch.rows
+    picked = np.zeros(size - rows, np.int64) if differently else np.arange(size - rows) % rows
+
+    def filled(tensor: Tensor, array: Array) -> Array:
+        extent = tensor.descriptor.shape[0]
+        if extent % feed.batch:  # the same data for every batch
+            return array
+        samples = array.reshape(rows, extent // feed.batch, *array.shape[1:])
+        filling = samples[picked]
+        if differently and rows == 1:
+            filling = (filling / 2 if filling.dtype.kind == "f" else np.zeros_like(filling)).astype(filling.dtype)
+        whole: Array = np.concatenate([samples, filling])
+        return whole.reshape(size * samples.shape[1], *array.shape[1:])
+
+    inputs, labels = (
+        {name: filled(tensors[name], array) for name, array in part.items()}
+        for tensors, part in ((feed.inputs, batch.inputs), (feed.labels, batch.labels))
+    )
+    weights: dict[str, Array] = {}
+    if with_weights:
+        factor = np.float32(size / rows if model.reduction == ReductionType.MEAN else 1.0)
+        for name, array in weights_of(batch, model).items():
+            weights[name] = filled(feed.weights[name], array) * factor
+            weights[name][len(array) :] = 0
+    return Batch(inputs, labels, weights, rows, size - rows)
+
+
+def weights_of(batch: Batch, model: Model) -> dict[str, Array]:
+    """The weights of a batch; where the loss takes some and none were given, every sample weighs 1."""
+    feed = model.feed
+    if batch.weights or not feed.weighs_alike:
+        return batch.weights
+    return {
+        name: np.ones(
+            (batch.rows * (tensor.descriptor.shape[0] // feed.batch), *tensor.descriptor.shape[1:]), np.float32
+        )
+        for name, tensor in feed.weights.items()
+    }
+
+
+def expect_independent_samples(who: str, way_out: str, run: Callable[[bool], list[Any]]) -> None:
+    """Refuse to fill a batch up where the filling changes what becomes of the samples: batch normalization, say.
+
+    run  what becomes of them with one filling (False) and with another (True)
+    """
+    one, other = run(False), run(True)
+    if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True)):
+        raise DataError(
+            f"{who}: a short batch cannot be filled up: the samples of a batch influence each other in this graph",
+            fix=way_out,
+        )
