@@ -87,8 +87,8 @@ def padded(batch: Batch, model: Model, size: int, *, differently: bool = False, 
         filling = samples[picked]
         if differently and rows == 1:
             filling = (filling / 2 if filling.dtype.kind == "f" else np.zeros_like(filling)).astype(filling.dtype)
-        whole: Array = np.concatenate([samples, filling])
-        return whole.reshape(size * samples.shape[1], *array.shape[1:])
+        whole: Array = np.concatenate([samples, filling]).reshape(size * samples.shape[1], *array.shape[1:])
+        return whole
 
     inputs, labels = (
         {name: filled(tensors[name], array) for name, array in part.items()}
