@@ -138,20 +138,31 @@ class Graph(Building, Viewable):
                 fix="make a second layer from the same tensors to share weights, "
                 "or pass the same Graph to several training and inference graphs",
             )
-        descriptors = [tensor.descriptor for tensor in (*sources, *labels)]
-        try:
-            layer.check_sources(descriptors)
-            results = [Tensor(descriptor) for descriptor in layer.results(descriptors)]
-        except (ShapeError, DataError) as error:
-            described = (f"{t.descriptor.shape} {self._producer_label(t)}" for t in (*sources, *labels))
-            error.add_fact("sources", ", ".join(described))
-            raise
+        results = self._results(layer, sources, labels)
         node = Node(layer, sources, labels, results, updates)
         self._nodes.append(node)
         self._node_of[layer] = node
         layer._join(self)
         for tensor in results:
             tensor._producer = weakref.ref(node)
+        return results
+
+    def _results(self, layer: Layer, sources: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
+        """New tensors for a layer's results, if its sources and labels fit."""
+        descriptors = [tensor.descriptor for tensor in (*sources, *labels)]
+        known = tuple([tensor._feature_axis for tensor in (*sources, *labels)])
+        try:
+            layer.check_sources(descriptors)
+            layer.source_feature_axes = known
+            results = [Tensor(descriptor) for descriptor in layer.results(descriptors)]
+        except (ShapeError, DataError) as error:
+            described = (f"{t.descriptor.shape} {self._producer_label(t)}" for t in (*sources, *labels))
+            error.add_fact("sources", ", ".join(described))
+            raise
+        shapes = [descriptor.shape for descriptor in descriptors]
+        for tensor in results:
+            if tensor._feature_axis is None:
+                tensor._feature_axis = layer.feature_axis(known, shapes, tensor.descriptor.shape)
         return results
 
     @staticmethod

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mlcompute.compiled import CompiledGraph
 from mlcompute.compiler import Description
 from mlcompute.enums import ActivationType, GraphCompilationOptions, LossType, SoftmaxOperation
-from mlcompute.errors import DataError, GraphError, ShapeError
+from mlcompute.errors import DataError, GraphError
 from mlcompute.graph import Graph, Node
 from mlcompute.layers.activation import ActivationLayer
 from mlcompute.layers.layer import Layer
@@ -134,15 +134,7 @@ class LearningGraph(CompiledGraph):
         known = self._loss_node
         if known is not None and known.sources == [source] and known.labels == labels:
             return known
-        descriptors = [tensor.descriptor for tensor in (source, *labels)]
-        try:
-            loss.check_sources(descriptors)
-            results = [Tensor(descriptor) for descriptor in loss.results(descriptors)]
-        except (ShapeError, DataError) as error:
-            described = (f"{t.descriptor.shape} {self._producer_label(t)}" for t in (source, *labels))
-            error.add_fact("sources", ", ".join(described))
-            raise
-        return Node(loss, [source], labels, results)
+        return Node(loss, [source], labels, self._results(loss, [source], labels))
 
     def _updated_tensors(self) -> list[Tensor]:
         tensors: dict[Tensor, None] = {}

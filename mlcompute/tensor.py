@@ -123,6 +123,8 @@ class Tensor(Exchanged):
         #: What graphs that are gone computed last, and in which run.
         self._left: tuple[int, Array | None] = (0, None)
         self._producer: weakref.ref[Any] | None = None
+        #: The axis that holds features (channels, classes); None where nobody can tell. Sequences have them last.
+        self._feature_axis = None if descriptor.sequence_lengths is None else 2
         self._optimizer_data: list[Array] = []
         #: Did the caller supply that state? State an earlier graph left behind is not taken over.
         self._optimizer_data_is_callers = False

@@ -6,7 +6,9 @@ from typing import Any
 
 from mlcompute.building.builder import ACTIVATIONS, Builder, chosen
 from mlcompute.enums import ArithmeticOperation, SoftmaxOperation
+from mlcompute.errors import ShapeError
 from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
+from mlcompute.layers.arguments import class_axis_of
 from mlcompute.layers.arithmetic import ArithmeticLayer
 from mlcompute.layers.matmul import MatMulDescriptor, MatMulLayer
 from mlcompute.layers.softmax import SoftmaxLayer
@@ -58,11 +60,22 @@ class ElementwiseBuilder(Builder):
                 raise
         return self._build(layer, [x], name, word)
 
-    def softmax(self, x: Tensor, *, dimension: int = 1, logarithm: bool = False, name: str = "") -> Tensor:
-        """e^x / sum e^x along one axis (1, the classes, unless given), or its logarithm.   x   ->   like x
+    def softmax(self, x: Tensor, *, dimension: int | None = None, logarithm: bool = False, name: str = "") -> Tensor:
+        """e^x / sum e^x along one axis, or its logarithm.   x   ->   like x
 
         Not before a softmax cross entropy loss, which takes the softmax itself.
+
+        dimension  by default where the features are: axis 1, and the last of sequences (n, length, features)
         """
+        if dimension is None:
+            shape = self._rank("softmax", x, range(1, 16), "at least one axis").descriptor.shape
+            dimension = class_axis_of(shape, x._feature_axis)
+            if dimension is None:
+                raise ShapeError(
+                    f"{type(self).__name__}.softmax: along axis 1 or axis 2 of {shape}?",
+                    source=f"'{x.label}'",
+                    fix="say it: dimension=2 for sequences (n, length, features), 1 for (n, features, length)",
+                )
         operation = SoftmaxOperation.LOG_SOFTMAX if logarithm else SoftmaxOperation.SOFTMAX
         return self._build(SoftmaxLayer(operation, dimension), [x], name, "softmax")
 

@@ -80,6 +80,7 @@ class ShapeBuilder(Builder):
         label_smoothing: float = 0.0,
         delta: float = 1.0,
         weights: Tensor | None = None,
+        class_axis: int | None = None,
         name: str = "",
     ) -> Tensor:
         """How far a prediction is from its labels, as a layer of the graph: for several losses, or intermediate ones.
@@ -87,6 +88,7 @@ class ShapeBuilder(Builder):
         kind       "softmax_cross_entropy", "mean_squared_error" ("mse"), "huber" ... as LossLayer has them
         reduction  "mean", "sum" or "none"
         weight     multiplies the loss; `weights`, a tensor, weighs the labels
+        class_axis where the classes are; by default axis 1, and the last of sequences (n, length, classes)
         """
         who = f"{type(self).__name__}.loss"
         layer = LossLayer(
@@ -96,6 +98,7 @@ class ShapeBuilder(Builder):
                 weight,
                 label_smoothing,
                 delta=delta,
+                class_axis=class_axis,
             ),
             weights,
         )

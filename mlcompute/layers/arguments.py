@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from mlcompute.errors import DataError, ShapeError
+from mlcompute.ops.op import Shape
 from mlcompute.tensor import TensorDescriptor
 
 Member = TypeVar("Member", bound=enum.IntEnum)
@@ -72,6 +73,19 @@ def axis_of(who: str, dimension: int, rank: int) -> None:
     """ShapeError unless a tensor of that rank has an axis `dimension`."""
     if dimension >= rank:
         raise ShapeError(f"{who}: dimension is {dimension}, the source has {rank} axes", expected=f"0 to {rank - 1}")
+
+
+def class_axis_of(shape: Shape, feature_axis: int | None) -> int | None:
+    """The axis of a tensor that holds classes; None where it cannot be known.
+
+    feature_axis  where the layer that made it puts features, if that is known. Else axis 1, as in (n, c) and (n, c, h,
+                  w); but of three axes the last one holds the features of sequences (n, length, c)
+    """
+    if feature_axis:
+        return feature_axis
+    if len(shape) != 3 or shape[2] == 1:
+        return 1
+    return 2 if shape[1] == 1 else None
 
 
 def same_type(who: str, sources: Sequence[TensorDescriptor]) -> None:

@@ -301,6 +301,9 @@ class MultiheadAttentionLayer(Layer):
         shared = index >= 3 and index == self._masks(shapes)[1] and len(sources[index].shape) == 2
         return None if shared else 0
 
+    def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
+        return len(result) - 1
+
     def forward(self, run: Forward, *sources: Value) -> Value:
         d = self._descriptor
         n, rows, _ = sources[0].shape

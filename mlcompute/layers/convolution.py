@@ -11,7 +11,7 @@ from mlcompute.errors import ShapeError
 from mlcompute.layers.arguments import member, whole
 from mlcompute.layers.layer import FLOATS, Forward, Layer, parameter_of
 from mlcompute.layers.windows import Sizes, WindowDescriptor
-from mlcompute.ops.op import Value
+from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
 
@@ -236,6 +236,9 @@ class ConvolutionLayer(Layer):
             fix=f"use smaller {'padding_sizes' if d.is_convolution_transpose else 'kernel_sizes or dilation_rates'}",
         )
         return [TensorDescriptor((n, d.output_feature_channel_count, *image), data_type=x.data_type)]
+
+    def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
+        return 1
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         (x,) = sources

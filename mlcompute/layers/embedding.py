@@ -11,7 +11,7 @@ from mlcompute import ops
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import real, whole
 from mlcompute.layers.layer import FLOATS, INDICES, Forward, Layer
-from mlcompute.ops.op import Value
+from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
 
@@ -132,6 +132,9 @@ class EmbeddingLayer(Layer):
         )
         shape = (*x.shape, self._descriptor.embedding_dimension)
         return [TensorDescriptor(shape, data_type=self._weights.descriptor.data_type)]
+
+    def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
+        return len(result) - 1
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         (x,) = sources

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mlcompute import ops
 from mlcompute.layers.convolution import ConvolutionDescriptor
 from mlcompute.layers.layer import FLOATS, Forward, Layer, parameter_of
-from mlcompute.ops.op import Value
+from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
 
@@ -82,6 +82,10 @@ class FullyConnectedLayer(Layer):
             fix=f"set input_feature_channel_count={x.shape[-1]} or reshape the source",
         )
         return [TensorDescriptor((*x.shape[:-1], outputs), data_type=x.data_type)]
+
+    def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
+        is_image = sources[0][1:] == (self._descriptor.input_feature_channel_count, 1, 1)
+        return 1 if is_image else len(result) - 1
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         (x,) = sources

@@ -61,6 +61,8 @@ class Layer(ABC):
     source_count: ClassVar[tuple[int, int]] = (1, 1)
     #: Axis of each result that counts samples; 0 for results beyond the end.
     batch_axes: ClassVar[tuple[int, ...]] = ()
+    #: Where the sources have their features, as far as that is known; set by the graph before it asks for `results`.
+    source_feature_axes: tuple[int | None, ...] = ()
 
     def __init__(self) -> None:
         self._layer_id = next(_ids)
@@ -110,6 +112,14 @@ class Layer(ABC):
     def source_batch_axis(self, index: int, sources: Sequence[TensorDescriptor]) -> int | None:
         """The axis of source `index` that counts samples; None where all samples share it."""
         return 0
+
+    def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
+        """The axis of the first result that holds features (channels, classes); None where it cannot be told.
+
+        known  those of the sources. Unless a layer says otherwise, features stay on the axis they have
+        """
+        stays = (axis for axis, shape in zip(known, sources, strict=True) if len(shape) == len(result))
+        return next((axis for axis in stays if axis is not None), None)
 
     def _join(self, graph: Graph) -> None:
         self._graph = weakref.ref(graph)

@@ -12,7 +12,7 @@ import numpy as np
 from mlcompute import ops
 from mlcompute.enums import LossType, ReductionType
 from mlcompute.errors import DataError
-from mlcompute.layers.arguments import between, member, whole
+from mlcompute.layers.arguments import between, class_axis_of, member, whole
 from mlcompute.layers.layer import FLOATS, Forward, Layer
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor
@@ -20,10 +20,8 @@ from mlcompute.tensor import Tensor, TensorDescriptor
 #: log(0) would be -infinity, and 0 times that NaN; probabilities are kept at or above the smallest normal float32.
 _TINY = float(np.finfo(np.float32).tiny)
 
-#: Losses whose terms are summed along the class axis (axis 1) before anything else.
-_CLASS_SUMMED = frozenset(
-    {LossType.SOFTMAX_CROSS_ENTROPY, LossType.CATEGORICAL_CROSS_ENTROPY, LossType.COSINE_DISTANCE}
-)
+#: Losses whose terms are summed along the class axis before anything else.
+CLASS_SUMMED = frozenset({LossType.SOFTMAX_CROSS_ENTROPY, LossType.CATEGORICAL_CROSS_ENTROPY, LossType.COSINE_DISTANCE})
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,9 @@ class LossDescriptor:
     class_count      over how many classes it is spread; 1 means the extent of the class axis
     epsilon          LOG only: keeps log away from 0
     delta            HUBER only: where the parabola turns into a line
+    class_axis       cross entropies over classes and cosine distance only: the axis of the classes, negative from the
+                     end. Unless it is said, it is where the prediction's layer puts its features: axis 1 of (n, c) and
+                     of images (n, c, h, w), the last axis of sequences (n, length, c)
     """
 
     loss_type: LossType
@@ -46,14 +47,16 @@ class LossDescriptor:
     class_count: int = 1
     epsilon: float = 1e-7
     delta: float = 1.0
+    class_axis: int | None = None
 
     def __post_init__(self) -> None:
         who = "LossDescriptor"
         reduction = member(who, "reduction_type", ReductionType, self.reduction_type)
         if reduction not in (ReductionType.NONE, ReductionType.SUM, ReductionType.MEAN):
             raise DataError(f"{who}: a loss cannot be reduced with {reduction.name}", expected="NONE, SUM or MEAN")
-        checked = {
-            "loss_type": member(who, "loss_type", LossType, self.loss_type),
+        kind = member(who, "loss_type", LossType, self.loss_type)
+        checked: dict[str, object] = {
+            "loss_type": kind,
             "reduction_type": reduction,
             "weight": between(who, "weight", self.weight),
             "label_smoothing": between(who, "label_smoothing", self.label_smoothing, 0.0, 1.0),
@@ -61,6 +64,13 @@ class LossDescriptor:
             "epsilon": between(who, "epsilon", self.epsilon, 0.0),
             "delta": between(who, "delta", self.delta, 0.0),
         }
+        if self.class_axis is not None:
+            checked["class_axis"] = _checked_axis(who, self.class_axis)
+            if kind not in CLASS_SUMMED:
+                raise DataError(
+                    f"{who}: class_axis is {self.class_axis}, but {kind.name} sums over no classes",
+                    fix="leave class_axis out",
+                )
         if checked["delta"] == 0.0:
             raise DataError(f"{who}: delta is 0", expected="a positive number")
         for name, value in checked.items():
@@ -77,8 +87,9 @@ class LossDescriptor:
 class LossLayer(Layer):
     """L = sum, mean or none of weight * loss(prediction, labels).   (n, c, ...) and labels   ->   (1,), or (n, ...)
 
-    The labels are dense, one-hot or real, never class indices: as many elements as the prediction has. Classes lie
-    on axis 1. Without a reduction the result has the prediction's shape, with 1 class for losses that sum over them.
+    The labels are dense, one-hot or real, never class indices: as many elements as the prediction has. Where the
+    classes lie, `class_axis` of the descriptor says. Without a reduction the result has the prediction's shape, with 1
+    class for losses that sum over them.
 
     weights  label weights: one per label, per loss or per sample, samples on axis 0. Fresh ones may be fed with
              every batch as `loss_label_weights`. No gradient flows into labels or weights.
@@ -111,10 +122,13 @@ class LossLayer(Layer):
         class_count: int = 1,
         weight: float = 1.0,
         weights: Tensor | None = None,
+        *,
+        class_axis: int | None = None,
     ) -> LossLayer:
         """-sum over classes of t log softmax(y)"""
         kind = LossType.SOFTMAX_CROSS_ENTROPY
-        return LossLayer(LossDescriptor(kind, reduction_type, weight, label_smoothing, class_count), weights)
+        constants = (reduction_type, weight, label_smoothing, class_count)
+        return LossLayer(LossDescriptor(kind, *constants, class_axis=class_axis), weights)
 
     @classmethod
     def categorical_cross_entropy(
@@ -124,10 +138,13 @@ class LossLayer(Layer):
         class_count: int = 1,
         weight: float = 1.0,
         weights: Tensor | None = None,
+        *,
+        class_axis: int | None = None,
     ) -> LossLayer:
         """-sum over classes of t log y; y are probabilities already"""
         kind = LossType.CATEGORICAL_CROSS_ENTROPY
-        return LossLayer(LossDescriptor(kind, reduction_type, weight, label_smoothing, class_count), weights)
+        constants = (reduction_type, weight, label_smoothing, class_count)
+        return LossLayer(LossDescriptor(kind, *constants, class_axis=class_axis), weights)
 
     @classmethod
     def sigmoid_cross_entropy(
@@ -184,10 +201,16 @@ class LossLayer(Layer):
 
     @classmethod
     def cosine_distance(
-        cls, reduction_type: ReductionType, weight: float = 1.0, weights: Tensor | None = None
+        cls,
+        reduction_type: ReductionType,
+        weight: float = 1.0,
+        weights: Tensor | None = None,
+        *,
+        class_axis: int | None = None,
     ) -> LossLayer:
         """1 - sum over classes of y t; both expected to have length 1"""
-        return LossLayer(LossDescriptor(LossType.COSINE_DISTANCE, reduction_type, weight), weights)
+        kind = LossType.COSINE_DISTANCE
+        return LossLayer(LossDescriptor(kind, reduction_type, weight, class_axis=class_axis), weights)
 
     @property
     def descriptor(self) -> LossDescriptor:
@@ -229,7 +252,7 @@ class LossLayer(Layer):
         terms, weights = self._terms(x, t), self._read_weights(run, x)
         if weights is not None and weights.size == x.size:
             terms, weights = terms * ops.reshape(weights, x.shape), None
-        losses = ops.sum_(terms, (1,)) if self._sums_classes else terms
+        losses = ops.sum_(terms, (self.class_axis(x.shape),)) if self._sums_classes else terms
         if weights is not None:
             spread = losses.shape if weights.size == losses.size else (x.shape[0],) + (1,) * (x.rank - 1)
             losses = losses * ops.reshape(weights, spread)
@@ -237,31 +260,59 @@ class LossLayer(Layer):
 
     # Shapes --------------------------------------------------------------------------------------------------------
 
+    def class_axis(self, prediction: Shape) -> int:
+        """The axis of a prediction that holds the classes; ShapeError where it cannot be known."""
+        rank, said = len(prediction), self._descriptor.class_axis
+        self.expect(
+            rank >= 2,
+            f"{self._descriptor.loss_type.name} needs a class axis",
+            prediction=prediction,
+            fix="reshape the prediction to (samples, classes)",
+        )
+        if said is not None:
+            self.expect(
+                -rank < said < rank,
+                f"class_axis is {said}, the prediction has {rank} axes and the first counts samples",
+                prediction=prediction,
+                expected=f"1 to {rank - 1}, or -1 for the last",
+            )
+            return said % rank
+        found = class_axis_of(prediction, self.source_feature_axes[0] if self.source_feature_axes else None)
+        self.expect(
+            found is not None,
+            f"are the classes of a prediction of shape {prediction} on axis 1 or on axis 2?",
+            fix="say it: class_axis=-1 for sequences (n, length, classes), class_axis=1 for (n, classes, length)",
+        )
+        assert found is not None
+        return found
+
     @property
     def _sums_classes(self) -> bool:
-        return self._descriptor.loss_type in _CLASS_SUMMED
+        return self._descriptor.loss_type in CLASS_SUMMED
 
     def _losses_shape(self, prediction: Shape) -> Shape:
         if not self._sums_classes:
             return prediction
-        self.expect(
-            len(prediction) >= 2,
-            f"{self._descriptor.loss_type.name} needs a class axis (axis 1)",
-            prediction=prediction,
-            fix="reshape the prediction to (samples, classes)",
-        )
-        return (prediction[0], 1, *prediction[2:])
+        axis = self.class_axis(prediction)
+        return (*prediction[:axis], 1, *prediction[axis + 1 :])
 
     def _check_labels(self, prediction: TensorDescriptor, labels: TensorDescriptor) -> None:
         shape = prediction.shape
         message = f"the prediction has {prediction.element_count} elements, the labels have {labels.element_count}"
         fix = f"give labels of shape {shape}"
         # One label where there are several classes: most likely the number of the class.
-        if len(shape) >= 2 and labels.element_count * shape[1] == prediction.element_count:
+        if any(labels.element_count * classes == prediction.element_count for classes in shape[1:] if classes > 1):
             message += "; labels are dense (one-hot), not class indices"
             fix = f"give one-hot labels of shape {shape}"
         fits = labels.element_count == prediction.element_count
         self.expect(fits, message, prediction=shape, labels=labels.shape, fix=fix)
+        wide, given = ([extent for extent in one if extent > 1] for one in (shape, labels.shape))
+        self.expect(
+            given == wide or sorted(given) != sorted(wide),
+            f"the labels have shape {labels.shape}, the same extents as the prediction in another order",
+            prediction=shape,
+            fix=f"transpose the labels, or the prediction, so that both are {shape}; a reshape would scramble them",
+        )
 
     def _check_weights(self, weights: Shape, prediction: Shape, losses: Shape) -> None:
         samples = prediction[0]
@@ -297,9 +348,10 @@ class LossLayer(Layer):
             return -(t * ops.log(y + d.epsilon)) - (1.0 - t) * ops.log(1.0 - y + d.epsilon)
         if d.label_smoothing > 0.0 and d.loss_type in _CROSS_ENTROPIES:
             classes = 2 if d.loss_type == LossType.SIGMOID_CROSS_ENTROPY else d.class_count
-            spread = classes if classes > 1 else y.shape[1]
+            spread = classes if classes > 1 else y.shape[self.class_axis(y.shape)]
             t = t * (1.0 - d.label_smoothing) + d.label_smoothing / spread
-        return _TERMS[d.loss_type](y, t)
+        axis = self.class_axis(y.shape) if self._sums_classes else 0
+        return _TERMS[d.loss_type](y, t, axis)
 
     def _reduced(self, losses: Value) -> Value:
         d = self._descriptor
@@ -324,35 +376,43 @@ def sigmoid_cross_entropy(y: Value, t: Value) -> Value:
     return ops.select(positive, y, 0.0) - y * t + ops.softplus(ops.select(positive, -y, y))
 
 
-def softmax_cross_entropy(y: Value, t: Value, axis: int = 1) -> Value:
+def softmax_cross_entropy(y: Value, t: Value, axis: int) -> Value:
     """-t log softmax(y) per element, classes on one axis; the sum over it is left to the caller."""
     return -(t * ops.log_softmax(y, axis))
 
 
-def _squared(y: Value, t: Value) -> Value:
+def _squared(y: Value, t: Value, axis: int) -> Value:
     e = y - t
     return e * e
 
 
-def _categorical(y: Value, t: Value) -> Value:
+def _categorical(y: Value, t: Value, axis: int) -> Value:
     return -(t * ops.log(ops.maximum(y, _TINY)))
 
 
-def _cosine(y: Value, t: Value) -> Value:
+def _cosine(y: Value, t: Value, axis: int) -> Value:
     # The 1 of 1 - y·t is dealt out over the classes, so that equal label weights scale the whole distance.
-    return 1.0 / y.shape[1] - y * t
+    return 1.0 / y.shape[axis] - y * t
+
+
+def _checked_axis(who: str, given: int) -> int:
+    axis = whole(who, "class_axis", given, -TensorDescriptor.max_tensor_dimensions)
+    if axis == 0:
+        raise DataError(f"{who}: class_axis is 0, the axis of the samples", expected="1 or more, or -1 for the last")
+    return axis
 
 
 _CROSS_ENTROPIES = frozenset(
     {LossType.SOFTMAX_CROSS_ENTROPY, LossType.SIGMOID_CROSS_ENTROPY, LossType.CATEGORICAL_CROSS_ENTROPY}
 )
 
-_TERMS: dict[LossType, Callable[[Value, Value], Value]] = {
-    LossType.MEAN_ABSOLUTE_ERROR: lambda y, t: ops.abs_(y - t),
+#: Loss per element of prediction, labels and the axis of the classes.
+_TERMS: dict[LossType, Callable[[Value, Value, int], Value]] = {
+    LossType.MEAN_ABSOLUTE_ERROR: lambda y, t, _: ops.abs_(y - t),
     LossType.MEAN_SQUARED_ERROR: _squared,
     LossType.SOFTMAX_CROSS_ENTROPY: softmax_cross_entropy,
-    LossType.SIGMOID_CROSS_ENTROPY: sigmoid_cross_entropy,
+    LossType.SIGMOID_CROSS_ENTROPY: lambda y, t, _: sigmoid_cross_entropy(y, t),
     LossType.CATEGORICAL_CROSS_ENTROPY: _categorical,
-    LossType.HINGE: lambda y, t: ops.relu(1.0 - (2.0 * t - 1.0) * y),
+    LossType.HINGE: lambda y, t, _: ops.relu(1.0 - (2.0 * t - 1.0) * y),
     LossType.COSINE_DISTANCE: _cosine,
 }

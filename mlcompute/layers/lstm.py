@@ -12,7 +12,7 @@ from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.activation import ActivationDescriptor, activate
 from mlcompute.layers.arguments import member, real, whole
 from mlcompute.layers.layer import FLOATS, Forward, Layer
-from mlcompute.ops.op import Value
+from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
 _SIGMOID, _TANH = ActivationType.SIGMOID, ActivationType.TANH
@@ -246,6 +246,9 @@ class LSTMLayer(Layer):
 
     def source_batch_axis(self, index: int, sources: Sequence[TensorDescriptor]) -> int | None:
         return 2 if len(sources) > 2 and index in (1, 2) else 0
+
+    def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
+        return len(result) - 1
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         d = self._descriptor

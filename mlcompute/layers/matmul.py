@@ -62,6 +62,11 @@ class MatMulLayer(Layer):
         same_type(self.who, sources)
         return [TensorDescriptor(self._product(x.shape, y.shape), data_type=x.data_type)]
 
+    def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
+        # A sequence times a matrix is a sequence; of other products nobody can tell.
+        is_sequence = known[0] == len(sources[0]) - 1 and not self._descriptor.transposes_x
+        return len(result) - 1 if is_sequence else None
+
     def forward(self, run: Forward, *sources: Value) -> Value:
         x, y = sources
         d = self._descriptor

@@ -57,6 +57,14 @@ class ReshapeLayer(Layer):
         self._resolved[x.shape] = shape
         return [TensorDescriptor(shape, data_type=x.data_type)]
 
+    def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
+        (axis,), (source,) = known, sources
+        if axis is None or axis == 0:
+            return None
+        if axis == len(source) - 1 and source[-1] == result[-1]:
+            return len(result) - 1
+        return axis if source[: axis + 1] == result[: axis + 1] else None
+
     def forward(self, run: Forward, *sources: Value) -> Value:
         (x,) = sources
         shape = self._full_shape(x.shape)
@@ -111,6 +119,9 @@ class TransposeLayer(Layer):
             fix="name every axis of the source, the batch axis too",
         )
         return [TensorDescriptor([x.shape[axis] for axis in self._dimensions], data_type=x.data_type)]
+
+    def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
+        return None if known[0] is None else self._dimensions.index(known[0])
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         (x,) = sources

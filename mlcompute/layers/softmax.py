@@ -8,7 +8,7 @@ from mlcompute import ops
 from mlcompute.enums import SoftmaxOperation
 from mlcompute.layers.arguments import axis_of, member, whole
 from mlcompute.layers.layer import FLOATS, Forward, Layer
-from mlcompute.ops.op import Value
+from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import TensorDescriptor
 
 
@@ -40,6 +40,9 @@ class SoftmaxLayer(Layer):
         (x,) = sources
         axis_of(self.who, self._dimension, x.dimension_count)
         return [x]
+
+    def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
+        return self._dimension
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         (x,) = sources

@@ -15,6 +15,14 @@ from mlcompute.onnx.types import carried, descriptor_of, folded_shape, unfolded_
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
+#: Operators that put features on axis 1, and operators that leave them where they are.
+_FEATURES_FIRST = {"BatchNormalization", "Conv", "ConvTranspose", "InstanceNormalization"}
+_FEATURES_STAY = (
+    {"Add", "Cast", "Clip", "Div", "Dropout", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "Identity"}
+    | {"LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "Mul", "Neg", "Pow", "Relu", "Selu", "Sigmoid"}
+    | {"Softmax", "Softplus", "Sqrt", "Sub", "Tanh"}
+)
+
 
 class OperatorLayer(Layer):
     """One ONNX operator. Its forward pass is the row of the operator table; the gradient follows from the ops.
@@ -66,6 +74,13 @@ class OperatorLayer(Layer):
                 fix="import the model again with the shapes you need",
             )
         return [descriptor_of(shape, dtype) for _, shape, dtype in self.outputs]
+
+    def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
+        if self.operator in _FEATURES_FIRST:
+            return 1
+        if self.operator == "MatMul" and len(sources) == 1:  # by a matrix of weights
+            return len(result) - 1
+        return super().feature_axis(known, sources, result) if self.operator in _FEATURES_STAY else None
 
     def forward(self, run: Forward, *sources: Value) -> list[Value]:
         trace = sources[0].trace

@@ -15,6 +15,7 @@ from typing import Any
 from mlcompute import enums
 from mlcompute.errors import Error, GraphError
 from mlcompute.layers.layer import Layer
+from mlcompute.layers.loss import CLASS_SUMMED
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.saving.plain import JSON, plain, restored
 from mlcompute.tensor import Tensor
@@ -37,6 +38,11 @@ _ELSEWHERE: dict[tuple[str, str], Callable[[Any], object]] = {
     ("AdamOptimizer", "descriptor"): lambda o: o._descriptor,
     ("AdamWOptimizer", "descriptor"): lambda o: o._descriptor,
     ("RMSPropOptimizer", "descriptor"): lambda o: o._descriptor,
+}
+
+#: Arguments that files of earlier versions lack, and what graphs were built with then.
+_BEFORE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "LossDescriptor": lambda values: {"class_axis": 1} if values.get("loss_type") in CLASS_SUMMED else {},
 }
 
 #: Attributes that are set after construction.
@@ -145,6 +151,8 @@ def _made(name: JSON, values: dict[str, Any]) -> Any:
     unknown = [key for key in values if key not in _arguments(name)]
     if unknown:
         raise ValueError(f"{name} takes no {', '.join(unknown)[:200]}")
+    if name in _BEFORE:
+        values = {**_BEFORE[name](values), **values}
     try:
         made = kind(**values)
         for key, value in later.items():

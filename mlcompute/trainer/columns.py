@@ -38,7 +38,7 @@ class Column:
     """Samples for one tensor.
 
     scale    rows of the tensor per sample (more than 1 where the tensor's first extent is a multiple of the batch)
-    classes  labels are class numbers and become one-hot rows of this many classes; 0: they are used as they are
+    class_axis  labels are class numbers and become one-hot along this axis; 0: they are used as they are
     shared   the same data for every batch: the tensor's first axis does not count samples
     """
 
@@ -46,7 +46,7 @@ class Column:
     tensor: Tensor
     array: Array
     scale: int = 1
-    classes: int = 0
+    class_axis: int = 0
     shared: bool = False
 
     @property
@@ -69,26 +69,28 @@ class Column:
         if self.scale > 1:
             array = array.reshape(self.count, self.scale, *array.shape[1:])
         taken = array[picked] if isinstance(picked, slice) else np.take(array, picked, axis=0)
-        if self.classes:
-            return one_hot(taken, d.shape[1:], d.data_type.numpy)
+        if self.class_axis:
+            return one_hot(taken, d.shape[1:], d.data_type.numpy, self.class_axis - 1)
         with np.errstate(all="ignore"):
             return np.ascontiguousarray(taken, d.data_type.numpy).reshape(-1, *d.shape[1:])
 
 
-def one_hot(numbers: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Class numbers (n, ...) -> (n, classes, ...): 1 at the class, 0 elsewhere."""
-    n, classes, places = len(numbers), shape[0], int(np.prod(shape[1:]))
-    labels = np.zeros((n, classes, places), dtype)
-    where = numbers.reshape(n, places)
-    labels[np.arange(n)[:, None], where, np.arange(places)] = 1
+def one_hot(numbers: Array, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int = 0) -> Array:
+    """Class numbers (n, ...) -> samples of a shape with the classes on one axis: 1 at the class, 0 elsewhere."""
+    n, before, after = len(numbers), int(np.prod(shape[:axis])), int(np.prod(shape[axis + 1 :]))
+    labels = np.zeros((n, before, shape[axis], after), dtype)
+    where = numbers.reshape(n, before, after)
+    labels[np.arange(n)[:, None, None], np.arange(before)[:, None], where, np.arange(after)] = 1
     return labels.reshape(n, *shape)
 
 
-def column(name: str, tensor: Tensor, data: Any, who: str, *, batch: int, is_label: bool = False) -> Column:
+def column(name: str, tensor: Tensor, data: Any, who: str, *, batch: int, class_axis: int = 0) -> Column:
     """A checked column.
 
-    batch  the number of samples the graph was built for
+    batch       the number of samples the graph was built for
+    class_axis  of labels: where the classes are
     """
+    is_label = class_axis > 0
     who = f"{who}: '{name}'"
     array = as_array(data, who)
     d = tensor.descriptor
@@ -99,21 +101,24 @@ def column(name: str, tensor: Tensor, data: Any, who: str, *, batch: int, is_lab
     scale = d.shape[0] // batch
     if len(array) % scale:
         raise DataError(f"{who}: {len(array)} rows cannot be dealt out {scale} to a sample")
-    if is_label and _are_class_numbers(array, d.shape):
+    if is_label and _are_class_numbers(array, d.shape, class_axis):
         low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
-        if low < 0 or high >= d.shape[1]:
+        classes = d.shape[class_axis]
+        if low < 0 or high >= classes:
+            ignored = "labels to be ignored, as PyTorch's ignore_index, get any class and a weight of 0"
             raise DataError(
-                f"{who}: class numbers go from {low} to {high}, the graph has {d.shape[1]} classes",
-                expected=f"0 to {d.shape[1] - 1}",
+                f"{who}: class numbers go from {low} to {high}, the graph has {classes} classes",
+                expected=f"0 to {classes - 1}",
+                fix=ignored if low < 0 else "",
             )
-        return Column(name, tensor, array, scale, classes=d.shape[1])
+        return Column(name, tensor, array, scale, class_axis=class_axis)
     given, wanted = (tuple(e for e in shape[1:] if e != 1) for shape in (array.shape, d.shape))
     if given != wanted:
         fix = f"reshape it: array.reshape(-1, {', '.join(map(str, d.shape[1:]))})" if _fits(array, d.shape) else ""
-        if is_label and array.dtype.kind not in "iu" and _has_one_entry_for(array, d.shape):
+        if is_label and array.dtype.kind not in "iu" and _has_one_entry_for(array, d.shape, class_axis):
             fix = "class numbers must be whole numbers: labels.astype(int)"
-        elif is_label and array.dtype.kind in "iu" and array.shape[1:] == d.shape[1:-1]:
-            fix = "classes lie on axis 1: transpose the prediction before the loss, or give one-hot labels"
+        elif is_label and array.dtype.kind in "iu" and array.shape[1:] in (d.shape[1:-1], d.shape[2:]):
+            fix = f"classes lie on axis {class_axis}: give the loss another class_axis=, or give one-hot labels"
         raise DataError(
             f"{who}: samples of shape {array.shape[1:]} for a tensor of shape {d.shape}",
             given=f"{array.dtype} array of shape {array.shape}",
@@ -123,15 +128,15 @@ def column(name: str, tensor: Tensor, data: Any, who: str, *, batch: int, is_lab
     return Column(name, tensor, _castable(array, tensor, who), scale)
 
 
-def _are_class_numbers(array: Array, shape: tuple[int, ...]) -> bool:
+def _are_class_numbers(array: Array, shape: tuple[int, ...], class_axis: int) -> bool:
     """Whole numbers with one entry where the labels have one per class."""
-    return array.dtype.kind in "iu" and _has_one_entry_for(array, shape)
+    return array.dtype.kind in "iu" and _has_one_entry_for(array, shape, class_axis)
 
 
-def _has_one_entry_for(array: Array, shape: tuple[int, ...]) -> bool:
-    if len(shape) < 2 or shape[1] == 1:
+def _has_one_entry_for(array: Array, shape: tuple[int, ...], class_axis: int) -> bool:
+    if len(shape) < 2 or shape[class_axis] == 1:
         return False
-    places = tuple(extent for extent in shape[2:] if extent != 1)
+    places = tuple(extent for extent in (*shape[1:class_axis], *shape[class_axis + 1 :]) if extent != 1)
     return tuple(extent for extent in array.shape[1:] if extent != 1) == places
 
 

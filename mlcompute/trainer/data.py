@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,6 +51,7 @@ class Feed:
     compared      the input that the loss compares the prediction with; empty: labels are fed
     probabilities labels that a cross entropy reads: numbers from 0 to 1
     weighs_alike  without weights every sample weighs 1
+    class_axes    where labels have their classes, if not on axis 1
     """
 
     inputs: Mapping[str, Tensor]
@@ -60,6 +61,7 @@ class Feed:
     compared: str = ""
     probabilities: frozenset[str] = frozenset()
     weighs_alike: bool = False
+    class_axes: Mapping[str, int] = field(default_factory=dict)
 
 
 class Data(ABC):
@@ -300,9 +302,10 @@ def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[C
         ("weight", feed.weights, weights),
     ):
         named = _named(who, kind, tensors, given)
+        axes = {name: feed.class_axes.get(name, 1) for name in tensors} if kind == "label" else {}
         found.append(
             [
-                column(name, tensors[name], data, who, batch=feed.batch, is_label=kind == "label")
+                column(name, tensors[name], data, who, batch=feed.batch, class_axis=axes.get(name, 0))
                 for name, data in named.items()
             ]
         )
@@ -312,7 +315,8 @@ def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[C
     if weights is None and feed.weighs_alike:
         count = next(one.count for one in found[0] if not one.shared)
         for name, tensor in feed.weights.items():
-            ones = np.broadcast_to(np.float32(1), (count * (tensor.descriptor.shape[0] // feed.batch),))
+            rows, *extents = tensor.descriptor.shape
+            ones = np.broadcast_to(np.float32(1), (count * (rows // feed.batch), *extents))
             found[2].append(column(name, tensor, ones, who, batch=feed.batch))
     return found[0], found[1], found[2]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.errors import DataError
-from mlcompute.layers.arguments import whole
+from mlcompute.layers.arguments import class_axis_of, whole
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -54,8 +54,33 @@ class Metric(ABC):
         return self.total / self.count if self.count else float("nan")
 
 
-class Accuracy(Metric):
-    """The share of right answers: classes, or yes and no; pixels and outputs are averaged within a sample.
+class ClassMetric(Metric):
+    """A metric that looks at classes.
+
+    class_axis  where they lie, negative from the end; None: where the trainer's loss has them, else axis 1
+    """
+
+    def __init__(self, name: str, class_axis: int | None) -> None:
+        super().__init__(name)
+        self.class_axis = class_axis
+
+    def classes_first(self, prediction: Array, labels: Array) -> tuple[Array, Array]:
+        """Both with the classes on axis 1."""
+        labels = labels.reshape(prediction.shape)
+        if prediction.ndim < 2:
+            return prediction, labels
+        axis = class_axis_of(prediction.shape, None) if self.class_axis is None else self.class_axis
+        if axis is None or not -prediction.ndim < axis < prediction.ndim or axis == 0:
+            raise DataError(
+                f"metric '{self.name}': class_axis is {self.class_axis}, the prediction has shape {prediction.shape}",
+                expected="-1 for sequences (n, length, classes), 1 for (n, classes, length)",
+                fix=f"pass {type(self).__name__}(..., class_axis=-1), or 1",
+            )
+        return np.moveaxis(prediction, axis, 1), np.moveaxis(labels, axis, 1)
+
+
+class Accuracy(ClassMetric):
+    """The share of right answers: classes, or yes and no; pixels, steps and outputs are averaged within a sample.
 
     per_output  False: the largest output is the class. True: every output is a yes or no of its own, as for several
                 labels per sample. None: the trainer decides by its loss, and refuses where the loss does not tell;
@@ -64,12 +89,21 @@ class Accuracy(Metric):
                 choose by its loss
     """
 
-    def __init__(self, name: str = "accuracy", threshold: float | None = None, per_output: bool | None = None) -> None:
-        super().__init__(name)
+    def __init__(
+        self,
+        name: str = "accuracy",
+        threshold: float | None = None,
+        per_output: bool | None = None,
+        class_axis: int | None = None,
+    ) -> None:
+        super().__init__(name, class_axis)
         self.threshold, self.per_output = threshold, per_output
 
     def values(self, prediction: Array, labels: Array) -> Any:
-        labels = labels.reshape(prediction.shape)
+        if self.per_output:
+            labels = labels.reshape(prediction.shape)
+        else:
+            prediction, labels = self.classes_first(prediction, labels)
         if self.per_output or prediction.ndim < 2 or prediction.shape[1] == 1:
             border = 0.5 if self.threshold is None else self.threshold
             low, high = float(labels.min()), float(labels.max())
@@ -86,15 +120,15 @@ class Accuracy(Metric):
         return right if right.ndim == 1 else right.reshape(len(right), -1).mean(axis=1)
 
 
-class TopKAccuracy(Metric):
+class TopKAccuracy(ClassMetric):
     """The share of samples whose right class is among the k largest."""
 
-    def __init__(self, k: int = 5, name: str = "") -> None:
+    def __init__(self, k: int = 5, name: str = "", class_axis: int | None = None) -> None:
         self.k = whole("TopKAccuracy", "k", k, 1)
-        super().__init__(name or f"top_{k}_accuracy")
+        super().__init__(name or f"top_{k}_accuracy", class_axis)
 
     def values(self, prediction: Array, labels: Array) -> Any:
-        labels = labels.reshape(prediction.shape)
+        prediction, labels = self.classes_first(prediction, labels)
         _expect_one_class(self.name, labels)
         right = labels.argmax(1)
         score = np.take_along_axis(prediction, np.expand_dims(right, 1), 1)

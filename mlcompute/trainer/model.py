@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
 
 from mlcompute.building.shapes import LOSSES
 from mlcompute.device import Device
@@ -13,7 +15,8 @@ from mlcompute.enums import LossType, ReductionType
 from mlcompute.errors import DataError, Error, GraphError
 from mlcompute.graph import Graph, Node
 from mlcompute.inference import InferenceGraph
-from mlcompute.layers.loss import LossDescriptor, LossLayer
+from mlcompute.layers.arguments import class_axis_of
+from mlcompute.layers.loss import CLASS_SUMMED, LossDescriptor, LossLayer
 from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.layers.yolo_loss import YOLOLossLayer
 from mlcompute.optimizers import (
@@ -79,8 +82,10 @@ class Model:
         fed = set(inputs.values())  # an autoencoder's loss compares with an input: that is no label to be fed besides
         labels = {name: tensor for name, tensor in declared.labels.items() if tensor not in fed}
         compared = next((name for name, tensor in inputs.items() if tensor is self.labels), "")
-        weights = dict(declared.label_weights)
-        self.feed = Feed(dict(inputs), labels, weights, description.batch_size, compared, self._probabilities(labels))
+        tensors = (dict(inputs), labels, dict(declared.label_weights))
+        self.feed = Feed(
+            *tensors, description.batch_size, compared, self._probabilities(labels), class_axes=self._class_axes()
+        )
 
     @property
     def device(self) -> Device:
@@ -103,17 +108,29 @@ class Model:
         graph.compile(device=self.device)
         return graph
 
-    def weigh_samples(self) -> None:
-        """Let the loss take a weight for every sample; where none are given, later, each weighs 1."""
-        layers = [node.layer for node in self._nodes]
+    def weigh_samples(self, given: Any = None) -> None:
+        """Let the loss take a weight for every sample, or for every step of it if such are given.
+
+        Where none are given, later, each weighs 1.
+        """
+        layers, shape = [node.layer for node in self._nodes], self.prediction.descriptor.shape
+        steps: tuple[int, ...] = ()
+        if _is_over_classes(layers[0]):
+            axis = layers[0].class_axis(shape)
+            steps = (*shape[1:axis], *shape[axis + 1 :])
+        extents = (shape[0], *steps) if steps and np.shape(given)[1:] == steps else shape[:1]
+        if self.feed.weighs_alike and (
+            given is None or self.feed.weights["sample_weight"].descriptor.shape == extents
+        ):
+            return
         if (
-            self.feed.weights
+            (self.feed.weights and not self.feed.weighs_alike)
             or len(layers) > 1
             or not isinstance(layers[0], LossLayer)
             or layers[0].weights is not None
         ):
             return  # they are declared, or it is not for us to say which loss they belong to
-        weights = Tensor(shape=self.prediction.descriptor.shape[:1])
+        weights = Tensor(shape=extents)
         weights.label = "sample_weight"
         self.training.add_inputs({}, None, {weights.label: weights})
         self.feed = replace(self.feed, weights={weights.label: weights}, weighs_alike=True)
@@ -184,6 +201,24 @@ class Model:
         kinds = {node.layer.descriptor.reduction_type for node in self._nodes if isinstance(node.layer, LossLayer)}
         return kinds.pop() if len(kinds) == 1 and all(isinstance(n.layer, LossLayer) for n in self._nodes) else None
 
+    def _class_axes(self) -> dict[str, int]:
+        """Where labels have their classes, by name; 0 where nobody can tell."""
+        names = {tensor: name for name, tensor in self.training._declared.labels.items()}
+        labelled = [node for node in self._nodes if node.labels and node.labels[0] in names]
+        return {names[node.labels[0]]: _class_axis(node) or 0 for node in labelled}
+
+    def class_axis(self, metric: str) -> int:
+        """Where the prediction has its classes, for a metric."""
+        found = _class_axis(self._nodes[0])
+        if found is None:
+            shape = self.prediction.descriptor.shape
+            raise DataError(
+                f"Trainer: metric '{metric}': are the classes of a prediction of shape {shape} on axis 1 or on axis 2?",
+                expected="-1 for sequences (n, length, classes), 1 for (n, classes, length)",
+                fix="say it: Accuracy(class_axis=-1) instead of 'accuracy'",
+            )
+        return found
+
     @property
     def _loss_type(self) -> LossType | None:
         layer = self._nodes[0].layer
@@ -201,7 +236,8 @@ class Model:
             return True
         if kind in (LossType.SOFTMAX_CROSS_ENTROPY, LossType.CATEGORICAL_CROSS_ENTROPY):
             return False
-        if kind is not None and (len(shape) < 2 or shape[1] == 1):
+        axis = _class_axis(self._nodes[0])
+        if kind is not None and (len(shape) < 2 or (axis is not None and shape[axis] == 1)):
             return True
         maker = next((node.layer for node in self.training._all_nodes() if self.prediction in node.results), None)
         if kind is not None and isinstance(maker, SoftmaxLayer):
@@ -255,6 +291,18 @@ class Model:
                 name = f"{names.get(tensor, tensor.label)} {number}"
             found[name] = tensor
         return list(found)
+
+
+def _is_over_classes(layer: Layer) -> TypeGuard[LossLayer]:
+    return isinstance(layer, LossLayer) and layer.descriptor.loss_type in CLASS_SUMMED
+
+
+def _class_axis(node: Node) -> int | None:
+    """Where a loss, or what looks at its labels, finds the classes; None where nobody can tell."""
+    layer, shape = node.layer, node.sources[0].descriptor.shape
+    if _is_over_classes(layer):
+        return layer.class_axis(shape)
+    return class_axis_of(shape, node.sources[0]._feature_axis)
 
 
 def model_from(

@@ -24,7 +24,7 @@ from mlcompute.trainer.evaluation import check_evaluation, evaluate, predict
 from mlcompute.trainer.fitting import Fitting, Plan
 from mlcompute.trainer.history import History
 from mlcompute.trainer.last_batch import checked_choice, expect_small_batches, expect_weights
-from mlcompute.trainer.metrics import Accuracy, Array, Metric, metrics_from
+from mlcompute.trainer.metrics import Accuracy, Array, ClassMetric, Metric, metrics_from
 from mlcompute.trainer.model import model_from
 from mlcompute.trainer.progress import Display, display_for
 from mlcompute.trainer.schedules import Length
@@ -78,6 +78,10 @@ class Trainer:
                     metric.per_output = self.model.decides_per_output(metric.name)
                 if metric.threshold is None:
                     metric.threshold = 0.0 if self.model.is_on_logits else 0.5
+            if isinstance(metric, Accuracy) and metric.per_output:
+                continue
+            if isinstance(metric, ClassMetric) and metric.class_axis is None:
+                metric.class_axis = self.model.class_axis(metric.name)
         #: What happened in the last `fit`, or is happening in this one.
         self.history = History()
         #: Set it to end training after the current step.
@@ -189,14 +193,15 @@ class Trainer:
         """Train.
 
         x, y          arrays with samples on axis 0 (NumPy, or anything with DLPack or `__array__`), or dicts of them
-                      by name; labels may be class numbers. Or x alone: an iterable of (inputs, labels) batches, or a
-                      function of the number of the epoch that gives one
+                      by name; labels may be class numbers, (n,), or (n, length) for sequences. Or x alone: an iterable
+                      of (inputs, labels) batches, or a function of the number of the epoch that gives one
         batch_size    by default, and at most, what the graph was built for
         last_batch    what becomes of a batch with fewer samples. "smaller": it is run as it is. Some graphs, imported
                       ones above all, run full batches only. "pad": it is filled up with samples that count neither in
                       the loss nor in metrics, where samples do not influence each other. "drop": it is left out
         validation    (x, y), or an iterable of batches: evaluated after every epoch, in the logs as val_...
-        sample_weight one number per sample that multiplies its loss; a mean still divides by the number of samples
+        sample_weight one number per sample, or per step (n, length), that multiplies its loss; a mean still divides by
+                      the number of samples or steps
         shuffle_seed  the order of an epoch is a function of this seed and the epoch, nothing else
         accumulate    so many batches make one step, with the gradient of all their samples together
         resume        go on from a checkpoint of a run with the same data and settings: bit by bit as if it had not
@@ -214,7 +219,7 @@ class Trainer:
         if last_batch == "pad":
             expect_weights(who, self.model)
         if sample_weight is not None or (isinstance(validation, tuple) and len(validation) == 3):
-            self.model.weigh_samples()
+            self.model.weigh_samples(sample_weight if sample_weight is not None else validation[2])
         data = data_from(who, self.model.feed, x, y, sample_weight)
         if resume is None:  # a run that goes on may have its last epoch before it
             data.check(epochs, batch_size)
@@ -302,7 +307,7 @@ class Trainer:
     ) -> dict[str, float]:
         """Loss and metrics over data given as to `fit`: dropout off, running statistics used."""
         if sample_weight is not None:
-            self.model.weigh_samples()
+            self.model.weigh_samples(sample_weight)
         data = data_from("Trainer.evaluate", self.model.feed, x, y, sample_weight)
         data.check(1, batch_size)
         return evaluate(self.model, data, self._size(batch_size, "Trainer.evaluate"), self.fresh_metrics())

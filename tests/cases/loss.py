@@ -99,16 +99,21 @@ def tensor(array: Array) -> Tensor:
 
 
 def shapes(
-    name: str, build: Callable[[ReductionType], LossLayer], loss: Loss, source: Any, label: Any, least_rank: int = 1
+    name: str, build: Callable[..., LossLayer], loss: Loss, source: Any, label: Any, least_rank: int = 1
 ) -> list[Case]:
-    """One loss over every reduction and a handful of shapes."""
+    """One loss over every reduction and a handful of shapes; of three axes a loss over classes is told which."""
+
+    def made(reduction: ReductionType, shape: tuple[int, ...]) -> Callable[[], LossLayer]:
+        said = {"class_axis": 1} if least_rank == 2 and len(shape) == 3 else {}
+        return lambda: build(reduction, **said)
+
     several: dict[ReductionType, list[tuple[int, ...]]] = {
         NONE: [(4, 5), (2, 3, 2, 5), (1, 1, 1, 1), (6,)],
         SUM: [(2, 3, 4)],
         MEAN: [(1, 3), (3, 1), (2, 3, 2, 5)],
     }
     cases = [
-        Case(f"{name} {reduction.name} {shape}", lambda r=reduction: build(r), [source(*shape)],  # type: ignore[misc]
+        Case(f"{name} {reduction.name} {shape}", made(reduction, shape), [source(*shape)],
              oracle(loss, reduction), [label(*shape)])
         for reduction, listed in several.items()
         for shape in listed
@@ -141,7 +146,56 @@ def weighted_cosine(_: Any, y: torch.Tensor, t: torch.Tensor, w: torch.Tensor) -
     return (w * (1 / y.shape[1] - y * t)).sum(1, keepdim=True)
 
 
+def last(*shape: int, make: Any = numbers) -> Array:
+    """An array made with its classes on axis 1, seen with them on the last."""
+    made: Array = make(shape[0], shape[-1], *shape[1:-1])
+    return np.ascontiguousarray(np.moveaxis(made, 1, -1))
+
+
+def over_last(loss: Loss) -> Loss:
+    return lambda y, t: loss(y.movedim(-1, 1), t.movedim(-1, 1)).movedim(1, -1)
+
+
+def sequences(name: str, build: Callable[..., LossLayer], loss: Loss, source: Any, label: Any) -> list[Case]:
+    """Classes on the last axis, by its number from either end."""
+    return [
+        Case(
+            f"{name} {reduction.name} {shape}, class_axis={axis}",
+            lambda r=reduction, a=axis: build(r, class_axis=a),  # type: ignore[misc]
+            [last(*shape, make=source)],
+            oracle(over_last(loss), reduction),
+            [last(*shape, make=label)],
+        )
+        for reduction, shape, axis in [
+            (NONE, (2, 4, 3), -1),
+            (MEAN, (2, 4, 3), 2),
+            (SUM, (2, 1, 3), None),
+            (MEAN, (2, 3, 2, 5), 3),
+            (NONE, (2, 4, 1), 2),
+        ]
+    ]
+
+
+TOKENS = numbers(3, 4, seed=62, low=0, high=2)
+
 CASES = [
+    *sequences("softmax", L.softmax_cross_entropy, softmax, numbers, one_hot),
+    *sequences("categorical", L.categorical_cross_entropy, categorical, chances, one_hot),
+    *sequences("cosine", L.cosine_distance, cosine, numbers, lambda *s: numbers(*s, seed=9)),
+    given(
+        "softmax over sequences, a weight per token",
+        lambda: L.softmax_cross_entropy(SUM, weights=tensor(TOKENS), class_axis=-1),
+        (3, 4, 5),
+        last(3, 4, 5, make=one_hot),
+        oracle(over_last(softmax), SUM, own=TOKENS),
+    ),
+    given(
+        "softmax over sequences, smoothed",
+        lambda: L.softmax_cross_entropy(MEAN, 0.1, class_axis=-1),
+        (3, 4, 5),
+        last(3, 4, 5, make=one_hot),
+        oracle(over_last(smoothed(softmax, 0.1, 5)), MEAN),
+    ),
     *shapes("absolute", L.mean_absolute_error, absolute, numbers, lambda *s: numbers(*s, seed=9)),
     *shapes("squared", L.mean_squared_error, squared, numbers, lambda *s: numbers(*s, seed=9)),
     *shapes("softmax", L.softmax_cross_entropy, softmax, numbers, one_hot, least_rank=2),
@@ -418,6 +472,31 @@ REFUSALS = [
     Refusal("too few labels", make(), "the prediction has 20 elements, the labels have 15", [(4, 5)], [(3, 5)]),
     Refusal("no labels", make(), "takes a prediction and its labels, 1 tensor(s) were given", [(4, 5)]),
     Refusal("labels twice", make(), "3 tensor(s) were given", [(4, 5)], [(4, 5), (4, 5)]),
+    Refusal("a sequence, or is it?", softmax_layer, "on axis 1 or on axis 2?", [(2, 4, 5)], [(2, 4, 5)]),
+    Refusal(
+        "class axis beyond the axes",
+        lambda: L.softmax_cross_entropy(MEAN, class_axis=3),
+        "class_axis is 3, the prediction has 3 axes",
+        [(2, 4, 5)],
+        [(2, 4, 5)],
+    ),
+    Refusal(
+        "class axis of the samples, from the end",
+        lambda: L.cosine_distance(MEAN, class_axis=-3),
+        "class_axis is -3",
+        [(2, 4, 5)],
+        [(2, 4, 5)],
+    ),
+    Refusal("class axis of the samples", make(LossType.COSINE_DISTANCE, class_axis=0), "class_axis is 0, the axis of"),
+    Refusal("class axis without classes", make(class_axis=1), "MEAN_SQUARED_ERROR sums over no classes"),
+    Refusal("class axis in words", make(LossType.COSINE_DISTANCE, class_axis="last"), "whole number", error=TypeError),
+    Refusal(
+        "labels with other axes first",
+        make(),
+        "the same extents as the prediction in another order",
+        [(2, 4, 5)],
+        [(2, 5, 4)],
+    ),
     Refusal("no class axis", softmax_layer, "SOFTMAX_CROSS_ENTROPY needs a class axis", [(4,)], [(4,)]),
     Refusal(
         "weights of another batch",

@@ -144,7 +144,7 @@ def test_refusals(name: str, model: mlc.Trainer) -> None:
 def test_classes_on_the_wrong_axis() -> None:
     graph = mlc.Graph()
     graph.dense(graph.input((8, 5, 4), "steps"), 3)
-    model = mlc.Trainer(graph, loss="softmax_cross_entropy")
+    model = mlc.Trainer(graph, loss=mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_axis=1))
     with pytest.raises(mlc.DataError, match=r"(?s)samples of shape \(5,\).*classes lie on axis 1"):
         model.fit(np.zeros((8, 5, 4)), np.zeros((8, 5), int))
 
