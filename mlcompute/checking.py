@@ -9,14 +9,16 @@ import numpy as np
 
 from mlcompute.compiler import compile_program
 from mlcompute.compiler.differentiate import differentiate
+from mlcompute.compiler.expand import expand
 from mlcompute.compiler.lower import Lowering
+from mlcompute.compiler.simplify import Substitution
 from mlcompute.debug import bindings_of_copies
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import ExecutionError
 from mlcompute.feeding import Named
 from mlcompute.graph import Node
 from mlcompute.layers.layer import Layer
-from mlcompute.ops.op import Array, Step, Trace, Value, run_meaning
+from mlcompute.ops.op import Array, Op, Step, Trace, Value, run_meaning
 from mlcompute.tensor import Tensor
 from mlcompute.training import TrainingGraph
 
@@ -25,7 +27,9 @@ FLOAT64 = np.dtype(np.float64)
 DIFFERENCES, COMPILED = 1e-5, 1e-3
 #: Points around the data at which a gradient that differs is looked at again.
 NEIGHBOURS = 8
-EPSILON = float(np.finfo(np.float64).eps)
+EPSILON, EPSILON32 = float(np.finfo(np.float64).eps), float(np.finfo(np.float32).eps)
+#: A result may be off by so many times what rounding every number on the way once does to it: long sums round often.
+ROUNDINGS = 64
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,8 @@ class _Exact:
 
         Where a maximum is nearly a tie or a ReLU's source nearly 0, rounding decides which way the gradient goes, and
         both ways are right. So a gradient that differs is also compared with those at points a rounding away: only
-        what lies outside all of them counts.
+        what lies outside all of them counts. And where large numbers cancel, up to a gradient that is truly 0 (of a
+        bias before a batch normalization, say), nothing but their rounding is left: that is no error either.
         """
         wanted = list(compiled)
         exact = self._gradients(losses, wanted, self.arrays)
@@ -161,23 +166,41 @@ class _Exact:
             return errors
         rng = np.random.default_rng(0)
         low, high = dict(exact), dict(exact)
+        roundings: dict[Tensor, list[float]] = {tensor: [] for tensor in exact}
         for _ in range(NEIGHBOURS):
             moved = {tensor: _moved(array, rng) for tensor, array in self.arrays.items()}
             for tensor, gradient in self._gradients(losses, wanted, moved).items():
                 low[tensor], high[tensor] = np.minimum(low[tensor], gradient), np.maximum(high[tensor], gradient)
-        return {t: _relative(compiled[t], np.clip(compiled[t], low[t], high[t]), exact[t]) for t in exact}
+            rounded = self._gradients(losses, wanted, self.arrays, _Rounding(rng, EPSILON32))
+            for tensor, gradient in rounded.items():
+                roundings[tensor].append(float(np.linalg.norm(gradient - exact[tensor])))
+        return {
+            # The median: one that rounding sends the other way at a tie tells nothing of the others.
+            t: _relative(
+                compiled[t],
+                np.clip(compiled[t], low[t], high[t]),
+                exact[t],
+                noise=ROUNDINGS * float(np.median(roundings[t])),
+            )
+            for t in exact
+        }
 
     def _gradients(
-        self, losses: Sequence[Tensor], wanted: Sequence[Tensor], arrays: dict[Tensor, Array]
+        self,
+        losses: Sequence[Tensor],
+        wanted: Sequence[Tensor],
+        arrays: dict[Tensor, Array],
+        rounding: _Rounding | None = None,
     ) -> dict[Tensor, Array]:
-        """Gradients of the sum of the losses, in float64."""
+        """Gradients of the sum of the losses, in float64; `rounding`: as if in less."""
         run = self._lower(self.nodes)
         seeds = {run.values[loss]: _ones(run.trace, run.values[loss]) for loss in losses}
         found = differentiate(run.trace, seeds, [run.values[tensor] for tensor in wanted if tensor in run.values])
         feeds = {value: arrays[tensor] for tensor, value in run.values.items() if tensor in arrays}
         feeds.update(dict(zip((key for key, _ in run.random_keys), self.keys, strict=True)))
-        memory = _interpret(run.trace, feeds)
-        return {t: memory[found[run.values[t]]] for t in wanted if t in run.values and run.values[t] in found}
+        inner = Substitution() if rounding is None else expand(run.trace, _is_simple)
+        memory = _interpret(run.trace, feeds, rounding=rounding)
+        return {t: memory[inner[found[run.values[t]]]] for t in wanted if t in run.values and run.values[t] in found}
 
     def check(
         self, node: Node, rng: np.random.Generator, directions: int, against: dict[Tensor, float]
@@ -185,7 +208,7 @@ class _Exact:
         """One layer by itself, at the values it has in the graph."""
         slots = {f"source {i}": tensor for i, tensor in enumerate(node.sources)}
         slots |= {name: slot.tensor for name, slot in node.layer.parameters.items()}
-        alone = _Alone(self._lower([node]), node, self.memory_of, self._keys_before(node))
+        alone = _Alone((self._lower([node]), self._lower([node])), node, self.memory_of, self._keys_before(node))
         slots = {slot: tensor for slot, tensor in slots.items() if alone.is_differentiable(tensor)}
         errors = alone.errors(list(slots.values()), rng, directions)
         return [
@@ -214,12 +237,20 @@ class _Alone:
     from the derivative that is checked.
     """
 
-    def __init__(self, run: Lowering, node: Node, at: Callable[[Tensor], Array], keys: list[Array]) -> None:
+    def __init__(
+        self, runs: tuple[Lowering, Lowering], node: Node, at: Callable[[Tensor], Array], keys: list[Array]
+    ) -> None:
+        run, rounded = runs
         self.run = run
         self.results = [run.values[t] for t in node.results if run.values[t].is_floating]
         self.at = {tensor: at(tensor) for tensor in run.persistent}
         self.fixed = dict(zip((key for key, _ in run.random_keys), keys, strict=True))
         self.forward = list(run.trace.steps)
+        # The same once more in small ops, for rounding happens inside the large ones, too.
+        inner = expand(rounded.trace, _is_simple)
+        self._rounded = rounded
+        self._rounded_results = [inner[rounded.values[t]] for t in node.results if rounded.values[t].is_floating]
+        self._rounded_keys = dict(zip((key for key, _ in rounded.random_keys), keys, strict=True))
 
     def is_differentiable(self, tensor: Tensor) -> bool:
         """Is this a floating tensor the layer reads?"""
@@ -234,28 +265,32 @@ class _Alone:
         if not self.results:
             return dict.fromkeys(tensors)
         middle, found = self._values({}), [list[float]() for _ in ways]
+        rounded = [self._rounded_values(_Rounding(rng, EPSILON)) for _ in range(NEIGHBOURS)]
+        spread = [_spread(result, [other[i] for other in rounded]) for i, result in enumerate(middle)]
         derivative = self._derivative(tensors)
         for step in (1e-5, 1e-6, 1e-7):
             sides = [
                 (self._values({t: self.at[t] + step * d}), self._values({t: self.at[t] - step * d})) for t, d in ways
             ]
             smooth = [
-                np.logical_and.reduce([_is_smooth(up[i], middle[i], down[i]) for up, down in sides])
+                np.logical_and.reduce([_is_smooth(up[i], middle[i], down[i], spread[i]) for up, down in sides])
                 for i in range(len(self.results))
             ]
             if not any(mask.any() for mask in smooth):
                 continue
             cotangents = [np.where(mask, weight, 0.0) for mask, weight in zip(smooth, weights, strict=True)]
             gradients = derivative(cotangents)
+            # What rounding, of the results and of everything before them, does to a difference is no error of the
+            # derivative: where that is truly 0, there is nothing else.
+            noise = ROUNDINGS * _noise(cotangents, middle, rounded) / step
             for (tensor, direction), (up, down), errors in zip(ways, sides, found, strict=True):
                 actual = float(np.sum(gradients[tensor] * direction))
-                expected = noise = 0.0
+                expected = 0.0
                 for weight, mask, high, low in zip(cotangents, smooth, up, down, strict=True):
                     expected += float(np.sum(weight[mask] * (high - low)[mask])) / (2 * step)
-                    # What rounding of the results themselves can do to a difference is no error of the derivative.
-                    noise += 2 * EPSILON * float(np.sum(np.abs(weight[mask]) * _size(high, low)[mask])) / step
                 scale = max(abs(expected), float(np.linalg.norm(gradients[tensor])), 1e-12)
-                errors.append(max(0.0, abs(actual - expected) - noise) / scale)
+                error = abs(actual - expected)
+                errors.append((error if error <= DIFFERENCES * scale else max(0.0, error - noise)) / scale)
         worst: dict[Tensor, float | None] = {}
         for tensor in tensors:
             of_tensor = [min(errors) for (t, _), errors in zip(ways, found, strict=True) if t is tensor and errors]
@@ -266,6 +301,11 @@ class _Alone:
         feeds = {self.run.values[t]: changed.get(t, a) for t, a in self.at.items()}
         memory = _interpret(self.run.trace, {**feeds, **self.fixed}, self.forward)
         return [memory[result] for result in self.results]
+
+    def _rounded_values(self, rounding: _Rounding) -> list[Array]:
+        feeds = {self._rounded.values[t]: a for t, a in self.at.items()} | self._rounded_keys
+        memory = _interpret(self._rounded.trace, feeds, rounding=rounding)
+        return [memory[result] for result in self._rounded_results]
 
     def _derivative(self, tensors: Sequence[Tensor]) -> Callable[[Sequence[Array]], dict[Tensor, Array]]:
         """Gradients of the tensors, given those of the results."""
@@ -282,17 +322,19 @@ class _Alone:
         return gradients
 
 
-def _is_smooth(up: Array, middle: Array, down: Array) -> Array:
-    """Where both slopes agree: bending is of second order in the step, a kink of first."""
+def _is_smooth(up: Array, middle: Array, down: Array, spread: Array) -> Array:
+    """Where both slopes agree, but for rounding: bending is of second order in the step, a kink of first."""
     with np.errstate(all="ignore"):
         slope = np.maximum(np.abs(up - middle), np.abs(middle - down))
-        smooth: Array = np.abs(up + down - 2 * middle) <= 1e-3 * slope + 8 * EPSILON * _size(up, down)
+        smooth: Array = np.abs(up + down - 2 * middle) <= 1e-3 * slope + 8 * (EPSILON * np.abs(middle) + spread)
     return smooth
 
 
-def _size(up: Array, down: Array) -> Array:
-    size: Array = np.maximum(np.abs(up), np.abs(down))
-    return size
+def _spread(exact: Array, rounded: Sequence[Array]) -> Array:
+    """How far roundings move every number, at most."""
+    with np.errstate(all="ignore"):
+        spread: Array = np.max([np.abs(other - exact) for other in rounded], axis=0)
+    return spread
 
 
 def _moved(array: Array, rng: np.random.Generator) -> Array:
@@ -303,8 +345,20 @@ def _moved(array: Array, rng: np.random.Generator) -> Array:
     return moved
 
 
-def _relative(actual: Array, expected: Array, scale: Array) -> float:
-    return float(np.linalg.norm(actual.astype(np.float64) - expected)) / max(float(np.linalg.norm(scale)), 1e-12)
+def _noise(weights: Sequence[Array], exact: Sequence[Array], rounded: Sequence[Sequence[Array]]) -> float:
+    """How far roundings move a weighted sum of results, in the median."""
+    with np.errstate(all="ignore"):
+        moves = [
+            abs(sum(float(np.sum(w * (b - a), where=w != 0.0)) for w, a, b in zip(weights, exact, other, strict=True)))
+            for other in rounded
+        ]
+    return float(np.median(moves))
+
+
+def _relative(actual: Array, expected: Array, scale: Array, noise: float = 0.0) -> float:
+    """|actual - expected| / |scale|; errors that are not small count only as far as they are larger than `noise`."""
+    error, size = float(np.linalg.norm(actual.astype(np.float64) - expected)), max(float(np.linalg.norm(scale)), 1e-12)
+    return (max(0.0, error - noise) if error > COMPILED * size else error) / size
 
 
 def _wide(array: Array) -> Array:
@@ -315,11 +369,33 @@ def _ones(trace: Trace, value: Value) -> Value:
     return trace.constant(np.ones(value.shape), FLOAT64)
 
 
-def _interpret(trace: Trace, feeds: dict[Value, Array], steps: Sequence[Step] | None = None) -> dict[Value, Array]:
+def _is_simple(op: Op) -> bool:
+    return op.expansion is None
+
+
+class _Rounding:
+    """Moves every number by up to one rounding, at random: what many such runs differ in is the noise of rounding."""
+
+    def __init__(self, rng: np.random.Generator, epsilon: float) -> None:
+        self._rng, self._epsilon = rng, epsilon
+
+    def __call__(self, array: Array) -> Array:
+        moved: Array = array * (1.0 + self._epsilon * self._rng.uniform(-1.0, 1.0, array.shape))
+        return moved
+
+
+def _interpret(
+    trace: Trace,
+    feeds: dict[Value, Array],
+    steps: Sequence[Step] | None = None,
+    rounding: _Rounding | None = None,
+) -> dict[Value, Array]:
     """Every step in memory of its own."""
     memory = {**trace.constants, **feeds}
     for step in trace.steps if steps is None else steps:
         with np.errstate(all="ignore"):
             arrays = run_meaning(step, [memory[value] for value in step.inputs])
+            if rounding is not None and not step.op.is_view:
+                arrays = tuple(rounding(array) if array.dtype == FLOAT64 else array for array in arrays)
         memory.update(zip(step.results, arrays, strict=True))
     return memory

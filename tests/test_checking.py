@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
+from mlcompute.devices.cpu.device import Cpu
+from mlcompute.devices.reference import Reference
 from mlcompute.ops.op import TABLE, Value
 
 
@@ -110,6 +112,83 @@ def test_ties_do_not_hide_a_wrong_derivative(monkeypatch: pytest.MonkeyPatch) ->
     spoil_derivative(monkeypatch, "max_pool")
     wrong = mlc.check_gradients(training, inputs, labels).wrong
     assert [(row.layer, row.slot) for row in wrong] == [("pool", "source 0")]
+
+
+def zero_gradients(engine: Any) -> tuple[mlc.TrainingGraph, dict[str, Any], dict[str, Any]]:
+    """Gradients that are truly 0: the key biases of attention, biases before a batch normalization."""
+    mlc.Platform.set_rng_seed_to(2)
+    graph = mlc.Graph()
+    x = graph.input((6, 7, 8), "x")
+    y = graph.attention(x, heads=2, name="attention")
+    y = graph.normalize(graph.dense(y, 5, name="before"), "batch", name="norm")
+    y = graph.reshape((6, 5, 7, 1), source=y)
+    y = graph.convolution(y, 4, kernel=3, name="conv")
+    y = graph.normalize(y, "batch", name="norm2")
+    graph.dense(graph.flatten(y), 3, name="head")
+    loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN)
+    training = mlc.TrainingGraph([graph], loss, mlc.SGDOptimizer(mlc.OptimizerDescriptor(learning_rate=0.01)))
+    training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=(6, 3))})
+    training.compile(device=mlc.Device(mlc.DeviceType.CPU, engine=engine))
+    inputs = np.random.default_rng(3).normal(size=(6, 7, 8))
+    return training, {"x": inputs}, {"t": np.eye(3)[np.arange(6) % 3]}
+
+
+ENGINES = pytest.mark.parametrize("engine", [Cpu(1), Reference()], ids=["cpu", "reference"])
+
+
+@ENGINES
+def test_a_gradient_that_is_truly_zero_is_right(engine: Any) -> None:
+    report = mlc.check_gradients(*zero_gradients(engine))
+    assert report, str(report)
+    rows = {(row.layer, row.slot): row for row in report.rows}
+    for name in (("attention", "biases_1"), ("conv", "biases")):
+        assert rows[name].differences is not None
+        assert rows[name].compiled is not None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_zero_gradients_at_many_points(seed: int) -> None:
+    training, inputs, labels = zero_gradients(Cpu(1))
+    inputs["x"] = 10.0 ** (seed % 4 - 2) * np.random.default_rng(seed).normal(size=(6, 7, 8))
+    report = mlc.check_gradients(training, inputs, labels)
+    assert report, str(report)
+
+
+@pytest.mark.parametrize("error", [1e-2, 1e-5])
+def test_a_derivative_wrong_by_a_constant_is_found_where_it_should_be_zero(
+    monkeypatch: pytest.MonkeyPatch, error: float
+) -> None:
+    """dk of attention with a little added: the key biases' gradient, a sum of it, is no longer 0."""
+    training, inputs, labels = zero_gradients(Cpu(1))
+    right = TABLE["attention"]
+
+    def wrong(*arguments: Any, **attributes: Any) -> Any:
+        dq, dk, dv, *more = right.derivative(*arguments, **attributes)  # type: ignore[misc]
+        return dq, dk + error, dv, *more
+
+    changed = copy.copy(right)
+    object.__setattr__(changed, "derivative", wrong)
+    monkeypatch.setitem(TABLE, "attention", changed)
+    wrong_rows = {(row.layer, row.slot) for row in mlc.check_gradients(training, inputs, labels).wrong}
+    assert ("attention", "biases_1") in wrong_rows
+    assert ("attention", "biases_0") not in wrong_rows
+
+
+@pytest.mark.parametrize("error", [1e-2, 1e-4])
+def test_a_kernel_wrong_by_a_constant_is_found_where_the_gradient_should_be_zero(
+    monkeypatch: pytest.MonkeyPatch, error: float
+) -> None:
+    from mlcompute.devices.cpu.device import CpuExecutable
+
+    training, inputs, labels = zero_gradients(Cpu(1))
+    conv: Any = next(layer for layer in training.layers if layer.label == "conv")
+    gradient = training._compile_if_needed()
+    assert conv.biases in gradient.parameters
+    read = CpuExecutable.read
+    monkeypatch.setattr(CpuExecutable, "read", lambda self, v: read(self, v) + (error if v.shape == (4,) else 0.0))
+    wrong = {(row.layer, row.slot) for row in mlc.check_gradients(training, inputs, labels).wrong}
+    assert ("conv", "biases") in wrong
+    assert ("conv", "weights") not in wrong
 
 
 def test_refusals() -> None:
