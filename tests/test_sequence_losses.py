@@ -195,14 +195,14 @@ def test_sequences_are_learned() -> None:
 def test_other_losses_find_the_classes_too() -> None:
     graph = mlc.Graph()
     graph.dense(graph.input((N, T, M), "x"), C)
-    trainer = mlc.Trainer(graph, loss="mse", metrics=["accuracy"], optimizer=sgd(1e-9))
+    trainer = mlc.Trainer(graph, loss="mse", metrics=["categorical_accuracy"], optimizer=sgd(1e-9))
     x, y = normal(N, T, M), classes()
     accuracy = (trainer.predict(x).argmax(-1) == y).mean()
-    assert trainer.evaluate(x, y)["accuracy"] == pytest.approx(accuracy)
+    assert trainer.evaluate(x, y)["categorical_accuracy"] == pytest.approx(accuracy)
     graph = mlc.Graph()
     graph.node(mlc.ActivationLayer.relu(), source=graph.input((N, T, C), "x"))
-    with pytest.raises(mlc.DataError, match=r"(?s)metric 'accuracy': are the classes.*Accuracy\(class_axis=-1\)"):
-        mlc.Trainer(graph, loss="mse", metrics=["accuracy"], optimizer=sgd())
+    with pytest.raises(mlc.DataError, match=r"(?s)are the classes of a prediction.*Accuracy\(class_axis=-1\)"):
+        mlc.Trainer(graph, loss="mse", metrics=["categorical_accuracy"], optimizer=sgd())
 
 
 def test_metrics_by_themselves() -> None:

@@ -310,7 +310,7 @@ def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[C
             ]
         )
     for one in found[1]:
-        if one.name in feed.probabilities and not one.classes:
+        if one.name in feed.probabilities and not one.class_axis:
             _expect_probabilities(who, one)
     if weights is None and feed.weighs_alike:
         count = next(one.count for one in found[0] if not one.shared)

@@ -119,9 +119,7 @@ class Model:
             axis = layers[0].class_axis(shape)
             steps = (*shape[1:axis], *shape[axis + 1 :])
         extents = (shape[0], *steps) if steps and np.shape(given)[1:] == steps else shape[:1]
-        if self.feed.weighs_alike and (
-            given is None or self.feed.weights["sample_weight"].descriptor.shape == extents
-        ):
+        if self.feed.weighs_alike and (given is None or self.feed.weights["sample_weight"].descriptor.shape == extents):
             return
         if (
             (self.feed.weights and not self.feed.weighs_alike)
