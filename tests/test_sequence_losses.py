@@ -207,12 +207,15 @@ def test_other_losses_find_the_classes_too() -> None:
 
 def test_metrics_by_themselves() -> None:
     y, t = normal(N, T, C), one_hot(classes())
-    for metric, expected in (
-        (Accuracy(class_axis=-1), (y.argmax(-1) == t.argmax(-1)).mean()),
-        (Accuracy(class_axis=1), (y.argmax(1) == t.argmax(1)).mean()),
-        (TopKAccuracy(C, class_axis=2), 1.0),
+    accuracy = (y.argmax(-1) == t.argmax(-1)).mean()
+    turned = y.transpose(0, 2, 1), t.transpose(0, 2, 1)
+    for metric, given, expected in (
+        (Accuracy(class_axis=-1), (y, t), accuracy),
+        (Accuracy(class_axis=1), turned, accuracy),
+        (TopKAccuracy(1, class_axis=2), (y, t), accuracy),
+        (TopKAccuracy(C, class_axis=1), turned, 1.0),
     ):
-        metric.update(y, t)
+        metric.update(*given)
         assert metric.result() == pytest.approx(expected)
     for metric in (Accuracy(), TopKAccuracy(2), Accuracy(class_axis=3), Accuracy(class_axis=0)):
         with pytest.raises(mlc.DataError, match="class_axis=-1"):
