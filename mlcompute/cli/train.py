@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 import mlcompute as mlc
-from mlcompute.cli import datasets, models, trainers
+from mlcompute.cli import datasets, models, runs, trainers
 from mlcompute.cli.answer import INTERRUPTED, TERMINATED, Answer, fitted, summary_of
 from mlcompute.cli.arguments import count
 from mlcompute.cli.recipes import RECIPES
 from mlcompute.cli.streams import stop_showing
-from mlcompute.errors import DataError, ExecutionError, FileError
+from mlcompute.errors import DataError, ExecutionError
 from mlcompute.trainer.last_batch import CHOICES
 from mlcompute.trainer.progress import described
 from mlcompute.trainer.signals import Interrupted, Terminated
@@ -46,10 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a last batch with fewer samples is run as it is, filled up, or left out (smaller)",
     )
     parser.add_argument("--device", choices=("cpu", "gpu", "any"), help="where it runs (cpu)")
-    parser.add_argument("--out", metavar="FOLDER", help="where checkpoints and report go (runs/MODEL)")
     parser.add_argument(
-        "--resume", nargs="?", const="", metavar="FILE", help="go on from a checkpoint (the folder's last one)"
+        "--out", metavar="FOLDER", help="where checkpoints and report go (runs/MODEL; runs/MODEL-2 when that is taken)"
     )
+    before = parser.add_mutually_exclusive_group()
+    before.add_argument(
+        "--resume", nargs="?", const="", metavar="FILE", help="go on from a checkpoint (the last one of the newest run)"
+    )
+    before.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
     parser.add_argument(
         "--report", nargs="?", const="", metavar="FILE", help="write an HTML report (report.html in the folder)"
     )
@@ -58,10 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Train; the best and the last checkpoint stay in the folder."""
-    out = Path(args.out or Path("runs") / Path(args.model).stem)
-    last, best = out / "last.safetensors", out / "best.safetensors"
-    resume = _resumed(args.resume, last)
     _expect_no_recipe_options(args)
+    resume, folder = runs.chosen(args.model, args.out, args.resume, args.overwrite)
     with _saying("nothing was trained yet" + (f", {resume} is as it was" if resume else "; start it again")):
         mlc.Platform.set_rng_seed_to(args.seed)
         device = models.device_named(args.device or "cpu")
@@ -72,15 +74,28 @@ def run(args: argparse.Namespace) -> Answer:
                 f"{args.model}: its Trainer runs on {trainer.device.actual_device_type.name.lower()}",
                 fix="give mlc.Trainer(...) a device in build(), or leave --device out",
             )
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FileError(f"{out}: cannot be made: {error.strerror}", fix="name another folder with --out") from error
         validation = None if data.x_test is None else (data.x_test, data.y_test)
         if not args.json:
             samples = f"{len(data.x):,} samples" + ("" if validation is None else f", {len(data.x_test):,} to judge by")
             with _needing_a_reader("train with the output going to a file"):
                 print(fitted(f"{data.name}: {samples}\n{summary_of(trainer.training)}\n"), flush=True)
+    with runs.made(args.model, folder) as out:
+        return _train(args, trainer, data, validation, resume, out)
+
+
+def _train(
+    args: argparse.Namespace,
+    trainer: mlc.Trainer,
+    data: datasets.Dataset,
+    validation: Any,
+    resume: Path | None,
+    out: Path,
+) -> Answer:
+    """Train into a folder."""
+    last, best, page = out / runs.LAST, out / runs.BEST, out / runs.REPORT
+    if resume is not None and args.report is None and page.exists():
+        args.report = ""  # the report of the run so far would be out of date
+    args.out = str(out)
     trainer.resume_hint = _command(args, args.epochs)
     answer: dict[str, Any] = {"model": args.model, "data": data.name, "checkpoint": str(last)}
     try:
@@ -111,7 +126,7 @@ def run(args: argparse.Namespace) -> Answer:
         lines.append(f"best        {best}")
         answer["best"] = str(best)
     if args.report is not None:
-        report = Path(args.report) if args.report else out / "report.html"
+        report = Path(args.report) if args.report else page
         with _saying(f"training is complete and saved in {last}, the report is missing"):
             write_report(report, trainer, data, history)
         lines.append(f"report      {report}")
@@ -133,7 +148,8 @@ def _steps(trainer: mlc.Trainer, data: datasets.Dataset) -> int:
 
 def _callbacks(args: argparse.Namespace, last: Path, best: Path | None, steps: int) -> list[Any]:
     callbacks = mlc.callbacks
-    used: list[Any] = [callbacks.ModelCheckpoint(_literal(last)), callbacks.TerminateOnNaN()]
+    used: list[Any] = [_Replaces(last.parent)] if args.overwrite else []
+    used += [callbacks.ModelCheckpoint(_literal(last)), callbacks.TerminateOnNaN()]
     if best is not None:
         used.append(callbacks.ModelCheckpoint(_literal(best), monitor="val_loss", save_best_only=True))
     if args.report is not None:  # a watched step takes longer: no more of them than the report shows
@@ -141,6 +157,16 @@ def _callbacks(args: argparse.Namespace, last: Path, best: Path | None, steps: i
     if args.tensorboard:
         used.append(callbacks.TensorBoard(args.tensorboard))
     return used
+
+
+class _Replaces(mlc.callbacks.Callback):
+    """Removes the earlier run when everything that could be refused has been looked at."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_begin(self, logs: Any) -> None:
+        runs.clear(self.folder)
 
 
 def _literal(path: Path) -> str:
@@ -182,15 +208,6 @@ def _labels(y: Any, tensor: mlc.Tensor) -> Any:
     shape = tensor.descriptor.shape
     y = np.asarray(y)
     return np.eye(shape[-1], dtype=np.float32)[y] if y.ndim == 1 and len(shape) == 2 and y.dtype.kind in "iu" else y
-
-
-def _resumed(given: str | None, last: Path) -> Path | None:
-    if given is None:
-        return None
-    path = Path(given) if given else last
-    if not path.exists():
-        raise DataError(f"{path}: there is no checkpoint to go on from", fix="train without --resume first")
-    return path
 
 
 #: Options that a resumed run must be given again.

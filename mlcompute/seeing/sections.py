@@ -248,7 +248,8 @@ def key_figures(summary: Summary, curves: Curves, profile: GraphProfile | None) 
     figures = [("layers", f"{len(summary.layers):,}", "")]
     figures.append(("parameters", f"{summary.parameters:,}", size(summary.parameter_bytes)))
     if summary.device_memory is not None:
-        figures.append(("device memory", size(summary.device_memory), f"at batch {summary.batch_size}"))
+        passes = f"; {size(summary.passes_memory)} where passes run one by one" if summary.passes_memory else ""
+        figures.append(("device memory", size(summary.device_memory), f"a step at batch {summary.batch_size}{passes}"))
     if profile is not None:
         rate = profile.batch_size / profile.step_time if profile.step_time else 0.0
         figures.append(("time per run", duration(profile.step_time), f"{rate:,.0f} samples/s"))

@@ -25,8 +25,9 @@ class Summary:
 
     layers           facts of every layer, in order
     device           what the graph was compiled for; empty before
-    device_memory    bytes the device needs beyond parameters and fed data; None before compile
+    device_memory    bytes the device needs for one `execute`, beyond parameters and fed data; None before compile
     state_memory     how many of them are optimizer state
+    passes_memory    bytes it needs since passes were run one by one, where that takes more; else 0
     batch_size       samples the graph was compiled for
     note             what the reader should know, e.g. that the graph has changed since compile
     """
@@ -38,6 +39,7 @@ class Summary:
     state_memory: int = 0
     batch_size: int = 0
     note: str = ""
+    passes_memory: int = 0
 
     @property
     def parameters(self) -> int:
@@ -101,7 +103,8 @@ class Summary:
             facts["parameters"] = ", ".join(parts + ([f"{self.statistics:,} statistics"] if self.statistics else []))
         if self.device_memory is not None:
             state = f", of which {size(self.state_memory)} optimizer state" if self.state_memory else ""
-            facts["memory"] = f"{size(self.device_memory)} on the device at batch {self.batch_size}{state}"
+            passes = f"; {size(self.passes_memory)} since passes were run one by one" if self.passes_memory else ""
+            facts["memory"] = f"{size(self.device_memory)} on the device at batch {self.batch_size}{state}{passes}"
             facts["device"] = self.device
         if self.note:
             facts["note"] = self.note
@@ -153,13 +156,15 @@ def summarize(graph: Graph) -> Summary:
         return Summary(title, tuple(layer_facts(graph)), note=f"{note}: kernels and memory are not known yet")
     engine, kind = graph.device.engine, graph.device.actual_device_type.name
     threads = engine.facts().get("threads", "")
+    step, most = program.plan.nbytes + graph._state_bytes(), graph.device_memory_size
     return Summary(
         title,
         tuple(layer_facts(graph, program, kind)),
         f"{kind}, engine '{engine.name}'" + (f", {threads} threads" if threads else ""),
-        graph.device_memory_size,
+        step,
         graph._state_bytes(),
         program.batch_size,
+        passes_memory=most if most > step else 0,
     )
 
 

@@ -402,8 +402,59 @@ def test_output_that_goes_nowhere(folder: Path) -> None:
     assert left.stdout.splitlines() == left.stdout.splitlines()[:1]
     stopped = shell(folder, "train net.py --epochs 9999 | grep -m 1 epoch")
     assert "nobody reads the output any more: training was stopped" in stopped.stderr
-    assert "go on with: mlcompute train net.py --epochs 9999 --resume" in stopped.stderr
+    assert f"go on with: mlcompute train net.py --epochs 9999 --out {Path('runs/net')} --resume" in stopped.stderr
     assert "Traceback" not in stopped.stderr
     assert "BrokenPipe" not in stopped.stderr
     at_once = shell(folder, "train net.py --epochs 9999 --out other | true")
     assert "nobody reads the output any more" in at_once.stderr
+
+
+def bytes_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_second_run_leaves_the_first_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(capsys, "train", "net.py", "--epochs", "1", "--report")
+    first = bytes_in(folder / "runs" / "net")
+    assert set(first) == {"last.safetensors", "best.safetensors", "report.html"}
+    second = answer(capsys, "train", "net.py", "--epochs", "1", "--seed", "9")
+    assert Path(second["checkpoint"]) == Path("runs/net-2/last.safetensors")
+    assert Path(answer(capsys, "train", "net.py", "--epochs", "1")["best"]) == Path("runs/net-3/best.safetensors")
+    # Going on without a name goes on with the newest one; with a name, with that.
+    assert Path(answer(capsys, "train", "net.py", "--epochs", "2", "--resume")["checkpoint"]).parent.name == "net-3"
+    assert bytes_in(folder / "runs" / "net") == first
+    longer = answer(capsys, "train", "net.py", "--epochs", "2", "--out", "runs/net", "--resume")
+    assert Path(longer["report"]) == Path("runs/net/report.html"), "the page beside the checkpoints is about all epochs"
+    assert bytes_in(folder / "runs" / "net")["report.html"] != first["report.html"]
+
+
+def test_a_folder_with_a_run_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(capsys, "train", "net.py", "--epochs", "1", "--out", "here", "--report")
+    before = bytes_in(folder / "here")
+    refused = answer(capsys, "train", "net.py", "--epochs", "1", "--out", "here", code=1)
+    assert refused["message"].startswith("here: holds a run already (last.safetensors, best.safetensors, report.html)")
+    assert all(option in refused["fix"] for option in ("--resume", "--overwrite", "--out"))
+    answer(capsys, "train", "net.py", "--epochs", "1", "--out", "other")
+    answer(capsys, "train", "net.py", "--resume", "other/last.safetensors", "--out", "here", code=1)
+    # What is refused, or fails before the first step, replaces nothing either.
+    np.savez("wrong.npz", x=np.zeros((9, 5), np.float32), y=np.zeros(9, int))
+    answer(capsys, "train", "net.py", "--data", "wrong.npz", "--out", "here", "--overwrite", code=1)
+    assert bytes_in(folder / "here") == before
+    answer(capsys, "train", "net.py", "--epochs", "1", "--out", "here", "--overwrite", "--seed", "3")
+    assert set(bytes_in(folder / "here")) == {"last.safetensors", "best.safetensors"}
+    assert main(["train", "net.py", "--overwrite", "--resume"]) == 2
+    capsys.readouterr()
+
+
+def test_going_on_from_the_best_keeps_the_last(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best = answer(capsys, "train", "net.py", "--epochs", "2")["best"]
+    before = bytes_in(folder / "runs" / "net")
+    gone_on = answer(capsys, "train", "net.py", "--epochs", "3", "--resume", best)
+    assert Path(gone_on["checkpoint"]).parent.name == "net-2"
+    assert bytes_in(folder / "runs" / "net") == before
+
+
+def test_a_run_that_never_began_leaves_no_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("wrong.npz", x=np.zeros((9, 5), np.float32), y=np.zeros(9, int))
+    answer(capsys, "train", "net.py", "--data", "wrong.npz", code=1)
+    assert not (folder / "runs" / "net").exists()

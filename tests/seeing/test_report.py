@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 import mlcompute as mlc
+from mlcompute.seeing.units import size
 from tests.nets import Regression, adam, cpu, normal, sgd
 from tests.seeing.browser import MISSING, Browser
 from tests.seeing.nets import HOSTILE, Classifier, chain
+from tests.trainer.nets import points, trainer
 
 
 def history_of(names: list[str], hostile: bool = False) -> dict[str, Any]:
@@ -332,3 +334,17 @@ def test_paper_is_white_and_shows_all(page: Path, browser: Browser) -> None:
         assert [browser.run(shown, one, "display") for one in ("nav", "#sort", "#tensor")] == ["none"] * 3
     finally:
         browser.devtools("Emulation.setEmulatedMedia", {"media": "", "features": []})
+
+
+def test_the_headline_is_the_memory_of_a_step(tmp_path: Path) -> None:
+    """A watched step keeps every gradient readable, in a larger program; the steps themselves take what they took."""
+    model = trainer()
+    before = model.training.device_memory_size
+    history = model.fit(*points(), callbacks=[mlc.callbacks.GradientWatch(every=2)], verbose=0)
+    most = model.training.device_memory_size
+    summary = model.training.summary()
+    assert summary.device_memory == before < most == summary.passes_memory
+    page = mlc.report(tmp_path / "report.html", model.training, history).read_text()
+    assert f"<dt>device memory</dt><dd>{size(before)}</dd>" in page
+    assert f"{size(most)} where passes run one by one" in page
+    assert f"{size(most)} since passes were run one by one" in str(summary)
