@@ -100,7 +100,7 @@ def check_gradients(
     data = graph._named_data("check_gradients", inputs_data, loss_labels_data, loss_label_weights_data)
     description = graph._compile_if_needed()
     graph._expect_labels()
-    if not description.losses:
+    if not description.minimised:
         raise ExecutionError("check_gradients: the graph has no loss", fix="give the training graph a loss layer")
     assert graph._device is not None
     engine = graph._device.engine
@@ -118,7 +118,7 @@ def check_gradients(
         if tensor in program.gradients
     }
     exact = _Exact(description.nodes, {**fed, **kept}, keys, description.label_weights)
-    against = exact.compare([node.results[0] for node in description.losses], compiled)
+    against = exact.compare(description.minimised, compiled)
     rng = np.random.default_rng(0)
     rows: list[Checked] = []
     for node in description.nodes:

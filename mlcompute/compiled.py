@@ -160,6 +160,8 @@ class CompiledGraph(Profiled, DescribedGraph):
 
     def _resident_tensors(self, description: Description) -> set[Tensor]:
         tensors = {result for node in description.nodes for result in node.results} | {*self._declared.outputs.values()}
+        if description.total is not None:
+            tensors.add(description.total)
         for node in description.nodes:
             tensors.update(slot.tensor for slot in node.layer.parameters.values())
             tensors.update(node.layer.statistics.values())
@@ -304,7 +306,7 @@ class CompiledGraph(Profiled, DescribedGraph):
         assert self._compiled is not None
         declared = (self._declared.inputs, self._declared.labels, self._declared.label_weights)
         # Without a loss it depends on what is bound when a step runs whether it has a gradient pass.
-        if self._compiled.description.losses or not self._trains:
+        if self._compiled.description.minimised or not self._trains:
             self._compiled.again = Again.after(course, call.options, batch_size, given, declared)
         return course, feeds
 

@@ -99,7 +99,7 @@ def _what_to_run(
         has_labels = graph._has_labels(data, options)
         return description if has_labels else without_losses(description), "inference", ("forward",)
     graph._expect_labels()
-    if not description.losses and not any(tensor._bound is not None for tensor in description.user_gradients):
+    if not description.minimised and not any(tensor._bound is not None for tensor in description.user_gradients):
         return description, "split", ("forward",)
     phases = ("forward", "gradient", "update")
     return description, "split", phases if graph.optimizer is not None else phases[:2]

@@ -12,8 +12,9 @@ from mlcompute.errors import CompileError, GraphError
 from mlcompute.graph import Graph, Node
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
+from mlcompute.objective import objective_terms
 from mlcompute.ops.op import Array
-from mlcompute.programs import final_result
+from mlcompute.seeing.layers import names_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class DescribedGraph(Graph):
         self._device: Device | None = None
         self._options = GraphCompilationOptions.NONE
         self._constants: dict[Tensor, Array] = {}
+        #: The sum of several losses, once there are several.
+        self._total: Tensor | None = None
 
     @property
     def _links(self) -> list[DescribedGraph]:
@@ -126,7 +129,11 @@ class DescribedGraph(Graph):
             scales = extent % batch == 0 and all(axis == 0 for axis in axes.get(tensor, {0}))
             description.inputs[tensor] = extent // batch if scales else 0
         description.label_weights = self._weights_by_layer(description.nodes)
-        description.kept = self._kept_results(description.nodes)
+        description.minimised = self._terms(description.nodes)
+        description.total = self._total_tensor() if len(description.minimised) > 1 else None
+        last = description.nodes[-1].results[0] if description.nodes else None
+        description.result = description.total or next(iter(description.minimised), last)
+        description.kept = self._kept_results(description)
         debugs = GraphCompilationOptions.DEBUG_LAYERS in self._options
         if debugs:
             description.debugged = [
@@ -166,13 +173,53 @@ class DescribedGraph(Graph):
         """The tensor whose gradient a gradient tensor holds; None for other tensors."""
         return None
 
-    def _kept_results(self, nodes: list[Node]) -> list[Tensor]:
-        """Tensors readable after every run: outputs, losses, the final result, and what linked graphs read."""
-        final = final_result(nodes)
-        kept = [*self._declared.outputs.values(), *([final] if final is not None else [])]
+    # Losses -------------------------------------------------------------------------------------------------------
+
+    @property
+    def losses(self) -> dict[str, Tensor]:
+        """Every loss by the label of its layer, and what was computed from losses in the end; readable after a run.
+
+        With several of them `execute(...).result` is the sum that is minimised, and these are its parts.
+        """
+        nodes = self._all_nodes()
+        ends = set(self._terms(nodes))
+        return {
+            f"{name} {number}" if number else name: tensor
+            for name, node in zip(names_of(nodes), nodes, strict=True)
+            for number, tensor in enumerate(node.results)
+            if tensor in ends or isinstance(node.layer, LossLayer)
+        }
+
+    def _terms(self, nodes: list[Node]) -> list[Tensor]:
+        """The tensors whose sum is minimised (where it runs forward only: would be)."""
+        earlier, later = self._neighbours(DescribedGraph)
+        read = {t for other in later for node in other._all_nodes() for t in (*node.sources, *node.labels)}
+        return objective_terms(
+            nodes,
+            before=[node for other in earlier for node in other._all_nodes()],
+            stopped=self._stopped().union(*(graph._stopped() for graph in self._graphs)),
+            used_elsewhere=read | self._used_by_caller(),
+        )
+
+    def _used_by_caller(self) -> set[Tensor]:
+        """Results that the caller's own code goes on computing with."""
+        described = (graph for graph in self._graphs if isinstance(graph, DescribedGraph))
+        return {tensor for graph in described for tensor in graph._used_by_caller()}
+
+    def _total_tensor(self) -> Tensor:
+        if self._total is None:
+            self._total = Tensor(shape=(1,))
+            self._total.label = "total loss"
+        return self._total
+
+    def _kept_results(self, description: Description) -> list[Tensor]:
+        """Tensors readable after every run: outputs, losses, the result, and what linked graphs read."""
+        nodes = description.nodes
+        kept = [*self._declared.outputs.values(), *description.minimised]
+        kept += [description.result] if description.result is not None else []
         kept += [node.results[0] for node in nodes if isinstance(node.layer, LossLayer)]
         others = (node for graph in self._links if graph is not self for node in graph._all_nodes())
-        read = {source for node in others for source in node.sources}
+        read = {tensor for node in others for tensor in (*node.sources, *node.labels)}
         kept += [result for node in nodes for result in node.results if result in read]
         return kept
 

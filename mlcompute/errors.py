@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
+from types import FrameType
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
 
 class Error(Exception):
     """Base of everything `mlcompute` raises on purpose.
@@ -62,3 +69,16 @@ class ExecutionError(Error, RuntimeError):
 
 class FileError(Error, ValueError):
     """A file cannot be read or written, is damaged, or holds something else than what was asked for."""
+
+
+def warn(message: str) -> None:
+    """A UserWarning that names the caller's line: the first one outside this package."""
+    frame, level = sys._getframe(1), 2
+    # Decorators made with contextlib put a frame of their own between ours.
+    while frame.f_back is not None and (frame.f_code.co_filename.startswith(_HERE) or _is_contextlib(frame)):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UserWarning, stacklevel=level)
+
+
+def _is_contextlib(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") == "contextlib"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from mlcompute.compiled import CompiledGraph
 from mlcompute.compiler import Description
-from mlcompute.enums import ActivationType, GraphCompilationOptions, LossType, SoftmaxOperation
-from mlcompute.errors import DataError, GraphError
+from mlcompute.enums import ActivationType, GraphCompilationOptions, LossType, ReductionType, SoftmaxOperation
+from mlcompute.errors import DataError, GraphError, warn
 from mlcompute.graph import Graph, Node
 from mlcompute.layers.activation import ActivationLayer
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.softmax import SoftmaxLayer
+from mlcompute.objective import reached_from
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.tensor import Tensor, TensorParameter
 
@@ -37,6 +37,8 @@ class LearningGraph(CompiledGraph):
         #: The loss layer with its source and labels; None while the labels are not declared.
         self._loss_node: Node | None = None
         self._stopped_tensors: set[Tensor] = set()
+        #: Warnings that were given.
+        self._said: set[str] = set()
         self._training_parameters: list[TensorParameter] = []
         #: Result -> the tensor the caller's gradient is fed to.
         self._user_gradients: dict[Tensor, Tensor] = {}
@@ -165,7 +167,6 @@ class LearningGraph(CompiledGraph):
         self._loss_node = self._make_loss_node()
         description = super()._describe()
         description.optimizer = self._optimizer
-        description.losses = [node for node in description.nodes if isinstance(node.layer, LossLayer)]
         description.stopped = self._stopped_tensors
         updated = self._updated_tensors()
         description.parameters = [tensor for tensor in updated if tensor not in self._stopped_tensors]
@@ -180,12 +181,15 @@ class LearningGraph(CompiledGraph):
         sources = (self._source_of(tensor) for tensor in self._declared.outputs.values())
         description.kept_gradients = [tensor for tensor in sources if tensor is not None]
         self._describe_links(description)
-        if not description.losses and not description.user_gradients and not self._waits_for_labels():
+        if not description.minimised and not description.user_gradients and not self._waits_for_labels():
             # Nothing else starts a gradient pass: the gradient of the final result may be fed.
             last = description.nodes[-1].results[0]
             if last.descriptor.data_type.is_floating:
                 description.user_gradients[self._gradient_tensor(last)] = last
         self._warn_about_functions_taken_twice(description)
+        if self._optimizer is not None:
+            self._warn_about_sums(description)
+            self._warn_about_branches(description)
         return description
 
     def _describe_links(self, description: Description) -> None:
@@ -203,22 +207,67 @@ class LearningGraph(CompiledGraph):
 
     def _used_tensors(self) -> set[Tensor]:
         """Tensors of earlier graphs to whose gradients this graph may contribute."""
-        return {*self._updated_tensors(), *(source for node in self._all_nodes() for source in node.sources)}
+        read = (tensor for node in self._all_nodes() for tensor in (*node.sources, *node.labels))
+        return {*self._updated_tensors(), *read}
+
+    def _used_by_caller(self) -> set[Tensor]:
+        return super()._used_by_caller() | set(self._user_gradients)
 
     def _warn_about_functions_taken_twice(self, description: Description) -> None:
         producers = {result: node.layer for node in description.nodes for result in node.results}
-        for node in description.losses:
+        for node in description.nodes:
             loss, source = node.layer, producers.get(node.sources[0])
             if not isinstance(loss, LossLayer) or source is None:
                 continue
             function, other = _FUNCTIONS_IN_LOSSES.get(loss.descriptor.loss_type, ("", ""))
             if function and function == _function_of(source):
-                warnings.warn(
+                self._warn(
                     f"{source.who} feeds {loss.who}, which applies {function} itself: the {function} is taken twice. "
-                    f"Remove the {function} layer, or use a {other} loss.",
-                    UserWarning,
-                    stacklevel=6,
+                    f"Remove the {function} layer, or use a {other} loss."
                 )
+
+    def _warn_about_sums(self, description: Description) -> None:
+        """The sum of several elements is minimised: an easy thing to forget, as it grows with the batch."""
+        for node in description.nodes:
+            for tensor in node.results:
+                if tensor in description.minimised and not _is_one_number(node, tensor):
+                    count = tensor.descriptor.element_count
+                    reports = "`result` is the sum of all losses"
+                    if description.total is None:
+                        reports = f"`result` holds the {count} elements as they are"
+                    own = 'give the loss a reduction, "sum" or "mean", or ' if isinstance(node.layer, LossLayer) else ""
+                    self._warn(
+                        f"{node.layer.who} has {count} elements, shape {tensor.descriptor.shape}, and no layer "
+                        f"consumes them: their sum is minimised; {reports}. To say what is meant, {own}end with a "
+                        'reduction layer: graph.reduce(loss, "mean", dimensions=...).'
+                    )
+
+    def _warn_about_branches(self, description: Description) -> None:
+        """Layers that were added to look at a loss look like a second goal."""
+        layers = {result: node.layer for node in description.nodes for result in node.results}
+        for node in description.nodes:
+            if isinstance(node.layer, LossLayer):
+                reached = reached_from({node}, description.nodes, self._stopped_tensors)
+                ends = [layers[tensor].who for tensor in description.minimised if tensor in reached]
+                if len(ends) > 1:
+                    self._warn(
+                        f"{node.layer.who} leads to {len(ends)} results that no layer consumes, {', '.join(ends)}: "
+                        "the sum of all of them is minimised. Give those that are only to be looked at to "
+                        "stop_gradient([...]), or join them with layers."
+                    )
+
+    def _warn(self, message: str) -> None:
+        """Say something about the graph, once."""
+        if message not in self._said:
+            self._said.add(message)
+            warn(message)
+
+
+def _is_one_number(node: Node, tensor: Tensor) -> bool:
+    """Is it one number, or by its nature a sum over samples, as the YOLO loss is?"""
+    layer = node.layer
+    is_sum = isinstance(layer, LossLayer) and layer.descriptor.reduction_type == ReductionType.SUM
+    return is_sum or tensor.descriptor.element_count == 1
 
 
 #: What a loss applies to its source, and the loss that does not.

@@ -75,7 +75,7 @@ class Programs:
         #: Bytes of the arena. Programs of one graph never run at the same time: the largest plan is enough for all.
         self.arena_size = 0
         #: Tensors the losses' labels are fed to.
-        self.labels = [label for node in description.nodes for label in node.labels]
+        self.labels = [t for node in description.nodes for t in node.labels if t in description.inputs]
         #: Tensors variable-length recurrent layers read the lengths of their sequences from.
         self.lengths = [
             node.sources[-1]
@@ -115,7 +115,7 @@ class Programs:
                 self.arena_size = program.plan.nbytes
                 self._arena = None
                 self._executables.clear()
-            self._results[program] = final_result(wanted.nodes)
+            self._results[program] = wanted.result
             self._programs[key] = program
             return program
 
@@ -186,34 +186,42 @@ class Programs:
         }
 
 
-def final_result(nodes: Sequence[Node]) -> Tensor | None:
-    """What a run answers: the last loss if there is one, else the last layer's first result."""
-    losses = [node for node in nodes if isinstance(node.layer, LossLayer)]
-    return (losses or nodes)[-1].results[0] if nodes else None
-
-
 def without_losses(description: Description) -> Description:
     """The same graph up to the predictions, for runs without labels."""
     dropped: set[Tensor] = set()
-    nodes = []
+    nodes, others = [], []
     for node in description.nodes:
-        if isinstance(node.layer, LossLayer) or any(source in dropped for source in node.sources):
+        if isinstance(node.layer, LossLayer) or not dropped.isdisjoint((*node.sources, *node.labels)):
             dropped.update(node.results)
+            others.append(node)
         else:
             nodes.append(node)
     labels = {t for node in description.nodes for t in node.labels} | set(description.label_weights.values())
     used = {t for node in nodes for t in node.sources}
-    result = final_result(nodes)
+    result = _prediction(nodes, others)
     return Description(
         nodes=nodes,
         batch_size=description.batch_size,
         inputs={t: scale for t, scale in description.inputs.items() if t in used or t not in labels},
         constants=description.constants,
         shared=description.shared,
-        kept=[t for t in description.kept if t not in dropped] + ([result] if result is not None else []),
+        kept=[t for t in description.kept if t not in dropped and t is not description.total]
+        + ([result] if result is not None else []),
+        result=result,
         debugged=[t for t in description.debugged if t not in dropped],
         fuses=description.fuses,
     )
+
+
+def _prediction(nodes: Sequence[Node], dropped: Sequence[Node]) -> Tensor | None:
+    """The first result of the last layer that does more than prepare labels or weights for layers that were dropped."""
+    consumed = {t for node in dropped for t in (*node.sources, *node.labels)} - {t for n in nodes for t in n.sources}
+    predictions = {node.sources[0] for node in dropped if isinstance(node.layer, LossLayer)}
+    for node in reversed(nodes):
+        result = node.results[0]
+        if result not in consumed or result in predictions:
+            return result
+    return nodes[-1].results[0] if nodes else None
 
 
 def _leading(description: Description, batch_size: int) -> Description:

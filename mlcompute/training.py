@@ -218,6 +218,8 @@ class TrainingGraph(LearningGraph):
     ) -> Execution:
         """One training step: forward, gradient and, with an optimizer, update. The result is the loss.
 
+        Of several losses it is their sum, which is what is minimised; `losses` has each of them.
+
         Data is keyed by the names given to add_inputs, outputs by those of add_outputs. With FORWARD_FOR_INFERENCE
         only the forward pass runs, in inference mode; labels may then be left out.
         """
@@ -241,7 +243,8 @@ class TrainingGraph(LearningGraph):
     def _phases_to_execute(self) -> tuple[str, ...]:
         description = self._compile_if_needed()
         self._expect_labels()
-        if not description.losses and not any(gradient._bound is not None for gradient in description.user_gradients):
+        fed = any(gradient._bound is not None for gradient in description.user_gradients)
+        if not description.minimised and not fed:
             if self._optimizer is not None and description.parameters:
                 raise ExecutionError(
                     "TrainingGraph.execute: there is nothing to minimise",

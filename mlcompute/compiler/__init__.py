@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,7 +48,9 @@ class Description:
     shared          inputs and constants of which no axis counts samples
     kept            tensors that stay readable after every run; `kept_gradients`: tensors whose gradients do
     debugged        tensors that stay readable together with their gradients
-    losses          nodes whose results the gradient pass starts from, with ones
+    result          what a run answers
+    minimised       the sum of these is: the gradient pass starts from them, with ones
+    total           that sum as a tensor of its own, where there are several
     user_gradients  tensor a gradient from outside is fed to -> the tensor whose gradient it adds to
     wanted          tensors that are not parameters but need a gradient
     parameters      tensors the optimizer updates
@@ -60,7 +65,9 @@ class Description:
     kept: list[Tensor] = field(default_factory=list)
     kept_gradients: list[Tensor] = field(default_factory=list)
     debugged: list[Tensor] = field(default_factory=list)
-    losses: list[Node] = field(default_factory=list)
+    result: Tensor | None = None
+    minimised: list[Tensor] = field(default_factory=list)
+    total: Tensor | None = None
     stopped: set[Tensor] = field(default_factory=set)
     user_gradients: dict[Tensor, Tensor] = field(default_factory=dict)
     wanted: list[Tensor] = field(default_factory=list)
@@ -157,6 +164,8 @@ def _lower(description: Description, program: Program, batch_size: int, training
             if batch_size != description.batch_size:
                 error.add_fact("batch_size", f"{batch_size} of {description.batch_size}")
             raise
+    if description.total is not None:
+        run.values[description.total] = _total(run, description.minimised)
     for tensor, value in run.writes:
         ops.assign(run.values[tensor], value)
     program.values, program.persistent = run.values, run.persistent
@@ -165,13 +174,23 @@ def _lower(description: Description, program: Program, batch_size: int, training
     return run
 
 
+def _total(run: Lowering, terms: Sequence[Tensor]) -> Value:
+    """The sum of all elements of several tensors, as one number.   (1,)"""
+    run.trace.layer = "total loss"
+    values = [ops.convert(run.values[term], run.float_type) for term in terms]
+    sums = [ops.reshape(ops.sum_(value, range(value.rank)) if value.size > 1 else value, (1,)) for value in values]
+    total = functools.reduce(operator.add, sums)
+    run.trace.layer = ""
+    return total
+
+
 def _differentiate(description: Description, program: Program, run: Lowering) -> None:
     """Steps of the gradient phase."""
     trace, values = run.trace, run.values
     trace.phase = "gradient"
     seeds: dict[Value, Value] = {}
-    for node in description.losses:
-        loss = values[node.results[0]]
+    for tensor in description.minimised:
+        loss = values[tensor]
         seeds[loss] = ops.full(loss, loss.shape, 1.0)
     for given, tensor in description.user_gradients.items():
         if tensor not in values:

@@ -105,6 +105,11 @@ class Layer(ABC):
         return {}
 
     @property
+    def passes_gradient(self) -> bool:
+        """False for a layer no gradient passes, whatever the type of its results."""
+        return True
+
+    @property
     def statistics(self) -> dict[str, Tensor]:
         """Tensors the forward pass reads and updates but the optimizer never touches."""
         return {}

@@ -77,6 +77,11 @@ class ReductionLayer(Layer):
         """The reduced axes."""
         return list(self._axes)
 
+    @property
+    def passes_gradient(self) -> bool:
+        """False for ARG_MAX, ARG_MIN, ANY and ALL."""
+        return self._reduction_type in _REDUCE
+
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources
         kind = self._reduction_type

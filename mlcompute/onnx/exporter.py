@@ -24,7 +24,7 @@ from mlcompute.onnx.symbolic import Rewriter, Sizes, StaticError
 from mlcompute.onnx.types import carried, element_type, folded_shape, unfolded_shape
 from mlcompute.onnx.writing import CannotExportError, Writer
 from mlcompute.ops.op import Step, Value
-from mlcompute.programs import final_result, without_losses
+from mlcompute.programs import without_losses
 from mlcompute.tensor import Tensor
 from mlcompute.training import TrainingGraph
 
@@ -175,7 +175,7 @@ class GraphWriter:
         declared = {name: tensor for name, tensor in self.graph._declared.outputs.items() if tensor in self.run.values}
         if declared:
             return declared
-        last = final_result(self.description.nodes)
+        last = self.description.result
         if last is None:
             raise GraphError("onnx.save: the graph has no layers")
         return {"output": last}

@@ -30,13 +30,13 @@ DOMAIN = "ai.onnx.preview.training"
 def training_model(graph: TrainingGraph, name: str) -> ModelProto:
     """One step of a training graph."""
     description = graph._describe()
-    if len(description.losses) != 1:
+    if len(description.minimised) != 1:
         raise GraphError(
-            f"onnx.save: the training graph has {len(description.losses)} losses",
+            f"onnx.save: the training graph has {len(description.minimised)} losses",
             expected="one, with its labels declared in add_inputs",
         )
     out = GraphWriter(graph, description, training=True)
-    loss = description.losses[0].results[0]
+    loss = description.minimised[0]
     out.outputs = {"loss": loss}
     writer, run = out.writer, out.run
     writer.names[run.values[loss]] = writer.unique("loss")

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from mlcompute.seeing.layers import LayerFacts, layer_facts
+from mlcompute.seeing.layers import LayerFacts, layer_facts, names_of
 from mlcompute.seeing.table import Table, for_notebook
 from mlcompute.seeing.units import shape, size
 
 if TYPE_CHECKING:
+    from mlcompute.compiled import CompiledGraph
     from mlcompute.compiler.program import Program
     from mlcompute.graph import Graph
 
@@ -29,6 +30,7 @@ class Summary:
     state_memory     how many of them are optimizer state
     passes_memory    bytes it needs since passes were run one by one, where that takes more; else 0
     batch_size       samples the graph was compiled for
+    minimises        what training minimises, where that is not simply one loss
     note             what the reader should know, e.g. that the graph has changed since compile
     """
 
@@ -38,6 +40,7 @@ class Summary:
     device_memory: int | None = None
     state_memory: int = 0
     batch_size: int = 0
+    minimises: str = ""
     note: str = ""
     passes_memory: int = 0
 
@@ -106,6 +109,8 @@ class Summary:
             passes = f"; {size(self.passes_memory)} since passes were run one by one" if self.passes_memory else ""
             facts["memory"] = f"{size(self.device_memory)} on the device at batch {self.batch_size}{state}{passes}"
             facts["device"] = self.device
+        if self.minimises:
+            facts["minimises"] = self.minimises
         if self.note:
             facts["note"] = self.note
         return facts
@@ -164,8 +169,27 @@ def summarize(graph: Graph) -> Summary:
         step,
         graph._state_bytes(),
         program.batch_size,
+        minimises=minimises(graph),
         passes_memory=most if most > step else 0,
     )
+
+
+def minimises(graph: CompiledGraph) -> str:
+    """What training minimises in words; empty where it is simply one loss, or nothing is trained."""
+    from mlcompute.layers.loss import LossLayer
+
+    if not graph._trains or graph._compiled is None:
+        return ""
+    terms, nodes = graph._compiled.description.minimised, graph._all_nodes()
+    words = []
+    for name, node in zip(names_of(nodes), nodes, strict=True):
+        for tensor in node.results:
+            if tensor in terms:
+                count = tensor.descriptor.element_count
+                words.append(name if count == 1 else f"the sum of the {count:,} elements of {name}")
+                if len(terms) == 1 and count == 1 and isinstance(node.layer, LossLayer):
+                    return ""
+    return " + ".join(words)
 
 
 def title_of(graph: Graph) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,30 +22,50 @@ _SYNCHRONOUS = ExecutionOptions.SYNCHRONOUS
 class MeanLoss:
     """The loss over several batches: the mean over all samples, as one large batch would have it.
 
-    For sum losses it is the sum over all samples, divided by their number.
+    For sum losses it is the sum over all samples, divided by their number. The terms of a loss that has several are
+    counted in the same way, each by itself.
     """
 
     def __init__(self, model: Model) -> None:
         self._sums = model.reduction == ReductionType.SUM
+        self._term_sums = {
+            name: model.reduction_of(tensor) == ReductionType.SUM for name, tensor in model.terms.items()
+        }
         self.total, self.rows = 0.0, 0
+        self.terms = dict.fromkeys(model.terms, 0.0)
 
-    def update(self, loss: float, rows: int) -> None:
+    def update(self, loss: float, terms: Mapping[str, float], rows: int) -> None:
         """Count a batch."""
         self.total += loss if self._sums else loss * rows
+        for name, value in terms.items():
+            self.terms[name] += value if self._term_sums[name] else value * rows
         self.rows += rows
 
     def result(self) -> float:
         """The mean so far; NaN before the first batch."""
         return self.total / self.rows if self.rows else math.nan
 
+    def logs(self, metrics: Sequence[Metric]) -> dict[str, float]:
+        """The loss, its terms by name, and metrics."""
+        logs = {"loss": self.result()}
+        taken = {"loss", "learning_rate", *(metric.name for metric in metrics)}
+        for name, total in self.terms.items():
+            logs[f"{name}_loss" if name in taken else name] = total / self.rows if self.rows else math.nan
+        return logs | {metric.name: metric.result() for metric in metrics}
 
-def run(model: Model, batch: Batch, *, with_labels: bool) -> tuple[Array, float]:
-    """(prediction, loss) of a batch; the loss is NaN without labels."""
+
+def number(value: Array) -> float:
+    """What is minimised where a tensor is: the sum of its elements."""
+    return float(value.item()) if value.size == 1 else float(value.sum(dtype=np.float64))
+
+
+def run(model: Model, batch: Batch, *, with_labels: bool) -> tuple[Array, float, dict[str, float]]:
+    """(prediction, loss, terms of the loss) of a batch; the loss is NaN without labels."""
     d = model.prediction.descriptor
     scale = d.shape[0] // model.feed.batch
     prediction = np.empty((batch.size * scale, *d.shape[1:]), d.data_type.numpy)
     graph = model.inference
-    graph.execute(
+    execution = graph.execute(
         batch.inputs,
         batch.labels if with_labels else None,
         batch.weights if with_labels else None,
@@ -53,14 +73,12 @@ def run(model: Model, batch: Batch, *, with_labels: bool) -> tuple[Array, float]
         batch_size=batch.size,
         options=_SYNCHRONOUS,
     )
-    loss = math.nan
-    if with_labels:
-        loss = 0.0
-        for tensor in model.losses:
-            value: Any = graph.fetch(tensor)
-            mean = value.mean(dtype=np.float64) * batch.size / batch.rows  # samples that fill up have a loss of 0
-            loss += value.item() if value.size == 1 else float(mean)
-    return prediction[: batch.rows * scale], loss
+    if not with_labels:
+        return prediction[: batch.rows * scale], math.nan, {}
+    result: Any = execution.result
+    terms: dict[str, Any] = {name: graph.fetch(tensor) for name, tensor in model.terms.items()}
+    parts = {name: number(value) for name, value in terms.items()}
+    return prediction[: batch.rows * scale], number(result.data), parts
 
 
 def _runnable(model: Model, batch: Batch, who: str, *, with_labels: bool, is_first: bool) -> Batch:
@@ -108,13 +126,13 @@ def evaluate(
                 )
             batch = _runnable(model, batch, "Trainer.evaluate", with_labels=True, is_first=not is_filled)
             is_filled = is_filled or bool(batch.filling)
-            prediction, loss = run(model, batch, with_labels=True)
-            mean.update(loss, batch.rows)
+            prediction, loss, terms = run(model, batch, with_labels=True)
+            mean.update(loss, terms, batch.rows)
             for metric in metrics:
                 metric.update(prediction, model.labels_in(batch))
     if not mean.rows and not stops():
         raise DataError("Trainer.evaluate: there are no samples")
-    return {"loss": mean.result(), **{metric.name: metric.result() for metric in metrics}}
+    return mean.logs(metrics)
 
 
 def predict(model: Model, data: Data, size: int) -> Array:

@@ -286,7 +286,7 @@ class Fitting:
         """A step is over."""
         self._counted += 1
         loss = outcome.loss
-        self._mean.update(loss, outcome.rows)
+        self._mean.update(loss, outcome.terms, outcome.rows)
         self._samples_here += outcome.rows
         self.history.loss.add(self._counted, loss)
         self._nan.look(outcome, self._counted)
@@ -299,12 +299,12 @@ class Fitting:
             for callback in self._gradient_hooks:
                 callback.on_gradients(self._counted - 1, outcome.gradients)
         if self._batch_end:
-            logs = {"loss": loss, "size": float(outcome.rows)}
+            logs = {**outcome.terms, "loss": loss, "size": float(outcome.rows)}
             for callback in self._batch_end:
                 callback.on_train_batch_end(self.batch - 1, logs)
 
     def _running_logs(self) -> dict[str, float]:
-        return {"loss": self._mean.result(), **{metric.name: metric.result() for metric in self.trainer.metrics}}
+        return self._mean.logs(self.trainer.metrics)
 
     def _validate(self) -> dict[str, float]:
         if self.plan.validation is None or self.signals.caught:
@@ -437,6 +437,7 @@ class Fitting:
             "settings": self.settings(),
             "learning_rates": [self._first_rate, self._rate],
             "loss": [self._mean.total, self._mean.rows],
+            "terms": self._mean.terms,
             "metrics": [[metric.total, metric.count] for metric in self.trainer.metrics],
             "stopped": self.trainer.stopped_by,
             "callbacks": packed(callbacks, arrays, "callbacks"),
@@ -483,6 +484,7 @@ class Fitting:
             self._first_rate, self.trainer.learning_rate = map(float, saved["learning_rates"])
         self._counted = self.step
         self._mean.total, self._mean.rows = float(saved["loss"][0]), int(saved["loss"][1])
+        self._mean.terms.update({name: float(total) for name, total in saved.get("terms", {}).items()})
         for metric, (total, count) in zip(self.trainer.metrics, saved["metrics"], strict=True):
             metric.total, metric.count = float(total), int(count)
         self.history = self.trainer.history = History.from_state(saved["history"], arrays)

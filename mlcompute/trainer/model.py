@@ -11,14 +11,20 @@ import numpy as np
 
 from mlcompute.building.shapes import LOSSES
 from mlcompute.device import Device
-from mlcompute.enums import LossType, ReductionType
+from mlcompute.enums import ArithmeticOperation, LossType, ReductionType
 from mlcompute.errors import DataError, Error, GraphError
 from mlcompute.graph import Graph, Node
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.arguments import class_axis_of
+from mlcompute.layers.arithmetic import ArithmeticLayer
+from mlcompute.layers.concatenation import ConcatenationLayer
 from mlcompute.layers.loss import CLASS_SUMMED, LossDescriptor, LossLayer
+from mlcompute.layers.reduction import ReductionLayer
+from mlcompute.layers.shaping import ReshapeLayer, TransposeLayer
 from mlcompute.layers.softmax import SoftmaxLayer
+from mlcompute.layers.split import SplitLayer
 from mlcompute.layers.yolo_loss import YOLOLossLayer
+from mlcompute.objective import reached_from
 from mlcompute.optimizers import (
     AdamOptimizer,
     AdamWOptimizer,
@@ -54,7 +60,8 @@ class Model:
 
     training    the training graph, compiled
     feed        what it is fed, by name
-    losses      the loss tensors; what is minimised is their sum
+    loss        what is minimised: the sum of its elements
+    terms       losses it is made of by name, where there are several: those that are one number, or minimised directly
     prediction  what the first loss compares with its labels: metrics look at it, and `predict` answers it
     """
 
@@ -73,7 +80,14 @@ class Model:
             raise GraphError("Trainer: the training graph has no loss", fix="give loss=..., or add a loss layer")
         if training.optimizer is None:
             raise GraphError("Trainer: the training graph has no optimizer", fix="give it one: compile_optimizer(...)")
-        self.losses = [node.results[0] for node in nodes]
+        assert description.result is not None
+        self.loss = description.result
+        self._minimised = description.minimised
+        self.terms = {
+            name: tensor
+            for name, tensor in training.losses.items()
+            if tensor is not self.loss and (tensor.descriptor.element_count == 1 or tensor in self._minimised)
+        }
         self.prediction = nodes[0].sources[0]
         self.labels = nodes[0].labels[0] if nodes[0].labels else None
         self._nodes = nodes
@@ -193,11 +207,18 @@ class Model:
         if self.prediction not in self.training._declared.outputs.values():
             self.training.add_outputs({"prediction": self.prediction})
 
-    @property
+    @cached_property
     def reduction(self) -> ReductionType | None:
-        """How the losses join samples; None when they differ in it."""
-        kinds = {node.layer.descriptor.reduction_type for node in self._nodes if isinstance(node.layer, LossLayer)}
-        return kinds.pop() if len(kinds) == 1 and all(isinstance(n.layer, LossLayer) for n in self._nodes) else None
+        """How what is minimised joins samples, SUM or MEAN; None when its parts differ in it, or nobody can tell."""
+        kinds = {self.reduction_of(tensor) for tensor in self._minimised}
+        return kinds.pop() if len(kinds) == 1 else None
+
+    def reduction_of(self, tensor: Tensor) -> ReductionType | None:
+        """How a loss, or what layers computed from one, joins samples; not reduced, its sum is minimised."""
+        nodes = self.training._all_nodes()
+        after = reached_from(set(self._nodes), nodes, frozenset())
+        found = _reduction(tensor, {t: node for node in nodes for t in node.results if t in after})
+        return ReductionType.SUM if found == ReductionType.NONE else found
 
     def _class_axes(self) -> dict[str, int]:
         """Where labels have their classes, by name; 0 where nobody can tell."""
@@ -301,6 +322,38 @@ def _class_axis(node: Node) -> int | None:
     if _is_over_classes(layer):
         return layer.class_axis(shape)
     return class_axis_of(shape, node.sources[0]._feature_axis)
+
+
+#: Layers whose result for all samples together is that of the batches, added up.
+_LINEAR = (ReshapeLayer, TransposeLayer, ConcatenationLayer, SplitLayer)
+_SUMS = {ArithmeticOperation.ADD, ArithmeticOperation.SUBTRACT}
+_FACTORS = {ArithmeticOperation.MULTIPLY, ArithmeticOperation.DIVIDE}
+
+
+def _reduction(tensor: Tensor, producers: Mapping[Tensor, Node]) -> ReductionType | None:
+    """SUM or MEAN over samples, NONE for a number per sample; None when nobody can tell.
+
+    producers  of losses, and of what is computed from losses
+    """
+    none = ReductionType.NONE
+    node = producers.get(tensor)
+    if node is None:
+        return none  # it has a row per sample
+    layer = node.layer
+    if isinstance(layer, LossLayer):
+        return layer.descriptor.reduction_type
+    kinds = {_reduction(source, producers) for source in node.sources}
+    if isinstance(layer, ReductionLayer) and 0 in layer.dimensions and kinds == {none}:
+        return layer.reduction_type if layer.reduction_type in (ReductionType.SUM, ReductionType.MEAN) else None
+    if kinds == {none} or isinstance(layer, _LINEAR):
+        return kinds.pop() if len(kinds) == 1 else None
+    if isinstance(layer, ArithmeticLayer) and layer.operation in (_SUMS | _FACTORS):
+        if layer.operation in _FACTORS:  # by a constant
+            kinds = {_reduction(source, producers) for source in node.sources if source._host is None}
+            if sum(source._host is None for source in node.sources) != 1:
+                return None
+        return kinds.pop() if len(kinds) == 1 else None
+    return None
 
 
 def model_from(

@@ -7,13 +7,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from mlcompute.enums import ExecutionOptions, ReductionType
 from mlcompute.execution import Execution
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.accumulation import Accumulator
 from mlcompute.trainer.data import Batch
+from mlcompute.trainer.evaluation import number
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.model import Model
 
@@ -28,7 +27,8 @@ _QUEUED = 3
 class Outcome:
     """What became of a step (of several batches, where gradients are accumulated).
 
-    loss         mean over the samples for mean losses, else as the loss layer gives it
+    loss         what was minimised: mean over the samples for mean losses, else the sum
+    terms        losses it is made of, by name
     predictions  one per batch, when metrics want them
     gradients    by parameter, when somebody asked for them
     """
@@ -36,6 +36,7 @@ class Outcome:
     batches: Sequence[Batch]
     rows: int
     loss: float = float("nan")
+    terms: dict[str, float] = field(default_factory=dict)
     predictions: list[Array] = field(default_factory=list)
     gradients: dict[Tensor, Array] | None = None
     execution: Execution | None = None
@@ -51,7 +52,6 @@ class Steps:
     def __init__(self, model: Model, *, keeps_predictions: bool, may_queue: bool) -> None:
         self._model = model
         self._training = model.training
-        self._losses = model.losses
         self._keeps = keeps_predictions
         self._may_queue = may_queue
         self._running: deque[Outcome] = deque()
@@ -93,19 +93,11 @@ class Steps:
 
     def _read(self, outcome: Outcome, batch: Batch) -> None:
         """Take what is wanted out of the graph, before the next run overwrites it."""
-        outcome.loss = self._loss(batch)
+        outcome.loss = number(self._fetched(self._model.loss))
+        outcome.terms = {name: number(self._fetched(tensor)) for name, tensor in self._model.terms.items()}
         if self._keeps:
             prediction = self._fetched(self._model.prediction)
             outcome.predictions.append(prediction[: len(prediction) // batch.size * batch.rows])
-
-    def _loss(self, batch: Batch) -> float:
-        total = 0.0
-        for tensor in self._losses:
-            value = self._fetched(tensor)
-            # Samples that only fill the batch up have a loss of 0, and are not to be counted.
-            mean = value.mean(dtype=np.float64) * batch.size / batch.rows
-            total += value.item() if value.size == 1 else float(mean)
-        return total
 
     def _fetched(self, tensor: Tensor) -> Array:
         value = self._training.fetch(tensor)
@@ -117,14 +109,17 @@ class Steps:
         rows = sum(batch.rows for batch in batches)
         outcome = Outcome(batches, rows)
         reduction = self._model.reduction
-        loss = 0.0
+        loss, terms = 0.0, dict.fromkeys(self._model.terms, 0.0)
         for batch in batches:
             share = batch.rows / rows
             factor = share if reduction == ReductionType.MEAN else 1.0
             self.accumulator.forward_and_gradient(batch, factor, is_only=len(batches) == 1)
             self._read(outcome, batch)
-            loss += outcome.loss * (1.0 if reduction == ReductionType.SUM else share)
-        outcome.loss = loss
+            joined = 1.0 if reduction == ReductionType.SUM else share
+            loss += outcome.loss * joined
+            for name, value in outcome.terms.items():
+                terms[name] += value * joined
+        outcome.loss, outcome.terms = loss, terms
         if wants_gradients:
             outcome.gradients = self.accumulator.gradients()
             for gradient in outcome.gradients.values():  # the update uses the graph's own: writing here would be lost

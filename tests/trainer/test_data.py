@@ -96,6 +96,7 @@ def test_weights_for_samples_against_pytorch() -> None:
     model.fit(X, Y, verbose=0)
 
 
+@pytest.mark.filterwarnings("ignore:.*their sum is minimised")
 def test_the_loss_of_accumulated_batches_without_a_reduction() -> None:
     none = mlc.LossLayer(mlc.LossDescriptor(mlc.LossType.SOFTMAX_CROSS_ENTROPY, mlc.ReductionType.NONE))
     small, large = trainer(8, loss=none), trainer(40, loss="softmax_cross_entropy")

@@ -1,0 +1,66 @@
+"""What a graph minimises: the results its losses lead to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
+
+from mlcompute.layers.loss import LossLayer
+from mlcompute.tensor import Tensor
+
+if TYPE_CHECKING:
+    from mlcompute.graph import Node
+
+
+def objective_terms(
+    nodes: Sequence[Node],
+    *,
+    before: Iterable[Node] = (),
+    stopped: AbstractSet[Tensor] = frozenset(),
+    used_elsewhere: AbstractSet[Tensor] = frozenset(),
+) -> list[Tensor]:
+    """The tensors whose sum is minimised, in the order of their layers.
+
+    Each is the result of a loss that no layer goes on computing with, or, of a loss that layers do, what is computed
+    from it in the end: floating results that nobody consumes. Where layers only look at a loss (a comparison, results
+    whose gradient is stopped), the loss itself is minimised.
+
+    before          nodes of earlier linked graphs: their losses may be consumed here
+    stopped         tensors no gradient passes
+    used_elsewhere  tensors that later linked graphs or the caller's own code go on computing with
+    """
+    every = [*before, *nodes]
+    reached = reached_from({node for node in every if isinstance(node.layer, LossLayer)}, every, stopped)
+    users: defaultdict[Tensor, list[Node]] = defaultdict(list)
+    for node in nodes:
+        for tensor in {*node.sources, *node.labels}:
+            users[tensor].append(node)
+    terms: list[Tensor] = []
+    leads: set[Tensor] = set()  # to something that is minimised, here or elsewhere
+    for node in reversed(nodes):
+        results = [result for result in node.results if result in reached]
+        goes_on = [
+            result
+            for result in results
+            if result in used_elsewhere or any(not leads.isdisjoint(user.results) for user in users[result])
+        ]
+        # A second result nobody asked for (a state, say) is not what the layer was added for.
+        ends = [] if goes_on else [result for result in results if not users[result]]
+        if not goes_on and not ends and isinstance(node.layer, LossLayer):
+            ends = results
+        leads.update(goes_on, ends)
+        terms += reversed(ends)
+    return terms[::-1]
+
+
+def reached_from(starts: AbstractSet[Node], nodes: Iterable[Node], stopped: AbstractSet[Tensor]) -> set[Tensor]:
+    """The floating results of some nodes and everything floating that is computed from them."""
+    reached: set[Tensor] = set()
+    for node in nodes:
+        consumes = node.layer.passes_gradient and not reached.isdisjoint((*node.sources, *node.labels))
+        if node in starts or consumes:
+            floating = (result for result in node.results if result.descriptor.data_type.is_floating)
+            reached.update(result for result in floating if result not in stopped)
+    return reached
