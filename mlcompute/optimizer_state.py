@@ -1,32 +1,81 @@
-"""Optimizer state: buffers per parameter, the caller's or the graph's own, and the number of the next update."""
+"""Optimizer state: buffers per optimizer and parameter, the caller's or our own, and the number of the next update."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
-from mlcompute.errors import DataError
+from mlcompute.errors import DataError, GraphError
 from mlcompute.ops.op import Array
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.tensor import Tensor
 
 
+class Clock:
+    """The number of the next update of a set of parameters, shared by the graphs that update exactly this set."""
+
+    def __init__(self, time_step: int) -> None:
+        self.time_step = time_step
+        self.updated: weakref.WeakSet[Tensor] = weakref.WeakSet()
+        self.users: weakref.WeakSet[object] = weakref.WeakSet()
+
+
 class OptimizerState:
-    """What one optimizer remembers about the parameters of one graph."""
+    """What one optimizer remembers about the parameters of one graph.
+
+    As in PyTorch, state belongs to an optimizer and a tensor: every graph with that optimizer uses the same buffers.
+    The number of the next update belongs to a set of parameters: graphs that update the same set share it, graphs
+    that update disjoint sets have one each.
+    """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        #: Number of the next update; advances when an update has succeeded.
-        self.time_step: int = getattr(optimizer, "time_step", 1)
-        self._buffers: dict[Tensor, list[Array]] = {}
+        self._buffers: weakref.WeakKeyDictionary[Tensor, list[Array]] = optimizer._buffers
+        self._clock = Clock(optimizer._first_step)
+
+    @property
+    def time_step(self) -> int:
+        """Number of the next update; advances when an update has succeeded."""
+        return self._clock.time_step
+
+    @time_step.setter
+    def time_step(self, value: int) -> None:
+        self._clock.time_step = value
+
+    def claim(self, user: object, updated: AbstractSet[Tensor]) -> None:
+        """A graph updates these parameters: from now on it shares the clock of those that update the same.
+
+        Refused where the sets of two graphs overlap only in part and the optimizer counts its updates: there would be
+        no one number for what they share.
+        """
+        mine, clocks = self._clock, self.optimizer._clocks
+        is_mine_alone = mine.users <= {user}
+        for clock in list(clocks) if updated else ():
+            others = set(clock.updated)
+            if (clock is mine and is_mine_alone) or others.isdisjoint(updated):
+                continue
+            if others == updated:
+                if not mine.updated and mine.time_step != self.optimizer._first_step:
+                    clock.time_step = mine.time_step  # restored before the graph was compiled
+                self._use(clock, user)
+                return
+            if self.optimizer.counts:
+                raise _overlapping(self.optimizer, updated, others)
+        self._use(mine if is_mine_alone else Clock(self.optimizer._first_step), user)
+        self._clock.updated = weakref.WeakSet(updated)
+
+    def _use(self, clock: Clock, user: object) -> None:
+        clocks = self.optimizer._clocks
+        self._clock.users.discard(user)
+        self._clock = clock
+        clock.users.add(user)
+        clocks[:] = [one for one in clocks if one is not clock and (one.users or one.updated)] + [clock]
 
     def prepare(self, parameters: Iterable[Tensor]) -> None:
         """Buffers for every parameter: the caller's, those from before, or zeros."""
-        parameters = list(parameters)
-        for tensor in parameters:
-            if tensor._optimizer_data_is_callers:
-                self.check(tensor, tensor._optimizer_data)
         for tensor in parameters:
             if tensor._optimizer_data_is_callers:
                 self._buffers[tensor] = tensor._optimizer_data
@@ -35,6 +84,12 @@ class OptimizerState:
                 shape, dtype = descriptor.shape, descriptor.data_type.numpy
                 self._buffers[tensor] = [np.zeros(shape, dtype) for _ in self.optimizer.state_names]
             tensor._optimizer_data = self._buffers[tensor]
+
+    def check_callers(self, parameters: Iterable[Tensor]) -> None:
+        """Refuse buffers the caller has supplied that do not fit."""
+        for tensor in parameters:
+            if tensor._optimizer_data_is_callers:
+                self.check(tensor, tensor._optimizer_data)
 
     def check(self, tensor: Tensor, buffers: Sequence[object]) -> None:
         """Refuse another number of buffers than the optimizer has states."""
@@ -60,13 +115,38 @@ class OptimizerState:
         """Bytes the state of these parameters takes."""
         return sum(buffer.nbytes for tensor in parameters for buffer in self._buffers.get(tensor, ()))
 
-    def retire(self) -> None:
-        """Another optimizer takes over: its state starts from zero, also where the caller had supplied buffers."""
-        for tensor, buffers in self._buffers.items():
-            if tensor._optimizer_data is buffers:
+    def retire(self, user: object, parameters: Iterable[Tensor]) -> None:
+        """Another optimizer takes over in a graph: this one forgets its parameters, unless other graphs use it.
+
+        The state of the other starts from zero, also where the caller had supplied buffers.
+        """
+        forgets = self._clock.users <= {user}
+        for tensor in parameters:
+            buffers = self._buffers.get(tensor)
+            if buffers is not None and tensor._optimizer_data is buffers:
                 tensor._optimizer_data, tensor._optimizer_data_is_callers = [], False
+            if forgets:
+                self._buffers.pop(tensor, None)
+        self._clock.users.discard(user)
+        if forgets:
+            self._clock.updated.clear()
 
     def advance(self) -> None:
         """One update of all parameters has succeeded."""
         self.time_step += 1
         self.optimizer._advance(self.time_step)
+
+
+def _overlapping(optimizer: Optimizer, updated: AbstractSet[Tensor], others: AbstractSet[Tensor]) -> GraphError:
+    def listed(tensors: AbstractSet[Tensor]) -> str:
+        labels = sorted(tensor.label for tensor in tensors)
+        return ", ".join(f"'{label}'" for label in labels[:5]) + (", ..." if len(labels) > 5 else "")
+
+    facts = {"both": updated & others, "here only": updated - others, "there only": others - updated}
+    return GraphError(
+        f"TrainingGraph: {type(optimizer).__name__} counts its updates, and two graphs that use this one optimizer "
+        "update some parameters together and some alone",
+        fix="give each graph an optimizer of its own, or let both update the same parameters (freeze the others: "
+        "layer.updates = False)",
+        **{name: listed(tensors) for name, tensors in facts.items() if tensors},
+    )

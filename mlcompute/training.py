@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -89,7 +88,7 @@ class TrainingGraph(LearningGraph):
         self.wait()
         before = self._optimizer, self._state
         if self._state is not None:
-            self._state.retire()
+            self._state.retire(self, self._updated_tensors())
         self._optimizer, self._state = optimizer, OptimizerState(optimizer)
         try:
             self._compile()
@@ -100,7 +99,12 @@ class TrainingGraph(LearningGraph):
 
     def _adopt(self, compiled: Programs) -> None:
         if self._state is not None:
-            self._state.prepare(compiled.description.parameters)
+            parameters = compiled.description.parameters
+            self._state.check_callers(parameters)
+            if not self._waits_for_labels():
+                program = compiled.get(self._main_style, compiled.description.batch_size)
+                self._state.claim(self, program.states.keys())
+            self._state.prepare(parameters)
         super()._adopt(compiled)
 
     def _states_of(self, tensor: Tensor) -> list[Array]:
@@ -369,9 +373,9 @@ class TrainingGraph(LearningGraph):
         """Queue training phases. What counts runs (time step, random passes) moves on only when a run succeeds."""
         random = self._random = self._random.current()
         settings = self._optimizer if course.updates else None
-        if not course.synchronous:
+        if settings is not None and not course.synchronous:
             # The caller may change the rate while the run is queued; what it was when the run was asked for counts.
-            settings = copy.copy(settings)
+            settings = settings._frozen()
         assert self._compiled is not None
         scalars = self._compiled.scalars_of(course.program)
         state, before_replacing = self._state, [(tensor._make_writable(), array) for tensor, array in call.replaced]

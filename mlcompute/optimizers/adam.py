@@ -32,7 +32,7 @@ class _Moments(Optimizer):
         self._beta2 = checked_number(who, "beta2", beta2, least=0.0, below=1.0)
         self._epsilon = checked_number(who, "epsilon", epsilon, least=0.0)
         self._uses_amsgrad = bool(uses_amsgrad)
-        self._time_step = checked_count(who, "time_step", time_step, least=1)
+        self._time_step = self._begins_at = checked_count(who, "time_step", time_step, least=1)
 
     @property
     def beta1(self) -> float:
@@ -58,6 +58,14 @@ class _Moments(Optimizer):
     def time_step(self) -> int:
         """Number of the next update, 1 for the first; grows by one per update of all parameters."""
         return self._time_step
+
+    @property
+    def _first_step(self) -> int:
+        return self._begins_at
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)
+        self._begins_at = self._time_step  # a copy goes on counting where the original was
 
     @property
     def state_names(self) -> tuple[str, ...]:

@@ -9,12 +9,17 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+from weakref import WeakKeyDictionary
 
 from mlcompute import ops
 from mlcompute.enums import GradientClippingType, RegularizationType
 from mlcompute.errors import DataError
-from mlcompute.ops.op import Value
+from mlcompute.ops.op import Array, Value
+
+if TYPE_CHECKING:
+    from mlcompute.optimizer_state import Clock
+    from mlcompute.tensor import Tensor
 
 #: Settings reach devices as float32; larger ones would arrive as infinity.
 _FLOAT32_MAX = 3.4028234663852886e38
@@ -129,6 +134,9 @@ class Optimizer(ABC):
 
     Only `learning_rate` and `applies_gradient_clipping` may change; both take effect at the next update, without
     compiling anything again. A copy is independent and equal.
+
+    State belongs to an optimizer and a tensor, as in PyTorch: training graphs with one optimizer and the same
+    parameters share moments and step count; graphs with disjoint parameters have a count each.
     """
 
     #: Read-only properties a concrete optimizer has beside those of the descriptor, in the constructor's order.
@@ -146,6 +154,30 @@ class Optimizer(ABC):
         self._applies_gradient_clipping = descriptor.applies_gradient_clipping
         #: Number of the next update; rules that do not count leave it at 1.
         self._time_step = 1
+        self._remember_nothing()
+
+    def _remember_nothing(self) -> None:
+        #: State per parameter, and one clock per set of parameters that graphs update: see mlcompute.optimizer_state.
+        self._buffers: WeakKeyDictionary[Tensor, list[Array]] = WeakKeyDictionary()
+        self._clocks: list[Clock] = []
+
+    @property
+    def _first_step(self) -> int:
+        """Number of the first update of parameters it has not seen yet."""
+        return 1
+
+    @property
+    def counts(self) -> bool:
+        """Does the rule depend on the number of the update?"""
+        return self.scalars(1) != self.scalars(2)
+
+    def __getstate__(self) -> dict[str, object]:
+        # A copy has the settings and the number of the step, and remembers nothing about parameters.
+        return {name: value for name, value in vars(self).items() if name not in ("_buffers", "_clocks")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        self._remember_nothing()
 
     @property
     def learning_rate(self) -> float:
@@ -263,6 +295,12 @@ class Optimizer(ABC):
         """Derivative of the regularization term: scale * w for L2, scale * sign(w) for L1."""
         direction = w if self.regularization_type == RegularizationType.L2 else ops.sign(w)
         return direction * self.regularization_scale
+
+    def _frozen(self) -> Optimizer:
+        """The settings as they are now, for a run that is queued."""
+        frozen = object.__new__(type(self))
+        vars(frozen).update(vars(self))
+        return frozen
 
     def _advance(self, time_step: int) -> None:
         """Told by the training graph, after all parameters were updated, which number the next update has."""

@@ -49,7 +49,7 @@ class SavedState:
     """The state in a file, read and checked against a training graph; `apply` then cannot fail."""
 
     def __init__(self, checkpoint: Checkpoint, graph: TrainingGraph, names: Mapping[Tensor, str]) -> None:
-        self._graph, self._state = graph, checkpoint.state
+        self._graph, self._state, self._tensors = graph, checkpoint.state, set(names)
         self._who = checkpoint._who
         self._buffers = self._read_buffers(checkpoint, names)
         self._check_numbers()
@@ -109,7 +109,7 @@ class SavedState:
         state.optimizer._advance(state.time_step)
         state.optimizer.learning_rate = saved["learning_rate"]
         state.optimizer.applies_gradient_clipping = saved.get("applies_gradient_clipping") is True
-        for tensor in {*state._buffers, *self._buffers}:
+        for tensor in {*state._buffers, *self._buffers} & self._tensors:
             values = self._buffers.get(tensor)
             present = state._buffers.get(tensor)
             if present is None and values is not None:

@@ -28,6 +28,8 @@ class Accumulator:
         self._model = model
         self._training = model.training
         self._parameters = model.parameters
+        #: Those that have a gradient: the others are left alone, as in a step on one batch.
+        self._updated = [tensor for tensor in self._parameters if model.training.gradient_tensor(tensor) is not None]
         self._sums: dict[Tensor, Array] = {}
         self._updating: TrainingGraph | None = None
         self._fed: dict[str, Tensor] = {}
@@ -73,7 +75,7 @@ class Accumulator:
             self._training.execute_optimizer_update().wait()
             return
         updating = self._updating_graph()
-        data = {name: self._sums[tensor] for name, tensor in zip(self._fed, self._parameters, strict=True)}
+        data = {name: self._sums[tensor] for name, tensor in zip(self._fed, self._updated, strict=True)}
         updating.bind_and_write_data(data, for_inputs=self._fed, to=self._model.device)
         updating.execute_forward()
         updating.execute_gradient()
@@ -88,12 +90,11 @@ class Accumulator:
                     fix="give all losses one reduction: mean or sum",
                 )
             graph = TrainingGraph([], None, self._training.optimizer)
-            # One memory of the optimizer for both graphs: moments, and the number of the step.
-            graph._state = self._training._state
-            for number, tensor in enumerate(self._parameters):
+            # The same optimizer over the same parameters: moments and the number of the step are shared.
+            for number, tensor in enumerate(self._updated):
                 passed_on = graph.node(ReshapeLayer(tensor.descriptor.shape), source=tensor)
                 self._fed[str(number)] = graph.allocate_user_gradient(passed_on)
-            graph.set_training_tensor_parameters([TensorParameter(tensor) for tensor in self._parameters])
+            graph.set_training_tensor_parameters([TensorParameter(tensor) for tensor in self._updated])
             graph.compile(device=self._model.device)
             self._updating = graph
         return self._updating
