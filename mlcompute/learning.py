@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from mlcompute.compiled import CompiledGraph
 from mlcompute.compiler import Description
@@ -13,8 +14,9 @@ from mlcompute.layers.activation import ActivationLayer
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.softmax import SoftmaxLayer
-from mlcompute.objective import reached_from
+from mlcompute.objective import nodes_behind, reached_from
 from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.seeing.layers import names_of
 from mlcompute.tensor import Tensor, TensorParameter
 
 
@@ -255,6 +257,33 @@ class LearningGraph(CompiledGraph):
                         "the sum of all of them is minimised. Give those that are only to be looked at to "
                         "stop_gradient([...]), or join them with layers."
                     )
+
+    def _warn_about_untrained(self, description: Description, trained: AbstractSet[Tensor]) -> None:
+        """Parameters that are to be updated, but that no gradient reaches: most often a head without a loss."""
+        starts = {*description.minimised, *description.user_gradients.values()}
+        if not starts or len(self._links) > 1:  # of linked graphs, later ones may still be built
+            return
+        untrained = {tensor for tensor in description.parameters if tensor not in trained}
+        if not untrained:
+            return
+        passing = nodes_behind(starts, description.nodes, self._stopped_tensors)
+        unused = set(description.nodes) - nodes_behind(starts, description.nodes, frozenset())
+        for kind, reason in (
+            (unused, "nothing that is minimised is computed from it"),
+            (passing, "no gradient passes the layers between it and what is minimised"),
+        ):
+            idle = [
+                name
+                for name, node in zip(names_of(description.nodes), description.nodes, strict=True)
+                if node in kind and untrained & {slot.tensor for slot in node.layer.parameters.values()}
+            ]
+            if idle:
+                shown = ", ".join(f"'{name}'" for name in idle[:5]) + (", ..." if len(idle) > 5 else "")
+                each, leave = ("each ", "them") if len(idle) > 1 else ("", "it")
+                self._warn(
+                    f"{self._who}: {shown} will not be trained: {reason}. Add a loss for {each}result "
+                    f"(graph.loss), or leave {leave} out of training on purpose: layer.updates = False."
+                )
 
     def _warn(self, message: str) -> None:
         """Say something about the graph, once."""

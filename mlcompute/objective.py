@@ -64,3 +64,13 @@ def reached_from(starts: AbstractSet[Node], nodes: Iterable[Node], stopped: Abst
             floating = (result for result in node.results if result.descriptor.data_type.is_floating)
             reached.update(result for result in floating if result not in stopped)
     return reached
+
+
+def nodes_behind(ends: AbstractSet[Tensor], nodes: Sequence[Node], stopped: AbstractSet[Tensor]) -> set[Node]:
+    """The nodes some tensors are computed by, however indirectly, without passing stopped ones."""
+    wanted, found = set(ends), set()
+    for node in reversed(nodes):
+        if any(result in wanted and result not in stopped for result in node.results):
+            found.add(node)
+            wanted.update(node.sources, node.labels)
+    return found

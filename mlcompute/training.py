@@ -103,6 +103,7 @@ class TrainingGraph(LearningGraph):
             self._state.check_callers(parameters)
             if not self._waits_for_labels():
                 program = compiled.get(self._main_style, compiled.description.batch_size)
+                self._warn_about_untrained(compiled.description, program.states.keys())
                 self._state.claim(self, program.states.keys())
             self._state.prepare(parameters)
         super()._adopt(compiled)

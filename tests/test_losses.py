@@ -294,3 +294,34 @@ def test_a_trainer_reports_the_sum_of_a_loss_without_a_reduction() -> None:
             _, history = fitted(none.graph, accumulate)
         _, expected = fitted(summed.graph, accumulate)
         assert history["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+# Layers without a gradient --------------------------------------------------------------------------------------------
+
+
+def test_a_head_without_a_loss_is_named(device: mlc.Device) -> None:
+    """Two heads, one label: the loss looks at the last result alone."""
+    net = Net()
+    net.graph.dense(net.x, 2, name="second head")
+    with pytest.warns(UserWarning, match=r"'fc' will not be trained: nothing that is minimised.*graph\.loss.*updates"):
+        net.training(device, mlc.LossLayer.mean_squared_error(mlc.ReductionType.MEAN))
+
+
+def test_layers_no_gradient_passes_are_named(device: mlc.Device) -> None:
+    net = Net()
+    largest = net.graph.node(mlc.ReductionLayer(mlc.ReductionType.ARG_MAX, 1), source=net.y)
+    joined = net.arithmetic(ADD, largest, net.graph.dense(net.x, 1, name="trained"))
+    net.graph.loss(net.arithmetic(MULTIPLY, joined, net.w), net.t, "mse")
+    with pytest.warns(UserWarning, match="'fc' will not be trained: no gradient passes the layers between"):
+        net.training(device)
+
+
+def test_layers_left_alone_on_purpose_are_not(device: mlc.Device) -> None:
+    net = Net()
+    hidden = net.graph.dense(net.y, 2, name="head")
+    net.graph.dense(net.x, 2, name="spare", updates=False)
+    net.graph.loss(hidden, net.t, "mse")
+    training = mlc.TrainingGraph([net.graph], None, sgd(RATE))
+    training.add_inputs({"x": net.x}, {"t": net.t})
+    training.stop_gradient([net.y])
+    assert training.compile(device=device)

@@ -211,6 +211,10 @@ def refusals() -> Iterator[tuple[Callable[[], Any], str]]:
     yield shared(gradient_clip_max=-2.0), "gradient_clip_min -1 is greater than gradient_clip_max -2"
     for number in (0.0, -1.0, math.nan, -math.inf):
         yield shared(maximum_clipping_norm=number), "maximum_clipping_norm is"
+    yield shared(learning_rate=-0.1), "learning_rate is -0.1"
+    yield shared(regularization_scale=-0.1), "regularization_scale is -0.1"
+    yield own("sgd", momentum_scale=1.0), "momentum_scale is 1"
+    yield own("rmsprop", momentum_scale=1.5), "momentum_scale is 1.5"
     yield shared(custom_global_norm=-1.0), "custom_global_norm is -1"
     yield shared(gradient_clipping_type=3), "gradient_clipping_type is 3"
     yield shared(regularization_type="L2"), "regularization_type is 'L2'"
@@ -242,8 +246,9 @@ def test_refuses_a_bad_new_rate_and_keeps_the_old_one() -> None:
     with pytest.raises(TypeError, match="learning_rate must be a number, not str"):
         optimizer.learning_rate = "0.1"  # type: ignore[assignment]
     assert optimizer.learning_rate == 0.5
-    optimizer.learning_rate = -0.5
-    assert optimizer.learning_rate == -0.5
+    with pytest.raises(DataError, match=r"(?s)learning_rate is -0.5.*at least 0.*negative weight"):
+        optimizer.learning_rate = -0.5
+    assert optimizer.learning_rate == 0.5
 
 
 def test_wrong_types() -> None:
@@ -257,3 +262,17 @@ def test_wrong_types() -> None:
         OptimizerDescriptor(0.1)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         Optimizer(OptimizerDescriptor(learning_rate=0.1))  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("sgd", 1000.0), ("adam", 11.0), ("adamw", 11.0), ("rmsprop", 11.0)])
+def test_a_rate_that_is_hardly_meant_is_warned_about_once(kind: str, rate: float) -> None:
+    with pytest.warns(UserWarning, match=f"learning_rate is {rate:g}, more than .* is it meant"):
+        optimizer = KINDS[kind](OptimizerDescriptor(learning_rate=rate))
+    optimizer.learning_rate = rate  # warnings fail tests
+    with pytest.warns(UserWarning, match="learning_rate is 0: nothing is learned"):
+        optimizer = KINDS[kind](OptimizerDescriptor(learning_rate=0.0))
+    optimizer = KINDS[kind](OptimizerDescriptor(learning_rate=0.1))
+    with pytest.warns(UserWarning, match="learning_rate is 0: nothing is learned"):
+        optimizer.learning_rate = 0.0
+    optimizer.learning_rate = 0.1
+    optimizer.learning_rate = 0.0

@@ -170,6 +170,7 @@ def test_a_wrong_number_bound_before_compiling_is_refused_then() -> None:
     assert training.device is None
 
 
+@pytest.mark.filterwarnings("ignore:.*learning_rate is 0")
 def test_state_given_with_a_tensor_parameter() -> None:
     momentum = np.full((1, 3), 2, np.float32)
     offset = tensor(np.zeros((1, 3), np.float32))
@@ -208,6 +209,7 @@ def test_an_optimizer_attached_later() -> None:
         net.training.compile_optimizer("adam")  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore:.*learning_rate is 0")
 def test_state_bound_before_an_optimizer_is_attached_is_used() -> None:
     net = Regression(None)
     momentum = normal(5, 3, seed=4)

@@ -15,6 +15,7 @@ class _Moments(Optimizer):
     """What Adam and AdamW share: two running moments and the step they give."""
 
     settings: ClassVar[tuple[str, ...]] = ("beta1", "beta2", "epsilon", "uses_amsgrad", "time_step")
+    largest_sensible_rate: ClassVar[float] = 10.0
 
     def __init__(
         self,

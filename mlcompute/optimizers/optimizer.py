@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from mlcompute import ops
 from mlcompute.enums import GradientClippingType, RegularizationType
-from mlcompute.errors import DataError
+from mlcompute.errors import DataError, warn
 from mlcompute.ops.op import Array, Value
 
 if TYPE_CHECKING:
@@ -54,6 +54,16 @@ def checked_number(
     if not fits:
         raise DataError(f"{who}: {name} is {number:g}", expected=", ".join(expected))
     return number
+
+
+def checked_rate(who: str, value: float) -> float:
+    """`value` as a learning rate: 0 or more. A negative one would climb the loss."""
+    try:
+        return checked_number(who, "learning_rate", value, least=0.0)
+    except DataError as error:
+        if value < 0:
+            error.fix = "to climb a loss instead of descending it, give the loss a negative weight"
+        raise
 
 
 def checked_count(who: str, name: str, value: int, *, least: int) -> int:
@@ -106,7 +116,7 @@ class OptimizerDescriptor:
         clipping = _checked_member("gradient_clipping_type", GradientClippingType, self.gradient_clipping_type)
         penalty = _checked_member("regularization_type", RegularizationType, self.regularization_type)
         checked = {
-            "learning_rate": checked_number(who, "learning_rate", self.learning_rate),
+            "learning_rate": checked_rate(who, self.learning_rate),
             "gradient_rescale": checked_number(who, "gradient_rescale", self.gradient_rescale),
             "applies_gradient_clipping": bool(self.applies_gradient_clipping),
             "gradient_clipping_type": clipping,
@@ -117,7 +127,7 @@ class OptimizerDescriptor:
             ),
             "custom_global_norm": checked_number(who, "custom_global_norm", self.custom_global_norm, least=0.0),
             "regularization_type": penalty,
-            "regularization_scale": checked_number(who, "regularization_scale", self.regularization_scale),
+            "regularization_scale": checked_number(who, "regularization_scale", self.regularization_scale, least=0.0),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -141,6 +151,9 @@ class Optimizer(ABC):
 
     #: Read-only properties a concrete optimizer has beside those of the descriptor, in the constructor's order.
     settings: ClassVar[tuple[str, ...]] = ()
+    #: A learning rate beyond this is most likely a mistake. Gradients may have any scale, so the bound is high; rules
+    #: that divide by the size of the gradient move every element by about the rate, and theirs is lower.
+    largest_sensible_rate: ClassVar[float] = 100.0
     #: True when the penalty acts on the parameter directly instead of being added to the gradient.
     decouples_penalty: ClassVar[bool] = False
 
@@ -151,6 +164,8 @@ class Optimizer(ABC):
             )
         self._descriptor = descriptor
         self._learning_rate = descriptor.learning_rate
+        self._warned_about_rate = False
+        self._look_at_rate()
         self._applies_gradient_clipping = descriptor.applies_gradient_clipping
         #: Number of the next update; rules that do not count leave it at 1.
         self._time_step = 1
@@ -186,7 +201,28 @@ class Optimizer(ABC):
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._learning_rate = checked_number(type(self).__name__, "learning_rate", value)
+        self._learning_rate = checked_rate(type(self).__name__, value)
+        self._look_at_rate()
+
+    def _look_at_rate(self) -> None:
+        """Warn, once, about a rate that can be meant but hardly is."""
+        rate, who = self._learning_rate, type(self).__name__
+        if self._warned_about_rate or 0.0 < rate <= self.largest_sensible_rate:
+            return
+        self._warned_about_rate = True
+        if rate == 0.0:
+            warn(f"{who}: learning_rate is 0: nothing is learned until it is set to more")
+        else:
+            usual = "1e-4 to 1e-1 are usual"
+            warn(f"{who}: learning_rate is {rate:g}, more than {self.largest_sensible_rate:g}: {usual}, is it meant?")
+
+    def _schedule_rate(self, value: float) -> None:
+        """Set the rate of one step among many: 0, where a warm-up starts and a decay ends, is nothing to warn about."""
+        rate = checked_rate(type(self).__name__, value)
+        if rate == 0.0:
+            self._learning_rate = rate
+        else:
+            self.learning_rate = rate
 
     @property
     def applies_gradient_clipping(self) -> bool:

@@ -22,6 +22,7 @@ class RMSPropOptimizer(Optimizer):
     """
 
     settings: ClassVar[tuple[str, ...]] = ("momentum_scale", "alpha", "epsilon", "is_centered")
+    largest_sensible_rate: ClassVar[float] = 10.0
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class RMSPropOptimizer(Optimizer):
     ) -> None:
         super().__init__(descriptor)
         who = "RMSPropOptimizer"
-        self._momentum_scale = checked_number(who, "momentum_scale", momentum_scale, least=0.0)
+        self._momentum_scale = checked_number(who, "momentum_scale", momentum_scale, least=0.0, below=1.0)
         self._alpha = checked_number(who, "alpha", alpha, least=0.0, below=1.0)
         self._epsilon = checked_number(who, "epsilon", epsilon, least=0.0)
         self._is_centered = bool(is_centered)

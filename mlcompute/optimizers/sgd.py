@@ -25,7 +25,7 @@ class SGDOptimizer(Optimizer):
         self, descriptor: OptimizerDescriptor, *, momentum_scale: float = 0.0, uses_nesterov_momentum: bool = False
     ) -> None:
         super().__init__(descriptor)
-        self._momentum_scale = checked_number("SGDOptimizer", "momentum_scale", momentum_scale, least=0.0)
+        self._momentum_scale = checked_number("SGDOptimizer", "momentum_scale", momentum_scale, least=0.0, below=1.0)
         self._uses_nesterov_momentum = bool(uses_nesterov_momentum)
 
     @property

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 
 from mlcompute.errors import DataError, FileError
 from mlcompute.graph import Graph
+from mlcompute.optimizers.optimizer import checked_rate
 from mlcompute.platform import Platform, check_rng_state
 from mlcompute.saving.checkpoint import OPTIMIZER, Checkpoint
 from mlcompute.saving.plain import JSON, shortened
@@ -86,7 +86,7 @@ class SavedState:
             check_rng_state(state.get("platform"))
             graph._random.resumed(state.get("random"))
             if graph._state is not None:
-                copy.copy(graph._state.optimizer).learning_rate = state.get("learning_rate")  # type: ignore[assignment]
+                checked_rate(type(graph._state.optimizer).__name__, state.get("learning_rate"))  # type: ignore[arg-type]
                 step = state.get("time_step")
                 if type(step) is not int or not 1 <= step < 2**53:
                     raise DataError(f"the time step is {str(step)[:40]}", expected="a whole number from 1 on")
@@ -107,7 +107,7 @@ class SavedState:
             return
         state.time_step = saved["time_step"]
         state.optimizer._advance(state.time_step)
-        state.optimizer.learning_rate = saved["learning_rate"]
+        state.optimizer._schedule_rate(saved["learning_rate"])
         state.optimizer.applies_gradient_clipping = saved.get("applies_gradient_clipping") is True
         for tensor in {*state._buffers, *self._buffers} & self._tensors:
             values = self._buffers.get(tensor)

@@ -45,6 +45,10 @@ class Step(Schedule):
     every: int
     factor: float = 0.1
 
+    def __post_init__(self) -> None:
+        _expect("Step", "every", self.every, self.every >= 1, "1 epoch or more")
+        _expect("Step", "factor", self.factor, 0.0 <= self.factor < math.inf, "a number, 0 or more")
+
     def rate(self, step: int, start: float, length: Length) -> float:
         """Constant within an epoch."""
         if length.steps_per_epoch is None:
@@ -63,6 +67,11 @@ class Cosine(Schedule):
     steps: int | None = None
     final: float = 0.0
     warmup: int = 0
+
+    def __post_init__(self) -> None:
+        _expect("Cosine", "steps", self.steps, self.steps is None or self.steps >= 1, "1 step or more, or None")
+        _expect("Cosine", "final", self.final, 0.0 <= self.final < math.inf, "a learning rate, 0 or more")
+        _expect("Cosine", "warmup", self.warmup, self.warmup >= 0, "0 steps or more")
 
     def rate(self, step: int, start: float, length: Length) -> float:
         """`final` once it is over."""
@@ -87,6 +96,13 @@ class OneCycle(Schedule):
     divide: float = 25.0
     final_divide: float = 1e4
 
+    def __post_init__(self) -> None:
+        _expect("OneCycle", "maximum", self.maximum, 0.0 < self.maximum < math.inf, "a learning rate, more than 0")
+        _expect("OneCycle", "steps", self.steps, self.steps is None or self.steps >= 1, "1 step or more, or None")
+        _expect("OneCycle", "rising", self.rising, 0.0 <= self.rising <= 1.0, "a share of the steps, 0 to 1")
+        for name, value in (("divide", self.divide), ("final_divide", self.final_divide)):
+            _expect("OneCycle", name, value, 0.0 < value < math.inf, "a number, more than 0")
+
     def rate(self, step: int, start: float, length: Length) -> float:
         """The optimizer's own rate does not count."""
         total = length.steps if self.steps is None else self.steps
@@ -100,3 +116,8 @@ class OneCycle(Schedule):
 
 def _along_cosine(first: float, last: float, done: float) -> float:
     return last + (first - last) * (1.0 + math.cos(math.pi * done)) / 2.0
+
+
+def _expect(schedule: str, name: str, value: object, holds: bool, expected: str) -> None:
+    if not holds:  # NaN fits nowhere
+        raise DataError(f"schedules.{schedule}: {name} is {value}", expected=expected)

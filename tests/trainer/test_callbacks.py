@@ -169,6 +169,7 @@ def test_moving_average_on_the_side(model: mlc.Trainer) -> None:
     assert any(not np.array_equal(a, b) for a, b in zip(average.averages, model.copy_parameters(), strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:.*learning_rate is 0")
 def test_gradient_norms_against_finite_differences() -> None:
     x, y = points(16)
     model = trainer(16, optimizer="sgd", learning_rate=0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mlcompute.errors import DataError
 from mlcompute.trainer.callbacks.callback import Callback, Logs
 from mlcompute.trainer.schedules import Schedule
 
@@ -28,11 +29,22 @@ class LearningRateScheduler(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         if not isinstance(self.schedule, Schedule):
-            self.trainer.learning_rate = float(self.schedule(epoch, self.trainer.learning_rate))
+            self._set(float(self.schedule(epoch, self.trainer.learning_rate)), f"epoch {epoch}")
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
         if isinstance(self.schedule, Schedule):
-            self.trainer.learning_rate = self.schedule.rate(self.trainer.step, self._start, self.trainer.length)
+            step = self.trainer.step
+            self._set(self.schedule.rate(step, self._start, self.trainer.length), f"step {step}")
+
+    def _set(self, rate: float, when: str) -> None:
+        try:
+            self.trainer.optimizer._schedule_rate(rate)
+        except DataError as error:
+            name = type(self.schedule).__name__ if isinstance(self.schedule, Schedule) else "function"
+            raise DataError(
+                f"LearningRateScheduler: the {name} gives {rate:g} as the learning rate of {when}",
+                expected="a finite number, 0 or more",
+            ) from error
 
     def state(self) -> dict[str, Any]:
         return {"start": self._start}
