@@ -175,10 +175,13 @@ class LearningGraph(CompiledGraph):
         description.user_gradients = {gradient: tensor for tensor, gradient in self._user_gradients.items()}
         everything = GraphCompilationOptions.COMPUTE_ALL_GRADIENTS in self._options
         if everything or not description.parameters:
+            labels = {t for node in description.nodes for t in node.labels} - {
+                t for node in description.nodes for t in node.sources
+            }
             description.wanted = [
                 tensor
                 for tensor in description.inputs
-                if tensor.descriptor.data_type.is_floating and tensor not in self._stopped_tensors
+                if tensor.descriptor.data_type.is_floating and tensor not in self._stopped_tensors | labels
             ]
         sources = (self._source_of(tensor) for tensor in self._declared.outputs.values())
         description.kept_gradients = [tensor for tensor in sources if tensor is not None]

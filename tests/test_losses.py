@@ -325,3 +325,51 @@ def test_layers_left_alone_on_purpose_are_not(device: mlc.Device) -> None:
     training.add_inputs({"x": net.x}, {"t": net.t})
     training.stop_gradient([net.y])
     assert training.compile(device=device)
+
+
+# Labels that layers compute -------------------------------------------------------------------------------------------
+
+KINDS = {
+    "mse": lambda y, t: ((y - t) ** 2).mean(),
+    "mae": lambda y, t: (y - t).abs().mean(),
+    "huber": torch.nn.functional.huber_loss,
+    "softmax_cross_entropy": torch.nn.functional.cross_entropy,
+    "sigmoid_cross_entropy": torch.nn.functional.binary_cross_entropy_with_logits,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_sides_of_a_loss_are_trained(kind: str, device: mlc.Device) -> None:
+    graph = mlc.Graph()
+    x = graph.input((8, 3), "x")
+    a = graph.dense(x, 2, biases=False, name="a")
+    b = graph.dense(x, 2, biases=False, name="b", activation="sigmoid" if "entropy" in kind else None)
+    graph.loss(a, b, kind)
+    training = mlc.TrainingGraph([graph], None, sgd(RATE))
+    training.add_inputs({"x": x})
+    training.compile(device=device)
+    layers: list[Any] = [graph.layer("a"), graph.layer("b")]
+    weights = [torch.tensor(np.array(layer.weights.data), dtype=torch.float64, requires_grad=True) for layer in layers]
+    sides = [torch.tensor(X, dtype=torch.float64) @ w.T for w in weights]
+    sides[1] = torch.sigmoid(sides[1]) if "entropy" in kind else sides[1]
+    expected = KINDS[kind](*sides)
+    expected.backward()
+    run = training.execute({"x": X})
+    assert_close(np.array(run.result.data), np.float32([expected.item()]))
+    for layer, w in zip(layers, weights, strict=True):
+        assert_close(np.array(layer.weights.data), (w - RATE * w.grad).detach().numpy())
+
+
+def test_a_target_can_be_held(device: mlc.Device) -> None:
+    graph = mlc.Graph()
+    x = graph.input((8, 3), "x")
+    a, b = graph.dense(x, 2, name="a"), graph.dense(x, 2, name="b")
+    graph.loss(a, b, "mse")
+    training = mlc.TrainingGraph([graph], None, sgd(RATE))
+    training.add_inputs({"x": x})
+    training.stop_gradient([b])
+    training.compile(device=device)
+    target: Any = graph.layer("b")
+    before = np.array(target.weights.data)
+    training.execute({"x": X}).wait()
+    np.testing.assert_array_equal(target.weights.data, before)

@@ -89,6 +89,8 @@ class ShapeBuilder(Builder):
         reduction  "mean", "sum" or "none"
         weight     multiplies the loss; `weights`, a tensor, weighs the labels
         class_axis where the classes are; by default axis 1, and the last of sequences (n, length, classes)
+
+        Both sides are trained where layers compute them; `stop_gradient` makes one of them a fixed target.
         """
         who = f"{type(self).__name__}.loss"
         layer = LossLayer(

@@ -92,7 +92,10 @@ class LossLayer(Layer):
     class for losses that sum over them.
 
     weights  label weights: one per label, per loss or per sample, samples on axis 0. Fresh ones may be fed with
-             every batch as `loss_label_weights`. No gradient flows into labels or weights.
+             every batch as `loss_label_weights`. No gradient flows into weights.
+
+    Labels that layers compute (a teacher, a second view) get their gradient, too: give them to `stop_gradient` where
+    they are to be a fixed target. Labels that are fed, or of integer type, have none.
     """
 
     default_label = "Loss"
@@ -248,7 +251,7 @@ class LossLayer(Layer):
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         x, labels = sources
-        t = ops.stop_gradient(ops.reshape(ops.convert(labels, x.dtype), x.shape))
+        t = ops.reshape(ops.convert(labels, x.dtype), x.shape)
         terms, weights = self._terms(x, t), self._read_weights(run, x)
         if weights is not None and weights.size == x.size:
             terms, weights = terms * ops.reshape(weights, x.shape), None

@@ -107,7 +107,8 @@ class YOLOLossLayer(LossLayer):
 
     Per anchor the channels are x, y, w, h, confidence and the class scores. Labels, repeated for every anchor of a
     cell: the centre of the box within the cell (0 to 1), its size in cells, confidence 1 where there is an object,
-    and the class one-hot. Which anchors answer for an object, and how sure they should be, carries no gradient.
+    and the class one-hot. Which anchors answer for an object, and how sure they should be, carries no gradient; nor do
+    labels get one, as they decide which anchors answer.
     """
 
     def __init__(self, descriptor: YOLOLossDescriptor) -> None:
