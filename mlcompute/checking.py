@@ -148,7 +148,7 @@ class _Exact:
         run = Lowering(training=True, float_type=FLOAT64)
         run.weights_of = self.weights
         for node in nodes:
-            run.add(node.layer, [*node.sources, *node.labels], node.results)
+            run.add(node.layer, [*node.sources, *node.labels], node.results, node.updates)
         return run
 
     def compare(self, losses: Sequence[Tensor], compiled: dict[Tensor, Array]) -> dict[Tensor, float]:

@@ -159,7 +159,7 @@ def _lower(description: Description, program: Program, batch_size: int, training
         run.values[tensor] = run.trace.constant(array)
     for node in description.nodes:
         try:
-            run.add(node.layer, [*node.sources, *node.labels], node.results)
+            run.add(node.layer, [*node.sources, *node.labels], node.results, node.updates)
         except ShapeError as error:
             if batch_size != description.batch_size:
                 error.add_fact("batch_size", f"{batch_size} of {description.batch_size}")

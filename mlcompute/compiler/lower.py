@@ -21,6 +21,7 @@ class Lowering:
 
     def __init__(self, training: bool, float_type: np.dtype[Any] = FLOAT32) -> None:
         self.training = training
+        self.updates = True
         self.trace = Trace()
         #: What FLOAT32 tensors are computed in. Anything but float32 serves only checks of the mathematics.
         self.float_type = float_type
@@ -75,8 +76,9 @@ class Lowering:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def add(self, layer: Layer, sources: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-        """Append one layer's forward pass."""
+    def add(self, layer: Layer, sources: Sequence[Tensor], results: Sequence[Tensor], updates: bool = True) -> None:
+        """Append one layer's forward pass; `updates`: it is trained."""
+        self.updates = updates
         self.trace.layer = self._name(layer)
         values = [self.value_of(source) for source in sources]
         inputs = values

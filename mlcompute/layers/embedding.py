@@ -143,5 +143,6 @@ class EmbeddingLayer(Layer):
         if d.maximum_norm is not None and not math.isinf(d.maximum_norm):
             # Unlike running statistics, the limit holds in inference too.
             table = ops.renormalize(table, x, d.maximum_norm, d.p_norm)
-            run.write(self._weights, table)
+            if run.updates:
+                run.write(self._weights, table)
         return ops.embedding(table, x, d.padding_index, d.scales_gradient_by_frequency)

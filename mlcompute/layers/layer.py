@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mlcompute.enums import DataType, DeviceType
-from mlcompute.errors import DataError, Error, ShapeError
+from mlcompute.errors import DataError, Error, GraphError, ShapeError
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
 if TYPE_CHECKING:
     from mlcompute.device import Device
-    from mlcompute.graph import Graph
+    from mlcompute.graph import Graph, Node
 
 _ids = itertools.count()
 
@@ -30,6 +30,8 @@ class Forward(Protocol):
 
     #: False in inference graphs and with FORWARD_FOR_INFERENCE: dropout off, running statistics used.
     training: bool
+    #: False for a layer the optimizer leaves alone: running statistics are then used, and stay as they are.
+    updates: bool
 
     def read(self, tensor: Tensor, shape: Shape | None = None) -> Value:
         """The value of one of the layer's own tensors, seen with another shape if one is given."""
@@ -80,6 +82,31 @@ class Layer(ABC):
     def device_type(self) -> DeviceType | None:
         """The kind of device the layer was compiled for; None before."""
         return self._device_type
+
+    @property
+    def updates(self) -> bool:
+        """Is the layer trained? False leaves parameters and running statistics as they are; gradients pass through.
+
+        `disable_update` of `node` and `updates=False` of the builders set it; it may be changed at any time and takes
+        effect at the next run. A normalization that is not trained uses its running statistics, as in inference.
+        """
+        node = self._node()
+        return node is None or node.updates
+
+    @updates.setter
+    def updates(self, value: bool) -> None:
+        node = self._node()
+        if node is None:
+            raise GraphError(f"{self.who}: the layer is part of no graph", fix="set it when the layer has been added")
+        if bool(value) != node.updates:
+            node.updates = bool(value)
+            own = [slot.tensor for slot in self.parameters.values()] + list(self.statistics.values())
+            for resident in {resident for tensor in own for resident in tensor._residents or ()}:
+                resident.outdated()
+
+    def _node(self) -> Node | None:
+        graph = self._graph() if self._graph is not None else None
+        return None if graph is None else graph._find(self)
 
     @classmethod
     def supports_data_type(cls, data_type: DataType, *, on: Device) -> bool:

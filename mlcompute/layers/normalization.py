@@ -153,9 +153,10 @@ class RunningNormalization(ChannelNormalization):
     def forward(self, run: Forward, *sources: Value) -> Value:
         (x,) = sources
         shape = self.per_channel(x)
-        if self._mean is None or self._variance is None or run.training:
+        moves = run.training and run.updates
+        if self._mean is None or self._variance is None or moves:
             y, m, v = ops.normalize(x, self.statistic_axes(x), self._variance_epsilon)
-            if run.training:
+            if moves:
                 self._update(run, m, v, shape)
         else:
             variance = run.read(self._variance, shape)
@@ -175,7 +176,7 @@ class BatchNormalizationLayer(RunningNormalization):
     """y = gamma (x - m) / sqrt(v + epsilon) + beta per channel.   x (n, c), (n, c, l) or (n, c, h, w)   ->   y like x
 
     Training takes m and v (biased) from the batch and moves `mean` and `variance` towards them; inference takes m
-    and v from `mean` and `variance`.
+    and v from `mean` and `variance`, and so does training where the layer is not trained (`updates` is False).
 
     mean, variance   running statistics, c elements each
     beta, gamma      c elements each; None means 0 and 1

@@ -136,7 +136,7 @@ class GraphWriter:
             run.values[tensor] = run.trace.constant(array)
         for node in self.description.nodes:
             start = len(run.trace.steps)
-            run.add(node.layer, [*node.sources, *node.labels], node.results)
+            run.add(node.layer, [*node.sources, *node.labels], node.results, node.updates)
             layer = node.layer
             native = isinstance(layer, OperatorLayer) and not run.training and self._is_native(layer.use)
             self.parts.append(_Part(node, run.trace.steps[start:], native))
