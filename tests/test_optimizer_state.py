@@ -252,6 +252,7 @@ def test_compiling_again_keeps_state_and_time_step() -> None:
     assert net.training.optimizer.time_step == 7
 
 
+@pytest.mark.filterwarnings("ignore:.*learning_rate is 0")
 def test_settings_change_without_new_programs() -> None:
     def make() -> mlc.SGDOptimizer:
         return mlc.SGDOptimizer(
