@@ -31,7 +31,8 @@ def names_from(inventory: dict[str, Any]) -> dict[str, Any]:
         m["objc"]: [name, m["python"], m["value"]] for name, entry in inventory["enums"].items() for m in entry["members"]
     }
     functions = {entry["objc"]: entry["argument"] for entry in inventory["functions"]}
-    return {"classes": classes, "constants": constants, "functions": functions}
+    types = {entry["objc"]: name for kind in ("enums", "callbacks") for name, entry in inventory[kind].items()}
+    return {"classes": classes, "constants": constants, "functions": functions, "types": types}
 
 
 def test_the_table_is_the_inventory() -> None:
@@ -45,6 +46,37 @@ def test_every_member_is_there(name: str) -> None:
     for kind, selector, *_ in names_from(INVENTORY)["classes"][name]["members"]:
         attribute = inspect.getattr_static(proxy, selector.replace(":", "_"))
         assert isinstance(attribute, staticmethod) == (kind in ("init", "classmethod")) or kind == "property", selector
+
+
+@pytest.mark.parametrize("name", sorted(names_from(INVENTORY)["classes"]))
+def test_every_selector_has_its_arguments_and_every_property_its_setter(name: str) -> None:
+    """As many Python names as a selector has colons; `isUpdatable` is set by `setIsUpdatable_`, as PyObjC spells it."""
+    proxy, members = getattr(objc, name), next(e["members"] for e in INVENTORY["classes"].values() if e["objc"] == name)
+    for member in members:
+        selector = member.get("selector")
+        if not selector:
+            continue
+        if member.get("setter"):
+            assert callable(getattr(proxy, member["setter"].replace(":", "_"))), selector
+        elif member["kind"] != "property":
+            assert selector == "copyWithZone:" or selector.count(":") == len(member.get("params", [])), selector
+
+
+def test_types_by_name() -> None:
+    assert objc.MLCDataType(1) == objc.MLCDataTypeFloat32
+    for name, python in names_from(INVENTORY)["types"].items():
+        assert getattr(objc, name) is getattr(mlc, python)
+        assert name in objc.__all__
+
+
+def test_switches_are_set_as_pyobjc_spells_it() -> None:
+    make: Any = objc
+    parameter = make.MLCTensorParameter.parameterWithTensor_(make.MLCTensor.tensorWithShape_([1, 2]))
+    parameter.setIsUpdatable_(False)
+    assert parameter.isUpdatable() is False
+    layer = make.MLCActivationLayer.reluLayer()
+    layer.setIsDebuggingEnabled_(True)
+    assert layer.isDebuggingEnabled() is True
 
 
 def test_constants_and_functions() -> None:

@@ -14,11 +14,12 @@ everywhere in `mlcompute`.
 
 from __future__ import annotations
 
-from mlcompute.objc.names import CLASSES, CONSTANTS, FUNCTIONS
+from mlcompute.objc.names import CLASSES, CONSTANTS, FUNCTIONS, TYPES
 from mlcompute.objc.proxies import Proxy, debug_function, proxy_classes, wrap
 
 globals().update(proxy_classes(CLASSES))
 globals().update(CONSTANTS)
+globals().update(TYPES)
 globals().update({name: debug_function(name, argument) for name, argument in FUNCTIONS.items()})
 
-__all__ = ["Proxy", "wrap", *CLASSES, *CONSTANTS, *FUNCTIONS]
+__all__ = ["Proxy", "wrap", *CLASSES, *CONSTANTS, *TYPES, *FUNCTIONS]

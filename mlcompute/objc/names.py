@@ -49,5 +49,8 @@ def _constant(enumeration: str, member: str, value: int) -> int:
 #: Every enumeration value by its Objective-C name.
 CONSTANTS: dict[str, int] = {name: _constant(*entry) for name, entry in _TABLE["constants"].items()}
 
+#: Types by their Objective-C name, for annotations and for numbers that become members: MLCDataType(1).
+TYPES: dict[str, Any] = {name: getattr(mlcompute, python) for name, python in _TABLE["types"].items()}
+
 #: The enumeration a ...DebugDescription function describes.
 FUNCTIONS: dict[str, type] = {name: getattr(mlcompute, enum) for name, enum in _TABLE["functions"].items()}

@@ -110,12 +110,10 @@ def _property(python: type, member: Member) -> dict[str, Any]:
         return {member.name: staticmethod(lambda: wrap(getattr(python, member.python)()))}
     found: dict[str, Any] = {member.name: get}
     if not isinstance(attribute, property) or attribute.fset is not None:
-        plain = member.selector.removeprefix("is") if member.selector.startswith("is") else member.selector
-
         def put(self: Proxy, value: Any) -> None:
             setattr(self.python, member.python, unwrap(value))
 
-        found[f"set{plain[0].upper()}{plain[1:]}_"] = put
+        found[f"set{member.selector[0].upper()}{member.selector[1:]}_"] = put
     return found
 
 
