@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -125,6 +126,8 @@ class Tensor(Exchanged):
         self._producer: weakref.ref[Any] | None = None
         #: The axis that holds features (channels, classes); None where nobody can tell. Sequences have them last.
         self._feature_axis = None if descriptor.sequence_lengths is None else 2
+        #: Has a warning said that its values are not kept?
+        self._told = False
         self._optimizer_data: list[Array] = []
         #: Did the caller supply that state? State an earlier graph left behind is not taken over.
         self._optimizer_data_is_callers = False
@@ -181,13 +184,32 @@ class Tensor(Exchanged):
         """The values as an array; None when there are none (yet). Waits for queued work that changes them.
 
         For parameters it is the live memory; for results of a graph a copy of the last run's values, with as
-        many leading samples as that run had.
+        many leading samples as that run had. A result that the last run computed and did not keep is None, and a
+        warning says that `add_outputs` keeps it.
         """
         run, left = self._left
         for resident in self._wait():
             if self._host is None and resident.last_run > run and resident.computes(self):
-                return resident.fetch(self)
+                found = resident.fetch(self)
+                if found is None:
+                    self._say_not_kept(resident)
+                return found
         return next((known for known in (self._host, self._bound, left) if known is not None), None)
+
+    def _say_not_kept(self, resident: Resident) -> None:
+        """A step keeps outputs and losses only; whoever reads another result is told so, once."""
+        producer = self._producer() if self._producer is not None else None
+        if producer is None or self._told:
+            return
+        self._told = True
+        graph = type(resident).__name__
+        otherwise = "; execute_forward, a pass by itself, keeps every result" if graph == "TrainingGraph" else ""
+        warnings.warn(
+            f"the result of {producer.layer.who} was not kept by the last run, so its data is None: name it in "
+            f"{graph}.add_outputs({{'{producer.layer.label}': tensor}}){otherwise}",
+            UserWarning,
+            stacklevel=3,
+        )
 
     def _wait(self) -> list[Resident]:
         """Wait for every graph that may be changing the tensor; they come back latest first."""
