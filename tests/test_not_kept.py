@@ -29,7 +29,8 @@ def training_of(engine: str) -> tuple[mlc.TrainingGraph, mlc.Tensor, mlc.Graph, 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_handler_that_reads_a_result(engine: str) -> None:
     training, scores, _, _ = training_of(engine)
-    with pytest.warns(UserWarning, match=r"FullyConnected 'head' was not kept.*add_outputs\(\{'head': tensor\}\)") as said:
+    told = r"FullyConnected 'head' was not kept.*add_outputs\(\{'head': tensor\}\)"
+    with pytest.warns(UserWarning, match=told) as said:
         for _ in range(3):
             training.execute({"x": X}, {"labels": LABELS}).wait()
             assert scores.data is None
