@@ -30,11 +30,11 @@ def training_of(engine: str) -> tuple[mlc.TrainingGraph, mlc.Tensor, mlc.Graph, 
 def test_a_handler_that_reads_a_result(engine: str) -> None:
     training, scores, _, _ = training_of(engine)
     told = r"FullyConnected 'head' was not kept.*add_outputs\(\{'head': tensor\}\)"
-    with pytest.warns(UserWarning, match=told) as said:
-        for _ in range(3):
-            training.execute({"x": X}, {"labels": LABELS}).wait()
-            assert scores.data is None
-    assert len(said) == 1, "once is enough"
+    training.execute({"x": X}, {"labels": LABELS}).wait()
+    with pytest.warns(UserWarning, match=told):
+        assert scores.data is None
+    training.execute({"x": X}, {"labels": LABELS}).wait()
+    assert scores.data is None, "once is enough: another warning would fail the test"
     training.add_outputs({"head": scores})
     seen: list[Any] = []
     training.execute(
