@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from mlcompute.errors import ExecutionError
-from mlcompute.interrupts import Held
+from mlcompute.interrupts import held
 
 if TYPE_CHECKING:
     from mlcompute.devices.device import Profile
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 #: Called when a run has finished, with (result tensor or None, error or None, seconds).
 GraphCompletionHandler = Callable[["Tensor | None", "Exception | None", float], None]
 
+_get_ident = threading.get_ident
 _queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
 #: Seconds a fork, and the end of the process, wait for the job that is running.
 _FORK_WAITS, _EXIT_WAITS = 1.0, 10.0
@@ -58,25 +60,31 @@ class WorkQueue:
 
         record  gets the job if, and only if, the queue does, whatever happens
         """
-        with Held():
+        with held:
             with self._lock:
-                if record is not None:
-                    record.append(job)
                 here = synchronous and not self._jobs and self._owner is None
                 if here:
-                    self._owner = threading.get_ident()
+                    self._owner = _get_ident()
                 else:
-                    self._jobs.append(job)
                     if self._worker is None:
-                        self._worker = threading.Thread(target=self._work, name="mlcompute", daemon=True)
-                        self._worker.start()
+                        # It may be that no more threads can be started: then the queue is as it was.
+                        worker = threading.Thread(target=self._work, name="mlcompute", daemon=True)
+                        worker.start()
+                        self._worker = worker
+                    self._jobs.append(job)
                     self._tell_all()
+                if record is not None:
+                    record.append(job)
             if here:
-                self._run(job, releases=True)
+                try:
+                    self._run(job, releases=True)
+                except BaseException:
+                    job.error_was_seen = True
+                    raise
 
     def is_running_here(self) -> bool:
         """Is the calling thread inside a job (a completion handler, say)?"""
-        return self._owner == threading.get_ident()
+        return self._owner == _get_ident()
 
     def wait_for(self, job: Execution) -> None:
         """Return when a job has finished; at once inside the job's own handler."""
@@ -97,7 +105,7 @@ class WorkQueue:
 
     def when_done(self, job: Execution, tell: Callable[[], None]) -> None:
         """Call `tell` once the job has finished, on whatever thread that happens."""
-        with Held():
+        with held:
             with self._lock:
                 if not job.is_done:
                     job.listeners.append(tell)
@@ -110,11 +118,13 @@ class WorkQueue:
             job.run()
         finally:
             with self._lock:
-                self._running.pop()
+                if self._running:  # empty in the child of a handler that forked
+                    self._running.pop()
                 job.is_done = True
                 if releases:
                     self._owner = None
-                self._tell_all()
+                if self._waiting:
+                    self._condition.notify_all()
             for tell in job.listeners:
                 tell()
 
@@ -145,8 +155,10 @@ class WorkQueue:
                         self._worker = None
                         return
                 job = self._jobs.popleft()
-                self._owner = threading.get_ident()
-            self._run(job, releases=True)
+                self._owner = _get_ident()
+            # What ended a handler, `sys.exit` say, is the run's error: it must not end the thread that others wait for.
+            with contextlib.suppress(BaseException):
+                self._run(job, releases=True)
             del job
 
     def _before_fork(self) -> None:
@@ -176,8 +188,9 @@ class WorkQueue:
 
 def _each(method: Callable[[WorkQueue], None]) -> Callable[[], None]:
     def call() -> None:
-        for queue in list(_queues):
-            method(queue)
+        with held:  # a queue that is locked here and not released there would be locked for ever
+            for queue in list(_queues):
+                method(queue)
 
     return call
 
@@ -231,7 +244,7 @@ class Execution:
     def run(self) -> None:
         """Do the work and tell the completion handler. Called by the queue, once."""
         assert self._work is not None
-        start = time.perf_counter()
+        start = time.perf_counter() if self._measures_time else 0.0
         try:
             self._result = self._work()
         except BaseException as error:
@@ -250,10 +263,12 @@ class Execution:
         self.error_was_seen = isinstance(self._error, Exception)
         try:
             handler(self._result, error, self._seconds)
-        except Exception as broken:
+        except BaseException as broken:
             if self._error is None:
                 self._error = ExecutionError(f"the completion handler raised {type(broken).__name__}: {broken}")
                 self._error.__cause__ = broken
+            if not isinstance(broken, Exception):  # Ctrl-C, or `sys.exit`
+                raise
 
     def fail(self, error: Exception) -> None:
         """The run will never happen."""
@@ -267,8 +282,10 @@ class Execution:
 
     def wait(self) -> Execution:
         """Return when the run has finished; raises what it failed with."""
-        self.queue.wait_for(self)
-        self.raise_error()
+        if not self.is_done:
+            self.queue.wait_for(self)
+        if self._error is not None:
+            self.raise_error()
         return self
 
     @property
@@ -296,7 +313,7 @@ class Execution:
                     finished.set_result(None)
 
             def tell() -> None:
-                if not loop.is_closed():
+                with contextlib.suppress(RuntimeError):  # the loop was closed: nobody awaits the run any more
                     loop.call_soon_threadsafe(arrive)
 
             self.queue.when_done(self, tell)

@@ -23,7 +23,7 @@ from mlcompute.devices.cpu.threads import BARRIER_WORDS, ENTRY_WORDS, FAILED, Te
 from mlcompute.devices.device import Engine, Executable, Profile
 from mlcompute.enums import DeviceType
 from mlcompute.errors import ExecutionError
-from mlcompute.interrupts import Held
+from mlcompute.interrupts import held
 from mlcompute.ops.op import Array, Op, Step, Value, overwritten_by, run_meaning
 
 #: Work below this many estimated nanoseconds is not worth waking a second thread for.
@@ -96,7 +96,7 @@ class Cpu(Engine):
         measure = WORKSPACES.get(step.op.name)
         if measure is None:
             return 0
-        with Held():  # making primitives leaves much to destroy, and what is raised in destructors is lost
+        with held:  # making primitives leaves much to destroy, and what is raised in destructors is lost
             return measure(step)
 
     def allocate(self, nbytes: int) -> Array:
@@ -106,7 +106,7 @@ class Cpu(Engine):
         return room[skip : skip + nbytes]
 
     def build(self, program: Program, arena: Array) -> Executable:
-        with Held():
+        with held:
             return CpuExecutable(self, program, arena)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from mlcompute.devices.cpu.code import Code, generator
 from mlcompute.devices.cpu.image import Image, Loaded, link
 from mlcompute.devices.cpu.machine import identity
-from mlcompute.interrupts import Held
+from mlcompute.interrupts import held
 
 #: Size the folder of compiled kernels is kept under, oldest files leaving first.
 CACHE_BYTES = 256 << 20
@@ -41,7 +41,7 @@ class Library:
             missing = {_key(code): code for code in kernels if _key(code) not in self._addresses}
             if missing:
                 # Memory changes hands inside: an interruption at the wrong moment would free it twice.
-                with Held():
+                with held:
                     self._load(_compiled(missing))
             return [self._addresses[_key(code)] for code in kernels]
 

@@ -14,6 +14,8 @@ import numpy as np
 from mlcompute.devices.cpu.code import Code
 from mlcompute.devices.cpu.jit import library
 from mlcompute.devices.cpu.machine import MOST_THREADS, default_thread_count
+from mlcompute.errors import DeviceError
+from mlcompute.interrupts import SIG_BLOCK, SIG_SETMASK, SIGNAL_SET
 from mlcompute.ops.op import Array
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
@@ -92,14 +94,29 @@ def _wait_until_changed(code: Code, place: str, old: str) -> None:
     code._start(done)
 
 
+def _block_signals(code: Code) -> str:
+    """Keep signals from this thread; where what was blocked before is written."""
+    code.declare("i32 @pthread_sigmask(i32, ptr, ptr)")
+    signals, before = (code.variable(f"[{len(SIGNAL_SET)} x i64]", "zeroinitializer") for _ in range(2))
+    for index, word in enumerate(SIGNAL_SET):
+        code.do(f"store i64 {word}, ptr {_word(code, signals, index)}")
+    code.let(f"call i32 @pthread_sigmask(i32 {SIG_BLOCK}, ptr {signals}, ptr {before})")
+    return before
+
+
 def walker() -> Code:
     """Runs all entries of a program: `walk(thread, threads, [tape, count, barrier, omp_get, omp_set])`.
 
     When a kernel fails, a single thread stops at once, several stop together where they next meet.
     oneDNN called from here works on one thread, since the team is the parallelism. The caller's own setting is put
-    back at the end: other libraries of the process may share the same OpenMP.
+    back at the end: other libraries of the process may share the same OpenMP. So are the signals that the caller, who
+    is thread 0, lets through; workers never do.
     """
     code = Code("walk")
+    is_caller = code.let("icmp eq i64 %thread, 0")
+    signals = code.variable("ptr", "null")
+    with code.when(is_caller):
+        code.set("ptr", signals, _block_signals(code))
     tape, count, barrier = code.argument(TAPE, "ptr"), code.argument(COUNT), code.argument(BARRIER, "ptr")
     omp_get, omp_set = code.argument(OMP_GET, "ptr"), code.argument(OMP_SET, "ptr")
     has_omp = code.let(f"icmp ne ptr {omp_set}, null")
@@ -127,6 +144,8 @@ def walker() -> Code:
                     code.set("i64", stopped, code.let(f"select i1 {together}, i64 0, i64 1"))
     with code.when(has_omp):
         code.do(f"call void {omp_set}(i32 {code.get('i32', before)})")
+    with code.when(is_caller):
+        code.let(f"call i32 @pthread_sigmask(i32 {SIG_SETMASK}, ptr {code.get('ptr', signals)}, ptr null)")
     return code
 
 
@@ -155,8 +174,12 @@ def _meet(code: Code, barrier: str) -> None:
 
 
 def _worker() -> Code:
-    """Waits for the next generation of work, walks it, reports, and waits again; returns when told to stop."""
+    """Waits for the next generation of work, walks it, reports, and waits again; returns when told to stop.
+
+    No signal ever interrupts it: there are others to handle them.
+    """
     code = Code("worker")
+    _block_signals(code)
     code.declare("i32 @sem_wait(ptr)")
     sleeping = _word(code, "%arguments", code.add(_SLEEPING, code.mul("%thread", 8)))
     semaphore = _word(code, "%arguments", code.add(_SEMAPHORES, code.mul("%thread", 8)))
@@ -268,7 +291,14 @@ class Team:
                 libc.sem_init(ctypes.c_void_p(self._address + 8 * (_SEMAPHORES + 8 * thread)), 0, 0)
             run = KERNEL(worker)
             for thread in range(1, size):
-                threading.Thread(target=_serve, args=(run, thread, size, self._state), daemon=True).start()
+                try:
+                    threading.Thread(target=_serve, args=(run, thread, size, self._state), daemon=True).start()
+                except RuntimeError as error:  # the system lets this process have no more
+                    self.stop()
+                    raise DeviceError(
+                        f"{size} threads cannot be started: {error}",
+                        fix=f"Platform.set_thread_count({thread}), or MLCOMPUTE_NUM_THREADS",
+                    ) from error
 
     def run(self, job: int, threads: int) -> None:
         """Walk a program (the address of its walking arguments) on one thread or on all of them."""

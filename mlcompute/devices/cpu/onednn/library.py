@@ -14,6 +14,7 @@ from ctypes import POINTER, byref, c_char, c_float, c_int, c_int64, c_size_t, c_
 from typing import Any
 
 from mlcompute.errors import DeviceError
+from mlcompute.interrupts import Blocked
 
 Shape = tuple[int, ...]
 
@@ -127,7 +128,8 @@ class OneDNN:
 
     def call(self, name: str, *arguments: Any, doing: str = "") -> None:
         """Call dnnl_<name>; a DeviceError saying what was being done unless it answers success."""
-        status = getattr(self._library, f"dnnl_{name}")(*arguments)
+        with Blocked():
+            status = getattr(self._library, f"dnnl_{name}")(*arguments)
         if status:
             reason = f"oneDNN: {doing or name}: {meaning(status)}"
             cause = MemoryError(reason) if status == _OUT_OF_MEMORY else None
