@@ -142,6 +142,7 @@ class Held:
             if main.came:
                 main.came = []
                 main.delivered = [*main.delivery]
+                _get_ident()  # any call: Python looks for signals after it, so that handlers run here, not anywhere
 
 
 held = Held()
