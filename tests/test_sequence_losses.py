@@ -258,3 +258,44 @@ def test_files_from_before_there_was_a_class_axis_keep_their_meaning() -> None:
         assert plain.pop("class_axis") is None
         old: Any = constructed(plain, {}, mlc.LossDescriptor)
         assert old.class_axis == expected
+
+
+def imported(operators: list[tuple[str, list[str], dict[str, Any]]], shape: tuple[int, ...]) -> mlc.Graph:
+    """An ONNX model with weights w (3, 4) and k (4, 3, 1), each operator after the other."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    nodes = [
+        helper.make_node(name, [f"v{i}", *more], [f"v{i + 1}"], **attributes)
+        for i, (name, more, attributes) in enumerate(operators)
+    ]
+    weights = [numpy_helper.from_array(normal(M, C), "w"), numpy_helper.from_array(normal(C, M, 1), "k")]
+    ends = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, extents)
+        for name, extents in (("v0", shape), (f"v{len(nodes)}", None))
+    ]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return mlc.onnx.load(model.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("operators", "shape", "expected"),
+    [
+        ([("MatMul", ["w"], {})], (N, T, M), (N, T, 1)),
+        ([("MatMul", ["w"], {}), ("Relu", [], {}), ("Softmax", [], {"axis": -1})], (N, T, M), (N, T, 1)),
+        ([("Conv", ["k"], {})], (N, M, T), (N, 1, T)),
+        ([("MatMul", ["w"], {}), ("Transpose", [], {"perm": [0, 2, 1]})], (N, T, M), None),
+        ([("Relu", [], {})], (N, T, C), None),
+    ],
+)
+def test_imported_models(operators: Any, shape: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
+    pytest.importorskip("onnx")
+    graph = imported(operators, shape)
+    y = graph.result_tensors(graph.layers[-1])[0]
+    t = mlc.Tensor(y.descriptor)
+    if expected is None:
+        with pytest.raises(mlc.ShapeError, match="on axis 1 or on axis 2"):
+            graph.loss(y, t)
+    else:
+        assert graph.loss(y, t, reduction="none").descriptor.shape == expected
