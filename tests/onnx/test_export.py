@@ -358,13 +358,18 @@ def test_layers_run_with_fewer_and_with_more_samples(family: str) -> None:
         if model.metadata_props[0].value != "any" or len(sizes) != 1 or min(sizes) < 2 or "batch" in case.name:
             continue
         run.compile(device=mlc.Device(engine=Reference()))
-        feeds = {f"x{k}": array[:1] for k, array in enumerate(arrays)}
+        # A mask over queries and keys is shared by all samples.
+        per_sample = {i.name for i in model.graph.input if i.type.tensor_type.shape.dim[0].dim_param == "batch"}
+        feeds = {f"x{k}": array[:1] if f"x{k}" in per_sample else array for k, array in enumerate(arrays)}
         run.execute(feeds, batch_size=1, options=mlc.ExecutionOptions.SYNCHRONOUS)
         used = {info.name: feeds[info.name] for info in model.graph.input}
         for tensor, given in zip(outputs.values(), session(model).run(list(outputs), used), strict=True):
             np.testing.assert_allclose(given, np.asarray(tensor.data), rtol=2e-4, atol=2e-5, err_msg=case.name)
         once, twice = (
-            session(model).run(list(outputs), {k: np.concatenate([arrays[int(k[1:])]] * times) for k in used})
+            session(model).run(
+                list(outputs),
+                {k: np.concatenate([arrays[int(k[1:])]] * (times if k in per_sample else 1)) for k in used},
+            )
             for times in (1, 2)
         )
         for info, a, b in zip(model.graph.output, once, twice, strict=True):
