@@ -234,3 +234,35 @@ def test_masks_that_do_not_fit_say_what_would() -> None:
     x = graph.input((H, L, M), "x")
     with pytest.raises(Error, match=r"\(2, 5, 5\): 2 samples, or 2 heads\?"):
         graph.attention(x, heads=H, mask=graph.input((H, L, L), "mask", data_type=mlc.DataType.BOOLEAN))
+
+
+def test_masks_that_mean_something_else_elsewhere() -> None:
+    graph = mlc.Graph()
+    x = graph.input((N, L, M), "x")
+    allowed = mlc.Tensor(shape=(L, L), data=np.tril(np.ones((L, L), bool)), data_type=mlc.DataType.BOOLEAN)
+    with pytest.warns(UserWarning, match=r"(?s)leaves some query no key.*True forbids.*invert it"):
+        graph.attention(x, heads=H, mask=allowed)
+    graph.attention(x, heads=H, mask=allowed, zero_attention=True)  # a key that nothing forbids
+    ones = mlc.Tensor(shape=(L, L), data=np.triu(np.ones((L, L), np.float32), 1))
+    with pytest.warns(UserWarning, match=r"(?s)holds zeros and ones.*added to the scores.*BOOLEAN"):
+        graph.attention(x, heads=H, mask=ones)
+    graph.attention(x, heads=H, mask=mlc.Tensor(shape=(L, L), fill_with_data=0.0))  # to be learned
+
+
+@pytest.mark.parametrize("last_batch", ["smaller", "pad"])
+def test_a_trainer_feeds_one_mask_to_all_batches(last_batch: str) -> None:
+    """A causal mask (l, l) as an input, with l samples in a batch: its rows are no samples."""
+    graph = mlc.Graph()
+    x, mask = graph.input((L, L, M), "x"), graph.input((L, L), "mask", data_type=mlc.DataType.BOOLEAN)
+    graph.attention(x, heads=H, mask=mask, name="attention")
+    trainer = mlc.Trainer(graph, loss="mse", optimizer=sgd(0.1))
+    causal = np.triu(np.ones((L, L), bool), 1)
+    for count in (L, 2 * L, L + 2):
+        given, t = normal(count, L, M), normal(count, L, M, seed=1)
+        data = {"x": given, "mask": causal}
+        trainer.fit(data, t, verbose=0, last_batch=last_batch)
+        with torch.no_grad():
+            parameters = projections(graph.layer("attention"))  # type: ignore[arg-type]
+            expected = torch_attention(torch.tensor(given), parameters, torch.tensor(causal)).numpy()
+        np.testing.assert_allclose(trainer.predict(data), expected, rtol=1e-4, atol=1e-5)
+        assert trainer.evaluate(data, t)["loss"] == pytest.approx(np.square(expected - t).mean(), rel=1e-4)

@@ -164,6 +164,8 @@ def test_padding_is_ignored(engine: Any) -> None:
     # One weight per sample instead, and none: the same trainer takes them.
     whole = trainer.evaluate(given, labels)["loss"]
     assert trainer.evaluate(given, labels, sample_weight=np.full(count, 2.0))["loss"] == pytest.approx(2 * whole)
+    columns = weights[..., None]
+    assert trainer.evaluate(given, labels, sample_weight=columns)["loss"] == pytest.approx(other["loss"], rel=1e-6)
 
 
 @ENGINES

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+
+import numpy as np
 
 from mlcompute.building.builder import GLOROT, Builder, filled, fresh
 from mlcompute.enums import LSTMResultMode, RandomInitializerType
@@ -155,4 +158,31 @@ class SequenceBuilder(Builder):
             has_key_mask=None if key_mask is None and mask is None else key_mask is not None,
         )
         masks = [given for given in (key_mask, mask) if given is not None]
+        for given in masks:
+            _warn_of_misunderstood_mask(f"{type(self).__name__}.attention", given, attention_biases or zero_attention)
         return self._build(layer, [query, key, value, *masks], name, "attention", updates=updates)
+
+
+def _warn_of_misunderstood_mask(who: str, mask: Tensor, has_more_keys: bool) -> None:
+    """Where a mask's numbers are known: two ways to write one that mean something else in other libraries.
+
+    has_more_keys  there are keys that no mask forbids
+    """
+    if not isinstance(mask, Tensor) or mask._host is None:
+        return
+    numbers = mask._host
+    if numbers.dtype == np.bool_:
+        if not has_more_keys and numbers.all(axis=-1).any():
+            warnings.warn(
+                f"{who}: the mask '{mask.label}' leaves some query no key, so its result is NaN; True forbids a key. "
+                "If True allows in yours, as in Keras, invert it: ~mask",
+                UserWarning,
+                stacklevel=3,
+            )
+    elif numbers.dtype.kind == "f" and {0.0, 1.0} == set(np.unique(numbers[:64]).tolist()):
+        warnings.warn(
+            f"{who}: the mask '{mask.label}' holds zeros and ones, and floating masks are added to the scores. "
+            "To forbid keys, give a BOOLEAN mask in which True forbids",
+            UserWarning,
+            stacklevel=3,
+        )

@@ -87,16 +87,16 @@ def one_hot(numbers: Array, shape: tuple[int, ...], dtype: np.dtype[Any], axis: 
 def column(name: str, tensor: Tensor, data: Any, who: str, *, batch: int, class_axis: int = 0) -> Column:
     """A checked column.
 
-    batch       the number of samples the graph was built for
+    batch       the number of samples the graph was built for; 0: the tensor holds nothing per sample
     class_axis  of labels: where the classes are
     """
     is_label = class_axis > 0
     who = f"{who}: '{name}'"
     array = as_array(data, who)
     d = tensor.descriptor
-    if d.shape[0] % batch and d.shape == array.shape:
+    if not batch and d.shape == array.shape:
         return Column(name, tensor, np.ascontiguousarray(_castable(array, tensor, who), d.data_type.numpy), shared=True)
-    if d.shape[0] % batch:
+    if not batch:
         raise DataError(f"{who}: axis 0 of the tensor counts no samples", given=array.shape, expected=str(d.shape))
     scale = d.shape[0] // batch
     if len(array) % scale:

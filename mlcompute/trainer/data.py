@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -52,6 +53,7 @@ class Feed:
     probabilities labels that a cross entropy reads: numbers from 0 to 1
     weighs_alike  without weights every sample weighs 1
     class_axes    where labels have their classes, if not on axis 1
+    shared        tensors of which no axis counts samples, as a mask over queries and keys
     """
 
     inputs: Mapping[str, Tensor]
@@ -62,6 +64,11 @@ class Feed:
     probabilities: frozenset[str] = frozenset()
     weighs_alike: bool = False
     class_axes: Mapping[str, int] = field(default_factory=dict)
+    shared: AbstractSet[Tensor] = frozenset()
+
+    def counts_samples(self, tensor: Tensor) -> bool:
+        """Does axis 0 of a tensor hold something for every sample?"""
+        return tensor not in self.shared and tensor.descriptor.shape[0] % self.batch == 0
 
 
 class Data(ABC):
@@ -271,7 +278,7 @@ def data_from(who: str, feed: Feed, x: Any, y: Any = None, weights: Any = None, 
     if isinstance(x, Data):
         return x
     if only_inputs:
-        feed = Feed(feed.inputs, {}, {}, feed.batch)
+        feed = Feed(feed.inputs, {}, {}, feed.batch, shared=feed.shared)
     is_array = hasattr(x, "__array__") or hasattr(x, "__dlpack__") or hasattr(x, "shape")
     if y is None and weights is None and not is_array and not isinstance(x, (Mapping, str, bytes)):
         if isinstance(x, (list, tuple)) and not feed.labels:  # batches, or the samples or inputs themselves?
@@ -305,7 +312,14 @@ def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[C
         axes = {name: feed.class_axes.get(name, 1) for name in tensors} if kind == "label" else {}
         found.append(
             [
-                column(name, tensors[name], data, who, batch=feed.batch, class_axis=axes.get(name, 0))
+                column(
+                    name,
+                    tensors[name],
+                    data,
+                    who,
+                    batch=feed.batch if feed.counts_samples(tensors[name]) else 0,
+                    class_axis=axes.get(name, 0),
+                )
                 for name, data in named.items()
             ]
         )

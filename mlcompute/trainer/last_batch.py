@@ -80,9 +80,9 @@ def padded(batch: Batch, model: Model, size: int, *, differently: bool = False, 
     picked = np.zeros(size - rows, np.int64) if differently else np.arange(size - rows) % rows
 
     def filled(tensor: Tensor, array: Array) -> Array:
-        extent = tensor.descriptor.shape[0]
-        if extent % feed.batch:  # the same data for every batch
+        if not feed.counts_samples(tensor):  # the same data for every batch
             return array
+        extent = tensor.descriptor.shape[0]
         samples = array.reshape(rows, extent // feed.batch, *array.shape[1:])
         filling = samples[picked]
         if differently and rows == 1:

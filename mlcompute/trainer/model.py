@@ -98,7 +98,12 @@ class Model:
         compared = next((name for name, tensor in inputs.items() if tensor is self.labels), "")
         tensors = (dict(inputs), labels, dict(declared.label_weights))
         self.feed = Feed(
-            *tensors, description.batch_size, compared, self._probabilities(labels), class_axes=self._class_axes()
+            *tensors,
+            description.batch_size,
+            compared,
+            self._probabilities(labels),
+            class_axes=self._class_axes(),
+            shared=description.shared,
         )
 
     @property
@@ -132,7 +137,8 @@ class Model:
         if _is_over_classes(layers[0]):
             axis = layers[0].class_axis(shape)
             steps = (*shape[1:axis], *shape[axis + 1 :])
-        extents = (shape[0], *steps) if steps and np.shape(given)[1:] == steps else shape[:1]
+        wide = tuple(extent for extent in np.shape(given)[1:] if extent != 1)
+        extents = (shape[0], *steps) if wide and wide == tuple(e for e in steps if e != 1) else shape[:1]
         if self.feed.weighs_alike and (given is None or self.feed.weights["sample_weight"].descriptor.shape == extents):
             return
         if (
