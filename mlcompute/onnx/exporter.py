@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +16,17 @@ from mlcompute.described import DescribedGraph
 from mlcompute.errors import DataError, Error, GraphError
 from mlcompute.graph import Node
 from mlcompute.inference import InferenceGraph
+from mlcompute.layers.layer import Layer
 from mlcompute.onnx.imported import ImportedGraph
 from mlcompute.onnx.layer import OperatorLayer
+from mlcompute.onnx.layer_writing import write_layer
 from mlcompute.onnx.operands import Derived, Known, Operand, Source, Use, Weight
 from mlcompute.onnx.operators.reductions import MASKED
+from mlcompute.onnx.storing import Model, tensor_message
 from mlcompute.onnx.symbolic import Rewriter, Sizes, StaticError
-from mlcompute.onnx.types import carried, element_type, folded_shape, unfolded_shape
+from mlcompute.onnx.types import INEXACT, carried, element_type, folded_shape, unfolded_shape
 from mlcompute.onnx.writing import CannotExportError, Writer
-from mlcompute.ops.op import Step, Value
+from mlcompute.ops.op import Shape, Step
 from mlcompute.programs import without_losses
 from mlcompute.tensor import Tensor
 from mlcompute.training import TrainingGraph
@@ -33,8 +36,12 @@ if TYPE_CHECKING:
 
 #: Operators are written as of this version of the standard: old enough for the programs in use.
 OPSET = 18
-#: Models larger than this keep their weights in a file beside them: one message holds at most 2 GiB.
-_LARGEST = (1 << 31) - (1 << 24)
+
+
+#: What the model's metadata say about its initializers: they are the weights, and nothing else is.
+STATED = "weights"
+#: Shape and type of an input or output.
+Border = tuple[Shape, np.dtype[Any]]
 
 
 @dataclass(eq=False)
@@ -61,13 +68,15 @@ def save(graph: Any, path: Any, *, name: str = "mlcompute", any_batch: bool = Tr
     target = Path(path)
     if target.is_dir() or not target.parent.is_dir():
         raise DataError(f"onnx.save: '{target}' cannot be written", expected="a file name in a folder that exists")
-    write_model(to_model(graph, name=name, any_batch=any_batch), target)
+    _model(graph, name, any_batch).save(target)
 
 
 def to_model(graph: Any, *, name: str = "mlcompute", any_batch: bool = True) -> ModelProto:
     """The graph as an ONNX model, checked by ONNX's own checker."""
-    import onnx
+    return _model(graph, name, any_batch).message()
 
+
+def _model(graph: Any, name: str, any_batch: bool) -> Model:
     if isinstance(graph, ImportedGraph):
         wrapped = InferenceGraph([graph])
         wrapped.add_inputs(graph.inputs)
@@ -84,27 +93,8 @@ def to_model(graph: Any, *, name: str = "mlcompute", any_batch: bool = True) -> 
             f"onnx.save: cannot write a {type(graph).__name__}",
             expected="an InferenceGraph, a TrainingGraph or a graph made by onnx.load",
         )
-    if model.ByteSize() < _LARGEST:
-        onnx.checker.check_model(model, full_check=not isinstance(graph, TrainingGraph))
+    model.check(full=not isinstance(graph, TrainingGraph))
     return model
-
-
-def write_model(model: ModelProto, target: Path) -> None:
-    """Replace the file whole, or leave the old one."""
-    import onnx
-
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    data = target.with_name(f"{target.name}.data")
-    try:
-        if model.ByteSize() < _LARGEST:
-            temporary.write_bytes(model.SerializeToString())
-        else:
-            onnx.save_model(model, temporary, save_as_external_data=True, location=data.name)
-        os.replace(temporary, target)
-    except OSError as error:
-        raise DataError(f"onnx.save: '{target}' cannot be written", reason=error.strerror) from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class GraphWriter:
@@ -121,6 +111,13 @@ class GraphWriter:
         self._derived: dict[int, list[str]] = {}
         self._natives: dict[int, bool] = {}
         self.writer = Writer(OPSET)
+        #: What the model says otherwise than the graph.
+        self.notes: list[str] = []
+        #: (type in the model, type that is computed in) -> inputs and outputs.
+        self._inexact: dict[tuple[str, str], list[str]] = {}
+        self._borders = _borders(graph)
+        #: Weights of five axes and more, which tensors carry folded into four.
+        self._shapes = _weight_shapes(description)
         self._lower()
         self.outputs = self._named_outputs()
         self._name()
@@ -185,24 +182,86 @@ class GraphWriter:
         self.inputs: dict[str, Tensor] = {}
         for tensor in self.description.inputs:
             name = writer.unique(self.graph._declared.name_of(tensor))
-            writer.names[values[tensor]] = name
             self.inputs[name] = tensor
+            writer.names[values[tensor]] = self._carried_input(name, tensor)
         produced = {value for part in self.parts for step in part.steps for value in step.results}
-        #: Outputs that are another's value, an input or a constant: copied.
+        #: Outputs that are another's value, an input or a constant, or are carried in another shape or type: copied.
         self.copies: list[tuple[Tensor, str]] = []
         for wish, tensor in self.outputs.items():
             name = writer.unique(wish)
             value = values[tensor]
-            if value in writer.names or value not in produced:
+            if value in writer.names or value not in produced or self._is_carried(tensor):
                 self.copies.append((tensor, name))
             else:
                 writer.names[value] = name
-        self.output_names = dict(zip(self.outputs, [*self.outputs], strict=True))
         self.weights: dict[str, Tensor] = {}
-        for tensor, value in self.run.persistent.items():
-            name = writer.unique(tensor.label)
-            writer.names[value] = name
-            self.weights[name] = tensor
+        for tensor in self.run.persistent:
+            self._name_weight(tensor)
+
+    def _name_weight(self, tensor: Tensor) -> None:
+        value, writer = self.run.value_of(tensor), self.writer
+        name = writer.unique(tensor.label)
+        self.weights[name] = tensor
+        if self._shapes.get(tensor, value.shape) != value.shape:
+            name = writer.value("Reshape", name, self._ints(value.shape))
+        writer.names[value] = name
+
+    # What the model has at its border ------------------------------------------------------------------------------
+
+    def _is_carried(self, tensor: Tensor) -> bool:
+        """Does the model have another shape or type at its border than the tensor?"""
+        shape, dtype = self.border(tensor)
+        value = self.run.values[tensor]
+        return (shape, dtype) != (value.shape, value.dtype)
+
+    def border(self, tensor: Tensor) -> tuple[Shape, np.dtype[Any]]:
+        """Shape and type of an input or output of the model."""
+        value = self.run.values[tensor]
+        if tensor not in self._borders:
+            return value.shape, value.dtype
+        shape, dtype = self._borders[tensor]
+        return unfolded_shape(shape, value.shape), dtype
+
+    def _carried_input(self, name: str, tensor: Tensor) -> str:
+        """The name of an input as the tensor carries it."""
+        value = self.run.values[tensor]
+        (shape, dtype), writer = self.border(tensor), self.writer
+        if dtype != value.dtype:
+            self._say_type(name, dtype, value.dtype)
+            name = writer.value("Cast", name, to=element_type(value.dtype))
+        return name if shape == value.shape else writer.value("Reshape", name, self._ints(value.shape))
+
+    def _write_copy(self, tensor: Tensor, name: str) -> None:
+        """An output from the value of its tensor."""
+        value = self.run.values[tensor]
+        (shape, dtype), writer = self.border(tensor), self.writer
+        inner = writer.name(value)
+        if shape != value.shape:
+            inner = writer.value("Reshape", inner, self._ints(shape))
+        if dtype != value.dtype:
+            self._say_type(name, dtype, value.dtype)
+            writer.node("Cast", [inner], [name], to=element_type(dtype))
+        else:
+            writer.node("Identity", [inner], [name])
+
+    def _ints(self, numbers: Shape) -> str:
+        return self.writer.constant(np.array(numbers, np.int64).reshape(-1))
+
+    def _say_type(self, name: str, dtype: np.dtype[Any], computed: np.dtype[Any]) -> None:
+        if dtype.name in INEXACT and name not in self._inexact.setdefault((dtype.name, computed.name), []):
+            self._inexact[dtype.name, computed.name].append(name)
+
+    def all_notes(self) -> list[str]:
+        """What the model says otherwise than the graph, or computes otherwise than its types say."""
+        typed = [
+            f"{', '.join(map(repr, names))}: {dtype} in the model, which computes in {computed}"
+            for (dtype, computed), names in self._inexact.items()
+        ]
+        return [*dict.fromkeys(self.notes), *typed]
+
+    def note(self, layer: Layer, why: str) -> None:
+        """Something about a layer that the model cannot say."""
+        self.notes.append(f"{layer.who} {why}: the model does what inference does, also where it is trained further")
 
     # Writing --------------------------------------------------------------------------------------------------------
 
@@ -210,15 +269,21 @@ class GraphWriter:
         for part in self.parts:
             if part.native:
                 self._write_operator(part)
-            else:
+            elif self.run.training or not write_layer(self, part.node):
                 for step in part.steps:
                     try:
                         self.writer.step(step)
                     except CannotExportError as error:
                         raise CannotExportError(f"onnx.save: {part.node.layer.who}: {error.message}") from None
         for tensor, name in self.copies:
-            self.writer.node("Identity", [self.writer.name(self.run.values[tensor])], [name])
+            self._write_copy(tensor, name)
         return self.writer
+
+    def write_node(self, kind: str, node: Node, *more: str, **attributes: Any) -> None:
+        """A layer with one source and one result as one operator; `more`: its operands after the source."""
+        source, result = (self.writer.name(self.run.values[tensor]) for tensor in (node.sources[0], node.results[0]))
+        name = self.writer.unique(f"node {node.layer.label}")
+        self.writer.node(kind, [source, *more], [result], name=name, **attributes)
 
     def _write_operator(self, part: _Part) -> None:
         layer = part.node.layer
@@ -244,7 +309,7 @@ class GraphWriter:
         while inputs and not inputs[-1]:
             inputs.pop()
         attributes = {
-            key: _stored(value, f"{label}/{key}") if isinstance(value, np.ndarray) else value
+            key: tensor_message(value, f"{label}/{key}") if isinstance(value, np.ndarray) else value
             for key, value in use.attributes.items()
             if not (isinstance(value, list) and not value)
         }
@@ -265,8 +330,10 @@ class GraphWriter:
             to = carried(array.dtype)
             return writer.constant(array if array.dtype == to else array.astype(to))
         if isinstance(operand, Weight):
-            name = self._tensor_name(operand.tensor)
-            return self._unfolded(name, operand.shape)
+            carried_as = self.tensor_name(operand.tensor)
+            if self._shapes.get(operand.tensor) == operand.shape:
+                return next(name for name, tensor in self.weights.items() if tensor is operand.tensor)
+            return self._unfolded(carried_as, operand.shape)
         if isinstance(operand, Source):
             value = self.run.values[operand.tensor]
             return self._unfolded(writer.name(value), unfolded_shape(operand.shape, value.shape))
@@ -278,7 +345,10 @@ class GraphWriter:
             self._write_use(operand.use, self._derived[key], self._derived[key][0])
         return self._derived[key][operand.index]
 
-    def _tensor_name(self, tensor: Tensor) -> str:
+    def tensor_name(self, tensor: Tensor) -> str:
+        """The name of a tensor that is kept between runs, also of one whose numbers were only needed for shapes."""
+        if tensor not in self.run.values:
+            self._name_weight(tensor)
         return self.writer.name(self.run.value_of(tensor))
 
     def _unfolded(self, name: str, shape: tuple[int, ...]) -> str:
@@ -286,18 +356,41 @@ class GraphWriter:
             return name
         return self.writer.value("Reshape", name, self.writer.constant(np.array(shape, np.int64)))
 
-    def values(self) -> tuple[dict[str, Value], dict[str, Value]]:
-        """What goes in and what comes out, by name."""
-        inputs = {given: self.run.values[tensor] for given, tensor in self.inputs.items()}
-        return inputs, {wish: self.run.values[tensor] for wish, tensor in self.outputs.items()}
+    def borders(self) -> tuple[dict[str, Border], dict[str, Border]]:
+        """Shapes and types of what goes in and what comes out, by name."""
+        inputs = {given: self.border(tensor) for given, tensor in self.inputs.items()}
+        return inputs, {wish: self.border(tensor) for wish, tensor in self.outputs.items()}
 
-    def model(self, name: str, symbols: Mapping[str, list[int | str]] | None = None) -> ModelProto:
+    def model(self, name: str, symbols: Mapping[str, list[int | str]] | None = None) -> Model:
         """The whole model, once it is written."""
-        weights = {given: _host(tensor) for given, tensor in self.weights.items()}
-        return assemble(self.writer, name, *self.values(), weights, symbols or {})
+        weights, trained = {}, self._trained()
+        for given, tensor in self.weights.items():
+            array = _host(tensor).reshape(self._shapes.get(tensor, tensor.descriptor.shape))
+            if tensor in trained or self._is_statistic(given):
+                weights[given] = array
+            else:  # nothing trains it: a constant
+                self.writer.stored[given] = array
+        return assemble(self.writer, name, *self.borders(), weights, symbols or {})
+
+    def _trained(self) -> set[Tensor]:
+        """The tensors an optimizer may change."""
+        slots = [slot for node in self.description.nodes if node.updates for slot in node.layer.parameters.values()]
+        for tensor in self.run.persistent:
+            for graph in tensor._residents or ():
+                if isinstance(graph, TrainingGraph):
+                    slots += [slot for slot in graph._training_parameters if slot.tensor is tensor]
+        return {slot.tensor for slot in slots if slot.is_updatable}
+
+    def _is_statistic(self, name: str) -> bool:
+        """Does nothing but batch normalizations read it, as their running statistics?"""
+        readers = [(node, k) for node in self.writer.nodes for k, given in enumerate(node.input) if given == name]
+        shaped = [node.output[0] for node, _ in readers if node.op_type == "Reshape"]
+        if len(shaped) == len(readers) == 1:
+            return self._is_statistic(shaped[0])
+        return bool(readers) and all(node.op_type == "BatchNormalization" and k > 2 for node, k in readers)
 
 
-def inference_model(graph: DescribedGraph, name: str, any_batch: bool) -> ModelProto:
+def inference_model(graph: DescribedGraph, name: str, any_batch: bool) -> Model:
     """The forward pass, for any number of samples where that is possible."""
     description = without_losses(graph._describe())
     out = GraphWriter(graph, description, training=False)
@@ -310,8 +403,15 @@ def inference_model(graph: DescribedGraph, name: str, any_batch: bool) -> ModelP
         except StaticError as error:
             told = str(error)
     model = out.model(name, symbols)
-    entry = model.metadata_props.add()
-    entry.key, entry.value = "batch", "any" if symbols else f"{description.batch_size}: {told}"
+    notes = out.all_notes()
+    facts = {"batch": "any" if symbols else f"{description.batch_size}: {told}", STATED: "initializers"}
+    if notes:
+        facts["notes"] = "; ".join(notes)
+    for key, value in facts.items():
+        entry = model.proto.metadata_props.add()
+        entry.key, entry.value = key, value
+    for note in notes:
+        warnings.warn(f"onnx.save: {note}", UserWarning, stacklevel=4)
     return model
 
 
@@ -330,10 +430,36 @@ def _opened_batch(graph: DescribedGraph, description: Description, out: GraphWri
         raise StaticError(f"for another batch: {error.message}") from None
     sizes = Sizes(size, size + 1)
     symbols = {}
-    for mine, others in zip(out.values(), other.values(), strict=True):
-        symbols.update({given: sizes.extents(mine[given].shape, others[given].shape) for given in mine})
+    for mine, others in zip(out.borders(), other.borders(), strict=True):
+        symbols.update({given: sizes.extents(mine[given][0], others[given][0]) for given in mine})
     out.writer.nodes = Rewriter(out.writer, other.writer, sizes, scaled[0]).rewritten()
     return symbols
+
+
+def _borders(graph: DescribedGraph) -> dict[Tensor, Border]:
+    """Shapes and types that inputs and outputs have in the models a graph was imported from."""
+    found: dict[Tensor, Border] = {}
+    for part in graph._graphs:
+        if isinstance(part, ImportedGraph):
+            for name, tensor in {**part.inputs, **part.outputs}.items():
+                found[tensor] = part.shapes[name], part.types[name]
+    return found
+
+
+def _weight_shapes(description: Description) -> dict[Tensor, Shape]:
+    """Shapes that weights have in the model a graph was imported from, where tensors cannot have them."""
+    found: dict[Tensor, Shape] = {}
+    seen: set[int] = set()
+    uses = [node.layer.use for node in description.nodes if isinstance(node.layer, OperatorLayer)]
+    while uses:
+        use = uses.pop()
+        for operand in use.operands:
+            if isinstance(operand, Weight) and folded_shape(operand.shape) != operand.shape:
+                found.setdefault(operand.tensor, operand.shape)
+            elif isinstance(operand, Derived) and id(operand.use) not in seen:
+                seen.add(id(operand.use))
+                uses.append(operand.use)
+    return found
 
 
 #: Operators that are written as the ops they are: types are carried here, or programs disagree about them.
@@ -383,12 +509,6 @@ def _same_meaning(name: str, version: int, ceil: bool) -> bool:
 _PLAIN = {"float32", "float16", "bool", "int8", "uint8", "int32", "int64"}
 
 
-def _stored(array: Any, name: str) -> Any:
-    from onnx import numpy_helper
-
-    return numpy_helper.from_array(np.ascontiguousarray(array), name)
-
-
 def _host(tensor: Tensor) -> Any:
     data = tensor.data
     assert data is not None
@@ -398,37 +518,36 @@ def _host(tensor: Tensor) -> Any:
 def assemble(
     writer: Writer,
     name: str,
-    inputs: Mapping[str, Value],
-    outputs: Mapping[str, Value],
+    inputs: Mapping[str, Border],
+    outputs: Mapping[str, Border],
     weights: Mapping[str, Any],
     symbols: Mapping[str, list[int | str]] | None = None,
-) -> ModelProto:
+) -> Model:
     """Nodes, stored tensors and the declarations of what goes in and out; nodes nobody needs are left out.
 
-    symbols   extents of those of them that are not fixed
+    Weights are initializers, every other stored number is a Constant node: so a reader knows what is trained.
+
+    weights   numbers that are trained, and statistics that are kept
+    symbols   extents of inputs and outputs that are not fixed
     """
-    from onnx import helper, numpy_helper
+    from onnx import helper
 
     nodes = _needed(writer.nodes, set(outputs))
     used = {given for node in nodes for given in node.input}
-    stored = {**weights, **writer.stored}
-    initializers = [
-        numpy_helper.from_array(np.ascontiguousarray(array).reshape(np.shape(array)), given)
-        for given, array in stored.items()
-        if given in used
-    ]
+    constants = {given: array for given, array in writer.stored.items() if given in used}
+    kept = {given: array for given, array in weights.items() if given in used}
 
-    def declared(given: str, value: Value) -> Any:
-        return helper.make_tensor_value_info(given, element_type(value.dtype), (symbols or {}).get(given, value.shape))
+    def declared(given: str, border: Border) -> Any:
+        shape, dtype = border
+        return helper.make_tensor_value_info(given, element_type(dtype), (symbols or {}).get(given, shape))
 
     graph = helper.make_graph(
         nodes, name, [declared(*one) for one in inputs.items()], [declared(*one) for one in outputs.items()],
-        initializers,
     )  # fmt: skip
     opsets = [helper.make_opsetid("", writer.opset), *(helper.make_opsetid(d, 1) for d in sorted(writer.domains))]
     model = helper.make_model(graph, opset_imports=opsets, producer_name="mlcompute")
     model.ir_version = max(helper.find_min_ir_version_for(opsets, ignore_unknown=True), 8)
-    return model
+    return Model(model, kept, constants)
 
 
 def _needed(nodes: list[Any], wanted: set[str]) -> list[Any]:

@@ -12,22 +12,21 @@ import numpy as np
 
 from mlcompute.enums import RegularizationType
 from mlcompute.errors import GraphError
-from mlcompute.onnx.exporter import GraphWriter, _host, assemble
+from mlcompute.onnx.exporter import Border, GraphWriter, _host, assemble
+from mlcompute.onnx.storing import Model
 from mlcompute.onnx.writing import CannotExportError
-from mlcompute.ops.op import FLOAT32, Value
+from mlcompute.ops.op import FLOAT32
 from mlcompute.optimizers import AdamOptimizer, SGDOptimizer
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
-
     from mlcompute.training import TrainingGraph
 
 DOMAIN = "ai.onnx.preview.training"
 
 
-def training_model(graph: TrainingGraph, name: str) -> ModelProto:
+def training_model(graph: TrainingGraph, name: str) -> Model:
     """One step of a training graph."""
     description = graph._describe()
     if len(description.minimised) != 1:
@@ -43,15 +42,15 @@ def training_model(graph: TrainingGraph, name: str) -> ModelProto:
     out.copies = []
     out.write()
     parameters = [tensor for tensor in description.parameters if tensor in run.persistent]
-    inputs = {given: run.values[tensor] for given, tensor in out.inputs.items()}
-    outputs: dict[str, Value] = {"loss": run.values[loss]}
+    inputs, _ = out.borders()
+    outputs: dict[str, Border] = {"loss": out.border(loss)}
     stored = {given: _host(tensor) for given, tensor in out.weights.items()}
     if parameters:
         _gradients_and_update(graph, out, parameters, inputs, outputs, stored)
     for tensor, value in run.writes:  # running statistics
         new = writer.unique(f"{tensor.label}_new")
         writer.node("Identity", [writer.name(value)], [new])
-        outputs[new] = run.values[tensor]
+        outputs[new] = out.border(tensor)
     return assemble(writer, name, inputs, outputs, stored)
 
 
@@ -59,8 +58,8 @@ def _gradients_and_update(
     graph: TrainingGraph,
     out: GraphWriter,
     parameters: list[Tensor],
-    inputs: dict[str, Value],
-    outputs: dict[str, Value],
+    inputs: dict[str, Border],
+    outputs: dict[str, Border],
     stored: dict[str, Any],
 ) -> None:
     writer, values = out.writer, out.run.values
@@ -69,28 +68,27 @@ def _gradients_and_update(
     held = list(inputs)
     loss = writer.name(values[out.outputs["loss"]])
     writer.node("Gradient", [*names, *held], gradients, DOMAIN, xs=names, zs=held, y=loss)
-    inputs.update({given: values[tensor] for given, tensor in zip(names, parameters, strict=True)})
+    inputs.update({given: out.border(tensor) for given, tensor in zip(names, parameters, strict=True)})
     optimizer = graph.optimizer
     if optimizer is None:
-        outputs.update({given: values[t] for given, t in zip(gradients, parameters, strict=True)})
+        outputs.update({given: out.border(t) for given, t in zip(gradients, parameters, strict=True)})
         return
     kind, attributes, states = _operator(optimizer)
     if optimizer.gradient_rescale != 1.0:
         factor = writer.constant(np.float32(optimizer.gradient_rescale))
         gradients = [writer.value("Mul", gradient, factor) for gradient in gradients]
-    trace = out.run.trace
     rate, time = writer.unique("learning_rate"), writer.unique("time_step")
-    inputs[rate], inputs[time] = trace.value((), FLOAT32), trace.value((), np.dtype(np.int64))
+    inputs[rate], inputs[time] = ((), FLOAT32), ((), np.dtype(np.int64))
     state_names = []
     for number, state in enumerate(states):
         for given, tensor in zip(names, parameters, strict=True):
             state_names.append(writer.unique(f"{given}_{state}"))
-            inputs[state_names[-1]] = values[tensor]
+            inputs[state_names[-1]] = out.border(tensor)
             stored[state_names[-1]] = _state(graph, optimizer, tensor, number)
     new = [writer.unique(f"{given}_new") for given in (*names, *state_names)]
     writer.node(kind, [rate, time, *names, *gradients, *state_names], new, DOMAIN, **attributes)
     tensors = parameters * (1 + len(states))
-    outputs.update({given: values[tensor] for given, tensor in zip(new, tensors, strict=True)})
+    outputs.update({given: out.border(tensor) for given, tensor in zip(new, tensors, strict=True)})
 
 
 def _operator(optimizer: Optimizer) -> tuple[str, dict[str, Any], list[str]]:

@@ -51,7 +51,7 @@ def without_large_data(data: Buffer) -> tuple[bytes, dict[int, tuple[int, int]]]
     if not places:
         return bytes(data[:]), {}
     head, tail = data[: graph.start], data[graph.end :]
-    return b"".join([head, _key(_GRAPH), _varint(len(inside)), inside, tail]), places
+    return b"".join([head, field_key(_GRAPH), varint(len(inside)), inside, tail]), places
 
 
 def _thin_graph(data: Buffer, graph: _Field) -> tuple[bytes, dict[int, tuple[int, int]]]:
@@ -67,7 +67,7 @@ def _thin_graph(data: Buffer, graph: _Field) -> tuple[bytes, dict[int, tuple[int
             raw = [one for one in _fields(data, field.content, field.end) if one.number == _RAW_DATA]
             if len(raw) == 1 and raw[0].kind == _BYTES and raw[0].end - raw[0].content > _LARGE:
                 thin = data[field.content : raw[0].start] + data[raw[0].end : field.end]
-                pieces += [data[copied : field.start], _key(_INITIALIZER), _varint(len(thin)), thin]
+                pieces += [data[copied : field.start], field_key(_INITIALIZER), varint(len(thin)), thin]
                 places[number] = (raw[0].content, raw[0].end - raw[0].content)
                 copied = field.end
         number += 1
@@ -109,7 +109,8 @@ def _number(data: Buffer, at: int, end: int) -> tuple[int, int]:
     raise _OddError
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """A number as files store it, seven bits per byte."""
     found = bytearray()
     while number > 127:
         found.append(number & 127 | 128)
@@ -118,5 +119,6 @@ def _varint(number: int) -> bytes:
     return bytes(found)
 
 
-def _key(number: int) -> bytes:
-    return _varint(number << 3 | _BYTES)
+def field_key(number: int) -> bytes:
+    """The key of a field that holds bytes: a text, numbers or another message."""
+    return varint(number << 3 | _BYTES)
