@@ -83,6 +83,9 @@ class Graph(Building, Viewable):
         """Number of nodes. They are never removed, so more of them is all that can change."""
         return len(self._nodes)
 
+    def _before_loss(self, source: Tensor) -> None:
+        """A loss is about to be put on one of its results: the place to say that others were possible."""
+
     def _find(self, layer: Layer) -> Node | None:
         return self._node_of.get(layer)
 

@@ -138,6 +138,8 @@ class LearningGraph(CompiledGraph):
         known = self._loss_node
         if known is not None and known.sources == [source] and known.labels == labels:
             return known
+        for graph in self._graphs:
+            graph._before_loss(source)
         return Node(loss, [source], labels, self._results(loss, [source], labels))
 
     def _updated_tensors(self) -> list[Tensor]:

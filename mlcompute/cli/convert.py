@@ -9,6 +9,7 @@ import mlcompute as mlc
 from mlcompute.cli import models, trainers
 from mlcompute.cli.answer import Answer
 from mlcompute.cli.arguments import count
+from mlcompute.cli.onnx_options import add_onnx_arguments, onnx_arguments
 from mlcompute.errors import DataError
 from mlcompute.saving.atomic import Writer, replace_file
 from mlcompute.saving.tensor_file import NUMPY, header_bytes, lay_out
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights-only", action="store_true", help="write plain safetensors: weights under PyTorch's names, no graph"
     )
     parser.add_argument("--batch", type=count, default=0, metavar="N", help="samples per run, if left open (1)")
+    add_onnx_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> Answer:
         raise DataError(
             f"{args.target}: --weights-only writes safetensors", fix="name a target that ends in .safetensors"
         )
-    graph = models.load_model(args.source, args.batch)
+    graph = models.load_model(args.source, args.batch, onnx_arguments(args))
     if target.suffix == ".onnx":
         import mlcompute.onnx
 

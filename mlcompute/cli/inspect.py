@@ -12,6 +12,7 @@ import mlcompute as mlc
 from mlcompute.cli import models
 from mlcompute.cli.answer import Answer, summary_of
 from mlcompute.cli.arguments import count
+from mlcompute.cli.onnx_options import add_onnx_arguments, onnx_arguments
 from mlcompute.seeing.files import write_text
 from mlcompute.seeing.table import Table
 from mlcompute.seeing.units import shape, size
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, and how much of it."""
     parser.add_argument("model", help=models.HELP)
     parser.add_argument("--batch", type=count, default=0, metavar="N", help="memory at this batch size (its own)")
+    add_onnx_arguments(parser)
     parser.add_argument("--plan", action="store_true", help="every step with its kernel and where its result lies")
     parser.add_argument("--svg", metavar="FILE", help="draw the graph into a file")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where it runs (cpu)")
@@ -45,7 +47,8 @@ def run(args: argparse.Namespace) -> Answer:
             lines += ["weights only, no graph", "", str(_tensors(arrays))]
             return Answer("", data, table="\n".join(lines))
         lines.append("")
-    graph = models.compiled(models.load_model(args.model, args.batch), models.device_named(args.device))
+    model = models.load_model(args.model, args.batch, onnx_arguments(args))
+    graph = models.compiled(model, models.device_named(args.device))
     summary = graph.summary()
     lines.append(summary_of(graph))
     data["parameters"] = summary.parameters

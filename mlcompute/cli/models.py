@@ -11,20 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import mlcompute as mlc
+from mlcompute.cli.onnx_options import refuse_onnx_arguments
 from mlcompute.errors import DataError, Error, FileError
 
 HELP = "a checkpoint (.safetensors), an ONNX model (.onnx), or a Python file that defines `build()`"
 
 
-def load_model(path: str, batch_size: int = 0) -> mlc.Graph:
-    """The graph in a file, not compiled."""
+def load_model(path: str, batch_size: int = 0, given: dict[str, Any] | None = None) -> mlc.Graph:
+    """The graph in a file, not compiled.
+
+    given   more arguments for `mlc.onnx.load`
+    """
     file = existing(path, HELP)
+    if file.suffix != ".onnx":
+        refuse_onnx_arguments(path, given or {})
     if file.suffix == ".py":
         return built_by(file)
     if file.suffix == ".onnx":
         import mlcompute.onnx
 
-        return mlcompute.onnx.load(path, batch=batch_size or 1)  # 1: only where the model leaves it open
+        # 1: only where the model leaves it open
+        return mlcompute.onnx.load(path, batch=batch_size or 1, **(given or {}))
     if file.suffix == ".safetensors":
         return mlc.load(path)
     raise FileError(f"{path}: not a model", expected=HELP)

@@ -70,6 +70,9 @@ class Lowering:
         self.random_keys.append((key, seed))
         return ops.random_uniform(key, shape)
 
+    def shape_of(self, tensor: Tensor) -> Shape:
+        return self.value_of(tensor).shape
+
     def label_weights(self, layer: Layer) -> Value | None:
         tensor = self.weights_of.get(layer)
         return None if tensor is None else self.read(tensor)
@@ -111,7 +114,9 @@ class Lowering:
             return
         axis = layer.batch_axes[index] if index < len(layer.batch_axes) else 0
         promised, computed = list(tensor.descriptor.shape), list(answer.shape)
-        if len(promised) == len(computed):
+        if layer.any_batch_axis and len(promised) == len(computed):
+            promised = [min(extents) for extents in zip(promised, computed, strict=True)]
+        elif len(promised) == len(computed):
             promised[axis] = computed[axis]
         if promised != computed:
             raise CompileError(

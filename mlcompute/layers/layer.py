@@ -42,6 +42,9 @@ class Forward(Protocol):
     def uniform(self, like: Value, shape: Shape, seed: int) -> Value:
         """Fresh float32 numbers in [0, 1): others in every training pass, the same for a seed (0: the platform's)."""
 
+    def shape_of(self, tensor: Tensor) -> Shape:
+        """The shape a tensor of the graph has in the batch that is described."""
+
     def label_weights(self, layer: Layer) -> Value | None:
         """The label weights fed to a loss layer, or None."""
 
@@ -65,6 +68,8 @@ class Layer(ABC):
     batch_axes: ClassVar[tuple[int, ...]] = ()
     #: Where the sources have their features, as far as that is known; set by the graph before it asks for `results`.
     source_feature_axes: tuple[int | None, ...] = ()
+    #: True where any axis of a result may count samples: layers that move axes as they are told.
+    any_batch_axis: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._layer_id = next(_ids)

@@ -13,6 +13,8 @@ from mlcompute.errors import ShapeError
 from mlcompute.onnx.names import Names, Place
 from mlcompute.onnx.operands import Derived, Failed, Known, Listed, Operand, Source, Use, Weight, known_array
 from mlcompute.onnx.rows import ROWS, NeedsValueError, NotImportedError
+from mlcompute.onnx.types import is_floating
+from mlcompute.onnx.weights import STATED, Judgement
 from mlcompute.ops.op import Array
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ def numbers(importer: Importer, operand: Operand | None, what: str, name: str) -
     """The numbers of an operand that steer the import."""
     found = None if operand is None else known_array(operand, importer.budget)
     if found is None and isinstance(operand, Source):
-        found = importer.fixed(operand)
+        found = importer.fixed(operand, name)
     if found is None:
         raise NeedsValueError(f"{what} '{name}' must be known at import", operand=name)
     return found
@@ -66,9 +68,15 @@ def constant(
     if "value" not in attributes:
         raise NotImportedError("constants of strings and sparse tensors")
     array = attributes["value"]
-    if array.dtype.kind == "f" and array.size > 1 and array.ndim and place.depth == 0:
-        return [importer.weight(array, node.output[0])]
-    return [Known(array, node.output[0])]
+    name = node.output[0]
+    if place.depth == 0 and is_floating(array) and array.ndim:
+        # A Constant node is how a model says that something is no weight; only the caller may say otherwise.
+        trained = importer.said.get(name, False)
+        reason = "trainable= says so" if name in importer.said else STATED
+        importer.graph.judgements[name] = Judgement(trained, reason)
+        if trained:
+            return [importer.weight(array, name)]
+    return [Known(array, name)]
 
 
 # Branches and loops -------------------------------------------------------------------------------------------------

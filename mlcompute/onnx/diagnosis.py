@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from mlcompute.onnx.imported import ImportedGraph
 from mlcompute.onnx.importer import load
 from mlcompute.onnx.problems import ModelError, Problem
 from mlcompute.onnx.rows import BY_DESIGN, ROWS, load_rows
+from mlcompute.onnx.weights import STATED, Judgement, Trainable
 from mlcompute.optimizers import AdamOptimizer, OptimizerDescriptor
 from mlcompute.training import TrainingGraph
 
@@ -45,10 +47,20 @@ class Report:
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     weights: dict[str, tuple[int, ...]] = field(default_factory=dict)
     weight_bytes: int = 0
+    #: Every stored floating tensor: is it a weight or a constant, and why.
+    judgements: dict[str, Judgement] = field(default_factory=dict)
+    #: Weights that several nodes share, and those that were separated: name -> the name in the file.
+    tied: dict[str, list[str]] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+    #: Weights that no gradient reaches, with the reason; stored weights of whole numbers.
+    unreached: dict[str, str] = field(default_factory=dict)
+    quantized: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     #: Bytes beyond weights and fed data, for one forward pass and for one training step with Adam; None: unknown.
     inference_memory: int | None = None
     training_memory: int | None = None
+    #: Why fewer samples than `batch` cannot be run, and at which node; empty where they can.
+    fixed_batch: str = ""
 
     @property
     def healthy(self) -> bool:
@@ -61,11 +73,15 @@ class Report:
         for title, shapes in (("input", self.inputs), ("output", self.outputs)):
             lines += [f"  {title:<8} {name}  {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in shapes.items()]
         if self.weights:
-            lines.append(f"  weights  {len(self.weights)} tensors, {_size(self.weight_bytes)}, all trainable")
+            lines.append(f"  weights  {len(self.weights)} tensors, {_size(self.weight_bytes)}, {self._trained()}")
+        elif self.healthy:
+            lines.append("  weights  none: nothing can be trained")
         if self.inference_memory is not None and self.training_memory is not None:
             at = "" if self.batch is None else f" at batch {self.batch}"
             infer, train = _size(self.inference_memory), _size(self.training_memory)
             lines.append(f"  memory{at}  {infer} to infer, {train} to train with Adam")
+        if self.fixed_batch:
+            lines.append(f"  batch    a smaller (last) batch does not run: {self.fixed_batch}")
         lines += [f"  note     {note}" for note in self.notes]
         width = max([len(use.name) for use in self.operators], default=8)
         lines.append(f"  {'operator':<{width}}  count  imports  trains")
@@ -73,10 +89,30 @@ class Report:
             says = "yes" if use.imports else "no"
             trains = "yes" if use.trains else "-"
             lines.append(f"  {use.name:<{width}}  {use.count:>5}  {says:<7}  {trains:<6}  {use.note}".rstrip())
+        lines += self._guesses()
         if self.problems:
             lines.append("  obstacles")
             lines += [f"    {problem}" for problem in self.problems]
         return "\n".join(lines)
+
+    def _trained(self) -> str:
+        left = len(self.weights) - len(self.unreached)
+        if not self.unreached:
+            return "all trained"
+        return "none can be trained" if not left else f"{left} can be trained"
+
+    def _guesses(self) -> list[str]:
+        """What is taken for a weight and what for a constant; constants that nodes state themselves are not listed."""
+        lines = []
+        for title, trained in (("taken for weights", True), ("taken for constants", False)):
+            found = {n: j.reason for n, j in self.judgements.items() if j.trained == trained and j.reason != STATED}
+            if found:
+                lines.append(f"  {title} (trainable= changes it)")
+                lines += [f"    {name}: {reason}" for name, reason in found.items()]
+        if self.tied:
+            lines.append("  tied: one weight in several places")
+            lines += [f"    {name}: {', '.join(nodes)}" for name, nodes in self.tied.items()]
+        return lines
 
 
 def _size(count: int) -> str:
@@ -96,6 +132,10 @@ def doctor(
     constants: Mapping[str, Any] | None = None,
     memory_limit: int | None = None,
     node_limit: int | None = None,
+    trainable: Trainable | None = None,
+    batch_norm: str = "train",
+    dequantize: bool = False,
+    output: str | None = None,
 ) -> Report:
     """What would become of a model: every operator, every obstacle, weights, and memory at a batch size.
 
@@ -109,12 +149,19 @@ def doctor(
     title = str(model) if isinstance(model, (str, bytes)) or hasattr(model, "__fspath__") else proto.graph.name
     report = Report(title if len(title) < 200 else proto.graph.name, batch)
     try:
-        given: dict[str, Any] = {"dimensions": dimensions, "shapes": shapes, "constants": constants}
-        graph = load(model, batch=batch, memory_limit=memory_limit, node_limit=node_limit, **given)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the report says the same
+            graph = load(
+                model, batch=batch, dimensions=dimensions, shapes=shapes, constants=constants,
+                memory_limit=memory_limit, node_limit=node_limit, trainable=trainable, batch_norm=batch_norm,
+                dequantize=dequantize, output=output,
+            )  # fmt: skip
     except ModelError as error:
         report.problems = error.problems or [Problem("model", proto.graph.name, error.message)]
     else:
-        _describe(report, graph)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the same
+            _describe(report, graph)
     failed = {problem.operator for problem in report.problems}
     counts = Counter(
         (node.domain.removeprefix("ai.onnx") if node.domain == "ai.onnx" else node.domain, node.op_type)
@@ -142,6 +189,10 @@ def _describe(report: Report, graph: ImportedGraph) -> None:
     report.weights = {name: tensor.descriptor.shape for name, tensor in graph.weights.items()}
     report.weight_bytes = sum(t.descriptor.tensor_allocation_size_in_bytes for t in graph.weights.values())
     report.notes = list(graph.notes)
+    report.judgements, report.tied, report.copies = dict(graph.judgements), dict(graph.tied), dict(graph.copies)
+    report.unreached, report.quantized = dict(graph.unreached), list(graph.quantized)
+    if graph.copies:
+        report.notes.append(f"{len(graph.copies)} weights were stored with equal ones and are separate again")
     if not graph.outputs:
         report.notes.append("no output depends on an input")
         return
@@ -161,3 +212,18 @@ def _describe(report: Report, graph: ImportedGraph) -> None:
         report.training_memory = training.device_memory_size
     except Error as error:
         report.notes.append(f"memory is not known: {error.message}")
+    else:
+        report.fixed_batch = _fixed_batch(inference)
+
+
+def _fixed_batch(graph: InferenceGraph) -> str:
+    """Why a batch with one sample less cannot be run; empty when it can, or when there is but one."""
+    batch = graph._compile_if_needed().batch_size
+    if batch < 2:
+        return ""
+    try:
+        graph._program("inference", graph._batch(batch - 1, "doctor"))
+    except Error as error:
+        node = error.facts.get("node")
+        return f"{node}: {error.message}" if node else error.message
+    return ""

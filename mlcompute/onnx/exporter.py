@@ -18,7 +18,7 @@ from mlcompute.graph import Node
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.layer import Layer
 from mlcompute.onnx.imported import ImportedGraph
-from mlcompute.onnx.layer import OperatorLayer
+from mlcompute.onnx.layer import OperatorLayer, array_now
 from mlcompute.onnx.layer_writing import write_layer
 from mlcompute.onnx.operands import Derived, Known, Operand, Source, Use, Weight
 from mlcompute.onnx.operators.reductions import MASKED
@@ -305,7 +305,9 @@ class GraphWriter:
         inputs = ["" if operand is None else self._operand(operand) for operand in use.operands]
         shape = use.operands[1] if use.row.name in ("Reshape", "Expand") and len(use.operands) > 1 else None
         if isinstance(shape, Known):
-            inputs[1] = self.writer.constant(np.array(self._shape_now(use, shape.array.tolist()), np.int64))
+            now = array_now(shape, self.run).tolist()
+            now = now if shape.made is not None else self._shape_now(use, now)
+            inputs[1] = self.writer.constant(np.array(now, np.int64))
         while inputs and not inputs[-1]:
             inputs.pop()
         attributes = {
@@ -326,7 +328,7 @@ class GraphWriter:
     def _operand(self, operand: Operand) -> str:
         writer = self.writer
         if isinstance(operand, Known):
-            array = operand.array
+            array = array_now(operand, self.run)
             to = carried(array.dtype)
             return writer.constant(array if array.dtype == to else array.astype(to))
         if isinstance(operand, Weight):

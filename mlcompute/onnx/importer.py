@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.errors import DataError, Error, ShapeError
+from mlcompute.errors import DataError, Error, ShapeError, warn
 from mlcompute.onnx import control
 from mlcompute.onnx.attributes import attribute_value
 from mlcompute.onnx.budget import ExhaustedError, model_budget
+from mlcompute.onnx.choices import Choices, floating_names
+from mlcompute.onnx.dequantize import dequantize, quantize
 from mlcompute.onnx.files import ModelFile, read_model, tensor_array
 from mlcompute.onnx.functions import body_of, has_body, inline
 from mlcompute.onnx.imported import ImportedGraph
@@ -22,10 +24,24 @@ from mlcompute.onnx.layers import layer_for
 from mlcompute.onnx.names import Names, Place, operator_sets
 from mlcompute.onnx.operands import Derived, Failed, Known, Listed, Operand, Source, Use, Weight, folded, sketch
 from mlcompute.onnx.operators.reductions import MASKED
+from mlcompute.onnx.order import in_order
 from mlcompute.onnx.problems import ModelError, Problem, failure
+from mlcompute.onnx.reach import quantized_weights, unreached
 from mlcompute.onnx.rows import BY_DESIGN, ROWS, NeedsValueError, NotImportedError, load_rows
-from mlcompute.onnx.types import INEXACT, UnknownTypeError, carried, descriptor_of, folded_shape, is_carried, numpy_type
-from mlcompute.onnx.uniform import UniformTensor
+from mlcompute.onnx.ties import Ties, find_ties
+from mlcompute.onnx.types import (
+    INEXACT,
+    UnknownTypeError,
+    carried,
+    descriptor_of,
+    folded_shape,
+    is_carried,
+    is_floating,
+    numpy_type,
+)  # fmt: skip
+from mlcompute.onnx.uniform import CopiedTensor, UniformTensor
+from mlcompute.onnx.uses import Uses
+from mlcompute.onnx.weights import Judgement, Trainable, chosen, judge_all, states_weights
 from mlcompute.ops.op import Array, Shape
 from mlcompute.tensor import Tensor
 
@@ -54,11 +70,13 @@ class Importer:
         constants: Mapping[str, Any],
         memory_limit: int | None,
         node_limit: int | None,
+        choices: Choices,
         fixed: frozenset[str] = frozenset(),
     ) -> None:
         load_rows()
         self.file, self.model = file, file.proto
         model = file.proto
+        self.choices = choices
         self.given = GivenInputs(batch, dimensions, shapes, constants)
         self.budget = model_budget(model, memory_limit, node_limit)
         #: Inputs known to be needed as constants, from an earlier attempt.
@@ -72,6 +90,10 @@ class Importer:
         #: Tensors stored in a graph are read once, however often a loop runs over them.
         self.read: dict[int, tuple[GraphProto, dict[str, Operand]]] = {}
         self.lifted: dict[int, Weight] = {}
+        #: Who uses what, what the caller says is trained, and which uses of one tensor have copies of their own.
+        self.uses = Uses.of(model, self.budget.nodes)
+        self.said = chosen(choices.trainable, floating_names(model, choices.dequantize))
+        self.ties = Ties()
         #: Inputs that are constants from the start; and, by tensor, the inputs a computed value comes from.
         self.stored_inputs: set[str] = set()
         self.origins: dict[Tensor, frozenset[str]] = {}
@@ -82,12 +104,14 @@ class Importer:
         graph = self.model.graph
         place = Place(operator_sets(self.model) or {"": 1})
         self._initializers(graph, self.names, outermost=True)
+        self.given.check(self.uses)
         for info in graph.input:
             if info.name not in self.names.operands:
                 self._input(info)
         self.nodes(graph.node, self.names, place)
         for info in graph.output:
             self._output(info.name, place)
+        self._choose_output()
         if self.graph.fixed.keys() - self.preset - self.stored_inputs:
             # An input turned out to be needed as a constant: what was imported before that took it as computed.
             raise _AgainError(self.preset | self.graph.fixed.keys())
@@ -95,6 +119,7 @@ class Importer:
             raise failure(self.problems)
         self.graph.order = [info.name for info in graph.output]
         self._name_weights()
+        self._note_training()
         return self.graph
 
     def _initializers(self, graph: GraphProto, names: Names, outermost: bool = False) -> None:
@@ -106,27 +131,49 @@ class Importer:
             for sparse in graph.sparse_initializer:
                 found[sparse.values.name] = Failed("sparse tensors are not imported")
             self.read[id(graph)] = graph, found
+            if outermost:
+                self._find_weights(found)
         names.operands.update(self.read[id(graph)][1])
 
     def stored(self, tensor: Any, name: str, raw: Any = None) -> Operand:
-        """A tensor of the file: a weight when it is floating and has axes, else a constant."""
+        """A tensor of the file, as numbers; which of them are weights is decided when all are there."""
         try:
-            array = self.array(tensor, raw)
+            return Known(self.array(tensor, raw), name)
         except DataError as error:
             if tensor.data_type == 8:  # strings: an operand nobody may use
                 return Failed(error.message)
             self.problems.append(Problem("initializer", name, error.message))
             return Failed()
-        if array.ndim and array.size and is_carried(array.dtype) and carried(array.dtype).kind == "f":
-            return self.weight(array, name)
-        return Known(array, name)
+
+    def _find_weights(self, found: dict[str, Operand]) -> None:
+        """Make weights of the tensors that are judged to be some, and copies where an exporter merged several."""
+        known = {name: operand.array for name, operand in found.items() if isinstance(operand, Known)}
+        floats = {name: array for name, array in known.items() if is_floating(array)}
+        stated = states_weights(self.model)
+        judged = judge_all(floats, self.uses, self.said, stated)
+        self.ties = find_ties(floats, judged, self.uses, self.model.producer_name, stated)
+        shared = set(self.ties.copies.values())
+        for name, judgement in judged.items():
+            self.graph.judgements[name] = judgement
+            if judgement.trained:
+                found[name] = self.weight(floats[name], name, deferred=name in shared)
+        for copy, name in self.ties.copies.items():
+            trained = judged[name].trained and copy not in self.ties.statistics
+            role = "running statistics, " if copy in self.ties.statistics else ""
+            self.graph.judgements[copy] = Judgement(trained, f"{role}equal to '{name}' when the model was exported")
+            found[copy] = self.weight(floats[name], copy, deferred=True) if trained else Known(floats[name], copy)
+        self.graph.copies, self.graph.tied = dict(self.ties.copies), dict(self.ties.tied)
 
     def array(self, tensor: TensorProto, raw: Any = None) -> Array:
         """The numbers of a tensor of the file."""
         limit = None if self.budget.grows else self.budget.bytes
         return self.budget.stored(tensor_array(tensor, self.file.folder, limit, raw))
 
-    def weight(self, array: Array, name: str) -> Weight:
+    def weight(self, array: Array, name: str, deferred: bool = False) -> Weight:
+        """A tensor to train, or one of running statistics.
+
+        deferred   others are made of the same numbers: its own memory is made when it is first used
+        """
         to = carried(array.dtype)
         if array.dtype != to:
             self.note(INEXACT.get(array.dtype.name, ""), name)
@@ -138,7 +185,9 @@ class Importer:
             if not self.budget.grows:
                 self.budget.check(array.nbytes)
                 self.budget.bytes -= array.nbytes
-            tensor: Tensor = UniformTensor(descriptor_of(array.shape, to), array.reshape(-1)[0].item())
+            tensor: Tensor = UniformTensor(descriptor_of(array.shape, to), array.reshape(-1)[0])
+        elif deferred:
+            tensor = CopiedTensor(descriptor_of(array.shape, to), array.reshape(folded_shape(array.shape)))
         else:
             data = np.ascontiguousarray(array).reshape(folded_shape(array.shape))
             tensor = Tensor(descriptor_of(array.shape, to), data=data)
@@ -187,8 +236,15 @@ class Importer:
         self.origins[tensor] = frozenset({name})
         self.names.operands[name] = Source(tensor, shape, carried(dtype), name)
 
-    def fixed(self, source: Source) -> Array | None:
-        """The numbers of an input the caller gave, now that some shape depends on them."""
+    def fixed(self, source: Source, name: str = "") -> Array | None:
+        """The numbers of an input, or of a computed value, that the caller gave, now that the import depends on them.
+
+        name   what the value is called where they are needed
+        """
+        is_input = self.graph.inputs.get(source.name) is source.tensor
+        for called in () if is_input else (name, source.name):
+            if called in self.given.constants:
+                return self.given.constant(called, source.shape, source.dtype)
         if self.graph.inputs.get(source.name) is not source.tensor:
             # Computed: known when all inputs it comes from are. They are folded in the next attempt.
             origins = self.origins.get(source.tensor, frozenset())
@@ -205,7 +261,7 @@ class Importer:
     # Nodes --------------------------------------------------------------------------------------------------------
 
     def nodes(self, nodes: Sequence[NodeProto], names: Names, place: Place) -> None:
-        for node in nodes:
+        for node in in_order(nodes):
             if place.depth:  # the others are in the file
                 self.budget.spend_nodes(1)
             self._node(node, names, place)
@@ -244,7 +300,9 @@ class Importer:
     ) -> Sequence[Operand] | None:
         operands: list[Operand | None] = []
         failed = False
-        for name in node.input:
+        for index, name in enumerate(node.input):
+            if not place.depth and self.ties.renamed:
+                name = self.ties.renamed.get((next(iter(node.output), ""), index), name)
             operand = names.find(name) if name else None
             if name and operand is None:
                 raise ShapeError(f"its operand '{name}' is not defined")
@@ -278,6 +336,10 @@ class Importer:
         if place.attends and node.op_type == "Softmax":
             attributes[MASKED] = 1
         use = Use(row, version, attributes, operands, list(node.input), len(node.output))
+        if self.choices.dequantize and key == ("", "QuantizeLinear"):
+            return quantize(self, use, label)
+        if self.choices.dequantize and key == ("", "DequantizeLinear"):
+            return dequantize(self, use, list(node.output), node.input[0])
         return self.apply(use, label, list(node.output))
 
     def _defined(self, node: NodeProto, domain: str, place: Place) -> bool:
@@ -294,16 +356,20 @@ class Importer:
         for index, operand in enumerate(use.operands):
             if isinstance(operand, Listed):
                 raise NotImportedError("sequences are taken apart at import only")
-            if index in use.row.weights and isinstance(operand, Known) and use.has_source():
-                use.operands[index] = self.lift(operand)  # type: ignore[index]
+            lifts = isinstance(operand, Known) and (operand.is_fill or index in use.row.frozen)
+            if lifts and index in use.row.weights and use.has_source():
+                use.operands[index] = self.lift(operand)  # type: ignore[index, arg-type]
         if use.is_known():
-            return self._all_folded(use, outputs)
+            return self.all_folded(use, outputs)
         answers, same = sketch(use, self.fixed, self.budget)
         results: list[Operand] = []
         computed: list[tuple[int, Shape, np.dtype[Any]]] = []
         for index, answer in enumerate(answers):
             if isinstance(answer, np.ndarray):
-                results.append(self._folded(answer, outputs[index] if index < len(outputs) else ""))
+                known = self._folded(answer, outputs[index] if index < len(outputs) else "")
+                if isinstance(known, Known):
+                    known.made = use, index
+                results.append(known)
             elif answer is None:
                 results.append(Failed(f"{use.row.name} does not give result {index} here"))
             elif id(answer) in same:
@@ -318,7 +384,7 @@ class Importer:
             return results
         if not use.has_source():
             if all(dtype.kind != "f" for _, _, dtype in computed):
-                return self._all_folded(use, outputs)
+                return self.all_folded(use, outputs)
             for index, shape, dtype in computed:
                 results[index] = Derived(use, index, shape, dtype)
             self.history.append((use, use.names, outputs))
@@ -332,10 +398,18 @@ class Importer:
         self.history.append((use, use.names, outputs))
         return results
 
-    def _all_folded(self, use: Use, outputs: Sequence[str]) -> list[Operand]:
+    def all_folded(self, use: Use, outputs: Sequence[str]) -> list[Operand]:
+        """The results of an operator whose operands are all known."""
         arrays = folded(use, self.budget)
         names = [*outputs, *[""] * len(arrays)]
-        return [self._folded(array, name) for array, name in zip(arrays, names, strict=False)]
+        results = [self._folded(array, name) for array, name in zip(arrays, names, strict=False)]
+        if any(isinstance(operand, Known) and operand.made is not None for operand in use.operands):
+            for index, result in enumerate(results):
+                if isinstance(result, Known):
+                    result.made = use, index
+        if use.row.name == "ConstantOfShape" and isinstance(results[0], Known):
+            results[0].is_fill = True
+        return results
 
     def _folded(self, array: Array | None, name: str) -> Operand:
         if array is None:
@@ -343,19 +417,22 @@ class Importer:
         return Known(self.budget.hold(np.asarray(array)), name)
 
     def lift(self, known: Known) -> Operand:
-        """A constant used where a weight is expected becomes one."""
+        """A shape filled with one number, used where a weight is expected, stands for one; so do running statistics."""
         array = known.array
         if array.ndim == 0 or array.size < 2 or not is_carried(array.dtype) or carried(array.dtype).kind != "f":
             return known
         if id(known) not in self.lifted:
-            self.lifted[id(known)] = self.weight(array, known.name or f"constant{len(self.lifted)}")
+            name = known.name or f"constant{len(self.lifted)}"
+            self.lifted[id(known)] = self.weight(array, name, deferred=True)
+            if known.is_fill:
+                self.graph.judgements[name] = Judgement(True, "a shape to fill, used where an operator has weights")
         return self.lifted[id(known)]
 
     def _add(self, use: Use, computed: list[tuple[int, Shape, np.dtype[Any]]], label: str) -> list[Tensor]:
         for _, shape, _ in computed:
             if math.prod(shape) > 2**40:
                 raise ShapeError(f"a result of shape {shape}")
-        layer = layer_for(use, computed)
+        layer = layer_for(use, computed, self.choices.batch_norm)
         if layer is not None:
             layer.label = label
             return self.graph._add(layer, [source.tensor for source in use.sources()], [], True)
@@ -413,6 +490,60 @@ class Importer:
             with contextlib.suppress(DataError):
                 self.graph.types[name] = numpy_type(declared.type.tensor_type.elem_type)
 
+    def _choose_output(self) -> None:
+        """Make the output that a loss is put on the last result of the graph, which is where losses are put."""
+        graph, wanted = self.graph, self.choices.output
+        floating = [name for name, tensor in graph.outputs.items() if tensor.descriptor.data_type.is_floating]
+        if wanted is not None and wanted not in floating and not self.problems:
+            names = ", ".join(floating) or "none"
+            raise DataError(f"onnx.load: output: '{wanted}' is no floating output of the model", outputs=names)
+        if not floating:
+            return
+        name = floating[0] if wanted is None else wanted
+        graph.loss_output = name
+        graph.is_output_chosen = wanted is not None or len(floating) == 1
+        if graph._all_nodes()[-1].results[0] is not graph.outputs[name]:
+            operand = Source(graph.outputs[name], graph.shapes[name], carried(graph.types[name]), name)
+            use = Use(ROWS["", "Identity"], 13, {}, [operand], [name], 1)
+            (graph.outputs[name],) = self._add(use, [(0, operand.shape, operand.dtype)], name)
+
+    def _note_training(self) -> None:
+        """Say what cannot be trained although a user may expect it."""
+        graph = self.graph
+        self._note_transposed()
+        arrays = {name: o.array for name, o in self.names.operands.items() if isinstance(o, Known)}
+        if not self.choices.dequantize:
+            graph.quantized = quantized_weights(arrays, self.uses)
+        graph.unreached = unreached(graph)
+        count, lost = len(graph.weights), len(graph.unreached)
+        if lost:
+            reason = next(iter(graph.unreached.values()))
+            graph.notes.append(f"{lost} of {count} weights cannot be trained: {reason}")
+        if graph.quantized:
+            quantized = f"{len(graph.quantized)} tensors of weights are quantized and are not trained"
+            graph.notes.append(f"{quantized}; load(..., dequantize=True) makes floating weights of them")
+            if lost == count:
+                warn(
+                    f"onnx.load: no weight of this model can be trained: {quantized}; "
+                    "load(..., dequantize=True) makes floating weights of them"
+                )
+
+    def _note_transposed(self) -> None:
+        """An embedding that is also the head of a network is often written twice, once transposed."""
+        weights = self.graph.weights
+        matrices = {
+            name: tensor.data for name, tensor in weights.items()
+            if len(tensor.descriptor.shape) == 2 and not isinstance(tensor, CopiedTensor)
+        }  # fmt: skip
+        reasons = {name: judgement.reason for name, judgement in self.graph.judgements.items()}
+        for table in [name for name in matrices if "of Gather" in reasons.get(name, "")][:16]:
+            ours = matrices[table]
+            for name, theirs in matrices.items():
+                if name == table or ours is None or theirs is None or ours.shape != theirs.shape[::-1]:
+                    continue
+                if np.array_equal(ours[0], theirs[:, 0]) and np.array_equal(ours.T, theirs):
+                    self.graph.notes.append(f"'{name}' is '{table}' transposed: here they are trained apart")
+
     def _name_weights(self) -> None:
         trained: dict[str, Tensor] = {}
         read: dict[str, Tensor] = {}
@@ -432,34 +563,45 @@ def load(
     constants: Mapping[str, Any] | None = None,
     memory_limit: int | None = None,
     node_limit: int | None = None,
+    trainable: Trainable | None = None,
+    batch_norm: str = "train",
+    dequantize: bool = False,
+    output: str | None = None,
 ) -> ImportedGraph:
     """A model as a graph whose weights can be trained.
 
     model         a path, the bytes of a file, or an onnx.ModelProto
     batch         the first extent of inputs that leave it open; with it, every extent of the same name
     dimensions    other open extents by their name in the model; `shapes`: whole shapes by the input's name
-    constants     numbers of inputs that shapes depend on; they are taken only where an operator needs them
+    constants     numbers of inputs, or of values the model computes, that shapes and branches depend on; they are taken
+                  only where an operator needs them
     memory_limit  bytes all constants and weights together may take; by default what the file holds, 8 more for each of
                   its numbers, and 32 MiB: a small file cannot make a large import
     node_limit    nodes loops and functions may unfold into; by default 4000, and 8 for each node of the model
+    trainable     which stored tensors are weights: patterns such as "classifier.*", and then no others are; or a
+                  function of a name that answers True, False, or None to leave it to the guess; by default, the guess
+    batch_norm    "train": batch normalization uses the batch's statistics in training graphs and keeps the running
+                  ones; "frozen": it uses the running ones everywhere and leaves them as they are
+    dequantize    read a quantized model as one of floating numbers, whose weights can be trained
+    output        the output a loss is put on, for models with several
 
-    Weights are the model's floating initializers that have axes, and constants used where an operator has weights.
-    What cannot be imported is listed in one ModelError, all of it; then nothing has been imported.
+    A file does not say what was trained: `ImportedGraph.judgements` and `doctor` list what was taken for a weight or a
+    constant, and why. What cannot be imported is listed in one ModelError, all of it; then nothing has been imported.
 
     >>> import mlcompute as mlc
     >>> graph = mlc.onnx.load("model.onnx", batch=32)  # doctest: +SKIP
     >>> training = mlc.TrainingGraph([graph], loss, optimizer)  # doctest: +SKIP
     >>> training.add_inputs(graph.inputs, {"labels": labels})  # doctest: +SKIP
     """
+    choices = Choices(trainable, batch_norm, dequantize, output)
     file = read_model(model)
     fixed: frozenset[str] = frozenset()
     while True:
-        importer = Importer(
-            file, batch=batch, dimensions=dimensions or {}, shapes=shapes or {}, constants=constants or {},
-            memory_limit=memory_limit, node_limit=node_limit, fixed=fixed,
-        )  # fmt: skip
         try:
-            return importer.run()
+            return Importer(
+                file, batch=batch, dimensions=dimensions or {}, shapes=shapes or {}, constants=constants or {},
+                memory_limit=memory_limit, node_limit=node_limit, choices=choices, fixed=fixed,
+            ).run()  # fmt: skip
         except _AgainError as again:
             fixed = again.fixed
         except Error:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.errors import ShapeError
+from mlcompute.errors import DataError, ShapeError
+from mlcompute.onnx.uses import Uses
 from mlcompute.ops.op import Array, Shape
 
 if TYPE_CHECKING:
@@ -27,6 +28,14 @@ class GivenInputs:
     ) -> None:
         self.batch, self.dimensions, self.shapes = batch, dict(dimensions), dict(shapes)
         self.constants = {name: np.asarray(array) for name, array in constants.items()}
+
+    def check(self, uses: Uses) -> None:
+        """Refuse numbers for something the model does not have."""
+        known = {*uses.inputs, *uses.makers, *uses.consumers}
+        for name in self.constants:
+            if name not in known:
+                shown = ", ".join(sorted(uses.inputs)[:10])
+                raise DataError(f"onnx.load: constants: the model has no value '{name}'", inputs=shown or "none")
 
     def shape_of(self, info: ValueInfoProto) -> Shape:
         """Extents of an input: the model's, with symbols replaced by what the caller gave."""
@@ -64,8 +73,10 @@ class GivenInputs:
         raise ShapeError(f"extent {axis} is not fixed by the model: give {known}")
 
     def constant(self, name: str, shape: Shape, dtype: np.dtype[Any]) -> Array:
-        """The numbers given for an input, which must fit it."""
+        """The numbers given for an input, which must fit it; a single one may have any number of axes."""
         array = self.constants[name].astype(dtype, copy=False)
+        if array.size == math.prod(shape) == 1:
+            return array.reshape(shape)
         if array.shape != shape:
             raise ShapeError(f"constants: '{name}' has shape {array.shape}, the model says {shape}")
         return array

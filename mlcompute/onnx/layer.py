@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from mlcompute import ops
-from mlcompute.errors import CompileError
+from mlcompute.errors import CompileError, Error
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
-from mlcompute.onnx.operands import Scope, Source, Use, Weight
+from mlcompute.onnx.operands import Known, Scope, Source, Use, Weight
 from mlcompute.onnx.types import carried, descriptor_of, folded_shape, unfolded_shape
-from mlcompute.ops.op import Shape, Value
+from mlcompute.ops.op import Array, Shape, Trace, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
 #: Operators that put features on axis 1, and operators that leave them where they are.
@@ -33,6 +34,7 @@ class OperatorLayer(Layer):
     default_label = "operator"
     source_types = ALL_TYPES
     source_count = (1, 1 << 30)
+    any_batch_axis = True
 
     def __init__(self, use: Use, outputs: Sequence[tuple[int, Shape, np.dtype[Any]]], label: str = "") -> None:
         super().__init__()
@@ -101,8 +103,14 @@ class OperatorLayer(Layer):
         pairs = zip(self.sources, sources, strict=True)
         changed = [(s.shape[0], v.shape[0]) for s, v in pairs if s.shape and v.shape[0] != folded_shape(s.shape)[0]]
         scope = Scope(trace, source, weight, training=run.training, uniform=uniform, float_type=float_type)
-        scope.batch = changed[0] if changed else None
-        answers = self.use.describe(scope)
+        if any(value.shape != folded_shape(s.shape) for s, value in zip(self.sources, sources, strict=True)):
+            scope.batch = changed[0] if changed else (1, 1)
+            scope.shape_now = functools.partial(_shape_now, run)
+        try:
+            answers = self.use.describe(scope)
+        except Error as error:
+            error.add_fact("node", self.who)
+            raise
         found = []
         for index, shape, _ in self.outputs:
             answer = answers[index]
@@ -113,3 +121,18 @@ class OperatorLayer(Layer):
             target = folded_shape(answer.shape if len(answer.shape) == len(shape) else shape)
             found.append(ops.reshape(answer, target))
         return found
+
+
+def array_now(known: Known, run: Forward) -> Array:
+    """The numbers of a constant in the batch that is described."""
+    scope = Scope(Trace(), _no_value, _no_value, shape_now=functools.partial(_shape_now, run))
+    return scope.known(known)
+
+
+def _no_value(operand: object) -> Value:
+    raise CompileError("a constant does not depend on values")
+
+
+def _shape_now(run: Forward, source: Source) -> Shape:
+    """The shape a tensor of the model has in the batch that is described."""
+    return unfolded_shape(source.shape, run.shape_of(source.tensor))

@@ -14,7 +14,7 @@ from mlcompute.errors import DataError, ShapeError
 from mlcompute.onnx.budget import Budget, LimitedTrace, bytes_needed, operations
 from mlcompute.onnx.rows import Answer, Call, Row
 from mlcompute.onnx.types import carried, constant_type, element_type, is_carried
-from mlcompute.onnx.uniform import UniformTensor
+from mlcompute.onnx.uniform import CopiedTensor
 from mlcompute.ops.op import Array, Shape, Trace, Value, run_meaning
 from mlcompute.tensor import Tensor
 
@@ -25,6 +25,10 @@ class Known:
 
     array: Array
     name: str = ""
+    #: One number, repeated as a shape in the file says: how models without numbers say "a weight of this shape".
+    is_fill: bool = False
+    #: What computed it from the shape of a value, and as which result: then it may be another for a smaller batch.
+    made: tuple[Use, int] | None = None
 
 
 @dataclass(eq=False)
@@ -110,6 +114,8 @@ class Use:
 
         def array(index: int) -> Array | None:
             operand = operands[index]
+            if isinstance(operand, Known):
+                return scope.known(operand)
             found = None if operand is None else known_array(operand, getattr(scope.trace, "budget", None))
             if found is None and isinstance(operand, Source):
                 found = scope.fixed(operand)
@@ -117,11 +123,19 @@ class Use:
 
         def peek(index: int) -> Array | None:
             operand = operands[index]
-            return operand.array if isinstance(operand, Known) else None
+            return scope.known(operand) if isinstance(operand, Known) else None
+
+        def follows(index: int) -> bool:
+            operand = operands[index]
+            return isinstance(operand, Known) and operand.made is not None
+
+        def shape_then(index: int) -> Shape:
+            operand = operands[index]
+            return operand.shape if isinstance(operand, (Source, Weight, Derived)) else ()
 
         call = Call(
             self.row.name, self.version, self.attributes, len(operands), self.output_count, scope.trace, value, array,
-            peek, scope.training, scope.uniform, self.names, scope.batch,
+            peek, follows, shape_then, scope.training, scope.uniform, self.names, scope.batch,
         )  # fmt: skip
         answers = self.row.function(call)
         if isinstance(answers, (Value, np.ndarray)) or answers is None:
@@ -152,9 +166,10 @@ class Use:
 def _numbers(weight: Weight) -> Array:
     """A weight's numbers; one number repeated stays one number."""
     tensor = weight.tensor
-    if isinstance(tensor, UniformTensor) and tensor.number is not None:
-        return np.broadcast_to(tensor.number, weight.shape)
-    return weight.array
+    numbers = tensor.numbers if isinstance(tensor, CopiedTensor) else None
+    if numbers is None:
+        return weight.array
+    return np.broadcast_to(numbers, weight.shape) if numbers.ndim == 0 else numbers.reshape(weight.shape)
 
 
 def known_array(operand: Operand, budget: Budget | None = None) -> Array | None:
@@ -176,6 +191,7 @@ class Scope:
     exact   constants keep the model's own types: nothing is carried, everything is folded
     float_type   what floating constants become; as they are carried if not given
     fixed   the numbers of an input that must be known, if the caller has given them
+    shape_now   the shape of a source in a smaller batch than the model was imported for; None: as imported
     """
 
     trace: Trace
@@ -188,6 +204,8 @@ class Scope:
     fixed: Callable[[Source], Array | None] = lambda source: None
     float_type: np.dtype[Any] | None = None
     batch: tuple[int, int] | None = None
+    shape_now: Callable[[Source], Shape] | None = None
+    _known: dict[int, Array] = field(default_factory=dict)
     _made: dict[int, Value] = field(default_factory=dict)
     _derived: dict[int, list[Answer]] = field(default_factory=dict)
 
@@ -199,7 +217,7 @@ class Scope:
 
     def _make(self, operand: Operand) -> Value:
         if isinstance(operand, Known):
-            return self._constant(operand.array)
+            return self._constant(self.known(operand))
         if isinstance(operand, Weight):
             return self.weight(operand)
         if isinstance(operand, Source):
@@ -217,6 +235,17 @@ class Scope:
             raise ShapeError("a sequence where a tensor is expected")
         raise ShapeError(operand.reason or "the operand was not imported")
 
+    def known(self, operand: Known) -> Array:
+        """The numbers of a constant; those that were computed from shapes are computed again for other shapes."""
+        if self.shape_now is None or operand.made is None:
+            return operand.array
+        if id(operand) not in self._known:
+            use, index = operand.made
+            found = folded(use, shape_now=self.shape_now, known=self._known)[index]
+            assert found is not None
+            self._known[id(operand)] = found
+        return self._known[id(operand)]
+
     def _constant(self, array: Array) -> Value:
         if self.exact:
             assert isinstance(self.trace, LimitedTrace)
@@ -232,13 +261,25 @@ class Scope:
         return self.trace.constant(array)
 
 
-def folded(use: Use, budget: Budget | None = None) -> list[Array | None]:
+def folded(
+    use: Use,
+    budget: Budget | None = None,
+    shape_now: Callable[[Source], Shape] | None = None,
+    known: dict[int, Array] | None = None,
+) -> list[Array | None]:
     """A use on operands that are all known (weights as they are now), by the NumPy meanings of its ops.
 
-    budget   what an import may still take; without one, nothing is refused
+    budget      what an import may still take; without one, nothing is refused
+    shape_now   shapes of sources the use asks for the shape of; without it there are none
+    known       what was computed for these shapes already, by operand
     """
     trace = LimitedTrace(budget if budget is not None else Budget(1 << 62, 1 << 62))
-    scope = Scope(trace, _no_source, lambda weight: trace.given(_numbers(weight)), exact=True)
+
+    def source(operand: Source) -> Value:
+        return _no_source(operand) if shape_now is None else trace.value(shape_now(operand), operand.dtype)
+
+    scope = Scope(trace, source, lambda weight: trace.given(_numbers(weight)), exact=True, shape_now=shape_now)
+    scope._known = {} if known is None else known
     answers = use.describe(scope)
     arrays: dict[Value, Array] = dict(trace.constants)
     left = Counter(value for step in trace.steps for value in step.inputs)

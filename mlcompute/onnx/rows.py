@@ -56,6 +56,10 @@ class Call:
     make_value: Callable[[int], Value | None]
     find_array: Callable[[int], Array | None]
     peek_array: Callable[[int], Array | None]
+    #: operand number -> was it computed from shapes, and so is right for the batch that is described?
+    follows: Callable[[int], bool]
+    #: operand number -> its shape when the model was imported
+    shape_then: Callable[[int], Shape]
     training: bool = False
     uniform: Callable[[Value, Shape], Value] | None = None
     names: Sequence[str] = ()
@@ -116,9 +120,15 @@ class Call:
     def attribute(self, name: str, default: Any = None) -> Any:
         return self.attributes.get(name, default)
 
-    def shape_now(self, shape: Sequence[int]) -> list[int]:
-        """A shape known at import, for the batch that is described: its first extent counts samples."""
+    def shape_now(self, shape: Sequence[int], index: int) -> list[int]:
+        """A shape that operand `index` or an attribute gives, for the batch that is described.
+
+        One that the model computes from other shapes is right; of one that is written down, the first extent counts
+        samples.
+        """
         found = list(shape)
+        if index < self.count and self.follows(index):
+            return found
         if self.batch is not None and found and found[0] > 0 and found[0] % self.batch[0] == 0:
             found[0] = found[0] // self.batch[0] * self.batch[1]
         return found

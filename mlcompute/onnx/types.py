@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from mlcompute.enums import DataType
-from mlcompute.errors import DataError
-from mlcompute.ops.op import Shape
+from mlcompute.errors import DataError, ShapeError
+from mlcompute.ops.op import Array, Shape
 from mlcompute.tensor_descriptor import TensorDescriptor
 
 #: NumPy dtype names of ONNX types -> the dtype values of that type are computed in.
@@ -72,6 +72,11 @@ def is_carried(dtype: np.dtype[Any]) -> bool:
     return dtype.name in _CARRIED
 
 
+def is_floating(array: Array) -> bool:
+    """Could these numbers be a weight's?"""
+    return bool(array.size) and is_carried(array.dtype) and carried(array.dtype).kind == "f"
+
+
 def numpy_type(element_type: int) -> np.dtype[Any]:
     """The NumPy dtype of an ONNX element type; a DataError for strings and unknown numbers."""
     from onnx import TensorProto, helper
@@ -105,7 +110,12 @@ def unfolded_shape(shape: Shape, now: Shape) -> Shape:
     """The true shape of a value carried with shape `now`: as when it was imported, apart from the batch."""
     if not shape or now == folded_shape(shape):
         return shape
-    return (now[0], *shape[1:])
+    if len(shape) <= 4:
+        return now
+    last = math.prod(shape[3:])
+    if shape[3] * now[3] % last:
+        raise ShapeError(f"a value of shape {shape} is carried as {now}, which says nothing of its last axes")
+    return (*now[:3], shape[3] * now[3] // last, *shape[4:])
 
 
 def descriptor_of(shape: Shape, dtype: np.dtype[Any]) -> TensorDescriptor:

@@ -1,6 +1,8 @@
-"""UniformTensor: a weight that is one number repeated, and takes no memory before somebody looks at it."""
+"""Weights whose memory is made when somebody first looks at them: one number repeated, and copies of others."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -9,15 +11,16 @@ from mlcompute.tensor import Tensor
 from mlcompute.tensor_descriptor import TensorDescriptor
 
 
-class UniformTensor(Tensor):
-    """A tensor filled with one number when its data is first asked for; from then on a tensor like any other.
+class CopiedTensor(Tensor):
+    """A tensor that copies its numbers when its data is first asked for; from then on a tensor like any other.
 
-    Models may say "a weight of a gigabyte, all 0.02" in a few bytes; importing them must not take the gigabyte.
+    A file may store a layer once and mean a dozen; importing it must not take a dozen times the memory. The numbers
+    copied must not change in between.
     """
 
-    def __init__(self, descriptor: TensorDescriptor, number: float) -> None:
+    def __init__(self, descriptor: TensorDescriptor, numbers: Array) -> None:
         self._made: Array | None = None
-        self._number = number
+        self._numbers: Any = numbers
         super().__init__(descriptor)
         self._is_open = True
 
@@ -25,16 +28,25 @@ class UniformTensor(Tensor):
     _is_open = False
 
     @property
-    def number(self) -> Array | None:
-        """The number, as an array without axes, as long as nothing else was made of it."""
-        return np.asarray(self._number, self.descriptor.data_type.numpy) if self._is_open else None
+    def numbers(self) -> Array | None:
+        """What it will be filled with, as long as nothing else was made of it."""
+        return np.asarray(self._numbers, self.descriptor.data_type.numpy) if self._is_open else None
 
     @property
     def _host(self) -> Array | None:
         if self._is_open:
-            self._host = np.full(self.descriptor.shape, self._number, self.descriptor.data_type.numpy)
+            self._host = np.full(self.descriptor.shape, self._numbers, self.descriptor.data_type.numpy)
         return self._made
 
     @_host.setter
     def _host(self, array: Array | None) -> None:
-        self._made, self._is_open = array, False
+        self._made = array
+        if self._is_open:
+            self._is_open, self._numbers = False, None
+
+
+class UniformTensor(CopiedTensor):
+    """A tensor filled with one number.
+
+    Models may say "a weight of a gigabyte, all 0.02" in a few bytes; importing them must not take the gigabyte.
+    """

@@ -34,7 +34,8 @@ def _along(values: Value, x: Value, axis: int, block: int = 0) -> Value:
     return ops.reshape(values, (values.shape[0], *(1,) * (x.rank - axis - 1)))
 
 
-def _limits(dtype: np.dtype[Any], kind: str) -> tuple[float, float]:
+def limits(dtype: np.dtype[Any], kind: str) -> tuple[float, float]:
+    """The least and the greatest number of a quantized type."""
     if dtype.name not in ("int8", "uint8", "int16", "uint16"):
         raise NotImportedError(f"{kind} to {dtype.name}")
     info = np.iinfo(dtype.str)
@@ -42,9 +43,13 @@ def _limits(dtype: np.dtype[Any], kind: str) -> tuple[float, float]:
 
 
 def _quantized_type(call: Call, index: int) -> np.dtype[Any]:
-    """The type of the zero point as the model has it, or as the attribute says."""
+    """The type of the zero point as the model has it, or as the attribute says.
+
+    A zero point of 8 bits may be computed; others are carried in wider types, and theirs must be known.
+    """
     if call.has(index):
-        return call.array(index).dtype
+        carried_in = call[index].dtype
+        return carried_in if carried_in.itemsize == 1 and call.known(index) is None else call.array(index).dtype
     given = call.attribute("output_dtype", 0)
     return numpy_type(given) if given else np.dtype(np.uint8)
 
@@ -55,14 +60,14 @@ def _axis(call: Call, x: Value, scale: Value) -> int:
 
 def quantize(x: Value, scale: Value, zero: Value | None, dtype: np.dtype[Any], kind: str) -> Value:
     """round(x / scale) + zero, within the range of the type; no gradient flows."""
-    low, high = _limits(dtype, kind)
+    low, high = limits(dtype, kind)
     y = ops.round_(ops.convert(x, FLOAT32) / scale)
     if zero is not None:
         y = y + ops.convert(zero, FLOAT32)
     return ops.convert(ops.minimum(ops.maximum(y, low), high), carried(dtype))
 
 
-@operator("QuantizeLinear", trains=False, frozen=(1,), needs=(2,), note="to 8 and 16 bits; no gradient flows")
+@operator("QuantizeLinear", trains=False, frozen=(1,), note="to 8 and 16 bits; no gradient flows")
 def quantize_linear(call: Call) -> Value:
     x, scale, zero = call[0], call[1], call.optional(2)
     dtype = _quantized_type(call, 2)
@@ -71,7 +76,7 @@ def quantize_linear(call: Call) -> Value:
     return quantize(x, scale, None if zero is None else _along(zero, x, axis, block), dtype, call.kind)
 
 
-@operator("DequantizeLinear", note="from 8, 16 and 32 bits")
+@operator("DequantizeLinear", frozen=(1,), note="from 8, 16 and 32 bits")
 def dequantize_linear(call: Call) -> Value:
     x, scale, zero = call[0], call[1], call.optional(2)
     axis, block = _axis(call, x, scale), call.attribute("block_size", 0)
@@ -99,7 +104,7 @@ def matmul_integer(call: Call) -> Value:
     return ops.convert(product(a, b), INT32)
 
 
-@operator("QLinearMatMul", trains=False, frozen=(1, 4, 6), needs=(7,))
+@operator("QLinearMatMul", trains=False, frozen=(1, 4, 6))
 def qlinear_matmul(call: Call) -> Value:
     a, b = _shifted(call[0], call[2], True), _shifted(call[3], call[5], False)
     scales = []
@@ -128,7 +133,7 @@ def _per_output(values: Value, w: Value) -> Value:
     return values if values.size == 1 else ops.reshape(values, (values.size, *(1,) * (w.rank - 1)))
 
 
-@operator("QLinearConv", trains=False, frozen=(1, 4, 6), needs=(7,))
+@operator("QLinearConv", trains=False, frozen=(1, 4, 6))
 def qlinear_conv(call: Call) -> Value:
     x = _shifted(call[0], call[2])
     w = _shifted(call[3], _per_output(call[5], call[3]))

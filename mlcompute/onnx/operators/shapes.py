@@ -72,10 +72,53 @@ def eye_like(call: Call) -> Array:
 @operator("Reshape", needs=(1,))
 def reshape(call: Call) -> Value:
     x = call[0]
-    wanted = call.shape_now(call.integers(1, "shape"))
+    wanted = call.integers(1, "shape")
     if not call.attribute("allowzero", 0):
         wanted = [x.shape[axis] if extent == 0 and axis < x.rank else extent for axis, extent in enumerate(wanted)]
+    written_down = call.count < 2 or not call.follows(1)
+    if call.batch is not None and written_down and -1 not in wanted and math.prod(wanted) != x.size:
+        wanted = _for_smaller_batch(call.shape_then(0), x.shape, wanted)
     return ops.reshape(x, _completed(wanted, x))
+
+
+def _for_smaller_batch(then: Shape, now: Shape, wanted: Sequence[int]) -> list[int]:
+    """The shape a model was given for one batch, for a smaller one.
+
+    Ranges of axes that hold the same elements are paired. Where the first axis of a range has become shorter, so does
+    the first one of its partner: (5, 8, 6) that became (5, 16, 3), with 6 instead of 8, becomes (5, 12, 3). An axis
+    that is taken apart is refused: nobody knows which of its parts counts samples.
+    """
+    found = list(wanted)
+    for (start, end), (first, last) in _groups(then, wanted):
+        if now[start:end] == then[start:end]:
+            continue
+        leading = next((axis for axis in range(start, end) if then[axis] > 1), start)
+        targets = [axis for axis in range(first, last) if wanted[axis] > 1] or list(range(first, last))[:1]
+        if len(targets) == 1:
+            found[targets[0]] = math.prod(now[start:end])
+        elif targets and now[leading + 1 : end] == then[leading + 1 : end] and not wanted[targets[0]] % then[leading]:
+            found[targets[0]] = wanted[targets[0]] // then[leading] * now[leading]
+        else:
+            raise ShapeError(
+                f"Reshape: its shape {tuple(wanted)} was written down for another number of samples",
+                fix="export the model with a symbolic batch",
+            )
+    return found
+
+
+def _groups(a: Sequence[int], b: Sequence[int]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """The smallest ranges of axes of two shapes that hold the same number of elements, in order."""
+    found, i, j = [], 0, 0
+    while i < len(a) or j < len(b):
+        start, first = i, j
+        left, right = 1, 1
+        while (i < len(a) or j < len(b)) and (left != right or left == 1):
+            if (left <= right and i < len(a)) or j == len(b):
+                left, i = left * a[i], i + 1
+            else:
+                right, j = right * b[j], j + 1
+        found.append(((start, i), (first, j)))
+    return found
 
 
 def _completed(wanted: Sequence[int], x: Value) -> Shape:
@@ -130,7 +173,7 @@ def transpose(call: Call) -> Value:
 @operator("Expand", needs=(1,))
 def expand(call: Call) -> Value:
     x = call[0]
-    wanted = broadcast_shape(x.shape, tuple(call.shape_now(call.integers(1))))
+    wanted = broadcast_shape(x.shape, tuple(call.shape_now(call.integers(1), 1)))
     limited(np.zeros((), x.dtype), wanted)
     return ops.broadcast(x, wanted)
 

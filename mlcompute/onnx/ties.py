@@ -1,0 +1,162 @@
+"""One stored tensor in several places: is it shared by the network, or did an exporter merge tensors that were equal?
+
+Exporters store equal tensors once. In a network nobody has trained yet all biases are zeros and all copies of a layer
+are equal, so most of its parameters arrive as one. What names or numbers reveal is separated again:
+
+- a tensor that is one number repeated (zeros, ones) belongs to each module that uses it;
+- copies of a layer, 'layers.0.norm.weight' and 'layers.1.norm.weight', are separate whatever their numbers;
+- running statistics are never also weights.
+
+What two nodes of one module share stays shared, and so do tables used in two roles: an embedding that is also the head.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mlcompute.onnx.numbers import is_uniform
+from mlcompute.onnx.uses import FlatNode, Uses, frozen_slots
+from mlcompute.onnx.weights import Judgement, is_anonymous
+from mlcompute.ops.op import Array
+
+
+@dataclass
+class Ties:
+    """What was separated and what was not.
+
+    renamed   (first result of a node of the outermost graph, operand number) -> the name of the copy it uses
+    copies    name of the copy -> name of the tensor it is a copy of
+    tied      name of a weight -> the nodes that share it
+    statistics   copies that are running statistics
+    """
+
+    renamed: dict[tuple[str, int], str] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+    tied: dict[str, list[str]] = field(default_factory=dict)
+    statistics: set[str] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class _Place:
+    """A direct use of a stored tensor by a node of the outermost graph."""
+
+    node: FlatNode
+    slot: int
+    #: The node that computes with it, which may stand behind others that only move it.
+    user: FlatNode
+    user_slot: int
+    #: The parameter's own name, where the exporter left it.
+    name: str = ""
+
+    @property
+    def is_statistic(self) -> bool:
+        return self.user_slot in frozen_slots(self.user)
+
+
+def find_ties(
+    arrays: Mapping[str, Array], judged: Mapping[str, Judgement], uses: Uses, producer: str, stated: bool = False
+) -> Ties:
+    """Which uses of the judged tensors get a copy of their own.
+
+    stated   the model says itself which tensors it has: nothing is separated
+    """
+    ties = Ties()
+    taken = {*uses.inputs, *arrays}
+    stored = {name for name, judgement in judged.items() if judgement.trained}
+    telling = {name for name in stored if not is_uniform(arrays[name])}
+    for name, array in arrays.items():
+        direct = uses.consumers.get(name, ())
+        places = [_place(node, slot, uses) for node, slot in direct]
+        places.sort(key=lambda place: bool(place.name))  # those that use it by its own name come first
+        if len(places) < 2 or not all(place.node.outermost for place in places):
+            continue
+        statistics = any(place.is_statistic for place in places)
+        if name not in stored and not statistics:
+            continue
+        uniform = is_uniform(array)
+        groups: list[list[_Place]] = []
+        for place in places:
+            for group in groups:
+                if stated or not _separate(name, group[0], place, uniform, producer, uses, telling):
+                    group.append(place)
+                    break
+            else:
+                groups.append([place])
+        own = next((group for group in groups if any(not place.name for place in group)), groups[0])
+        for group in groups:
+            if group is not own:
+                copy = _unique(_name_for(name, group), taken)
+                ties.copies[copy] = name
+                if group[0].is_statistic:
+                    ties.statistics.add(copy)
+                ties.renamed.update({(place.node.outputs[0], place.slot): copy for place in group})
+            users = list(dict.fromkeys(place.user.label for place in group))
+            if len(users) > 1 and name in stored:
+                ties.tied[name if group is own else copy] = users
+    return ties
+
+
+def _place(node: FlatNode, slot: int, uses: Uses) -> _Place:
+    """The use itself; behind an Identity, which is how PyTorch writes a merged parameter, one that knows its name."""
+    name = node.outputs[0] if node.operator == "Identity" and node.outermost else ""
+    if not name:
+        return _Place(node, slot, node, slot)
+    behind = uses.sites(name)
+    user, user_slot = (behind[0].node, behind[0].slot) if behind else (node, slot)
+    return _Place(node, slot, user, user_slot, name)
+
+
+def _separate(
+    name: str, first: _Place, other: _Place, uniform: bool, producer: str, uses: Uses, telling: set[str]
+) -> bool:
+    if first.is_statistic != other.is_statistic:
+        return True
+    if first.node is other.node:
+        return uniform and first.slot != other.slot
+    if producer == "pytorch" and not first.user.has_scopes:
+        # This exporter puts an Identity where it has merged equals, and none where a module is used twice.
+        return first.name != other.name
+    a, b = first.name or name, other.name or name
+    if a != b and not is_anonymous(a) and not is_anonymous(b):
+        return uniform or _without_numbers(a) == _without_numbers(b)
+    modules = first.user.module, other.user.module
+    if all(modules):
+        copies = _without_numbers(modules[0]) == _without_numbers(modules[1])
+        return modules[0] != modules[1] and (uniform or copies)
+    return uniform and not _share_another(name, first.user, other.user, uses, telling)
+
+
+def _share_another(name: str, first: FlatNode, other: FlatNode, uses: Uses, telling: set[str]) -> bool:
+    """Do two nodes, or the products before them, use another weight in common? Then they are one module, used twice."""
+
+    def around(node: FlatNode) -> set[str]:
+        before = [uses.makers[value] for value in map(uses.origin, node.inputs) if value in uses.makers]
+        near = [value for maker in (node, *before) for value in maker.inputs]
+        return {uses.origin(value) for value in near} & telling - {name}
+
+    return bool(around(first) & around(other))
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+def _name_for(name: str, group: list[_Place]) -> str:
+    """A parameter's own name; else its module and the last part of the shared one."""
+    named = [place.name for place in group if place.name]
+    module = next((place.user.module for place in group if place.user.module), "")
+    if named and not is_anonymous(named[0]):
+        return named[0]
+    if module and not is_anonymous(name):
+        return f"{module}.{name.rsplit('.', 1)[-1]}"
+    return named[0] if named else name
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    found, number = name, 2
+    while found in taken:
+        found, number = f"{name}_{number}", number + 1
+    taken.add(found)
+    return found
