@@ -115,7 +115,7 @@ class Lowering:
         axis = layer.batch_axes[index] if index < len(layer.batch_axes) else 0
         promised, computed = list(tensor.descriptor.shape), list(answer.shape)
         if layer.any_batch_axis and len(promised) == len(computed):
-            promised = [min(extents) for extents in zip(promised, computed, strict=True)]
+            promised = computed
         elif len(promised) == len(computed):
             promised[axis] = computed[axis]
         if promised != computed:

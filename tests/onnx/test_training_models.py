@@ -303,3 +303,22 @@ def test_the_command_line_can_say_what_python_can(tmp_path: Path) -> None:
     assert "is not a whole number" in run("doctor", str(path), "--dimension", "width=wide").stderr
     wrong = run("inspect", str(tmp_path / "out.onnx"), "--trainable", "head.*")
     assert "no floating tensor of the model is named like 'head.*'" in wrong.stderr + wrong.stdout
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_a_round_trip_keeps_the_weights_and_any_batch(name: str, tmp_path: Path) -> None:
+    network, x = NETWORKS[name]()
+    graph = mlc.onnx.load(export(network, x), batch=4)
+    run = mlc.InferenceGraph([graph])
+    run.add_inputs(graph.inputs)
+    run.add_outputs(graph.outputs)
+    run.compile(device=mlc.Device.cpu())
+    mlc.onnx.save(run, tmp_path / "model.onnx")
+    back = mlc.onnx.load(tmp_path / "model.onnx", batch=4)
+    assert {name: tensor.descriptor.shape for name, tensor in back.weights.items()} == {
+        name: tensor.descriptor.shape for name, tensor in graph.weights.items()
+    }
+    with torch.no_grad():
+        expected = network(x[:3]).numpy()
+    theirs = session(onnx.load(tmp_path / "model.onnx"), x.numpy()[:3])
+    np.testing.assert_allclose(theirs, expected, rtol=1e-3, atol=1e-4)
