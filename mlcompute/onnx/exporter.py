@@ -17,6 +17,7 @@ from mlcompute.errors import DataError, Error, GraphError
 from mlcompute.graph import Node
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.layer import Layer
+from mlcompute.layers.normalization import BatchNormalizationLayer
 from mlcompute.onnx.imported import ImportedGraph
 from mlcompute.onnx.layer import OperatorLayer, array_now
 from mlcompute.onnx.layer_writing import write_layer
@@ -116,8 +117,8 @@ class GraphWriter:
         #: (type in the model, type that is computed in) -> inputs and outputs.
         self._inexact: dict[tuple[str, str], list[str]] = {}
         self._borders = _borders(graph)
-        #: Weights of five axes and more, which tensors carry folded into four.
-        self._shapes = _weight_shapes(description)
+        #: Weights and statistics that are stored with another shape than their tensor's.
+        self._shapes = {} if training else _stored_shapes(description)
         self._lower()
         self.outputs = self._named_outputs()
         self._name()
@@ -332,10 +333,7 @@ class GraphWriter:
             to = carried(array.dtype)
             return writer.constant(array if array.dtype == to else array.astype(to))
         if isinstance(operand, Weight):
-            carried_as = self.tensor_name(operand.tensor)
-            if self._shapes.get(operand.tensor) == operand.shape:
-                return next(name for name, tensor in self.weights.items() if tensor is operand.tensor)
-            return self._unfolded(carried_as, operand.shape)
+            return self.weight_name(operand.tensor, operand.shape)
         if isinstance(operand, Source):
             value = self.run.values[operand.tensor]
             return self._unfolded(writer.name(value), unfolded_shape(operand.shape, value.shape))
@@ -353,6 +351,15 @@ class GraphWriter:
             self._name_weight(tensor)
         return self.writer.name(self.run.value_of(tensor))
 
+    def weight_name(self, tensor: Tensor, shape: Shape) -> str:
+        """The name of a tensor that is kept between runs, with a shape."""
+        name = self.tensor_name(tensor)
+        if self._shapes.get(tensor) == shape:
+            return next(given for given, one in self.weights.items() if one is tensor)
+        if tensor.descriptor.shape == shape:
+            return name
+        return self.writer.value("Reshape", name, self._ints(shape))
+
     def _unfolded(self, name: str, shape: tuple[int, ...]) -> str:
         if folded_shape(shape) == shape:
             return name
@@ -366,6 +373,7 @@ class GraphWriter:
     def model(self, name: str, symbols: Mapping[str, list[int | str]] | None = None) -> Model:
         """The whole model, once it is written."""
         weights, trained = {}, self._trained()
+        self.writer.nodes = needed(self.writer.nodes, set(self.outputs))
         for given, tensor in self.weights.items():
             array = _host(tensor).reshape(self._shapes.get(tensor, tensor.descriptor.shape))
             if tensor in trained or self._is_statistic(given):
@@ -386,9 +394,6 @@ class GraphWriter:
     def _is_statistic(self, name: str) -> bool:
         """Does nothing but batch normalizations read it, as their running statistics?"""
         readers = [(node, k) for node in self.writer.nodes for k, given in enumerate(node.input) if given == name]
-        shaped = [node.output[0] for node, _ in readers if node.op_type == "Reshape"]
-        if len(shaped) == len(readers) == 1:
-            return self._is_statistic(shaped[0])
         return bool(readers) and all(node.op_type == "BatchNormalization" and k > 2 for node, k in readers)
 
 
@@ -448,9 +453,13 @@ def _borders(graph: DescribedGraph) -> dict[Tensor, Border]:
     return found
 
 
-def _weight_shapes(description: Description) -> dict[Tensor, Shape]:
-    """Shapes that weights have in the model a graph was imported from, where tensors cannot have them."""
+def _stored_shapes(description: Description) -> dict[Tensor, Shape]:
+    """Shapes of weights of five axes and more, which tensors carry folded into four, and of running statistics."""
     found: dict[Tensor, Shape] = {}
+    for node in description.nodes:
+        if isinstance(node.layer, BatchNormalizationLayer):
+            shape = (node.layer.feature_channel_count,)
+            found.update(dict.fromkeys((node.layer.mean, node.layer.variance), shape))
     seen: set[int] = set()
     uses = [node.layer.use for node in description.nodes if isinstance(node.layer, OperatorLayer)]
     while uses:
@@ -534,7 +543,7 @@ def assemble(
     """
     from onnx import helper
 
-    nodes = _needed(writer.nodes, set(outputs))
+    nodes = needed(writer.nodes, set(outputs))
     used = {given for node in nodes for given in node.input}
     constants = {given: array for given, array in writer.stored.items() if given in used}
     kept = {given: array for given, array in weights.items() if given in used}
@@ -552,7 +561,8 @@ def assemble(
     return Model(model, kept, constants)
 
 
-def _needed(nodes: list[Any], wanted: set[str]) -> list[Any]:
+def needed(nodes: list[Any], wanted: set[str]) -> list[Any]:
+    """The nodes that some results come from."""
     kept = []
     for node in reversed(nodes):
         if not wanted.isdisjoint(node.output):

@@ -55,10 +55,7 @@ def _slot(out: GraphWriter, tensor: Tensor | None, shape: Sequence[int], default
     writer = out.writer
     if tensor is None:
         return writer.constant(np.full(shape, default, np.float32))
-    name = out.tensor_name(tensor)
-    if tensor.descriptor.shape == tuple(shape):
-        return name
-    return writer.value("Reshape", name, writer.constant(np.array(shape, np.int64)))
+    return out.weight_name(tensor, tuple(shape))
 
 
 @_writes(BatchNormalizationLayer)
