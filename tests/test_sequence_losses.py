@@ -112,6 +112,7 @@ def test_refused_where_nobody_can_tell() -> None:
 
 
 @ENGINES
+@pytest.mark.filterwarnings("ignore:Loss 'Loss' has 30 elements")  # without a reduction: their sum is meant
 @pytest.mark.parametrize("reduction", [MEAN, SUM, NONE])
 def test_a_training_graph_over_sequences(engine: Any, reduction: mlc.ReductionType) -> None:
     """Losses, and the weights after some steps, are PyTorch's."""
