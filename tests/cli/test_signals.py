@@ -204,7 +204,7 @@ def random_moments(folder: Path, count: int, right: dict[str, Any]) -> None:
     chance = random.Random(1)
     stopped, slowest = 0, 0.0
     for one in range(count):
-        command = [sys.executable, "-m", "mlcompute", *LONGER]
+        command = [sys.executable, "-m", "mlcompute", *LONGER, "--overwrite"]
         process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdout is not None
         # What Python does with a signal while it starts is its own affair; from the first line on it is ours.
