@@ -26,6 +26,11 @@ def as_array(data: Any, who: str) -> Array:
         if isinstance(data, (list, tuple)):
             fix = "give all samples one shape: cut or pad those that differ"
         raise DataError(f"{who}: {type(data).__name__} cannot be read as an array", reason=error, fix=fix) from None
+    if isinstance(data, np.ma.MaskedArray) and np.ma.is_masked(data):
+        raise DataError(
+            f"{who}: {int(np.ma.getmaskarray(data).sum())} elements are masked",
+            fix="fill them: array.filled(value), or leave their samples out",
+        )
     if array.dtype.kind not in "biuf":
         raise DataError(f"{who}: data of type {array.dtype} cannot be used", expected="numbers")
     if array.ndim == 0:
@@ -72,7 +77,9 @@ class Column:
         if self.class_axis:
             return one_hot(taken, d.shape[1:], d.data_type.numpy, self.class_axis - 1)
         with np.errstate(all="ignore"):
-            return np.ascontiguousarray(taken, d.data_type.numpy).reshape(-1, *d.shape[1:])
+            rows: Array = np.ascontiguousarray(taken, d.data_type.numpy).reshape(-1, *d.shape[1:])
+        rows.flags.writeable = False  # perhaps the caller's memory: callbacks may look at a batch, not write
+        return rows
 
 
 def one_hot(numbers: Array, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int = 0) -> Array:
@@ -151,4 +158,8 @@ def _castable(array: Array, tensor: Tensor, who: str) -> Array:
             f"{who}: {array.dtype} data for a {dtype} tensor",
             fix=f"convert it yourself, e.g. array.astype({dtype.name!r})",
         )
+    if dtype.kind in "iu" and array.size and array.dtype.itemsize >= dtype.itemsize and array.dtype != dtype:
+        low, high, limits = int(array.min()), int(array.max()), np.iinfo(dtype.name)
+        if low < limits.min or high > limits.max:
+            raise DataError(f"{who}: numbers from {low} to {high} do not fit into a {dtype} tensor")
     return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -50,7 +51,7 @@ class Feed:
     """What a graph wants to be fed: tensors by name, and the number of samples it was built for.
 
     compared      the input that the loss compares the prediction with; empty: labels are fed
-    probabilities labels that a cross entropy reads: numbers from 0 to 1
+    probabilities labels that the loss compares as numbers from 0 to 1
     weighs_alike  without weights every sample weighs 1
     class_axes    where labels have their classes, if not on axis 1
     shared        tensors of which no axis counts samples, as a mask over queries and keys
@@ -222,7 +223,7 @@ class Stream(Data):
             ahead.close()
 
     def _items(self, epoch: int, skip: int, least: int) -> Iterator[Batch]:
-        source = self._source(epoch) if callable(self._source) else self._source
+        source = _called(self._source, epoch) if callable(self._source) else self._source
         if isinstance(source, Iterator) and not callable(self._source):
             if self._is_used:
                 raise DataError(f"{self._who}: the iterator is exhausted, it can be gone through only once", fix=_AGAIN)
@@ -238,6 +239,17 @@ class Stream(Data):
                 if kept > skip:
                     yield batch
 
+    def _expect_a_batch(self, who: str, x: Any) -> None:
+        """Refuse single samples, which loaders put together to batches."""
+        if len(self._feed.inputs) == 1 and hasattr(x, "shape"):
+            (tensor,) = self._feed.inputs.values()
+            if tuple(x.shape) == tensor.descriptor.shape[1:] and len(x.shape) < len(tensor.descriptor.shape):
+                raise DataError(
+                    f"{who} is one sample of shape {tuple(x.shape)}",
+                    expected="batches, with samples on axis 0",
+                    fix=f"let a loader make batches: DataLoader(dataset, batch_size={self._feed.batch}), say",
+                )
+
     def _batch(self, item: Any, number: int) -> Batch:
         who = f"{self._who}: batch {number}"
         parts = item if isinstance(item, (tuple, list)) else (item,)
@@ -246,6 +258,7 @@ class Stream(Data):
         x, y, w = (*parts, None, None)[:3]
         if self._only_inputs:
             y = w = None
+        self._expect_a_batch(who, x)
         columns = _columns(who, self._feed, x, y, w)
         whole = Arrays(who, *columns)
         if whole.count > self._feed.batch:
@@ -256,6 +269,15 @@ class Stream(Data):
         batch = next(iter(whole._chunks(whole.count, 0, None, 0)))
         inputs, labels, weights = map(_owned, columns, batch[:3])
         return Batch(inputs, labels, weights, batch.rows)
+
+
+def _called(function: Callable[..., Any], epoch: int) -> Any:
+    """What a function gives for an epoch; one without parameters, as a generator function, gives the same for all."""
+    try:
+        takes_none = not inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin that does not tell
+        takes_none = False
+    return function() if takes_none else function(epoch)
 
 
 def _length_of(source: Any) -> int | None:
@@ -287,7 +309,17 @@ def data_from(who: str, feed: Feed, x: Any, y: Any = None, weights: Any = None, 
             makes_batches = callable(x) or isinstance(x, Iterable)
         if makes_batches:
             return Stream(who, feed, x, only_inputs)
-    return Arrays(who, *_columns(who, feed, x, y, weights))
+    if not is_array and not isinstance(x, (Mapping, Sequence)) and hasattr(x, "__getitem__") and hasattr(x, "__len__"):
+        raise DataError(
+            f"{who}: {type(x).__name__} gives samples one by one",
+            expected="arrays, or an iterable of batches",
+            fix=f"let a loader make batches: DataLoader(dataset, batch_size={feed.batch}), say",
+        )
+    columns = _columns(who, feed, x, y, weights)
+    for one in columns[2]:
+        if one.array.size and not one.array.any():
+            raise DataError(f"{who}: all weights of '{one.name}' are 0, nothing would count", fix="check them")
+    return Arrays(who, *columns)
 
 
 def _are_batches(given: Sequence[Any], feed: Feed) -> bool:
@@ -336,11 +368,11 @@ def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[C
 
 
 def _expect_probabilities(who: str, labels: Column) -> None:
-    """Labels outside of 0 to 1 give cross entropies without a least value."""
+    """Labels outside of 0 to 1 give cross entropies without a least value, and hinge losses of another margin."""
     low, high = float(labels.array.min()), float(labels.array.max())
     if low < -_ROUNDING or high > 1 + _ROUNDING:
         raise DataError(
-            f"{who}: '{labels.name}' goes from {low:g} to {high:g}, a cross entropy compares with numbers from 0 to 1",
+            f"{who}: '{labels.name}' goes from {low:g} to {high:g}, the loss compares with numbers from 0 to 1",
             fix="give 0 for no and 1 for yes, or integer class labels; for numbers to be predicted, use the loss 'mse'",
         )
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ class Plan:
     """What `fit` was asked for.
 
     seed        None: the samples in the order they have
+    chose_seed  nobody gave the seed: a run that goes on takes that of its file
     validation  data and batch size, or None
     checkpoint  where the state goes when a signal stops the run; None: where ModelCheckpoint puts it, or a file in
                 the working directory
@@ -69,6 +70,7 @@ class Plan:
     callbacks: Sequence[Callback]
     checkpoint: str | None
     last_batch: str = "smaller"
+    chose_seed: bool = False
 
     @property
     def least(self) -> int:
@@ -463,6 +465,8 @@ class Fitting:
                 )
             if saved["version"] > VERSION:
                 raise DataError(f"Trainer.fit: {path} was saved by a later version of mlcompute")
+            if self.plan.chose_seed and saved["settings"].get("shuffle_seed") is not None:
+                self.plan = replace(self.plan, seed=int(saved["settings"]["shuffle_seed"]))
             check_settings(saved["settings"], self.settings(), path)
             check_callbacks(self.plan.callbacks, saved["callbacks"], path)
 

@@ -61,9 +61,11 @@ def expect_runs(who: str, model: Model, rows: int, what: str) -> None:
 def expect_weights(who: str, model: Model) -> None:
     """Let every loss take a weight per sample: the filling gets 0. Refused where a loss has no place for it."""
     model.weigh_samples()
-    if not all(isinstance(loss, LossLayer) and loss in model.weighed_losses() for loss in model.loss_layers):
+    are_weighed = all(isinstance(loss, LossLayer) and loss in model.weighed_losses() for loss in model.loss_layers)
+    if not are_weighed or not model.minimises_losses:
         raise DataError(
-            f"{who}: a short batch cannot be filled up, because not every loss takes weights for its samples",
+            f"{who}: a short batch cannot be filled up, because not every loss takes weights for its samples, "
+            "or layers go on computing with a loss",
             fix="last_batch='drop' leaves it out; or declare weights for each loss: "
             "TrainingGraph.add_inputs(inputs, labels, label weights)",
         )

@@ -41,11 +41,13 @@ from mlcompute.training import TrainingGraph
 if TYPE_CHECKING:
     from mlcompute.layers.layer import Layer
 
-_CROSS_ENTROPIES = (
+#: Losses that compare with numbers from 0 to 1.
+_FROM_0_TO_1 = (
     LossType.SOFTMAX_CROSS_ENTROPY,
     LossType.SIGMOID_CROSS_ENTROPY,
     LossType.CATEGORICAL_CROSS_ENTROPY,
     LossType.LOG,
+    LossType.HINGE,
 )
 _OPTIMIZERS: dict[str, Callable[[OptimizerDescriptor], Optimizer]] = {
     "adam": AdamOptimizer,
@@ -156,11 +158,11 @@ class Model:
         self._refusals = {}
 
     def _probabilities(self, labels: Mapping[str, Tensor]) -> frozenset[str]:
-        """Names of the labels that cross entropies read."""
+        """Names of the labels that are to lie between 0 and 1."""
         read = {
             label
             for node in self._nodes
-            if isinstance(node.layer, LossLayer) and node.layer.descriptor.loss_type in _CROSS_ENTROPIES
+            if isinstance(node.layer, LossLayer) and node.layer.descriptor.loss_type in _FROM_0_TO_1
             for label in node.labels
         }
         return frozenset(name for name, tensor in labels.items() if tensor in read)
@@ -198,6 +200,11 @@ class Model:
     def loss_layers(self) -> list[Layer]:
         """The loss layers, each once."""
         return list(dict.fromkeys(node.layer for node in self._nodes))
+
+    @property
+    def minimises_losses(self) -> bool:
+        """Is what is minimised the losses themselves, all reduced in one way, and not what layers make of them?"""
+        return self.reduction is not None and all(node.results[0] in self._minimised for node in self._nodes)
 
     def weighed_losses(self) -> set[Layer]:
         """Losses that are fed a weight for every sample."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mlcompute.errors import warn
 from mlcompute.trainer.callbacks.callback import Callback
 from mlcompute.trainer.callbacks.nan import TerminateOnNaN, find_nan_in
 from mlcompute.trainer.metrics import Array
@@ -55,8 +54,8 @@ class NaNWarning:
         """Validation is over."""
         if self._is_wanted and not math.isfinite(loss):
             bad = self._bad_weights()
-            where = bad or "the weights are finite, so look at the validation data"
-            self._warn(f"Trainer.fit: the validation loss of epoch {epoch} is {loss}: {where}. {_HOW_TO_STOP}")
+            where = f"{bad}. {_HOW_TO_STOP}" if bad else "the weights are finite, so look at the validation data"
+            self._warn(f"Trainer.fit: the validation loss of epoch {epoch} is {loss}: {where}")
 
     def run_ends(self) -> None:
         """What the last update wrote shows in no loss."""
@@ -67,15 +66,17 @@ class NaNWarning:
         trainer = self._trainer
         trainer.training.wait()
         now = trainer.copy_weights()
+        advice = "a lower learning rate or gradient clipping (OptimizerDescriptor) may help"
         try:
-            trainer.set_weights(self._finite or now)
-            finding = find_nan_in(trainer.training, outcome.batches)
+            for weights in (self._finite, now):
+                if weights and _are_finite(weights):
+                    trainer.set_weights(weights)
+                    finding = find_nan_in(trainer.training, outcome.batches)
+                    if finding is not None and finding.origin in ("step", "input"):
+                        return str(finding) if weights is self._finite else f"{finding}; {advice}"
         finally:
             trainer.set_weights(now)
-        if finding is not None and finding.origin in ("step", "input"):
-            return str(finding)
-        bad = self._bad_weights() or "the weights have grown until numbers overflow"
-        return f"{bad}; a lower learning rate or gradient clipping (OptimizerDescriptor) may help"
+        return f"{self._bad_weights() or 'the weights have grown until numbers overflow'}; {advice}"
 
     def _bad_weights(self) -> str:
         names, weights = self._trainer.model.weight_names(), self._trainer.copy_weights()
@@ -84,10 +85,7 @@ class NaNWarning:
 
     def _warn(self, text: str) -> None:
         self._is_wanted = False
-        level, frame = 2, sys._getframe(1)
-        while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] == "mlcompute":
-            level, frame = level + 1, frame.f_back
-        warnings.warn(text, RuntimeWarning, stacklevel=level)
+        warn(text)
 
 
 def _are_finite(arrays: list[Array]) -> bool:

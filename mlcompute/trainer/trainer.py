@@ -18,7 +18,7 @@ from mlcompute.layers.arguments import whole
 from mlcompute.layers.loss import LossLayer
 from mlcompute.optimizers import Optimizer
 from mlcompute.tensor import Tensor
-from mlcompute.trainer.callbacks.callback import Callback
+from mlcompute.trainer.callbacks.callback import Callback, expect_callback
 from mlcompute.trainer.data import Batch, Data, data_from
 from mlcompute.trainer.evaluation import check_evaluation, evaluate, predict
 from mlcompute.trainer.fitting import Fitting, Plan
@@ -68,7 +68,8 @@ class Trainer:
         learning_rate: float | None = None,
         device: Device | None = None,
     ) -> None:
-        self.metrics = metrics_from(metrics)
+        # Copies: what is decided for this graph must not be found decided by another trainer.
+        self.metrics = [copy.copy(metric) for metric in metrics_from(metrics)]
         self.model = model_from(graph, loss, optimizer, learning_rate, inputs, device, bool(self.metrics))
         if self.metrics:
             self.model.expect_labels_for_metrics()
@@ -94,6 +95,8 @@ class Trainer:
         self.resume_hint = ""
         self._at_work = threading.Lock()
         self._fitting: Fitting | None = None
+        #: How many runs have begun.
+        self._runs = 0
         self._names: dict[Tensor, str] | None = None
 
     # What it is made of ---------------------------------------------------------------------------------------------
@@ -181,7 +184,7 @@ class Trainer:
         batch_size: int | None = None,
         validation: Any = None,
         shuffle: bool = True,
-        shuffle_seed: int = 0,
+        shuffle_seed: int | None = None,
         sample_weight: Any = None,
         last_batch: str = "smaller",
         accumulate: int = 1,
@@ -202,7 +205,8 @@ class Trainer:
         validation    (x, y), or an iterable of batches: evaluated after every epoch, in the logs as val_...
         sample_weight one number per sample, or per step (n, length), that multiplies its loss; a mean still divides by
                       the number of samples or steps
-        shuffle_seed  the order of an epoch is a function of this seed and the epoch, nothing else
+        shuffle_seed  the order of an epoch is a function of this seed and the epoch, nothing else; by default 0 in the
+                      first `fit` of a trainer, 1 in the second and so on, so that each has orders of its own
         accumulate    so many batches make one step, with the gradient of all their samples together
         resume        go on from a checkpoint of a run with the same data and settings: bit by bit as if it had not
                       stopped. Epochs count from the beginning of the first run
@@ -224,20 +228,20 @@ class Trainer:
         if resume is None:  # a run that goes on may have its last epoch before it
             data.check(epochs, batch_size)
         size = self._size(batch_size, who)
-        seed = shuffle_seed if shuffle else None
-        if seed is not None and not isinstance(seed, (int, np.integer)):
+        if shuffle_seed is not None and not isinstance(shuffle_seed, (int, np.integer)):
             raise TypeError(f"{who}: shuffle_seed must be a whole number, not {shuffle_seed!r}")
+        seed = (self._runs if shuffle_seed is None else int(shuffle_seed)) if shuffle else None
         if isinstance(callbacks, Callback):
             raise TypeError(f"{who}: callbacks must be a list, not one {type(callbacks).__name__}")
         for callback in callbacks:
-            if not isinstance(callback, Callback):
-                raise TypeError(f"{who}: callbacks must be Callbacks, not {type(callback).__name__}")
+            expect_callback(who, callback)
         plan = Plan(
             data=data,
             epochs=epochs,
             batch_size=size,
             accumulate=whole(who, "accumulate", accumulate, 1),
-            seed=None if seed is None else int(seed),
+            seed=seed,
+            chose_seed=shuffle and shuffle_seed is None,
             validation=None if validation is None else (self._validation(validation, epochs), self.model.feed.batch),
             callbacks=list(callbacks),
             checkpoint=None if checkpoint is None else os.fspath(checkpoint),
@@ -263,13 +267,14 @@ class Trainer:
     def _fit(self, plan: Plan, display: Display, resume: str | None) -> History:
         fitting = Fitting(self, plan, display)
         self.stop_training, self.stopped_by = False, ""
-        before = self._fitting, self.history
+        before = self._fitting, self.history, self._runs
         self._fitting, self.history = fitting, fitting.history
+        self._runs += 1
         try:
             history = fitting.run(resume)
         except BaseException:
             if not fitting.has_begun:  # nothing has happened: the last run is still the last
-                self._fitting, self.history = before
+                self._fitting, self.history, self._runs = before
             raise
         history.stopped = self.stopped_by or ("stop_training" if self.stop_training else "")
         return history
@@ -286,6 +291,12 @@ class Trainer:
         return size
 
     def _validation(self, given: Any, epochs: int) -> Data:
+        if isinstance(given, (int, float)):
+            raise DataError(
+                f"Trainer.fit: validation is {given}",
+                expected="(x, y), or an iterable of batches",
+                fix="hold samples out yourself: fit(x[:-n], y[:-n], validation=(x[-n:], y[-n:]))",
+            )
         is_list_of_arrays = isinstance(given, list) and len(given) > 0 and all(hasattr(part, "shape") for part in given)
         parts = given if isinstance(given, tuple) or is_list_of_arrays else (given,)
         if not 1 <= len(parts) <= 3:

@@ -35,16 +35,16 @@ def fit(model: mlc.Trainer, *callbacks: mlc.callbacks.Callback, epochs: int = 6,
 
 
 def test_early_stopping(model: mlc.Trainer) -> None:
-    stopping = mlc.callbacks.EarlyStopping("score", patience=2)
+    stopping = mlc.callbacks.EarlyStopping("score", mode="min", patience=2)
     history = fit(model, Scripted(score=[3, 2, 2.5, 2.2, 1, 0]), stopping)
     assert len(history.epochs) == 4
     assert (stopping.best, stopping.best_epoch, stopping.stopped_epoch) == (2, 1, 3)
     assert history.stopped == "EarlyStopping"
     rising = mlc.callbacks.EarlyStopping("score", patience=2, mode="max", min_delta=0.5)
     assert len(fit(model, Scripted(score=[1, 1.2, 2, 2.1, 2.2, 9]), rising).epochs) == 5
-    late = mlc.callbacks.EarlyStopping("score", patience=1, start_from_epoch=3)
+    late = mlc.callbacks.EarlyStopping("score", mode="min", patience=1, start_from_epoch=3)
     assert len(fit(model, Scripted(score=[1, 2, 3, 4, 5, 6]), late).epochs) == 5
-    hopeless = mlc.callbacks.EarlyStopping("score", patience=2, baseline=0.5)
+    hopeless = mlc.callbacks.EarlyStopping("score", mode="min", patience=2, baseline=0.5)
     assert len(fit(model, Scripted(score=[9, 8, 7, 6, 5, 4]), hopeless).epochs) == 2
 
 
@@ -61,7 +61,7 @@ def test_early_stopping_puts_the_best_weights_back(model: mlc.Trainer) -> None:
         model,
         Scripted(score=[3, 2, 2.5, 2.2, 9, 9]),
         keep,
-        mlc.callbacks.EarlyStopping("score", patience=2, restore_best_weights=True),
+        mlc.callbacks.EarlyStopping("score", mode="min", patience=2, restore_best_weights=True),
     )
     assert_same(model.copy_weights(), keep.weights[1])
 
@@ -75,7 +75,7 @@ def test_what_is_not_in_the_logs_is_named(model: mlc.Trainer) -> None:
 
 def test_reduce_on_plateau(model: mlc.Trainer) -> None:
     model.learning_rate = 0.01
-    plateau = mlc.callbacks.ReduceLROnPlateau("score", factor=0.5, patience=2, cooldown=1, min_lr=0.003)
+    plateau = mlc.callbacks.ReduceLROnPlateau("score", 0.5, 2, mode="min", cooldown=1, min_lr=0.003)
     history = fit(model, Scripted(score=[5, 5, 5, 5, 5, 5, 5, 5, 5]), plateau, epochs=9)
     assert history["learning_rate"] == pytest.approx([0.01] * 3 + [0.005] * 2 + [0.003] * 4)
     model.learning_rate = 0.01
@@ -113,7 +113,7 @@ def test_model_checkpoint_keeps_the_best_and_the_last(model: mlc.Trainer, tmp_pa
         model,
         Scripted(score=[3, 1, 2, 1.5, 4, 2]),
         Keep(),
-        mlc.callbacks.ModelCheckpoint(best, "score", save_best_only=True),
+        mlc.callbacks.ModelCheckpoint(best, "score", save_best_only=True, mode="min"),
         mlc.callbacks.ModelCheckpoint(last),
         mlc.callbacks.ModelCheckpoint(tmp_path / "{epoch:02d}-{score:.1f}"),
     )

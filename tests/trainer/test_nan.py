@@ -98,7 +98,8 @@ def test_parameters_that_were_bad_before(chain: Chain) -> None:
 
 def test_an_update_that_overflows_is_found_although_the_loss_is_finite() -> None:
     x, y = points(32)
-    model = trainer(16, optimizer="sgd", learning_rate=3e38)
+    with pytest.warns(UserWarning, match="is it meant"):
+        model = trainer(16, optimizer="sgd", learning_rate=3e38)
     guard = mlc.callbacks.TerminateOnNaN()
     with pytest.raises(NaNError) as caught:
         model.fit(x * 1e3, y, epochs=3, callbacks=[guard], verbose=0)
@@ -111,7 +112,8 @@ def test_an_update_that_overflows_is_found_although_the_loss_is_finite() -> None
 def test_the_last_update_of_an_epoch_is_looked_at() -> None:
     x, y = points(16)
     loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.SUM)
-    model = trainer(16, loss=loss, optimizer="sgd", learning_rate=3e38)
+    with pytest.warns(UserWarning, match="is it meant"):
+        model = trainer(16, loss=loss, optimizer="sgd", learning_rate=3e38)
     with pytest.raises(NaNError) as caught:
         model.fit(x, y, callbacks=[mlc.callbacks.TerminateOnNaN()], verbose=0)
     assert caught.value.step == 1

@@ -318,7 +318,7 @@ def test_nan_in_the_data_is_said_once(device: mlc.Device) -> None:
     x = X.copy()
     x[40, 2] = np.nan
     with pytest.warns(
-        RuntimeWarning, match=r"(?s)loss of step \d is nan: input 'x' holds NaN in 1 of .*Terminate"
+        UserWarning, match=r"(?s)loss of step \d is nan: input 'x' holds NaN in 1 of .*Terminate"
     ) as said:
         trainer(device).fit(x, Y, epochs=3, verbose=0)
     assert len(said) == 1
@@ -333,27 +333,24 @@ def test_the_first_bad_layer_is_named(device: mlc.Device) -> None:
     logarithm.label = "logarithm"
     graph.dense(graph.node(logarithm, source=h), 3)
     model = mlc.Trainer(graph, loss="softmax_cross_entropy", device=device)
-    with pytest.warns(RuntimeWarning, match="loss of step 1 is nan: layer 'logarithm', forward pass: 'log' gives NaN"):
+    with pytest.warns(UserWarning, match="loss of step 1 is nan: layer 'logarithm', forward pass: 'log' gives NaN"):
         model.fit(X, Y, verbose=0)
 
 
 def test_weights_that_overflow(device: mlc.Device) -> None:
-    model = trainer(device, loss="mse", metrics=[], optimizer="sgd", learning_rate=1e30)
-    with pytest.warns(
-        RuntimeWarning, match=r"(?s)weights hold NaN or infinity, the first is 'hid.*lower learning rate"
-    ):
-        model.fit(X, Y, epochs=2, verbose=0)
-    one_step = trainer(device, loss="mse", metrics=[], optimizer="sgd", learning_rate=3e38)
-    with pytest.warns(RuntimeWarning, match=r"after the last step \d of 4 weights hold NaN or infinity"):
-        one_step.fit(X[:16] * 100, Y[:16], verbose=0)
+    model = trainer(device, loss="mse", metrics=[], optimizer="sgd", learning_rate=90.0)
+    with pytest.warns(UserWarning, match=r"(?s)is inf: layer .* infinity in .* lower learning rate"):
+        model.fit(X, Y, epochs=20, verbose=0)
+    rescaled = mlc.SGDOptimizer(mlc.OptimizerDescriptor(learning_rate=90.0, gradient_rescale=3e38))
+    one_step = trainer(device, loss="mse", metrics=[], optimizer=rescaled, learning_rate=None)
+    with pytest.warns(UserWarning, match=r"after the last step \d of 4 weights hold NaN or infinity"):
+        one_step.fit(X[:16], Y[:16], verbose=0)
 
 
 def test_nan_in_validation_data(device: mlc.Device) -> None:
     x = X.copy()
     x[3] = np.nan
-    with pytest.warns(
-        RuntimeWarning, match="validation loss of epoch 1 is nan: the weights are finite, so look at the"
-    ):
+    with pytest.warns(UserWarning, match="validation loss of epoch 1 is nan: the weights are finite, so look at the"):
         trainer(device).fit(X, Y, epochs=2, validation=(x, Y), verbose=0)
 
 
@@ -369,3 +366,131 @@ def test_labels_a_cross_entropy_cannot_reach(loss: str, device: mlc.Device) -> N
     with pytest.raises(mlc.DataError, match=r"(?s)'labels' goes from -1 to 1.*0 for no and 1 for yes.*'mse'"):
         model.fit(X, signs, verbose=0)
     model.fit(X, (signs > 0).astype(np.float32), verbose=0)
+
+
+# What hurried people write -------------------------------------------------------------------------------------------
+
+
+def batches() -> Any:
+    for first in range(0, 64, 16):
+        yield X[first : first + 16], Y[first : first + 16]
+
+
+def test_every_fit_shuffles_anew(device: mlc.Device, tmp_path: Path) -> None:
+    """`for epoch in range(3): trainer.fit(x, y)` goes through the samples in three orders."""
+
+    class Orders(mlc.callbacks.Callback):
+        def __init__(self) -> None:
+            self.seen: list[np.ndarray] = []
+
+        def on_train_batch_begin(self, batch: int, logs: Any) -> None:
+            if batch == 0:
+                self.seen.append(self.trainer.batches[0].inputs["x"].copy())
+
+    model, orders = trainer(device), Orders()
+    for _ in range(3):
+        model.fit(X, Y, callbacks=[orders], verbose=0)
+    model.save(tmp_path / "run")
+    model.fit(X, Y, shuffle_seed=2, callbacks=[orders], verbose=0)  # that of the third
+    first, second, third, again = orders.seen
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(second, third)
+    assert np.array_equal(third, again)
+    resumed, whole = Orders(), Orders()
+    trainer(device).fit(X, Y, epochs=2, callbacks=[resumed], resume=tmp_path / "run", verbose=0)
+    trainer(device).fit(X, Y, epochs=2, shuffle_seed=2, callbacks=[whole], verbose=0)
+    assert np.array_equal(resumed.seen[0], whole.seen[1]), "a run that goes on has the orders it would have had"
+
+
+def test_a_generator_function_gives_every_epoch(device: mlc.Device) -> None:
+    model, other = trainer(device), trainer(device)
+    assert model.fit(batches, epochs=2, verbose=0) == other.fit(lambda epoch: batches(), epochs=2, verbose=0)
+
+
+class Pairs(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """A dataset that gives samples by number."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, number: int) -> Any:
+        return X[number], Y[number]
+
+
+HASTY: dict[str, tuple[Any, str]] = {
+    "weights of zero": (lambda m: m.fit(X, Y, sample_weight=np.zeros(70)), "all weights of 'sample_weight' are 0"),
+    "masked elements": (lambda m: m.fit(np.ma.array(X, mask=X > 0), Y), r"(?s)132 elements are masked.*filled"),
+    "samples by number": (lambda m: m.fit(Pairs()), r"(?s)Pairs gives samples one by one.*DataLoader"),
+    "samples one by one": (
+        lambda m: m.fit(list(zip(X, Y, strict=True))),
+        r"(?s)batch 0 is one sample of shape \(4,\).*DataLoader",
+    ),
+    "a share for validation": (lambda m: m.fit(X, Y, validation=0.2), r"(?s)validation is 0.2.*hold samples out"),
+}
+
+
+@pytest.mark.parametrize("name", HASTY)
+def test_what_cannot_be_meant_is_refused(name: str, device: mlc.Device) -> None:
+    call, message = HASTY[name]
+    with pytest.raises(mlc.DataError, match=message):
+        call(trainer(device))
+
+
+def test_one_batch_of_a_stream_may_weigh_nothing(device: mlc.Device) -> None:
+    model = trainer(device)
+    model.fit(X, Y, sample_weight=np.ones(70), verbose=0)
+    model.fit([(X[:16], Y[:16], np.zeros(16)), (X[:16], Y[:16], np.ones(16))], verbose=0)
+
+
+def test_numbers_that_do_not_fit_are_not_wrapped(device: mlc.Device) -> None:
+    graph = mlc.Graph()
+    ids = graph.input((16, 5), "ids", data_type=mlc.DataType.INT32)
+    graph.dense(graph.flatten(graph.embedding(ids, 10, 4)), 3)
+    model = mlc.Trainer(graph, loss="softmax_cross_entropy", device=device)
+    words = np.random.default_rng(0).integers(0, 10, (70, 5))
+    model.fit(words, Y, verbose=0)
+    with pytest.raises(mlc.DataError, match="'ids': numbers from 4294967296 to 4294967305 do not fit into a int32"):
+        model.fit(words + 2**32, Y, verbose=0)
+
+
+def test_callbacks_do_not_write_into_the_data(device: mlc.Device) -> None:
+    class Zero(mlc.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any) -> None:
+            self.trainer.batches[0].inputs["x"][:] = 0
+
+    x = X.copy()
+    with pytest.raises(ValueError, match="read-only"):
+        trainer(device).fit(x, Y, shuffle=False, callbacks=[Zero()], verbose=0)
+    np.testing.assert_array_equal(x, X)
+    assert x.flags.writeable
+
+
+def test_hooks_that_are_never_called_are_named(device: mlc.Device) -> None:
+    class Old(mlc.callbacks.Callback):
+        def on_batch_end(self, batch: int, logs: Any) -> None: ...
+
+    with pytest.raises(TypeError, match=r"Old\.on_batch_end is never called; the hook is on_train_batch_end"):
+        trainer(device).fit(X, Y, callbacks=[Old()], verbose=0)
+    with pytest.raises(TypeError, match=r"must be an object, not the class: EarlyStopping\(\)"):
+        trainer(device).fit(X, Y, callbacks=[mlc.callbacks.EarlyStopping], verbose=0)  # type: ignore[list-item]
+
+
+def test_one_metric_in_two_trainers(device: mlc.Device) -> None:
+    shared = [mlc.metrics.Accuracy()]
+    tagger(device, "sigmoid_cross_entropy", metrics=shared)
+    found = trainer(device, metrics=shared).evaluate(X, Y)
+    assert found == trainer(device).evaluate(X, Y)
+
+
+@pytest.mark.parametrize("name", ["val_auc", "f1", "score"])
+def test_what_is_to_rise_must_be_said(name: str) -> None:
+    with pytest.raises(mlc.DataError, match=rf"is '{name}' to rise or to fall"):
+        mlc.callbacks.EarlyStopping(name)
+    assert mlc.callbacks.EarlyStopping(name, mode="max").is_better(1.0)
+
+
+def test_hinge_wants_labels_of_0_and_1(device: mlc.Device) -> None:
+    model = tagger(device, "hinge", outputs=1, metrics=["accuracy"])
+    model.fit(X, Y > 0, verbose=0)
+    with pytest.raises(mlc.DataError, match="'labels' goes from -1 to 1"):
+        model.fit(X, np.where(Y > 0, 1, -1), verbose=0)

@@ -68,3 +68,26 @@ class Callback:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` gave when the checkpoint was saved."""
+
+
+#: Hooks of other libraries that are never called here, and what is called instead.
+_OTHERS = {
+    "on_batch_begin": "on_train_batch_begin",
+    "on_batch_end": "on_train_batch_end",
+    "on_test_batch_begin": "on_test_begin",
+    "on_test_batch_end": "on_test_end",
+    "on_train_epoch_start": "on_epoch_begin",
+    "on_train_epoch_end": "on_epoch_end",
+    "on_validation_epoch_end": "on_test_end",
+}
+
+
+def expect_callback(who: str, given: object) -> None:
+    """Refuse what is no callback, and one whose hooks would never be called."""
+    if isinstance(given, type) and issubclass(given, Callback):
+        raise TypeError(f"{who}: a callback must be an object, not the class: {given.__name__}()")
+    if not isinstance(given, Callback):
+        raise TypeError(f"{who}: callbacks must be Callbacks, not {type(given).__name__}")
+    for name, ours in _OTHERS.items():
+        if hasattr(type(given), name):
+            raise TypeError(f"{who}: {type(given).__name__}.{name} is never called; the hook is {ours}")

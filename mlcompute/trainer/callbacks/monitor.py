@@ -19,7 +19,7 @@ class Monitor(Callback):
     """Base: has the watched number become better?
 
     monitor    its name in the logs
-    mode       "min", "max", or "auto": names with accuracy in them are to rise, all others to fall
+    mode       "min", "max", or "auto": losses and errors are to fall, accuracies to rise; other names must say it
     min_delta  by how much it must change to count as better
     """
 
@@ -27,13 +27,23 @@ class Monitor(Callback):
         if mode not in ("auto", "min", "max"):
             raise DataError(f"{type(self).__name__}: mode is {mode!r}", expected="auto, min or max")
         self.monitor, self.min_delta = monitor, abs(min_delta)
-        rises = mode == "max" or (mode == "auto" and ("acc" in monitor or monitor.startswith("fmeasure")))
+        rises = mode == "max" or (mode == "auto" and self._is_to_rise())
         self._better = operator.gt if rises else operator.lt
         self._sign = 1.0 if rises else -1.0
         self.best = -math.inf if rises else math.inf
 
     def on_train_begin(self, logs: Logs) -> None:
         self.best = -math.inf * self._sign
+
+    def _is_to_rise(self) -> bool:
+        name = self.monitor.removeprefix("val_")
+        if "acc" in name:
+            return True
+        if name in ("mae", "mse") or name.endswith(("loss", "error")):
+            return False
+        raise DataError(
+            f"{type(self).__name__}: is {self.monitor!r} to rise or to fall?", fix='give mode="max" or mode="min"'
+        )
 
     def watched(self, logs: Logs) -> float:
         """The number; an error when there is none of that name."""
