@@ -15,7 +15,7 @@ from mlcompute.devices.reference import Reference
 from mlcompute.enums import ExecutionOptions
 from mlcompute.feeding import Named, resolved
 from mlcompute.ops.op import Array, Step, Value, overwritten_by
-from mlcompute.programs import Fed, without_losses
+from mlcompute.programs import fed_input, without_losses
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import read_array
 from mlcompute.training import TrainingGraph
@@ -114,12 +114,9 @@ def bindings_of_copies(
     options: ExecutionOptions,
 ) -> dict[Value, Array]:
     """Copies of everything a run of the program reads from outside. `method` is who asks, for messages."""
+    description = graph._compile_if_needed()
     read = {value for step in program.steps if step.phase in phases for value in step.inputs}
-    fed = [
-        Fed(tensor, value, value.shape[0] if value.shape != tensor.descriptor.shape else 0)
-        for tensor, value in program.inputs.items()
-        if value in read
-    ]
+    fed = [fed_input(tensor, value, description) for tensor, value in program.inputs.items() if value in read]
     skips = ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE in options
 
     def who(tensor: Tensor) -> str:

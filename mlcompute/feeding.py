@@ -44,22 +44,22 @@ class Feeding:
     ) -> Feeds:
         """Something for every input: `skips` what was fed before; `copies` what is read after the call has returned."""
         feeds: Feeds = {}
-        for tensor, value, rows in inputs:
+        for tensor, value, rows, per_sample in inputs:
             if tensor in data and not skips:
-                array = read_array(data[tensor], tensor.descriptor, who(tensor), rows)
+                array = read_array(data[tensor], tensor.descriptor, who(tensor), rows, rows_per_sample=per_sample)
             else:
                 standing = self._standing(tensor, skips)
                 if not isinstance(standing, np.ndarray):
-                    feeds[value] = self._later(tensor, value, standing, who)
+                    feeds[value] = self._later(tensor, value, per_sample, standing, who)
                     continue
-                array = _fitting(standing, value, who(tensor))
+                array = _fitting(standing, value, who(tensor), per_sample)
             feeds[value] = array.copy() if copies else array
         return feeds
 
     def remember(self, inputs: Iterable[Fed], feeds: Feeds) -> None:
         """The run was accepted: later ones may use its data again."""
         moment = next(moments)
-        for tensor, value, _ in inputs:
+        for tensor, value, *_ in inputs:
             array = feeds.get(value)
             if isinstance(array, np.ndarray):
                 self._before[tensor] = (moment, array)
@@ -83,7 +83,12 @@ class Feeding:
         return array
 
     def _later(
-        self, tensor: Tensor, value: Value, find: Callable[[], Array | None] | None, who: Callable[[Tensor], str]
+        self,
+        tensor: Tensor,
+        value: Value,
+        per_sample: int,
+        find: Callable[[], Array | None] | None,
+        who: Callable[[Tensor], str],
     ) -> Callable[[], Array]:
         if find is None:
             raise DataError(
@@ -99,7 +104,7 @@ class Feeding:
                     f"{who(tensor)} comes from a linked graph, which has not computed it",
                     fix="run the forward passes of linked graphs in order, their gradient passes in reverse order",
                 )
-            return _fitting(array, value, who(tensor))
+            return _fitting(array, value, who(tensor), per_sample)
 
         return get
 
@@ -127,7 +132,7 @@ class Again:
         declared: Sequence[Mapping[str, Tensor]],
     ) -> Again | None:
         """What to remember of a call; None unless every name stood for one input, and every input had a name."""
-        values = {tensor: value for tensor, value, _ in course.fed}
+        values = {tensor: value for tensor, value, *_ in course.fed}
         named: list[list[tuple[str, Value]]] = []
         for data, tensors in zip(given, declared, strict=True):
             named.append([])
@@ -170,9 +175,13 @@ def resolved(feeds: Feeds) -> dict[Value, Array]:
     return arrays
 
 
-def _fitting(array: Array, value: Value, who: str) -> Array:
+def _fitting(array: Array, value: Value, who: str, rows_per_sample: int) -> Array:
     """The leading part of what is there that the run needs."""
     if len(array.shape) != len(value.shape) or any(a < b for a, b in zip(array.shape, value.shape, strict=True)):
-        raise DataError(f"{who}: the attached data has shape {array.shape}, {value.shape} is needed")
+        is_short = rows_per_sample and array.shape[1:] == value.shape[1:] and not array.shape[0] % rows_per_sample
+        raise DataError(
+            f"{who}: the attached data has shape {array.shape}, {value.shape} is needed",
+            fix=f"pass batch_size={array.shape[0] // rows_per_sample}" if is_short else "",
+        )
     leading = array[tuple(slice(extent) for extent in value.shape)]
     return np.ascontiguousarray(leading, dtype=value.dtype)

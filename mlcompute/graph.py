@@ -256,7 +256,9 @@ class Graph(Building, Viewable):
                 raise DataError(f"{who}: there is no tensor for '{name}'", tensors=", ".join(for_inputs) or "none")
             tensor = for_inputs[name]
             rows = batch_size if batch_size < tensor.descriptor.shape[0] else 0
-            bound.append((tensor, read_array(data, tensor.descriptor, f"{who}: '{name}'", rows)))
+            counts = int(tensor._host is None)  # a tensor with data of its own is a parameter: its rows are no samples
+            array = read_array(data, tensor.descriptor, f"{who}: '{name}'", rows, rows_per_sample=counts)
+            bound.append((tensor, array))
         for tensor, array in bound:
             tensor._bind_input(array, to)
         return True

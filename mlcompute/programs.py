@@ -26,11 +26,16 @@ if TYPE_CHECKING:
 
 
 class Fed(NamedTuple):
-    """An input some phases of a program read; `rows` is how many leading samples of it, 0 for all."""
+    """An input some phases of a program read.
+
+    rows             how many leading rows of it; 0 for all
+    rows_per_sample  how many of them make a sample; 0 when its first axis does not count samples
+    """
 
     tensor: Tensor
     value: Value
     rows: int
+    rows_per_sample: int
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -164,8 +169,7 @@ class Programs:
         for tensor, value in program.inputs.items():
             arrives_with = "gradient" if tensor in self.description.user_gradients else "forward"
             if value in read and arrives_with in phases:
-                rows = value.shape[0] if value.shape != tensor.descriptor.shape else 0
-                found.append(Fed(tensor, value, rows))
+                found.append(fed_input(tensor, value, self.description))
         return found
 
     def scalars_of(self, program: Program) -> dict[str, tuple[Value, Array]]:
@@ -184,6 +188,16 @@ class Programs:
             f"{style} {batch}" + ("" if with_losses else " without losses"): program
             for (style, batch, with_losses), program in self._programs.items()
         }
+
+
+def fed_input(tensor: Tensor, value: Value, description: Description) -> Fed:
+    """What a run reads of an input."""
+    whole = tensor.descriptor.shape
+    # The gradient of a result has its shape.
+    per_sample = description.inputs.get(description.user_gradients.get(tensor, tensor))
+    if per_sample is None:
+        per_sample = 0 if whole[0] % description.batch_size else whole[0] // description.batch_size
+    return Fed(tensor, value, value.shape[0] if value.shape != whole else 0, per_sample)
 
 
 def without_losses(description: Description) -> Description:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import mmap
+import operator
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,16 +94,30 @@ class TensorData:
         return f"TensorData({self.length} bytes{'' if self.is_writable else ', immutable'})"
 
 
-def read_array(data: ArrayLike, descriptor: TensorDescriptor, who: str, batch_size: int = 0) -> Array:
+def read_array(
+    data: ArrayLike, descriptor: TensorDescriptor, who: str, batch_size: int = 0, *, rows_per_sample: int = 0
+) -> Array:
     """`data` as an array of the descriptor's dtype and shape, without a copy where layout and dtype allow.
 
-    Raw memory (TensorData, bytes) and 1-D arrays are read in row-major order and may be longer than needed.
-    Arrays with more axes must have the tensor's extents, apart from axes of extent 1 and surplus leading samples.
+    batch_size       rows that are read; 0: all the tensor has. Data for all of them may be given nevertheless
+    rows_per_sample  of tensors that are fed, whose first axis counts the samples of a batch, for advice; else 0
+
+    Arrays must have the tensor's extents, apart from axes of extent 1, or be flat with as many elements. Only a
+    TensorData, which has no shape, may be longer than needed.
     """
-    shape = descriptor.shape if batch_size == 0 else (batch_size, *descriptor.shape[1:])
+    whole = descriptor.shape
+    shape = whole if batch_size == 0 else (batch_size, *whole[1:])
     if type(data) is np.ndarray and data.shape == shape and data.dtype == descriptor.data_type.numpy:
         return data if data.flags.c_contiguous else np.ascontiguousarray(data)
-    return _shaped(_typed(data, descriptor, who), shape, who)
+    array = _typed(data, descriptor, who)
+    needed = math.prod(shape)
+    if isinstance(data, TensorData) and array.size >= needed:
+        return array[:needed].reshape(shape)
+    for wanted in (shape, whole):
+        if array.size == math.prod(wanted) and (array.ndim <= 1 or _long(array.shape) == _long(wanted)):
+            return np.ascontiguousarray(np.ascontiguousarray(array).reshape(wanted)[: shape[0]])
+    kind = np.asarray(data).dtype.kind if not isinstance(data, TensorData) else ""
+    raise _misfit(array, kind, shape, whole, who, rows_per_sample)
 
 
 def write_target(data: ArrayLike, descriptor: TensorDescriptor, who: str, batch_size: int = 0) -> Array:
@@ -166,27 +182,86 @@ def _typed(data: ArrayLike, descriptor: TensorDescriptor, who: str) -> Array:
         return array.astype(dtype)
 
 
-def _shaped(array: Array, shape: tuple[int, ...], who: str) -> Array:
-    needed = int(np.prod(shape))
-    if array.ndim <= 1:
-        flat = array.reshape(-1)
-        if flat.size < needed:
-            raise DataError(
-                f"{who}: {flat.size} elements were given, {needed} are needed",
-                given=f"{flat.nbytes} bytes",
-                expected=f"at least {needed * array.itemsize} bytes for shape {shape}",
+def _long(shape: Sequence[int]) -> list[int]:
+    """A shape without its axes of extent 1: (1, C, 1, 1) and (C, 1) are the same numbers in the same order."""
+    return [extent for extent in shape if extent != 1]
+
+
+def _misfit(
+    array: Array, kind: str, shape: tuple[int, ...], whole: tuple[int, ...], who: str, rows_per_sample: int
+) -> DataError:
+    """What is wrong with an array that does not fit, and what to do. `kind` is the type it had when it was given."""
+    needed = math.prod(shape)
+    given, expected = f"{array.dtype} array of shape {array.shape}", f"shape {shape}"
+    if array.ndim and rows_per_sample and _long(array.shape[1:]) == _long(shape[1:]):
+        rows, batch = array.shape[0], shape[0] // rows_per_sample
+        wanted = f"batch_size is {batch}" if shape != whole else f"this graph was built for a batch of {batch}"
+        several = f" with {rows_per_sample} rows a sample" if rows_per_sample > 1 else ""
+        fix = _row_advice(rows, shape[0], whole[0], rows_per_sample)
+        return DataError(f"{who}: {rows} rows were given, {wanted}{several}", given=given, expected=expected, fix=fix)
+    if kind in ("i", "u") and array.dtype.kind == "f" and rows_per_sample and array.ndim:
+        one_hot = _one_hot_advice(array.shape, shape, whole[0])
+        if one_hot:
+            return DataError(
+                f"{who}: whole numbers of shape {array.shape} for a tensor of shape {shape}",
+                expected=expected,
+                fix=f"class numbers become rows of zeros and one 1: {one_hot}; Trainer takes them as they are",
             )
-        return np.ascontiguousarray(flat[:needed]).reshape(shape)
-    given = tuple(extent for extent in array.shape[1:] if extent != 1)
-    wanted = tuple(extent for extent in shape[1:] if extent != 1)
-    if given == wanted and array.shape[0] >= shape[0]:
-        return np.ascontiguousarray(array[: shape[0]]).reshape(shape)
-    # A tensor whose first axis is 1 holds parameters: (1, C, 1, 1) and (C, 1) are the same numbers.
-    if array.size == needed and tuple(e for e in array.shape if e != 1) == tuple(e for e in shape if e != 1):
-        return np.ascontiguousarray(array).reshape(shape)
-    kind = "elements" if array.size < needed else "shape"
-    raise DataError(
-        f"{who}: the {kind} of the data does not fit the tensor",
-        given=f"{array.dtype} array of shape {array.shape}",
-        expected=f"shape {shape}, or a flat array of at least {needed} elements",
+    if array.ndim <= 1:
+        return DataError(
+            f"{who}: {array.size} elements were given, {needed} are needed",
+            given=f"{array.nbytes} bytes",
+            expected=f"{needed * array.itemsize} bytes for shape {shape}",
+            fix="give as many as are needed; only a TensorData may be longer" if array.size > needed else "",
+        )
+    in_rows = (array.shape[0], *shape[1:]) if rows_per_sample else shape
+    return DataError(
+        f"{who}: the shape of the data does not fit the tensor",
+        given=given,
+        expected=f"{expected}, or a flat array of {needed} elements",
+        fix=rearrangement(array.shape, shape) or rearrangement(array.shape, in_rows),
     )
+
+
+def _row_advice(rows: int, needed: int, most: int, rows_per_sample: int) -> str:
+    """What to do with another number of rows than `needed`, of the `most` the tensor has."""
+    samples = rows // rows_per_sample
+    if not samples or rows % rows_per_sample:
+        return "give whole samples, at least one"
+    if rows > most:
+        return f"slice the array: array[:{needed}]; or use Trainer; or build the graph with a larger batch"
+    if rows > needed:
+        return f"slice the array: array[:{needed}]; or pass batch_size={samples}"
+    return f"pass batch_size={samples}"
+
+
+def _one_hot_advice(given: tuple[int, ...], wanted: tuple[int, ...], most: int) -> str:
+    """How class numbers become labels with an axis of classes; empty when there is no such axis."""
+    labels = f"labels[:{wanted[0]}]" if given[0] > most else "labels"
+    if len(wanted) > 1 and _long(given[1:]) == _long(wanted[1:-1]):
+        return f"np.eye({wanted[-1]}, dtype=np.float32)[{labels}]"
+    if len(wanted) > 2 and _long(given[1:]) == _long(wanted[2:]):
+        return f"np.moveaxis(np.eye({wanted[1]}, dtype=np.float32)[{labels}], -1, 1)"
+    return ""
+
+
+def rearrangement(given: Sequence[int], wanted: Sequence[int]) -> str:
+    """How to bring an array of one shape into another that has the same numbers; empty when no way is obvious.
+
+    The same extents in another order are axes to transpose: to reshape them would scramble the numbers. Axes are
+    split or joined by reshaping.
+    """
+    if sorted(given) == sorted(wanted) and len(_long(given)) > 1:
+        left = list(range(len(given)))
+        order = []
+        for extent in wanted:
+            axis = next(axis for axis in left if given[axis] == extent)
+            order.append(axis)
+            left.remove(axis)
+        return f"transpose its axes: array.transpose({', '.join(map(str, order))})"
+    if math.prod(given) != math.prod(wanted) or 0 in given:
+        return ""
+    cuts = [set(itertools.accumulate(shape, operator.mul)) - {1} for shape in (given, wanted)]
+    if not (cuts[0] <= cuts[1] or cuts[1] <= cuts[0]):
+        return ""
+    return f"reshape it: array.reshape({', '.join(map(str, wanted))})"

@@ -112,8 +112,7 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "__array__": WithArray,
     "a subclass": lambda: X.view(np.matrix),
     "a record field": lambda: np.rec.fromarrays([X], names="x")["x"],
-    "more samples": lambda: np.concatenate([X, X * np.nan]),
-    "more elements": lambda: np.concatenate([X.reshape(-1), [np.nan]]).astype(np.float32),
+    "a longer TensorData": lambda: mlc.TensorData(np.concatenate([X, X * np.nan])),
     "axes of 1": lambda: X.reshape(2, 1, 3, 1),
     "no mask": lambda: np.ma.array(X),
 }
@@ -131,6 +130,9 @@ def test_every_spelling_of_the_same_numbers(name: str, options: mlc.ExecutionOpt
 #: name -> data for a float32 input of shape (2, 3), and words of the message.
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "too few rows": (lambda: X[:1], r"given +float32 array of shape \(1, 3\)\n +expected +shape \(2, 3\)"),
+    "more samples": (lambda: np.concatenate([X, X]), r"given +float32 array of shape \(4, 3\)"),
+    "more elements": (lambda: np.zeros(7, np.float32), "7 elements were given, 6 are needed"),
+    "more bytes": (lambda: X.tobytes() + bytes(4), "7 elements were given, 6 are needed"),
     "wrong extents": (lambda: np.zeros((2, 4), np.float32), r"given +float32 array of shape \(2, 4\)"),
     "swapped axes": (lambda: X.T, r"given +float32 array of shape \(3, 2\)\n +expected +shape \(2, 3\)"),
     "wrong rank": (lambda: np.zeros((2, 3, 2), np.float32), r"shape \(2, 3, 2\)"),

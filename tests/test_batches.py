@@ -148,8 +148,9 @@ def test_sizes_that_do_not_fit_are_refused(batch: int) -> None:
 
 def test_too_few_samples_are_refused() -> None:
     net = Regression(sgd())
-    with pytest.raises(mlc.DataError, match=r"TrainingGraph.execute: 'x': .* does not fit"):
+    with pytest.raises(mlc.DataError, match=r"TrainingGraph.execute: 'x': 2 rows were given, batch_size is 3") as short:
         net.step(normal(2, 3), normal(3, 2), batch_size=3)
+    assert short.value.fix == "pass batch_size=2"
 
 
 def test_inputs_that_all_samples_share() -> None:

@@ -284,7 +284,9 @@ def test_binding_says_what_does_not_fit() -> None:
     with pytest.raises(mlc.DataError, match=r"the attached data has shape \(2, 3\), \(4, 3\) is needed"):
         net.training.execute_forward()
     net.training.execute_forward(batch_size=2)
-    net.bind(normal(9, 3), normal(9, 2))
+    with pytest.raises(mlc.DataError, match=r"'x': 9 rows were given, this graph was built for a batch of 4"):
+        net.bind(normal(9, 3), normal(9, 2))
+    net.bind(mlc.TensorData(normal(9, 3)), mlc.TensorData(normal(9, 2)))
     assert net.x.data.shape == (4, 3)
 
 

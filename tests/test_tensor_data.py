@@ -177,16 +177,20 @@ def test_the_rest_is_converted(given: Any) -> None:
     np.testing.assert_array_equal(found, NUMBERS)
 
 
-def test_surplus_is_left_alone() -> None:
-    np.testing.assert_array_equal(read_array(np.arange(9.0), F32, "x"), NUMBERS)
-    np.testing.assert_array_equal(read_array(NUMBERS.tobytes() + b"rest", F32, "x"), NUMBERS)
+def test_only_a_tensor_data_may_be_longer() -> None:
     longer = np.concatenate([NUMBERS, NUMBERS + 10])
-    np.testing.assert_array_equal(read_array(longer, F32, "x"), NUMBERS)
+    np.testing.assert_array_equal(read_array(mlc.TensorData(longer), F32, "x"), NUMBERS)
+    for given in (longer, longer.reshape(-1), np.arange(9.0), NUMBERS.tobytes() + b"more", longer.tolist()):
+        with pytest.raises(mlc.DataError):
+            read_array(given, F32, "x")
 
 
 def test_a_smaller_batch_needs_less() -> None:
     np.testing.assert_array_equal(read_array(NUMBERS[:1], F32, "x", batch_size=1), NUMBERS[:1])
-    assert read_array(NUMBERS, F32, "x", batch_size=1).shape == (1, 3)
+    for given in (NUMBERS, NUMBERS.reshape(-1), NUMBERS.reshape(2, 1, 3)):  # a buffer of the full size, used in part
+        np.testing.assert_array_equal(read_array(given, F32, "x", batch_size=1), NUMBERS[:1])
+    with pytest.raises(mlc.DataError):
+        read_array(np.zeros((3, 3), np.float32), F32, "x", batch_size=1)
 
 
 def test_axes_of_extent_1_do_not_matter() -> None:
@@ -203,7 +207,7 @@ def test_axes_of_extent_1_do_not_matter() -> None:
         (np.zeros(5), (2, 3), "FLOAT32", "5 elements were given, 6 are needed"),
         (b"\0" * 20, (2, 3), "FLOAT32", "5 elements were given, 6 are needed"),
         (np.zeros((3, 2)), (2, 3), "FLOAT32", "does not fit the tensor"),
-        (np.zeros((1, 3)), (2, 3), "FLOAT32", "the elements of the data does not fit"),
+        (np.zeros((1, 3)), (2, 3), "FLOAT32", "the shape of the data does not fit"),
         (np.zeros((2, 3), complex), (2, 3), "FLOAT32", "complex128 cannot be used"),
         (np.array(["a"]), (1,), "FLOAT32", "cannot be used"),
         (None, (1,), "FLOAT32", "cannot be used"),

@@ -59,6 +59,9 @@ class GatherLayer(_Indexed):
     moves_data = True
     source_count = (2, 2)
 
+    def __init__(self, dimension: int) -> None:  # Python's messages name the class the constructor stands in
+        super().__init__(dimension)
+
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         x, indices = sources
         self._check_indices(indices)

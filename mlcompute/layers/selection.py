@@ -24,6 +24,9 @@ class SelectionLayer(Layer):
     moves_data = True
     source_count = (3, 3)
 
+    def __init__(self) -> None:  # Python's messages name the class the constructor stands in
+        super().__init__()
+
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         condition, x, y = sources
         same_type(self.who, (x, y))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import enum
+import functools
+import inspect
 import math
 import numbers
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 from mlcompute import ops
@@ -157,10 +159,15 @@ class Optimizer(ABC):
     #: True when the penalty acts on the parameter directly instead of being added to the gradient.
     decouples_penalty: ClassVar[bool] = False
 
+    def __init_subclass__(cls) -> None:
+        if "__init__" in vars(cls):
+            cls.__init__ = _explained(cls.__init__)  # type: ignore[method-assign]
+
     def __init__(self, descriptor: OptimizerDescriptor) -> None:
         if not isinstance(descriptor, OptimizerDescriptor):
             raise TypeError(
-                f"{type(self).__name__}: descriptor must be an OptimizerDescriptor, not {type(descriptor).__name__}"
+                f"{type(self).__name__}: descriptor must be an OptimizerDescriptor, not {type(descriptor).__name__}; "
+                f"write {type(self).__name__}(OptimizerDescriptor(learning_rate=0.001))"
             )
         self._descriptor = descriptor
         self._learning_rate = descriptor.learning_rate
@@ -341,6 +348,26 @@ class Optimizer(ABC):
     def _advance(self, time_step: int) -> None:
         """Told by the training graph, after all parameters were updated, which number the next update has."""
         self._time_step = time_step
+
+
+def _explained(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that says what to write when its arguments do not fit: rates stand in the descriptor."""
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def construct(self: Optimizer, *arguments: Any, **settings: Any) -> None:
+        try:
+            signature.bind(self, *arguments, **settings)
+        except TypeError as error:
+            who = type(self).__name__
+            shared = [field.name for field in fields(OptimizerDescriptor) if field.name in settings]
+            shown = ", ".join(f"{name}={settings[name]!r}" for name in shared) or "learning_rate=0.001"
+            own = "".join(f", {name}={settings[name]!r}" for name in settings if name in signature.parameters)
+            known = f"; its own settings are {', '.join(type(self).settings)}" if set(settings) - {*shared} else ""
+            raise TypeError(f"{who}: {error}; write {who}(OptimizerDescriptor({shown}){own}){known}") from None
+        init(self, *arguments, **settings)
+
+    return construct
 
 
 def _plain(value: object) -> object:

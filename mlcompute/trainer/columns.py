@@ -9,7 +9,7 @@ import numpy as np
 
 from mlcompute.errors import DataError
 from mlcompute.tensor import Tensor
-from mlcompute.tensor_data import TensorData
+from mlcompute.tensor_data import TensorData, rearrangement
 from mlcompute.trainer.metrics import Array
 
 
@@ -91,11 +91,14 @@ def one_hot(numbers: Array, shape: tuple[int, ...], dtype: np.dtype[Any], axis: 
     return labels.reshape(n, *shape)
 
 
-def column(name: str, tensor: Tensor, data: Any, who: str, *, batch: int, class_axis: int = 0) -> Column:
+def column(
+    name: str, tensor: Tensor, data: Any, who: str, *, batch: int, class_axis: int = 0, is_weight: bool = False
+) -> Column:
     """A checked column.
 
     batch       the number of samples the graph was built for; 0: the tensor holds nothing per sample
     class_axis  of labels: where the classes are
+    is_weight   it weighs labels
     """
     is_label = class_axis > 0
     who = f"{who}: '{name}'"
@@ -121,15 +124,19 @@ def column(name: str, tensor: Tensor, data: Any, who: str, *, batch: int, class_
         return Column(name, tensor, array, scale, class_axis=class_axis)
     given, wanted = (tuple(e for e in shape[1:] if e != 1) for shape in (array.shape, d.shape))
     if given != wanted:
-        fix = f"reshape it: array.reshape(-1, {', '.join(map(str, d.shape[1:]))})" if _fits(array, d.shape) else ""
+        fix = rearrangement(array.shape, (len(array), *d.shape[1:]))
         if is_label and array.dtype.kind not in "iu" and _has_one_entry_for(array, d.shape, class_axis):
             fix = "class numbers must be whole numbers: labels.astype(int)"
         elif is_label and array.dtype.kind in "iu" and array.shape[1:] in (d.shape[1:-1], d.shape[2:]):
             fix = f"classes lie on axis {class_axis}: give the loss another class_axis=, or give one-hot labels"
+        elif not wanted and not fix:
+            fix = f"give one number per sample: an array of shape ({len(array)},)"
+            if is_weight:
+                fix += "; weights of single labels are declared with TrainingGraph.add_inputs(loss_label_weights=...)"
         raise DataError(
             f"{who}: samples of shape {array.shape[1:]} for a tensor of shape {d.shape}",
             given=f"{array.dtype} array of shape {array.shape}",
-            expected=f"(samples, {', '.join(map(str, d.shape[1:]))})",
+            expected=f"shape ({', '.join(map(str, (len(array), *d.shape[1:])))}{',' if len(d.shape) == 1 else ''})",
             fix=fix,
         )
     return Column(name, tensor, _castable(array, tensor, who), scale)
@@ -145,10 +152,6 @@ def _has_one_entry_for(array: Array, shape: tuple[int, ...], class_axis: int) ->
         return False
     places = tuple(extent for extent in (*shape[1:class_axis], *shape[class_axis + 1 :]) if extent != 1)
     return tuple(extent for extent in array.shape[1:] if extent != 1) == places
-
-
-def _fits(array: Array, shape: tuple[int, ...]) -> bool:
-    return bool(array.size) and array.size % int(np.prod(shape[1:])) == 0
 
 
 def _castable(array: Array, tensor: Tensor, who: str) -> Array:

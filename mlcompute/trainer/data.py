@@ -351,6 +351,7 @@ def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[C
                     who,
                     batch=feed.batch if feed.counts_samples(tensors[name]) else 0,
                     class_axis=axes.get(name, 0),
+                    is_weight=kind == "weight",
                 )
                 for name, data in named.items()
             ]
