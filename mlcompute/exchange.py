@@ -1,4 +1,4 @@
-"""Tensors among other libraries' arrays: DLPack, `__array__` and the buffer protocol, without copies on the CPU."""
+"""Tensors among other libraries' arrays: DLPack, `__array__` and the buffer protocol."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from mlcompute.ops.op import Array
 
 
 class Exchanged:
-    """Something with `data` that other libraries read in place: np.asarray(t), torch.from_dlpack(t), memoryview(t).
+    """Something with `data` that other libraries read: np.asarray(t), torch.from_dlpack(t), memoryview(t).
 
-    Parameters hand out their live memory: what another library writes there is what the next run reads. Results hand
-    out a copy of the last run's values.
+    They get the values as they are now. NumPy and the buffer protocol know read-only memory; what DLPack hands out is
+    a copy of the receiver's own, because not all libraries do. Memory that several sides read and write is memory of
+    the caller's: `Tensor(shared_data=array)`.
     """
 
     label: str
@@ -25,27 +26,32 @@ class Exchanged:
     def data(self) -> Array | None:
         """The values, or None."""
 
-    def _shared(self) -> Array:
+    def _values(self) -> Array:
         data = self.data
         if data is None:
             raise DataError(f"Tensor '{self.label}' has no data", fix="run a graph that computes it, or give it data")
         return data
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        array = self._shared()
-        wanted = array.dtype if dtype is None else np.dtype(dtype)
-        if wanted == array.dtype:
-            return array.copy() if copy else array
+        array = self._values()
         if copy is False:
-            raise ValueError(f"Tensor '{self.label}' is {array.dtype}; as {wanted} it needs a copy")
-        return array.astype(wanted)
+            raise ValueError(
+                f"Tensor '{self.label}': its memory cannot be had without a copy; share an array of your own instead: "
+                "Tensor(shared_data=array)"
+            )
+        wanted = array.dtype if dtype is None else np.dtype(dtype)
+        return array.astype(wanted) if copy or wanted != array.dtype else array
 
-    def __dlpack__(self, **options: Any) -> Any:
-        return self._shared().__dlpack__(**options)
+    def __dlpack__(self, *, copy: bool | None = None, **options: Any) -> Any:
+        if copy is False:
+            raise BufferError(
+                f"Tensor '{self.label}': its memory cannot be had without a copy; share an array of your own instead: "
+                "Tensor(shared_data=array)"
+            )
+        return self._values().copy().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        kind, number = self._shared().__dlpack_device__()
-        return int(kind), int(number)
+        return 1, 0  # host memory
 
     def __buffer__(self, flags: int) -> memoryview:  # asked from Python 3.12 on; before, use memoryview(tensor.data)
-        return self._shared().data
+        return self._values().data

@@ -107,8 +107,7 @@ def from_state_dict(graph: Graph, state: Mapping[str, Any], *, strict: bool = Tr
         for tensor, part in entries[name].split(arrays[name]):
             fresh[tensor] = fresh.get(tensor, _values(tensor)) + part if entries[name].adds else part
     for tensor, part in fresh.items():
-        tensor.data  # noqa: B018  waits for runs that may be writing there
-        np.copyto(tensor._make_writable(), part, casting="same_kind")
+        tensor.data = part
     return [name for name in entries if name in arrays]
 
 

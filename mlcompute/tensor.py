@@ -15,7 +15,17 @@ from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.exchange import Exchanged
 from mlcompute.platform import stream
-from mlcompute.tensor_data import Array, ArrayLike, TensorData, expect_apart, read_array, write_target
+from mlcompute.tensor_data import (
+    Array,
+    ArrayLike,
+    TensorData,
+    expect_apart,
+    owned,
+    read_array,
+    read_only,
+    shared_array,
+    write_target,
+)
 from mlcompute.tensor_descriptor import TensorDescriptor
 
 if TYPE_CHECKING:
@@ -65,9 +75,9 @@ class TensorOptimizerDeviceData:
 class Tensor(Exchanged):
     """An n-dimensional value: a descriptor, and data where there is some.
 
-    Give data, fill_with_data or random_initializer_type for weights and other parameters; give none of them for
-    graph inputs and labels. The shape comes from one of: a descriptor; `shape`; the image sizes; one
-    `sequence_length`; several `sequence_lengths`.
+    Weights and other parameters are given data (which is copied), shared_data (the caller's memory itself, which is
+    then trained), fill_with_data or random_initializer_type; graph inputs and labels none of them. The shape comes from
+    one of: a descriptor; `shape`; the image sizes; one `sequence_length`; several `sequence_lengths`.
 
     >>> import mlcompute as mlc
     >>> mlc.Tensor(shape=(2, 3), fill_with_data=1.0).data.sum()
@@ -80,6 +90,7 @@ class Tensor(Exchanged):
         *,
         shape: Iterable[int] | None = None,
         data: ArrayLike = None,
+        shared_data: ArrayLike = None,
         fill_with_data: float | None = None,
         random_initializer_type: RandomInitializerType | None = None,
         data_type: DataType = DataType.FLOAT32,
@@ -108,8 +119,9 @@ class Tensor(Exchanged):
                 f"Tensor: data_type is {data_type!r}, the descriptor says {descriptor.data_type.name}",
                 fix="leave data_type out",
             )
-        if sum(source is not None for source in (data, fill_with_data, random_initializer_type)) > 1:
-            raise DataError("Tensor: give at most one of data, fill_with_data and random_initializer_type")
+        sources = (data, shared_data, fill_with_data, random_initializer_type)
+        if sum(source is not None for source in sources) > 1:
+            raise DataError("Tensor: give at most one of data, shared_data, fill_with_data and random_initializer_type")
         self._descriptor = descriptor
         self._tensor_id = next(_ids)
         self.label = f"data{self._tensor_id}"
@@ -132,7 +144,9 @@ class Tensor(Exchanged):
         #: Did the caller supply that state? State an earlier graph left behind is not taken over.
         self._optimizer_data_is_callers = False
         if data is not None:
-            self._host = read_array(data, descriptor, f"Tensor '{self.label}'")
+            self._host = owned(read_array(data, descriptor, f"Tensor '{self.label}'"), data)
+        elif shared_data is not None:
+            self._host = shared_array(shared_data, descriptor, f"Tensor '{self.label}': shared_data")
         elif fill_with_data is not None:
             self._host = np.full(descriptor.shape, _element(fill_with_data, descriptor.data_type, self.label))
         elif random_initializer_type is not None:
@@ -181,20 +195,50 @@ class Tensor(Exchanged):
 
     @property
     def data(self) -> Array | None:
-        """The values as an array; None when there are none (yet). Waits for queued work that changes them.
+        """The values as they are now, in a read-only array that never changes; None when there are none (yet).
 
-        For parameters it is the live memory; for results of a graph a copy of the last run's values, with as
-        many leading samples as that run had. A result that the last run computed and did not keep is None, and a
-        warning says that `add_outputs` keeps it.
+        Waits for queued work that changes them. Results of a graph are the last run's, with as many leading samples
+        as that run had; one that the last run computed and did not keep is None, and a warning says that `add_outputs`
+        keeps it. Set it to write the values of a tensor that has some: they are copied into the memory it has.
+
+        >>> import mlcompute as mlc
+        >>> w = mlc.Tensor(shape=(2,), fill_with_data=1.0)
+        >>> before = w.data
+        >>> w.data = 3 * before
+        >>> before, w.data
+        (array([1., 1.], dtype=float32), array([3., 3.], dtype=float32))
         """
+        found = self._now()
+        if found is not None and (found is self._host or found is self._bound):
+            found = found.copy()
+        return None if found is None else read_only(found)
+
+    @data.setter
+    def data(self, values: ArrayLike) -> None:
+        who = f"Tensor '{self.label}'.data"
+        if self._host is None:
+            raise DataError(
+                f"{who} cannot be set: the tensor keeps no data of its own",
+                fix="create it with data; data of inputs is passed to execute or attached with bind_and_write_data",
+            )
+        fresh = read_array(values, self._descriptor, who)
+        self._wait()
+        np.copyto(self._make_writable(), fresh)
+        self._unscaled, self._bound = None, None
+
+    def _now(self) -> Array | None:
+        """The values in memory that may change with the next run; waits for queued work."""
+        residents = self._wait()
+        if self._host is not None:
+            return self._host
         run, left = self._left
-        for resident in self._wait():
-            if self._host is None and resident.last_run > run and resident.computes(self):
+        for resident in residents:
+            if resident.last_run > run and resident.computes(self):
                 found = resident.fetch(self)
                 if found is None:
                     self._say_not_kept(resident)
                 return found
-        return next((known for known in (self._host, self._bound, left) if known is not None), None)
+        return left if self._bound is None else self._bound
 
     def _say_not_kept(self, resident: Resident) -> None:
         """A step keeps outputs and losses only; whoever reads another result is told so, once."""
@@ -208,7 +252,7 @@ class Tensor(Exchanged):
             f"the result of {producer.layer.who} was not kept by the last run, so its data is None: name it in "
             f"{graph}.add_outputs({{'{producer.layer.label}': tensor}}){otherwise}",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,  # whoever reads `data`
         )
 
     def _wait(self) -> list[Resident]:
@@ -250,14 +294,19 @@ class Tensor(Exchanged):
     @property
     def has_valid_numerics(self) -> bool:
         """True when there is no NaN and no infinity in the data; also without data."""
-        data = self.data
+        data = self._now()
         return data is None or data.dtype.kind != "f" or bool(np.isfinite(data).all())
 
     @property
     def optimizer_data(self) -> list[TensorData]:
-        """The optimizer's state for this tensor (momentum and the like), in layout order; empty without one."""
+        """The optimizer's state for this tensor (momentum and the like), in layout order; empty without one.
+
+        Buffers that were bound are the caller's memory itself. Others are read-only copies, as the state is now.
+        """
         self._wait()
-        return [TensorData(state) for state in self._optimizer_data]
+        if self._optimizer_data_is_callers:
+            return [TensorData(state) for state in self._optimizer_data]
+        return [TensorData(immutable_bytes_no_copy=state.copy()) for state in self._optimizer_data]
 
     @property
     def optimizer_device_data(self) -> list[TensorOptimizerDeviceData]:
@@ -278,7 +327,7 @@ class Tensor(Exchanged):
     ) -> bool:
         """Copy the first `length` bytes (all by default) of the values into a writable buffer."""
         who = f"Tensor '{self.label}'.copy_data_from_device_memory"
-        data = self.data
+        data = self._now()
         if data is None:
             raise DataError(f"{who}: the tensor has no data", fix="run a graph that computes it first")
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -294,7 +343,10 @@ class Tensor(Exchanged):
         return True
 
     def bind_and_write_data(self, data: ArrayLike, *, to: Device) -> bool:
-        """Attach new values, without a copy where layout and dtype allow; meant for parameters."""
+        """Attach new values, without a copy where layout and dtype allow; meant for parameters.
+
+        What is trained is then the caller's memory; `data = ...` copies values instead.
+        """
         from mlcompute.device import Device as DeviceClass
 
         if not isinstance(to, DeviceClass):
@@ -370,7 +422,7 @@ class Tensor(Exchanged):
         return Tensor(shape=self._descriptor.shape, data=((q - b) * s).astype(np.float32))
 
     def _numbers(self, who: str, *types: DataType) -> Array:
-        data = self.data
+        data = self._now()
         if data is None:
             raise DataError(f"{who}: the tensor has no data")
         if self._descriptor.data_type not in types:
@@ -405,7 +457,7 @@ class Tensor(Exchanged):
 
     def __copy__(self) -> Tensor:
         copied = Tensor(self._descriptor)
-        data = self.data
+        data = self._now()
         copied._host = None if data is None else data.copy()
         copied._unscaled = self._unscaled
         copied._optimizer_data = [state.copy() for state in self._optimizer_data]

@@ -123,19 +123,48 @@ def read_array(
 def write_target(data: ArrayLike, descriptor: TensorDescriptor, who: str, batch_size: int = 0) -> Array:
     """The caller's own memory as an array results can be written to; never a copy."""
     array = read_array(data, descriptor, who, batch_size)
-    if isinstance(data, TensorData):
-        owner = np.frombuffer(data.bytes, np.uint8) if data.length else np.empty(0, np.uint8)
-    else:
-        owner = np.asarray(data)
     if not array.flags.writeable:
         raise DataError(f"{who}: the memory is read-only", fix="pass a writable buffer")
-    if array.nbytes and not np.may_share_memory(array, owner):
-        raise DataError(
-            f"{who}: results cannot be written into this object without a copy",
-            given=f"{owner.dtype} array of shape {owner.shape}",
-            expected=f"a C-contiguous {descriptor.data_type.numpy} array",
-        )
+    _expect_shared(array, data, f"{who}: results cannot be written into this object without a copy", "")
     return array
+
+
+def shared_array(data: ArrayLike, descriptor: TensorDescriptor, who: str) -> Array:
+    """The caller's own memory as an array that is read and, unless it is read-only, written in place; never a copy."""
+    array = read_array(data, descriptor, who)
+    fix = "pass it as data=, which copies, or convert it"
+    _expect_shared(array, data, f"{who}: this object cannot be shared, only copied", fix)
+    return array
+
+
+def owned(array: Array, data: ArrayLike) -> Array:
+    """The array `read_array` made of some data, in memory that nobody else has."""
+    is_new = isinstance(data, (int, float, list, tuple)) or not np.may_share_memory(array, _memory(data))
+    return array if is_new else array.copy()
+
+
+def read_only(array: Array) -> Array:
+    """The same array, which cannot be written to any more."""
+    array.setflags(write=False)
+    return array
+
+
+def _memory(data: ArrayLike) -> Array:
+    """What the caller handed in, as an array of whatever type and shape over the caller's memory."""
+    if isinstance(data, TensorData):
+        return np.frombuffer(data.bytes, np.uint8) if data.length else np.empty(0, np.uint8)
+    if isinstance(data, (bytes, bytearray, mmap.mmap)):
+        return np.frombuffer(data, np.uint8)
+    if not isinstance(data, np.ndarray) and hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
+        data = np.from_dlpack(data)
+    return np.asarray(data)
+
+
+def _expect_shared(array: Array, data: ArrayLike, message: str, fix: str) -> None:
+    memory = _memory(data)
+    if array.nbytes and not np.may_share_memory(array, memory):
+        expected = f"a C-contiguous {array.dtype} array"
+        raise DataError(message, given=f"{memory.dtype} array of shape {memory.shape}", expected=expected, fix=fix)
 
 
 def expect_apart(named: Mapping[str, Array], who: str) -> None:

@@ -468,9 +468,10 @@ def test_optimizer_state_of_the_wrong_kind() -> None:
 
 
 def test_states_that_share_memory_are_refused() -> None:
-    w = mlc.Tensor(shape=(4,), fill_with_data=1.0)
+    values = np.ones(4, np.float32)
+    w = mlc.Tensor(shape=(4,), shared_data=values)
     memory = np.zeros(6, np.float32)
     with pytest.raises(mlc.DataError, match="share memory"):
         w.bind_optimizer_data([memory[:4], memory[2:]])
     with pytest.raises(mlc.DataError, match="share memory"):
-        w.bind_optimizer_data([w.data])
+        w.bind_optimizer_data([values])

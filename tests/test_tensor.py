@@ -51,13 +51,14 @@ def test_a_tensor_without_data(sizes: dict[str, Any], shape: tuple[int, ...]) ->
 
 
 @each_family
-def test_data_is_taken_without_a_copy(sizes: dict[str, Any], shape: tuple[int, ...]) -> None:
+def test_data_is_copied_and_shared_data_is_not(sizes: dict[str, Any], shape: tuple[int, ...]) -> None:
     memory = np.arange(math.prod(shape), dtype=np.float32)
-    tensor = mlc.Tensor(**sizes, data=mlc.TensorData(memory))
+    tensor, sharing = (mlc.Tensor(**sizes, **{name: mlc.TensorData(memory)}) for name in ("data", "shared_data"))
     assert tensor.data is not None
-    assert tensor.data.shape == shape
+    assert tensor.data.shape == sharing.data.shape == shape
     memory[0] = 99
-    assert tensor.data.flat[0] == 99
+    assert tensor.data.flat[0] == 0
+    assert sharing.data.flat[0] == 99
 
 
 @each_family
@@ -209,7 +210,7 @@ def test_a_copy_has_data_and_state_of_its_own() -> None:
     assert tensor.device is not None
     assert copied.device is None
     assert copied.data is not None
-    copied.data[0, 0] = 9
+    copied.data = np.full((2, 3), 9)
     assert tensor.data[0, 0] == 1
     (state,) = copied.optimizer_data
     np.testing.assert_array_equal(np.frombuffer(state.bytes, np.float32), 4)
@@ -219,7 +220,7 @@ def test_a_copy_has_data_and_state_of_its_own() -> None:
 
 
 def test_read_only_properties() -> None:
-    for name in ("tensor_id", "descriptor", "data", "device", "optimizer_data", "optimizer_device_data"):
+    for name in ("tensor_id", "descriptor", "device", "optimizer_data", "optimizer_device_data"):
         with pytest.raises(AttributeError):
             setattr(mlc.Tensor(shape=(1,)), name, None)
 

@@ -78,7 +78,7 @@ def test_the_deallocator_runs_once_when_the_object_goes() -> None:
 def test_the_deallocator_waits_for_a_tensor_that_uses_the_memory() -> None:
     memory, calls = bytearray(np.float32([1, 2, 3]).tobytes()), []
     data = mlc.TensorData(memory, 12, deallocator=lambda *_: calls.append(1))
-    tensor = mlc.Tensor(shape=(3,), data=data, data_type=mlc.DataType.FLOAT32)
+    tensor = mlc.Tensor(shape=(3,), shared_data=data, data_type=mlc.DataType.FLOAT32)
     del data
     gc.collect()
     assert calls == [], "the tensor still reads this memory"

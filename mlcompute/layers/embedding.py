@@ -95,13 +95,9 @@ class EmbeddingLayer(Layer):
         self._weights_parameter = TensorParameter(weights)
 
     def _clear_row(self, row: int) -> None:
-        data = self._weights.data
-        if data is None:
-            return
-        if not data.flags.writeable:
-            # Memory-mapped files and other read-only arrays: training would have to copy them anyway.
-            data = self._weights._host = data.copy()
-        data.reshape(self._descriptor.embedding_count, -1)[row] = 0
+        if self._weights._host is not None:
+            self._weights.synchronize_data()
+            self._weights._make_writable().reshape(self._descriptor.embedding_count, -1)[row] = 0
 
     @property
     def descriptor(self) -> EmbeddingDescriptor:

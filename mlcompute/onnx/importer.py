@@ -190,7 +190,7 @@ class Importer:
             tensor = CopiedTensor(descriptor_of(array.shape, to), array.reshape(folded_shape(array.shape)))
         else:
             data = np.ascontiguousarray(array).reshape(folded_shape(array.shape))
-            tensor = Tensor(descriptor_of(array.shape, to), data=data)
+            tensor = Tensor(descriptor_of(array.shape, to), shared_data=data)
         tensor.label = name
         return Weight(tensor, array.shape, name)
 

@@ -343,7 +343,7 @@ class Trainer:
 
     def copy_parameters(self) -> list[Array]:
         """Copies of all parameters, in their order."""
-        return [np.array(tensor.data) for tensor in self.parameters]
+        return [np.array(tensor) for tensor in self.parameters]
 
     def set_parameters(self, arrays: Sequence[Array]) -> None:
         """Write values into the parameters, in place."""
@@ -357,7 +357,7 @@ class Trainer:
         if evaluated and self._fitting is not None:
             with self._fitting.evaluated_weights():
                 return self.copy_weights()
-        return [np.array(tensor.data) for tensor in self.model.kept_tensors()]
+        return [np.array(tensor) for tensor in self.model.kept_tensors()]
 
     def set_weights(self, arrays: Sequence[Array]) -> None:
         """Write values into parameters and running statistics, in place."""
@@ -417,5 +417,4 @@ def _write(tensors: Sequence[Tensor], arrays: Sequence[Array]) -> None:
         if given != wanted:
             raise DataError(f"Trainer: an array of shape {given} for '{tensor.label}'", expected=str(wanted))
     for tensor, array in zip(tensors, arrays, strict=True):
-        tensor.synchronize_data()
-        np.copyto(tensor._make_writable(), array)
+        tensor.data = array

@@ -33,8 +33,7 @@ class ExponentialMovingAverage(Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         for average, tensor in zip(self.averages, self.trainer.parameters, strict=True):
-            assert tensor.data is not None
-            average += (tensor.data - average) * average.dtype.type(1.0 - self.decay)
+            average += (np.asarray(tensor) - average) * average.dtype.type(1.0 - self.decay)
 
     def evaluated_parameters(self) -> Sequence[Any] | None:
         return self.averages if self.validates and self.averages else None
