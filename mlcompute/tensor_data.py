@@ -125,15 +125,27 @@ def write_target(data: ArrayLike, descriptor: TensorDescriptor, who: str, batch_
     array = read_array(data, descriptor, who, batch_size)
     if not array.flags.writeable:
         raise DataError(f"{who}: the memory is read-only", fix="pass a writable buffer")
-    _expect_shared(array, data, f"{who}: results cannot be written into this object without a copy", "")
+    memory = _memory(data)
+    if array.nbytes and not np.may_share_memory(array, memory):
+        raise DataError(
+            f"{who}: results cannot be written into this object without a copy",
+            given=f"{memory.dtype} array of shape {memory.shape}",
+            expected=f"a C-contiguous {array.dtype} array",
+        )
     return array
 
 
 def shared_array(data: ArrayLike, descriptor: TensorDescriptor, who: str) -> Array:
     """The caller's own memory as an array that is read and, unless it is read-only, written in place; never a copy."""
     array = read_array(data, descriptor, who)
-    fix = "pass it as data=, which copies, or convert it"
-    _expect_shared(array, data, f"{who}: this object cannot be shared, only copied", fix)
+    memory = _memory(data)
+    if array.nbytes and not np.may_share_memory(array, memory):
+        raise DataError(
+            f"{who}: this object cannot be shared, only copied",
+            given=f"{memory.dtype} array of shape {memory.shape}",
+            expected=f"a C-contiguous {array.dtype} array",
+            fix="pass it as data=, which copies, or convert it",
+        )
     return array
 
 
@@ -158,13 +170,6 @@ def _memory(data: ArrayLike) -> Array:
     if not isinstance(data, np.ndarray) and hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
         data = np.from_dlpack(data)
     return np.asarray(data)
-
-
-def _expect_shared(array: Array, data: ArrayLike, message: str, fix: str) -> None:
-    memory = _memory(data)
-    if array.nbytes and not np.may_share_memory(array, memory):
-        expected = f"a C-contiguous {array.dtype} array"
-        raise DataError(message, given=f"{memory.dtype} array of shape {memory.shape}", expected=expected, fix=fix)
 
 
 def expect_apart(named: Mapping[str, Array], who: str) -> None:

@@ -281,7 +281,7 @@ def test_yes_or_no_on_logits() -> None:
 REFUSALS: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
     "another length": (np.zeros((9, 4)), np.zeros(8, int), {}, mlc.DataError, "'x' 9, 'labels' 8"),
     "other features": (np.zeros((9, 5)), np.zeros(9, int), {}, mlc.DataError, r"samples of shape \(5,\)"),
-    "flat": (np.zeros((3, 2, 2)), np.zeros(3, int), {}, mlc.DataError, r"array.reshape\(-1, 4\)"),
+    "flat": (np.zeros((3, 2, 2)), np.zeros(3, int), {}, mlc.DataError, r"array.reshape\(3, 4\)"),
     "no samples": (np.zeros((0, 4)), np.zeros(0, int), {}, mlc.DataError, "there are no samples"),
     "classes": (np.zeros((9, 4)), np.full(9, 3), {}, mlc.DataError, "go from 3 to 3, the graph has 3 classes"),
     "text": (np.zeros((9, 4)), np.full(9, "a"), {}, mlc.DataError, "data of type <U1 cannot be used"),
