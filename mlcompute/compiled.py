@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from mlcompute.graph import Graph, Node
 from mlcompute.ops.op import Array, Value
 from mlcompute.passes import Passes
 from mlcompute.programs import Course, Programs
+from mlcompute.run_result import RunResult
 from mlcompute.seeing.profiled import Profiled
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import expect_apart, read_array, write_target
@@ -67,6 +69,10 @@ class CompiledGraph(Profiled, DescribedGraph):
         self._settling = threading.Lock()
         #: What ran last: the values of this run can be read.
         self._current: Executable | None = None
+        #: The result of that run, whose values lie in the graph's memory. Held weakly: only what somebody may still
+        #: read is copied before the next run.
+        self._latest: weakref.ref[RunResult] | None = None
+        self._keeping = threading.Lock()
         #: The passes run one by one that were last asked for, and those that last ran; None: some other run.
         self._asked: Passes | None = None
         self._ran: Passes | None = None
@@ -353,8 +359,9 @@ class CompiledGraph(Profiled, DescribedGraph):
                     fed.update(passes.begin(phases))
                 before(fed)
                 self._ran = passes
-                if course.begins:
-                    self._current = None  # what the last run left is about to be overwritten
+                if course.begins:  # what the last run left is about to be overwritten
+                    self.keep_latest_result()
+                    self._current = self._latest = None
                 known = executable.lasting is bindings
                 executable.lasting = bindings
                 executable.run(phases, fed if known else {**bindings, **fed}, profile)
@@ -368,7 +375,11 @@ class CompiledGraph(Profiled, DescribedGraph):
             finish(True, fed)
             if course.prints:
                 print(profile, file=sys.stderr)
-            return course.result
+            if course.result is None:
+                return None
+            result = RunResult(course.result, weakref.ref(self))
+            self._latest = weakref.ref(result)
+            return result
 
         def finish(succeeded: bool, fed: dict[Value, Array]) -> None:
             if passes is not None:
@@ -454,10 +465,20 @@ class CompiledGraph(Profiled, DescribedGraph):
             return None
         return self._current.read(value)
 
+    def keep_latest_result(self) -> None:
+        """Copy what the latest run gave out of the graph's memory, if somebody holds its result."""
+        if self._latest is None or self._latest() is None:
+            return
+        with self._keeping:  # a reader and the queue's thread may both be here
+            result = self._latest() if self._latest is not None else None
+            if result is not None and not result.is_kept:
+                result.keep(self.fetch(result.of))
+
     def __del__(self) -> None:
         """Outputs somebody still holds stay readable without the graph that computed them."""
         compiled = getattr(self, "_compiled", None)
         if compiled is not None and self._current is not None and not sys.is_finalizing():
+            self.keep_latest_result()
             for tensor in compiled.description.kept:
                 if self.computes(tensor) and tensor._left[0] < self.last_run:
                     tensor._left = (self.last_run, self.fetch(tensor))

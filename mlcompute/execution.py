@@ -290,7 +290,7 @@ class Execution:
 
     @property
     def result(self) -> Tensor | None:
-        """The final result (the loss, or the last layer's result), waiting for it."""
+        """The final result (the loss, or the last layer's result), waiting for it. Its data stays this run's."""
         return self.wait()._result
 
     @property

@@ -31,9 +31,9 @@ from mlcompute.tensor_descriptor import TensorDescriptor
 if TYPE_CHECKING:
     from mlcompute.device import Device
 
-__all__ = ["Tensor", "TensorDescriptor", "TensorOptimizerDeviceData", "TensorParameter", "moments"]
+__all__ = ["Tensor", "TensorDescriptor", "TensorOptimizerDeviceData", "TensorParameter", "moments", "tensor_ids"]
 
-_ids = itertools.count()
+tensor_ids = itertools.count()
 #: Counts the moments at which data was attached or fed, to tell which came last.
 moments = itertools.count(1)
 
@@ -123,7 +123,7 @@ class Tensor(Exchanged):
         if sum(source is not None for source in sources) > 1:
             raise DataError("Tensor: give at most one of data, shared_data, fill_with_data and random_initializer_type")
         self._descriptor = descriptor
-        self._tensor_id = next(_ids)
+        self._tensor_id = next(tensor_ids)
         self.label = f"data{self._tensor_id}"
         self._host: Array | None = None
         #: The bound on the random values that fans guessed from the shape gave; see `set_fans`.

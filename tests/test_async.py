@@ -423,7 +423,7 @@ def test_coroutines_of_the_passes() -> None:
         result, seconds = await net.training.execute_forward_async(
             batch_size=4, options=PROFILING, outputs_data={"y": out}
         )
-        assert result is net.training.result_tensors(net.loss)[0]
+        assert result.of is net.training.result_tensors(net.loss)[0]
         times = [seconds]
         times.append(await net.training.execute_gradient_async(options=PROFILING))
         times.append(await net.training.execute_optimizer_update_async(options=PROFILING))
@@ -446,7 +446,7 @@ def test_the_coroutine_of_inference() -> None:
         return await inference.execute_async({"x": x}, batch_size=4)
 
     result, seconds = asyncio.run(infer())
-    assert result is net.y
+    assert result.of is net.y
     assert seconds == 0.0
 
 

@@ -279,7 +279,7 @@ def test_quantized_data_moves_through_graphs() -> None:
     graph.compile(device=cpu())
     picks = np.int32([[4, 0, 1], [2, 2, 3]])
     result = graph.execute({"i": picks}).result
-    assert result is y
+    assert result.of is y
     assert result.data.dtype == np.int8
     back = mlc.Tensor(shape=(2, 3), data=result.data, data_type=T.INT8).dequantized(T.FLOAT32, scale=0.02, bias=0)
     expected = np.take_along_axis(table, picks.astype(np.int64), 0)

@@ -177,7 +177,7 @@ def test_several_graph_objects_in_one() -> None:
     assert inference.layers == [*first.layers, *second.layers, *both.layers]
     data = normal(2, 3)
     result = inference.execute({"x": data}).result
-    assert result is z
+    assert result.of is z
     assert_close(result.data, 1 / (1 + np.exp(-np.tanh(np.maximum(data, 0)))))
 
 

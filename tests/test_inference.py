@@ -57,7 +57,7 @@ def test_a_relu() -> None:
     run = graph.execute({"x": np.float32([-1, 2, -3, 4])}, outputs_data={"y": out}, options=SYNC)
     np.testing.assert_array_equal(out, [0, 2, 0, 4])
     np.testing.assert_array_equal(run.result.data, [[0, 2, 0, 4]])
-    assert run.result is y
+    assert run.result.of is y
 
 
 def test_weights_are_shared_and_live() -> None:
@@ -171,7 +171,7 @@ def test_layers_of_its_own() -> None:
     assert len(net.training.layers) == 3
     x = normal(4, 3)
     result = inference.execute({"x": x}).result
-    assert result is probabilities
+    assert result.of is probabilities
     exp = np.exp(prediction(net, x))
     assert_close(result.data, exp / exp.sum(1, keepdims=True))
 
@@ -226,10 +226,10 @@ def test_a_validation_loss() -> None:
     data, labels, weights = normal(4, 3), normal(4, 2, seed=1), np.abs(normal(4, 2, seed=2))
     expected = data @ layer.weights.data.T + layer.biases.data
     run = graph.execute({"x": data}, {"t": labels}, {"w": weights})
-    assert run.result is loss
+    assert run.result.of is loss
     assert_close(run.result.data, np.float32([np.mean(weights * (expected - labels) ** 2)]))
     run = graph.execute({"x": data})
-    assert run.result is y
+    assert run.result.of is y
     assert_close(run.result.data, expected)
     short = graph.execute({"x": data[:2]}, {"t": labels[:2]}, {"w": weights[:2]}, batch_size=2)
     assert_close(short.result.data, np.float32([np.mean((weights * (expected - labels) ** 2)[:2])]))

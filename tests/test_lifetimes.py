@@ -211,7 +211,7 @@ def test_tensors_keep_what_their_graph_computed_last() -> None:
     assert net.h.data is None, "nobody asked for it"
     again = net.inference()
     y = again.execute({"x": 2 * net.data}).result
-    assert y is net.y
+    assert y.of is net.y
     np.testing.assert_allclose(y.data, np.maximum(2 * net.data @ net.w.data.T, 0), rtol=1e-5)
 
 
@@ -261,7 +261,7 @@ def test_a_queued_run_keeps_what_it_needs() -> None:
     gc.collect()
     blocked.set()
     run.wait()
-    assert run.result is y
+    assert run.result.of is y
     np.testing.assert_allclose(expected.sum(), 14.4, rtol=1e-6)
 
 

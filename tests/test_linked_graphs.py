@@ -382,7 +382,7 @@ def test_linked_inference_graphs() -> None:
     for batch in (0, 2):
         first.execute({"x": data}, batch_size=batch)
         result = second.execute({}, batch_size=batch).result
-        assert result is z
+        assert result.of is z
         assert_close(result.data, (hidden + np.maximum(hidden, 0))[: batch or 4])
     assert first.layers == [layer, first.layers[1]]
 

@@ -380,8 +380,8 @@ def test_inference_without_labels_ignores_labels_attached_long_ago() -> None:
     net.bind(x, t)
     net.training.execute_forward()
     result = net.training.execute({"x": x}, options=INFERENCE).result
-    assert result is net.y
-    assert net.training.execute_forward(options=INFERENCE).result is net.training.result_tensors(net.loss)[0]
+    assert result.of is net.y
+    assert net.training.execute_forward(options=INFERENCE).result.of is net.training.result_tensors(net.loss)[0]
 
 
 def test_outputs_that_need_labels_say_so() -> None:

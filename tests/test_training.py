@@ -80,7 +80,7 @@ def test_a_step_answers_the_loss_and_runs_in_any_spelling() -> None:
     assert isinstance(run, mlc.Execution)
     assert run.wait() is run
     assert run.result.descriptor.shape == (1,)
-    assert run.result is net.training.result_tensors(net.loss)[0]
+    assert run.result.of is net.training.result_tensors(net.loss)[0]
     assert_close(run.result.data, np.float32([expected]))
     assert repr(run) == "Execution(done)"
 
@@ -126,7 +126,7 @@ def test_without_loss_and_optimizer_the_forward_pass_runs() -> None:
     net.compile(device=cpu())
     out = np.empty((2, 3), np.float32)
     data = normal(2, 3)
-    assert net.execute({"x": data}, outputs_data={"y": out}).result is y
+    assert net.execute({"x": data}, outputs_data={"y": out}).result.of is y
     np.testing.assert_array_equal(out, np.maximum(data, 0))
 
 
@@ -165,7 +165,7 @@ def test_layers_added_directly_and_wrapped_ones_together() -> None:
     assert training.layers == [net.first, net.activation, net.second, training.layers[-1]]
     data = normal(4, 3)
     result = training.execute({"x": data}).result
-    assert result is y
+    assert result.of is y
     expected = net.torch().forward(torch.tensor(data, dtype=torch.float64)).clamp(min=0)
     assert_close(result.data, expected.detach().numpy())
 
@@ -176,7 +176,7 @@ def test_layers_added_to_a_graph_after_compiling_take_part() -> None:
     inference.compile(device=cpu())
     late = net.graph.node(mlc.ActivationLayer.relu(), source=net.y)
     inference.add_inputs({"x": net.x})
-    assert inference.execute({"x": normal(4, 3)}).result is late
+    assert inference.execute({"x": normal(4, 3)}).result.of is late
 
 
 def test_one_tensor_in_many_weight_slots() -> None:
@@ -333,7 +333,7 @@ def test_constant_inputs_are_given_once() -> None:
     constant_before = constant.copy()
     constant += 1  # compile has taken a copy
     assert_close(training.execute({"x": data}).result.data, data * np.exp(constant_before))
-    assert training.execute({"x": data, "c": constant_before}).result is y
+    assert training.execute({"x": data, "c": constant_before}).result.of is y
     with pytest.raises(mlc.DataError, match="compiled as a constant"):
         training.execute({"x": data, "c": constant})
     # Compiled again without constants, it is an ordinary input.

@@ -1,0 +1,48 @@
+"""The result of one run, which stays that run's own."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+from mlcompute.tensor import Tensor, tensor_ids
+from mlcompute.tensor_data import Array
+
+
+class Runner(Protocol):
+    """A graph whose latest run gave the result."""
+
+    def keep_latest_result(self) -> None:
+        """Give the latest run's result memory of its own: `RunResult.keep`."""
+
+
+class RunResult(Tensor):
+    """What one run gave. Its values are that run's, whatever runs later; the graph's own tensor has the latest run's.
+
+    They lie in the graph's memory until they are first read, or until another run is about to overwrite them and
+    somebody still holds the result: then they are copied out. A result nobody looks at costs no copy.
+    """
+
+    def __init__(self, tensor: Tensor, graph: weakref.ref[Runner]) -> None:
+        # A copy of its facts: building a tensor from arguments would cost a small step microseconds.
+        self.__dict__.update(tensor.__dict__)
+        self._tensor_id = next(tensor_ids)
+        self._residents = None
+        self.of = tensor
+        self._graph = graph
+        self._kept: Array | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Are the values in memory of their own?"""
+        return self._kept is not None
+
+    def keep(self, values: Array | None) -> None:
+        """Here are the values, in memory that nobody else writes."""
+        self._kept = values
+
+    def _now(self) -> Array | None:
+        graph = self._graph()
+        if self._kept is None and graph is not None:
+            graph.keep_latest_result()
+        return self._kept
