@@ -24,7 +24,7 @@ def give(parameters: list[mlc.Tensor], arrays: list[torch.Tensor]) -> None:
     assert len(parameters) == len(arrays)
     for tensor, array in zip(parameters, arrays, strict=True):
         assert tensor.data is not None
-        np.copyto(tensor.data, array.detach().numpy().reshape(tensor.descriptor.shape))
+        tensor.data = array.detach().numpy().reshape(tensor.descriptor.shape)
 
 
 def compare(build: Build, module: torch.nn.Module, x: np.ndarray, order: Callable[[Any], list[torch.Tensor]]) -> None:
@@ -211,8 +211,8 @@ def test_transposed_convolution_against_pytorch() -> None:
     y = graph.convolution(x, 4, 3, stride=2, padding=1, transposed=True, name="up")
     module = torch.nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1)
     weights, biases = parameters_of(graph).values()
-    np.copyto(weights.data, module.weight.detach().numpy().transpose(1, 0, 2, 3))  # (out, in, h, w) here
-    np.copyto(biases.data, module.bias.detach().numpy())
+    weights.data = module.weight.detach().numpy().transpose(1, 0, 2, 3)  # (out, in, h, w) here
+    biases.data = module.bias.detach().numpy()
     data = np.random.default_rng(0).standard_normal((2, 3, 5, 5)).astype(np.float32)
     np.testing.assert_allclose(run(graph, {"x": x}, {"x": data}, y), module(torch.tensor(data)).detach(), atol=1e-5)
 

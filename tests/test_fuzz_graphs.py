@@ -63,7 +63,7 @@ def check(f: Fuzzed, options: mlc.ExecutionOptions = mlc.ExecutionOptions.NONE) 
     after = [tensor.data.copy() for tensor in f.kept]
 
     for tensor, array in zip(f.kept, before, strict=True):
-        np.copyto(tensor.data, array)
+        tensor.data = array
     fused = {name: np.empty(t.descriptor.shape, t.descriptor.data_type.numpy) for name, t in outputs.items()}
     training.execute(feeds, labels, outputs_data=fused, options=options).wait()
     for name, array in fused.items():
