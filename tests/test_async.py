@@ -240,7 +240,9 @@ def test_every_pass_tells_its_handler() -> None:
     net.training.execute_gradient(completion_handler=handler)
     net.training.execute_optimizer_update(completion_handler=handler, options=SYNC)
     loss = net.training.result_tensors(net.loss)[0]
-    assert seen == [(loss, None, 0.0), (None, None, 0.0), (None, None, 0.0)]
+    assert seen[0][0].of is loss
+    assert [(error, seconds) for _, error, seconds in seen] == [(None, 0.0)] * 3
+    assert [result for result, *_ in seen[1:]] == [None, None]
 
 
 def test_a_handler_reads_its_own_run_though_others_are_queued() -> None:
