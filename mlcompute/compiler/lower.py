@@ -71,7 +71,8 @@ class Lowering:
         return ops.random_uniform(key, shape)
 
     def shape_of(self, tensor: Tensor) -> Shape:
-        return self.value_of(tensor).shape
+        value = self.values.get(tensor)
+        return tensor.descriptor.shape if value is None else value.shape
 
     def label_weights(self, layer: Layer) -> Value | None:
         tensor = self.weights_of.get(layer)

@@ -16,6 +16,8 @@ from mlcompute.ops.op import Array
 from mlcompute.tensor import Tensor
 
 JSON = Any
+#: A constant computed from shapes by more operators than this is written as the numbers it is.
+_MOST_USES = 64
 #: Element types that mean the same to every NumPy; others, such as float8, exist only beside another package.
 _NUMPYS_OWN = {"|b1", "|i1", "|u1", *(f"<{kind}{size}" for kind in "iu" for size in (2, 4, 8)), "<f2", "<f4", "<f8"}
 #: The same by what stands in files, their codes and their names.
@@ -62,7 +64,10 @@ def _describe_operand(operand: Operand | None, who: str, names: Mapping[Tensor, 
     if operand is None:
         return None
     if isinstance(operand, Known):
-        return {"kind": "known", "array": _describe(operand.array, who), "name": operand.name}
+        found = {"kind": "known", "array": _describe(operand.array, who), "name": operand.name}
+        if operand.made is not None and _uses(operand.made[0]) <= _MOST_USES:
+            found["made"] = [_describe_use(operand.made[0], who, names), operand.made[1]]
+        return found
     if isinstance(operand, Weight):
         return {"kind": "weight", "tensor": names[operand.tensor], "shape": list(operand.shape), "name": operand.name}
     if isinstance(operand, Source):
@@ -72,6 +77,15 @@ def _describe_operand(operand: Operand | None, who: str, names: Mapping[Tensor, 
         typed = {"shape": list(operand.shape), "dtype": operand.dtype.name}
         return {"kind": "derived", "use": _describe_use(operand.use, who, names), "index": operand.index, **typed}
     raise GraphError(f"{who}: has an operand that cannot be described in a file", fix="save it as ONNX")
+
+
+def _uses(use: Use, most: int = _MOST_USES) -> int:
+    """How many operators computed a constant from shapes; those used twice count twice, as they are written twice."""
+    count = 1
+    for operand in use.operands:
+        if isinstance(operand, Known) and operand.made is not None and count <= most:
+            count += _uses(operand.made[0], most - count)
+    return count
 
 
 def _describe(value: object, who: str) -> JSON:
@@ -112,7 +126,9 @@ def _operand(data: JSON, tensor: Callable[[JSON], Tensor]) -> Operand | None:
         return None
     kind = data["kind"]
     if kind == "known":
-        return Known(np.asarray(_value(data["array"])), str(data["name"]))
+        made = data.get("made")
+        came = None if made is None else (_use(made[0], tensor), int(made[1]))
+        return Known(np.asarray(_value(data["array"])), str(data["name"]), made=came)
     if kind == "weight":
         return Weight(tensor(data["tensor"]), _shape(data["shape"]), str(data["name"]))
     shape, dtype = _shape(data["shape"]), _dtype(data["dtype"])

@@ -11,9 +11,9 @@ import numpy as np
 from mlcompute import ops
 from mlcompute.errors import CompileError, Error
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
-from mlcompute.onnx.operands import Known, Scope, Source, Use, Weight
+from mlcompute.onnx.operands import Known, Scope, Source, Use, Weight, known_now
 from mlcompute.onnx.types import carried, descriptor_of, folded_shape, unfolded_shape
-from mlcompute.ops.op import Array, Shape, Trace, Value
+from mlcompute.ops.op import Array, Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
 #: Operators that put features on axis 1, and operators that leave them where they are.
@@ -125,12 +125,7 @@ class OperatorLayer(Layer):
 
 def array_now(known: Known, run: Forward) -> Array:
     """The numbers of a constant in the batch that is described."""
-    scope = Scope(Trace(), _no_value, _no_value, shape_now=functools.partial(_shape_now, run))
-    return scope.known(known)
-
-
-def _no_value(operand: object) -> Value:
-    raise CompileError("a constant does not depend on values")
+    return known_now(known, functools.partial(_shape_now, run), {})
 
 
 def _shape_now(run: Forward, source: Source) -> Shape:

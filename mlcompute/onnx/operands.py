@@ -236,15 +236,8 @@ class Scope:
         raise ShapeError(operand.reason or "the operand was not imported")
 
     def known(self, operand: Known) -> Array:
-        """The numbers of a constant; those that were computed from shapes are computed again for other shapes."""
-        if self.shape_now is None or operand.made is None:
-            return operand.array
-        if id(operand) not in self._known:
-            use, index = operand.made
-            found = folded(use, shape_now=self.shape_now, known=self._known)[index]
-            assert found is not None
-            self._known[id(operand)] = found
-        return self._known[id(operand)]
+        """The numbers of a constant in the batch that is described."""
+        return operand.array if self.shape_now is None else known_now(operand, self.shape_now, self._known)
 
     def _constant(self, array: Array) -> Value:
         if self.exact:
@@ -259,6 +252,21 @@ class Scope:
             with np.errstate(all="ignore"):
                 array = array.astype(to)
         return self.trace.constant(array)
+
+
+def known_now(operand: Known, shape_now: Callable[[Source], Shape], found: dict[int, Array]) -> Array:
+    """The numbers of a constant; those that were computed from shapes are computed again for other shapes.
+
+    found   what was computed for these shapes already, by operand
+    """
+    if operand.made is None:
+        return operand.array
+    if id(operand) not in found:
+        use, index = operand.made
+        array = folded(use, shape_now=shape_now, known=found)[index]
+        assert array is not None
+        found[id(operand)] = array
+    return found[id(operand)]
 
 
 def folded(

@@ -9,8 +9,8 @@ from mlcompute.onnx.exporter import _AS_OPS, OPSET, _same_meaning
 from mlcompute.onnx.rows import BY_DESIGN, ROWS, load_rows
 
 _TAKEN_APART = {
-    "Constant": "becomes a constant, or a weight when it is floating and has several elements",
-    "If": "the condition must be known at import",
+    "Constant": "a constant, never a weight, unless trainable= names it",
+    "If": "the condition must be known at import; constants= may give it",
     "Loop": "unrolled; the trip count and the condition must be known at import",
     "Scan": "unrolled",
     "Gradient": "the nodes between are described again and differentiated",

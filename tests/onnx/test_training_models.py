@@ -322,3 +322,20 @@ def test_a_round_trip_keeps_the_weights_and_any_batch(name: str, tmp_path: Path)
         expected = network(x[:3]).numpy()
     theirs = session(onnx.load(tmp_path / "model.onnx"), x.numpy()[:3])
     np.testing.assert_allclose(theirs, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_saved_graph_still_runs_smaller_batches(tmp_path: Path) -> None:
+    network, x = NETWORKS["lstm"]()
+    graph = mlc.onnx.load(export(network, x), batch=4)
+    run = mlc.InferenceGraph([graph])
+    run.add_inputs(graph.inputs)
+    run.add_outputs(graph.outputs)
+    run.compile(device=mlc.Device.cpu())
+    mlc.save(tmp_path / "model.safetensors", run)
+    loaded = mlc.load(tmp_path / "model.safetensors")
+    assert isinstance(loaded, mlc.InferenceGraph)
+    loaded.compile(device=mlc.Device.cpu())
+    with torch.no_grad():
+        expected = network(x[:3]).numpy()
+    result = loaded.execute({"x0": x.numpy()[:3]}, batch_size=3).result.data
+    np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-4)
