@@ -278,3 +278,34 @@ def test_a_tagger_over_probabilities(engine: Any) -> None:
     found = trainer.evaluate(given, labels)
     assert found["loss"] == pytest.approx(-np.log(picked).mean(), rel=1e-5)
     assert found["accuracy"] == pytest.approx((chances.argmax(-1) == labels).mean())
+
+
+@ENGINES
+def test_a_mean_over_what_counts(engine: Any) -> None:
+    """PyTorch's ignore_index by hand: the losses of all words, those of the padding times 0, over the words' number."""
+    graph = mlc.Graph()
+    x = graph.input((BATCH, LENGTH, WIDTH), "x")
+    t, counts = graph.input((BATCH, LENGTH, WORDS), "t"), graph.input((BATCH, LENGTH, 1), "counts")
+    logits = graph.dense(graph.attention(x, heads=HEADS, name="attention"), WORDS, name="head")
+    losses = graph.loss(logits, t, reduction="none")
+    total = graph.reduce(graph.multiply(losses, counts), "sum", dimensions=(0, 1, 2))
+    graph.divide(total, graph.reduce(counts, "sum", dimensions=(0, 1, 2)))
+    training = mlc.TrainingGraph([graph], None, sgd(RATE))
+    training.add_inputs({"x": x, "counts": counts}, {"t": t})
+    training.compile(device=device(engine))
+    mirror = Mirror(graph)
+    given, labels = normal(BATCH, LENGTH, WIDTH), words(BATCH)
+    is_word = (np.arange(LENGTH) < np.array([6, 2, 3, 5])[:, None]).astype(np.float32)
+    ignored = torch.tensor(np.where(is_word > 0, labels, -100)).long()
+
+    def loss_of(x: Any) -> Any:
+        y = mirror.dense("head", mirror.attention("attention", x, x))
+        return F.cross_entropy(y.movedim(-1, 1), ignored)
+
+    expected = mirror.descend([(torch.tensor(given),)] * 3, loss_of)
+    feeds = {"x": given, "counts": is_word[..., None]}
+    found = [
+        training.execute(feeds, {"t": np.eye(WORDS, dtype=np.float32)[labels]}).result.data.item() for _ in range(3)
+    ]
+    assert found == pytest.approx(expected, rel=1e-4)
+    mirror.check()
