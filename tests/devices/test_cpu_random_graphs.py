@@ -88,11 +88,14 @@ def trained(seed: int, threads: int, off: float = 0.0) -> list[Array]:
     f = build(seed)
     noise = np.random.default_rng(int(off * 1e12))
     if off:
-        for array in (*f.feeds.values(), *(tensor.data for tensor in f.parameters)):
+        values = [np.array(tensor) for tensor in f.parameters]
+        for array in (*f.feeds.values(), *values):
             if array.dtype != np.float32:
                 continue
             array *= (1 + off * noise.standard_normal(array.shape)).astype(np.float32)
             array += (off * noise.standard_normal(array.shape)).astype(np.float32)
+        for tensor, array in zip(f.parameters, values, strict=True):
+            tensor.data = array
     rule = mlc.OptimizerDescriptor(learning_rate=0.01)
     optimizer = mlc.AdamOptimizer(rule, epsilon=1e-2) if seed % 2 else mlc.SGDOptimizer(rule, momentum_scale=0.9)
     training = mlc.TrainingGraph([f.graph], None, optimizer)
