@@ -124,11 +124,13 @@ def test_bad_labels_are_named() -> None:
 def test_a_bad_parameter_is_named_wherever_it_is(block: int, slot: str, bad: float) -> None:
     net = Net()
     node = 4 * block + (slot in ("gamma", "beta"))
-    array = net.nodes[node].parameters[slot].tensor.data
-    array.reshape(-1)[1], good = bad, array.reshape(-1)[1]
+    tensor = net.nodes[node].parameters[slot].tensor
+    good, broken = tensor.data, np.array(tensor)
+    broken.reshape(-1)[1] = bad
+    tensor.data = broken
     found = net.find()
     assert (found.origin, found.name, found.layer, found.phase) == ("parameter", slot, f"n{node}", "forward")
-    array.reshape(-1)[1] = good
+    tensor.data = good
     assert net.find() is None
 
 
@@ -191,8 +193,10 @@ def test_a_bad_learning_rate_is_named(bad: float) -> None:
 def test_bad_optimizer_state_is_named() -> None:
     net = Net(mlc.AdamOptimizer(mlc.OptimizerDescriptor(learning_rate=0.1)))
     net.training.execute(net.inputs, net.labels).wait()
-    state = np.frombuffer(net.weights[2].optimizer_data[1].bytes, np.float32)
-    state[3] = NAN
+    tensor = net.weights[2]
+    states = [np.frombuffer(state.bytes, np.float32).copy() for state in tensor.optimizer_data]
+    states[1][3] = NAN
+    tensor.bind_optimizer_data(states)
     found = net.find()
     assert found is not None
     assert (found.origin, found.layer, found.phase, found.count) == ("state", "n8", "update", 1)
