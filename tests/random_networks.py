@@ -19,7 +19,7 @@ import mlcompute as mlc
 from mlcompute.ops.op import Array
 
 #: Tensors with more elements than this are not built upon.
-LARGEST = 6000
+LARGEST, LARGEST_WIDE = 6000, 200_000
 #: What every element of every output is trained towards.
 TARGET = 0.25
 Meaning = Callable[..., Any]
@@ -52,6 +52,7 @@ class Network:
     numbers: dict[mlc.Tensor, Array] = field(default_factory=dict)
     batch: int = 1
     mixes: bool = False
+    largest: int = LARGEST
 
     # Choosing -------------------------------------------------------------------------------------------------
 
@@ -101,7 +102,7 @@ class Network:
         self.graph.node(layer, sources=list(sources))
         results = self.graph.result_tensors(layer)
         self.steps.append(Step(meaning, [*sources, *read], results))
-        self.pool += [t for t in results if t.descriptor.element_count <= LARGEST]
+        self.pool += [t for t in results if t.descriptor.element_count <= self.largest]
 
     # The second meaning ---------------------------------------------------------------------------------------
 
@@ -510,14 +511,20 @@ LAYERS: list[Grow] = [
 ]  # fmt: skip
 
 SHAPES = [(3,), (8,), (33,), (4, 5), (5, 16), (1, 6), (2, 4, 4), (3, 7, 5), (8, 6, 6), (4, 1, 9)]
+#: Large enough that several threads share the work.
+WIDE_SHAPES = [(64,), (130,), (20, 32), (12, 48), (8, 12, 12), (16, 9, 9), (3, 16, 20)]
 
 
-def network(seed: int) -> Network:
-    """One of endlessly many networks, always the same for the same seed."""
+def network(seed: int, wide: bool = False) -> Network:
+    """One of endlessly many networks, always the same for the same seed.
+
+    wide   with so many numbers that threads share the work
+    """
     net = Network(np.random.default_rng((seed, 9)))
-    net.batch = net.pick([1, 2, 3, 4, 6, 8, 12, 32])
+    net.largest = LARGEST_WIDE if wide else LARGEST
+    net.batch = net.pick([48, 64, 96, 130] if wide else [1, 2, 3, 4, 6, 8, 12, 32])
     for index in range(net.number(1, 3)):
-        shape = (net.batch, *net.pick(SHAPES))
+        shape = (net.batch, *net.pick(WIDE_SHAPES if wide else SHAPES))
         tensor = mlc.Tensor(shape=shape)
         net.inputs[f"x{index}"] = tensor
         net.feeds[f"x{index}"] = net.values(*shape, scale=1.0)
