@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import expect_apart, read_array, write_target
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from mlcompute.device import Device
 
 _runs = itertools.count(1)
@@ -61,6 +63,15 @@ class CompiledGraph(Profiled, DescribedGraph):
 
     def __init__(self, graph_objects: Sequence[Graph] = ()) -> None:
         super().__init__(graph_objects)
+        self._has_not_run()
+
+    #: What `_has_not_run` sets.
+    _transient: ClassVar[tuple[str, ...]] = (
+        "_compiled", "_feeding", "_unsettled", "_settling", "_current", "_asked", "_ran", "last_run", "_total",
+    )  # fmt: skip
+
+    def _has_not_run(self) -> None:
+        self._total = None
         #: None when there is nothing compiled, or something it depends on has changed since.
         self._compiled: Programs | None = None
         self._feeding = Feeding(self._linked)
@@ -77,6 +88,23 @@ class CompiledGraph(Profiled, DescribedGraph):
         self._asked: Passes | None = None
         self._ran: Passes | None = None
         self.last_run = 0
+
+    def __copy__(self) -> Self:
+        """A graph of its own over the same weights, with the same names; it is compiled when it is first run.
+
+        A training graph shares its optimizer, and so moments and step count, with its copy.
+        """
+        self.wait()
+        copied = super().__copy__()
+        copied._has_not_run()
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """The same graph with weights, and of a training graph optimizer and state, of its own."""
+        self.wait()
+        copied = super().__deepcopy__(memo)
+        copied._has_not_run()
+        return copied
 
     @property
     def device(self) -> Device | None:
@@ -97,10 +125,9 @@ class CompiledGraph(Profiled, DescribedGraph):
 
         input_tensors, input_tensors_data   inputs that are constant, with their data: folded in, never fed again
         """
-        from mlcompute.device import Device as DeviceClass
+        from mlcompute.device import expect_device
 
-        if not isinstance(device, DeviceClass):
-            raise TypeError(f"{self._who}.compile: device must be a Device, not {type(device).__name__}")
+        expect_device(f"{self._who}.compile", "device", device)
         if device.actual_device_type == DeviceType.ANE and self._trains:
             raise DeviceError(f"{self._who}.compile: the ANE runs inference graphs only")
         if not self._all_nodes():

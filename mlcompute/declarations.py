@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,11 @@ class Declarations:
         self.label_weights: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
         self._names: dict[Tensor, str] = {}
+
+    def __copy__(self) -> Declarations:
+        copied = Declarations(self.who)
+        vars(copied).update({name: copy.copy(value) for name, value in vars(self).items()})
+        return copied
 
     def add_inputs(
         self,

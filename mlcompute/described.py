@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +19,8 @@ from mlcompute.seeing.layers import names_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from mlcompute.device import Device
 
 _Linked = TypeVar("_Linked", bound="DescribedGraph")
@@ -40,6 +43,16 @@ class DescribedGraph(Graph):
         self._constants: dict[Tensor, Array] = {}
         #: The sum of several losses, once there are several.
         self._total: Tensor | None = None
+
+    def __copy__(self) -> Self:
+        if self._linked_graphs:
+            raise GraphError(
+                f"{self._who}: a linked graph cannot be copied by itself",
+                fix="copy.deepcopy copies all linked graphs with their weights; or make new graphs and link them",
+            )
+        copied = super().__copy__()
+        copied._declared = copy.copy(self._declared)
+        return copied
 
     @property
     def _links(self) -> list[DescribedGraph]:
@@ -118,6 +131,8 @@ class DescribedGraph(Graph):
         for tensor in used:
             # What nobody computes and nobody gave data to must be fed, declared or not.
             if tensor not in produced and tensor._host is None:
+                if tensor not in fed:
+                    self._expect_nobody_computes(tensor)
                 fed.setdefault(tensor)
         elsewhere = {*produced, *self._constants, *self._kept_inputs()}
         inputs = [tensor for tensor in fed if tensor not in elsewhere]
@@ -149,6 +164,23 @@ class DescribedGraph(Graph):
         for node in description.nodes:
             _check_parameters(node.layer)
         return description
+
+    def _expect_nobody_computes(self, tensor: Tensor) -> None:
+        """Refuse a source that a layer of another graph computes: nothing would ever be fed for it."""
+        if tensor._producer is None or tensor._bound is not None or tensor in self._constants:
+            return
+        if len(self._links) == 1 and GraphCompilationOptions.LINK_GRAPHS in self._options:
+            return  # it is yet to be linked
+        others = (node for graph in self._links if graph is not self for node in graph._all_nodes())
+        if any(tensor in node.results for node in others):
+            return
+        node = tensor._producer()
+        readers = [node.layer.who for node in self._all_nodes() if tensor in (*node.sources, *node.labels)]
+        made_by = "a layer of a graph that is gone" if node is None else f"{node.layer.who} of another graph"
+        raise GraphError(
+            f"{self._who}: {readers[0]} reads {tensor!r}, which is computed by {made_by}",
+            fix="put that graph into graph_objects too, link the two, or declare the tensor in add_inputs and feed it",
+        )
 
     def _batch_extent(self, inputs: list[Tensor], axes: dict[Tensor, set[int | None]]) -> int:
         """The number of samples: that of the first declared input, but where there are labels one they agree with.

@@ -117,5 +117,20 @@ class Device:
         copied.__dict__.update(self.__dict__)
         return copied
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Device:
+        return self.__copy__()  # there is one engine and one queue
+
     def __repr__(self) -> str:
         return f"Device({self._type.name}, engine '{self.engine.name}')"
+
+
+def expect_device(who: str, name: str, given: object) -> Device:
+    """`given`, unless it is no device: what Device.gpu() gives where there is no GPU, say."""
+    if isinstance(given, Device):
+        return given
+    if given is None:
+        raise DeviceError(
+            f"{who}: {name} is None, which is what Device.gpu() and Device.ane() give where there is no such device",
+            fix="use Device.cpu(), or Device() for the best device there is",
+        )
+    raise TypeError(f"{who}: {name} must be a Device, not {type(given).__name__}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mlcompute.building import Building
 from mlcompute.enums import ReductionType
@@ -22,6 +23,8 @@ from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import Array, ArrayLike, read_array
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from mlcompute.device import Device
 
 _order = itertools.count()
@@ -43,6 +46,14 @@ class Node:
 
     def __post_init__(self) -> None:
         Node.newest = self.order
+        self.layer._node = weakref.ref(self)
+        for tensor in self.results:
+            tensor._producer = weakref.ref(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Node:
+        sources, labels, results = copy.deepcopy((self.sources, self.labels, self.results), memo)
+        copied = memo[id(self)] = Node(copy.deepcopy(self.layer, memo), sources, labels, results, self.updates)
+        return copied
 
 
 class Graph(Building, Viewable):
@@ -58,6 +69,30 @@ class Graph(Building, Viewable):
     def __init__(self) -> None:
         self._nodes: list[Node] = []
         self._node_of: dict[Layer, Node] = {}
+
+    #: What a copy does not take over: it is about runs.
+    _transient: ClassVar[tuple[str, ...]] = ()
+
+    def __copy__(self) -> Self:
+        """Another graph over the same layers and weights: layers added to one are not in the other."""
+        copied = type(self).__new__(type(self))
+        for name, value in vars(self).items():
+            if name not in self._transient:
+                vars(copied)[name] = copy.copy(value) if isinstance(value, (list, dict, set)) else value
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """The same graph with layers, tensors and weights of its own."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        for node in self._all_nodes():  # in order, as sources must come from earlier nodes
+            copy.deepcopy(node, memo)
+        for name, value in vars(self).items():
+            if name not in self._transient:
+                vars(copied)[name] = copy.deepcopy(value, memo)
+        for node in copied._nodes:
+            node.layer._join(copied)
+        return copied
 
     @classmethod
     def graph(cls) -> Graph:
@@ -134,7 +169,7 @@ class Graph(Building, Viewable):
 
     def _add(self, layer: Layer, sources: list[Tensor], labels: list[Tensor], updates: bool) -> list[Tensor]:
         owner = layer._graph() if layer._graph is not None else None
-        if owner is not None:
+        if owner is not None or (layer._graph is not None and layer._node is not None and layer._node() is not None):
             where = "this graph" if owner is self else "another graph"
             raise GraphError(
                 f"{layer.who}: the layer is already part of {where}",
@@ -146,8 +181,6 @@ class Graph(Building, Viewable):
         self._nodes.append(node)
         self._node_of[layer] = node
         layer._join(self)
-        for tensor in results:
-            tensor._producer = weakref.ref(node)
         return results
 
     def _results(self, layer: Layer, sources: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
@@ -246,7 +279,10 @@ class Graph(Building, Viewable):
         The two dictionaries are paired by name. On the CPU the memory itself is attached: what is written into it
         later is what a later run reads. `batch_size` 0 means the tensors' own.
         """
+        from mlcompute.device import expect_device
+
         who = f"{self._who}.bind_and_write_data"
+        expect_device(who, "to", to)
         most = max((tensor.descriptor.shape[0] for tensor in for_inputs.values()), default=0)
         if not 0 <= batch_size <= most and inputs_data:
             raise ShapeError(f"{who}: batch_size is {batch_size}", expected=f"0 (the tensors' own) or 1 to {most}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,21 @@ class OptimizerState:
         self.optimizer = optimizer
         self._buffers: weakref.WeakKeyDictionary[Tensor, list[Array]] = optimizer._buffers
         self._clock = Clock(optimizer._first_step)
+
+    def shared(self) -> OptimizerState:
+        """For another graph that starts with the same parameters."""
+        state = OptimizerState(self.optimizer)
+        state._clock = self._clock
+        return state
+
+    def copied(self, optimizer: Optimizer, tensors: Mapping[int, Any]) -> OptimizerState:
+        """For a copy of the graph with another optimizer and parameters of its own, by the ids of the originals."""
+        state = OptimizerState(optimizer)
+        state.time_step = self.time_step
+        for tensor, buffers in self._buffers.items():
+            if id(tensor) in tensors:
+                state._buffers[tensors[id(tensor)]] = [buffer.copy() for buffer in buffers]
+        return state
 
     @property
     def time_step(self) -> int:

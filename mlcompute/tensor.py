@@ -347,10 +347,9 @@ class Tensor(Exchanged):
 
         What is trained is then the caller's memory; `data = ...` copies values instead.
         """
-        from mlcompute.device import Device as DeviceClass
+        from mlcompute.device import expect_device
 
-        if not isinstance(to, DeviceClass):
-            raise TypeError(f"Tensor '{self.label}'.bind_and_write_data: to must be a Device, not {type(to).__name__}")
+        expect_device(f"Tensor '{self.label}'.bind_and_write_data", "to", to)
         host = read_array(data, self._descriptor, f"Tensor '{self.label}'.bind_and_write_data")
         self._rebind(host)
         self._device = to
@@ -454,6 +453,18 @@ class Tensor(Exchanged):
         if not np.all(np.isfinite(numbers[1])):
             raise DataError(f"{who}: every bias must be a number")
         return numbers[0], numbers[1]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """A tensor of its own with the same values; what a graph computed stays with the graph."""
+        self._wait()
+        copied = memo[id(self)] = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        copied._tensor_id = next(_ids)
+        copied._host = None if self._host is None else self._host.copy()
+        copied._bound = None if self._bound is None else self._bound.copy()
+        copied._residents, copied._left = None, (0, None)
+        copied._optimizer_data = [state.copy() for state in self._optimizer_data]
+        return copied
 
     def __copy__(self) -> Tensor:
         copied = Tensor(self._descriptor)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from mlcompute.platform import RandomPasses
 from mlcompute.programs import Course, Programs
 from mlcompute.tensor import Tensor, TensorOptimizerDeviceData
 from mlcompute.tensor_data import ArrayLike, read_array
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class TrainingGraph(LearningGraph):
@@ -57,6 +61,26 @@ class TrainingGraph(LearningGraph):
         super().__init__(graph_objects, loss_layer, optimizer)
         self._state = None if optimizer is None else OptimizerState(optimizer)
         self._random = RandomPasses()
+
+    _transient: ClassVar[tuple[str, ...]] = (*LearningGraph._transient, "_state", "_random")
+
+    def __copy__(self) -> Self:
+        copied = super().__copy__()
+        copied._random = copy.copy(self._random)
+        copied._state = None if self._state is None else self._state.shared()
+        for gradient in copied._gradient_of:
+            gradient._reside(copied)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = super().__deepcopy__(memo)
+        copied._random = copy.copy(self._random)
+        copied._state = None
+        if self._state is not None and copied._optimizer is not None:
+            copied._state = self._state.copied(copied._optimizer, memo)
+        for gradient in copied._gradient_of:
+            gradient._reside(copied)
+        return copied
 
     # Links ----------------------------------------------------------------------------------------------------
 

@@ -43,8 +43,10 @@ def trainer_of(graph: Any, device: mlc.Device, who: str) -> mlc.Trainer:
     own = graph._loss_layer
     losses += [own] if isinstance(own, mlc.LossLayer) else []
     over_classes = any(loss.descriptor.loss_type == mlc.LossType.SOFTMAX_CROSS_ENTROPY for loss in losses)
-    where = device if graph.device is None else None  # one that is compiled runs where it was compiled for
-    return mlc.Trainer(graph, metrics=["accuracy"] if over_classes else [], device=where)
+    metrics = ["accuracy"] if over_classes else []
+    if graph.device is not None:  # it runs where it was compiled for
+        return mlc.Trainer(graph, metrics=metrics)
+    return mlc.Trainer(graph, metrics=metrics, device=device)
 
 
 def _own_data(file: Path, given: Any) -> Dataset:

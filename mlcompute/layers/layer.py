@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from mlcompute.enums import DataType, DeviceType
 from mlcompute.errors import DataError, Error, GraphError, ShapeError
@@ -14,6 +15,8 @@ from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from mlcompute.device import Device
     from mlcompute.graph import Graph, Node
 
@@ -77,6 +80,15 @@ class Layer(ABC):
         self.is_debugging_enabled = False
         self._device_type: DeviceType | None = None
         self._graph: weakref.ref[Graph] | None = None
+        self._node: weakref.ref[Node] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """An equal layer with tensors of its own, part of no graph."""
+        copied = memo[id(self)] = object.__new__(type(self))
+        for name, value in vars(self).items():
+            vars(copied)[name] = None if name in ("_graph", "_node") else copy.deepcopy(value, memo)
+        copied._layer_id = next(_ids)
+        return copied
 
     @property
     def layer_id(self) -> int:
@@ -95,12 +107,12 @@ class Layer(ABC):
         `disable_update` of `node` and `updates=False` of the builders set it; it may be changed at any time and takes
         effect at the next run. A normalization that is not trained uses its running statistics, as in inference.
         """
-        node = self._node()
+        node = self._node() if self._node is not None else None
         return node is None or node.updates
 
     @updates.setter
     def updates(self, value: bool) -> None:
-        node = self._node()
+        node = self._node() if self._node is not None else None
         if node is None:
             raise GraphError(f"{self.who}: the layer is part of no graph", fix="set it when the layer has been added")
         if bool(value) != node.updates:
@@ -108,10 +120,6 @@ class Layer(ABC):
             own = [slot.tensor for slot in self.parameters.values()] + list(self.statistics.values())
             for resident in {resident for tensor in own for resident in tensor._residents or ()}:
                 resident.outdated()
-
-    def _node(self) -> Node | None:
-        graph = self._graph() if self._graph is not None else None
-        return None if graph is None else graph._find(self)
 
     @classmethod
     def supports_data_type(cls, data_type: DataType, *, on: Device) -> bool:

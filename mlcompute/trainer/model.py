@@ -404,7 +404,8 @@ def model_from(
         raise GraphError(f"Trainer: the graph has its own loss, {own[0].layer.who}", fix="leave loss out")
     if own:
         known = {*found.values(), *(result for node in nodes for result in node.results)}
-        wanted = [label for node in own for label in node.labels if label not in known and label._host is None]
+        labels_of_losses = [label for node in own for label in node.labels if label not in known]
+        wanted = [label for label in labels_of_losses if label._host is None and label._producer is None]
         labels = _by_label("labels", wanted)
         layer = None
     else:
@@ -423,7 +424,9 @@ def _inputs_of(nodes: list[Node]) -> dict[str, Tensor]:
     """What no layer computes and nobody gave data to, in the order it is used."""
     produced = {result for node in nodes for result in node.results}
     used = dict.fromkeys(source for node in nodes for source in node.sources)
-    return _by_label("inputs", [tensor for tensor in used if tensor not in produced and tensor._host is None])
+    # What a layer of another graph computes is for that graph to bring along: compiling says so.
+    fed = [t for t in used if t not in produced and t._host is None and t._producer is None]
+    return _by_label("inputs", fed)
 
 
 def _by_label(kind: str, tensors: list[Tensor]) -> dict[str, Tensor]:

@@ -6,11 +6,11 @@ import copy
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from mlcompute.device import Device
+from mlcompute.device import Device, expect_device
 from mlcompute.errors import DataError, ExecutionError, ShapeError
 from mlcompute.graph import Graph
 from mlcompute.inference import InferenceGraph
@@ -46,6 +46,7 @@ class Trainer:
                    tell, say "categorical_accuracy" or "binary_accuracy"
     inputs         names for the tensors that are fed; by default every tensor nobody computes, by its label
     learning_rate  for an optimizer given by name
+    device         where to train; "best": the device of a graph that is compiled, else the best there is (`Device()`)
 
     >>> import numpy as np, mlcompute as mlc
     >>> graph = mlc.Graph()
@@ -66,11 +67,12 @@ class Trainer:
         metrics: Iterable[Metric | str | Callable[[Array, Array], Any]] = (),
         inputs: Mapping[str, Tensor] | None = None,
         learning_rate: float | None = None,
-        device: Device | None = None,
+        device: Device | Literal["best"] = "best",
     ) -> None:
         # Copies: what is decided for this graph must not be found decided by another trainer.
         self.metrics = [copy.copy(metric) for metric in metrics_from(metrics)]
-        self.model = model_from(graph, loss, optimizer, learning_rate, inputs, device, bool(self.metrics))
+        chosen = None if device == "best" else expect_device("Trainer", "device", device)
+        self.model = model_from(graph, loss, optimizer, learning_rate, inputs, chosen, bool(self.metrics))
         if self.metrics:
             self.model.expect_labels_for_metrics()
         for metric in self.metrics:
