@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -65,12 +65,8 @@ class CompiledGraph(Profiled, DescribedGraph):
         super().__init__(graph_objects)
         self._has_not_run()
 
-    #: What `_has_not_run` sets.
-    _transient: ClassVar[tuple[str, ...]] = (
-        "_compiled", "_feeding", "_unsettled", "_settling", "_current", "_asked", "_ran", "last_run", "_total",
-    )  # fmt: skip
-
     def _has_not_run(self) -> None:
+        super()._has_not_run()
         self._total = None
         #: None when there is nothing compiled, or something it depends on has changed since.
         self._compiled: Programs | None = None
@@ -95,16 +91,12 @@ class CompiledGraph(Profiled, DescribedGraph):
         A training graph shares its optimizer, and so moments and step count, with its copy.
         """
         self.wait()
-        copied = super().__copy__()
-        copied._has_not_run()
-        return copied
+        return super().__copy__()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """The same graph with weights, and of a training graph optimizer and state, of its own."""
         self.wait()
-        copied = super().__deepcopy__(memo)
-        copied._has_not_run()
-        return copied
+        return super().__deepcopy__(memo)
 
     @property
     def device(self) -> Device | None:

@@ -70,14 +70,15 @@ class Graph(Building, Viewable):
         self._nodes: list[Node] = []
         self._node_of: dict[Layer, Node] = {}
 
-    #: What a copy does not take over: it is about runs.
-    _transient: ClassVar[tuple[str, ...]] = ()
+    def _has_not_run(self) -> None:
+        """Set what is about runs; a copy does not take it over."""
 
     def __copy__(self) -> Self:
         """Another graph over the same layers and weights: layers added to one are not in the other."""
         copied = type(self).__new__(type(self))
+        copied._has_not_run()
         for name, value in vars(self).items():
-            if name not in self._transient:
+            if name not in vars(copied):
                 vars(copied)[name] = copy.copy(value) if isinstance(value, (list, dict, set)) else value
         return copied
 
@@ -85,10 +86,11 @@ class Graph(Building, Viewable):
         """The same graph with layers, tensors and weights of its own."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
+        copied._has_not_run()
         for node in self._all_nodes():  # in order, as sources must come from earlier nodes
             copy.deepcopy(node, memo)
         for name, value in vars(self).items():
-            if name not in self._transient:
+            if name not in vars(copied):
                 vars(copied)[name] = copy.deepcopy(value, memo)
         for node in copied._nodes:
             node.layer._join(copied)

@@ -459,7 +459,7 @@ class Tensor(Exchanged):
         self._wait()
         copied = memo[id(self)] = object.__new__(type(self))
         vars(copied).update(vars(self))
-        copied._tensor_id = next(_ids)
+        copied._tensor_id = next(tensor_ids)
         copied._host = None if self._host is None else self._host.copy()
         copied._bound = None if self._bound is None else self._bound.copy()
         copied._residents, copied._left = None, (0, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,6 +52,8 @@ class TrainingGraph(LearningGraph):
     array([1.], dtype=float32)
     """
 
+    _state: OptimizerState | None
+
     def __init__(
         self,
         graph_objects: Sequence[Graph] = (),
@@ -59,10 +61,13 @@ class TrainingGraph(LearningGraph):
         optimizer: Optimizer | None = None,
     ) -> None:
         super().__init__(graph_objects, loss_layer, optimizer)
-        self._state = None if optimizer is None else OptimizerState(optimizer)
-        self._random = RandomPasses()
+        if optimizer is not None:
+            self._state = OptimizerState(optimizer)
 
-    _transient: ClassVar[tuple[str, ...]] = (*LearningGraph._transient, "_state", "_random")
+    def _has_not_run(self) -> None:
+        super()._has_not_run()
+        self._state = None
+        self._random = RandomPasses()
 
     def __copy__(self) -> Self:
         copied = super().__copy__()
@@ -75,7 +80,6 @@ class TrainingGraph(LearningGraph):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         copied = super().__deepcopy__(memo)
         copied._random = copy.copy(self._random)
-        copied._state = None
         if self._state is not None and copied._optimizer is not None:
             copied._state = self._state.copied(copied._optimizer, memo)
         for gradient in copied._gradient_of:
