@@ -25,7 +25,7 @@ from mlcompute.feeding import Again, Feeding, Feeds, Named, resolved
 from mlcompute.graph import Graph, Node
 from mlcompute.ops.op import Array, Value
 from mlcompute.passes import Passes
-from mlcompute.programs import Course, Programs
+from mlcompute.programs import Course, Programs, rows_per_sample
 from mlcompute.run_result import RunResult
 from mlcompute.seeing.profiled import Profiled
 from mlcompute.tensor import Tensor
@@ -258,6 +258,11 @@ class CompiledGraph(Profiled, DescribedGraph):
         who = f"{self._who}.{method}: '{self._name_of(tensor)}'"
         if not np.array_equal(read_array(data, tensor.descriptor, who), self._constants[tensor]):
             raise DataError(f"{who} was compiled as a constant and cannot be fed other data", fix="compile it again")
+
+    def _rows_per_sample(self, tensor: Tensor) -> int:
+        if self._compiled is None or tensor._host is not None:
+            return super()._rows_per_sample(tensor)
+        return rows_per_sample(tensor, self._compiled.description)
 
     def _lengths_tensors(self) -> list[Tensor]:
         """Where variable-length recurrent layers read the lengths of their sequences."""

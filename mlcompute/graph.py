@@ -293,13 +293,17 @@ class Graph(Building, Viewable):
             if name not in for_inputs:
                 raise DataError(f"{who}: there is no tensor for '{name}'", tensors=", ".join(for_inputs) or "none")
             tensor = for_inputs[name]
-            rows = batch_size if batch_size < tensor.descriptor.shape[0] else 0
-            counts = int(tensor._host is None)  # a tensor with data of its own is a parameter: its rows are no samples
-            array = read_array(data, tensor.descriptor, f"{who}: '{name}'", rows, rows_per_sample=counts)
+            per_sample = self._rows_per_sample(tensor)
+            rows = batch_size * per_sample if batch_size * per_sample < tensor.descriptor.shape[0] else 0
+            array = read_array(data, tensor.descriptor, f"{who}: '{name}'", rows, rows_per_sample=per_sample)
             bound.append((tensor, array))
         for tensor, array in bound:
             tensor._bind_input(array, to)
         return True
+
+    def _rows_per_sample(self, tensor: Tensor) -> int:
+        """How many rows of a tensor belong to one sample; 0: none, as in a parameter, which has data of its own."""
+        return int(tensor._host is None)
 
     # Pictures -------------------------------------------------------------------------------------------------
 

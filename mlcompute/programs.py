@@ -192,12 +192,18 @@ class Programs:
 
 def fed_input(tensor: Tensor, value: Value, description: Description) -> Fed:
     """What a run reads of an input."""
-    whole = tensor.descriptor.shape
+    rows = value.shape[0] if value.shape != tensor.descriptor.shape else 0
+    return Fed(tensor, value, rows, rows_per_sample(tensor, description))
+
+
+def rows_per_sample(tensor: Tensor, description: Description) -> int:
+    """How many rows of a tensor that is fed belong to one sample; 0 when its first axis does not count samples."""
     # The gradient of a result has its shape.
-    per_sample = description.inputs.get(description.user_gradients.get(tensor, tensor))
-    if per_sample is None:
-        per_sample = 0 if whole[0] % description.batch_size else whole[0] // description.batch_size
-    return Fed(tensor, value, value.shape[0] if value.shape != whole else 0, per_sample)
+    known = description.inputs.get(description.user_gradients.get(tensor, tensor))
+    if known is not None:
+        return known
+    rows, batch = tensor.descriptor.shape[0], description.batch_size
+    return 0 if rows % batch else rows // batch
 
 
 def without_losses(description: Description) -> Description:

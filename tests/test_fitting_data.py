@@ -112,6 +112,32 @@ def test_only_memory_without_a_shape_may_be_longer(device: Make) -> None:
 
 
 @ENGINES
+def test_attached_data_counts_samples_as_runs_do(device: Make) -> None:
+    """Two rows a sample in one tensor, and one that all samples share: batch_size means samples for both."""
+    x, pairs, shared = (mlc.Tensor(shape=shape) for shape in ((4, 3), (8, 3), (3, 2)))
+    graph = mlc.TrainingGraph()
+    y = graph.node(mlc.MatMulLayer(mlc.MatMulDescriptor()), sources=[x, shared])
+    joined = graph.reshape((4, 6), source=pairs)
+    graph.concatenate([y, joined], dimension=1)
+    tensors = {"x": x, "pairs": pairs, "shared": shared}
+    graph.add_inputs(tensors)
+    where = device()
+    graph.compile(device=where)
+    a, b, c = normal(4, 3), normal(8, 3, seed=1), normal(3, 2, seed=2)
+    right = np.concatenate([a @ c, b.reshape(4, 6)], axis=1)
+    graph.bind_and_write_data({"x": a, "pairs": b, "shared": c}, for_inputs=tensors, to=where)
+    np.testing.assert_allclose(graph.execute_forward().result.data, right, rtol=1e-5, atol=1e-6)
+    with pytest.raises(mlc.DataError, match=r"'pairs': 10 rows .* batch of 4 with 2 rows a sample"):
+        graph.execute({"x": a, "pairs": normal(10, 3), "shared": c})
+    with pytest.raises(mlc.DataError, match=r"'shared': the shape of the data does not fit"):
+        graph.bind_and_write_data({"shared": normal(2, 2)}, for_inputs=tensors, to=where, batch_size=2)
+    with pytest.raises(mlc.DataError, match=r"'pairs': 6 rows .* batch of 4") as short:
+        graph.bind_and_write_data({"pairs": b[:6]}, for_inputs=tensors, to=where)
+    assert short.value.fix == "pass batch_size=3"
+    assert graph.bind_and_write_data({"x": a[:3], "pairs": b[:6]}, for_inputs=tensors, to=where, batch_size=3)
+
+
+@ENGINES
 @pytest.mark.parametrize("labels", [LABELS, LABELS[:32], LABELS[:32, None], LABELS.tolist()])
 def test_class_numbers_where_rows_are_wanted(device: Make, labels: Any) -> None:
     net = Classifier(device())
