@@ -23,6 +23,7 @@ from mlcompute.errors import CompileError, DataError, DeviceError, ExecutionErro
 from mlcompute.execution import Execution, GraphCompletionHandler, asks
 from mlcompute.feeding import Again, Feeding, Feeds, Named, resolved
 from mlcompute.graph import Graph, Node
+from mlcompute.interrupts import held
 from mlcompute.ops.op import Array, Value
 from mlcompute.passes import Passes
 from mlcompute.programs import Course, Programs, rows_per_sample
@@ -417,13 +418,14 @@ class CompiledGraph(Profiled, DescribedGraph):
             profile=profile,
             completion_handler=call.completion_handler,
         )
-        self._feeding.remember(course.fed, feeds)
-        if accepted is not None:
-            accepted()
-        self._asked = passes
-        if passes is not None:
-            passes.queued.update(phases)
-        device.queue.submit(execution, course.synchronous, self._unsettled)
+        with held:  # all of this or nothing: Ctrl-C must not leave passes that are asked for and never run
+            self._feeding.remember(course.fed, feeds)
+            if accepted is not None:
+                accepted()
+            self._asked = passes
+            if passes is not None:
+                passes.queued.update(phases)
+            device.queue.submit(execution, course.synchronous, self._unsettled)
         return execution.wait() if course.synchronous else execution
 
     def _output_targets(self, program: Program, phases: Sequence[str], call: Call) -> list[tuple[Value, Array]]:

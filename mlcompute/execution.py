@@ -58,29 +58,30 @@ class WorkQueue:
     def submit(self, job: Execution, synchronous: bool, record: deque[Execution] | None = None) -> None:
         """Run a job now (when nothing is queued and the caller wants to wait) or after those before it.
 
-        record  gets the job if, and only if, the queue does, whatever happens
+        Signals must be held: whoever submits has records of its own that go with the queue's.
+
+        record  gets the job if the queue does
         """
-        with held:
-            with self._lock:
-                here = synchronous and not self._jobs and self._owner is None
-                if here:
-                    self._owner = _get_ident()
-                else:
-                    if self._worker is None:
-                        # It may be that no more threads can be started: then the queue is as it was.
-                        worker = threading.Thread(target=self._work, name="mlcompute", daemon=True)
-                        worker.start()
-                        self._worker = worker
-                    self._jobs.append(job)
-                    self._tell_all()
-                if record is not None:
-                    record.append(job)
+        with self._lock:
+            here = synchronous and not self._jobs and self._owner is None
             if here:
-                try:
-                    self._run(job, releases=True)
-                except BaseException:
-                    job.error_was_seen = True
-                    raise
+                self._owner = _get_ident()
+            else:
+                if self._worker is None:
+                    # It may be that no more threads can be started: then the queue is as it was.
+                    worker = threading.Thread(target=self._work, name="mlcompute", daemon=True)
+                    worker.start()
+                    self._worker = worker
+                self._jobs.append(job)
+                self._tell_all()
+            if record is not None:
+                record.append(job)
+        if here:
+            try:
+                self._run(job, releases=True)
+            except BaseException:
+                job.error_was_seen = True
+                raise
 
     def is_running_here(self) -> bool:
         """Is the calling thread inside a job (a completion handler, say)?"""
@@ -118,8 +119,7 @@ class WorkQueue:
             job.run()
         finally:
             with self._lock:
-                if self._running:  # empty in the child of a handler that forked
-                    self._running.pop()
+                self._running.pop()
                 job.is_done = True
                 if releases:
                     self._owner = None
@@ -179,9 +179,15 @@ class WorkQueue:
                 self._wait_until_idle(_EXIT_WAITS)
 
     def _after_fork(self) -> None:
-        # Threads do not survive a fork: the child starts with an empty queue, and what was queued failed for it.
-        lost = [*self._running, *self._jobs]
+        # Threads do not survive a fork: the child starts with an empty queue, and what was queued failed for it. The
+        # run whose completion handler has forked did not: the child is still inside it.
+        mine = self._running if self.is_running_here() else []
+        lost = [*(self._running if not mine else ()), *self._jobs]
+        owner, worker = self._owner, self._worker
         self._reset()
+        if mine:
+            self._running, self._owner = mine, owner
+            self._worker = worker if worker is threading.current_thread() else None
         for job in lost:
             job.fail(ExecutionError("the run was queued before the process was forked", fix="run it in the child"))
 

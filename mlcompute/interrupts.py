@@ -61,7 +61,7 @@ class _MainThread:
         #: Numbers that came, when the first did, and what has Python run their handlers once it is iterated over.
         self.came: list[int] = []
         self.since = 0.0
-        self.delivery: Iterable[None] = ()
+        self.delivery: Iterable[None] | None = None
         self.delivered: list[None] = []
 
     def look(self, seen: list[Any]) -> None:
@@ -108,7 +108,8 @@ class Held:
         seen = [*map(_getsignal, _NUMBERS)]
         if seen != main.seen:
             main.look(seen)
-        main.delivery = map(_interrupt_main, main.came)
+        if main.delivery is None:
+            main.delivery = map(_interrupt_main, main.came)
         is_held = False
         main.depth = 1
         try:
@@ -123,10 +124,10 @@ class Held:
             if not is_held:
                 main.depth = 0
                 if main.came:
-                    main.came = []
-                    main.delivered = [*main.delivery]
+                    delivery, main.delivery, main.came = main.delivery, None, []
+                    main.delivered = [*delivery]
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         main = _main
         if main.depth == 0 or _get_ident() != main.ident:
             return
@@ -140,8 +141,8 @@ class Held:
         finally:
             main.depth = 0
             if main.came:
-                main.came = []
-                main.delivered = [*main.delivery]
+                delivery, main.delivery, main.came = main.delivery, None, []
+                main.delivered = [*delivery] if delivery is not None else []
                 _get_ident()  # any call: Python looks for signals after it, so that handlers run here, not anywhere
 
 
@@ -151,9 +152,9 @@ held = Held()
 def _after_fork() -> None:
     # In a child that another thread has started, that thread is the main one, and nobody is left to end a block.
     if _get_ident() != _main.ident:
-        _main.ident = _get_ident()
-        _main.depth = min(_main.depth, 1)
-        held.__exit__()
+        _main.ident, _main.depth = _get_ident(), min(_main.depth, 1)
+        _main.came.clear()  # a child has no signals of its parent's
+        held.__exit__(None, None, None)
 
 
 if hasattr(os, "register_at_fork"):

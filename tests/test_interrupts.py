@@ -17,8 +17,9 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import interrupts
+from mlcompute.devices.reference import Reference
 from mlcompute.interrupts import Blocked, held
-from tests.nets import SYNC, Regression, normal, sgd
+from tests.nets import SYNC, CpuEngine, Regression, adam, normal
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
@@ -306,9 +307,19 @@ def test_many_thousands_of_signals(sender: str) -> None:
 # In a program ------------------------------------------------------------------------------------------------------
 
 
+ENGINES = pytest.mark.parametrize("engine", [CpuEngine, Reference])
+
+
+def device(engine: Any) -> mlc.Device:
+    return mlc.Device(mlc.DeviceType.CPU, engine=engine())
+
+
+@ENGINES
 @pytest.mark.parametrize("options", [SYNC, mlc.ExecutionOptions.NONE], ids=["sync", "async"])
-def test_handlers_that_do_not_raise_are_called_and_nothing_else_happens(options: mlc.ExecutionOptions) -> None:
-    net, quiet = Regression(sgd()), Regression(sgd())
+def test_handlers_that_do_not_raise_are_called_and_nothing_else_happens(
+    options: mlc.ExecutionOptions, engine: Any
+) -> None:
+    net, quiet = Regression(adam(), device=device(engine)), Regression(adam(), device=device(engine))
     heard: list[int] = []
     signal.signal(signal.SIGALRM, lambda number, frame: heard.append(number))
     signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
@@ -325,9 +336,10 @@ def test_handlers_that_do_not_raise_are_called_and_nothing_else_happens(options:
         assert one.data.tobytes() == two.data.tobytes()
 
 
-def test_a_step_is_whole_when_its_handler_raises() -> None:
+@ENGINES
+def test_a_step_is_whole_when_a_handler_raises(engine: Any) -> None:
     """Timeouts by `signal.alarm` and the like, at any moment of a step."""
-    net, quiet = Regression(sgd()), Regression(sgd())
+    net, quiet = Regression(adam(), device=device(engine)), Regression(adam(), device=device(engine))
     x, t = normal(4, 3), normal(4, 2)
     known: list[bytes] = []
 

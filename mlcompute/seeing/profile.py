@@ -15,6 +15,7 @@ from mlcompute.devices.device import Profile
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError
 from mlcompute.execution import Execution
+from mlcompute.interrupts import held
 from mlcompute.ops.op import Step
 from mlcompute.seeing.layers import Owners, kernel_of, layers_within, names_of
 from mlcompute.seeing.table import Table, for_notebook
@@ -196,7 +197,8 @@ def profile(
 
     # Through the queue: nothing else runs on the device meanwhile.
     execution = Execution(device.queue, work)
-    device.queue.submit(execution, True)
+    with held:
+        device.queue.submit(execution, True)
     execution.wait()
     runs, rows = _evaluate(graph, program, recordings)
     return GraphProfile(

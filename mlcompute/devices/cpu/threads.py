@@ -19,6 +19,8 @@ from mlcompute.interrupts import SIG_BLOCK, SIG_SETMASK, SIGNAL_SET
 from mlcompute.ops.op import Array
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+#: A thread's number and how many there are, made once: a small step notices what converting them takes.
+_FIRST, _ALONE = ctypes.c_int64(0), ctypes.c_int64(1)
 
 #: Words of a program's walking arguments: its entries, their number, the barrier, and OpenMP's two functions (or 0).
 TAPE, COUNT, BARRIER, OMP_GET, OMP_SET = range(5)
@@ -303,7 +305,7 @@ class Team:
     def run(self, job: int, threads: int) -> None:
         """Walk a program (the address of its walking arguments) on one thread or on all of them."""
         if threads == 1 or self.size == 1:
-            self._walk(0, 1, job)
+            self._walk(_FIRST, _ALONE, job)
             return
         with self._lock:
             self._state[_JOB] = job
