@@ -34,10 +34,6 @@ def wide() -> Job:
     x = graph.input((256, 512), "x")
     y = graph.dense(x, 512, activation="relu")
     y = graph.dense(graph.dense(y, 512, activation="relu"), 10)
-    for number, layer in enumerate(graph.layers):
-        for slot in layer.parameters.values():
-            rng, shape = np.random.default_rng(number), slot.tensor.descriptor.shape
-            slot.tensor.data = rng.standard_normal(shape) / np.sqrt(shape[-1])
     t = mlc.Tensor(shape=(256, 10))
     sgd = mlc.SGDOptimizer(mlc.OptimizerDescriptor(learning_rate=0.1))
     training = mlc.TrainingGraph([graph], mlc.LossLayer.mean_squared_error(mlc.ReductionType.MEAN), sgd)
