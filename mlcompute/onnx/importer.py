@@ -84,6 +84,8 @@ class Importer:
         self.graph = ImportedGraph()
         self.problems: list[Problem] = []
         self.names = Names()
+        #: What is said about tensors -> their names.
+        self.noted: dict[str, list[str]] = {}
         #: Nodes that became layers or parts of them, in order: (use, names of operands, names of results).
         self.history: list[tuple[Use, Sequence[str], Sequence[str]]] = []
         self.functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
@@ -195,8 +197,14 @@ class Importer:
         return Weight(tensor, array.shape, name)
 
     def note(self, text: str, name: str) -> None:
-        if text and text not in self.graph.notes:
-            self.graph.notes.append(text)
+        """Say something about a tensor; the same is said once, with the names of all it is true of."""
+        if not text:
+            return
+        names = self.noted.setdefault(text, [])
+        names.append(name)
+        notes = [note for note in self.graph.notes if not note.startswith(f"{text}: ")]
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        self.graph.notes = [*notes, f"{text}: {', '.join(map(repr, names[:5]))}{more}"]
 
     # Inputs -----------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ def test_double_is_noted() -> None:
     weight = numpy_helper.from_array(np.ones(3), "w")
     graph = helper.make_graph([helper.make_node("Mul", ["x", "w"], ["y"])], "g", [x], [y], [weight])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-    assert mlc.onnx.doctor(model).notes == ["double is computed in float32"]
+    assert mlc.onnx.doctor(model).notes == ["double is computed in float32: 'w', 'x'"]
 
 
 def test_the_table_has_every_operator() -> None:
