@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import mlcompute as mlc
 from mlcompute.cli import datasets, models, trainers
 from mlcompute.cli.answer import Answer
 from mlcompute.errors import DataError
@@ -29,7 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a checkpoint of a training run")
     parser.add_argument("--data", metavar="PATH", help=HELP)
     parser.add_argument("--output", metavar="FILE", default="predictions.npy", help="for the answers (predictions.npy)")
-    parser.add_argument("--classes", action="store_true", help="the class with the highest score instead of all scores")
+    parser.add_argument(
+        "--classes",
+        action="store_true",
+        help="the class with the highest score instead of all scores; 0 or 1 for yes and no",
+    )
     parser.add_argument("--device", choices=("cpu", "gpu", "any"), default="cpu", help="where it runs (cpu)")
 
 
@@ -40,13 +45,21 @@ def run(args: argparse.Namespace) -> Answer:
     with datasets.told(args.data):
         answers = trainer.predict(x)
     if args.classes:
-        answers = answers.argmax(axis=1)
+        answers = _classes(trainer, answers)
     raw = io.BytesIO()
     np.save(raw, answers)
     replace_file(args.output, lambda file: file.write(raw.getvalue()), "predict")
     shape = "x".join(map(str, answers.shape))
     data = {"output": args.output, "shape": list(answers.shape)}
     return Answer(f"{len(x):,} answers ({shape}) in {args.output}", data)
+
+
+def _classes(trainer: mlc.Trainer, answers: Any) -> Any:
+    """The class of every answer; 0 or 1 where every output is a yes or no of its own."""
+    model = trainer.model
+    if answers.ndim < 2 or answers.shape[1] == 1 or model.is_on_logits:
+        return (answers > (0.0 if model.is_on_logits else 0.5)).astype(np.int64)
+    return answers.argmax(axis=model.class_axis("--classes"))
 
 
 def _samples(path: str | None) -> Any:

@@ -458,3 +458,24 @@ def test_a_run_that_never_began_leaves_no_folder(folder: Path, capsys: pytest.Ca
     np.savez("wrong.npz", x=np.zeros((9, 5), np.float32), y=np.zeros(9, int))
     answer(capsys, "train", "net.py", "--data", "wrong.npz", code=1)
     assert not (folder / "runs" / "net").exists()
+
+
+def test_classes_of_a_yes_or_no(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "yes.py").write_text(
+        "import numpy as np, mlcompute as mlc\n"
+        "def build():\n"
+        "    graph = mlc.Graph()\n"
+        "    graph.dense(graph.input((8, 3), 'x'), 1)\n"
+        "    return mlc.Trainer(graph, loss='sigmoid_cross_entropy', learning_rate=0.1)\n"
+        "def data():\n"
+        "    x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)\n"
+        "    return x, (x[:, 0] > 0).astype(np.float32)\n"
+    )
+    trained = answer(capsys, "train", "yes.py", "--epochs", "5")
+    x = np.random.default_rng(1).normal(size=(20, 3)).astype(np.float32)
+    np.save("x.npy", x)
+    answer(capsys, "predict", trained["checkpoint"], "--data", "x.npy", "--classes")
+    classes = np.load("predictions.npy")
+    answer(capsys, "predict", trained["checkpoint"], "--data", "x.npy")
+    np.testing.assert_array_equal(classes, np.load("predictions.npy") > 0)
+    assert 0 < classes.sum() < 20
