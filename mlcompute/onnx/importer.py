@@ -540,7 +540,7 @@ class Importer:
         """An embedding that is also the head of a network is often written twice, once transposed."""
         weights = self.graph.weights
         matrices = {
-            name: tensor.data for name, tensor in weights.items()
+            name: tensor._host for name, tensor in weights.items()  # `data` would copy all of them
             if len(tensor.descriptor.shape) == 2 and not isinstance(tensor, CopiedTensor)
         }  # fmt: skip
         reasons = {name: judgement.reason for name, judgement in self.graph.judgements.items()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import chain
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from mlcompute.ops.op import Array
 _SAMPLE = 256
 #: Tables of waves are not larger than this; what is beyond is not looked at.
 _LARGEST = 1 << 22
+#: Numbers looked at at a time; windows are not longer.
+_PART = 1 << 16
 
 
 def _sample(array: Array) -> Array:
@@ -32,8 +35,10 @@ def is_uniform(array: Array) -> bool:
 
 def is_whole(array: Array) -> bool:
     """All numbers are multiples of a half: positions, strides, masks."""
-    with np.errstate(all="ignore"):
-        return bool(np.all(_sample(array) * 2 % 1 == 0)) and bool(np.all(array * 2 % 1 == 0))
+    flat = array.reshape(-1)
+    parts = (flat[start : start + _PART] for start in range(0, flat.size, _PART))
+    with np.errstate(all="ignore"):  # the largest numbers have no double
+        return all(bool(np.all(part * 2 % 1 == 0)) for part in chain([_sample(array)], parts))
 
 
 def is_mask(array: Array, low: float, high: float) -> bool:
@@ -46,7 +51,7 @@ def is_mask(array: Array, low: float, high: float) -> bool:
 
 def is_count(array: Array) -> bool:
     """0, 1, 2, .. along the only axis that has an extent."""
-    if array.size < 4 or array.size != max(array.shape):
+    if not 4 <= array.size <= _PART or array.size != max(array.shape):
         return False
     return bool(np.array_equal(array.reshape(-1), np.arange(array.size)))
 
@@ -54,7 +59,7 @@ def is_count(array: Array) -> bool:
 def is_mirrored(array: Array) -> bool:
     """The same from both ends, as the windows of signal processing are; not all equal."""
     flat = array.reshape(-1)
-    if flat.size < 8 or flat.size > _LARGEST or is_uniform(flat):
+    if flat.size < 8 or flat.size > _PART or is_uniform(flat):
         return False
     return any(np.allclose(part, part[::-1], rtol=1e-5, atol=1e-7) for part in (flat, flat[1:]))
 

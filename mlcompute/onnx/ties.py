@@ -76,14 +76,11 @@ def find_ties(
         if name not in stored and not statistics:
             continue
         uniform = is_uniform(array)
-        groups: list[list[_Place]] = []
+        keys: dict[object, list[_Place]] = {}
         for place in places:
-            for group in groups:
-                if stated or not _separate(name, group[0], place, uniform, producer, uses, telling):
-                    group.append(place)
-                    break
-            else:
-                groups.append([place])
+            key = None if stated else _key(name, place, places[0], uniform, producer, uses, telling)
+            keys.setdefault((place.is_statistic, key), []).append(place)
+        groups = list(keys.values())
         own = next((group for group in groups if any(not place.name for place in group)), groups[0])
         for group in groups:
             if group is not own:
@@ -108,35 +105,35 @@ def _place(node: FlatNode, slot: int, uses: Uses) -> _Place:
     return _Place(node, slot, user, user_slot, name)
 
 
-def _separate(
-    name: str, first: _Place, other: _Place, uniform: bool, producer: str, uses: Uses, telling: set[str]
-) -> bool:
-    if first.is_statistic != other.is_statistic:
-        return True
-    if first.node is other.node:
-        return uniform and first.slot != other.slot
-    if producer == "pytorch" and not first.user.has_scopes:
+def _key(
+    name: str, place: _Place, base: _Place, uniform: bool, producer: str, uses: Uses, telling: set[str]
+) -> object:
+    """What uses of one tensor must have in common to share it; None: what the first use has.
+
+    telling   weights that are not one number repeated: nodes that share such a one are the same module, used twice
+    """
+    if producer == "pytorch" and not place.user.has_scopes:
         # This exporter puts an Identity where it has merged equals, and none where a module is used twice.
-        return first.name != other.name
-    a, b = first.name or name, other.name or name
-    if a != b and not is_anonymous(a) and not is_anonymous(b):
-        return uniform or _without_numbers(a) == _without_numbers(b)
-    modules = first.user.module, other.user.module
-    if all(modules):
-        copies = _without_numbers(modules[0]) == _without_numbers(modules[1])
-        return modules[0] != modules[1] and (uniform or copies)
-    return uniform and not _share_another(name, first.user, other.user, uses, telling)
+        return place.name or None
+    if place.name and not is_anonymous(place.name):
+        return place.name if uniform or _without_numbers(place.name) == _without_numbers(name) else None
+    module, first = place.user.module, base.user.module
+    if module:
+        apart = module != first and (uniform or _without_numbers(module) == _without_numbers(first))
+        return module if apart else None
+    if not uniform or place is base:
+        return None
+    shared = _around(name, place.user, uses, telling)
+    if shared:
+        return None if shared & _around(name, base.user, uses, telling) else frozenset(shared)
+    return place.node.outputs[0], place.slot
 
 
-def _share_another(name: str, first: FlatNode, other: FlatNode, uses: Uses, telling: set[str]) -> bool:
-    """Do two nodes, or the products before them, use another weight in common? Then they are one module, used twice."""
-
-    def around(node: FlatNode) -> set[str]:
-        before = [uses.makers[value] for value in map(uses.origin, node.inputs) if value in uses.makers]
-        near = [value for maker in (node, *before) for value in maker.inputs]
-        return {uses.origin(value) for value in near} & telling - {name}
-
-    return bool(around(first) & around(other))
+def _around(name: str, node: FlatNode, uses: Uses, telling: set[str]) -> set[str]:
+    """Weights that a node, or the product before it, uses besides the one in question."""
+    before = [uses.makers[value] for value in map(uses.origin, node.inputs[:8]) if value in uses.makers]
+    near = [value for maker in (node, *before) for value in maker.inputs[:8]]
+    return {uses.origin(value) for value in near} & telling - {name}
 
 
 def _without_numbers(name: str) -> str:

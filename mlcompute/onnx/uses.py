@@ -107,14 +107,17 @@ class Uses:
                 self.computed.update(fresh)
                 waiting += fresh
 
-    def sites(self, name: str, limit: int = 1000) -> list[Site]:
-        """Where a stored value meets computed ones, after operators that only move it or join it with stored ones."""
+    def sites(self, name: str, limit: int = 64) -> list[Site]:
+        """Where a stored value meets computed ones, after operators that only move it or join it with stored ones.
+
+        limit   places to look for, and values to follow: a file may have any number
+        """
         found: list[Site] = []
         seen = {name}
         waiting: list[tuple[str, tuple[str, ...]]] = [(name, ())]
-        while waiting and len(found) < limit:
+        while waiting and len(found) < limit and len(seen) <= limit:
             value, through = waiting.pop(0)
-            for node, slot in self.consumers.get(value, ()):
+            for node, slot in self.consumers.get(value, ())[:limit]:
                 if node.operator in _EXTENTS:
                     continue
                 on = node.outputs if not self.computed.intersection(node.outputs) else []
@@ -135,7 +138,7 @@ class Uses:
         waiting, seen = list(start.outputs), set(start.outputs)
         while waiting and missing and limit:
             limit -= 1
-            for node, _ in self.consumers.get(waiting.pop(0), ()):
+            for node, _ in self.consumers.get(waiting.pop(0), ())[:64]:
                 missing.discard(node.operator)
                 if node.operator in through:
                     fresh = [output for output in node.outputs if output and output not in seen]

@@ -15,6 +15,7 @@ The caller's `trainable=` overrides all of it.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ _CONSTANT_WORDS = frozenset(
 _ANONYMOUS = re.compile(
     r"(onnx::|val_|const_fold|ortshared|_val|/|_?\d+$)|.*(output_\d+|__\d+)$|.*[Cc]onst(ant)?(_\d+)?$"
 )
+#: Uses of a tensor that are looked at.
+_MOST_SITES = 64
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "DeformConv"})
 _BROADCAST = frozenset({"Add", "Sub", "Mul", "Div", "Sum", "Where", "Max", "Min"})
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul"})
@@ -73,6 +76,19 @@ class Judgement:
 
     def __str__(self) -> str:
         return f"{'weight' if self.trained else 'constant'}: {self.reason}"
+
+
+class _Numbers:
+    """What the numbers of a tensor look like; each question is asked once, however often the tensor is used."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    uniform = functools.cached_property(lambda self: is_uniform(self.array))
+    whole = functools.cached_property(lambda self: is_whole(self.array))
+    count = functools.cached_property(lambda self: is_count(self.array))
+    mirrored = functools.cached_property(lambda self: is_mirrored(self.array))
+    sparse = functools.cached_property(lambda self: is_sparse_filter(self.array))
 
 
 def chosen(trainable: Trainable | None, names: Iterable[str]) -> Mapping[str, bool]:
@@ -132,13 +148,14 @@ def _stated(name: str, uses: Uses) -> Judgement:
 
 
 def _judge(name: str, array: Array, uses: Uses) -> Judgement:
-    sites = uses.sites(name)
+    sites = uses.sites(name, _MOST_SITES)
     if not sites:
         return Judgement(False, "no computation uses it")
     sign = _sign(array)
     if sign:
         return Judgement(False, sign)
-    answers = [_at(site, name, array, uses) for site in sites]
+    numbers = _Numbers(array)
+    answers = [_at(site, name, numbers, uses) for site in sites]
     return next((answer for answer in answers if answer.trained), answers[0])
 
 
@@ -153,7 +170,7 @@ def _sign(array: Array) -> str:
     return ""
 
 
-def _at(site: Site, name: str, array: Array, uses: Uses) -> Judgement:
+def _at(site: Site, name: str, numbers: _Numbers, uses: Uses) -> Judgement:
     """What one use of a tensor says."""
     node, slot = site.node, site.slot
     words = _words(name)
@@ -167,29 +184,29 @@ def _at(site: Site, name: str, array: Array, uses: Uses) -> Judgement:
     if slot in weight_slots(node):
         if called_constant and not called_weight:
             return Judgement(False, "its name says so")
-        if is_count(array):
+        if numbers.count:
             return Judgement(False, "its numbers count 0, 1, 2, ..")
         if node.operator in _PRODUCTS:
             if uses.reaches(node, ("Sin", "Cos"), _BEFORE_WAVES):
                 return Judgement(False, f"sine and cosine are taken of {node.label}: it holds frequencies")
-            if not called_weight and node.operator == "MatMul" and is_sparse_filter(array):
+            if not called_weight and node.operator == "MatMul" and numbers.sparse:
                 return Judgement(False, "no negative numbers, mostly zeros: a filter bank or interpolation")
         return Judgement(True, f"operand {slot} of {node.label}")
     if called_constant and not called_weight:
         return Judgement(False, "its name says so")
     if node.operator in _BROADCAST:
-        return _broadcast(site, name, array, uses, called_weight)
+        return _broadcast(site, name, numbers, uses, called_weight)
     if node.operator == "Concat":
-        named = called_weight or (not is_anonymous(name) and (is_uniform(array) or not is_whole(array)))
+        named = called_weight or (not is_anonymous(name) and (numbers.uniform or not numbers.whole))
         return Judgement(named, f"joined to data by {node.label}" + ("" if named else ", and no name says weight"))
     if called_weight and node.domain == "" and node.operator not in ("LSTM", "GRU", "RNN"):
         return Judgement(True, "its name says so")
     return Judgement(False, f"operand {slot} of {node.label} is no weight")
 
 
-def _broadcast(site: Site, name: str, array: Array, uses: Uses, called_weight: bool) -> Judgement:
+def _broadcast(site: Site, name: str, numbers: _Numbers, uses: Uses, called_weight: bool) -> Judgement:
     """A tensor that meets data element by element: a bias, a scale, a table of positions, or a constant."""
-    node = site.node
+    node, array = site.node, numbers.array
     what = {"Add": "added to data", "Sum": "added to data", "Mul": "multiplied with data"}.get(node.operator, "")
     what = what or f"operand of {node.operator} on data"
     wide = sum(extent > 1 for extent in array.shape)
@@ -199,7 +216,7 @@ def _broadcast(site: Site, name: str, array: Array, uses: Uses, called_weight: b
         return Judgement(called_weight and array.ndim > 0, "its name says so" if called_weight else "one number")
     if not called_weight:
         # Whole numbers and mirrored ones are not what training leaves behind; zeros and ones are what it starts from.
-        if is_whole(array) and not is_uniform(array):
+        if numbers.whole and not numbers.uniform:
             return Judgement(False, "whole numbers: a mask, strides or positions")
         others = [uses.origin(other) for k, other in enumerate(node.inputs) if k != site.slot and other]
         if any(other in uses.inputs for other in others):
@@ -213,10 +230,10 @@ def _broadcast(site: Site, name: str, array: Array, uses: Uses, called_weight: b
     if node.operator not in ("Add", "Sum", "Mul"):
         return Judgement(False, what)
     if wide == 1:
-        if is_mirrored(array):
+        if numbers.mirrored:
             return Judgement(False, "its numbers read the same from both ends: a window")
         return Judgement(True, f"{what}, one number per channel")
-    if is_uniform(array):
+    if numbers.uniform:
         return Judgement(True, f"{what} although it changes nothing: a fresh parameter")
     if is_anonymous(name) or node.operator == "Mul":
         return Judgement(False, f"{what} as a whole table, and no name says weight")
