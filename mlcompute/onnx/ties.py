@@ -130,10 +130,13 @@ def _key(
 
 
 def _around(name: str, node: FlatNode, uses: Uses, telling: set[str]) -> set[str]:
-    """Weights that a node, or the product before it, uses besides the one in question."""
-    before = [uses.makers[value] for value in map(uses.origin, node.inputs[:8]) if value in uses.makers]
-    near = [value for maker in (node, *before) for value in maker.inputs[:8]]
-    return {uses.origin(value) for value in near} & telling - {name}
+    """Weights that a node, or where it has no others the product before it, uses besides the one in question."""
+    inputs = [uses.origin(value) for value in node.inputs[:8]]
+    own = set(inputs) & telling - {name}
+    if own:
+        return own
+    before = [uses.makers[value] for value in inputs if value in uses.makers]
+    return {uses.origin(value) for maker in before for value in maker.inputs[:8]} & telling - {name}
 
 
 def _without_numbers(name: str) -> str:

@@ -110,14 +110,17 @@ class Uses:
     def sites(self, name: str, limit: int = 64) -> list[Site]:
         """Where a stored value meets computed ones, after operators that only move it or join it with stored ones.
 
-        limit   places to look for, and values to follow: a file may have any number
+        limit   how many to look for: a file may have any number, and twice as many values are followed
         """
         found: list[Site] = []
         seen = {name}
         waiting: list[tuple[str, tuple[str, ...]]] = [(name, ())]
-        while waiting and len(found) < limit and len(seen) <= limit:
-            value, through = waiting.pop(0)
-            for node, slot in self.consumers.get(value, ())[:limit]:
+        left = 2 * limit
+        while waiting and len(found) < limit and left:
+            left -= 1
+            value, through = waiting.pop()
+            further = []
+            for node, slot in self.consumers.get(value, ())[: 64 * limit]:
                 if node.operator in _EXTENTS:
                     continue
                 on = node.outputs if not self.computed.intersection(node.outputs) else []
@@ -125,12 +128,10 @@ class Uses:
                     on = node.outputs[:1] if node.operator != "Split" else node.outputs
                 if not on:
                     found.append(Site(node, slot, through))
-                    continue
-                for output in on:
-                    if output and output not in seen:
-                        seen.add(output)
-                        waiting.append((output, (*through, node.operator)))
-        return found
+                further += [(output, (*through[-8:], node.operator)) for output in on if output and output not in seen]
+                seen.update(on)
+            waiting += reversed(further)  # the first use is looked at first
+        return found[:limit]
 
     def reaches(self, start: FlatNode, wanted: Iterable[str], through: frozenset[str], limit: int = 64) -> bool:
         """Do the results of a node reach all wanted operators by way of `through` alone?"""

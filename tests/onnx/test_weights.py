@@ -267,3 +267,19 @@ def test_copies_of_a_layer_are_known_by_their_names() -> None:
     graph = mlc.onnx.load(model_of(nodes, {"layers.0.weight": normal(8, 8)}, [6, 8]))
     assert graph.copies == {"layers.1.weight": "layers.0.weight"}
     assert list(graph.tied) == ["layers.0.weight"]  # with the head: nothing says that those were two
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_zeros_of_very_many_layers(behind: bool) -> None:
+    """However many uses a tensor has: all are separate, and judging them takes no longer than there are uses."""
+    nodes, before, count = [], "x", 300
+    for k in range(count):
+        bias = f"layers.{k}.bias" if behind else "zeros"
+        nodes.append(helper.make_node("Gemm", [before, f"layers.{k}.weight", bias], [f"h{k}"]))
+        before = f"h{k}"
+    if behind:
+        nodes = [helper.make_node("Identity", ["zeros"], [f"layers.{k}.bias"]) for k in range(count)] + nodes
+    stored = {"zeros": np.zeros(8, np.float32)} | {f"layers.{k}.weight": normal(8, 8) + k for k in range(count)}
+    model = model_of([*nodes, helper.make_node("Relu", [before], ["y"])], stored, [6, 8])
+    graph = mlc.onnx.load(model)
+    assert len(graph.weights) == 2 * count
