@@ -138,7 +138,8 @@ def test_accumulated_and_unmeasured_runs_resume_too(tmp_path: Path) -> None:
     def run(model: mlc.Trainer, *more: mlc.callbacks.Callback, **options: Any) -> mlc.History:
         x, y = points()
         plateau = mlc.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1.0)
-        return model.fit(x, y, epochs=3, accumulate=2, callbacks=[plateau, *more], verbose=0, **options)
+        settings: dict[str, Any] = {"epochs": 3, "accumulate": 2, "shuffle_seed": 0, "verbose": 0, **options}
+        return model.fit(x, y, callbacks=[plateau, *more], **settings)
 
     models = [trainer(dropout=0.2, metrics=()) for _ in range(2)]
     beginning = tmp_path / "beginning"
@@ -243,7 +244,7 @@ def test_resuming_something_else_is_refused_and_changes_nothing(name: str, tmp_p
     x, y = points()
     average = [mlc.callbacks.ExponentialMovingAverage()]
     model = made()
-    model.fit(x, y, epochs=1, callbacks=average, verbose=0)
+    model.fit(x, y, epochs=1, shuffle_seed=0, callbacks=average, verbose=0)
     model.save(tmp_path / "run")
     other = made(1)
     before = everything(other)
