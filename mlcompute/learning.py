@@ -195,7 +195,8 @@ class LearningGraph(CompiledGraph):
                 description.user_gradients[self._gradient_tensor(last)] = last
         self._warn_about_functions_taken_twice(description)
         if self._optimizer is not None:
-            self._warn_about_sums(description)
+            if self._optimizer.gradient_rescale == 1.0:  # who rescales the gradient of a sum knows of the sum
+                self._warn_about_sums(description)
             self._warn_about_branches(description)
         return description
 
