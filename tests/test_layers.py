@@ -14,13 +14,13 @@ import torch
 import mlcompute as mlc
 from mlcompute.compiler.differentiate import differentiate
 from mlcompute.compiler.lower import Lowering
-from mlcompute.compiler.plan import plan_memory
+from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.verify import verify_plan, verify_steps
 from mlcompute.devices.device import Engine
 from mlcompute.devices.reference import Reference
 from mlcompute.enums import DataType
 from mlcompute.layers.layer import Layer
-from mlcompute.ops.op import TABLE, Array, Op
+from mlcompute.ops.op import TABLE, Array, Step
 from tests import cases as case_package
 from tests.cases.case import Case, Refusal
 from tests.harness import assert_close, interpret
@@ -296,7 +296,7 @@ def test_planned_memory_is_sound(case: Case) -> None:
 
 
 def run_with_plan(built: Built, program: Any, reuse: bool, guard: int) -> dict[Any, Array]:
-    plan = plan_memory(program.steps, program.kept, rerunnable=program.name == "split", reuse=reuse, guard=guard)
+    plan = planned(program.steps, program.kept, rerunnable=program.name == "split", reuse=reuse, guard=guard)
     verify_plan(program.steps, plan)
     original, program.plan = program.plan, plan
     arena = np.full(plan.nbytes, 0xA5, np.uint8)
@@ -349,8 +349,8 @@ def test_statistics_are_updated(case: Case) -> None:
 class Expanding(Reference):
     """The reference engine without kernels for composite ops."""
 
-    def supports(self, op: Op) -> bool:
-        return op.expansion is None
+    def supports(self, step: Step) -> bool:
+        return step.op.expansion is None
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -15,6 +15,7 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute.compiler import compile_program
+from mlcompute.devices.device import Traits
 from mlcompute.devices.null import Null
 
 #: How many nodes the slow test compiles.
@@ -57,8 +58,7 @@ class Chain:
 class Merging(Null):
     """Asks the compiler for everything it can do."""
 
-    merges = True
-    prefers_channels_last = True
+    traits = Traits(fuses_elementwise=True, channels_last=True)
 
 
 def null() -> mlc.Device:

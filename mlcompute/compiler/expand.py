@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from mlcompute.compiler.simplify import Substitution
+from mlcompute.compiler.context import Context
+from mlcompute.compiler.substitution import Substitution
 from mlcompute.errors import CompileError
-from mlcompute.ops.op import Op, Step, Trace, Value
+from mlcompute.ops.op import Step, Value
 
 
-def expand(trace: Trace, supports: Callable[[Op], bool]) -> Substitution:
-    """Rewrite `trace.steps` in place until the device supports every op."""
+def expand(steps: list[Step], context: Context) -> list[Step]:
+    """Steps the device supports, every one of them."""
+    trace, supports = context.trace, context.engine.supports
     substitution = Substitution()
-    if all(supports(op) for op in {step.op for step in trace.steps}):
-        return substitution
-    layer, phase = trace.layer, trace.phase
-    pending = list(reversed(trace.steps))
+    pending = list(reversed(steps))
     done: list[Step] = []
+    layer, phase = trace.layer, trace.phase
     while pending:
         step = pending.pop()
-        inputs = tuple(substitution[value] for value in step.inputs)
+        inputs = tuple([substitution[value] for value in step.inputs]) if substitution.replaced else step.inputs
         if inputs != step.inputs:
             step = Step(step.op, inputs, step.results, step.attributes, step.layer, step.phase)
-        if supports(step.op):
+        if supports(step):
             done.append(step)
             continue
         if step.op.expansion is None:
             raise CompileError(
-                f"layer '{step.layer}': the device has no kernel for {step.op.name}, and it has no expansion"
+                f"layer '{step.layer}': device '{context.engine.name}' has no kernel for {step!r}, "
+                "and it has no expansion into smaller operations",
+                fix="compile for another device, or use other layers",
             )
         trace.steps, trace.layer, trace.phase = [], step.layer, step.phase
         answers = step.op.expansion(*step.inputs, **step.attributes)
@@ -35,5 +35,7 @@ def expand(trace: Trace, supports: Callable[[Op], bool]) -> Substitution:
         for value, answer in zip(step.results, answers, strict=True):
             substitution[value] = answer
         pending.extend(reversed(trace.steps))
-    trace.steps, trace.layer, trace.phase = done, layer, phase
-    return substitution
+    trace.layer, trace.phase = layer, phase
+    context.substitute(substitution)
+    context.is_expanded = True
+    return done

@@ -1,28 +1,71 @@
-"""lower: layers become steps. Each layer describes its own forward pass; this file gives it what it asks for."""
+"""lower: layers become steps. Each layer describes its own forward pass; this file gives it what it needs for that."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from mlcompute import ops
+from mlcompute.compiler.context import Context
 from mlcompute.errors import CompileError, ShapeError
 from mlcompute.layers.layer import Layer
-from mlcompute.ops.op import FLOAT32, Shape, Trace, Value, emit
+from mlcompute.ops.op import FLOAT32, Shape, Step, Trace, Value, emit
 from mlcompute.tensor import Tensor
 
 FLOAT16 = np.dtype(np.float16)
 
 
+def lower(steps: list[Step], context: Context) -> list[Step]:
+    """Steps of the forward phase."""
+    description, program = context.description, context.program
+    batch_size, full = program.batch_size, description.batch_size
+    run = context.lowering = Lowering(training=context.style != "inference", trace=context.trace)
+    run.weights_of = description.label_weights
+    for tensor, scale in description.inputs.items():
+        shape = tensor.descriptor.shape
+        if scale and batch_size != full:
+            shape = (scale * batch_size, *shape[1:])
+        program.inputs[tensor] = run.input(tensor, shape)
+    for tensor, array in description.constants.items():
+        run.values[tensor] = run.trace.constant(array)
+    for node in description.nodes:
+        try:
+            run.add(node.layer, [*node.sources, *node.labels], node.results, node.updates)
+        except ShapeError as error:
+            if batch_size != full:
+                error.add_fact("batch_size", f"{batch_size} of {full}")
+            raise
+    if description.total is not None:
+        run.values[description.total] = _total(run, description.minimised)
+    for tensor, value in run.writes:
+        ops.assign(run.values[tensor], value)
+    program.values, program.persistent = run.values, run.persistent
+    program.writes = [tensor for tensor, _ in run.writes]
+    program.random_keys = run.random_keys
+    return context.trace.steps
+
+
+def _total(run: Lowering, terms: Sequence[Tensor]) -> Value:
+    """The sum of all elements of several tensors, as one number.   (1,)"""
+    run.trace.layer = "total loss"
+    values = [ops.convert(run.values[term], run.float_type) for term in terms]
+    sums = [ops.reshape(ops.sum_(value, range(value.rank)) if value.size > 1 else value, (1,)) for value in values]
+    total = functools.reduce(operator.add, sums)
+    run.trace.layer = ""
+    return total
+
+
 class Lowering:
     """The trace of one graph's forward pass and the values its tensors became. Implements `layers.layer.Forward`."""
 
-    def __init__(self, training: bool, float_type: np.dtype[Any] = FLOAT32) -> None:
+    def __init__(self, training: bool, float_type: np.dtype[Any] = FLOAT32, trace: Trace | None = None) -> None:
         self.training = training
         self.updates = True
-        self.trace = Trace()
+        self.trace = Trace() if trace is None else trace
         #: What FLOAT32 tensors are computed in. Anything but float32 serves only checks of the mathematics.
         self.float_type = float_type
         self.values: dict[Tensor, Value] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mlcompute.compiler.plan import MemoryPlan
+from mlcompute.compiler.plan_memory import MemoryPlan
 from mlcompute.ops.op import Array, Step, Value
 from mlcompute.tensor import Tensor
 
@@ -51,7 +51,7 @@ class Program:
             (
                 step.layer,
                 step.phase,
-                self.kernels.get(step, f"group {step.group}" if step.group >= 0 else ""),
+                self.kernels.get(step, ""),
                 self.sharing.get(step, ""),
                 "channels last" if step.attributes.get("channels_last") else "",
             )

@@ -7,38 +7,30 @@ from typing import Any
 
 import numpy as np
 
+from mlcompute.compiler.context import Context
+from mlcompute.compiler.substitution import Substitution
 from mlcompute.ops.op import TABLE, Array, Step, Trace, Value, overwritten_by, run_meaning
 
 #: Folding trades memory for time; beyond this size a constant is cheaper to compute than to keep.
 LARGEST_FOLDED = 1 << 20
 
 
-class Substitution:
-    """What became of values that a pass replaced by others."""
-
-    def __init__(self) -> None:
-        self.replaced: dict[Value, Value] = {}
-
-    def __setitem__(self, value: Value, by: Value) -> None:
-        self.replaced[value] = self[by]
-
-    def __getitem__(self, value: Value) -> Value:
-        # A substitute may have been substituted since.
-        while (by := self.replaced.get(value)) is not None:
-            value = by
-        return value
+def simplify(steps: list[Step], context: Context) -> list[Step]:
+    """The same results from fewer steps; kept values stay available, possibly under substitutes."""
+    simpler, substitution = simplified(steps, context.trace, context.kept)
+    context.substitute(substitution)
+    return simpler
 
 
-def simplify(trace: Trace, keep: Iterable[Value]) -> Substitution:
-    """Rewrite `trace.steps` in place; values in `keep` stay available, possibly under the returned substitutes.
+def simplified(steps: list[Step], trace: Trace, keep: Iterable[Value]) -> tuple[list[Step], Substitution]:
+    """Fewer steps, and what became of values.
 
-    A kept value that would only show fed or lasting memory gets a copy of its own: that memory may hold other
-    numbers by the time somebody reads the value.
+    A kept value that would only show the memory of an input, parameter or state gets a copy of its own: that memory
+    may hold other numbers by the time somebody reads the value.
     """
-    run = _Simplification(trace, frozenset(keep))
-    run.add(trace.steps)
-    trace.steps = drop_unused(run.steps, [run.substitution[value] for value in run.kept])
-    return run.substitution
+    run = _Simplification(steps, trace, frozenset(keep))
+    run.add(steps)
+    return drop_unused(run.steps, [run.substitution[value] for value in run.kept]), run.substitution
 
 
 def drop_unused(steps: list[Step], keep: Iterable[Value]) -> list[Step]:
@@ -57,13 +49,13 @@ def drop_unused(steps: list[Step], keep: Iterable[Value]) -> list[Step]:
 class _Simplification:
     """One walk over the steps of a trace, and what is known at each of them."""
 
-    def __init__(self, trace: Trace, kept: frozenset[Value]) -> None:
+    def __init__(self, steps: list[Step], trace: Trace, kept: frozenset[Value]) -> None:
         self.trace = trace
         self.kept = kept
         self.substitution = Substitution()
         self.steps: list[Step] = []
         #: Memory that is overwritten somewhere: what was read from it is not what it holds later.
-        self.overwritten = {value for step in trace.steps if not step.op.is_pure for value in overwritten_by(step)}
+        self.overwritten = {value for step in steps if not step.op.is_pure for value in overwritten_by(step)}
         #: How often it was overwritten so far: reading it before and after is not the same step.
         self.versions: dict[Value, int] = {}
         self.changed: set[Value] = set()  # what was overwritten, and the views of it

@@ -7,24 +7,36 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from mlcompute.compiler.plan import MemoryPlan, Placement
+from mlcompute.compiler.plan_memory import MemoryPlan, Placement
 from mlcompute.ops.op import ArrayType, Step, Value, overwritten_by
 
 if TYPE_CHECKING:
+    from mlcompute.compiler.context import Context
     from mlcompute.compiler.program import Program
 
 PHASES = ("forward", "gradient", "update")
 
 
-def is_verifying() -> bool:
-    """Did somebody ask for the invariants to be checked at every compilation?"""
-    return "verify" in os.environ.get("MLC_DEBUG", "").split(",")
+def debugs(what: str) -> bool:
+    """Is a word among those of MLC_DEBUG?"""
+    return what in os.environ.get("MLC_DEBUG", "").split(",")
+
+
+def verify_pass(name: str, steps: list[Step], context: Context) -> None:
+    """What must hold after a pass: the invariants of steps, and from `expand` on that the device supports them all."""
+    try:
+        verify_steps(steps, split=context.phases_in_order)
+        for step in steps if context.is_expanded else ():
+            assert context.engine.supports(step), f"{step}: '{context.engine.name}' does not support it"
+    except AssertionError as error:
+        raise AssertionError(f"after the pass {name}: {error}") from error
 
 
 def verify_steps(steps: list[Step], *, split: bool = False) -> None:
     """Every value is defined once and before its use, and every result has the shape its op's rule gives.
 
-    Lasting memory is never read through a view older than its last overwriting: is that the old number or the new?
+    A parameter or state is never read through a view older than its last overwriting: would that be the old number or
+    the new?
     """
     defined: set[Value] = set()
     shown: dict[Value, tuple[Value, int]] = {}  # view -> whose memory it shows, and how often that was overwritten
@@ -45,7 +57,7 @@ def verify_steps(steps: list[Step], *, split: bool = False) -> None:
             assert (value.shape, value.dtype) == (type_.shape, type_.dtype), f"{step}: the rule says {type_}"
             defined.add(value)
         for target in overwritten_by(step):
-            assert target.kind in ("parameter", "state"), f"{step}: only lasting memory can be assigned"
+            assert target.kind in ("parameter", "state"), f"{step}: only parameters and states can be assigned"
             overwritten[target] = overwritten.get(target, 0) + 1
         if step.op.is_view:
             source = step.inputs[0]
@@ -130,14 +142,9 @@ class _Live:
         self._at[start] = value, place
 
     def _is_in_place(self, other: Value, taken: Placement, value: Value, place: Placement) -> bool:
-        """Does the step that makes `value` consume `other` element by element, and nobody beside it otherwise?"""
+        """Does the step that makes `value` consume `other` element by element, and through no view?"""
         index, step = place.first, self._steps[place.first]
         fits = (taken.last, taken.offset, taken.nbytes, other.shape) == (index, place.offset, place.nbytes, value.shape)
         if not (fits and step.op.elementwise and other in step.inputs):
             return False
-        beside = [step]
-        while step.group >= 0 and index > 0 and self._steps[index - 1].group == step.group:
-            index -= 1
-            beside.append(self._steps[index])
-        read = (value for step in beside for value in step.inputs)
-        return not any(value is not other and self._plan.base(value) is other for value in read)
+        return not any(read is not other and self._plan.base(read) is other for read in step.inputs)

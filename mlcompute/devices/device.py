@@ -11,7 +11,19 @@ from typing import Any, ClassVar
 
 from mlcompute.compiler.program import Program
 from mlcompute.enums import DeviceType
-from mlcompute.ops.op import Array, Op, Step, Value
+from mlcompute.ops.op import Array, Step, Value
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the compiler should know of a device before it chooses a form for the steps.
+
+    fuses_elementwise  a run of elementwise ops is one kernel, so one step should be made of it
+    channels_last      the fastest image kernels are those for (N, H, W, C)
+    """
+
+    fuses_elementwise: bool = False
+    channels_last: bool = False
 
 
 class Engine(ABC):
@@ -19,27 +31,19 @@ class Engine(ABC):
 
     name: ClassVar[str]
     device_type: ClassVar[DeviceType]
-
-    #: Runs a group of maps as one kernel, so that the compiler should make one step of it.
-    merges: ClassVar[bool] = False
-    #: Has its fastest image kernels for (N, H, W, C).
-    prefers_channels_last: ClassVar[bool] = False
+    traits: Traits = Traits()
 
     def facts(self) -> dict[str, str]:
         """What the engine is made of on this machine, for people to read."""
         return {}
-
-    def follows(self, rows: int, columns: int, depth: int) -> bool:
-        """Should a weight (rows, columns) be updated behind the product over `depth` rows that makes its gradient?"""
-        return False
 
     def workspace(self, step: Step) -> int:
         """Bytes a step needs in the arena while it runs, besides its inputs and results."""
         return 0
 
     @abstractmethod
-    def supports(self, op: Op) -> bool:
-        """Is there a kernel for this op? If not, the compiler expands it into smaller ones."""
+    def supports(self, step: Step) -> bool:
+        """Is there a kernel for this step, its op, types, shapes and attributes? If not, the compiler expands it."""
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Any:

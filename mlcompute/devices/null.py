@@ -10,7 +10,7 @@ import numpy as np
 from mlcompute.compiler.program import Program
 from mlcompute.devices.device import Engine, Executable, Profile
 from mlcompute.enums import DeviceType
-from mlcompute.ops.op import Array, Op, Value
+from mlcompute.ops.op import Array, Step, Value
 
 
 class Null(Engine):
@@ -26,8 +26,8 @@ class Null(Engine):
         self.lacks = lacks
         self.runs = 0
 
-    def supports(self, op: Op) -> bool:
-        return op.name not in self.lacks
+    def supports(self, step: Step) -> bool:
+        return step.op.name not in self.lacks
 
     def allocate(self, nbytes: int) -> int:
         return nbytes

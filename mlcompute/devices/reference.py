@@ -11,7 +11,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.devices.device import Engine, Executable, Profile
 from mlcompute.enums import DeviceType
 from mlcompute.errors import ExecutionError
-from mlcompute.ops.op import Array, Op, Step, Value, run_meaning
+from mlcompute.ops.op import Array, Step, Value, run_meaning
 
 #: Called after every step, with what the step gave.
 Watch = Callable[[Step, Sequence[Array]], None]
@@ -34,7 +34,7 @@ class Reference(Engine):
         because = {"because": self._reason} if self._reason else {}
         return {**because, "loops": f"NumPy {np.__version__}", "contractions": "NumPy"}
 
-    def supports(self, op: Op) -> bool:
+    def supports(self, step: Step) -> bool:
         return True
 
     def allocate(self, nbytes: int) -> Array:

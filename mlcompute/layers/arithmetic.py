@@ -9,7 +9,7 @@ from mlcompute.enums import ArithmeticOperation
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.arguments import member, same_type
 from mlcompute.layers.layer import FLOATS, INDICES, Forward, Layer
-from mlcompute.ops.maps import broadcast_shape
+from mlcompute.ops.elementwise import broadcast_shape
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import TensorDescriptor
 

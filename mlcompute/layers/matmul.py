@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mlcompute import ops
 from mlcompute.layers.arguments import real, same_type
 from mlcompute.layers.layer import FLOATS, Forward, Layer
-from mlcompute.ops.maps import broadcast_shape
+from mlcompute.ops.elementwise import broadcast_shape
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import TensorDescriptor
 

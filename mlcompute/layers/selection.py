@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mlcompute import ops
 from mlcompute.layers.arguments import same_type
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
-from mlcompute.ops.maps import broadcast_shape
+from mlcompute.ops.elementwise import broadcast_shape
 from mlcompute.ops.op import BOOL, Shape, Value
 from mlcompute.tensor import TensorDescriptor
 

@@ -5,9 +5,9 @@ A file per family: views, maps, reductions, indexing, contractions, pooling, rec
 
 from mlcompute.ops.attention import *
 from mlcompute.ops.contractions import *
+from mlcompute.ops.elementwise import *
 from mlcompute.ops.embedding import *
 from mlcompute.ops.indexing import *
-from mlcompute.ops.maps import *
 from mlcompute.ops.op import *
 from mlcompute.ops.pooling import *
 from mlcompute.ops.recurrent import *

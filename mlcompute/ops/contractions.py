@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from mlcompute.errors import DataError, ShapeError
+from mlcompute.ops.elementwise import broadcast_shape
 from mlcompute.ops.images import either_layout
-from mlcompute.ops.maps import broadcast_shape
 from mlcompute.ops.op import Array, ArrayType, Op, Shape, Typed, Value, emit, register
 from mlcompute.ops.reductions import sum_to
 from mlcompute.ops.views import reshape, transpose

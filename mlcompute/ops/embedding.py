@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mlcompute.ops.elementwise import convert, equal, select
 from mlcompute.ops.indexing import count_indices, take, take_gradient
-from mlcompute.ops.maps import convert, equal, select
 from mlcompute.ops.op import TABLE, Array, ArrayType, Op, Typed, Value, emit, register
 from mlcompute.ops.views import reshape
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.errors import DataError, ShapeError
-from mlcompute.ops.maps import equal, select
+from mlcompute.ops.elementwise import equal, select
 from mlcompute.ops.op import Array, ArrayType, Op, Shape, Typed, Value, emit, register
 from mlcompute.ops.reductions import front_axis
 from mlcompute.ops.views import full, slice_, slice_axis

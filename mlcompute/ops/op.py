@@ -122,13 +122,12 @@ class Step:
     attributes: dict[str, Any]
     layer: str = ""
     phase: str = "forward"
-    group: int = -1
 
     def __repr__(self) -> str:
         results = ", ".join(map(repr, self.results))
         inputs = ", ".join(f"%{value.index}" for value in self.inputs)
         inner = self.attributes.get("steps")
-        if inner is not None:  # merged: the ops in order tell more than their values
+        if inner is not None:  # fused: the ops in order tell more than their values
             return f"{results} = {' + '.join(step.op.name for step in inner)}({inputs})"
         attributes = "".join(f" {name}={value}" for name, value in self.attributes.items())
         return f"{results} = {self.op.name}({inputs}){attributes}"
@@ -251,7 +250,7 @@ def _as_values(inputs: tuple[Value | float, ...]) -> tuple[Value, ...]:
 
 
 def inner_steps(step: Step) -> tuple[Step, ...]:
-    """The steps a merged step consists of. It may share those of a pattern: then they are filled in with its values."""
+    """The steps a fused step consists of. It may share those of a pattern: then they are filled in with its values."""
     inner: tuple[Step, ...] = step.attributes["steps"]
     names = step.attributes["inputs"]
     if names is step.inputs:
@@ -267,7 +266,7 @@ def inner_steps(step: Step) -> tuple[Step, ...]:
 
 
 def overwritten_by(step: Step) -> tuple[Value, ...]:
-    """Lasting memory a step changes."""
+    """Parameters and states a step overwrites."""
     if step.op.is_pure:
         return ()
     inner = step.attributes.get("steps")

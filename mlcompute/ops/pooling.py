@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from mlcompute.errors import ShapeError
+from mlcompute.ops.elementwise import convert, equal, logical_and, logical_or, not_equal
 from mlcompute.ops.images import either_layout
 from mlcompute.ops.indexing import concatenate, gather, pad
-from mlcompute.ops.maps import convert, equal, logical_and, logical_or, not_equal
 from mlcompute.ops.op import Array, ArrayType, Op, Shape, Typed, Value, emit, register
 from mlcompute.ops.reductions import argmax
 from mlcompute.ops.views import reshape, slice_

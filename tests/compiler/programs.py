@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from hypothesis import strategies as st
 
 from mlcompute import ops
+from mlcompute.compiler import Context, Description
+from mlcompute.compiler.context import Transform
+from mlcompute.compiler.program import Program
 from mlcompute.compiler.verify import verify_steps
+from mlcompute.devices.null import Null
 from mlcompute.ops.op import FLOAT32, Array, Step, Trace, Value, emit_all, run_meaning
 
 PHASES = ("forward", "gradient", "update")
@@ -36,6 +40,30 @@ class Drawn:
                 arrays = run_meaning(step, [memory[value] for value in step.inputs])
             memory.update((value, array.copy()) for value, array in zip(step.results, arrays, strict=True))
         return memory, {value: memory[value] for value in self.feeds if value.kind in ("parameter", "state")}
+
+
+class Supporting(Null):
+    """A device that supports what a function says it does."""
+
+    def __init__(self, supports: Callable[[Step], bool]) -> None:
+        super().__init__()
+        self._supports = supports
+
+    def supports(self, step: Step) -> bool:
+        return self._supports(step)
+
+
+def apply(
+    transform: Transform,
+    trace: Trace,
+    keep: Iterable[Value] = (),
+    supports: Callable[[Step], bool] = lambda step: True,
+    style: str = "fused",
+) -> Context:
+    """Run one pass over the steps of a trace, which has the new ones afterwards."""
+    context = Context(Description(), Supporting(supports), Program(style, 1), trace=trace, kept=frozenset(keep))
+    trace.steps = transform(trace.steps, context)
+    return context
 
 
 def feed(trace: Trace, shape: tuple[int, ...], kind: str = "input") -> Value:

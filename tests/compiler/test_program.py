@@ -10,7 +10,7 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import ops
-from mlcompute.compiler.plan import plan_memory
+from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.verify import verify_program
 from mlcompute.devices.null import Null
@@ -42,7 +42,7 @@ def test_a_program_prints_one_line_per_step() -> None:
     w = feed(trace, (8, 4), "parameter")
     trace.phase = "update"
     ops.assign(w, y)
-    program = Program("fused", 4, trace.steps, plan_memory(trace.steps))
+    program = Program("fused", 4, trace.steps, planned(trace.steps))
     assert [line.split() for line in str(program).splitlines()] == [
         ["program", "'fused',", "batch", "4:", "3", "steps,", "128", "bytes"],
         ["0", "fc", "forward", "%2:float32[4,8]", "=", "add(%0,", "%1)", "arena", "@", "0", "128", "B"],
@@ -60,7 +60,7 @@ def test_a_program_prints_one_line_per_step() -> None:
 def test_sizes_are_readable(elements: int, says: str) -> None:
     trace = Trace()
     ops.exp(feed(trace, (elements,)))
-    assert str(Program("fused", 1, trace.steps, plan_memory(trace.steps))).endswith(says)
+    assert str(Program("fused", 1, trace.steps, planned(trace.steps))).endswith(says)
 
 
 def test_every_style_is_sound_and_keeps_what_it_promises() -> None:

@@ -12,7 +12,7 @@ from mlcompute import ops
 from mlcompute.compiler.simplify import LARGEST_FOLDED, drop_unused, simplify
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.ops.op import FLOAT32, Trace, Value, emit
-from tests.compiler.programs import Drawn, feed, programs
+from tests.compiler.programs import Drawn, apply, feed, programs
 
 
 def names(trace: Trace) -> list[str]:
@@ -24,16 +24,16 @@ def test_equal_steps_become_one() -> None:
     x = feed(trace, (2, 3))
     a, b = ops.exp(x), ops.exp(x)
     c = a * b
-    found = simplify(trace, [c])
+    found = apply(simplify, trace, [c])
     assert names(trace) == ["exp", "multiply"]
-    assert found[b] is a
+    assert found.final(b) is a
 
 
 def test_equal_scalars_are_one_value() -> None:
     trace = Trace()
     x = feed(trace, (2, 3))
     c = (x + 2.0) * (x + 2.0)
-    simplify(trace, [c])
+    apply(simplify, trace, [c])
     assert names(trace) == ["add", "multiply"]
 
 
@@ -41,7 +41,7 @@ def test_scalars_of_other_types_and_other_zeros_stay_apart() -> None:
     trace = Trace()
     x = feed(trace, (2,))
     c = (x * 0.0) + (x * -0.0)
-    simplify(trace, [c])
+    apply(simplify, trace, [c])
     assert names(trace) == ["multiply", "multiply", "add"]
 
 
@@ -49,7 +49,7 @@ def test_attributes_tell_steps_apart() -> None:
     trace = Trace()
     x = feed(trace, (2, 3))
     c = ops.sum_(x, (0,)) * ops.sum_(x, (1,))
-    simplify(trace, [c])
+    apply(simplify, trace, [c])
     assert names(trace) == ["sum", "sum", "multiply"]
 
 
@@ -57,7 +57,7 @@ def test_constants_are_folded() -> None:
     trace = Trace()
     x = feed(trace, (3,))
     y = x + ops.exp(trace.constant([0.0, 1.0, 2.0], FLOAT32) * 2.0)
-    simplify(trace, [y])
+    apply(simplify, trace, [y])
     assert names(trace) == ["add"]
     folded = trace.constants[trace.steps[0].inputs[1]]
     np.testing.assert_allclose(folded, np.exp([0.0, 2.0, 4.0]), rtol=1e-6)
@@ -68,10 +68,10 @@ def test_repeated_scalars_and_large_constants_are_not_folded() -> None:
     trace = Trace()
     x = feed(trace, (3,))
     y = x + ops.full(x, (3,), 2.0)
-    simplify(trace, [y])
+    apply(simplify, trace, [y])
     assert names(trace) == ["broadcast", "add"]
     y = ops.exp(trace.constant(np.ones(LARGEST_FOLDED // 4 + 1), FLOAT32)) + 1.0
-    simplify(trace, [y])
+    apply(simplify, trace, [y])
     assert names(trace) == ["exp", "add"]
 
 
@@ -81,7 +81,7 @@ def test_numbers_an_op_refuses_are_left_to_the_run() -> None:
     table = trace.constant(np.ones((3, 2)), FLOAT32)
     index = trace.constant([7], np.dtype(np.int64))
     y = emit("take", table, index, axis=0)
-    simplify(trace, [y])
+    apply(simplify, trace, [y])
     assert names(trace) == ["take"]
 
 
@@ -104,7 +104,7 @@ def test_steps_that_change_nothing_are_left_out(describe: Callable[[Value], Valu
     trace = Trace()
     x = feed(trace, (2, 3))
     y = ops.exp(describe(x))
-    simplify(trace, [y])
+    apply(simplify, trace, [y])
     assert names(trace) == ["exp"]
     assert trace.steps[0].inputs == (x,)
 
@@ -123,7 +123,7 @@ def test_steps_that_look_alike_stay(describe: Callable[[Value], Value]) -> None:
     x = feed(trace, (2, 3))
     y = ops.exp(describe(x))
     before = trace.steps
-    simplify(trace, [y])
+    apply(simplify, trace, [y])
     assert names(trace) == [step.op.name for step in before]
 
 
@@ -132,7 +132,7 @@ def test_views_of_views_become_one() -> None:
     x = feed(trace, (2, 3, 4))
     a = ops.reshape(ops.reshape(x, (6, 4)), (4, 6))
     b = ops.transpose(ops.transpose(x, (1, 0, 2)), (0, 2, 1))
-    simplify(trace, [ops.exp(a), ops.exp(b)])
+    apply(simplify, trace, [ops.exp(a), ops.exp(b)])
     assert names(trace) == ["reshape", "transpose", "exp", "exp"]
     assert trace.steps[1].attributes["axes"] == (1, 2, 0)
 
@@ -157,7 +157,7 @@ def test_reading_before_and_after_an_overwriting_are_two_steps() -> None:
     a, b = ops.exp(w), ops.exp(turned)
     ops.assign(w, x)
     c, d = ops.exp(w), ops.exp(ops.transpose(w))
-    simplify(trace, [a, b, c, d])
+    apply(simplify, trace, [a, b, c, d])
     assert names(trace).count("exp") == 4
 
 
@@ -167,7 +167,7 @@ def test_a_copy_of_what_is_overwritten_later_stays() -> None:
     old = ops.stop_gradient(w)
     ops.assign(w, x)
     y = old + w
-    simplify(trace, [y])
+    apply(simplify, trace, [y])
     assert names(trace) == ["stop_gradient", "assign", "add"]
 
 
@@ -177,7 +177,7 @@ def test_a_kept_value_never_only_shows_memory_of_others(kind: str, show: Callabl
     trace = Trace()
     x = feed(trace, (2, 3), kind)
     y = show(x)
-    kept = simplify(trace, [y])[y]
+    kept = apply(simplify, trace, [y]).final(y)
     assert names(trace)[-1] == "copy"
     assert kept is trace.steps[-1].results[0]
 
@@ -185,7 +185,7 @@ def test_a_kept_value_never_only_shows_memory_of_others(kind: str, show: Callabl
 def test_a_kept_view_of_a_computed_value_needs_no_copy() -> None:
     trace = Trace()
     y = ops.transpose(ops.exp(feed(trace, (2, 3))))
-    simplify(trace, [y])
+    apply(simplify, trace, [y])
     assert names(trace) == ["exp", "transpose"]
 
 
@@ -197,14 +197,14 @@ def test_a_kept_view_of_a_computed_value_needs_no_copy() -> None:
 def test_simpler_programs_give_the_same_numbers(drawn: Drawn) -> None:
     expected, lasting = drawn.run()
     before = len(drawn.steps)
-    found = simplify(drawn.trace, drawn.kept)
+    found = apply(simplify, drawn.trace, drawn.kept)
     verify_steps(drawn.steps)
     assert len(drawn.steps) <= before + len(drawn.kept)
     actual, stored = drawn.run()
     for value in drawn.kept:
         # NumPy sums in another order when a view of the same numbers has other strides: a rounding or two.
-        np.testing.assert_allclose(actual[found[value]], expected[value], rtol=1e-6, atol=1e-6)
-        assert found[value].kind in ("temporary", "constant")
+        np.testing.assert_allclose(actual[found.final(value)], expected[value], rtol=1e-6, atol=1e-6)
+        assert found.final(value).kind in ("temporary", "constant")
     for value, array in lasting.items():
         np.testing.assert_array_equal(stored[value], array)
 
@@ -212,8 +212,8 @@ def test_simpler_programs_give_the_same_numbers(drawn: Drawn) -> None:
 @settings(max_examples=60, deadline=None)
 @given(programs(keeps_views=True))
 def test_a_second_time_finds_nothing_more(drawn: Drawn) -> None:
-    found = simplify(drawn.trace, drawn.kept)
-    kept = [found[value] for value in drawn.kept]
+    found = apply(simplify, drawn.trace, drawn.kept)
+    kept = [found.final(value) for value in drawn.kept]
     once = [repr(step) for step in drawn.steps]
-    simplify(drawn.trace, kept)
+    apply(simplify, drawn.trace, kept)
     assert [repr(step) for step in drawn.steps] == once

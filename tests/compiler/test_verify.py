@@ -10,9 +10,9 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import ops
-from mlcompute.compiler.plan import MemoryPlan, Placement, plan_memory
+from mlcompute.compiler.plan_memory import MemoryPlan, Placement, planned
 from mlcompute.compiler.program import Program
-from mlcompute.compiler.verify import is_verifying, verify_plan, verify_program, verify_steps
+from mlcompute.compiler.verify import debugs, verify_plan, verify_program, verify_steps
 from mlcompute.ops.op import FLOAT32, TABLE, Step, Trace, Value
 from tests.compiler.programs import feed
 
@@ -41,7 +41,7 @@ def changed(trace: Trace, index: int, **fields: object) -> list[Step]:
 def test_a_sound_program_passes() -> None:
     trace, v = sound()
     verify_steps(trace.steps, split=True)
-    plan = plan_memory(trace.steps, [v["d"]], rerunnable=True)
+    plan = planned(trace.steps, [v["d"]], rerunnable=True)
     verify_plan(trace.steps, plan, [v["d"]], rerunnable=True)
 
 
@@ -52,7 +52,7 @@ BROKEN_STEPS: list[tuple[str, Callable[[Trace, dict[str, Value]], list[Step]], s
     ("count", lambda t, v: changed(t, 0, results=(v["a"], v["b"])), "1 results expected"),
     ("shape", lambda t, v: changed(t, 0, results=(t.value((4, 5), FLOAT32),)), "the rule says"),
     ("dtype", lambda t, v: changed(t, 3, results=(t.value((4, 4), np.dtype(np.int32)),)), "the rule says"),
-    ("target", lambda t, v: changed(t, 5, inputs=(v["x"], v["d"])), "only lasting memory can be assigned"),
+    ("target", lambda t, v: changed(t, 5, inputs=(v["x"], v["d"])), "only parameters and states can be assigned"),
     ("input", lambda t, v: changed(t, 3, results=(v["x"],)), "is not a temporary"),
     ("phase", lambda t, v: changed(t, 3, phase="backward"), "there is no phase 'backward'"),
     ("phases", lambda t, v: changed(t, 0, phase="update"), "comes too late"),
@@ -107,7 +107,7 @@ BROKEN_PLANS: list[tuple[str, Callable[[MemoryPlan, dict[str, Value]], object], 
 @pytest.mark.parametrize(("name", "breaks", "says"), BROKEN_PLANS, ids=[name for name, _, _ in BROKEN_PLANS])
 def test_broken_plans(name: str, breaks: Callable[..., object], says: str) -> None:
     trace, v = sound()
-    plan = plan_memory(trace.steps, [v["d"]], rerunnable=True)
+    plan = planned(trace.steps, [v["d"]], rerunnable=True)
     breaks(plan, v)
     with pytest.raises(AssertionError, match=says):
         verify_plan(trace.steps, plan, [v["d"]], rerunnable=True)
@@ -118,7 +118,7 @@ def test_in_place_is_for_elementwise_steps_with_matching_elements() -> None:
     x = feed(trace, (4, 4))
     a = ops.exp(x)
     b = a + x
-    plan = plan_memory(trace.steps, [b])
+    plan = planned(trace.steps, [b])
     assert plan.placements[a].offset == plan.placements[b].offset
     verify_plan(trace.steps, plan, [b])
     for steps in (
@@ -141,7 +141,7 @@ def turned_too(trace: Trace, a: Value, b: Value) -> list[Step]:
 def test_programs_have_their_constants_and_what_they_keep() -> None:
     trace, v = sound()
     program = Program("split", 4, trace.steps, kept={v["d"]})
-    program.plan = plan_memory(trace.steps, program.kept, rerunnable=True)
+    program.plan = planned(trace.steps, program.kept, rerunnable=True)
     with pytest.raises(AssertionError, match="has no data"):
         verify_program(program)
     program.constants = dict(trace.constants)
@@ -157,9 +157,9 @@ def test_programs_have_their_constants_and_what_they_keep() -> None:
 
 def test_compiling_verifies_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLC_DEBUG", "")
-    assert not is_verifying()
+    assert not debugs("verify")
     monkeypatch.setenv("MLC_DEBUG", "graph,verify")
-    assert is_verifying()
+    assert debugs("verify")
     asked: list[str] = []
     monkeypatch.setattr("mlcompute.compiler.verify_program", lambda program: asked.append(program.name))
     x = mlc.Tensor(shape=(2, 3))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import mlcompute as mlc
-from mlcompute.compiler.plan import MemoryPlan, plan_memory
+from mlcompute.compiler.plan_memory import MemoryPlan, planned
 from mlcompute.compiler.program import Program
 from mlcompute.devices.cpu.device import Cpu
 from mlcompute.ops.op import Array, Value
@@ -53,7 +53,7 @@ class Guarded:
 
 def guarded_plan(program: Program, engine: Cpu, side: str) -> tuple[MemoryPlan, Guarded]:
     """A plan in which no two values share memory, and the memory for it."""
-    plan = plan_memory(
+    plan = planned(
         program.steps, program.kept, rerunnable=program.name == "split", reuse=False, workspace=engine.workspace
     )
     places = list(plan.placements.items())

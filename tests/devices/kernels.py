@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.compiler.plan import plan_memory
+from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
 from mlcompute.devices.cpu.code import Code
 from mlcompute.devices.cpu.device import Cpu
@@ -46,7 +46,7 @@ class Bench:
         measure = (workspaces or {}).get(name)
         needed = measure(self.step) if measure is not None else 0
         self.workspaces = {self.step: trace.value((needed,), np.dtype(np.uint8))} if needed else {}
-        views_of = plan_memory(trace.steps, self.step.results).views
+        views_of = planned(trace.steps, self.step.results).views
         self.operands = Operands(trace.steps, views_of, self.workspaces, max(THREADS))
         self.entries = makers[name](self.step, self.operands)
         self._memory: dict[Value, Array] = {}
@@ -124,7 +124,7 @@ def run_on_engine(
     inputs = [trace.value(array.shape, array.dtype, "input") for array in arrays]
     results = fn(*inputs)
     engine = _engine(threads)
-    plan = plan_memory(trace.steps, results, workspace=engine.workspace)
+    plan = planned(trace.steps, results, workspace=engine.workspace)
     program = Program("test", 1, trace.steps, plan, dict(trace.constants), kept=set(results))
     executable = engine.build(program, engine.allocate(plan.nbytes))
     runs = []

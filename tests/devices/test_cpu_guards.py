@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlcompute.compiler.plan import plan_memory
+from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.verify import verify_plan
 from mlcompute.devices.cpu.device import Cpu
 from tests.cases.case import Case
@@ -48,7 +48,7 @@ def check_guard_bytes(built: Built | Job, cpu: Cpu) -> None:
         program = graph._program(style, graph._compile_if_needed().batch_size)
         expected = run(graph, program, cpu, None)
         before, watched = program.plan, Watched(cpu.threads)
-        program.plan = plan = plan_memory(
+        program.plan = plan = planned(
             program.steps, program.kept, rerunnable=style == "split", guard=GUARD, workspace=cpu.workspace
         )
         verify_plan(program.steps, plan)

@@ -16,7 +16,7 @@ from mlcompute.ops.op import TABLE, Array
 from tests.devices.test_cpu_math import KERNEL, ROWS, ulps
 
 SIZES = (1, 7, 16, 33, 1000)
-MAPS = sorted(name for name, op in TABLE.items() if op.family == "map")
+MAPS = sorted(name for name, op in TABLE.items() if op.family == "elementwise")
 FLOAT32, FLOAT64, FLOAT16 = (np.dtype(t) for t in (np.float32, np.float64, np.float16))
 BOOL, INT32, UINT8 = (np.dtype(t) for t in (np.bool_, np.int32, np.uint8))
 DTYPES = list(MEMORY_TYPES)

@@ -10,9 +10,9 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import ops
-from mlcompute.compiler.follow import follow
-from mlcompute.compiler.merge import merge
-from mlcompute.compiler.plan import plan_memory
+from mlcompute.compiler.fuse_elementwise import fused
+from mlcompute.compiler.fuse_update_into_matmul import fuse_update_into_matmul
+from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.verify import verify_program
 from mlcompute.devices.cpu import device
@@ -20,6 +20,7 @@ from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.cpu.kernels import contractions, outer
 from mlcompute.ops.op import FLOAT32, Array, Trace, Value, run_meaning
 from mlcompute.ops.views import transpose
+from tests.compiler.programs import apply
 from tests.devices.kernels import Bench
 from tests.harness import assert_close
 
@@ -90,11 +91,13 @@ class Updated:
         new = self.weight - m * self.rate
         ops.assign(self.state, m)
         ops.assign(self.weight, new)
-        steps = merge(trace.steps, [])
-        self.steps = follow(steps, [], lambda *_: True) if joined else steps
+        trace.steps = fused(trace.steps, [])
+        if joined:
+            apply(fuse_update_into_matmul, trace)
+        self.steps = trace.steps
 
     def run(self, engine: Cpu, data: Sequence[Array]) -> list[Array]:
-        plan = plan_memory(self.steps, [], workspace=engine.workspace)
+        plan = planned(self.steps, [], workspace=engine.workspace)
         program = Program("test", 1, self.steps, plan, dict(self.trace.constants))
         verify_program(program)
         executable = engine.build(program, engine.allocate(plan.nbytes))
@@ -116,7 +119,7 @@ def test_an_update_that_follows(depth: int, rows: int, columns: int, monkeypatch
     data = [*arrays(depth, rows, columns), np.array(0.1, "f"), weight, state]
     expected = Updated(depth, rows, columns, joined=False).run(Cpu(1), data)
     updated = Updated(depth, rows, columns, joined=True)
-    assert [step.op.name for step in updated.steps] == ["transpose", "updated_product"]
+    assert [step.op.name for step in updated.steps] == ["transpose", "matmul_update"]
     for threads in (1, 2, 5):
         for found, same in zip(updated.run(Cpu(threads), data), expected, strict=True):
             assert found.tobytes() == same.tobytes()
@@ -131,7 +134,7 @@ def test_an_update_that_follows(depth: int, rows: int, columns: int, monkeypatch
 def test_no_memory_for_the_gradient() -> None:
     updated, apart = (Updated(32, 128, 784, joined) for joined in (True, False))
     engine = Cpu(2)
-    sizes = [plan_memory(each.steps, [], workspace=engine.workspace).nbytes for each in (updated, apart)]
+    sizes = [planned(each.steps, [], workspace=engine.workspace).nbytes for each in (updated, apart)]
     assert sizes[1] == 128 * 784 * 4
     assert sizes[0] == outer.updated_room(updated.steps[-1])
 
@@ -155,7 +158,7 @@ def names(training: mlc.TrainingGraph) -> list[str]:
 
 def test_what_a_program_shows() -> None:
     training = described()
-    assert names(training).count("updated_product") == 1  # the last layer has too few rows
+    assert names(training).count("matmul_update") == 1  # the last layer has too few rows
     (program,) = training.programs.values()
     assert "outer product and loop of" in str(program)
     assert "rows at a time" in str(program)
@@ -163,4 +166,4 @@ def test_what_a_program_shows() -> None:
 
 def test_a_gradient_others_need_is_made_whole() -> None:
     clips = {"applies_gradient_clipping": True, "gradient_clipping_type": mlc.GradientClippingType.BY_GLOBAL_NORM}
-    assert "updated_product" not in names(described(**clips, maximum_clipping_norm=1.0))
+    assert "matmul_update" not in names(described(**clips, maximum_clipping_norm=1.0))

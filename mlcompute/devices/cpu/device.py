@@ -20,11 +20,11 @@ from mlcompute.devices.cpu.kernels.table import KERNELS, WORKSPACES
 from mlcompute.devices.cpu.machine import default_thread_count
 from mlcompute.devices.cpu.operands import Operand, Operands, address_of
 from mlcompute.devices.cpu.threads import BARRIER_WORDS, ENTRY_WORDS, FAILED, Team
-from mlcompute.devices.device import Engine, Executable, Profile
+from mlcompute.devices.device import Engine, Executable, Profile, Traits
 from mlcompute.enums import DeviceType
 from mlcompute.errors import ExecutionError
 from mlcompute.interrupts import held
-from mlcompute.ops.op import Array, Op, Step, Value, overwritten_by, run_meaning
+from mlcompute.ops.op import Array, Step, Value, overwritten_by, run_meaning
 
 #: Work below this many estimated nanoseconds is not worth waking a second thread for.
 WORTH_SHARING = 30_000.0
@@ -50,8 +50,7 @@ class Cpu(Engine):
 
     name = "cpu"
     device_type = DeviceType.CPU
-    merges = True
-    prefers_channels_last = True
+    traits = Traits(fuses_elementwise=True, channels_last=True)
 
     def __init__(self, threads: int | None = None) -> None:
         #: Threads that work together on one program.
@@ -86,11 +85,8 @@ class Cpu(Engine):
             "threads": str(self.threads),
         }
 
-    def supports(self, op: Op) -> bool:
-        return True
-
-    def follows(self, rows: int, columns: int, depth: int) -> bool:
-        return outer.follows(rows, columns, depth)
+    def supports(self, step: Step) -> bool:
+        return step.op.name != "matmul_update" or outer.can_update(step)
 
     def workspace(self, step: Step) -> int:
         measure = WORKSPACES.get(step.op.name)

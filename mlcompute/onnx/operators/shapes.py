@@ -15,7 +15,7 @@ from mlcompute.errors import ShapeError
 from mlcompute.onnx.budget import affordable
 from mlcompute.onnx.rows import Call, front, operator
 from mlcompute.onnx.types import numpy_type
-from mlcompute.ops.maps import broadcast_shape
+from mlcompute.ops.elementwise import broadcast_shape
 from mlcompute.ops.op import Array, Shape, Value
 
 # What is known about a value ----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mlcompute.compiler.merge import Merged
+from mlcompute.compiler.fuse_elementwise import FusedElementwise
 from mlcompute.devices.cpu.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.entry import Argument, Entry, Maker
 from mlcompute.devices.cpu.kernels.maps import emit_map, load_element, store_element, supports_map
@@ -17,7 +17,7 @@ CHUNK = 1024
 
 def map_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """One map or a merged group of them."""
-    steps = inner_steps(step) if isinstance(step.op, Merged) else (step,)
+    steps = inner_steps(step) if isinstance(step.op, FusedElementwise) else (step,)
     entry = map_loop(step, steps, operands)
     return None if entry is None else [entry]
 
@@ -280,8 +280,8 @@ class _LoopWriter:
 
 
 KERNELS: dict[str, Maker] = {
-    "merged": map_entry,
+    "fused_elementwise": map_entry,
     "assign": assign_entry,
     "reshape": copy_entry,
-    **{name: map_entry for name, op in TABLE.items() if op.family == "map"},
+    **{name: map_entry for name, op in TABLE.items() if op.family == "elementwise"},
 }

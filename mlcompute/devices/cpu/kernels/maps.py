@@ -1,4 +1,4 @@
-"""Maps on registers: one op of `mlcompute.ops.maps` on `lanes` elements, with NumPy's answers.
+"""Maps on registers: one op of `mlcompute.ops.elementwise` on `lanes` elements, with NumPy's answers.
 
 Booleans are bits (i1) in registers and bytes in memory. float16 computes in float32 and rounds after every op, as NumPy
 does. What is not served here (`supports_map`) is left to whoever asks: integer division and powers, and the

@@ -156,8 +156,10 @@ def tile_rows(columns: int) -> int:
     return max(LEAST_ROWS, _TILE_BYTES // (4 * columns) // 8 * 8)
 
 
-def follows(rows: int, columns: int, depth: int) -> bool:
-    """Is an update to follow such a product tile by tile? Not where the tiles take as much as the whole."""
+def can_update(step: Step) -> bool:
+    """Is a weight to be updated tile by tile as its gradient is made? Not where the tiles take as much as all of it."""
+    multiply = step.attributes["steps"][0]
+    (rows, columns), depth = multiply.results[0].shape, multiply.inputs[0].shape[1]
     return suits(rows, columns, depth) and 2 * _tiles_bytes(columns) <= 4 * rows * columns
 
 
@@ -182,7 +184,7 @@ def updated_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     update = map_loop(step, rest, operands, {g: whole})
     if update is None:
         return None
-    code = Code("updated_product")
+    code = Code("matmul_update")
     words = Words(code)
     function, follow, scratch = words.pointer(outer_product()), words.pointer(update.code), words.pointer(room)
     rows, columns, depth, a_row, b_row = words.numbers([m, n, k, a.strides[1], b.strides[0]])
@@ -240,5 +242,5 @@ def _call_update(
     code.do(f"call void {function}(i64 0, i64 1, ptr {room})")
 
 
-KERNELS: dict[str, Maker] = {"updated_product": updated_entries}
-WORKSPACES: dict[str, Callable[[Step], int]] = {"updated_product": updated_room}
+KERNELS: dict[str, Maker] = {"matmul_update": updated_entries}
+WORKSPACES: dict[str, Callable[[Step], int]] = {"matmul_update": updated_room}

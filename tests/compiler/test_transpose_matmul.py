@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlcompute import ops
-from mlcompute.compiler.orient import orient
 from mlcompute.compiler.simplify import drop_unused
+from mlcompute.compiler.transpose_matmul import transpose_matmul
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.ops.op import Trace
-from tests.compiler.programs import Drawn, feed
+from tests.compiler.programs import Drawn, apply, feed
 
 
 def names(trace: Trace) -> list[str]:
@@ -22,7 +22,7 @@ def test_a_product_used_only_transposed_is_turned() -> None:
     trace = Trace()
     a, b = feed(trace, (2, 3)), feed(trace, (3, 4))
     y = ops.transpose(ops.matmul(a, b))
-    orient(trace, [y])
+    apply(transpose_matmul, trace, [y])
     verify_steps(trace.steps)
     assert names(trace) == ["transpose", "transpose", "matmul"]
     assert trace.steps[-1].results == (y,)
@@ -32,7 +32,7 @@ def test_factors_that_are_transposed_already_are_turned_back() -> None:
     trace = Trace()
     a, b = feed(trace, (3, 2)), feed(trace, (4, 3))
     y = ops.transpose(ops.matmul(ops.transpose(a), ops.transpose(b)))
-    orient(trace, [y])
+    apply(transpose_matmul, trace, [y])
     trace.steps = drop_unused(trace.steps, [y])
     assert names(trace) == ["matmul"]
     assert trace.steps[0].inputs == (b, a)
@@ -42,7 +42,7 @@ def test_a_product_somebody_reads_stays() -> None:
     trace = Trace()
     product = ops.matmul(feed(trace, (2, 3)), feed(trace, (3, 4)))
     y = ops.transpose(product)
-    orient(trace, [product, y])
+    apply(transpose_matmul, trace, [product, y])
     assert names(trace) == ["matmul", "transpose"]
 
 
@@ -63,7 +63,7 @@ def test_turned_products_give_the_same_numbers(recipe: list[tuple[bool, int, int
     values = [step.results[0] for step in trace.steps]
     drawn = Drawn(trace, [values[index % len(values)] for index in kept], feeds)
     expected, _ = drawn.run()
-    orient(trace, drawn.kept)
+    apply(transpose_matmul, trace, drawn.kept)
     verify_steps(trace.steps)
     actual, _ = drawn.run()
     for value in drawn.kept:

@@ -1,6 +1,6 @@
-"""alike: parameters of one shape are updated by the same maps. In large graphs these are described once.
+"""share_updates: parameters of one shape are updated by the same ops. In large graphs these are described once.
 
-    w, g, m, v   ->   one merged step per parameter with the maps of a pattern; `inner_steps` fills in the values
+    w, g, m, v   ->   one fused step per parameter with the ops of a pattern; `inner_steps` fills in the values
 
 Nearly all steps of a large training program would update parameters; passes now see one step for each of them.
 """
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mlcompute.compiler.merge import MERGED_ASSIGN, merge
-from mlcompute.compiler.schedule import store_early
-from mlcompute.compiler.simplify import simplify
+from mlcompute.compiler.fuse_elementwise import FUSED_ASSIGN, fused
+from mlcompute.compiler.schedule_updates import store_early
+from mlcompute.compiler.simplify import simplified
 from mlcompute.compiler.update import Updated, update
 from mlcompute.enums import GradientClippingType
-from mlcompute.ops.op import Op, Step, Trace, Value, inner_steps, overwritten_by
+from mlcompute.ops.op import Step, Trace, Value, overwritten_by
 from mlcompute.optimizers.optimizer import Optimizer
 
 #: Fewer parameters of one kind than this are not worth a pattern.
@@ -24,7 +24,7 @@ MANY = 16
 
 @dataclass(frozen=True)
 class _Pattern:
-    """One merged step on values of a trace of its own.
+    """One fused step on values of a trace of its own.
 
     own      the parameter, its gradient and state there
     outside  what else the step reads, in the program's own values: rates and other numbers
@@ -38,15 +38,15 @@ class _Pattern:
         """The step on a parameter's values; its attributes stay those of the pattern."""
         actual = dict(zip(self.own, own, strict=True))
         inputs = tuple([actual[value] if value in actual else self.outside[value] for value in self.step.inputs])
-        return Step(MERGED_ASSIGN, inputs, (), self.step.attributes, layer, "update")
+        return Step(FUSED_ASSIGN, inputs, (), self.step.attributes, layer, "update")
 
 
-def update_alike(
+def share_updates(
     trace: Trace,
     optimizer: Optimizer,
     parameters: Sequence[Updated],
     scalars: Mapping[str, Value],
-    supports: Callable[[Op], bool],
+    supports: Callable[[Step], bool],
 ) -> list[Updated]:
     """Append the updates of parameters of which there are many alike; gives those that are left to be described."""
     kinds: dict[object, list[Updated]] = {}
@@ -70,9 +70,9 @@ def _pattern(
     optimizer: Optimizer,
     parameter: Updated,
     scalars: Mapping[str, Value],
-    supports: Callable[[Op], bool],
+    supports: Callable[[Step], bool],
 ) -> _Pattern | None:
-    """What updating such a parameter comes to, if it is a single merged step."""
+    """What updating such a parameter comes to, if it is a single fused step."""
     if optimizer.gradient_clipping_type == GradientClippingType.BY_GLOBAL_NORM:
         return None
     inner = Trace(phase="update")
@@ -80,33 +80,13 @@ def _pattern(
     own = [inner.value(value.shape, value.dtype, value.kind, value.label) for value in (w, g, *state)]
     rates = {name: inner.value(value.shape, value.dtype, value.kind, name) for name, value in scalars.items()}
     store_early(inner, update(inner, optimizer, [(own[0], own[1], own[2:])], rates), 0)
-    simplify(inner, ())
-    steps = merge(inner.steps, ())
+    steps = fused(simplified(inner.steps, inner, ())[0], ())
     outside = {rates[name]: scalars[name] for name in scalars}
     outside |= {value: trace.constant(array) for value, array in inner.constants.items()}
-    if len(steps) != 1 or steps[0].op is not MERGED_ASSIGN or steps[0].results:
+    if len(steps) != 1 or steps[0].op is not FUSED_ASSIGN or steps[0].results:
         return None
-    if not all(supports(step.op) for step in steps[0].attributes["steps"]):
+    if not all(supports(step) for step in steps[0].attributes["steps"]):
         return None
     step = steps[0]
     step.attributes["targets"] = tuple([step.inputs.index(target) for target in overwritten_by(step)])
     return _Pattern(step, tuple(own), outside)
-
-
-def settle(trace: Trace) -> None:
-    """Rewrite `trace.steps` in place: steps that cannot be merged into one stand by themselves again.
-
-    Element by element, a parameter is overwritten while its gradient is read. Where that is a view of the parameter,
-    the maps become steps of their own, and whoever merges them sees to it.
-    """
-    roots: dict[Value, Value] = {}  # view -> the value whose memory it shows
-    broken: dict[Step, tuple[Step, ...]] = {}
-    for step in trace.steps:
-        if step.op.is_view:
-            roots[step.results[0]] = roots.get(step.inputs[0], step.inputs[0])
-        elif step.op is MERGED_ASSIGN:
-            shown = [roots[value] for value in step.inputs if value in roots]
-            if shown and not set(shown).isdisjoint(overwritten_by(step)):
-                broken[step] = inner_steps(step)
-    if broken:
-        trace.steps = [one for step in trace.steps for one in broken.get(step, (step,))]

@@ -67,7 +67,7 @@ def _define(
 
     members = {
         "name": name,
-        "family": "map",
+        "family": "elementwise",
         "result": staticmethod(result),
         "meaning": staticmethod(meaning),
         "derivative": staticmethod(with_sums) if derivative else None,

@@ -1,4 +1,4 @@
-"""remember: a maximum keeps where it found the largest elements, a byte each, instead of all it looked at.
+"""pool_indices: max pooling keeps where the largest elements are, a byte each, instead of its whole source.
 
     y = max_pool(x)    dx = max_pool_gradient(dy, x)            x must stay for the gradient pass
     y, p = max_pool_places(x)    dx = max_pool_spread(dy, p)    x may go
@@ -11,42 +11,37 @@ gradient, and those are y, which the next layer keeps anyway. So the ReLU is ask
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from mlcompute.compiler.context import Context
 from mlcompute.ops.images import first_shape
-from mlcompute.ops.op import TABLE, Step, Trace, Value
+from mlcompute.ops.op import TABLE, Step, Value
 from mlcompute.ops.pooling import MOST_PLACES, PLACES
 
 
-def remember(trace: Trace, keep: Iterable[Value]) -> None:
-    """Rewrite `trace.steps` in place, wherever the gradient pass then has no reader of a pooling's source left."""
-    pools = [step for step in trace.steps if step.op.name == "max_pool" and step.phase == "forward"]
+def pool_indices(steps: list[Step], context: Context) -> list[Step]:
+    """Indices instead of the source, wherever the gradient pass then has no reader of a pooling's source left."""
+    pools = [step for step in steps if step.op.name == "max_pool" and step.phase == "forward"]
     if not pools:
-        return
-    run = _Remember(trace, frozenset(keep))
+        return steps
+    run = _PoolIndices(steps, context)
     for pool in pools:
         run.consider(pool)
-    if run.replaced:
-        trace.steps = [new for step in trace.steps for new in run.replaced.get(step, [step])]
+    if not run.replaced:
+        return steps
+    return [new for step in steps for new in run.replaced.get(step, [step])]
 
 
-class _Remember:
-    def __init__(self, trace: Trace, keep: frozenset[Value]) -> None:
-        self.trace, self.keep = trace, keep
-        self.readers: dict[Value, list[Step]] = {}
-        self.shown: set[Value] = set()  # values somebody looks at through a view
-        for step in trace.steps:
-            for value in dict.fromkeys(step.inputs):
-                self.readers.setdefault(value, []).append(step)
-            if step.op.is_view:
-                self.shown.add(step.inputs[0])
+class _PoolIndices:
+    def __init__(self, steps: list[Step], context: Context) -> None:
+        self.trace, self.keep = context.trace, context.kept
+        self.readers = context.index(steps).readers
+        self.viewed = set(context.index(steps).aliases.values())
         self.replaced: dict[Step, list[Step]] = {}
 
     def consider(self, pool: Step) -> None:
         """Rewrite one pooling and its gradient."""
         (x,), (y,) = pool.inputs, pool.results
         kernel = pool.attributes["kernel"]
-        if x.kind != "temporary" or x in self.keep or x in self.shown or kernel[0] * kernel[1] > MOST_PLACES:
+        if x.kind != "temporary" or x in self.keep or x in self.viewed or kernel[0] * kernel[1] > MOST_PLACES:
             return
         later = [step for step in self.readers[x] if step.phase != "forward"]
         gradients = [step for step in later if step.op.name == "max_pool_gradient" and step.inputs[1] is x]

@@ -1,12 +1,12 @@
-"""layout: images lie channels-last between convolutions and poolings, with visible transposes at the borders."""
+"""channels_last: images lie channels-last between convolutions and poolings, with visible transposes at the borders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
+from mlcompute.compiler.context import Context
 from mlcompute.ops.images import TO_FIRST, TO_LAST, last_shape
-from mlcompute.ops.op import TABLE, Step, Trace, Value
+from mlcompute.ops.op import TABLE, Step, Value
 
 #: Ops that run channels-last, with the inputs that are images.
 _IMAGE_OPS = {
@@ -23,18 +23,19 @@ _REDUCTIONS = ("sum", "max", "min", "any", "all", "normalize", "normalize_gradie
 _NEW_AXIS = {axis: TO_LAST.index(axis) for axis in range(4)}
 
 
-def channels_last(trace: Trace, keep: Iterable[Value]) -> None:
-    """Rewrite `trace.steps` in place. Values keep their names; images inside a region get channels-last twins."""
-    if any(step.op.name in _IMAGE_OPS for step in trace.steps):
-        run = _Layout(trace, frozenset(keep))
-        for step in trace.steps:
-            run.add(step)
-        trace.steps = run.steps
+def channels_last(steps: list[Step], context: Context) -> list[Step]:
+    """Values keep their names; images inside a region get channels-last twins."""
+    if not any(step.op.name in _IMAGE_OPS for step in steps):
+        return steps
+    run = _Layout(context)
+    for step in steps:
+        run.add(step)
+    return run.steps
 
 
 class _Layout:
-    def __init__(self, trace: Trace, keep: frozenset[Value]) -> None:
-        self.trace, self.keep = trace, keep
+    def __init__(self, context: Context) -> None:
+        self.trace, self.keep = context.trace, context.kept
         self.steps: list[Step] = []
         self.twins: dict[Value, Value] = {}  # channels-first value -> the same channels-last
         self.missing: dict[Value, Step] = {}  # channels-first values that exist only as twins -> step to make them
@@ -45,7 +46,7 @@ class _Layout:
             images = _IMAGE_OPS[name]
             inputs = tuple(self.last(v, step) if i in images else self.first(v) for i, v in enumerate(step.inputs))
             self._emit(step, inputs, {**step.attributes, "channels_last": True}, name != "convolution_weight_gradient")
-        elif self._follows(step):
+        elif self._is_inside(step):
             inputs = tuple(self._matching(value, step) for value in step.inputs)
             self._emit(step, inputs, _renumbered(step), True)
         else:
@@ -53,14 +54,14 @@ class _Layout:
                 self.first(value)
             self.steps.append(step)
 
-    def _follows(self, step: Step) -> bool:
-        """Does a step stay inside a region: a map, reduction or copy of an image that has a twin?"""
+    def _is_inside(self, step: Step) -> bool:
+        """Is a step inside a region: an elementwise op, reduction or copy of an image that has a twin?"""
         if not step.results or any(len(value.shape) != 4 for value in step.results):
             return False
-        if step.phase == "update":  # parameters and their state lie as the caller spells them
+        if step.phase == "update":  # parameters and their state keep the layout of their tensors
             return False
         large = [value for value in step.inputs if value.shape == step.results[0].shape]
-        if step.op.family == "map":
+        if step.op.family == "elementwise":
             return any(value in self.twins for value in large) and all(len(v.shape) in (0, 4) for v in step.inputs)
         if step.op.name in _REDUCTIONS:
             return step.inputs[0] in self.twins
@@ -88,7 +89,7 @@ class _Layout:
         return value
 
     def last(self, value: Value, step: Step) -> Value:
-        """The channels-last twin, made if need be: dense, since a kernel will walk it many times."""
+        """The channels-last twin, made if need be: dense, since a kernel will read it many times."""
         if value not in self.twins:
             twin = self.trace.value(last_shape(value.shape), value.dtype)
             moved = _moved(value, twin, TO_LAST, step)
@@ -101,7 +102,7 @@ class _Layout:
         return self.twins[value]
 
     def _matching(self, value: Value, step: Step) -> Value:
-        """An operand as a map or reduction inside the region needs it; scalars stay."""
+        """An operand as an elementwise op or reduction inside the region needs it; scalars stay."""
         if not value.shape:
             return value
         if value not in self.twins:
@@ -112,7 +113,7 @@ class _Layout:
 
 
 def _moved(source: Value, target: Value, axes: tuple[int, ...], step: Step) -> Step:
-    """Axes reordered; where at most one of the moved extents is not 1, that is only another spelling of the shape."""
+    """Axes reordered; where at most one of the moved extents is not 1, that is only another shape."""
     _, channels, height, width = source.shape if axes == TO_LAST else target.shape
     if height * width == 1 or channels == 1:
         return Step(TABLE["reshape"], (source,), (target,), {"shape": target.shape}, step.layer, step.phase)

@@ -1,14 +1,15 @@
-"""schedule: what changes memory runs as soon as it may, so that what it consumed is free early."""
+"""schedule_updates: what changes memory runs as soon as it may, so that what it consumed is free early."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from mlcompute.compiler.context import Context
 from mlcompute.ops.op import TABLE, Step, Trace, Value, overwritten_by
 
 
 def store_early(trace: Trace, pairs: Sequence[tuple[Value, Value]], start: int) -> None:
-    """Assign new values to lasting memory, each as soon as it is there and nobody reads the old one any more.
+    """Assign new values to parameters and states, each as soon as it is there and nobody reads the old one any more.
 
     pairs  (target, new value)
     start  assigns stay behind that many steps of the trace: the phases before the update
@@ -45,8 +46,9 @@ def store_early(trace: Trace, pairs: Sequence[tuple[Value, Value]], start: int) 
     steps[start:] = stored
 
 
-def update_early(steps: list[Step]) -> list[Step]:
-    """Fused execution: every step of the update phase moves to where its gradient is complete."""
+def schedule_updates(steps: list[Step], context: Context) -> list[Step]:
+    """Every step of the update phase moves to where its gradient is complete."""
+    context.phases_in_order = False
     return move_early(steps, lambda step: step.phase == "update")
 
 

@@ -1,4 +1,4 @@
-"""pack: blocks of memory with a first and a last moment become offsets, in as small an arena as two ways find."""
+"""assign_offsets: blocks of memory with a first and a last step become offsets in a small arena."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Block:
         self.offset = 0
 
 
-def pack(blocks: list[Block], reuse: bool = True) -> None:
+def assign_offsets(blocks: list[Block], reuse: bool = True) -> None:
     """Set the offsets of all blocks, which come in the order of their first steps."""
     if not reuse:
         end = 0

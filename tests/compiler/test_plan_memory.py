@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlcompute import ops
-from mlcompute.compiler.fuse import fuse
-from mlcompute.compiler.pack import ALIGNMENT
-from mlcompute.compiler.plan import MemoryPlan, plan_like, plan_memory
+from mlcompute.compiler.assign_offsets import ALIGNMENT
+from mlcompute.compiler.fuse_elementwise import fused
+from mlcompute.compiler.plan_memory import MemoryPlan, plan_like, planned
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.verify import verify_plan, verify_program
 from mlcompute.devices.reference import Reference
-from mlcompute.ops.op import FLOAT32, Array, Step, Trace, Value, emit, run_meaning
+from mlcompute.ops.op import FLOAT32, Array, Shape, Step, Trace, Value, emit, inner_steps, run_meaning
 from tests.compiler.programs import Drawn, feed, programs
 
 
@@ -28,7 +29,7 @@ def same(actual: Array, expected: Array) -> None:
 
 def program_of(drawn: Drawn, name: str = "fused", steps: list[Step] | None = None) -> Program:
     steps = drawn.steps if steps is None else steps
-    plan = plan_memory(steps, drawn.kept, rerunnable=name == "split")
+    plan = planned(steps, drawn.kept, rerunnable=name == "split")
     return Program(name, 1, steps, plan, dict(drawn.trace.constants), kept=set(drawn.kept))
 
 
@@ -46,7 +47,7 @@ def test_a_chain_of_maps_runs_in_one_place() -> None:
     a = x + 1.0
     b = ops.relu(a)
     c = -b
-    plan = plan_memory(trace.steps, [c])
+    plan = planned(trace.steps, [c])
     assert {plan.placements[value].offset for value in (a, b, c)} == {0}
     assert plan.nbytes == c.nbytes
 
@@ -56,7 +57,7 @@ def test_a_value_that_is_read_later_is_not_overwritten() -> None:
     a = feed(trace, (4, 8)) + 1.0
     b = ops.relu(a)
     c = a * b
-    plan = plan_memory(trace.steps, [c])
+    plan = planned(trace.steps, [c])
     assert span(plan, a)[0] != span(plan, b)[0]
     assert span(plan, c)[0] in (span(plan, a)[0], span(plan, b)[0])
 
@@ -65,7 +66,7 @@ def test_only_elementwise_ops_work_in_place() -> None:
     trace = Trace()
     a = feed(trace, (4, 4)) + 1.0
     b = ops.matmul(a, a)
-    plan = plan_memory(trace.steps, [b])
+    plan = planned(trace.steps, [b])
     assert span(plan, a) != span(plan, b)
 
 
@@ -73,7 +74,7 @@ def test_nothing_is_taken_over_that_is_also_seen_through_a_view() -> None:
     trace = Trace()
     a = feed(trace, (4, 4)) + 1.0
     b = a + ops.transpose(a)
-    plan = plan_memory(trace.steps, [b])
+    plan = planned(trace.steps, [b])
     assert span(plan, a) != span(plan, b)
     verify_plan(trace.steps, plan, [b])
 
@@ -82,7 +83,7 @@ def test_a_value_of_another_width_is_not_taken_over() -> None:
     trace = Trace()
     a = feed(trace, (4, 16)) + 1.0
     b = a > 0.0
-    plan = plan_memory(trace.steps, [b])
+    plan = planned(trace.steps, [b])
     assert span(plan, a)[0] != span(plan, b)[0]
 
 
@@ -93,7 +94,7 @@ def test_views_need_no_memory_and_prolong_what_they_show() -> None:
     leading = ops.slice_axis(view, 0, 0, 8)
     b = feed(trace, (4, 16)) * 2.0
     c = leading + 1.0
-    plan = plan_memory(trace.steps, [c])
+    plan = planned(trace.steps, [c])
     assert view not in plan.placements
     assert leading not in plan.placements
     assert plan.base(leading) is a
@@ -112,7 +113,7 @@ def test_a_reshape_of_scattered_memory_is_a_copy(scatter: str) -> None:
         "broadcast": lambda: ops.broadcast(a, (2, 4, 6)),
     }[scatter]()
     flat = ops.reshape(scattered, (scattered.size,))
-    plan = plan_memory(trace.steps, [flat])
+    plan = planned(trace.steps, [flat])
     assert scattered in plan.views
     assert flat in plan.placements
 
@@ -120,7 +121,7 @@ def test_a_reshape_of_scattered_memory_is_a_copy(scatter: str) -> None:
 def test_views_of_fed_and_lasting_memory_are_in_no_arena() -> None:
     trace = Trace()
     view = ops.transpose(feed(trace, (4, 6), "parameter"))
-    plan = plan_memory(trace.steps, [view])
+    plan = planned(trace.steps, [view])
     assert plan.nbytes == 0
     assert not plan.placements
 
@@ -131,7 +132,7 @@ def test_memory_is_given_back_merged_and_used_again() -> None:
     small = [ops.sum_(ops.broadcast(x * float(i), (4, 64)), (0,)) for i in range(4)]
     total = small[0] + small[1] + small[2] + small[3]
     wide = ops.concatenate([total, total, total], 0)
-    plan = plan_memory(trace.steps, [wide])
+    plan = planned(trace.steps, [wide])
     verify_plan(trace.steps, plan, [wide])
     assert span(plan, wide)[0] < max(span(plan, value)[1] for value in small), "the gap the small ones left is used"
 
@@ -140,23 +141,23 @@ def test_unused_results_hold_memory_for_one_step_only() -> None:
     trace = Trace()
     y, mean, variance = ops.normalize(feed(trace, (8, 64)), (1,), 1e-5)
     z = ops.sum_(y, (0,))
-    plan = plan_memory(trace.steps, [z])
+    plan = planned(trace.steps, [z])
     assert plan.placements[mean].last == plan.placements[variance].last == 0
     assert span(plan, z)[0] >= span(plan, y)[1] or span(plan, z)[1] <= span(plan, y)[0]
 
 
 def test_empty_values_and_empty_programs() -> None:
-    assert plan_memory([]).nbytes == 0
+    assert planned([]).nbytes == 0
     trace = Trace()
     empty = ops.slice_axis(feed(trace, (4, 2)), 0, 0, 0) + 1.0
-    plan = plan_memory(trace.steps, [empty])
+    plan = planned(trace.steps, [empty])
     assert plan.placements[empty].nbytes == plan.nbytes == 0
 
 
 def test_a_plan_prints_one_line_per_value() -> None:
     trace = Trace()
     ops.relu(feed(trace, (4, 8)) + 1.0)
-    plan = plan_memory(trace.steps)
+    plan = planned(trace.steps)
     assert str(plan).splitlines() == [
         "arena of 128 bytes, 2 values",
         "  @0                 128 bytes   steps 0-1   %2:float32[4,8]",
@@ -164,42 +165,42 @@ def test_a_plan_prints_one_line_per_value() -> None:
     ]
 
 
-# Groups ---------------------------------------------------------------------------------------------------------------
+# Fused steps ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_group_gives_nothing_back_before_its_end() -> None:
-    """Run as one loop, a later step writes its first element before an earlier one reads its second."""
+def test_a_fused_step_gives_nothing_back_before_its_end() -> None:
+    """Run as one loop, a later op writes its first element before an earlier one reads its second."""
     trace = Trace()
     row = ops.sum_(feed(trace, (16, 16)), (0,))
     x = feed(trace, (16, 16))
     a = x + row  # reads the row again for every element of a column ...
     b = x * 2.0  # ... while this one might already be writing into it
     c = a + b
-    steps = fuse(trace.steps)
-    assert len({step.group for step in steps[1:]}) == 1
-    plan = plan_memory(steps, [c])
+    steps = fused(trace.steps, [a, b, c])
+    assert len(steps) == 2
+    plan = planned(steps, [a, b, c])
     assert span(plan, row)[1] <= min(span(plan, value)[0] for value in (a, b, c))
-    verify_plan(steps, plan, [c])
+    verify_plan(steps, plan, [a, b, c])
 
 
-def test_a_group_takes_nothing_over_that_it_reads_through_a_view() -> None:
+def test_a_fused_step_takes_nothing_over_that_it_reads_through_a_view() -> None:
     trace = Trace()
     a = ops.matmul(feed(trace, (4, 4)), feed(trace, (4, 4)))
-    turned = ops.transpose(a)
-    b = feed(trace, (4, 4)) + turned
+    transposed = ops.transpose(a)
+    b = feed(trace, (4, 4)) + transposed
     c = a * 2.0
     d = b + c
-    steps = fuse(trace.steps)
-    plan = plan_memory(steps, [d])
-    assert span(plan, c)[0] != span(plan, a)[0]
+    steps = fused(trace.steps, [d])
+    plan = planned(steps, [d])
+    assert span(plan, d)[0] != span(plan, a)[0]
     verify_plan(steps, plan, [d])
 
 
 @settings(max_examples=60, deadline=None)
 @given(programs(most=20, views=True))
-def test_groups_may_run_as_one_loop(drawn: Drawn) -> None:
-    steps = fuse(drawn.steps)
-    plan = plan_memory(steps, drawn.kept)
+def test_fused_steps_may_run_as_one_loop(drawn: Drawn) -> None:
+    steps = fused(drawn.steps, drawn.kept)
+    plan = planned(steps, drawn.kept)
     expected, _ = drawn.run()
     memory = run_in_loops(drawn, steps, plan)
     for value in drawn.kept:
@@ -207,24 +208,38 @@ def test_groups_may_run_as_one_loop(drawn: Drawn) -> None:
 
 
 def run_in_loops(drawn: Drawn, steps: list[Step], plan: MemoryPlan) -> dict[Value, Array]:
-    """An engine that runs a group element by element, in the planned memory."""
+    """An engine that runs a fused step element by element, in the planned memory."""
     arena = np.full(plan.nbytes, 0xA5, np.uint8)
     memory = {**drawn.trace.constants, **{value: array.copy() for value, array in drawn.feeds.items()}}
     for value, place in plan.placements.items():
         memory[value] = arena[place.offset : place.offset + place.nbytes].view(value.dtype).reshape(value.shape)
     with np.errstate(all="ignore"):
-        for number, run in itertools.groupby(steps, key=lambda step: step.group):
-            group = list(run)
-            if number < 0:
-                run_steps(group, memory, plan)
+        for step in steps:
+            if "steps" not in step.attributes:
+                run_steps([step], memory, plan)
                 continue
-            shape = group[0].results[0].shape
+            inner = inner_steps(step)
+            shape = inner[0].results[0].shape
             for element in np.ndindex(shape):
-                for step in group:
-                    scalars = [np.broadcast_to(memory[value], shape)[element] for value in step.inputs]
-                    (number,) = run_meaning(step, [np.asarray(scalar) for scalar in scalars])
-                    memory[step.results[0]][element] = number
+                run_element(inner, memory, shape, element)
     return memory
+
+
+def run_element(steps: Sequence[Step], memory: dict[Value, Array], shape: Shape, element: tuple[int, ...]) -> None:
+    """All steps on one element; what none of them stores is gone afterwards."""
+    registers: dict[Value, Array] = {}
+    for step in steps:
+        scalars = [
+            registers[value] if value in registers else np.broadcast_to(memory[value], shape)[element]
+            for value in step.inputs
+        ]
+        if not step.results:  # an assign
+            memory[step.inputs[0]][element] = scalars[1]
+            continue
+        (registers[step.results[0]],) = run_meaning(step, [np.asarray(scalar) for scalar in scalars])
+    for value, scalar in registers.items():
+        if value in memory:
+            memory[value][element] = scalar
 
 
 def run_steps(steps: list[Step], memory: dict[Value, Array], plan: MemoryPlan) -> None:
@@ -241,12 +256,12 @@ def run_steps(steps: list[Step], memory: dict[Value, Array], plan: MemoryPlan) -
 
 @settings(max_examples=150, deadline=None)
 @given(programs(phases=("forward", "gradient", "update")), st.booleans(), st.booleans())
-def test_every_plan_is_sound(drawn: Drawn, rerunnable: bool, fused: bool) -> None:
-    steps = fuse(drawn.steps) if fused else drawn.steps
-    plan = plan_memory(steps, drawn.kept, rerunnable=rerunnable)
+def test_every_plan_is_sound(drawn: Drawn, rerunnable: bool, fuses: bool) -> None:
+    steps = fused(drawn.steps, drawn.kept) if fuses else drawn.steps
+    plan = planned(steps, drawn.kept, rerunnable=rerunnable)
     verify_plan(steps, plan, drawn.kept, rerunnable=rerunnable)
     assert all(place.offset % ALIGNMENT == 0 for place in plan.placements.values())
-    unshared = plan_memory(steps, drawn.kept, rerunnable=rerunnable, reuse=False)
+    unshared = planned(steps, drawn.kept, rerunnable=rerunnable, reuse=False)
     assert plan.nbytes <= unshared.nbytes
     spans = sorted(span(unshared, value) for value in unshared.placements)
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
@@ -254,9 +269,9 @@ def test_every_plan_is_sound(drawn: Drawn, rerunnable: bool, fused: bool) -> Non
 
 @settings(max_examples=150, deadline=None)
 @given(programs(phases=("forward", "gradient", "update")), st.booleans())
-def test_numbers_survive_in_planned_memory(drawn: Drawn, fused: bool) -> None:
+def test_numbers_survive_in_planned_memory(drawn: Drawn, fuses: bool) -> None:
     expected, lasting = drawn.run()
-    program = program_of(drawn, steps=fuse(drawn.steps) if fused else None)
+    program = program_of(drawn, steps=fused(drawn.steps, drawn.kept) if fuses else None)
     feeds = {value: array.copy() for value, array in drawn.feeds.items()}
     executable = Reference().build(program, np.full(program.plan.nbytes, 0xA5, np.uint8))
     executable.run(("forward", "gradient", "update"), feeds)
@@ -303,7 +318,7 @@ def test_the_arena_is_close_to_what_is_alive_at_once(chain: list[tuple[int, int,
         if back < len(values):
             y = y + ops.sum_(values[-1 - back], (0,))
         values.append(y)
-    plan = plan_memory(trace.steps, values[-1:])
+    plan = planned(trace.steps, values[-1:])
     verify_plan(trace.steps, plan, values[-1:])
     peak = most_alive(trace.steps, plan)
     assert peak <= plan.nbytes <= 1.5 * peak
@@ -335,7 +350,7 @@ def batch_program(batch: int, fixed: int = 0, pieces: int = 2, keeps_both: bool 
     d = ops.concatenate([c] * pieces, 0)
     e = emit("relu", d)
     kept = {b, e} if keeps_both else {e}
-    plan = plan_memory(trace.steps, kept)
+    plan = planned(trace.steps, kept)
     return Program("fused", batch, trace.steps, plan, dict(trace.constants), kept=kept)
 
 
@@ -362,7 +377,7 @@ def test_programs_of_another_structure_are_refused() -> None:
     fewer = batch_program(4)
     fewer.steps = fewer.steps[:-1]
     assert plan_like(large, fewer) is None, "fewer steps"
-    for index, change in [(0, {"op": ops.TABLE["subtract"]}), (1, {"phase": "gradient"}), (1, {"group": 3})]:
+    for index, change in [(0, {"op": ops.TABLE["subtract"]}), (1, {"phase": "gradient"})]:
         other = batch_program(4)
         other.steps[index] = dataclasses.replace(other.steps[index], **change)
         assert plan_like(large, other) is None, change

@@ -7,11 +7,11 @@ import pytest
 
 from mlcompute import ops
 from mlcompute.compiler.differentiate import differentiate
-from mlcompute.compiler.join import join
+from mlcompute.compiler.fuse_norm_gradient import fuse_norm_gradient
 from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.ops.op import Array, Trace, Value, emit_all, run_meaning
-from tests.compiler.programs import feed
+from tests.compiler.programs import apply, feed
 
 SHAPE, AXES, STATISTICS = (6, 3, 4), (0, 2), (1, 3, 1)
 
@@ -35,8 +35,8 @@ def run(trace: Trace, inputs: list[Value], results: list[Value]) -> list[Array]:
 
 
 def simplified(trace: Trace, results: list[Value]) -> list[Value]:
-    substitution = simplify(trace, results)
-    return [substitution[value] for value in results]
+    substitution = apply(simplify, trace, results)
+    return [substitution.final(value) for value in results]
 
 
 def test_one_step_gives_all_gradients() -> None:
@@ -44,7 +44,7 @@ def test_one_step_gives_all_gradients() -> None:
     inputs, results = gradients(trace)
     results = simplified(trace, results)
     before = run(trace, inputs, results)
-    join(trace, results)
+    apply(fuse_norm_gradient, trace, results)
     verify_steps(trace.steps)
     names = [step.op.name for step in trace.steps if step.phase == "gradient"]
     assert names.count("normalize_gradient") == 1
@@ -59,7 +59,7 @@ def test_a_gradient_before_the_scale_that_somebody_reads_stays() -> None:
     _, results = gradients(trace)
     results = simplified(trace, results)
     step = next(step for step in trace.steps if step.op.name == "normalize_gradient")
-    join(trace, [*results, step.inputs[0]])
+    apply(fuse_norm_gradient, trace, [*results, step.inputs[0]])
     assert len(next(s for s in trace.steps if s.op.name == "normalize_gradient").inputs) == 3
     assert step.inputs[0] in {value for step in trace.steps for value in step.results}
 
@@ -70,7 +70,7 @@ def test_a_scale_that_varies_along_the_sums_is_left_alone(shape: tuple[int, ...]
     inputs, results = gradients(trace, shape)
     results = simplified(trace, results)
     before = run(trace, inputs, results)
-    join(trace, results)
+    apply(fuse_norm_gradient, trace, results)
     for old, new in zip(before, run(trace, inputs, results), strict=True):
         np.testing.assert_array_equal(new, old)
 
@@ -82,7 +82,7 @@ def test_a_sum_needed_early_is_taken_early() -> None:
     early = ops.sum_(dy, AXES)
     dn = dy * scale + early * 0.0  # not the plain product
     dx = emit_all("normalize_gradient", dn, normalized, v, axes=AXES, epsilon=1e-5)[0]
-    join(trace, [dx, early])
+    apply(fuse_norm_gradient, trace, [dx, early])
     verify_steps(trace.steps)
     assert [step.op.name for step in trace.steps].count("sum") == 1
 
@@ -100,7 +100,7 @@ def test_two_normalisations_of_one_sum_take_its_gradient_once() -> None:
     found = differentiate(trace, {parts[0] + parts[1]: dy}, wanted, set())
     results = simplified(trace, [found[value] for value in wanted])
     before = run(trace, [a, b, *scales, *shifts, dy], results)
-    join(trace, results)
+    apply(fuse_norm_gradient, trace, results)
     verify_steps(trace.steps)
     for old, new in zip(before, run(trace, [a, b, *scales, *shifts, dy], results), strict=True):
         np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5)

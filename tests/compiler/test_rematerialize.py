@@ -6,12 +6,12 @@ import numpy as np
 
 from mlcompute import ops
 from mlcompute.compiler.differentiate import differentiate
-from mlcompute.compiler.plan import plan_memory
-from mlcompute.compiler.recompute import recompute
+from mlcompute.compiler.plan_memory import planned
+from mlcompute.compiler.rematerialize import rematerialize
 from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.ops.op import Array, Trace, Value, run_meaning
-from tests.compiler.programs import feed
+from tests.compiler.programs import apply, feed
 
 SHAPE = (8, 4, 12, 12)
 
@@ -35,8 +35,8 @@ def network(trace: Trace, blocks: int, shortcuts: bool) -> tuple[list[Value], li
     trace.phase = "gradient"
     found = differentiate(trace, {x: dy}, parameters, set())
     gradients = [found[value] for value in parameters]
-    substitution = simplify(trace, gradients)
-    return [first, *parameters, dy], [substitution[value] for value in gradients]
+    substitution = apply(simplify, trace, gradients)
+    return [first, *parameters, dy], [substitution.final(value) for value in gradients]
 
 
 def run(trace: Trace, inputs: list[Value], results: list[Value]) -> list[Array]:
@@ -50,12 +50,12 @@ def run(trace: Trace, inputs: list[Value], results: list[Value]) -> list[Array]:
 
 def check(trace: Trace, inputs: list[Value], results: list[Value]) -> float:
     """Same numbers; returns how much of the memory is left."""
-    before, size = run(trace, inputs, results), plan_memory(trace.steps, results).nbytes
-    recompute(trace, results)
+    before, size = run(trace, inputs, results), planned(trace.steps, results).nbytes
+    apply(rematerialize, trace, results)
     verify_steps(trace.steps, split=True)
     for old, new in zip(before, run(trace, inputs, results), strict=True):
         np.testing.assert_array_equal(old, new)
-    return plan_memory(trace.steps, results).nbytes / size
+    return planned(trace.steps, results).nbytes / size
 
 
 def test_what_follows_a_normalisation_is_made_again() -> None:
@@ -86,7 +86,7 @@ def test_what_somebody_reads_later_stays() -> None:
     _, results = network(trace, 3, shortcuts=False)
     kept = [step.results[0] for step in trace.steps if step.op.name == "relu"]
     steps = list(trace.steps)
-    recompute(trace, [*results, *kept])
+    apply(rematerialize, trace, [*results, *kept])
     assert trace.steps == steps
 
 
@@ -98,7 +98,7 @@ def test_what_must_be_multiplied_again_stays() -> None:
     trace.phase = "gradient"
     gradient = differentiate(trace, {y: dy}, [w], set())[w]
     steps = list(trace.steps)
-    recompute(trace, [gradient])
+    apply(rematerialize, trace, [gradient])
     assert trace.steps == steps
 
 
@@ -109,8 +109,8 @@ def test_views_are_made_again_with_what_they_show() -> None:
     trace.phase = "gradient"
     found = differentiate(trace, {y: dy}, [x, w], set())
     results = [found[x], found[w]]
-    substitution = simplify(trace, results)
-    results = [substitution[value] for value in results]
+    substitution = apply(simplify, trace, results)
+    results = [substitution.final(value) for value in results]
     check(trace, [x, w, scale, dy], results)
     names = [step.op.name for step in trace.steps if step.phase == "gradient"]
     assert "reshape" in names
@@ -125,5 +125,5 @@ def test_lasting_memory_that_changes_meanwhile_is_not_used_again() -> None:
     ops.assign(running, running * 2.0)
     trace.phase = "gradient"
     gradient = differentiate(trace, {y: dy}, [x], set())[x]
-    recompute(trace, [gradient])
+    apply(rematerialize, trace, [gradient])
     assert not [step for step in trace.steps if step.op.name == "tanh" and step.phase == "gradient"]

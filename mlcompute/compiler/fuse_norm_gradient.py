@@ -1,45 +1,36 @@
-"""join: sums that a normalisation's gradient needs anyway are not taken twice."""
+"""fuse_norm_gradient: sums that a normalisation's gradient needs anyway are not taken twice."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-
+from mlcompute.compiler.context import Context
 from mlcompute.compiler.simplify import drop_unused
-from mlcompute.ops.op import Step, Trace, Value
+from mlcompute.ops.op import Step, Value
 
 
-def join(trace: Trace, keep: Iterable[Value], readable: Iterable[Value] = ()) -> None:
-    """Rewrite `trace.steps` in place. After a normalisation n, y = n scale + shift gives
+def fuse_norm_gradient(steps: list[Step], context: Context) -> list[Step]:
+    """After a normalisation n, y = n scale + shift gives
 
         d shift = sum dy     d scale = sum dy n     dn = dy scale, from which dx needs its own two sums
 
-    Where scale is constant over the summed axes, all sums are those two: one step computes all gradients.
-
-    readable  values that some style of execution keeps: what is joined must not depend on the style
+    Where scale is constant over the summed axes, all sums are those two: one step computes all gradients. Another
+    order of sums would round otherwise, and all styles must agree: what is fused does not depend on the style.
     """
-    gradients = [step for step in trace.steps if step.op.name == "normalize_gradient" and len(step.inputs) == 3]
+    gradients = [step for step in steps if step.op.name == "normalize_gradient" and len(step.inputs) == 3]
     if not gradients:
-        return
-    keep = list(keep)
-    run = _Join(trace.steps, [*keep, *readable])
+        return steps
+    run = _NormGradients(steps, context)
     for step in gradients:
         run.try_step(step)
-    if run.replaced:
-        steps = [run.replaced.get(step, step) for step in trace.steps if step not in run.gone]
-        trace.steps = drop_unused(steps, keep)
+    if not run.replaced:
+        return steps
+    return drop_unused([run.replaced.get(step, step) for step in steps if step not in run.gone], context.kept)
 
 
-class _Join:
-    def __init__(self, steps: list[Step], keep: list[Value]) -> None:
-        self.makers = {value: step for step in steps for value in step.results}
-        self.places = {step: index for index, step in enumerate(steps)}
-        self.users: dict[Value, list[Step]] = {}
-        for step in steps:
-            for value in step.inputs:
-                self.users.setdefault(value, []).append(step)
-        self.uses = Counter({value: len(users) for value, users in self.users.items()})
-        self.uses.update(keep)
+class _NormGradients:
+    def __init__(self, steps: list[Step], context: Context) -> None:
+        index = context.index(steps)
+        self.makers, self.positions, self.readers = index.makers, index.positions, index.readers
+        self.readable = context.readable
         self.replaced: dict[Step, Step] = {}
         self.gone: set[Step] = set()
 
@@ -47,7 +38,7 @@ class _Join:
         """Let a step take the gradient before the scale, and give the sums that others take."""
         dn, normalized, variance = step.inputs
         scaled = self.makers.get(dn)
-        if scaled is None or scaled.op.name != "multiply" or self.uses[dn] != 1:
+        if scaled is None or scaled.op.name != "multiply" or dn in self.readable or len(self.readers[dn]) != 1:
             return
         dy, scale = scaled.inputs if scaled.inputs[0].shape == dn.shape else scaled.inputs[::-1]
         if scale.shape != variance.shape or dy.shape != dn.shape:
@@ -67,20 +58,20 @@ class _Join:
         )
 
     def _product(self, a: Value, b: Value) -> Value | None:
-        for step in self.users.get(a, ()):
+        for step in self.readers.get(a, ()):
             if step.op.name == "multiply" and set(step.inputs) == {a, b}:
                 return step.results[0]
         return None
 
     def _sum(self, value: Value | None, gradient: Step) -> Step | None:
         """The step that sums a value as the gradient does, if nobody needs the sum before the gradient is there."""
-        for step in self.users.get(value, ()) if value is not None else ():
+        for step in self.readers.get(value, ()) if value is not None else ():
             if step.op.name != "sum" or step.attributes["axes"] != gradient.attributes["axes"]:
                 continue
             if step in self.gone:  # another normalisation with the same dy gives it already
                 continue
             if step.phase == gradient.phase and all(
-                self.places[user] > self.places[gradient] for user in self.users.get(step.results[0], ())
+                self.positions[user] > self.positions[gradient] for user in self.readers.get(step.results[0], ())
             ):
                 return step
         return None

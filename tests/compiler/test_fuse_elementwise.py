@@ -1,4 +1,4 @@
-"""The fuse and merge passes: maps over one shape that a device may run as one loop."""
+"""The fuse_elementwise pass: elementwise ops over one shape that a device may run as one loop."""
 
 from __future__ import annotations
 
@@ -6,58 +6,55 @@ import numpy as np
 from hypothesis import given, settings
 
 from mlcompute import ops
-from mlcompute.compiler.fuse import LARGEST_GROUP, fuse
-from mlcompute.compiler.merge import merge
-from mlcompute.compiler.plan import plan_memory
+from mlcompute.compiler.fuse_elementwise import LARGEST_GROUP, fuse_elementwise, fused
+from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.verify import verify_program, verify_steps
 from mlcompute.devices.reference import Reference
-from mlcompute.ops.op import Trace
-from tests.compiler.programs import Drawn, feed, programs
+from mlcompute.ops.op import Step, Trace
+from tests.compiler.programs import Drawn, apply, feed, programs
 
 
-def groups(trace: Trace) -> list[int]:
-    return [step.group for step in fuse(trace.steps)]
+def names(steps: list[Step]) -> list[str]:
+    return [step.op.name for step in steps]
 
 
-def test_neighbouring_maps_of_one_shape_form_a_group() -> None:
+def test_neighbouring_ops_of_one_shape_become_one_step() -> None:
     trace = Trace()
     x = feed(trace, (2, 3))
     y = ops.relu(x + 1.0)
     z = ops.exp(ops.sum_(y, (0,)))
-    ops.negate(z)
-    assert groups(trace) == [0, 0, -1, 1, 1]
+    found = fused(trace.steps, [ops.negate(z)])
+    assert names(found) == ["fused_elementwise", "sum", "fused_elementwise"]
 
 
-def test_another_shape_phase_or_op_ends_a_group() -> None:
+def test_another_shape_phase_or_op_ends_a_step() -> None:
     trace = Trace()
     x, row = feed(trace, (2, 3)), feed(trace, (3,))
-    row = ops.exp(row)
-    y = x + row
-    ops.transpose(y)
-    y = ops.relu(y)
+    row = ops.exp(ops.negate(row))
+    y = ops.relu(x + row)
     trace.phase = "gradient"
-    ops.relu(y)
-    assert groups(trace) == [0, 1, -1, 2, 3]
+    found = fused(trace.steps, [ops.relu(y)])
+    assert names(found) == ["fused_elementwise", "fused_elementwise", "relu"]
 
 
-def test_groups_are_limited() -> None:
+def test_fused_steps_are_limited() -> None:
     trace = Trace()
     x = feed(trace, (2,))
     for _ in range(2 * LARGEST_GROUP + 1):
         x = x + 1.0
-    numbers = groups(trace)
-    assert numbers.count(0) == numbers.count(1) == LARGEST_GROUP
-    assert numbers[-1] == 2
+    found = fused(trace.steps, [x])
+    assert [len(step.attributes["steps"]) for step in found[:2]] == [LARGEST_GROUP, LARGEST_GROUP]
+    assert names(found)[2:] == ["add"]
 
 
-def test_fusing_changes_nothing_but_the_group() -> None:
+def test_fusing_leaves_the_steps_it_is_given() -> None:
     trace = Trace()
-    ops.relu(feed(trace, (2, 3)) + 1.0)
-    before = [repr(step) for step in trace.steps]
-    fused = fuse(trace.steps)
-    assert [repr(step) for step in fused] == before
-    assert all(step.group == -1 for step in trace.steps), "a pass makes new steps"
+    y = ops.relu(feed(trace, (2, 3)) + 1.0)
+    before = list(trace.steps)
+    apply(fuse_elementwise, trace, [y])
+    assert len(trace.steps) == 1
+    assert trace.steps[0].attributes["steps"] == tuple(before)
 
 
 def test_a_group_becomes_one_step_with_the_assigns_of_its_results() -> None:
@@ -66,8 +63,8 @@ def test_a_group_becomes_one_step_with_the_assigns_of_its_results() -> None:
     new = w - x * 0.5
     ops.assign(w, new)
     ops.sum_(x, (0,))
-    merged = merge(trace.steps, [])
-    assert [step.op.name for step in merged] == ["merged", "sum"]
+    merged = fused(trace.steps, [])
+    assert [step.op.name for step in merged] == ["fused_elementwise", "sum"]
     assert [step.op.name for step in merged[0].attributes["steps"]] == ["multiply", "subtract", "assign"]
     assert merged[0].results == (), "what nobody else reads is not stored"
     assert not merged[0].op.is_pure
@@ -79,7 +76,7 @@ def test_an_assign_waits_for_those_who_read_its_target_elsewhere() -> None:
     w = feed(trace, (3, 3), "parameter")
     new = ops.transpose(w) * 2.0 + 1.0
     ops.assign(w, new)
-    assert [step.op.name for step in merge(trace.steps, [])] == ["transpose", "merged", "assign"]
+    assert [step.op.name for step in fused(trace.steps, [])] == ["transpose", "fused_elementwise", "assign"]
 
 
 def test_views_of_what_a_group_computes_follow_it() -> None:
@@ -89,8 +86,8 @@ def test_views_of_what_a_group_computes_follow_it() -> None:
     turned = ops.reshape(flat, (3, 2))
     z = ops.exp(y)
     ops.exp(turned)
-    merged = merge(trace.steps, [z])
-    assert [step.op.name for step in merged] == ["merged", "reshape", "reshape", "exp"]
+    merged = fused(trace.steps, [z])
+    assert [step.op.name for step in merged] == ["fused_elementwise", "reshape", "reshape", "exp"]
     assert set(merged[0].results) == {y, z}
 
 
@@ -98,10 +95,10 @@ def test_views_of_what_a_group_computes_follow_it() -> None:
 @given(programs(phases=("forward", "gradient", "update")))
 def test_merged_programs_give_the_same_numbers(drawn: Drawn) -> None:
     expected, lasting = drawn.run()
-    steps = merge(drawn.steps, drawn.kept)
+    steps = fused(drawn.steps, drawn.kept)
     verify_steps(steps, split=True)
     program = Program("split", 1, steps, kept=set(drawn.kept), constants=dict(drawn.trace.constants))
-    program.plan = plan_memory(steps, drawn.kept, rerunnable=True)
+    program.plan = planned(steps, drawn.kept, rerunnable=True)
     verify_program(program)
     feeds = {value: array.copy() for value, array in drawn.feeds.items()}
     executable = Reference().build(program, np.full(program.plan.nbytes, 0xA5, np.uint8))

@@ -1,4 +1,4 @@
-"""plan: lifetimes of values become offsets in one arena. A pure function of the steps."""
+"""plan_memory: lifetimes of values become offsets in one arena."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mlcompute.compiler.pack import Block, pack
+from mlcompute.compiler.assign_offsets import Block, assign_offsets
 from mlcompute.ops.op import Step, Value
 
 if TYPE_CHECKING:
+    from mlcompute.compiler.context import Context
     from mlcompute.compiler.program import Program
 
 
@@ -53,7 +54,17 @@ class MemoryPlan:
         return "\n".join(lines)
 
 
-def plan_memory(
+def plan_memory(steps: list[Step], context: Context) -> list[Step]:
+    """Where every value lies; a smaller batch lies where the full one does."""
+    program, workspace = context.program, context.engine.workspace
+    program.steps, program.kept = steps, set(context.kept)
+    program.plan = plan_like(context.like, program, workspace) or planned(
+        steps, context.kept, rerunnable=context.style == "split", workspace=workspace
+    )
+    return steps
+
+
+def planned(
     steps: list[Step],
     keep: Iterable[Value] = (),
     *,
@@ -68,26 +79,19 @@ def plan_memory(
     rerunnable  phases may be run apart and again: what one phase hands to another stays to the end
     reuse       False gives every value memory of its own (for comparison in tests)
     guard       unused bytes after every value (tests watch them for stray writes)
-
-    Steps of one group may run as one loop, all of them on one element before any of them on the next. So what a
-    group reads stays until its end, and memory is taken over in place only where elements line up.
     """
     plan = MemoryPlan(views=_views(steps))
     last = _lifetimes(steps, plan, frozenset(keep), rerunnable)
-    ends = _group_ends(steps)
     blocks: list[Block] = []
     placed: dict[Value, tuple[Block, int, int, int]] = {}  # block, bytes, first and last step
-    watch = _ViewsRead(plan)
     for index, step in enumerate(steps):
         taken_over: dict[Value, Value] = {}
-        if step.op.elementwise:
-            watch.read(step)
-            taken_over = _in_place(step, index, last, watch) if reuse and not guard else {}
+        if step.op.elementwise and reuse and not guard:
+            taken_over = _in_place(step, index, last, plan.views)
         for value in step.results:
             end = last.get(value, -1)
             if end < 0:
                 continue
-            end = ends[end]
             if value in taken_over:
                 block, nbytes, first, _ = placed[taken_over[value]]  # as many bytes as the result has
                 block.last = end
@@ -99,10 +103,10 @@ def plan_memory(
             placed[value] = (block, nbytes, index, end)
         needed = workspace(step) if workspace is not None else 0
         if needed:
-            room = plan.workspaces[step] = _workspace(step, index, needed)
+            buffer = plan.workspaces[step] = _workspace(step, index, needed)
             blocks.append(Block(needed + guard, index, index))
-            placed[room] = (blocks[-1], needed, index, index)
-    pack(blocks, reuse)
+            placed[buffer] = (blocks[-1], needed, index, index)
+    assign_offsets(blocks, reuse)
     plan.placements = {
         value: Placement(block.offset, nbytes, first, end) for value, (block, nbytes, first, end) in placed.items()
     }
@@ -126,7 +130,7 @@ def plan_like(
     plan = MemoryPlan(views=_views(program.steps), nbytes=like.plan.nbytes)
     same: dict[Value, Value] = {}
     for index, (old, new) in enumerate(zip(like.steps, program.steps, strict=True)):
-        if (old.op, old.phase, old.group) != (new.op, new.phase, new.group):
+        if (old.op, old.phase) != (new.op, new.phase):
             return None
         if len(old.inputs) != len(new.inputs) or len(old.results) != len(new.results):
             return None
@@ -142,10 +146,10 @@ def plan_like(
                         return None
         needed = workspace(new) if workspace is not None else 0
         if needed:
-            room = like.plan.workspaces.get(old)
-            if room is None or room.nbytes < needed:
+            buffer = like.plan.workspaces.get(old)
+            if buffer is None or buffer.nbytes < needed:
                 return None
-            place = like.plan.placements[room]
+            place = like.plan.placements[buffer]
             plan.workspaces[new] = _workspace(new, place.first, needed)
             plan.placements[plan.workspaces[new]] = Placement(place.offset, needed, place.first, place.last)
         for large, small in zip(old.results, new.results, strict=True):
@@ -209,36 +213,11 @@ def _lifetimes(steps: list[Step], plan: MemoryPlan, keep: AbstractSet[Value], re
     return last
 
 
-def _group_ends(steps: list[Step]) -> list[int]:
-    """The last step of the group each step belongs to; itself for a step in no group."""
-    ends = list(range(len(steps) + 1))
-    for index in range(len(steps) - 2, -1, -1):
-        if steps[index].group >= 0 and steps[index].group == steps[index + 1].group:
-            ends[index] = ends[index + 1]
-    return ends
-
-
-class _ViewsRead:
-    """What the steps of the current group have read through views, where elements do not line up."""
-
-    def __init__(self, plan: MemoryPlan) -> None:
-        self._views = plan.views
-        self._group = -1
-        self.bases: set[Value] = set()
-
-    def read(self, step: Step) -> None:
-        if step.group < 0 or step.group != self._group:
-            self.bases.clear()
-            self._group = step.group
-        views = self._views
-        for value in step.inputs:
-            if value in views:
-                self.bases.add(views[value])
-
-
-def _in_place(step: Step, index: int, last: dict[Value, int], watch: _ViewsRead) -> dict[Value, Value]:
+def _in_place(step: Step, index: int, last: dict[Value, int], views: dict[Value, Value]) -> dict[Value, Value]:
     """Results -> inputs that die here and whose memory they may take over, element by element."""
-    free = [value for value in dict.fromkeys(step.inputs) if last.get(value) == index and value not in watch.bases]
+    # What is read through a view too is read where elements do not line up.
+    viewed = {views[value] for value in step.inputs if value in views}
+    free = [value for value in dict.fromkeys(step.inputs) if last.get(value) == index and value not in viewed]
     taken: dict[Value, Value] = {}
     for result in step.results:
         for value in free:

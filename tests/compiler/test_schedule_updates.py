@@ -9,15 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlcompute import ops
-from mlcompute.compiler.plan import plan_memory
-from mlcompute.compiler.schedule import move_early, store_early, update_early
+from mlcompute.compiler.plan_memory import planned
+from mlcompute.compiler.schedule_updates import move_early, schedule_updates, store_early
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.ops.op import Step, Trace, Value
-from tests.compiler.programs import Drawn, feed, programs
+from tests.compiler.programs import Drawn, apply, feed, programs
 
 
 def names(steps: list[Step]) -> list[str]:
     return [step.op.name for step in steps]
+
+
+def moved(trace: Trace) -> list[Step]:
+    """The steps of a trace, scheduled; the trace stays as it is."""
+    steps = list(trace.steps)
+    apply(schedule_updates, trace)
+    scheduled, trace.steps = trace.steps, steps
+    return scheduled
 
 
 def two_parameters() -> tuple[Trace, list[Value]]:
@@ -37,7 +45,7 @@ def two_parameters() -> tuple[Trace, list[Value]]:
 
 def test_fused_updates_follow_their_gradients() -> None:
     trace, (w, v) = two_parameters()
-    scheduled = update_early(trace.steps)
+    scheduled = moved(trace)
     assigned = [step.inputs[0] for step in scheduled if step.op.name == "assign"]
     assert assigned == [v, w], "the gradient of v is complete first"
     readers = [index for index, step in enumerate(scheduled) if v in step.inputs and step.op.name == "transpose"]
@@ -55,8 +63,8 @@ def test_fused_updates_need_less_memory() -> None:
     gradients = [ops.matmul(x, w) for w in parameters]
     start, trace.phase = len(trace.steps), "update"
     store_early(trace, [(w, w - g) for w, g in zip(parameters, gradients, strict=True)], start)
-    assert plan_memory(trace.steps).nbytes == 4 * x.nbytes
-    assert plan_memory(update_early(trace.steps)).nbytes == x.nbytes
+    assert planned(trace.steps).nbytes == 4 * x.nbytes
+    assert planned(moved(trace)).nbytes == x.nbytes
 
 
 def test_new_values_are_stored_when_they_are_there() -> None:
@@ -75,7 +83,7 @@ def test_stores_do_not_leave_the_update() -> None:
     store_early(trace, [(w, y)], len(trace.steps))
     assert names(trace.steps) == ["add", "exp", "assign"]
     verify_steps(trace.steps, split=True)
-    assert names(update_early(trace.steps)) == ["add", "assign", "exp"]
+    assert names(moved(trace)) == ["add", "assign", "exp"]
 
 
 def test_stores_wait_for_readers_of_the_old_value() -> None:
@@ -105,7 +113,7 @@ def test_a_result_is_computed_right_before_it_is_needed() -> None:
     trace.phase = "update"
     decay = w * 0.5  # could run first of all, but only the last step needs it
     ops.assign(w, decay + z)
-    assert names(update_early(trace.steps)) == ["exp", "exp", "multiply", "add", "assign"]
+    assert names(moved(trace)) == ["exp", "exp", "multiply", "add", "assign"]
 
 
 def test_a_read_never_passes_an_overwriting() -> None:
@@ -124,7 +132,7 @@ def test_a_read_never_passes_an_overwriting() -> None:
 def test_nothing_moves_without_an_update() -> None:
     trace = Trace()
     ops.relu(feed(trace, (2,)) + 1.0)
-    assert update_early(trace.steps) == trace.steps
+    assert moved(trace) == trace.steps
     assert move_early([], lambda step: True) == []
 
 
@@ -138,7 +146,7 @@ def test_any_choice_of_moving_steps_gives_the_same_numbers(drawn: Drawn, chosen:
 @settings(max_examples=100, deadline=None)
 @given(programs(phases=("forward", "gradient", "update")))
 def test_early_updates_and_stores_give_the_same_numbers(drawn: Drawn) -> None:
-    check(drawn, update_early(drawn.steps))
+    check(drawn, moved(drawn.trace))
     expected, lasting = drawn.run()
     stores = [step for step in drawn.steps if step.phase == "update" and not step.op.is_pure]
     # Stores are meant to happen at once: leave out what reads a target after it was overwritten.

@@ -11,15 +11,15 @@ import pytest
 import mlcompute as mlc
 from mlcompute import ops
 from mlcompute.compiler.differentiate import differentiate
-from mlcompute.compiler.plan import plan_memory
-from mlcompute.compiler.remember import remember
+from mlcompute.compiler.plan_memory import planned
+from mlcompute.compiler.pool_indices import pool_indices
 from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.device import Engine
 from mlcompute.devices.reference import Reference
 from mlcompute.ops.op import Array, Trace, Value, run_meaning
-from tests.compiler.programs import feed
+from tests.compiler.programs import apply, feed
 
 HALF: dict[str, Any] = {"kernel": (2, 2), "strides": (2, 2), "dilations": (1, 1), "padding": (0, 0, 0, 0)}
 OVERLAPPING: dict[str, Any] = {"kernel": (3, 3), "strides": (2, 2), "dilations": (1, 1), "padding": (1, 1, 1, 1)}
@@ -44,8 +44,8 @@ class Network:
             self.inputs.append(seeds[other])
         trace.phase = "gradient"
         found = differentiate(trace, seeds, [x, w], set())
-        substitution = simplify(trace, [found[x], found[w]])
-        self.results = [substitution[found[x]], substitution[found[w]]]
+        substitution = apply(simplify, trace, [found[x], found[w]])
+        self.results = [substitution.final(found[x]), substitution.final(found[w])]
 
     def run(self) -> list[Array]:
         rng = np.random.default_rng(0)
@@ -58,7 +58,7 @@ class Network:
     def check(self, keep: list[Value] | None = None) -> Counter[str]:
         """The same bits; gives how often each op is there."""
         before = self.run()
-        remember(self.trace, [*self.results, *(keep or [])])
+        apply(pool_indices, self.trace, [*self.results, *(keep or [])])
         verify_steps(self.trace.steps, split=True)
         for old, new in zip(before, self.run(), strict=True):
             assert old.tobytes() == new.tobytes()
@@ -69,12 +69,12 @@ class Network:
 @pytest.mark.parametrize("window", [HALF, OVERLAPPING])
 def test_places_instead_of_the_source(function: Any, window: dict[str, Any]) -> None:
     network = Network(function, window)
-    size = plan_memory(network.trace.steps, network.results).nbytes
+    size = planned(network.trace.steps, network.results).nbytes
     found = network.check()
     assert found["max_pool_places"] == found["max_pool_spread"] == 1
     assert not found["max_pool"]
     assert not found["max_pool_gradient"]
-    assert plan_memory(network.trace.steps, network.results).nbytes < 0.8 * size
+    assert planned(network.trace.steps, network.results).nbytes < 0.8 * size
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_no_memory_would_be_won() -> None:
     trace.phase = "gradient"
     gradient = differentiate(trace, {y: dy}, [x], set())[x]
     steps = list(trace.steps)
-    remember(trace, [gradient])
+    apply(pool_indices, trace, [gradient])
     assert trace.steps == steps
 
 

@@ -1,23 +1,27 @@
-"""merge: each group of maps becomes one step, so that what it computes on the way never touches memory."""
+"""fuse_elementwise: neighbouring elementwise ops become one step, whose intermediate results never touch memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from mlcompute.compiler.fuse import LARGEST_GROUP
+from mlcompute.compiler.context import Context
+from mlcompute.compiler.index import Index
 from mlcompute.ops.op import Array, ArrayType, Op, Step, Typed, Value, run_meaning
 
+#: Ops in one fused step at most: what a loop body keeps in registers is limited.
+LARGEST_GROUP = 64
 
-class Merged(Op):
-    """Several maps over one shape, run element by element in one pass over memory.
 
-    `steps` in the attributes are the maps in order, then the assigns that store what they computed, on `inputs`; for
-    maps shared with other steps (`alike`), `targets` are the places of those inputs that are overwritten.
+class FusedElementwise(Op):
+    """Several elementwise ops over one shape, run element by element in one pass over memory.
+
+    `steps` in the attributes are the ops in order, then the assigns that store what they computed, on `inputs`; for
+    ops shared with other steps (`share_updates`), `targets` are the places of those inputs that are overwritten.
     """
 
-    name = "merged"
-    family = "merged"
+    name = "fused_elementwise"
+    family = "fused"
     elementwise = True
 
     @staticmethod
@@ -35,34 +39,39 @@ class Merged(Op):
         return tuple(memory[value] for value in stored)
 
 
-class MergedAssign(Merged):
+class FusedAssign(FusedElementwise):
     """The same with assigns among its steps."""
 
     is_pure = False
 
 
-MERGED, MERGED_ASSIGN = Merged(), MergedAssign()
+FUSED, FUSED_ASSIGN = FusedElementwise(), FusedAssign()
 
 
-def merge(steps: list[Step], keep: Iterable[Value]) -> list[Step]:
-    """Runs of maps of one shape and phase (with the assigns of their results) as single steps.
+def fuse_elementwise(steps: list[Step], context: Context) -> list[Step]:
+    """Runs of elementwise ops of one shape and phase (with the assigns of their results) as single steps.
 
     The update of every parameter stays apart from the others, so that it may run as soon as its gradient is there.
     """
-    run = _Merging(steps, frozenset(keep))
-    for index, step in enumerate(steps):
-        run.add(index, step)
+    return fused(steps, context.kept, context.index(steps))
+
+
+def fused(steps: list[Step], keep: Iterable[Value], index: Index | None = None) -> list[Step]:
+    """The same without a whole compilation around it."""
+    run = _Fusion(frozenset(keep), (index or Index(steps)).last_uses)
+    for position, step in enumerate(steps):
+        run.add(position, step)
     run.close(len(steps))
-    return run.merged
+    return run.fused
 
 
-class _Merging:
+class _Fusion:
     """One walk over the steps, with the group that is being collected."""
 
-    def __init__(self, steps: list[Step], kept: frozenset[Value]) -> None:
+    def __init__(self, kept: frozenset[Value], last_uses: dict[Value, int]) -> None:
         self.kept = kept
-        self.merged: list[Step] = []
-        self.last_use = _last_uses(steps)
+        self.fused: list[Step] = []
+        self.last_uses = last_uses
         self.roots: dict[Value, Value] = {}  # view -> the value whose memory it shows
         self.group: list[Step] = []
         self.inside: set[Value] = set()  # what the group computes
@@ -80,7 +89,7 @@ class _Merging:
             return
         if self.group and not self._fits(step):
             self.close(index)
-        if op.family == "map":
+        if op.family == "elementwise":
             self.group.append(step)
             self.inside.add(step.results[0])
             for value in step.inputs:
@@ -90,7 +99,7 @@ class _Merging:
             self.group.append(step)
             self.overwritten.add(step.inputs[0])
         else:
-            self.merged.append(step)
+            self.fused.append(step)
 
     def _add_view(self, step: Step) -> None:
         source, result = step.inputs[0], step.results[0]
@@ -100,7 +109,7 @@ class _Merging:
             self.views.append(step)
             self.hanging.add(result)
         else:
-            self.merged.append(step)
+            self.fused.append(step)
 
     def _fits(self, step: Step) -> bool:
         first, op, inputs = self.group[0], step.op, step.inputs
@@ -111,19 +120,19 @@ class _Merging:
         if op.name == "assign":
             # Element by element, it would overwrite what the group has yet to read elsewhere.
             return inputs[1] in self.inside and inputs[0] not in self.seen
-        if op.family != "map" or step.results[0].shape != first.results[0].shape:
+        if op.family != "elementwise" or step.results[0].shape != first.results[0].shape:
             return False
-        # After a store into lasting memory, a further map might read the old value of it.
+        # After a store into a parameter, a further op might read the old value of it.
         return not self.overwritten or self.overwritten.isdisjoint([self.roots.get(v, v) for v in inputs])
 
     def close(self, index: int) -> None:
         """The group ends before the step at `index`."""
         if len(self.group) > 1:
-            self.merged.append(self._joined(index))
+            self.fused.append(self._joined(index))
         else:
-            self.merged += self.group
+            self.fused += self.group
         if self.views:
-            self.merged += self.views
+            self.fused += self.views
             self.views = []
             self.hanging.clear()
         self.group = []
@@ -132,7 +141,7 @@ class _Merging:
         self.seen.clear()
 
     def _joined(self, end: int) -> Step:
-        group, inside, last_use = self.group, self.inside, self.last_use
+        group, inside, last_uses = self.group, self.inside, self.last_uses
         shown = {view.inputs[0] for view in self.views}
         read: dict[Value, None] = {}
         made: list[Value] = []
@@ -141,19 +150,9 @@ class _Merging:
                 if value not in inside:
                     read[value] = None
             for value in step.results:
-                if last_use[value.index] >= end or value in self.kept or value in shown:
+                if last_uses.get(value, -1) >= end or value in self.kept or value in shown:
                     made.append(value)
         inputs, stored = tuple(read), tuple(made)
         attributes = {"steps": tuple(group), "stored": stored, "inputs": inputs}
-        op = MERGED_ASSIGN if self.overwritten else MERGED
+        op = FUSED_ASSIGN if self.overwritten else FUSED
         return Step(op, inputs, stored, attributes, group[0].layer, group[0].phase)
-
-
-def _last_uses(steps: list[Step]) -> list[int]:
-    """The last step that reads each value, by the value's index; -1 where none does."""
-    largest = max([value.index for step in steps for value in (*step.inputs, *step.results)], default=-1)
-    last = [-1] * (largest + 1)
-    for number, step in enumerate(steps):
-        for value in step.inputs:
-            last[value.index] = number
-    return last

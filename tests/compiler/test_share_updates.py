@@ -9,9 +9,11 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import ops
-from mlcompute.compiler import alike
-from mlcompute.compiler.merge import MERGED_ASSIGN, merge
+from mlcompute.compiler import share_updates as sharing
+from mlcompute.compiler.fuse_elementwise import FUSED_ASSIGN, fused
+from mlcompute.compiler.unmerge_aliased_updates import unmerge_aliased_updates
 from mlcompute.ops.op import FLOAT32, Trace, inner_steps, overwritten_by
+from tests.compiler.programs import apply
 
 LAYERS, WIDTH, BATCH = 20, 4, 3
 
@@ -81,10 +83,10 @@ def test_numbers_are_the_same_bit_by_bit(name: str, split: bool, monkeypatch: py
         step
         for program in training.programs.values()
         for step in program.steps
-        if step.op is MERGED_ASSIGN and step.attributes["inputs"] is not step.inputs
+        if step.op is FUSED_ASSIGN and step.attributes["inputs"] is not step.inputs
     ]
     assert bool(shared) == ("norm" not in name)
-    monkeypatch.setattr(alike, "MANY", 10**9)
+    monkeypatch.setattr(sharing, "MANY", 10**9)
     apart, training = trained(OPTIMIZERS[name](), split)
     for a, b in zip(together, apart, strict=True):
         assert a.tobytes() == b.tobytes()
@@ -93,7 +95,7 @@ def test_numbers_are_the_same_bit_by_bit(name: str, split: bool, monkeypatch: py
 def test_every_step_tells_its_own_values() -> None:
     _, training = trained(mlc.AdamOptimizer(descriptor()), split=False)
     (program,) = training.programs.values()
-    shared = [step for step in program.steps if step.op is MERGED_ASSIGN and "targets" in step.attributes]
+    shared = [step for step in program.steps if step.op is FUSED_ASSIGN and "targets" in step.attributes]
     assert len(shared) == 2 * LAYERS
     for step in shared:
         inner = inner_steps(step)
@@ -105,7 +107,7 @@ def test_every_step_tells_its_own_values() -> None:
 
 
 def test_a_gradient_that_shows_its_own_parameter_is_read_before_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alike, "MANY", 1)
+    monkeypatch.setattr(sharing, "MANY", 1)
     optimizer = mlc.SGDOptimizer(descriptor())
     for shows_itself in (False, True):
         trace = Trace(phase="gradient")
@@ -113,9 +115,9 @@ def test_a_gradient_that_shows_its_own_parameter_is_read_before_that_changes(mon
         g = ops.transpose(w if shows_itself else other)
         scalars = {name: trace.value((), FLOAT32, "scalar", name) for name in optimizer.scalar_names}
         states = [trace.value((3, 3), FLOAT32, "state") for _ in optimizer.state_names]
-        assert alike.update_alike(trace, optimizer, [(w, g, states)], scalars, lambda op: True) == []
-        alike.settle(trace)
-        assert (trace.steps[-1].op is MERGED_ASSIGN) != shows_itself
-        merged = merge(trace.steps, ())
+        assert sharing.share_updates(trace, optimizer, [(w, g, states)], scalars, lambda step: True) == []
+        apply(unmerge_aliased_updates, trace)
+        assert (trace.steps[-1].op is FUSED_ASSIGN) != shows_itself
+        merged = fused(trace.steps, ())
         writers = [step for step in merged if not step.op.is_pure]
-        assert [step.op.name for step in writers] == ["assign" if shows_itself else "merged"]
+        assert [step.op.name for step in writers] == ["assign" if shows_itself else "fused_elementwise"]

@@ -1,0 +1,37 @@
+"""add_updates: the optimizer's steps for every parameter, and where their state and settings come from."""
+
+from __future__ import annotations
+
+from mlcompute.compiler.context import Context
+from mlcompute.compiler.schedule_updates import store_early
+from mlcompute.compiler.share_updates import share_updates
+from mlcompute.compiler.update import Updated, update
+from mlcompute.ops.op import FLOAT32, Step
+
+
+def add_updates(steps: list[Step], context: Context) -> list[Step]:
+    """Steps of the update phase behind the others."""
+    program, run, optimizer = context.program, context.lowering, context.description.optimizer
+    assert run is not None
+    assert optimizer is not None
+    trace = run.trace
+    trace.steps = list(steps)
+    updated: list[Updated] = []
+    for tensor in context.description.parameters:
+        gradient = program.gradients.get(tensor)
+        if gradient is None:
+            continue
+        value = run.values[tensor]
+        # Second moments of small gradients vanish in half precision: state is kept in float32 at least.
+        dtype = FLOAT32 if value.dtype.itemsize < FLOAT32.itemsize else value.dtype
+        states = [trace.value(value.shape, dtype, "state", name) for name in optimizer.state_names]
+        program.states[tensor] = states
+        updated.append((value, gradient, states))
+    if not updated:
+        return steps
+    program.scalars = {name: trace.value((), FLOAT32, "scalar", name) for name in optimizer.scalar_names}
+    if context.fuses_elementwise:
+        updated = share_updates(trace, optimizer, updated, program.scalars, context.engine.supports)
+    start = len(trace.steps)
+    store_early(trace, update(trace, optimizer, updated, program.scalars), start)
+    return trace.steps

@@ -1,0 +1,48 @@
+"""Description: what a training or inference graph asks the compiler for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mlcompute.graph import Node
+from mlcompute.layers.layer import Layer
+from mlcompute.ops.op import Array
+from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.tensor import Tensor
+
+
+@dataclass(eq=False)
+class Description:
+    """What a training or inference graph asks the compiler for.
+
+    inputs          tensors fed before each run -> samples they hold per sample of the batch; 0: not scaled
+    constants       inputs whose data is known now
+    kept            tensors that stay readable after every run; `kept_gradients`: tensors whose gradients do
+    debugged        tensors that stay readable together with their gradients
+    shared          inputs and constants of which no axis counts samples
+    result          what a run gives
+    minimised       the sum of these is: the gradient pass starts from them, with ones
+    total           that sum as a tensor of its own, where there are several
+    user_gradients  tensor a gradient from outside is fed to -> the tensor whose gradient it adds to
+    wanted          tensors that are not parameters but need a gradient
+    parameters      tensors the optimizer updates
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    batch_size: int = 1
+    inputs: dict[Tensor, int] = field(default_factory=dict)
+    constants: dict[Tensor, Array] = field(default_factory=dict)
+    label_weights: dict[Layer, Tensor] = field(default_factory=dict)
+    kept: list[Tensor] = field(default_factory=list)
+    kept_gradients: list[Tensor] = field(default_factory=list)
+    debugged: list[Tensor] = field(default_factory=list)
+    shared: set[Tensor] = field(default_factory=set)
+    result: Tensor | None = None
+    minimised: list[Tensor] = field(default_factory=list)
+    total: Tensor | None = None
+    stopped: set[Tensor] = field(default_factory=set)
+    user_gradients: dict[Tensor, Tensor] = field(default_factory=dict)
+    wanted: list[Tensor] = field(default_factory=list)
+    parameters: list[Tensor] = field(default_factory=list)
+    optimizer: Optimizer | None = None
+    fuses: bool = True

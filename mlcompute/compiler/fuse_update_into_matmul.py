@@ -1,0 +1,70 @@
+"""fuse_update_into_matmul: a weight is updated by the matmul that makes its gradient, a few rows at a time.
+
+    g = aᵀ b     m, v, w <- update(m, v, w, g)         g is as large as the weight, and read once
+
+As one step the rows of g are used as soon as they are made, and all of g never exists.
+"""
+
+from __future__ import annotations
+
+from mlcompute.compiler.context import Context
+from mlcompute.compiler.fuse_elementwise import FUSED_ASSIGN, FusedAssign
+from mlcompute.ops.op import FLOAT32, Step, Value, inner_steps
+
+
+class MatmulUpdate(FusedAssign):
+    """A matmul, then elementwise ops over its result and the assigns that store what they computed."""
+
+    name = "matmul_update"
+    elementwise = False
+
+
+MATMUL_UPDATE = MatmulUpdate()
+
+
+def fuse_update_into_matmul(steps: list[Step], context: Context) -> list[Step]:
+    """Matmuls and the updates they feed as single steps, where nobody else reads the gradient and the device can."""
+    index, kept = context.index(steps), context.kept
+    replaced: dict[Step, Step | None] = {}
+    for step in steps:
+        if step.op is not FUSED_ASSIGN or step.phase != "update" or step.results:
+            continue
+        for value in step.inputs:
+            product = index.makers.get(value)
+            if product is None or product.op.name != "matmul" or len(index.readers[value]) > 1 or value in kept:
+                continue
+            if _is_outer(product, index.makers) and _is_plain(step, value):
+                together = _fused(product, step)
+                if context.engine.supports(together):
+                    replaced[product], replaced[step] = None, together
+                    break
+    if not replaced:
+        return steps
+    return [new for step in steps if (new := replaced.get(step, step)) is not None]
+
+
+def _is_outer(product: Step, makers: dict[Value, Step]) -> bool:
+    """Is it aᵀ b, of matrices that lie in memory row by row?"""
+    left, right = product.inputs
+    transposed = makers.get(left)
+    if len(left.shape) != 2 or len(right.shape) != 2 or transposed is None or transposed.op.name != "transpose":
+        return False
+    return _is_dense(transposed.inputs[0], makers) and _is_dense(right, makers) and left.dtype == FLOAT32
+
+
+def _is_dense(value: Value, makers: dict[Value, Step]) -> bool:
+    """Anything but a view; reshapes are copies where they have to be."""
+    maker = makers.get(value)
+    return maker is None or not maker.op.is_view or maker.op.name == "reshape"
+
+
+def _is_plain(step: Step, gradient: Value) -> bool:
+    """Is every value of an update as large as the gradient, or a single number?"""
+    values = [value for inner in inner_steps(step) for value in (*inner.inputs, *inner.results)]
+    return all(value.shape in ((), gradient.shape) for value in values)
+
+
+def _fused(product: Step, update: Step) -> Step:
+    inputs = (*product.inputs, *(value for value in update.inputs if value not in product.results))
+    attributes = {"steps": (product, *inner_steps(update)), "stored": (), "inputs": inputs}
+    return Step(MATMUL_UPDATE, inputs, (), attributes, update.layer, "update")

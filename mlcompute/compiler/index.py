@@ -1,0 +1,52 @@
+"""Index: who makes, reads and aliases each value of a list of steps. One analysis for all passes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from mlcompute.ops.op import Step, Value
+
+
+class Index:
+    """Tables over some steps, each made when it is first asked for. Valid as long as the list is not changed."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        self.steps = steps
+
+    @cached_property
+    def makers(self) -> dict[Value, Step]:
+        """Value -> the step that computes it; inputs, parameters and constants have none."""
+        return {value: step for step in self.steps for value in step.results}
+
+    @cached_property
+    def readers(self) -> dict[Value, list[Step]]:
+        """Value -> the steps that read it, each once, in order."""
+        readers: dict[Value, list[Step]] = {}
+        for step in self.steps:
+            for value in dict.fromkeys(step.inputs):
+                readers.setdefault(value, []).append(step)
+        return readers
+
+    @cached_property
+    def positions(self) -> dict[Step, int]:
+        """Step -> its place in the list."""
+        return {step: position for position, step in enumerate(self.steps)}
+
+    @cached_property
+    def aliases(self) -> dict[Value, Value]:
+        """View -> the value whose memory it shows."""
+        aliases: dict[Value, Value] = {}
+        for step in self.steps:
+            if step.op.is_view:
+                source = step.inputs[0]
+                aliases[step.results[0]] = aliases.get(source, source)
+        return aliases
+
+    @cached_property
+    def last_uses(self) -> dict[Value, int]:
+        """Value -> the position of the last step that reads it; values nobody reads are missing."""
+        return {value: position for position, step in enumerate(self.steps) for value in step.inputs}
+
+    def base(self, value: Value) -> Value:
+        """The value whose memory a value shows: itself unless it is a view."""
+        return self.aliases.get(value, value)

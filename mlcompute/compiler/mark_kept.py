@@ -1,0 +1,20 @@
+"""mark_kept: which values stay readable after a run."""
+
+from __future__ import annotations
+
+from mlcompute.compiler.context import Context
+from mlcompute.ops.op import Step
+
+
+def mark_kept(steps: list[Step], context: Context) -> list[Step]:
+    """Declared outputs, losses, debugged layers; every result and gradient where phases are run one by one."""
+    description = context.description
+    values, gradients = context.program.values, context.program.gradients
+    kept = [values[tensor] for tensor in (*description.kept, *description.debugged) if tensor in values]
+    wanted = (*description.kept_gradients, *description.debugged)
+    kept += [gradients[tensor] for tensor in wanted if tensor in gradients]
+    if context.style == "split":
+        kept += [values[result] for node in description.nodes for result in node.results]
+        kept += list(gradients.values())
+    context.kept = frozenset(kept)
+    return steps

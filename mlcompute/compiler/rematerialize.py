@@ -1,0 +1,131 @@
+"""rematerialize: what the gradient pass can compute from what it keeps anyway is not kept from the forward pass.
+
+    n = normalize(x)    y = relu(scale n + shift)        n must stay for its own gradient; y is three ops away from it
+
+Elementwise ops run at the speed of memory, and memory is what a training step runs out of: such values are computed
+twice.
+"""
+
+from __future__ import annotations
+
+from mlcompute.compiler.context import Context
+from mlcompute.ops.op import Step, Value
+
+#: Values with fewer bytes per sample are not worth a second computation.
+_LEAST_BYTES = 1024
+#: A value that is read so many steps after its making takes its memory for a short time only.
+_SOON = 10
+#: Elementwise ops between a value and what it is computed from again: three shortcuts of a residual network.
+_MOST_OPS = 16
+
+
+def rematerialize(steps: list[Step], context: Context) -> list[Step]:
+    """Forward values the gradient pass reads are computed again there, where they can be.
+
+    Values are looked at in the order of their making. What depends on something that is computed again is computed from
+    further back, up to a limit: of a long chain of elementwise ops, the result of one in a few stays.
+    """
+    run = _Rematerialize(steps, context)
+    for step in steps:
+        if step.phase == "forward" and step.op.family == "elementwise" and step.op.is_pure:
+            run.consider(step)
+    return run.rewritten() if run.before else steps
+
+
+class _Rematerialize:
+    def __init__(self, steps: list[Step], context: Context) -> None:
+        self.steps, self.trace, self.keep = steps, context.trace, context.kept
+        index = context.index(steps)
+        self.makers, self.positions, self.aliases = index.makers, index.positions, index.aliases
+        self.first: dict[Value, int] = {}  # where the gradient pass first reads a value
+        self.last: dict[Value, int] = {}
+        self.changed: set[Value] = set()  # parameters and statistics that are overwritten before the update
+        for position, step in enumerate(steps):
+            if not step.op.is_pure and step.phase != "update":
+                self.changed.add(step.inputs[0])
+            if step.phase == "gradient":
+                # Reading a view is reading what it shows.
+                for value in {index.base(value) for value in step.inputs} | set(step.inputs):
+                    self.first.setdefault(value, position)
+                    self.last[value] = position
+        self.kept = {index.base(value) for value in self.keep} | self.keep
+        self.dropped: set[Value] = set()
+        self.before: dict[int, list[Step]] = {}  # steps to insert before a place
+        self.copies: dict[Value, Value] = {}
+
+    def consider(self, step: Step) -> None:
+        """Compute the result of a step again if the gradient pass reads it and has what it is made from."""
+        (value,) = step.results
+        place = self.first.get(value)
+        samples = value.shape[0] if value.shape else 1
+        if place is None or value in self.kept or value.nbytes < _LEAST_BYTES * samples:
+            return
+        if place - self.positions[step] < _SOON:
+            return
+        chain = self._chain(step, place)
+        if chain is None:
+            return
+        self.dropped.add(value)
+        made = self.before.setdefault(place, [])
+        copies: dict[Value, Value] = {}
+        for part in chain:
+            (result,) = part.results
+            copies[result] = self.trace.value(result.shape, result.dtype)
+            inputs = tuple(copies.get(v, v) for v in part.inputs)
+            made.append(Step(part.op, inputs, (copies[result],), part.attributes, part.layer, "gradient"))
+        self.copies[value] = copies[value]
+
+    def _chain(self, step: Step, place: int) -> list[Step] | None:
+        """The elementwise steps from what exists at a place of the gradient pass to a step's result, in order."""
+        chain: list[Step] = []
+        pending = [step]
+        while pending:
+            part = pending.pop()
+            if part in chain:
+                continue
+            chain.append(part)
+            if len(chain) > _MOST_OPS:
+                return None
+            for value in part.inputs:
+                if self._exists(value, place):
+                    continue
+                maker = self.makers.get(value)
+                if (
+                    maker is None
+                    or maker.op.family != "elementwise"
+                    or maker.phase != "forward"
+                    or not maker.op.is_pure
+                ):
+                    return None
+                pending.append(maker)
+        return sorted(chain, key=lambda part: self.positions[part])
+
+    def _exists(self, value: Value, place: int) -> bool:
+        value = self.aliases.get(value, value)
+        if value in self.dropped:
+            return False
+        if value.kind != "temporary":
+            return value not in self.changed
+        return value in self.keep or self.last.get(value, -1) >= place
+
+    def rewritten(self) -> list[Step]:
+        steps: list[Step] = []
+        for index, step in enumerate(self.steps):
+            steps += self.before.get(index, ())
+            if step.phase == "gradient" and any(self.aliases.get(v, v) in self.copies for v in step.inputs):
+                inputs = tuple(self._rematerialized(value, steps) for value in step.inputs)
+                step = Step(step.op, inputs, step.results, step.attributes, step.layer, step.phase)
+            steps.append(step)
+        return steps
+
+    def _rematerialized(self, value: Value, steps: list[Step]) -> Value:
+        """What the gradient pass reads instead of a value: views made before are repeated, too."""
+        maker = self.makers.get(value)
+        if value in self.copies or self.aliases.get(value, value) not in self.copies or maker is None:
+            return self.copies.get(value, value)
+        if maker.phase == "gradient":
+            return value  # its source has been replaced where it was made
+        source = self._rematerialized(maker.inputs[0], steps)
+        copy = self.copies[value] = self.trace.value(value.shape, value.dtype)
+        steps.append(Step(maker.op, (source,), (copy,), maker.attributes, maker.layer, "gradient"))
+        return copy

@@ -1,0 +1,50 @@
+"""transpose_matmul: a transposed matmul becomes the matmul of the transposed factors, which kernels read in place."""
+
+from __future__ import annotations
+
+from mlcompute.compiler.context import Context
+from mlcompute.ops.op import TABLE, Step, Trace, Value
+
+_MATMUL, _TRANSPOSE = TABLE["matmul"], TABLE["transpose"]
+
+
+def transpose_matmul(steps: list[Step], context: Context) -> list[Step]:
+    """(a b)ᵀ -> bᵀ aᵀ wherever a matmul is used only transposed, in every style alike."""
+    transposes = [step for step in steps if step.op is _TRANSPOSE]
+    if not transposes:
+        return steps
+    index, readable = context.index(steps), context.readable
+    swapped: dict[Value, Step] = {}
+    for step in transposes:
+        source = step.inputs[0]
+        maker = index.makers.get(source)
+        is_product = maker is not None and maker.op is _MATMUL and source not in readable
+        if is_product and index.readers[source] == [step] and step.attributes["axes"] == _swapped(source.rank):
+            swapped[source] = step
+    if not swapped:
+        return steps
+    gone = set(swapped.values())
+    known = {step.results[0]: step for step in transposes if step not in gone}
+    rewritten: list[Step] = []
+    for step in steps:
+        if step.op is _MATMUL and step.results[0] in swapped:
+            a, b = (_transposed(context.trace, value, step, rewritten, known) for value in step.inputs)
+            result = swapped[step.results[0]].results
+            rewritten.append(Step(step.op, (b, a), result, {}, step.layer, step.phase))
+        elif step not in gone:
+            rewritten.append(step)
+    return rewritten
+
+
+def _swapped(rank: int) -> tuple[int, ...]:
+    return (*range(rank - 2), rank - 1, rank - 2)
+
+
+def _transposed(trace: Trace, value: Value, step: Step, steps: list[Step], transposes: dict[Value, Step]) -> Value:
+    axes = _swapped(len(value.shape))
+    before = transposes.get(value)
+    if before is not None and before.attributes["axes"] == axes:
+        return before.inputs[0]  # two transposes cancel
+    result = trace.value(tuple(value.shape[axis] for axis in axes), value.dtype)
+    steps.append(Step(_TRANSPOSE, (value,), (result,), {"axes": axes}, step.layer, step.phase))
+    return result

@@ -1,0 +1,112 @@
+"""The channels_last pass: images between convolutions lie channels-last, with the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlcompute import ops
+from mlcompute.compiler.channels_last import channels_last
+from mlcompute.compiler.verify import verify_steps
+from mlcompute.ops.op import Array, Trace, Value, emit_all, run_meaning
+from tests.compiler.programs import apply, feed
+
+CONVOLUTION = ((1, 1), (1, 1), (1, 1, 1, 1), 1)
+
+
+def run(trace: Trace, inputs: list[Value], results: list[Value]) -> list[Array]:
+    rng = np.random.default_rng(0)
+    memory = {value: rng.standard_normal(value.shape).astype(value.dtype) for value in inputs}
+    memory.update(trace.constants)
+    for step in trace.steps:
+        memory.update(zip(step.results, run_meaning(step, [memory[v] for v in step.inputs]), strict=True))
+    return [memory[value] for value in results]
+
+
+def check(trace: Trace, inputs: list[Value], results: list[Value]) -> list[str]:
+    """The same numbers; gives the ops that are there afterwards."""
+    before = run(trace, inputs, results)
+    apply(channels_last, trace, results)
+    verify_steps(trace.steps)
+    for old, new in zip(before, run(trace, inputs, results), strict=True):
+        np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5)
+    return [step.op.name for step in trace.steps]
+
+
+def test_programs_without_images_stay_as_they_are() -> None:
+    trace = Trace()
+    x = feed(trace, (2, 3, 4, 5))
+    y = ops.sum_(ops.relu(x), (1,))
+    steps = trace.steps
+    apply(channels_last, trace, [y])
+    assert trace.steps is steps
+
+
+def test_a_region_has_transposes_at_its_borders_only() -> None:
+    trace = Trace()
+    x, v, w = feed(trace, (2, 3, 6, 6)), feed(trace, (4, 3, 3, 3)), feed(trace, (5, 4, 3, 3))
+    y = ops.relu(ops.convolution(x, v, *CONVOLUTION))
+    z = ops.max_pool(ops.convolution(y, w, *CONVOLUTION), (2, 2), (2, 2), (1, 1), (0, 0, 0, 0))
+    names = check(trace, [x, v, w], [z])
+    assert names == ["transpose", "copy", "convolution", "relu", "convolution", "max_pool", "transpose"]
+    marked = [step.op.name for step in trace.steps if step.attributes.get("channels_last")]
+    assert marked == ["convolution", "convolution", "max_pool"]
+
+
+def test_channels_first_results_are_made_once_and_only_for_those_who_need_them() -> None:
+    trace = Trace()
+    x, w = feed(trace, (2, 3, 6, 6)), feed(trace, (4, 3, 3, 3))
+    y = ops.convolution(x, w, *CONVOLUTION)
+    a, b = ops.reshape(y, (2, 144)), ops.reshape(y, (8, 36))
+    names = check(trace, [x, w], [a, b])
+    assert names.count("transpose") == 2, "one for the source, one for both reshapes"
+
+
+def test_images_that_are_kept_are_there_channels_first() -> None:
+    trace = Trace()
+    x, w = feed(trace, (2, 3, 6, 6)), feed(trace, (4, 3, 3, 3))
+    y = ops.convolution(x, w, *CONVOLUTION)
+    z = ops.relu(y)
+    check(trace, [x, w], [y, z])
+
+
+def test_statistics_per_channel_follow() -> None:
+    """A batch norm in the region: its axes are renumbered, its (1, C, 1, 1) operands need no transpose."""
+    trace = Trace()
+    x, w, scale = feed(trace, (2, 3, 6, 6)), feed(trace, (4, 3, 3, 3)), feed(trace, (1, 4, 1, 1))
+    y = ops.convolution(x, w, *CONVOLUTION)
+    normalized, mean, variance = emit_all("normalize", y, axes=(0, 2, 3), epsilon=1e-5)
+    z = ops.relu(normalized * scale)
+    names = check(trace, [x, w, scale], [z, mean, variance])
+    step = next(step for step in trace.steps if step.op.name == "normalize")
+    assert step.attributes["axes"] == (0, 1, 2)
+    assert names.count("transpose") == 2
+
+
+def test_one_channel_or_one_pixel_needs_no_transpose() -> None:
+    trace = Trace()
+    x, w = feed(trace, (2, 1, 6, 6)), feed(trace, (4, 1, 6, 6))
+    y = ops.convolution(x, w, (1, 1), (1, 1), (0, 0, 0, 0), 1)
+    assert check(trace, [x, w], [y]) == ["reshape", "convolution", "reshape"]
+
+
+def test_gradients_of_weights_keep_the_layout_of_weights() -> None:
+    trace = Trace()
+    x, dy = feed(trace, (2, 3, 6, 6)), feed(trace, (2, 4, 6, 6))
+    dw = ops.convolution_weight_gradient(
+        x, dy, shape=(4, 3, 3, 3), strides=(1, 1), dilations=(1, 1), padding=(1, 1, 1, 1), groups=1
+    )
+    names = check(trace, [x, dy], [dw])
+    assert names[-1] == "convolution_weight_gradient"
+    assert trace.steps[-1].results == (dw,)
+
+
+def test_updates_are_left_alone() -> None:
+    trace = Trace()
+    x, w = feed(trace, (2, 3, 6, 6)), feed(trace, (4, 3, 3, 3), "parameter")
+    y = ops.convolution(x, w, *CONVOLUTION)
+    trace.phase = "update"
+    ops.assign(w, w * 0.5)
+    apply(channels_last, trace, [y])
+    update = [step for step in trace.steps if step.phase == "update"]
+    assert [step.op.name for step in update] == ["multiply", "assign"]
+    assert all(value.shape == (4, 3, 3, 3) for step in update for value in step.results)

@@ -1,0 +1,141 @@
+"""The list of passes: what applies when, what is checked after each, and what MLC_DEBUG=passes prints."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from mlcompute import compiler, ops
+from mlcompute.compiler import PASSES, Context, Description, Pass, compile_program
+from mlcompute.compiler.index import Index
+from mlcompute.compiler.program import Program
+from mlcompute.devices.device import Traits
+from mlcompute.devices.null import Null
+from mlcompute.ops.op import FLOAT32, TABLE, Step, Trace
+
+
+class Capable(Null):
+    traits = Traits(fuses_elementwise=True, channels_last=True)
+
+
+def described(optimizer: bool = True) -> Description:
+    """A convolution with a ReLU and a loss."""
+    graph = mlc.Graph()
+    x = graph.input((4, 2, 6, 6), "x")
+    y = graph.flatten(graph.convolution(x, 3, kernel=3, activation="relu"))
+    sgd = mlc.SGDOptimizer(mlc.OptimizerDescriptor(learning_rate=0.1)) if optimizer else None
+    training = mlc.TrainingGraph([graph], mlc.LossLayer.mean_squared_error(mlc.ReductionType.MEAN), sgd)
+    training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=y.descriptor.shape)})
+    training.compile(device=mlc.Device(mlc.DeviceType.CPU, engine=Null()))
+    return training._compile_if_needed()
+
+
+def applied(style: str, engine: Null, **settings: bool) -> list[str]:
+    context = Context(described(**settings), engine, Program(style, 4))
+    return [each.name for each in PASSES if each.when(context)]
+
+
+def test_which_passes_apply() -> None:
+    assert applied("fused", Capable()) == [each.name for each in PASSES]
+    plain = applied("inference", Null())
+    assert "add_gradients" not in plain
+    assert "add_updates" not in plain
+    assert "channels_last" not in plain
+    assert "fuse_elementwise" not in plain
+    assert plain[0] == "lower"
+    assert plain[-1] == "plan_memory"
+    split = applied("split", Capable(), optimizer=False)
+    for absent in ("add_updates", "schedule_updates", "rematerialize", "pool_indices", "fuse_update_into_matmul"):
+        assert absent not in split
+
+
+def test_every_pass_is_named_like_its_file() -> None:
+    for each in PASSES:
+        module = each.transform.__module__.rsplit(".", 1)[1]
+        assert module == each.name
+
+
+def test_passes_leave_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps in, steps out: the list a pass was given holds the same steps afterwards."""
+
+    def watched(each: Pass) -> Pass:
+        def transform(steps: list[Step], context: Context) -> list[Step]:
+            before, texts = list(steps), [repr(step) for step in steps]
+            found = each.transform(steps, context)
+            assert steps[: len(before)] == before or steps is context.trace.steps, each.name
+            assert [repr(step) for step in before] == texts, each.name
+            return found
+
+        return Pass(transform, each.when)
+
+    monkeypatch.setattr(compiler, "PASSES", [watched(each) for each in PASSES])
+    for style in compiler.STYLES:
+        compile_program(described(), Capable(), style)
+
+
+def test_a_pass_that_breaks_something_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLC_DEBUG", "verify")
+
+    def forgetful(steps: list[Step], context: Context) -> list[Step]:
+        return steps[1:]
+
+    monkeypatch.setattr(compiler, "PASSES", [*PASSES[:6], Pass(forgetful), *PASSES[6:]])
+    with pytest.raises(AssertionError, match=r"after the pass forgetful: .*is used before it exists"):
+        compile_program(described(), Null(), "fused")
+
+
+def test_a_pass_that_makes_what_the_device_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLC_DEBUG", "verify")
+
+    def inventive(steps: list[Step], context: Context) -> list[Step]:
+        x = steps[0].inputs[0]
+        result = context.trace.value(x.shape, x.dtype)
+        return [Step(TABLE["softmax"], (x,), (result,), {"axis": 1}), *steps]
+
+    monkeypatch.setattr(compiler, "PASSES", [*PASSES[:6], Pass(inventive), *PASSES[6:]])
+    with pytest.raises(AssertionError, match=r"after the pass inventive: .*'null' does not support it"):
+        compile_program(described(), Null({"softmax"}), "fused")
+
+
+def test_what_passes_print(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    description = described()
+    monkeypatch.setenv("MLC_DEBUG", "passes")
+    compile_program(description, Capable(), "fused")
+    text = capsys.readouterr().err
+    assert "lower (fused, batch 4): 0 -> " in text
+    assert "+ Convolution" in text or "+ convolution" in text.lower()
+    assert "fuse_elementwise (fused, batch 4)" in text
+    titles = [line.split(" ", 1)[0] for line in text.splitlines() if not line.startswith(" ")]
+    assert titles == [each.name for each in PASSES]
+
+
+# Index ----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_index_knows_makers_readers_and_aliases() -> None:
+    trace = Trace()
+    x = trace.value((2, 3), FLOAT32, "input")
+    y = ops.exp(x)
+    z = ops.transpose(y)
+    flat = ops.emit("reshape", ops.transpose(z), shape=(6,))
+    square = y * y
+    index = Index(trace.steps)
+    assert index.makers[y] is trace.steps[0]
+    assert x not in index.makers
+    assert [step.op.name for step in index.readers[y]] == ["transpose", "multiply"], "each step once"
+    assert index.base(flat) is y
+    assert index.base(square) is square
+    assert index.last_uses[y] == 4
+    assert square not in index.last_uses
+    assert index.positions[trace.steps[2]] == 2
+
+
+def test_an_index_is_made_once_for_a_list() -> None:
+    trace = Trace()
+    ops.exp(trace.value((2,), FLOAT32, "input"))
+    context = Context(Description(), Null(), Program("fused", 1), trace=trace)
+    first = context.index(trace.steps)
+    assert context.index(trace.steps) is first
+    assert context.index(list(trace.steps)) is not first
+    assert np.array_equal(list(first.positions.values()), [0])
