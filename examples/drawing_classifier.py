@@ -60,8 +60,8 @@ class Classifier:
         labels, weights = mlc.Tensor(shape=(batch, len(NAMES))), mlc.Tensor(shape=(batch, 1))
         self.training = mlc.TrainingGraph(
             [self.graph],
-            mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.NONE),  # one loss per drawing
-            # Without a reduction the gradients of all losses add up; rescaling makes them a mean.
+            mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.SUM),  # over the drawings, each with its weight
+            # The gradients of all losses add up; rescaling makes them a mean.
             mlc.AdamOptimizer(mlc.OptimizerDescriptor(learning_rate=1e-3, gradient_rescale=1 / batch)),
         )
         self.training.add_inputs({"image": self.image}, {"label": labels}, {"weight": weights})
@@ -81,7 +81,7 @@ class Classifier:
                 count = self.batch
             image, label, weight = fed
             run = self.training.execute({"image": image}, {"label": label}, {"weight": weight}, batch_size=count)
-            total += float(run.result.data.sum())
+            total += float(run.result.data.item())
         return total / float(weights.sum())
 
     def probabilities(self, images: np.ndarray) -> np.ndarray:

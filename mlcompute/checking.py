@@ -9,16 +9,16 @@ import numpy as np
 
 from mlcompute.compiler import compile_program
 from mlcompute.compiler.differentiate import differentiate
-from mlcompute.compiler.expand import expand
+from mlcompute.compiler.expand import expanded
 from mlcompute.compiler.lower import Lowering
-from mlcompute.compiler.simplify import Substitution
+from mlcompute.compiler.substitution import Substitution
 from mlcompute.debug import bindings_of_copies
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import ExecutionError
 from mlcompute.feeding import Named
 from mlcompute.graph import Node
 from mlcompute.layers.layer import Layer
-from mlcompute.ops.op import Array, Op, Step, Trace, Value, run_meaning
+from mlcompute.ops.op import Array, Step, Trace, Value, run_meaning
 from mlcompute.tensor import Tensor
 from mlcompute.training import TrainingGraph
 
@@ -111,7 +111,7 @@ def check_gradients(
     kept = {tensor: memory[value].copy() for tensor, value in program.persistent.items()}
     keys = [memory[value] for value, _ in program.random_keys]
     executable = engine.build(program, engine.allocate(program.plan.nbytes))
-    executable.run(phases, memory)
+    executable.run_once(engine, phases, memory)
     compiled = {
         tensor: executable.read(program.gradients[tensor])
         for tensor in description.parameters
@@ -198,7 +198,7 @@ class _Exact:
         found = differentiate(run.trace, seeds, [run.values[tensor] for tensor in wanted if tensor in run.values])
         feeds = {value: arrays[tensor] for tensor, value in run.values.items() if tensor in arrays}
         feeds.update(dict(zip((key for key, _ in run.random_keys), self.keys, strict=True)))
-        inner = Substitution() if rounding is None else expand(run.trace, _is_simple)
+        inner = Substitution() if rounding is None else _in_small_ops(run.trace)
         memory = _interpret(run.trace, feeds, rounding=rounding)
         return {t: memory[inner[found[run.values[t]]]] for t in wanted if t in run.values and run.values[t] in found}
 
@@ -247,7 +247,7 @@ class _Alone:
         self.fixed = dict(zip((key for key, _ in run.random_keys), keys, strict=True))
         self.forward = list(run.trace.steps)
         # The same once more in small ops, for rounding happens inside the large ones, too.
-        inner = expand(rounded.trace, _is_simple)
+        inner = _in_small_ops(rounded.trace)
         self._rounded = rounded
         self._rounded_results = [inner[rounded.values[t]] for t in node.results if rounded.values[t].is_floating]
         self._rounded_keys = dict(zip((key for key, _ in rounded.random_keys), keys, strict=True))
@@ -369,8 +369,10 @@ def _ones(trace: Trace, value: Value) -> Value:
     return trace.constant(np.ones(value.shape), FLOAT64)
 
 
-def _is_simple(op: Op) -> bool:
-    return op.expansion is None
+def _in_small_ops(trace: Trace) -> Substitution:
+    """Rewrite the steps of a trace without composite ops; gives what became of values."""
+    trace.steps, found = expanded(trace.steps, trace, lambda step: step.op.expansion is None, "check_gradients")
+    return found
 
 
 class _Rounding:

@@ -372,7 +372,7 @@ class CompiledGraph(Profiled, DescribedGraph):
         assert compiled is not None
         program, phases = course.program, course.phases
         targets = self._output_targets(program, phases, call) if call.outputs_data else ()
-        bindings = self._static_bindings(program)
+        engine, bindings = device.engine, self._static_bindings(program)
         executable = compiled.executable(program) if passes is None else passes.executable
         profile = Profile() if course.profiles else None
 
@@ -387,9 +387,12 @@ class CompiledGraph(Profiled, DescribedGraph):
                 if course.begins:  # what the last run left is about to be overwritten
                     self.keep_latest_result()
                     self._current = self._latest = None
-                known = executable.lasting is bindings
-                executable.lasting = bindings
-                executable.run(phases, fed if known else {**bindings, **fed}, profile)
+                compiled.bind(executable, bindings)
+                for value, array in fed.items():
+                    executable.bind(value, engine.upload(array))
+                completion = executable.run(phases, profile)
+                if completion is not None:
+                    completion.wait()
                 for value, target in targets:
                     np.copyto(target, executable.read(value))
             except BaseException:

@@ -87,7 +87,7 @@ def find_nan(
     program = compile_program(description, engine, style, batch)
     memory = bindings_of_copies("find_nan", graph, program, phases, data, options)
     bad.update(_bad(memory.items()))
-    engine.build(program, engine.allocate(program.plan.nbytes)).run(phases, memory)
+    engine.build(program, engine.allocate(program.plan.nbytes)).run_once(engine, phases, memory)
     return _Search(graph, program, bad).first(phases)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -100,6 +101,9 @@ class Programs:
         self._programs: dict[tuple[str, int, bool], Program] = {}
         self._executables: dict[Program, Executable] = {}
         self._results: dict[Program, Tensor | None] = {}
+        self._listings: dict[Program, Program] = {}
+        #: What parameters, statistics and states of an executable are bound to.
+        self._bound: weakref.WeakKeyDictionary[Executable, dict[Value, Array]] = weakref.WeakKeyDictionary()
         self._scalars: dict[Program, dict[str, tuple[Value, Array]]] = {}
         self._courses: dict[tuple[Program, tuple[str, ...], int], Course] = {}
         self._lock = threading.RLock()
@@ -120,6 +124,7 @@ class Programs:
                 self.arena_size = program.plan.nbytes
                 self._arena = None
                 self._executables.clear()
+                self._listings.clear()
             self._results[program] = wanted.result
             self._programs[key] = program
             return program
@@ -134,6 +139,13 @@ class Programs:
                 found = self._executables[program] = self._engine.build(program, self._arena)
                 _print_if_asked(program)
         return found
+
+    def bind(self, executable: Executable, bindings: dict[Value, Array]) -> None:
+        """Let an executable use this memory for parameters, statistics and states, unless it does already."""
+        if self._bound.get(executable) is not bindings:
+            for value, array in bindings.items():
+                executable.bind(value, self._engine.upload(array))
+            self._bound[executable] = bindings
 
     def course(self, program: Program, phases: tuple[str, ...], options: ExecutionOptions) -> Course:
         """What runs of some phases share."""
@@ -181,13 +193,19 @@ class Programs:
         return self._scalars[program]
 
     def by_name(self) -> dict[str, Program]:
-        """The programs compiled so far, by style and batch size; built, so that printing one shows its kernels."""
-        for program in self._programs.values():
-            self.executable(program)
+        """Listings of the programs compiled so far, by style and batch size: they show kernels and memory."""
         return {
-            f"{style} {batch}" + ("" if with_losses else " without losses"): program
+            f"{style} {batch}" + ("" if with_losses else " without losses"): self.listing(program)
             for (style, batch, with_losses), program in self._programs.items()
         }
+
+    def listing(self, program: Program) -> Program:
+        """A program with the kernels that run it, for people to read."""
+        found = self._listings.get(program)
+        if found is None:
+            executable = self.executable(program)
+            found = self._listings[program] = program.with_kernels(executable.kernels, executable.notes)
+        return found
 
 
 def fed_input(tensor: Tensor, value: Value, description: Description) -> Fed:

@@ -17,6 +17,7 @@ from mlcompute.compiler.lower import Lowering
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.verify import verify_plan, verify_steps
 from mlcompute.devices.device import Engine
+from mlcompute.devices.host_memory import HostBuffer
 from mlcompute.devices.reference import Reference
 from mlcompute.enums import DataType
 from mlcompute.layers.layer import Layer
@@ -300,12 +301,12 @@ def run_with_plan(built: Built, program: Any, reuse: bool, guard: int) -> dict[A
     verify_plan(program.steps, plan)
     original, program.plan = program.plan, plan
     arena = np.full(plan.nbytes, 0xA5, np.uint8)
-    executable = Reference().build(program, arena)
+    executable = Reference().build(program, HostBuffer(arena))
     built.bind()
     phases = tuple(program.phases)
     course = built.graph._compiled.course(program, phases, mlc.ExecutionOptions.SYNCHRONOUS)
     feeds = built.graph._feed(course, {}, "execute")
-    executable.run(phases, {**built.graph._static_bindings(program), **feeds})
+    executable.run_once(Reference(), phases, {**built.graph._static_bindings(program), **feeds})
     kept = {value: executable.read(value) for value in program.kept}
     used = np.zeros(plan.nbytes, bool)
     for place in plan.placements.values():

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
+from mlcompute.devices.device import Buffer
 from mlcompute.devices.reference import Reference
-from mlcompute.ops.op import Array
 from tests.footprint import Footprint
 
 #: How many graphs the slow test makes and drops.
@@ -138,10 +138,10 @@ def test_a_graph_goes_with_its_last_user(run: Callable[[Net], object]) -> None:
 
 @pytest.mark.parametrize("run", RUNS)
 def test_no_arena_outlives_its_graph(run: Callable[[Net], object]) -> None:
-    arenas: list[weakref.ref[Array]] = []
+    arenas: list[weakref.ref[Buffer]] = []
 
     class Watched(Reference):
-        def allocate(self, nbytes: int) -> Array:
+        def allocate(self, nbytes: int) -> Buffer:
             arena = super().allocate(nbytes)
             arenas.append(weakref.ref(arena))
             return arena

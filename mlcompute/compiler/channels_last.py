@@ -27,15 +27,16 @@ def channels_last(steps: list[Step], context: Context) -> list[Step]:
     """Values keep their names; images inside a region get channels-last twins."""
     if not any(step.op.name in _IMAGE_OPS for step in steps):
         return steps
-    run = _Layout(context)
+    run = _Layout(steps, context)
     for step in steps:
         run.add(step)
     return run.steps
 
 
 class _Layout:
-    def __init__(self, context: Context) -> None:
+    def __init__(self, steps: list[Step], context: Context) -> None:
         self.trace, self.keep = context.trace, context.kept
+        self.readers = context.index(steps).readers
         self.steps: list[Step] = []
         self.twins: dict[Value, Value] = {}  # channels-first value -> the same channels-last
         self.missing: dict[Value, Step] = {}  # channels-first values that exist only as twins -> step to make them
@@ -78,7 +79,8 @@ class _Layout:
         for value, twin in zip(step.results, results, strict=True):
             self.twins[value] = twin
             self.missing[value] = _moved(twin, value, TO_FIRST, step)
-            if value in self.keep:
+            # The update phase has no twins, and what it reads must be there when the phases before it are over.
+            if value in self.keep or any(reader.phase == "update" for reader in self.readers.get(value, ())):
                 self.first(value)
 
     def first(self, value: Value) -> Value:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.substitution import Substitution
 from mlcompute.errors import CompileError
-from mlcompute.ops.op import Step, Value
+from mlcompute.ops.op import Step, Trace, Value
 
 
 def expand(steps: list[Step], context: Context) -> list[Step]:
     """Steps the device supports, every one of them."""
-    trace, supports = context.trace, context.engine.supports
+    engine = context.engine
+    found, substitution = expanded(steps, context.trace, engine.supports, f"device '{engine.name}'")
+    context.substitute(substitution)
+    context.is_expanded = True
+    return found
+
+
+def expanded(
+    steps: list[Step], trace: Trace, supports: Callable[[Step], bool], who: str
+) -> tuple[list[Step], Substitution]:
+    """Supported steps only, and what became of values."""
     substitution = Substitution()
     pending = list(reversed(steps))
     done: list[Step] = []
@@ -25,7 +37,7 @@ def expand(steps: list[Step], context: Context) -> list[Step]:
             continue
         if step.op.expansion is None:
             raise CompileError(
-                f"layer '{step.layer}': device '{context.engine.name}' has no kernel for {step!r}, "
+                f"layer '{step.layer}': {who} has no kernel for {step!r}, "
                 "and it has no expansion into smaller operations",
                 fix="compile for another device, or use other layers",
             )
@@ -36,6 +48,4 @@ def expand(steps: list[Step], context: Context) -> list[Step]:
             substitution[value] = answer
         pending.extend(reversed(trace.steps))
     trace.layer, trace.phase = layer, phase
-    context.substitute(substitution)
-    context.is_expanded = True
-    return done
+    return done, substitution

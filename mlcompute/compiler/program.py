@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mlcompute.compiler.plan_memory import MemoryPlan
@@ -19,8 +21,7 @@ class Program:
     inputs      tensors the caller feeds; `persistent`: tensors whose host memory the steps read and write
     states      parameter -> its optimizer state values; `scalars`: numbers fed before each update
     random_keys (key value, seed) pairs fed before each training pass
-    kernels     how the engine runs each step, once it has built the program: read it with `print`
-    sharing     how threads share each step's work: "rows 32" (each its own rows) or "shared"
+    kernels     how the device runs each step, and `notes` more about that: only in listings (`with_kernels`)
     """
 
     name: str
@@ -37,8 +38,12 @@ class Program:
     scalars: dict[str, Value] = field(default_factory=dict)
     random_keys: list[tuple[Value, int]] = field(default_factory=list)
     writes: list[Tensor] = field(default_factory=list)
-    kernels: dict[Step, str] = field(default_factory=dict)
-    sharing: dict[Step, str] = field(default_factory=dict)
+    kernels: Mapping[Step, str] = field(default_factory=dict)
+    notes: Mapping[Step, str] = field(default_factory=dict)
+
+    def with_kernels(self, kernels: Mapping[Step, str], notes: Mapping[Step, str]) -> Program:
+        """The same program with what a device made of it, for people to read."""
+        return dataclasses.replace(self, kernels=kernels, notes=notes)
 
     @property
     def phases(self) -> list[str]:
@@ -52,7 +57,7 @@ class Program:
                 step.layer,
                 step.phase,
                 self.kernels.get(step, ""),
-                self.sharing.get(step, ""),
+                self.notes.get(step, ""),
                 "channels last" if step.attributes.get("channels_last") else "",
             )
             for step in self.steps

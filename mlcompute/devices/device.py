@@ -1,4 +1,7 @@
-"""The whole contract between the compiler and a device, on one page."""
+"""The whole contract between the upper half of the library and a device, on one page.
+
+The compiler asks an `Engine` what it supports; memory is a `Buffer`; a built program is an `Executable`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mlcompute.compiler.program import Program
 from mlcompute.enums import DeviceType
@@ -26,10 +29,34 @@ class Traits:
     channels_last: bool = False
 
 
-class Engine(ABC):
-    """A place where programs run. Everything the compiler may ask is here; it implements ops, never layers."""
+class Buffer(ABC):
+    """Memory of a device.
 
-    name: ClassVar[str]
+    host  the same memory as an array, where the host can use it; None where it lies elsewhere
+    """
+
+    __slots__ = ()
+    host: Array | None
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Size in bytes."""
+
+    @abstractmethod
+    def write(self, array: Array, offset: int = 0) -> None:
+        """Copy an array to the device, to that many bytes from the start. It may be reused when the call returns."""
+
+    @abstractmethod
+    def read(self, out: Array, offset: int = 0) -> None:
+        """Copy from the device into an array, after everything that was started before."""
+
+
+class Engine(ABC):
+    """A place where programs run: one device. It implements ops, never layers."""
+
+    #: Also tells devices of one kind apart: "cpu", "cuda:0".
+    name: str
     device_type: ClassVar[DeviceType]
     traits: Traits = Traits()
 
@@ -37,42 +64,86 @@ class Engine(ABC):
         """What the engine is made of on this machine, for people to read."""
         return {}
 
+    @abstractmethod
+    def supports(self, step: Step) -> bool:
+        """Is there a kernel for this step: its op, types, shapes and attributes? If not, the compiler expands it."""
+
     def workspace(self, step: Step) -> int:
         """Bytes a step needs in the arena while it runs, besides its inputs and results."""
         return 0
 
     @abstractmethod
-    def supports(self, step: Step) -> bool:
-        """Is there a kernel for this step, its op, types, shapes and attributes? If not, the compiler expands it."""
+    def allocate(self, nbytes: int) -> Buffer:
+        """Memory of the device, filled with zeros. DeviceError when there is not enough."""
 
     @abstractmethod
-    def allocate(self, nbytes: int) -> Any:
-        """An arena: memory of the device that all programs of one graph share."""
+    def wrap(self, array: Array) -> Buffer | None:
+        """The host's own memory as a buffer, without a copy; None where the device cannot use it in place."""
+
+    def upload(self, array: Array) -> Buffer:
+        """A buffer with an array's values: the array's own memory where the device can use that, else a copy."""
+        buffer = self.wrap(array)
+        if buffer is None:
+            buffer = self.allocate(array.nbytes)
+            buffer.write(array)
+        return buffer
 
     @abstractmethod
-    def build(self, program: Program, arena: Any) -> Executable:
-        """Make a program ready to run in an arena at least as large as its plan."""
+    def build(self, program: Program, arena: Buffer) -> Executable:
+        """Make a program ready to run in an arena at least as large as its plan. The program stays as it is."""
+
+    def synchronize(self) -> None:
+        """Return when everything that was started on the device is done."""
+        return
+
+
+class Completion(ABC):
+    """A run that has been started."""
+
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Has it finished? Never waits."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Return when it has finished; raises ExecutionError naming the layer that could not be carried out."""
 
 
 class Executable(ABC):
     """A built program. Runs phases; values it keeps can be read afterwards."""
 
     program: Program
-    #: What `run` was last given for parameters and states: as long as it is the same, it need not be given again.
-    lasting: Mapping[Value, Array] | None = None
+    #: How each step is run, for people to read.
+    kernels: Mapping[Step, str] = {}
+    #: More about that, for the printed program: how threads share the work, say.
+    notes: Mapping[Step, str] = {}
 
     @abstractmethod
-    def run(self, phases: Sequence[str], bindings: Mapping[Value, Array], profile: Profile | None = None) -> None:
-        """Run all steps of the named phases, with host arrays for every value the arena does not hold.
+    def bind(self, value: Value, buffer: Buffer) -> None:
+        """Use this memory for a value the arena does not hold, from the next run on."""
 
-        An array stays until another is given for the same value.
-        Arrays of parameters and states are read and written in place; a device with memory of its own copies them.
-        Raises ExecutionError naming the layer when a step cannot be carried out.
+    @abstractmethod
+    def run(self, phases: Sequence[str], profile: Profile | None = None) -> Completion | None:
+        """Start all steps of the named phases, in order. None when they have finished on return.
+
+        Parameters and states are read and written in place. Raises ExecutionError naming the layer when a step cannot
+        be carried out; where that shows only later, the completion raises it. A run that failed has changed nothing
+        that outlives it, or says what.
         """
 
     @abstractmethod
     def read(self, value: Value) -> Array:
         """A copy of a kept value, as of the last run."""
+
+    def run_once(
+        self, engine: Engine, phases: Sequence[str], arrays: Mapping[Value, Array], profile: Profile | None = None
+    ) -> None:
+        """Run with these arrays and wait: what checks and measurements need, which own all they bind."""
+        for value, array in arrays.items():
+            self.bind(value, engine.upload(array))
+        completion = self.run(phases, profile)
+        if completion is not None:
+            completion.wait()
 
 
 @dataclass

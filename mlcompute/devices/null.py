@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 import numpy as np
 
 from mlcompute.compiler.program import Program
-from mlcompute.devices.device import Engine, Executable, Profile
+from mlcompute.devices.device import Buffer, Engine, Executable, Profile
+from mlcompute.devices.host_memory import HostBuffer
 from mlcompute.enums import DeviceType
 from mlcompute.ops.op import Array, Step, Value
 
 
 class Null(Engine):
-    """Accepts every program, allocates nothing, answers zeros.
+    """Accepts every program, allocates nothing, gives zeros.
 
     lacks: names of composite ops it pretends to have no kernel for, so that the compiler expands them.
     """
@@ -29,19 +30,44 @@ class Null(Engine):
     def supports(self, step: Step) -> bool:
         return step.op.name not in self.lacks
 
-    def allocate(self, nbytes: int) -> int:
-        return nbytes
+    def allocate(self, nbytes: int) -> Buffer:
+        return _Nothing(nbytes)
 
-    def build(self, program: Program, arena: int) -> Executable:
-        assert program.plan.nbytes <= arena
+    def wrap(self, array: Array) -> Buffer | None:
+        return HostBuffer(array)
+
+    def build(self, program: Program, arena: Buffer) -> Executable:
+        assert program.plan.nbytes <= arena.nbytes
         return _NullExecutable(self, program)
+
+
+class _Nothing(Buffer):
+    """A size without memory."""
+
+    host = None
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def write(self, array: Array, offset: int = 0) -> None:
+        return
+
+    def read(self, out: Array, offset: int = 0) -> None:
+        out[...] = 0
 
 
 class _NullExecutable(Executable):
     def __init__(self, engine: Null, program: Program) -> None:
         self.engine, self.program = engine, program
 
-    def run(self, phases: Sequence[str], bindings: Mapping[Value, Array], profile: Profile | None = None) -> None:
+    def bind(self, value: Value, buffer: Buffer) -> None:
+        return
+
+    def run(self, phases: Sequence[str], profile: Profile | None = None) -> None:
         self.engine.runs += 1
 
     def read(self, value: Value) -> Array:

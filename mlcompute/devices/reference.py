@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from mlcompute.compiler.program import Program
-from mlcompute.devices.device import Engine, Executable, Profile
+from mlcompute.devices.device import Buffer, Engine, Executable, Profile
+from mlcompute.devices.host_memory import HostBuffer, allocate
 from mlcompute.enums import DeviceType
 from mlcompute.errors import ExecutionError
 from mlcompute.ops.op import Array, Step, Value, run_meaning
@@ -37,16 +38,23 @@ class Reference(Engine):
     def supports(self, step: Step) -> bool:
         return True
 
-    def allocate(self, nbytes: int) -> Array:
-        return np.zeros(nbytes, np.uint8)
+    def allocate(self, nbytes: int) -> Buffer:
+        return allocate(nbytes)
 
-    def build(self, program: Program, arena: Array) -> Executable:
-        return _ReferenceExecutable(program, arena, self._watch)
+    def wrap(self, array: Array) -> Buffer | None:
+        return HostBuffer(array)
+
+    def build(self, program: Program, arena: Buffer) -> Executable:
+        assert arena.host is not None
+        return ReferenceExecutable(program, arena.host, self._watch)
 
 
-class _ReferenceExecutable(Executable):
-    def __init__(self, program: Program, arena: Array, watch: Watch | None) -> None:
+class ReferenceExecutable(Executable):
+    """Steps in NumPy. What a value holds is looked up by the value, arena or not."""
+
+    def __init__(self, program: Program, arena: Array, watch: Watch | None = None) -> None:
         self.program = program
+        self.kernels: Mapping[Step, str] = dict.fromkeys(program.steps, "NumPy")
         self._watch = watch
         self._slots = {
             value: arena[place.offset : place.offset + place.nbytes].view(value.dtype).reshape(value.shape)
@@ -54,8 +62,11 @@ class _ReferenceExecutable(Executable):
         }
         self._memory: dict[Value, Array] = dict(program.constants)
 
-    def run(self, phases: Sequence[str], bindings: Mapping[Value, Array], profile: Profile | None = None) -> None:
-        self._memory.update(bindings)
+    def bind(self, value: Value, buffer: Buffer) -> None:
+        assert buffer.host is not None
+        self._memory[value] = buffer.host
+
+    def run(self, phases: Sequence[str], profile: Profile | None = None) -> None:
         # Infinities and NaN are legal numbers here; NumPy's warnings about them would only be noise.
         with np.errstate(all="ignore"):
             for step in self.program.steps:

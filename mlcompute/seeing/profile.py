@@ -182,25 +182,27 @@ def profile(
     assert device is not None
     whole: list[float] = []
     recordings: list[_Recording] = []
+    listings: list[Program] = []
 
     def work() -> None:
         # In memory of its own: what the last run left can still be read.
         executable = device.engine.build(program, device.engine.allocate(program.plan.nbytes))
-        executable.run(phases, memory)  # the first run fills caches and starts threads
+        listings.append(program.with_kernels(executable.kernels, executable.notes))
+        executable.run_once(device.engine, phases, memory)  # the first run fills caches and starts threads
         for _ in range(steps):
             start = time.perf_counter()
-            executable.run(phases, memory)
+            executable.run_once(device.engine, phases, {})
             whole.append(time.perf_counter() - start)
         for _ in range(steps):
             recordings.append(_Recording())
-            executable.run(phases, memory, recordings[-1])
+            executable.run_once(device.engine, phases, {}, recordings[-1])
 
     # Through the queue: nothing else runs on the device meanwhile.
     execution = Execution(device.queue, work)
     with held:
         device.queue.submit(execution, True)
     execution.wait()
-    runs, rows = _evaluate(graph, program, recordings)
+    runs, rows = _evaluate(graph, listings[0], recordings)
     return GraphProfile(
         graph._who,
         f"{device.actual_device_type.name} ('{device.engine.name}')",

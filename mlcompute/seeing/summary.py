@@ -208,5 +208,4 @@ def main_program(graph: Graph) -> Program | None:
     if compiled is None or compiled.size != graph._linked_size():
         return None
     program = compiled.get(graph._main_style, compiled.description.batch_size)
-    compiled.executable(program)  # building it names its kernels
-    return program
+    return compiled.listing(program)

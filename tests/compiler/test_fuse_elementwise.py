@@ -10,6 +10,7 @@ from mlcompute.compiler.fuse_elementwise import LARGEST_GROUP, fuse_elementwise,
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.verify import verify_program, verify_steps
+from mlcompute.devices.host_memory import HostBuffer
 from mlcompute.devices.reference import Reference
 from mlcompute.ops.op import Step, Trace
 from tests.compiler.programs import Drawn, apply, feed, programs
@@ -101,9 +102,9 @@ def test_merged_programs_give_the_same_numbers(drawn: Drawn) -> None:
     program.plan = planned(steps, drawn.kept, rerunnable=True)
     verify_program(program)
     feeds = {value: array.copy() for value, array in drawn.feeds.items()}
-    executable = Reference().build(program, np.full(program.plan.nbytes, 0xA5, np.uint8))
+    executable = Reference().build(program, HostBuffer(np.full(program.plan.nbytes, 0xA5, np.uint8)))
     for phase in program.phases:
-        executable.run((phase,), feeds)
+        executable.run_once(Reference(), (phase,), feeds)
     for value in drawn.kept:
         np.testing.assert_allclose(executable.read(value), expected[value], rtol=1e-5, atol=1e-5)
     for value, array in lasting.items():

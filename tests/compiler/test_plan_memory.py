@@ -17,6 +17,7 @@ from mlcompute.compiler.fuse_elementwise import fused
 from mlcompute.compiler.plan_memory import MemoryPlan, plan_like, planned
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.verify import verify_plan, verify_program
+from mlcompute.devices.host_memory import HostBuffer
 from mlcompute.devices.reference import Reference
 from mlcompute.ops.op import FLOAT32, Array, Shape, Step, Trace, Value, emit, inner_steps, run_meaning
 from tests.compiler.programs import Drawn, feed, programs
@@ -273,8 +274,8 @@ def test_numbers_survive_in_planned_memory(drawn: Drawn, fuses: bool) -> None:
     expected, lasting = drawn.run()
     program = program_of(drawn, steps=fused(drawn.steps, drawn.kept) if fuses else None)
     feeds = {value: array.copy() for value, array in drawn.feeds.items()}
-    executable = Reference().build(program, np.full(program.plan.nbytes, 0xA5, np.uint8))
-    executable.run(("forward", "gradient", "update"), feeds)
+    executable = Reference().build(program, HostBuffer(np.full(program.plan.nbytes, 0xA5, np.uint8)))
+    executable.run_once(Reference(), ("forward", "gradient", "update"), feeds)
     for value in drawn.kept:
         same(executable.read(value), expected[value])
     for value, array in lasting.items():
@@ -289,13 +290,13 @@ def test_numbers_survive_in_planned_memory(drawn: Drawn, fuses: bool) -> None:
 def test_phases_may_run_again(drawn: Drawn, rounds: list[tuple[int, int, int]]) -> None:
     program = program_of(drawn, "split")
     verify_program(program)
-    executable = Reference().build(program, np.full(program.plan.nbytes, 0xA5, np.uint8))
+    executable = Reference().build(program, HostBuffer(np.full(program.plan.nbytes, 0xA5, np.uint8)))
     expected, _ = drawn.run()
     phases = {value: step.phase for step in drawn.steps for value in step.results}
     for forwards, gradients, updates in rounds:
         done: list[str] = []
         for phase in ["forward"] * forwards + ["gradient"] * gradients + ["update"] * updates:
-            executable.run((phase,), drawn.feeds)
+            executable.run_once(Reference(), (phase,), drawn.feeds)
             done.append(phase)
             for value in drawn.kept:
                 if phases[value] in done:

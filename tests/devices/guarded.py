@@ -20,6 +20,7 @@ import mlcompute as mlc
 from mlcompute.compiler.plan_memory import MemoryPlan, planned
 from mlcompute.compiler.program import Program
 from mlcompute.devices.cpu.device import Cpu
+from mlcompute.devices.host_memory import HostBuffer
 from mlcompute.ops.op import Array, Value
 from tests.devices.models import MODELS, Job, make
 from tests.test_layers import CASES, Built
@@ -86,13 +87,13 @@ def run(graph: mlc.TrainingGraph, program: Program, engine: Cpu, side: str | Non
     arrays = {value: np.array(array) for value, array in arrays.items()}
     if side is None:
         executable = engine.build(program, engine.allocate(program.plan.nbytes))
-        executable.run(phases, arrays)
+        executable.run_once(engine, phases, arrays)
         return {value: executable.read(value) for value in program.kept if value not in arrays}
     before = program.plan
     program.plan, arena = guarded_plan(program, engine, side)
     copies, memory = guarded_arrays(arrays, side)
-    executable = engine.build(program, arena.memory)
-    executable.run(phases, copies)
+    executable = engine.build(program, HostBuffer(arena.memory))
+    executable.run_once(engine, phases, copies)
     kept = {value: executable.read(value) for value in program.kept if value not in arrays}
     program.plan = before
     for room in (arena, memory):

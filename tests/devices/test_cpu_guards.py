@@ -13,6 +13,7 @@ import pytest
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.verify import verify_plan
 from mlcompute.devices.cpu.device import Cpu
+from mlcompute.devices.device import Buffer
 from tests.cases.case import Case
 from tests.devices.guarded import run
 from tests.devices.models import MODELS, Job, make
@@ -34,10 +35,12 @@ class Watched(Cpu):
         super().__init__(threads)
         self.arenas: list[np.ndarray] = []
 
-    def allocate(self, nbytes: int) -> np.ndarray:
-        self.arenas.append(super().allocate(nbytes))
-        self.arenas[-1][:] = 0xA5
-        return self.arenas[-1]
+    def allocate(self, nbytes: int) -> Buffer:
+        buffer = super().allocate(nbytes)
+        assert buffer.host is not None
+        buffer.host[:] = 0xA5
+        self.arenas.append(buffer.host)
+        return buffer
 
 
 def check_guard_bytes(built: Built | Job, cpu: Cpu) -> None:

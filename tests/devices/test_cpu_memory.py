@@ -15,6 +15,7 @@ from benchmarks.workloads import WORKLOADS
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.device import Cpu, CpuExecutable
 from mlcompute.devices.cpu.kernels import convolutions
+from mlcompute.devices.device import Buffer
 from tests.devices.models import MODELS, Job, make, workload
 
 
@@ -25,7 +26,7 @@ class Counting(Cpu):
         super().__init__(threads)
         self.asked: list[int] = []
 
-    def allocate(self, nbytes: int) -> np.ndarray:
+    def allocate(self, nbytes: int) -> Buffer:
         self.asked.append(nbytes)
         return super().allocate(nbytes)
 
@@ -254,7 +255,7 @@ def test_an_arena_that_cannot_be_had() -> None:
     class Poor(Cpu):
         poor = True
 
-        def allocate(self, nbytes: int) -> np.ndarray:
+        def allocate(self, nbytes: int) -> Buffer:
             if self.poor:
                 raise MemoryError(f"{nbytes} bytes")
             return super().allocate(nbytes)

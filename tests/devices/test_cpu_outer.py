@@ -103,7 +103,7 @@ class Updated:
         executable = engine.build(program, engine.allocate(plan.nbytes))
         memory = {value: array.copy() for value, array in zip(self.values, data, strict=True)}
         for _ in range(3):
-            executable.run(("gradient", "update"), memory)
+            executable.run_once(engine, ("gradient", "update"), memory)
         return [memory[self.weight], memory[self.state]]
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,8 @@ from mlcompute.devices.cpu.kernels.table import KERNELS, WORKSPACES
 from mlcompute.devices.cpu.machine import default_thread_count
 from mlcompute.devices.cpu.operands import Operand, Operands, address_of
 from mlcompute.devices.cpu.threads import BARRIER_WORDS, ENTRY_WORDS, FAILED, Team
-from mlcompute.devices.device import Engine, Executable, Profile, Traits
+from mlcompute.devices.device import Buffer, Engine, Executable, Profile, Traits
+from mlcompute.devices.host_memory import HostBuffer, allocate
 from mlcompute.enums import DeviceType
 from mlcompute.errors import ExecutionError
 from mlcompute.interrupts import held
@@ -95,15 +96,16 @@ class Cpu(Engine):
         with held:  # making primitives leaves much to destroy, and what is raised in destructors is lost
             return measure(step)
 
-    def allocate(self, nbytes: int) -> Array:
-        # Aligned to a cache line: slack for it is not part of the plan.
-        room = np.zeros(nbytes + 64, np.uint8)
-        skip = -room.ctypes.data % 64
-        return room[skip : skip + nbytes]
+    def allocate(self, nbytes: int) -> Buffer:
+        return allocate(nbytes)
 
-    def build(self, program: Program, arena: Array) -> Executable:
+    def wrap(self, array: Array) -> Buffer | None:
+        return HostBuffer(array)
+
+    def build(self, program: Program, arena: Buffer) -> Executable:
+        assert arena.host is not None
         with held:
-            return CpuExecutable(self, program, arena)
+            return CpuExecutable(self, program, arena.host)
 
 
 @dataclass(eq=False)
@@ -122,6 +124,8 @@ class CpuExecutable(Executable):
 
     def __init__(self, engine: Cpu, program: Program, arena: Array) -> None:
         self.engine, self.program = engine, program
+        self.kernels: dict[Step, str] = {}
+        self.notes: dict[Step, str] = {}
         self._arena = arena
         self._build()
 
@@ -138,9 +142,9 @@ class CpuExecutable(Executable):
             made = maker(step, self._operands) if maker is not None else None
             self._entries.extend(made if made is not None else [step])
             names = dict.fromkeys(entry.kernel for entry in made or ())
-            program.kernels[step] = ", ".join(names) if made is not None else "NumPy (no native kernel)"
+            self.kernels[step] = ", ".join(names) if made is not None else "NumPy (no native kernel)"
             shares = dict.fromkeys(f"rows {entry.rows}" if entry.rows else "shared" for entry in made or ())
-            program.sharing[step] = ", ".join(shares) or "one thread"
+            self.notes[step] = ", ".join(shares) or "one thread"
         self._entries = _needed(self._entries, program, self._operands)
         native = [entry for entry in self._entries if isinstance(entry, Entry)]
         codes = [entry.code for entry in native]
@@ -180,7 +184,7 @@ class CpuExecutable(Executable):
         #: Views of values in the arena, which never moves: reading a loss after every step should cost nothing.
         self._views: dict[Value, Array] = {}
         for value, array in program.constants.items():
-            self._bind(value, array)
+            self._bind_array(value, array)
         self._tapes: dict[tuple[str, ...], list[_Segment]] = {}
 
     # Addresses --------------------------------------------------------------------------------------------------
@@ -189,10 +193,14 @@ class CpuExecutable(Executable):
         place = self.program.plan.placements.get(operand.base)
         return None if place is None else address_of(self._arena) + place.offset + operand.byte_offset
 
-    def _bind(self, value: Value, array: Array) -> None:
+    def bind(self, value: Value, buffer: Buffer) -> None:
+        array = buffer.host
+        assert array is not None
+        if self._arrays.get(value) is not array:
+            self._bind_array(value, array)
+
+    def _bind_array(self, value: Value, array: Array) -> None:
         """Point every kernel that uses an external value to its array."""
-        if self._arrays.get(value) is array:
-            return
         address = array.__array_interface__["data"][0]  # much cheaper than array.ctypes
         self._arrays[value] = array
         if self._bound.get(value) == address:
@@ -260,14 +268,12 @@ class CpuExecutable(Executable):
 
     # Running ----------------------------------------------------------------------------------------------------
 
-    def run(self, phases: Sequence[str], bindings: Mapping[Value, Array], profile: Profile | None = None) -> None:
+    def run(self, phases: Sequence[str], profile: Profile | None = None) -> None:
         if self._threads != self.engine.threads:  # the slices of the batch follow the number of threads
             known = self._arrays
             self._build()
             for value, array in known.items():
-                self._bind(value, array)
-        for value, array in bindings.items():
-            self._bind(value, array)
+                self._bind_array(value, array)
         if profile is not None:
             self._run_profiled(phases, profile)
             return

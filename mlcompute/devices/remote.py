@@ -1,0 +1,167 @@
+"""remote: NumPy behind memory of its own. What a GPU needs of the upper half of the library is proven with it.
+
+Nothing here can be reached by a host pointer: data goes in and out by copies, which are counted, and a run goes on
+after `run` has returned.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlcompute.compiler.program import Program
+from mlcompute.devices.device import Buffer, Completion, Engine, Executable, Profile, Traits
+from mlcompute.devices.host_memory import HostBuffer, allocate
+from mlcompute.devices.reference import ReferenceExecutable
+from mlcompute.enums import DeviceType
+from mlcompute.ops.op import Array, Step, Value
+
+
+@dataclass
+class Transfers:
+    """Copies between the host and a device: how many, and how many bytes."""
+
+    writes: int = 0
+    bytes_written: int = 0
+    reads: int = 0
+    bytes_read: int = 0
+
+
+class Remote(Engine):
+    """NumPy on a thread of its own, in memory of its own.
+
+    transfers  what was copied to and from the device so far
+    """
+
+    device_type = DeviceType.GPU
+    traits = Traits(fuses_elementwise=True, channels_last=True)
+
+    def __init__(self, name: str = "remote") -> None:
+        self.name = name
+        self.transfers = Transfers()
+        self._stream = _Stream()
+
+    def facts(self) -> dict[str, str]:
+        return {"loops": f"NumPy {np.__version__}", "contractions": "NumPy", "memory": "its own"}
+
+    def supports(self, step: Step) -> bool:
+        return True
+
+    def allocate(self, nbytes: int) -> Buffer:
+        return _RemoteBuffer(self, allocate(nbytes))
+
+    def wrap(self, array: Array) -> Buffer | None:
+        return None
+
+    def build(self, program: Program, arena: Buffer) -> Executable:
+        assert isinstance(arena, _RemoteBuffer)
+        return _RemoteExecutable(self, program, arena)
+
+    def synchronize(self) -> None:
+        self._stream.run(lambda: None).wait()
+
+
+class _RemoteBuffer(Buffer):
+    """Bytes on the other side."""
+
+    __slots__ = ("_engine", "memory")
+    host = None
+
+    def __init__(self, engine: Remote, memory: HostBuffer) -> None:
+        self._engine, self.memory = engine, memory
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes
+
+    def write(self, array: Array, offset: int = 0) -> None:
+        # Behind what was started before, like a copy in a stream; from a copy, so that the caller may go on.
+        own = np.array(array)
+        self._engine._stream.run(lambda: self.memory.write(own, offset))
+        self._engine.transfers.writes += 1
+        self._engine.transfers.bytes_written += own.nbytes
+
+    def read(self, out: Array, offset: int = 0) -> None:
+        self._engine.synchronize()
+        self.memory.read(out, offset)
+        self._engine.transfers.reads += 1
+        self._engine.transfers.bytes_read += out.nbytes
+
+
+class _RemoteExecutable(Executable):
+    def __init__(self, engine: Remote, program: Program, arena: _RemoteBuffer) -> None:
+        self.program = program
+        self._engine, self._arena = engine, arena
+        self._inner = ReferenceExecutable(program, arena.memory.host)
+        self.kernels: Mapping[Step, str] = self._inner.kernels
+
+    def bind(self, value: Value, buffer: Buffer) -> None:
+        assert isinstance(buffer, _RemoteBuffer)
+        typed = buffer.memory.host[: value.nbytes].view(value.dtype).reshape(value.shape)
+        self._engine._stream.run(lambda: self._inner.bind(value, HostBuffer(typed)))
+
+    def run(self, phases: Sequence[str], profile: Profile | None = None) -> Completion | None:
+        return self._engine._stream.run(lambda: self._inner.run(phases, profile))
+
+    def read(self, value: Value) -> Array:
+        self._engine.synchronize()
+        array = self._inner.read(value)
+        self._engine.transfers.reads += 1
+        self._engine.transfers.bytes_read += array.nbytes
+        return array
+
+
+class _Started(Completion):
+    """Work on the stream's thread, and how it ended."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.work = work
+        self._finished = threading.Event()
+        self._error: BaseException | None = None
+
+    def carry_out(self) -> None:
+        try:
+            self.work()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._finished.set()
+
+    def is_done(self) -> bool:
+        return self._finished.is_set()
+
+    def wait(self) -> None:
+        self._finished.wait()
+        if self._error is not None:
+            raise self._error
+
+
+class _Stream:
+    """Work in order, on a thread that lives as long as there is some."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[_Started] = deque()
+        self._thread: threading.Thread | None = None
+
+    def run(self, work: Callable[[], object]) -> Completion:
+        started = _Started(work)
+        with self._lock:
+            self._waiting.append(started)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="mlcompute remote", daemon=True)
+                self._thread.start()
+        return started
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                started = self._waiting.popleft()
+            started.carry_out()

@@ -1,0 +1,166 @@
+"""Storage: the values of a parameter, statistic or optimizer state, wherever they lie.
+
+On a device that shares the host's memory there is one copy: the caller's NumPy memory itself. On any other device the
+values are computed where that device has them, and the host has a mirror: fetched when somebody reads it and the
+device has newer values, sent when somebody wrote it. Every copy knows the moment its values are from, so nothing is
+lost and nothing is copied twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mlcompute.devices.device import Buffer, Engine
+from mlcompute.ops.op import Array
+
+#: Moments of writing, over all storages and devices: the later one has the newer values.
+_moments = itertools.count(1)
+
+
+class Clock:
+    """When the runs of one compiled graph last overwrote what they update: one number for all its storages."""
+
+    __slots__ = ("engine", "is_retired", "moment")
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.moment = 0
+        #: Its graph is gone or was compiled again: it will not move any more.
+        self.is_retired = False
+
+    def tick(self) -> None:
+        """A run has overwritten them."""
+        self.moment = next(_moments)
+
+
+class Storage:
+    """Values with a host mirror and a copy per device that has memory of its own."""
+
+    __slots__ = ("__weakref__", "_clocks", "_host", "_host_moment", "_is_callers", "_own", "_shared")
+
+    #: Rises whenever a storage is written by the host or gets other memory: as long as it stays, what was bound to a
+    #: program is still the newest.
+    changes: ClassVar[int] = 0
+
+    def __init__(self, array: Array, *, is_callers: bool = False) -> None:
+        self._host = array
+        self._host_moment = next(_moments)
+        #: Memory the caller bound: fetched values are written into it, it is never replaced by another array.
+        self._is_callers = is_callers
+        #: Buffers of devices that use the host memory in place.
+        self._shared: dict[Engine, Buffer] = {}
+        #: Buffers of devices with memory of their own, and the moment of the values that were last sent there.
+        self._own: dict[Engine, tuple[Buffer, int]] = {}
+        self._clocks: list[Clock] = []
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of the values."""
+        shape: tuple[int, ...] = self._host.shape
+        return shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements."""
+        return self._host.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one copy."""
+        return self._host.nbytes
+
+    @property
+    def is_callers(self) -> bool:
+        """Is the host memory the caller's own?"""
+        return self._is_callers
+
+    # On the host ----------------------------------------------------------------------------------------------------
+
+    def array(self) -> Array:
+        """The newest values in host memory, fetched if a device has newer ones. Not to be written: see `write`.
+
+        An array that was given out before keeps its numbers where the device has memory of its own; where memory is
+        shared, it is the memory that runs change.
+        """
+        engine, moment = self._newest_device()
+        if engine is not None and moment > self._moment_of_host():
+            if not self._is_callers:
+                self._host = np.empty_like(self._host)
+                self._shared.clear()
+            self._own[engine][0].read(self._host)
+            self._host_moment = moment
+        return self._host
+
+    def memory(self) -> Array:
+        """The newest values in memory that may be written."""
+        if not self.array().flags.writeable:
+            self.bind(self._host.copy())
+        return self._host
+
+    def write(self, values: Array) -> None:
+        """New values, in the memory there is."""
+        self.memory()[...] = values
+        self._host_moment = next(_moments)
+        Storage.changes += 1
+
+    def bind(self, array: Array, *, is_callers: bool = False) -> None:
+        """Other host memory, with the values it holds."""
+        self._host, self._is_callers = array, is_callers
+        self._host_moment = next(_moments)
+        self._shared.clear()
+        Storage.changes += 1
+
+    # On devices -----------------------------------------------------------------------------------------------------
+
+    def overwritten_by(self, clock: Clock) -> None:
+        """Runs of a compiled graph will overwrite the values, and its clock tells when."""
+        if clock not in self._clocks:
+            self._clocks.append(clock)
+
+    def buffer(self, engine: Engine) -> Buffer:
+        """The newest values on a device, sent there if need be."""
+        if engine not in self._own:
+            array = self.memory()
+            buffer = self._shared.get(engine)
+            if buffer is None:
+                buffer = engine.wrap(array)
+                if buffer is not None:
+                    self._shared[engine] = buffer
+            if buffer is not None:
+                return buffer
+            self._own[engine] = (engine.allocate(self.nbytes), 0)
+        buffer, _ = self._own[engine]
+        newest = max(self._moment_of_host(), self._newest_device()[1])
+        if self._moment_on(engine) < newest:
+            buffer.write(self.array())
+            self._own[engine] = (buffer, newest)
+        return buffer
+
+    def _moment_of_host(self) -> int:
+        """When the values in host memory were written, by the host or by a device that shares it."""
+        self._host_moment = max([self._host_moment, *self._ticks(None)])
+        return self._host_moment
+
+    def _moment_on(self, engine: Engine) -> int:
+        """When the values on a device with memory of its own were written."""
+        buffer, sent = self._own[engine]
+        moment = max([sent, *self._ticks(engine)])
+        self._own[engine] = (buffer, moment)
+        return moment
+
+    def _ticks(self, engine: Engine | None) -> list[int]:
+        """Moments of runs on a device; None: on those that share the host's memory. What will not tick again goes."""
+        found = [clock for clock in self._clocks if (clock.engine if clock.engine in self._own else None) is engine]
+        for clock in found:
+            if clock.is_retired:
+                self._clocks.remove(clock)
+        return [clock.moment for clock in found]
+
+    def _newest_device(self) -> tuple[Engine | None, int]:
+        """The device with memory of its own that has the newest values among those."""
+        moments = {engine: self._moment_on(engine) for engine in self._own}
+        newest = max(moments, key=moments.__getitem__, default=None)
+        return newest, 0 if newest is None else moments[newest]
