@@ -96,6 +96,7 @@ def test_parameters_that_were_bad_before(chain: Chain) -> None:
         chain.start = start
 
 
+@pytest.mark.filterwarnings("ignore:.*is it meant:UserWarning")
 def test_an_update_that_overflows_is_found_although_the_loss_is_finite() -> None:
     x, y = points(32)
     with pytest.warns(UserWarning, match="is it meant"):
@@ -109,6 +110,7 @@ def test_an_update_that_overflows_is_found_although_the_loss_is_finite() -> None
     assert all(np.isfinite(array).all() for array in model.copy_weights())
 
 
+@pytest.mark.filterwarnings("ignore:.*is it meant:UserWarning")
 def test_the_last_update_of_an_epoch_is_looked_at() -> None:
     x, y = points(16)
     loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.SUM)

@@ -337,6 +337,7 @@ def test_the_first_bad_layer_is_named(device: mlc.Device) -> None:
         model.fit(X, Y, verbose=0)
 
 
+@pytest.mark.filterwarnings("ignore:.*is it meant:UserWarning")
 def test_weights_that_overflow(device: mlc.Device) -> None:
     model = trainer(device, loss="mse", metrics=[], optimizer="sgd", learning_rate=90.0)
     with pytest.warns(UserWarning, match=r"(?s)is inf: layer .* infinity in .* lower learning rate"):
