@@ -172,11 +172,11 @@ class Platform:
         Without it: MLCOMPUTE_NUM_THREADS, or the cores this process may use.
         """
         from mlcompute.device import cpu_engine
-        from mlcompute.devices.cpu.machine import MOST_THREADS
+        from mlcompute.devices.cpu.runtime.machine import MAX_THREADS
 
-        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or not 1 <= count <= MOST_THREADS:
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or not 1 <= count <= MAX_THREADS:
             raise DataError(
-                f"Platform.set_thread_count: {count!r} is not a number of threads", expected=f"1 to {MOST_THREADS}"
+                f"Platform.set_thread_count: {count!r} is not a number of threads", expected=f"1 to {MAX_THREADS}"
             )
         engine = cpu_engine()
         if hasattr(engine, "threads"):

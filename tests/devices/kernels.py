@@ -10,12 +10,13 @@ import numpy as np
 
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
-from mlcompute.devices.cpu.code import Code
+from mlcompute.devices.cpu.codegen.arguments import Argument
+from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.device import Cpu
-from mlcompute.devices.cpu.entry import Argument, Entry, Maker
-from mlcompute.devices.cpu.jit import library
-from mlcompute.devices.cpu.operands import Operand, Operands
-from mlcompute.devices.cpu.threads import KERNEL
+from mlcompute.devices.cpu.jit.cache import kernel_cache
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.cpu.runtime.threads import KERNEL
+from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import Array, Step, Trace, Value, emit_all, run_meaning
 
 _GUARD = 64
@@ -80,7 +81,7 @@ class Bench:
     def calls(self) -> list[tuple[Entry, Any, Array]]:
         """Every entry with its compiled kernel and its argument words."""
         assert self.entries is not None
-        addresses = library.addresses([entry.code for entry in self.entries])
+        addresses = kernel_cache.addresses([entry.code for entry in self.entries])
         made = []
         for entry, address in zip(self.entries, addresses, strict=True):
             words = [self._word(argument) for argument in entry.arguments]
@@ -89,7 +90,7 @@ class Bench:
 
     def _word(self, argument: Argument) -> int:
         if isinstance(argument, Code):
-            return library.addresses([argument])[0]
+            return kernel_cache.addresses([argument])[0]
         return self._address(argument) if isinstance(argument, Operand) else argument
 
     def _address(self, operand: Operand) -> int:

@@ -10,7 +10,7 @@ import pytest
 import mlcompute as mlc
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.device import Cpu
-from mlcompute.devices.cpu.kernels import convolutions
+from mlcompute.devices.cpu.kernels import convolution
 from tests.devices.models import SYNC, make
 
 _EXECUTE = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 2, ctypes.c_int, ctypes.c_void_p)
@@ -42,7 +42,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Faulty]]
     library = onednn.load()
     if library is None:
         pytest.skip("without oneDNN")
-    convolutions._primitive.cache_clear()
+    convolution._primitive.cache_clear()
 
     def replace(name: str) -> Faulty:
         made = Faulty(_SGEMM if name == "sgemm" else _EXECUTE, getattr(library, name))
@@ -50,7 +50,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Faulty]]
         return made
 
     yield replace
-    convolutions._primitive.cache_clear()
+    convolution._primitive.cache_clear()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

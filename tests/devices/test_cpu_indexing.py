@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlcompute.devices.cpu import device
-from mlcompute.devices.cpu.kernels.indexing import KERNELS
+from mlcompute.devices.cpu.kernels.table import KERNELS
 from mlcompute.errors import ExecutionError
 from mlcompute.ops import indexing
 from mlcompute.ops.embedding import embedding

@@ -11,10 +11,10 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from mlcompute.devices.cpu import emit, jit
-from mlcompute.devices.cpu import math as cpu_math
-from mlcompute.devices.cpu.code import Code, vector, vector_lanes
-from mlcompute.devices.cpu.jit import library
+from mlcompute.devices.cpu.codegen import math as cpu_math
+from mlcompute.devices.cpu.codegen.code import Code, vector, vector_lanes
+from mlcompute.devices.cpu.jit import cache, emit
+from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.ops.op import Array
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
@@ -37,7 +37,7 @@ def run(code: Code, *arrays: Array) -> Array:
     assert result.dtype == np.float32
     assert result.size % LANES == 0
     words = np.array([*(array.ctypes.data for array in (*arrays, result)), result.size], np.int64)
-    KERNEL(library.addresses([code])[0])(0, 1, words.ctypes.data)
+    KERNEL(kernel_cache.addresses([code])[0])(0, 1, words.ctypes.data)
     return result
 
 
@@ -243,7 +243,7 @@ def assembly(code: Code, cpu: str = "") -> str:
     machine = emit.target_machine()
     if cpu:
         machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, opt=3)
-    module = llvm.parse_assembly(jit._module_text("", code))
+    module = llvm.parse_assembly(cache._module_text("", code))
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     builder.getModulePassManager().run(module, builder)
     return str(machine.emit_assembly(module))

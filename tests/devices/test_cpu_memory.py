@@ -14,7 +14,7 @@ import mlcompute as mlc
 from benchmarks.workloads import WORKLOADS
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.device import Cpu, CpuExecutable
-from mlcompute.devices.cpu.kernels import convolutions
+from mlcompute.devices.cpu.kernels import convolution
 from mlcompute.devices.device import Buffer
 from tests.devices.models import MODELS, Job, make, workload
 
@@ -225,7 +225,7 @@ def test_primitives_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None
     before = job.bits()
 
     def compile_and_step() -> None:
-        convolutions._primitive.cache_clear()
+        convolution._primitive.cache_clear()
         job.training.compile(device=job.training.device)
         job.step()
 

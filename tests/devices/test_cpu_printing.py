@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from mlcompute.devices.cpu import device, jit, onednn
+from mlcompute.devices.cpu import device, onednn
 from mlcompute.devices.cpu.device import Cpu
+from mlcompute.devices.cpu.jit import cache
 from tests.devices.models import MODELS, make
 
 
@@ -53,7 +54,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 
     def run(debug: str) -> str:
         monkeypatch.setenv("MLC_DEBUG", debug)
-        library = jit.Library()
+        library = cache.KernelCache()
         _libraries.append(library)
         monkeypatch.setattr(device, "library", library)
         job = make("lstm", Cpu(2))
@@ -66,7 +67,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
     return run
 
 
-_libraries: list[jit.Library] = []  # code must outlive its calls
+_libraries: list[cache.KernelCache] = []  # code must outlive its calls
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlcompute.devices.cpu import device
-from mlcompute.devices.cpu.kernels.reductions import KERNELS, WORKSPACES
+from mlcompute.devices.cpu.kernels.table import KERNELS, WORKSPACES
 from mlcompute.ops import reductions as ops
 from mlcompute.ops.op import TABLE, Array, Value
 from mlcompute.ops.views import broadcast, slice_, transpose

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlcompute.devices.cpu.code import vector_lanes
-from mlcompute.devices.cpu.kernels import convolutions
-from mlcompute.devices.cpu.kernels.winograd_forms import FORMS, Form, turned
+from mlcompute.devices.cpu.codegen.code import vector_lanes
+from mlcompute.devices.cpu.kernels import convolution
+from mlcompute.devices.cpu.kernels.winograd_transforms import FORMS, Form, transposed
 from mlcompute.ops.op import TABLE, Array
 from tests.devices.kernels import Bench
 
@@ -37,10 +37,10 @@ def test_forms_are_convolutions(form: Form) -> None:
     np.testing.assert_allclose(
         from_w.T @ ((to_y.T @ dy) * (from_x @ x)), np.correlate(x, dy, "valid"), rtol=1e-12, atol=1e-12
     )
-    assert turned(turned(form.to_y)) == form.to_y
+    assert transposed(transposed(form.to_y)) == form.to_y
 
 
-def convolution(case: tuple[Any, ...]) -> dict[str, tuple[list[Array], dict[str, Any]]]:
+def arrays_of(case: tuple[Any, ...]) -> dict[str, tuple[list[Array], dict[str, Any]]]:
     """The op and its two gradients for one case: arrays and attributes, channels-last."""
     samples, c, o, height, width, kernel, padding = case
     c, o = c * vector_lanes(), o * vector_lanes()
@@ -60,8 +60,8 @@ def convolution(case: tuple[Any, ...]) -> dict[str, tuple[list[Array], dict[str,
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
 def test_winograd_means_what_the_op_means(name: str, case: tuple[Any, ...]) -> None:
-    arrays, attributes = convolution(case)[name]
-    bench = Bench(convolutions.KERNELS, name, arrays, attributes, workspaces=convolutions.WORKSPACES)
+    arrays, attributes = arrays_of(case)[name]
+    bench = Bench(convolution.KERNELS, name, arrays, attributes, workspaces=convolution.WORKSPACES)
     assert bench.entries is not None
     assert any(entry.kernel.startswith("winograd") for entry in bench.entries)
     exact = TABLE[name].meaning(*(array.astype(np.float64) for array in arrays), **attributes)
@@ -82,21 +82,21 @@ def test_other_convolutions_stay_with_the_library(change: dict[str, Any]) -> Non
     x, w = np.zeros((4, 16, 16, 2 * lanes), "f"), np.zeros((2 * lanes, 2 * lanes // change.get("groups", 1), 3, 3), "f")
     attributes = {"strides": (1, 1), "dilations": (1, 1), "padding": (1, 1, 1, 1), "groups": 1, "channels_last": True}
     bench = Bench(
-        convolutions.KERNELS, "convolution", [x, w], {**attributes, **change}, workspaces=convolutions.WORKSPACES
+        convolution.KERNELS, "convolution", [x, w], {**attributes, **change}, workspaces=convolution.WORKSPACES
     )
     assert not any(entry.kernel.startswith("winograd") for entry in bench.entries or ())
 
 
 def test_plain_sums_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays, attributes = convolution(CASES[0])["convolution"]
+    arrays, attributes = arrays_of(CASES[0])["convolution"]
     monkeypatch.setenv("MLCOMPUTE_WINOGRAD", "0")
-    bench = Bench(convolutions.KERNELS, "convolution", arrays, attributes, workspaces=convolutions.WORKSPACES)
+    bench = Bench(convolution.KERNELS, "convolution", arrays, attributes, workspaces=convolution.WORKSPACES)
     assert not any(entry.kernel.startswith("winograd") for entry in bench.entries or ())
 
 
 def test_the_form_follows_from_what_it_wastes() -> None:
     """Images of 16x16 are whole tiles of four; of 6x6, more than half of such tiles would be empty."""
     for extent, form in ((16, "winograd 4x4"), (6, "winograd 2x2")):
-        arrays, attributes = convolution((64, 1, 1, extent, extent, 3, (1, 1, 1, 1)))["convolution"]
-        bench = Bench(convolutions.KERNELS, "convolution", arrays, attributes, workspaces=convolutions.WORKSPACES)
-        assert [entry.kernel for entry in bench.entries or ()] == ["filters to points", form]
+        arrays, attributes = arrays_of((64, 1, 1, extent, extent, 3, (1, 1, 1, 1)))["convolution"]
+        bench = Bench(convolution.KERNELS, "convolution", arrays, attributes, workspaces=convolution.WORKSPACES)
+        assert [entry.kernel for entry in bench.entries or ()] == ["winograd filter transform", form]

@@ -1,4 +1,4 @@
-"""The CPU engine: builds programs into tapes of native kernels and runs a whole pass in one call."""
+"""The CPU engine: builds programs into tapes of native kernels and runs a full pass in one call."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import numpy as np
 
 from mlcompute.compiler.program import Program
 from mlcompute.devices.cpu import onednn
-from mlcompute.devices.cpu.code import Code
-from mlcompute.devices.cpu.entry import Entry
-from mlcompute.devices.cpu.jit import library
-from mlcompute.devices.cpu.kernels import outer
+from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.gemm import gemm_tn
+from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.kernels.table import KERNELS, WORKSPACES
-from mlcompute.devices.cpu.machine import default_thread_count
-from mlcompute.devices.cpu.operands import Operand, Operands, address_of
-from mlcompute.devices.cpu.threads import BARRIER_WORDS, ENTRY_WORDS, FAILED, Team
+from mlcompute.devices.cpu.runtime.entry import Entry
+from mlcompute.devices.cpu.runtime.machine import default_thread_count
+from mlcompute.devices.cpu.runtime.memory import address_of
+from mlcompute.devices.cpu.runtime.threads import BARRIER_WORDS, ENTRY_WORDS, FAILED, Team
 from mlcompute.devices.device import Buffer, Engine, Executable, Profile, Traits
 from mlcompute.devices.host_memory import HostBuffer, allocate
+from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.enums import DeviceType
 from mlcompute.errors import ExecutionError
 from mlcompute.interrupts import held
@@ -47,7 +48,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Cpu(Engine):
-    """oneDNN for contractions, LLVM loops for everything else."""
+    """oneDNN for matmul and convolution, LLVM loops for everything else."""
 
     name = "cpu"
     device_type = DeviceType.CPU
@@ -66,7 +67,7 @@ class Cpu(Engine):
         return self.team_of(self.threads)
 
     def team_of(self, threads: int) -> Team:
-        """So many worker threads, started at their first use."""
+        """A team of that many threads, started at its first use."""
         if self._team is None or self._team.size != threads:
             if self._stop_team is not None:
                 self._stop_team()
@@ -87,7 +88,7 @@ class Cpu(Engine):
         }
 
     def supports(self, step: Step) -> bool:
-        return step.op.name != "matmul_update" or outer.can_update(step)
+        return step.op.name != "matmul_update" or gemm_tn.can_update(step)
 
     def workspace(self, step: Step) -> int:
         measure = WORKSPACES.get(step.op.name)
@@ -120,7 +121,7 @@ class _Segment:
 
 
 class CpuExecutable(Executable):
-    """A built program: its kernels, their arguments, and the tapes of the phase combinations that were asked for."""
+    """A built program: its kernels, their arguments, and the tapes of the phase combinations that were requested."""
 
     def __init__(self, engine: Cpu, program: Program, arena: Array) -> None:
         self.engine, self.program = engine, program
@@ -131,7 +132,7 @@ class CpuExecutable(Executable):
 
     def _build(self) -> None:
         engine, program = self.engine, self.program
-        # Whatever becomes of the engine's number meanwhile: who meets whom follows from this one.
+        # The engine's number may change meanwhile: barriers are placed for this one.
         self._threads = engine.threads
         self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces, self._threads)
         self._entries: list[Entry | Step] = []
@@ -149,9 +150,9 @@ class CpuExecutable(Executable):
         native = [entry for entry in self._entries if isinstance(entry, Entry)]
         codes = [entry.code for entry in native]
         codes += [argument for entry in native for argument in entry.arguments if isinstance(argument, Code)]
-        kernels = dict(zip(codes, library.addresses(codes), strict=True))
+        kernels = dict(zip(codes, kernel_cache.addresses(codes), strict=True))
         self._kernels = {entry: kernels[entry.code] for entry in native}
-        # The addresses every entry is handed, one after the other; external ones are filled in before each run.
+        # The arguments of all entries, one after the other; external addresses are set when they are bound.
         self._starts: dict[Entry, int] = {}
         words: list[int] = []
         self._patches: dict[Value, list[tuple[int, int]]] = {}
@@ -159,10 +160,10 @@ class CpuExecutable(Executable):
             self._starts[entry] = len(words)
             for argument in entry.arguments:
                 if isinstance(argument, Operand):
-                    place = self._address(argument)
-                    if place is None:
+                    address = self._address(argument)
+                    if address is None:
                         self._patches.setdefault(argument.base, []).append((len(words), argument.byte_offset))
-                    words.append(place or 0)
+                    words.append(address or 0)
                 elif isinstance(argument, Code):
                     words.append(kernels[argument])
                 else:
@@ -170,15 +171,15 @@ class CpuExecutable(Executable):
         self._setters: dict[Value, list[tuple[int, Callable[[int], None]]]] = {}
         for entry in native:
             for operand, setter in entry.pointers:
-                place = self._address(operand)
-                if place is None:
+                address = self._address(operand)
+                if address is None:
                     self._setters.setdefault(operand.base, []).append((operand.byte_offset, setter))
                 else:
-                    setter(place)
+                    setter(address)
         self._watched = [entry for entry in native if entry.status is not None]
         self._words = np.array(words or [0], np.int64)
         self._barrier = np.zeros(BARRIER_WORDS, np.int64)
-        self._flags = self._barrier.data  # much cheaper to ask than the array
+        self._flags = self._barrier.data  # much cheaper to read than the array
         self._bound: dict[Value, int] = {}
         self._arrays: dict[Value, Array] = {}
         #: Views of values in the arena, which never moves: reading a loss after every step should cost nothing.
@@ -190,8 +191,8 @@ class CpuExecutable(Executable):
     # Addresses --------------------------------------------------------------------------------------------------
 
     def _address(self, operand: Operand) -> int | None:
-        place = self.program.plan.placements.get(operand.base)
-        return None if place is None else address_of(self._arena) + place.offset + operand.byte_offset
+        placement = self.program.plan.placements.get(operand.base)
+        return None if placement is None else address_of(self._arena) + placement.offset + operand.byte_offset
 
     def bind(self, value: Value, buffer: Buffer) -> None:
         array = buffer.host
@@ -216,14 +217,14 @@ class CpuExecutable(Executable):
         if value in self._views:
             return self._views[value]
         operand = self._operands[value]
-        place = self.program.plan.placements.get(operand.base)
-        if place is not None:
-            base = self._arena[place.offset : place.offset + place.nbytes].view(operand.base.dtype)
+        placement = self.program.plan.placements.get(operand.base)
+        if placement is not None:
+            base = self._arena[placement.offset : placement.offset + placement.nbytes].view(operand.base.dtype)
         else:
             base = self._arrays[operand.base].reshape(-1)
         strides = tuple(stride * operand.dtype.itemsize for stride in operand.strides)
         view = np.lib.stride_tricks.as_strided(base[operand.offset :], operand.shape, strides)
-        if place is not None:
+        if placement is not None:
             self._views[value] = view
         return view
 
@@ -254,12 +255,12 @@ class CpuExecutable(Executable):
         return self._tapes[key]
 
     def _native(self, entries: list[Entry]) -> _Segment:
-        meets = _barriers(entries, self.program)
+        barriers = _barriers(entries, self.program)
         tape = np.zeros((len(entries), ENTRY_WORDS), np.int64)
         base = address_of(self._words)
-        for row, entry, meet in zip(tape, entries, meets, strict=True):
+        for row, entry, barrier in zip(tape, entries, barriers, strict=True):
             status = 0 if entry.status is None else address_of(entry.status)
-            row[:] = self._kernels[entry], base + 8 * self._starts[entry], meet, status
+            row[:] = self._kernels[entry], base + 8 * self._starts[entry], barrier, status
         library = onednn.load()
         openmp = (library.omp_get_max_threads, library.omp_set_num_threads) if library is not None else (0, 0)
         job = np.array([address_of(tape), len(entries), address_of(self._barrier), *openmp], np.int64)
@@ -269,7 +270,7 @@ class CpuExecutable(Executable):
     # Running ----------------------------------------------------------------------------------------------------
 
     def run(self, phases: Sequence[str], profile: Profile | None = None) -> None:
-        if self._threads != self.engine.threads:  # the slices of the batch follow the number of threads
+        if self._threads != self.engine.threads:  # slices of the batch depend on the number of threads
             known = self._arrays
             self._build()
             for value, array in known.items():
@@ -338,27 +339,27 @@ class CpuExecutable(Executable):
 
 
 def _needed(entries: list[Entry | Step], program: Program, operands: Operands) -> list[Entry | Step]:
-    """Entries without those that only write results nobody reads: a step may give more than was asked for."""
+    """Entries without those that only write results that are never read: a step may return more than is used."""
     read = {operands[value].base for value in program.kept}
     for entry in entries:
         if isinstance(entry, Entry):
             read.update(operand.base for operand in entry.reads)
         else:
             read.update(operands[value].base for value in entry.inputs)
-    rooms = set(program.plan.workspaces.values())
+    workspaces = set(program.plan.workspaces.values())
 
     def is_needed(entry: Entry | Step) -> bool:
         if isinstance(entry, Step) or not entry.writes:
             return True
         bases = [operand.base for operand in entry.writes]
-        return any(base in read or base in rooms or base not in program.plan.placements for base in bases)
+        return any(base in read or base in workspaces or base not in program.plan.placements for base in bases)
 
     return [entry for entry in entries if is_needed(entry)]
 
 
 def _barriers(entries: list[Entry], program: Program) -> list[int]:
-    """Before which entries all threads must meet: where one may touch memory another has not finished with."""
-    meets: list[int] = []
+    """Before which entries all threads must synchronize: where one may touch memory another has not finished with."""
+    barriers: list[int] = []
     may_have_failed = False
     touched: list[tuple[Operand, bool, int, int, int]] = []  # operand, written, rows (0: anywhere), begin, end
     for entry in entries:
@@ -367,21 +368,21 @@ def _barriers(entries: list[Entry], program: Program) -> list[int]:
             written = number >= len(entry.reads)
             rows = entry.rows if number in entry.by_row else 0
             mine.append((operand, written, rows, *_range(operand, program)))
-        # Nothing lasting is changed before it is known whether all has gone well so far.
+        # No parameter or state is changed before it is known that every kernel before it succeeded.
         hazard = (may_have_failed and not entry.step.op.is_pure) or any(
             _conflicts(new, old) for new in mine for old in touched
         )
-        meets.append(int(hazard))
+        barriers.append(int(hazard))
         touched = mine if hazard else touched + mine
         may_have_failed = entry.status is not None or (may_have_failed and not hazard)
-    return meets
+    return barriers
 
 
 def _range(operand: Operand, program: Program) -> tuple[int, int]:
     """Bytes an operand may touch: in the arena, or (as a made-up range) in a base of its own."""
-    place = program.plan.placements.get(operand.base)
-    if place is not None:
-        return place.offset, place.offset + place.nbytes
+    placement = program.plan.placements.get(operand.base)
+    if placement is not None:
+        return placement.offset, placement.offset + placement.nbytes
     return -1 - operand.base.index, -operand.base.index
 
 
@@ -390,7 +391,7 @@ def _conflicts(new: tuple[Operand, bool, int, int, int], old: tuple[Operand, boo
     other, was_written, other_rows, other_begin, other_end = old
     if not (written or was_written) or begin >= other_end or other_begin >= end:
         return False
-    # Threads that share the same rows of the same bytes only ever meet their own work.
+    # Threads that share the same rows of the same bytes only touch their own work.
     same_rows = rows and rows == other_rows
     same_bytes = begin == other_begin and operand.offset == other.offset == 0
     same_width = operand.size * operand.dtype.itemsize == other.size * other.dtype.itemsize

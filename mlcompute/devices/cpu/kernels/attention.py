@@ -1,7 +1,7 @@
 """Attention and its gradients: threads share the heads of all samples; a block of queries at a time stays in the cache.
 
 Per sample and head the keys and values are packed once; per block of queries the scores, their softmax and what follows
-are computed in memory of the thread's own. The products are those of `products`, reading q, k and v where they lie.
+are computed in a workspace of the thread's own. Matrices are multiplied by `packed_gemm`, which reads q, k, v in place.
 """
 
 from __future__ import annotations
@@ -9,24 +9,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlcompute.devices.cpu.code import Code
-from mlcompute.devices.cpu.entry import Entry, Maker
-from mlcompute.devices.cpu.kernels.folds import LARGEST_NUMBER, SUM, LineFold, Term
-from mlcompute.devices.cpu.kernels.places import Dense, Strided, ThreadMemory, owned, thread_floats
-from mlcompute.devices.cpu.kernels.products import (
+from mlcompute.devices.cpu.codegen.addressing import (
+    DenseArray,
+    StridedArray,
+    ThreadWorkspace,
+    owned_by_row,
+    thread_floats,
+)
+from mlcompute.devices.cpu.codegen.arguments import KernelArguments
+from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.codegen.combiners import MAX_SKIPPING_NAN, SUM, LineReduction, Term
+from mlcompute.devices.cpu.codegen.loops import Line, share_units, splat, vector_loop
+from mlcompute.devices.cpu.codegen.math import exp
+from mlcompute.devices.cpu.codegen.simd import SimdValue, literal
+from mlcompute.devices.cpu.gemm.packed_gemm import (
     FLOPS_PER_NS,
     call_pack,
-    call_product,
+    call_packed_gemm,
     pack_columns,
     pack_rows,
+    packed_gemm,
     padded,
-    product,
 )
-from mlcompute.devices.cpu.kernels.walks import Line, Words, each_vector, share_units, splat
-from mlcompute.devices.cpu.lanes import Lanes, literal
-from mlcompute.devices.cpu.math import exp
-from mlcompute.devices.cpu.operands import Operand, Operands, broadcast_strides
-from mlcompute.devices.cpu.threads import planned_threads
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.cpu.runtime.threads import planned_threads
+from mlcompute.devices.loop_nest import Operand, Operands, broadcast_strides
 from mlcompute.ops.op import FLOAT32, Shape, Step
 
 #: Scores of a block of queries, at most, if a block is to have more than two dozen.
@@ -45,7 +52,7 @@ class _Sizes:
     keys: int
     width: int
     value_width: int
-    #: Queries of a block: whole tiles of the products, which are 6 or 12 rows high.
+    #: Queries of a block: full tiles of the gemm, which are 6 or 12 rows high.
     block: int
 
     @classmethod
@@ -61,7 +68,7 @@ class _Sizes:
         return cls(samples, heads, queries, keys, width, v.shape[3], min(queries, 12 * tiles))
 
     def cost(self, passes: float) -> float:
-        """Nanoseconds of a softmax and of so many pairs of products, one with the keys and one with the values."""
+        """Nanoseconds of a softmax and of some pairs of matmuls, one with the keys and one with the values."""
         scores = self.samples * self.heads * self.queries * self.keys
         return scores * (2.0 * passes * (self.width + self.value_width) / FLOPS_PER_NS + 1.0)
 
@@ -106,25 +113,25 @@ def workspace(step: Step) -> int:
 
 
 class _Packer:
-    """Packs rows of an operand (n, heads, rows, width) with the rows or the width as columns of a product."""
+    """Packs rows of an operand (n, heads, rows, width) with the rows or the width as columns of a matmul."""
 
-    def __init__(self, words: Words, operand: Operand, view: Strided, turned: bool) -> None:
-        self._code, self._view = words.code, view
+    def __init__(self, args: KernelArguments, operand: Operand, view: StridedArray, transposed: bool) -> None:
+        self._code, self._view = args.code, view
         rows, width = operand.shape[2:]
         by_row, by_column = operand.strides[2:]
-        self._turned = turned
-        columns = rows if turned else width
+        self._transposed = transposed
+        columns = rows if transposed else width
         in_lines = by_column == 1 or width == 1
-        # Lines are the columns of the product if it is turned over, else its rows; a view may swap the two again.
-        self._function = words.pointer(pack_columns(columns) if turned == in_lines else pack_rows(columns))
-        self._stride = words.number(by_row if in_lines else by_column)
-        self._width = words.number(width)
+        # Lines are the columns of b if it is transposed, else its rows; a view may swap the two again.
+        self._function = args.pointer(pack_columns(columns) if transposed == in_lines else pack_rows(columns))
+        self._stride = args.number(by_row if in_lines else by_column)
+        self._width = args.number(width)
 
     def pack(self, unit: tuple[str, str], first: str | int, rows: str, target: str) -> None:
         """Pack some rows of a sample's head."""
         code = self._code
-        source = self._view.place(*unit, str(first))
-        columns, depth = (rows, self._width) if self._turned else (self._width, rows)
+        source = self._view.address(*unit, str(first))
+        columns, depth = (rows, self._width) if self._transposed else (self._width, rows)
         call_pack(code, self._function, (0, columns), depth, (source, self._stride), target)
 
 
@@ -146,31 +153,31 @@ class _Kernel:
         q, k, v, *more = inputs
         self.sizes = s = _Sizes.of(step)
         self.code = code = Code(step.op.name)
-        self.words = words = Words(code)
-        self.memory = ThreadMemory(words, operands.workspace(step, 0, workspace(step)), _parts(step))
-        # Whole samples where that is even enough: then no meeting is needed with neighbours that share samples, too.
+        self.args = args = KernelArguments(code)
+        self.memory = ThreadWorkspace(args, operands.workspace(step, 0, workspace(step)), _parts(step))
+        # Full samples where that is even enough: then no barrier is needed beside kernels that share samples, too.
         is_even = s.samples % operands.threads == 0 or s.samples >= 8 * operands.threads
         self.rows = s.samples if not units and is_even and operands.threads <= self.memory.count else 0
-        self.begin, self.end = share_units(words, units or s.samples * s.heads, self.rows, self.memory.most)
-        self.heads, self.queries, self.keys, self.width, self.value_width = words.numbers(
+        self.begin, self.end = share_units(args, units or s.samples * s.heads, self.rows, self.memory.max_threads)
+        self.heads, self.queries, self.keys, self.width, self.value_width = args.numbers(
             [s.heads, s.queries, s.keys, s.width, s.value_width]
         )
-        self.padded_keys, self.block = words.numbers([padded(s.keys), s.block])
-        self.q, self.k, self.v = (Strided.of(words, operand) for operand in (q, k, v))
+        self.padded_keys, self.block = args.numbers([padded(s.keys), s.block])
+        self.q, self.k, self.v = (StridedArray.of(args, operand) for operand in (q, k, v))
         shape = (s.samples, s.heads, s.queries, s.keys)
-        walked = [
-            Strided.of(words, Operand(x.base, x.offset, shape, broadcast_strides(x, shape), x.dtype)) for x in more
+        broadcast = [
+            StridedArray.of(args, Operand(x.base, x.offset, shape, broadcast_strides(x, shape), x.dtype)) for x in more
         ]
-        self.mask = walked[0] if step.attributes["has_mask"] else None
-        self.keep = walked[-1] if step.attributes["has_keep"] else None
+        self.mask = broadcast[0] if step.attributes["has_mask"] else None
+        self.keep = broadcast[-1] if step.attributes["has_keep"] else None
         self.scale = literal(step.attributes["scale"], "float", 1)
 
     def unit(self, number: str) -> tuple[str, str]:
         """Sample and head."""
         return self.code.div(number, self.heads), self.code.rem(number, self.heads)
 
-    def result(self, operand: Operand, rows: str, width: str) -> Dense:
-        return Dense(self.code, self.words.pointer(operand), (self.heads, rows, width))
+    def result(self, operand: Operand, rows: str, width: str) -> DenseArray:
+        return DenseArray(self.code, self.args.pointer(operand), (self.heads, rows, width))
 
     def line(self, block: str, row: str) -> Line:
         """Scores of one query."""
@@ -183,7 +190,7 @@ class _Kernel:
         line for its maximum and its sum.
         """
         code = self.code
-        scale = splat(Lanes(code, self.scale, "float", 1))
+        scale = splat(SimdValue(code, self.scale, "float", 1))
         largest, shares = (code.variable(f"[{_TOGETHER} x float]", "undef") for _ in range(2))
         with code.loop(0, rows, _TOGETHER) as start:
             end = code.minimum(code.add(start, _TOGETHER), rows)
@@ -191,27 +198,27 @@ class _Kernel:
             def score(row: str) -> Term:
                 added = self.mask.reader(*unit, code.add(first, row)) if self.mask is not None else None
 
-                def term(element: Lanes, index: str, mask: str | None) -> Lanes:
+                def term(element: SimdValue, index: str, mask: str | None) -> SimdValue:
                     value = element * scale
                     return value if added is None else value + added(index, mask)
 
                 return term
 
             with code.loop(start, end) as row:
-                found = LineFold(code, LARGEST_NUMBER)
+                found = LineReduction(code, MAX_SKIPPING_NAN)
                 found.add(self.line(block, row), self.keys, score(row))
                 Line(code, largest, "float").store(code.sub(row, start), found.result())
             with code.loop(start, end) as row:
                 line, scored = self.line(block, row), score(row)
                 offset = splat(Line(code, largest, "float").load(code.sub(row, start), lanes=1))
 
-                def power(element: Lanes, index: str, mask: str | None) -> Lanes:
+                def power(element: SimdValue, index: str, mask: str | None) -> SimdValue:
                     difference = scored(element, index, mask) - offset
-                    value = Lanes(code, exp(code, difference.name, difference.lanes), "float", difference.lanes)
+                    value = SimdValue(code, exp(code, difference.name, difference.lanes), "float", difference.lanes)
                     line.store(index, value, mask)
                     return value
 
-                found = LineFold(code, SUM)
+                found = LineReduction(code, SUM)
                 found.add(line, self.keys, power)
                 Line(code, shares, "float").store(code.sub(row, start), 1.0 / found.result())
             with code.loop(start, end) as row:
@@ -219,7 +226,7 @@ class _Kernel:
                 self.multiply(self.line(block, row), unit, code.add(first, row), share, drops)
 
     def multiply(
-        self, line: Line, unit: tuple[str, str], query: str, share: Lanes | None = None, drops: bool = True
+        self, line: Line, unit: tuple[str, str], query: str, share: SimdValue | None = None, drops: bool = True
     ) -> None:
         """Multiply a query's line by a number and by what is kept of it."""
         kept = self.keep.reader(*unit, query) if self.keep is not None and drops else None
@@ -231,27 +238,35 @@ class _Kernel:
             line.store(index, value, mask)
 
         if share is not None or kept is not None:
-            each_vector(self.code, 0, self.keys, change)
+            vector_loop(self.code, 0, self.keys, change)
 
     def scores(
-        self, multiply: str, rows: str, a: Strided, unit: tuple[str, str], query: str, depth: str, b: str, block: str
+        self,
+        multiply: str,
+        rows: str,
+        a: StridedArray,
+        unit: tuple[str, str],
+        query: str,
+        depth: str,
+        b: str,
+        block: str,
     ) -> None:
         """A block of lines, one element per key: rows of a times what was packed with the keys as columns."""
-        left = (a.place(*unit, query), a.strides[2], a.strides[3])
-        call_product(self.code, multiply, (rows, self.padded_keys, depth), left, b, (block, self.padded_keys))
+        left = (a.address(*unit, query), a.strides[2], a.strides[3])
+        call_packed_gemm(self.code, multiply, (rows, self.padded_keys, depth), left, b, (block, self.padded_keys))
 
     def entry(self, reads: list[Operand], writes: list[Operand], kernel: str, passes: float) -> Entry:
         return Entry(
             self.step,
             self.code,
-            self.words.arguments,
+            self.args.values,
             reads,
             writes,
             rows=self.rows,
-            by_row=owned([*reads, *writes], self.rows, but=[x for x in reads if len(x.shape) != 4]),
+            by_row=owned_by_row([*reads, *writes], self.rows, but=[x for x in reads if len(x.shape) != 4]),
             kernel=kernel,
             cost=self.sizes.cost(passes),
-            scratch=[self.memory.room],
+            scratch=[self.memory.buffer],
         )
 
 
@@ -269,10 +284,10 @@ def attention_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     if inputs is None:
         return None
     kernel = _Kernel(step, operands, inputs)
-    code, words, s, memory = kernel.code, kernel.words, kernel.sizes, kernel.memory
-    keys = _Packer(words, inputs[1], kernel.k, turned=True)
-    values = _Packer(words, inputs[2], kernel.v, turned=False)
-    by_keys, by_values = words.pointer(product(s.keys)), words.pointer(product(s.value_width))
+    code, args, s, memory = kernel.code, kernel.args, kernel.sizes, kernel.memory
+    keys = _Packer(args, inputs[1], kernel.k, transposed=True)
+    values = _Packer(args, inputs[2], kernel.v, transposed=False)
+    by_keys, by_values = args.pointer(packed_gemm(s.keys)), args.pointer(packed_gemm(s.value_width))
     target = operands[step.results[0]]
     y = kernel.result(target, kernel.queries, kernel.value_width)
     with code.loop(kernel.begin, kernel.end) as number:
@@ -285,7 +300,9 @@ def attention_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
             kernel.scores(by_keys, rows, kernel.q, unit, first, kernel.width, memory["keys"], scores)
             kernel.probabilities(scores, rows, unit, first, drops=True)
             extents, a = (rows, kernel.value_width, kernel.keys), (scores, kernel.padded_keys, 1)
-            call_product(code, by_values, extents, a, memory["values"], (y.place(*unit, first), kernel.value_width))
+            call_packed_gemm(
+                code, by_values, extents, a, memory["values"], (y.address(*unit, first), kernel.value_width)
+            )
     return [kernel.entry(inputs, [target], "attention", 1.0)]
 
 
@@ -295,12 +312,12 @@ def attention_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry
     if inputs is None:
         return None
     kernel = _Kernel(step, operands, inputs[1:])
-    code, words, s, memory = kernel.code, kernel.words, kernel.sizes, kernel.memory
-    dy = Strided.of(words, inputs[0])
-    keys, values = (_Packer(words, inputs[i], view, turned=True) for i, view in ((2, kernel.k), (3, kernel.v)))
-    key_rows = _Packer(words, inputs[2], kernel.k, turned=False)
-    query_rows, dy_rows = (_Packer(words, inputs[i], view, turned=False) for i, view in ((1, kernel.q), (0, dy)))
-    by_keys, by_width, by_values = (words.pointer(product(columns)) for columns in (s.keys, s.width, s.value_width))
+    code, args, s, memory = kernel.code, kernel.args, kernel.sizes, kernel.memory
+    dy = StridedArray.of(args, inputs[0])
+    keys, values = (_Packer(args, inputs[i], view, transposed=True) for i, view in ((2, kernel.k), (3, kernel.v)))
+    key_rows = _Packer(args, inputs[2], kernel.k, transposed=False)
+    query_rows, dy_rows = (_Packer(args, inputs[i], view, transposed=False) for i, view in ((1, kernel.q), (0, dy)))
+    by_keys, by_width, by_values = (args.pointer(packed_gemm(columns)) for columns in (s.keys, s.width, s.value_width))
     targets = [operands[value] for value in step.results]
     dq = kernel.result(targets[0], kernel.queries, kernel.width)
     dk = kernel.result(targets[1], kernel.keys, kernel.width)
@@ -322,18 +339,18 @@ def attention_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry
                 kernel.multiply(ds_line, unit, query)
                 _softmax_gradient(kernel, p_line, ds_line, kernel.scale)
                 kernel.multiply(p_line, unit, query)
-            turned = ("1", kernel.padded_keys)
-            call_product(
+            transposed = ("1", kernel.padded_keys)
+            call_packed_gemm(
                 code, by_width, (rows, kernel.width, kernel.keys), (ds, kernel.padded_keys, 1), memory["key rows"],
-                (dq.place(*unit, first), kernel.width),
+                (dq.address(*unit, first), kernel.width),
             )  # fmt: skip
-            call_product(
-                code, by_width, (kernel.keys, kernel.width, rows), (ds, *turned), memory["query rows"],
-                (dk.place(*unit), kernel.width), accumulate=first,
+            call_packed_gemm(
+                code, by_width, (kernel.keys, kernel.width, rows), (ds, *transposed), memory["query rows"],
+                (dk.address(*unit), kernel.width), accumulate=first,
             )  # fmt: skip
-            call_product(
-                code, by_values, (kernel.keys, kernel.value_width, rows), (p, *turned), memory["dy rows"],
-                (dv.place(*unit), kernel.value_width), accumulate=first,
+            call_packed_gemm(
+                code, by_values, (kernel.keys, kernel.value_width, rows), (p, *transposed), memory["dy rows"],
+                (dv.address(*unit), kernel.value_width), accumulate=first,
             )  # fmt: skip
     return [kernel.entry(inputs, targets, "attention gradient", 2.5)]
 
@@ -351,16 +368,16 @@ def attention_mask_gradient_entries(step: Step, operands: Operands) -> Sequence[
     sums_queries = queries != sizes.queries
     blocks = 1 if sums_queries else -(-sizes.queries // sizes.block)
     kernel = _Kernel(step, operands, inputs[1:], units=n * heads * blocks)
-    code, words, s, memory = kernel.code, kernel.words, kernel.sizes, kernel.memory
-    dy = Strided.of(words, inputs[0])
-    keys, values = (_Packer(words, inputs[i], view, turned=True) for i, view in ((2, kernel.k), (3, kernel.v)))
-    by_keys = words.pointer(product(s.keys))
-    mask_heads, mask_blocks, samples_each, heads_each, queries_each = words.numbers(
+    code, args, s, memory = kernel.code, kernel.args, kernel.sizes, kernel.memory
+    dy = StridedArray.of(args, inputs[0])
+    keys, values = (_Packer(args, inputs[i], view, transposed=True) for i, view in ((2, kernel.k), (3, kernel.v)))
+    by_keys = args.pointer(packed_gemm(s.keys))
+    mask_heads, mask_blocks, samples_each, heads_each, queries_each = args.numbers(
         [heads, blocks, s.samples // n, s.heads // heads, s.queries if sums_queries else s.block]
     )
     shape = (s.samples, s.heads, s.queries, s.keys)
-    walked = Operand(target.base, target.offset, shape, broadcast_strides(target, shape), target.dtype)
-    result = _MaskGradient(kernel, Strided.of(words, walked))
+    broadcast = Operand(target.base, target.offset, shape, broadcast_strides(target, shape), target.dtype)
+    result = _MaskGradient(kernel, StridedArray.of(args, broadcast))
     p, ds = memory["p"], memory["ds"]
     with code.loop(kernel.begin, kernel.end) as number:
         plane, begin = code.div(number, mask_blocks), code.mul(code.rem(number, mask_blocks), queries_each)
@@ -390,21 +407,21 @@ def attention_mask_gradient_entries(step: Step, operands: Operands) -> Sequence[
 
 @dataclass(frozen=True)
 class _MaskGradient:
-    """The gradient of a mask, walked as if it had one line per query; a line is one number if keys share it."""
+    """The gradient of a mask, broadcast as if it had one line per query; a line is one number if keys share it."""
 
     kernel: _Kernel
-    target: Strided
+    target: StridedArray
 
     def _line(self, unit: tuple[str, str], query: str) -> Line:
-        return Line(self.kernel.code, self.target.place(*unit, query), "float")
+        return Line(self.kernel.code, self.target.address(*unit, query), "float")
 
     def clear(self, unit: tuple[str, str], begin: str, end: str) -> None:
         """Zero the lines of some queries."""
         code, width = self.kernel.code, self.kernel.keys if self.target.last else "1"
-        zero = splat(Lanes(code, literal(0.0, "float", 1), "float", 1))
+        zero = splat(SimdValue(code, literal(0.0, "float", 1), "float", 1))
         with code.loop(begin, end) as query:
             line = self._line(unit, query)
-            each_vector(code, 0, width, lambda index, mask: line.store(index, zero, mask))
+            vector_loop(code, 0, width, lambda index, mask: line.store(index, zero, mask))
 
     def add(self, ds: Line, unit: tuple[str, str], query: str) -> None:
         """Add what one query of a sample's head contributes."""
@@ -412,7 +429,7 @@ class _MaskGradient:
         if self.target.last:
             _add_line(self.kernel, ds, line)
             return
-        total = LineFold(self.kernel.code, SUM)
+        total = LineReduction(self.kernel.code, SUM)
         total.add(ds, self.kernel.keys, lambda element, index, mask: element)
         line.store(0, line.load(0, lanes=1) + total.result())
 
@@ -423,22 +440,22 @@ def _add_line(kernel: _Kernel, source: Line, target: Line) -> None:
     def change(index: str, mask: str | None) -> None:
         target.store(index, target.load(index, mask) + source.load(index, mask), mask)
 
-    each_vector(kernel.code, 0, kernel.keys, change)
+    vector_loop(kernel.code, 0, kernel.keys, change)
 
 
 def _softmax_gradient(kernel: _Kernel, p: Line, ds: Line, scale: str = "") -> None:
     """ds = scale p (dp - sum dp p), in place of dp."""
     code = kernel.code
-    total = LineFold(code, SUM)
+    total = LineReduction(code, SUM)
     total.add(ds, kernel.keys, lambda dp, index, mask: dp * p.load(index, mask))
     mean = splat(total.result())
-    factor = splat(Lanes(code, scale, "float", 1)) if scale else None
+    factor = splat(SimdValue(code, scale, "float", 1)) if scale else None
 
     def change(index: str, mask: str | None) -> None:
         value = p.load(index, mask) * (ds.load(index, mask) - mean)
         ds.store(index, value if factor is None else value * factor, mask)
 
-    each_vector(code, 0, kernel.keys, change)
+    vector_loop(code, 0, kernel.keys, change)
 
 
 KERNELS: dict[str, Maker] = {

@@ -1,25 +1,17 @@
-"""Elements by index: gather, scatter, scatter_add. Also the table of all ops that move elements."""
+"""Elements by index: gather, scatter, scatter_add."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlcompute.devices.cpu.code import MEMORY_TYPES, Code
-from mlcompute.devices.cpu.entry import Entry, Maker
-from mlcompute.devices.cpu.kernels import moves, random, takes
-from mlcompute.devices.cpu.kernels.indices import Indices, is_index
-from mlcompute.devices.cpu.kernels.takes import SUMMED
-from mlcompute.devices.cpu.kernels.walks import (
-    LEAST_ROWS,
-    Axis,
-    Words,
-    axis_words,
-    joint_axes,
-    nest,
-    share_units,
-)
-from mlcompute.devices.cpu.lanes import Lanes
-from mlcompute.devices.cpu.operands import Operand, Operands
+from mlcompute.devices.cpu.codegen.arguments import KernelArguments
+from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code
+from mlcompute.devices.cpu.codegen.loops import axis_registers, loop_over, share_units
+from mlcompute.devices.cpu.codegen.simd import SimdValue
+from mlcompute.devices.cpu.kernels.checked_indices import CheckedIndices, is_index
+from mlcompute.devices.cpu.kernels.embedding import SUMMED
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Axis, Operand, Operands, collapsed_axes
 from mlcompute.ops.op import Step
 
 
@@ -29,34 +21,34 @@ def gather_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     axis = step.attributes["axis"]
     if not (x.size and y.size) or x.dtype not in MEMORY_TYPES or not is_index(indices.dtype):
         return None
-    # Along the axis x does not move with the indices: they say where to go.
-    still = tuple(0 if d == axis else stride for d, stride in enumerate(x.strides))
-    axes = joint_axes(y.shape, [indices.strides, still, y.strides])
+    # Along the axis x does not move with the loops: the indices say where to read.
+    unindexed = tuple(0 if d == axis else stride for d, stride in enumerate(x.strides))
+    axes = collapsed_axes(y.shape, [indices.strides, unindexed, y.strides])
     rows, by_row = 0, {1, 2}
-    if y.shape and y.shape[0] >= LEAST_ROWS and axes[0].extent % y.shape[0] == 0 and indices.is_dense:
+    if y.shape and y.shape[0] >= MIN_SHARED_ROWS and axes[0].extent % y.shape[0] == 0 and indices.is_dense:
         rows = y.shape[0]
         if axis != 0 and x.is_dense and x.shape[0] == rows:
             by_row.add(0)
     code, element = Code("gather"), MEMORY_TYPES[x.dtype]
-    words = Words(code)
-    source, target = words.pointer(x), words.pointer(y)
-    named = Indices(words, indices, x.shape[axis])
-    along = words.number(x.strides[axis])
-    outermost, *inner = axis_words(words, axes)
-    begin, end = share_units(words, axes[0].extent, rows)
+    args = KernelArguments(code)
+    source, target = args.pointer(x), args.pointer(y)
+    checked = CheckedIndices(args, indices, x.shape[axis])
+    along = args.number(x.strides[axis])
+    outermost, *inner = axis_registers(args, axes)
+    begin, end = share_units(args, axes[0].extent, rows)
     with code.loop(begin, end) as first:
-        pointers, types = [named.pointer, source, target], [named.element, element, element]
-        places = [
+        pointers, types = [checked.pointer, source, target], [checked.element, element, element]
+        addresses = [
             code.at(pointer, code.mul(first, stride), type_)
             for pointer, stride, type_ in zip(pointers, outermost.strides, types, strict=True)
         ]
-        with nest(code, inner, places, types) as (place, seen, made):
-            index = named.load(place, "0")
+        with loop_over(code, inner, addresses, types) as (address, seen, made):
+            index = checked.load(address, "0")
             code.store(made, element, code.load(code.at(seen, code.mul(index, along), element), element))
     return [
         Entry(
-            step, code, words.arguments, reads=[x, indices], writes=[y], rows=rows, by_row=by_row,
-            kernel="gather", cost=y.size * 1.0, status=named.status,
+            step, code, args.values, reads=[x, indices], writes=[y], rows=rows, by_row=by_row,
+            kernel="gather", cost=y.size * 1.0, status=checked.status,
         )
     ]  # fmt: skip
 
@@ -69,66 +61,67 @@ def scatter_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     if not y.size or base.dtype not in (SUMMED if adds else MEMORY_TYPES) or not is_index(indices.dtype):
         return None
     others = [d for d in range(len(y.shape)) if d != axis and y.shape[d] > 1]
-    # The leading axis if it is long enough, else the longest; with no other axis, ranges of the places themselves.
+    # The leading axis if it is long enough, else the longest; with no other axis, ranges of the indexed axis itself.
     owned = axis
     if others:
-        owned = others[0] if y.shape[others[0]] >= LEAST_ROWS else max(others, key=lambda d: y.shape[d])
-    owns_places = owned == axis
+        owned = others[0] if y.shape[others[0]] >= MIN_SHARED_ROWS else max(others, key=lambda d: y.shape[d])
+    owns_axis = owned == axis
     code, element = Code(step.op.name), MEMORY_TYPES[y.dtype]
-    words = Words(code)
-    source, kept, target = (words.pointer(operand) for operand in (updates, base, y))
-    named = Indices(words, indices, y.shape[axis])
-    begin, end = code.share(words.number(y.shape[owned]))
+    args = KernelArguments(code)
+    source, kept, target = (args.pointer(operand) for operand in (updates, base, y))
+    checked = CheckedIndices(args, indices, y.shape[axis])
+    begin, end = code.share(args.number(y.shape[owned]))
 
     # The base, in this thread's part.
     rest = [d for d in range(len(y.shape)) if d != owned]
-    walks = [tuple(operand.strides[d] for d in rest) for operand in (base, y)]
-    axes = axis_words(words, joint_axes(tuple(y.shape[d] for d in rest), walks))
-    steps = words.numbers([base.strides[owned], y.strides[owned]])
+    strides = [tuple(operand.strides[d] for d in rest) for operand in (base, y)]
+    axes = axis_registers(args, collapsed_axes(tuple(y.shape[d] for d in rest), strides))
+    steps = args.numbers([base.strides[owned], y.strides[owned]])
     with code.loop(begin, end) as part:
-        places = [code.at(p, code.mul(part, step_), element) for p, step_ in zip((kept, target), steps, strict=True)]
-        with nest(code, axes, places, [element, element]) as (seen, made):
+        addresses = [code.at(p, code.mul(part, step_), element) for p, step_ in zip((kept, target), steps, strict=True)]
+        with loop_over(code, axes, addresses, [element, element]) as (seen, made):
             code.store(made, element, code.load(seen, element))
 
     # The updates that fall into it, row-major along the axis.
-    still = tuple(0 if d == axis else stride for d, stride in enumerate(y.strides))
-    walked = [
-        Axis(indices.shape[d], (indices.strides[d], updates.strides[d], still[d]))
+    unindexed = tuple(0 if d == axis else stride for d, stride in enumerate(y.strides))
+    loops = [
+        Axis(indices.shape[d], (indices.strides[d], updates.strides[d], unindexed[d]))
         for d in range(len(y.shape))
-        if d != owned or owns_places
+        if d != owned or owns_axis
     ]
-    inner = axis_words(words, walked)
-    along = words.number(y.strides[axis])
-    places, types = [named.pointer, source, target], [named.element, element, element]
-    if owns_places:
-        with nest(code, inner, places, types) as (place, seen, made):
-            index = named.load(place, "0")
+    inner = axis_registers(args, loops)
+    along = args.number(y.strides[axis])
+    addresses, types = [checked.pointer, source, target], [checked.element, element, element]
+    if owns_axis:
+        with loop_over(code, inner, addresses, types) as (address, seen, made):
+            index = checked.load(address, "0")
             low, high = code.let(f"icmp sge i64 {index}, {begin}"), code.let(f"icmp slt i64 {index}, {end}")
             with code.when(code.let(f"and i1 {low}, {high}")):
                 _put(code, element, seen, code.at(made, code.mul(index, along), element), adds)
     else:
-        last = code.minimum(end, words.number(indices.shape[owned]))
-        steps = words.numbers([indices.strides[owned], updates.strides[owned], y.strides[owned]])
+        last = code.minimum(end, args.number(indices.shape[owned]))
+        steps = args.numbers([indices.strides[owned], updates.strides[owned], y.strides[owned]])
         with code.loop(begin, last) as part:
-            moved = [
-                code.at(p, code.mul(part, step_), type_) for p, step_, type_ in zip(places, steps, types, strict=True)
+            starts = [
+                code.at(p, code.mul(part, step_), type_)
+                for p, step_, type_ in zip(addresses, steps, types, strict=True)
             ]
-            with nest(code, inner, moved, types) as (place, seen, made):
-                index = named.load(place, "0")
+            with loop_over(code, inner, starts, types) as (address, seen, made):
+                index = checked.load(address, "0")
                 _put(code, element, seen, code.at(made, code.mul(index, along), element), adds)
     rows, by_row = _scatter_rows(updates, indices, base, y, owned, axis)
     return [
         Entry(
-            step, code, words.arguments, reads=[updates, indices, base], writes=[y], rows=rows, by_row=by_row,
-            kernel=step.op.name, cost=y.size * 0.5 + indices.size * 1.5, status=named.status,
+            step, code, args.values, reads=[updates, indices, base], writes=[y], rows=rows, by_row=by_row,
+            kernel=step.op.name, cost=y.size * 0.5 + indices.size * 1.5, status=checked.status,
         )
     ]  # fmt: skip
 
 
 def _put(code: Code, element: str, source: str, target: str, adds: bool) -> None:
-    value = Lanes(code, code.load(source, element), element, 1)
+    value = SimdValue(code, code.load(source, element), element, 1)
     if adds:
-        value = Lanes(code, code.load(target, element), element, 1) + value
+        value = SimdValue(code, code.load(target, element), element, 1) + value
     code.store(target, element, value.name)
 
 
@@ -137,7 +130,7 @@ def _scatter_rows(
 ) -> tuple[int, set[int]]:
     """Rows threads own, and in which of (updates, indices, base, y)."""
     rows = y.shape[0] if y.shape else 0
-    if rows < LEAST_ROWS or owned != 0 or axis == 0:
+    if rows < MIN_SHARED_ROWS or owned != 0 or axis == 0:
         return 0, set()
     all_ = (updates, indices, base, y)
     return rows, {i for i, operand in enumerate(all_) if operand.is_dense and operand.shape[0] == rows}
@@ -147,7 +140,4 @@ KERNELS: dict[str, Maker] = {
     "gather": gather_entries,
     "scatter": scatter_entries,
     "scatter_add": scatter_entries,
-    **takes.KERNELS,
-    **moves.KERNELS,
-    **random.KERNELS,
 }

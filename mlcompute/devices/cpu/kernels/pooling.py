@@ -1,25 +1,25 @@
 """max_pool, sum_pool and their gradients: channels-last images in vectors of channels.
 
-A place, the number of an element in its window, is a byte in memory and 32 bits wide in registers.
+A pool index, the number of an element in its window, is a byte in memory and 32 bits wide in registers.
 
-Channels-first images are walked along their rows (pooling_rows.py); a window over the whole image is a plain
-reduction. Gradients are written window by window by the one thread that owns the place, so sums keep one order.
+Channels-first images are pooled along their rows (pooling_channels_first.py); a window over the full image is a plain
+reduction. Gradients are written window by window by the one thread that owns the element, so sums keep one order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mlcompute.devices.cpu.code import Code, vector, vector_lanes
-from mlcompute.devices.cpu.entry import Entry, Maker
-from mlcompute.devices.cpu.kernels import pooling_rows
-from mlcompute.devices.cpu.kernels.folds import Fold, fold_of
-from mlcompute.devices.cpu.kernels.indices import fill_line
+from mlcompute.devices.cpu.codegen.arguments import KernelArguments
+from mlcompute.devices.cpu.codegen.code import Code, vector, vector_lanes
+from mlcompute.devices.cpu.codegen.combiners import Combiner, combiner_for
+from mlcompute.devices.cpu.codegen.loops import Line, Variable, fill_line, share_units, splat, vector_loop
+from mlcompute.devices.cpu.codegen.simd import SimdValue, select
+from mlcompute.devices.cpu.kernels import pooling_channels_first
+from mlcompute.devices.cpu.kernels.pooling_windows import Images, Search, Span, Windows, each_tap, first_largest, span
 from mlcompute.devices.cpu.kernels.reductions import reduce_axes
-from mlcompute.devices.cpu.kernels.walks import LEAST_ROWS, Cell, Line, Words, each_vector, share_units, splat
-from mlcompute.devices.cpu.kernels.windows import Images, Search, Span, Windows, each_tap, first_largest, span
-from mlcompute.devices.cpu.lanes import Lanes, select
-from mlcompute.devices.cpu.operands import Operand, Operands
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Operand, Operands
 from mlcompute.ops.op import FLOAT32, Step
 
 #: Channels per unit where there are too few samples to share: a cache line.
@@ -30,29 +30,29 @@ def pool_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """max_pool and sum_pool."""
     x, y = operands[step.inputs[0]], operands[step.results[0]]
     windows = Windows.of(step, x.shape, y.shape)
-    fold = fold_of(step.op.name.removesuffix("_pool"), x.dtype)
-    if x.dtype != FLOAT32 or fold is None or not (x.size and y.size):
+    combiner = combiner_for(step.op.name.removesuffix("_pool"), x.dtype)
+    if x.dtype != FLOAT32 or combiner is None or not (x.size and y.size):
         return None
     if windows.cover_the_image:
-        return reduce_axes(step, operands, fold, x, y, (1, 2) if windows.last else (2, 3))
+        return reduce_axes(step, operands, combiner, x, y, (1, 2) if windows.last else (2, 3))
     if not _is_regular(x):
         return None
-    write = _pool_channels if windows.last else pooling_rows.pool
-    return [_entry(step, windows, [x], [y], lambda words, rows: write(words, windows, fold, x, y, rows))]
+    write = _pool_channels if windows.last else pooling_channels_first.pool
+    return [_entry(step, windows, [x], [y], lambda args, rows: write(args, windows, combiner, x, y, rows))]
 
 
-def places_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
+def pool_indices_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """max_pool_places: channels-last only."""
-    x, y, places = operands[step.inputs[0]], *(operands[value] for value in step.results)
+    x, y, indices = operands[step.inputs[0]], *(operands[value] for value in step.results)
     windows = Windows.of(step, x.shape, y.shape)
-    fold = fold_of("max", x.dtype)
-    if x.dtype != FLOAT32 or fold is None or not windows.last or not (x.size and y.size and _is_regular(x)):
+    combiner = combiner_for("max", x.dtype)
+    if x.dtype != FLOAT32 or combiner is None or not windows.last or not (x.size and y.size and _is_regular(x)):
         return None
 
-    def write(words: Words, rows: int) -> None:
-        _pool_channels(words, windows, fold, x, y, rows, places)
+    def write(args: KernelArguments, rows: int) -> None:
+        _pool_channels(args, windows, combiner, x, y, rows, indices)
 
-    return [_entry(step, windows, [x], [y, places], write)]
+    return [_entry(step, windows, [x], [y, indices], write)]
 
 
 def pool_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
@@ -63,8 +63,8 @@ def pool_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
         return None
     if any(x.dtype != FLOAT32 for x in inputs[1:]) and not (step.op.name == "max_pool_spread" and windows.last):
         return None
-    write = _spread_channels if windows.last else pooling_rows.spread
-    return [_entry(step, windows, inputs, [y], lambda words, rows: write(words, windows, inputs, y, rows))]
+    write = _spread_channels if windows.last else pooling_channels_first.spread
+    return [_entry(step, windows, inputs, [y], lambda args, rows: write(args, windows, inputs, y, rows))]
 
 
 def _is_regular(operand: Operand) -> bool:
@@ -77,34 +77,34 @@ def _entry(
     windows: Windows,
     inputs: Sequence[Operand],
     results: Sequence[Operand],
-    write: Callable[[Words, int], None],
+    write: Callable[[KernelArguments, int], None],
 ) -> Entry:
-    rows = windows.samples if windows.samples >= LEAST_ROWS else 0
+    rows = windows.samples if windows.samples >= MIN_SHARED_ROWS else 0
     code = Code(step.op.name, thorough=True)
-    words = Words(code)
-    write(words, rows)
+    args = KernelArguments(code)
+    write(args, rows)
     visits = windows.samples * windows.channels * windows.counts[0] * windows.counts[1] * len(windows.taps)
     return Entry(
-        step, code, words.arguments, reads=list(inputs), writes=list(results), rows=rows,
+        step, code, args.values, reads=list(inputs), writes=list(results), rows=rows,
         by_row={i for i, operand in enumerate((*inputs, *results)) if operand.is_dense} if rows else set(),
         kernel=f"{step.op.name} in {'channels' if windows.last else 'rows'}",
         cost=visits * (0.15 if windows.last else 0.5) + results[0].size * 0.1,
     )  # fmt: skip
 
 
-class _Walk:
-    """A walk over all windows of this thread's samples, or of its channels where samples are few."""
+class _Loops:
+    """Loops over all windows of this thread's samples, or of its channels where samples are few."""
 
-    def __init__(self, words: Words, windows: Windows, rows: int) -> None:
-        self.code, self.windows = words.code, windows
-        self.height, self.width = words.numbers(windows.image)
-        self.down, self.across = words.numbers(windows.counts)
+    def __init__(self, args: KernelArguments, windows: Windows, rows: int) -> None:
+        self.code, self.windows = args.code, windows
+        self.height, self.width = args.numbers(windows.image)
+        self.down, self.across = args.numbers(windows.counts)
         width = windows.channels if rows else _CHANNELS
         self.tiles = -(-windows.channels // width)
-        self._channels, self._width, self._tiles = words.numbers([windows.channels, width, self.tiles])
-        self._units = share_units(words, windows.samples * self.tiles, rows)
-        pixels = words.number(windows.image[0] * windows.image[1])
-        self.pixels, self.elements = pixels, words.code.mul(pixels, self._channels)
+        self._channels, self._width, self._tiles = args.numbers([windows.channels, width, self.tiles])
+        self._units = share_units(args, windows.samples * self.tiles, rows)
+        pixels = args.number(windows.image[0] * windows.image[1])
+        self.pixels, self.elements = pixels, args.code.mul(pixels, self._channels)
 
     def each(
         self,
@@ -124,20 +124,20 @@ class _Walk:
                     visit(images, row, pixel, down, span(code, self.windows, 1, pixel, self.width), channels)
 
 
-def _whole_and_clipped(
-    code: Code, windows: Windows, down: Span, across: Span, whole: Callable[[], None], clipped: Callable[[], None]
+def _full_and_clipped(
+    code: Code, windows: Windows, down: Span, across: Span, full: Callable[[], None], clipped: Callable[[], None]
 ) -> None:
     """Code for windows inside the image, and other code for those at its border, where there are any."""
     if not windows.is_written_out:
         clipped()
         return
-    masks = [mask for mask in (down.is_whole, across.is_whole) if mask is not None]
+    masks = [mask for mask in (down.is_full, across.is_full) if mask is not None]
     if not masks:
-        whole()
+        full()
         return
     inside = masks[0] if len(masks) == 1 else code.let(f"and i1 {masks[0]}, {masks[1]}")
     with code.when(inside):
-        whole()
+        full()
     with code.when(code.let(f"xor i1 {inside}, true")):
         clipped()
 
@@ -153,34 +153,40 @@ def _line(image: Images) -> Line:
 
 
 def _pool_channels(
-    words: Words, windows: Windows, fold: Fold, x: Operand, y: Operand, rows: int, places: Operand | None = None
+    args: KernelArguments,
+    windows: Windows,
+    combiner: Combiner,
+    x: Operand,
+    y: Operand,
+    rows: int,
+    indices: Operand | None = None,
 ) -> None:
-    """Every window of x folded; where it found the largest goes into `places`."""
-    code, lanes = words.code, vector_lanes()
-    images_of = [Images.of(words, operand, True) for operand in (x, y, *([places] if places else []))]
-    walk = _Walk(words, windows, rows)
+    """Every window of x reduced; the number of the largest goes into `indices`."""
+    code, lanes = args.code, vector_lanes()
+    images_of = [Images.of(args, operand, True) for operand in (x, y, *([indices] if indices else []))]
+    loops = _Loops(args, windows, rows)
 
     def visit(images: list[Images], row: str, pixel: str, down: Span, across: Span, channels: tuple[str, str]) -> None:
         corner = images[0].at(row=down.start, pixel=across.start)
         target, *where = (_line(image.at(row=row, pixel=pixel)) for image in images[1:])
 
-        def whole() -> None:
+        def full() -> None:
             taps = [_line(image) for image in _tap_images(windows, corner)]
 
             def body(index: str, mask: str | None) -> None:
                 values = [tap.load(index, mask) for tap in taps]
-                target.store(index, fold.all_of(values), mask)
+                target.store(index, combiner.combine_all(values), mask)
                 for line in where:
                     line.store(index, _narrow(first_largest(values)), mask)
 
-            each_vector(code, *channels, body)
+            vector_loop(code, *channels, body)
 
         def clipped() -> None:
             def body(index: str, mask: str | None) -> None:
-                total, search = Cell(fold.start(code)), Search(code, lanes) if where else None
+                total, search = Variable(combiner.identity_value(code)), Search(code, lanes) if where else None
                 with each_tap(code, windows, corner, down, across) as (tap, position):
                     value = _line(tap).load(index, mask)
-                    total.set(fold.combine(total.get(), value))
+                    total.set(combiner.combine(total.get(), value))
                     if search is not None:
                         search.see(value, _splat_number(code, position))
                 target.store(index, total.get(), mask)
@@ -188,32 +194,32 @@ def _pool_channels(
                     assert search is not None
                     line.store(index, _narrow(search.found()), mask)
 
-            each_vector(code, *channels, body)
+            vector_loop(code, *channels, body)
 
-        _whole_and_clipped(code, windows, down, across, whole, clipped)
+        _full_and_clipped(code, windows, down, across, full, clipped)
 
-    walk.each(lambda sample, channels: [image.at(sample=sample) for image in images_of], visit)
+    loops.each(lambda sample, channels: [image.at(sample=sample) for image in images_of], visit)
 
 
-def _spread_channels(words: Words, windows: Windows, inputs: Sequence[Operand], y: Operand, rows: int) -> None:
+def _spread_channels(args: KernelArguments, windows: Windows, inputs: Sequence[Operand], y: Operand, rows: int) -> None:
     """Gradients: dy of every window goes to its largest element, or to all of them.
 
-    inputs   dy, and what tells the largest element: x, or its place in every window; neither for all of them
+    inputs   dy, and what tells the largest element: x, or its index in every window; neither for all of them
     """
-    code, lanes = words.code, vector_lanes()
-    made, given = Images.of(words, y, True), Images.of(words, inputs[0], True)
-    places = [Images.of(words, p, True) for p in inputs[1:] if p.dtype != FLOAT32]
-    seen = [Images.of(words, x, True) for x in inputs[1:] if x.dtype == FLOAT32]
-    walk = _Walk(words, windows, rows)
+    code, lanes = args.code, vector_lanes()
+    made, given = Images.of(args, y, True), Images.of(args, inputs[0], True)
+    indices = [Images.of(args, p, True) for p in inputs[1:] if p.dtype != FLOAT32]
+    seen = [Images.of(args, x, True) for x in inputs[1:] if x.dtype == FLOAT32]
+    loops = _Loops(args, windows, rows)
     adds = windows.overlap
 
     def enter(sample: str, channels: tuple[str, str]) -> list[Images]:
-        images = [image.at(sample=sample) for image in (made, given, *seen, *places)]
+        images = [image.at(sample=sample) for image in (made, given, *seen, *indices)]
         if not windows.tile:
-            _clear(walk, images[0], channels)
+            _clear(loops, images[0], channels)
         return images
 
-    def put(target: Line, index: str, mask: str | None, value: Lanes) -> None:
+    def put(target: Line, index: str, mask: str | None, value: SimdValue) -> None:
         target.store(index, target.load(index, mask) + value if adds else value, mask)
 
     def visit(images: list[Images], row: str, pixel: str, down: Span, across: Span, channels: tuple[str, str]) -> None:
@@ -221,7 +227,7 @@ def _spread_channels(words: Words, windows: Windows, inputs: Sequence[Operand], 
         corners = [image.at(row=down.start, pixel=across.start) for image in (images[0], *images[2 : 2 + len(seen)])]
         known = [_line(image.at(row=row, pixel=pixel)) for image in images[2 + len(seen) :]]
 
-        def whole() -> None:
+        def full() -> None:
             targets, *taps = ([_line(image) for image in _tap_images(windows, corner)] for corner in corners)
 
             def body(index: str, mask: str | None) -> None:
@@ -231,7 +237,7 @@ def _spread_channels(words: Words, windows: Windows, inputs: Sequence[Operand], 
                 for position, target in enumerate(targets):
                     put(target, index, mask, dy if found is None else select(found.equals(position), dy, 0.0))
 
-            each_vector(code, *channels, body)
+            vector_loop(code, *channels, body)
 
         def clipped() -> None:
             def body(index: str, mask: str | None) -> None:
@@ -240,43 +246,45 @@ def _spread_channels(words: Words, windows: Windows, inputs: Sequence[Operand], 
                 if search is not None:
                     with each_tap(code, windows, corners[1], down, across) as (tap, position):
                         search.see(_line(tap).load(index, mask), _splat_number(code, position))
-                place = _wide(known[0].load(index, mask)) if known else None
+                index_in_window = _wide(known[0].load(index, mask)) if known else None
                 with each_tap(code, windows, corners[0], down, across) as (tap, position):
-                    found = place if search is None else search.found()
+                    found = index_in_window if search is None else search.found()
                     value = dy if found is None else select(found.equals(_splat_number(code, position)), dy, 0.0)
                     put(_line(tap), index, mask, value)
 
-            each_vector(code, *channels, body)
+            vector_loop(code, *channels, body)
 
-        _whole_and_clipped(code, windows, down, across, whole, clipped)
+        _full_and_clipped(code, windows, down, across, full, clipped)
 
-    walk.each(enter, visit)
+    loops.each(enter, visit)
 
 
-def _narrow(found: Lanes) -> Lanes:
+def _narrow(found: SimdValue) -> SimdValue:
     return found.let(f"trunc {found.type} {found.name} to {vector('i8', found.lanes)}", "i8")
 
 
-def _wide(place: Lanes) -> Lanes:
-    return place.let(f"zext {place.type} {place.name} to {vector('i32', place.lanes)}", "i32")
+def _wide(index_in_window: SimdValue) -> SimdValue:
+    return index_in_window.let(
+        f"zext {index_in_window.type} {index_in_window.name} to {vector('i32', index_in_window.lanes)}", "i32"
+    )
 
 
-def _splat_number(code: Code, position: str) -> Lanes:
-    return splat(Lanes(code, code.let(f"trunc i64 {position} to i32"), "i32", 1))
+def _splat_number(code: Code, position: str) -> SimdValue:
+    return splat(SimdValue(code, code.let(f"trunc i64 {position} to i32"), "i32", 1))
 
 
-def _clear(walk: _Walk, image: Images, channels: tuple[str, str]) -> None:
+def _clear(loops: _Loops, image: Images, channels: tuple[str, str]) -> None:
     """Zeros in all pixels of some channels; in one go where those are all."""
-    code = walk.code
-    if walk.tiles == 1:
-        fill_line(code, _line(image), "0", walk.elements)
+    code = loops.code
+    if loops.tiles == 1:
+        fill_line(code, _line(image), "0", loops.elements)
         return
-    with code.loop(0, walk.pixels) as pixel:
+    with code.loop(0, loops.pixels) as pixel:
         fill_line(code, _line(image.at(pixel=pixel)), *channels)
 
 
 KERNELS: dict[str, Maker] = {
     **dict.fromkeys(("max_pool", "sum_pool"), pool_entries),
-    "max_pool_places": places_entries,
+    "max_pool_places": pool_indices_entries,
     **dict.fromkeys(("max_pool_gradient", "max_pool_spread", "sum_pool_gradient"), pool_gradient_entries),
 }

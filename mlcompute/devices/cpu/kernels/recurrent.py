@@ -1,9 +1,9 @@
-"""LSTM forward and back: threads share the samples and run whole sequences without meeting.
+"""LSTM forward and back: threads share the samples and run full sequences without a barrier.
 
-    forward    pack weights | per time: products into the gates, then the cell in place
-    gradient   pack weights | per time, backwards: the cell, then a product | dx by samples, weights' gradients by rows
+    forward    pack weights | per time: matmuls into the gates, then the cell in place
+    gradient   pack weights | per time, backwards: the cell, then a matmul | dx by samples, weights' gradients by rows
 
-A bar is a meeting. The products are those of `products`, so no number depends on how samples are shared.
+A bar is a barrier. Matrices are multiplied by `packed_gemm`, so no number depends on how samples are shared.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlcompute.devices.cpu.code import Code, vector_lanes
-from mlcompute.devices.cpu.entry import Entry, Maker
-from mlcompute.devices.cpu.kernels.folds import SUM, fill, fold_columns
-from mlcompute.devices.cpu.kernels.places import Dense, Strided, ThreadMemory, fetch, owned
-from mlcompute.devices.cpu.kernels.products import DEPTH, call_product, pack_row, panel_width, product
-from mlcompute.devices.cpu.kernels.sequences import (
+from mlcompute.devices.cpu.codegen.addressing import DenseArray, StridedArray, ThreadWorkspace, owned_by_row, prefetch
+from mlcompute.devices.cpu.codegen.arguments import KernelArguments
+from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
+from mlcompute.devices.cpu.codegen.combiners import SUM, fill, reduce_columns
+from mlcompute.devices.cpu.codegen.loops import Line, splat_constant, vector_loop
+from mlcompute.devices.cpu.codegen.math import sigmoid, tanh
+from mlcompute.devices.cpu.codegen.simd import SimdValue
+from mlcompute.devices.cpu.gemm.packed_gemm import DEPTH, call_packed_gemm, pack_row, packed_gemm, panel_width
+from mlcompute.devices.cpu.kernels.recurrent_sequences import (
     Sequences,
     Sizes,
     can_run,
     pack_entry,
-    rooms,
     weight_gradient_parts,
     workspace,
+    workspace_parts,
 )
-from mlcompute.devices.cpu.kernels.walks import Line, Words, each_vector, number
-from mlcompute.devices.cpu.lanes import Lanes
-from mlcompute.devices.cpu.math import sigmoid, tanh
-from mlcompute.devices.cpu.operands import Operand, Operands
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import Step
 
 #: A thread with fewer samples multiplies the inputs of all times at once, sample by sample: for one time alone there
@@ -45,14 +46,14 @@ def lstm_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     x, wx, wh, b, h0, c0, *lengths = (operands[value] for value in step.inputs)
     if not can_run([x, wx, wh, b, h0, c0], lengths):
         return None
-    sizes, room = Sizes.of(step), rooms(step, operands)
-    pack = pack_entry(step, [(wx, room["wx"]), (wh, room["wh"])], turned=True)
+    sizes, buffers = Sizes.of(step), workspace_parts(step, operands)
+    pack = pack_entry(step, [(wx, buffers["wx"]), (wh, buffers["wh"])], transposed=True)
     if pack is None:
         return None
     results = [operands[value] for value in step.results]
     code, status = Code("lstm"), np.zeros(1, np.int64)
-    words = Words(code)
-    s = Sequences(words, step, sizes, lengths)
+    args = KernelArguments(code)
+    s = Sequences(args, step, sizes, lengths)
     begin, end = code.share(s.samples)
     if s.has_lengths:
         s.check_lengths(begin, end, status)
@@ -62,34 +63,34 @@ def lstm_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     gates = s.dense(results[3], s.steps, s.gates)
     for first, state in zip(states, (h, c), strict=True):
         s.copy_states(begin, end, first, state)
-    multiply = words.pointer(product(sizes.gates))
-    packed_x, packed_h = words.pointer(room["wx"]), words.pointer(room["wh"])
+    multiply = args.pointer(packed_gemm(sizes.gates))
+    packed_x, packed_h = args.pointer(buffers["wx"]), args.pointer(buffers["wh"])
     inputs, biases = s.strided(x), s.strided(b)
     count, between = code.sub(end, begin), code.mul(s.steps, s.gates)
     few = code.let(f"icmp slt i64 {count}, {_FEW_SAMPLES}")
     with code.when(few), code.loop(begin, end) as sample:
         extents = (s.steps, s.gates, s.inputs)
-        a = (inputs.place(sample), inputs.strides[1], inputs.strides[2])
-        call_product(code, multiply, extents, a, packed_x, (gates.place(sample), s.gates))
+        a = (inputs.address(sample), inputs.strides[1], inputs.strides[2])
+        call_packed_gemm(code, multiply, extents, a, packed_x, (gates.address(sample), s.gates))
     with code.loop(0, s.steps) as visited:
         time = s.time(visited)
-        target = (gates.place(begin, time), between)
+        target = (gates.address(begin, time), between)
         with code.when(code.let(f"xor i1 {few}, true")):
-            a = (inputs.place(begin, time), inputs.strides[0], inputs.strides[2])
-            call_product(code, multiply, (count, s.gates, s.inputs), a, packed_x, target)
+            a = (inputs.address(begin, time), inputs.strides[0], inputs.strides[2])
+            call_packed_gemm(code, multiply, (count, s.gates, s.inputs), a, packed_x, target)
         extents = (count, s.gates, s.hidden)
-        call_product(code, multiply, extents, (h.place(begin), s.hidden, 1), packed_h, target, accumulate=1)
+        call_packed_gemm(code, multiply, extents, (h.address(begin), s.hidden, 1), packed_h, target, accumulate=1)
         with code.loop(begin, end) as sample:
             _cell(s, sample, time, biases, (y, h, c, gates, cells))
-    reads = [x, room["wx"], room["wh"], b, h0, c0, *lengths]
+    reads = [x, buffers["wx"], buffers["wh"], b, h0, c0, *lengths]
     entry = Entry(
         step,
         code,
-        words.arguments,
+        args.values,
         reads,
         results,
         rows=sizes.samples,
-        by_row=owned([*reads, *results], sizes.samples, but=(room["wx"], room["wh"], b)),
+        by_row=owned_by_row([*reads, *results], sizes.samples, but=(buffers["wx"], buffers["wh"], b)),
         kernel="lstm",
         cost=sizes.product_cost(sizes.inputs + sizes.hidden) + 5 * sizes.cell_cost,
         keeps_alive=[status],
@@ -99,7 +100,11 @@ def lstm_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
 
 
 def _cell(
-    s: Sequences, sample: str, time: str, biases: Strided, results: tuple[Dense, Dense, Dense, Dense, Dense]
+    s: Sequences,
+    sample: str,
+    time: str,
+    biases: StridedArray,
+    results: tuple[DenseArray, DenseArray, DenseArray, DenseArray, DenseArray],
 ) -> None:
     """The gates, which hold their sums, and all states of one sample at one time."""
     y, h, c, gates, cells = results
@@ -111,7 +116,7 @@ def _cell(
     bias_lines = [biases.reader(start=code.mul(k, s.hidden)) for k in range(4)]
 
     def advance(index: str, mask: str | None) -> None:
-        fetch(written_next, index, to_write=True)
+        prefetch(written_next, index, to_write=True)
         zs = [line.load(index, mask) + bias(index, mask) for line, bias in zip(gate_lines, bias_lines, strict=True)]
         i, f, g, o = _sigmoid(zs[0]), _sigmoid(zs[1]), _tanh(zs[2]), _sigmoid(zs[3])
         c_next = f * c_line.load(index, mask) + i * g
@@ -123,7 +128,7 @@ def _cell(
 
     def stay(index: str, mask: str | None) -> None:
         for line in (*gate_lines, y_line):
-            line.store(index, number(code, 0.0), mask)
+            line.store(index, splat_constant(code, 0.0), mask)
         cells_line.store(index, c_line.load(index, mask), mask)
 
     if not s.has_lengths:
@@ -136,12 +141,12 @@ def _cell(
         s.each_unit(advance)
 
 
-def _sigmoid(x: Lanes) -> Lanes:
-    return Lanes(x.code, sigmoid(x.code, x.name, x.lanes), x.element, x.lanes)
+def _sigmoid(x: SimdValue) -> SimdValue:
+    return SimdValue(x.code, sigmoid(x.code, x.name, x.lanes), x.element, x.lanes)
 
 
-def _tanh(x: Lanes) -> Lanes:
-    return Lanes(x.code, tanh(x.code, x.name, x.lanes), x.element, x.lanes)
+def _tanh(x: SimdValue) -> SimdValue:
+    return SimdValue(x.code, tanh(x.code, x.name, x.lanes), x.element, x.lanes)
 
 
 # Gradient -----------------------------------------------------------------------------------------------------------
@@ -155,52 +160,52 @@ def lstm_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     fits = all(operand.is_dense for operand in saved) and (x.strides[2] == 1 or x.shape[2] == 1)
     if not fits or not can_run([dy, dh, dc, x, wx, wh, h0, c0, *saved], lengths):
         return None
-    room = rooms(step, operands)
-    pack = pack_entry(step, [(wx, room["wx"]), (wh, room["wh"])], turned=False)
+    buffers = workspace_parts(step, operands)
+    pack = pack_entry(step, [(wx, buffers["wx"]), (wh, buffers["wh"])], transposed=False)
     if pack is None:
         return None
     return [
         pack,
-        _through_time(step, operands, room, lengths),
-        _input_gradient(step, operands, room),
-        _weight_gradients(step, operands, room, lengths),
+        _through_time(step, operands, buffers, lengths),
+        _input_gradient(step, operands, buffers),
+        _weight_gradients(step, operands, buffers, lengths),
     ]
 
 
-def _through_time(step: Step, operands: Operands, room: dict[str, Operand], lengths: Sequence[Operand]) -> Entry:
+def _through_time(step: Step, operands: Operands, buffers: dict[str, Operand], lengths: Sequence[Operand]) -> Entry:
     """The gradients of the gates' sums, dz, and of the first states, which hold the running ones."""
     dy, dh, dc, _, _, _, h0, c0, _, gates, cells, *_ = (operands[value] for value in step.inputs)
     dh0, dc0 = (operands[value] for value in step.results[4:])
     code, sizes = Code("lstm_gradient"), Sizes.of(step)
-    words = Words(code)
-    s = Sequences(words, step, sizes, lengths)
+    args = KernelArguments(code)
+    s = Sequences(args, step, sizes, lengths)
     begin, end = code.share(s.samples)
     firsts = [s.strided(operand) for operand in (dh, dc, h0, c0)]
-    states = [s.dense(operand, s.hidden) for operand in (dh0, dc0, room["h0"], room["c0"])]
+    states = [s.dense(operand, s.hidden) for operand in (dh0, dc0, buffers["h0"], buffers["c0"])]
     for source, state in zip(firsts, states, strict=True):
         s.copy_states(begin, end, source, state)
     dh_state, dc_state, _, c_first = states
-    multiply, packed = words.pointer(product(sizes.hidden)), words.pointer(room["wh"])
-    dz = s.dense(room["dz"], s.steps, s.gates)
+    multiply, packed = args.pointer(packed_gemm(sizes.hidden)), args.pointer(buffers["wh"])
+    dz = s.dense(buffers["dz"], s.steps, s.gates)
     known = (s.strided(dy), s.dense(gates, s.steps, s.gates), s.dense(cells, s.steps, s.hidden), c_first)
     count, between = code.sub(end, begin), code.mul(s.steps, s.gates)
     with code.loop(0, s.steps) as undone:
         time = s.time(code.sub(code.sub(s.steps, 1), undone))
         with code.loop(begin, end) as sample:
             _cell_gradient(s, sample, time, known, (dz, dh_state, dc_state))
-        a, target = (dz.place(begin, time), between, 1), (dh_state.place(begin), s.hidden)
+        a, target = (dz.address(begin, time), between, 1), (dh_state.address(begin), s.hidden)
         # Samples in their padding have dz = 0 and keep what they have.
-        call_product(code, multiply, (count, s.hidden, s.gates), a, packed, target, accumulate=int(s.has_lengths))
-    reads = [dy, dh, dc, h0, c0, gates, cells, room["wh"], *lengths]
-    writes = [room["dz"], room["h0"], room["c0"], dh0, dc0]
+        call_packed_gemm(code, multiply, (count, s.hidden, s.gates), a, packed, target, accumulate=int(s.has_lengths))
+    reads = [dy, dh, dc, h0, c0, gates, cells, buffers["wh"], *lengths]
+    writes = [buffers["dz"], buffers["h0"], buffers["c0"], dh0, dc0]
     return Entry(
         step,
         code,
-        words.arguments,
+        args.values,
         reads,
         writes,
         rows=sizes.samples,
-        by_row=owned([*reads, *writes], sizes.samples, but=list(room.values())),
+        by_row=owned_by_row([*reads, *writes], sizes.samples, but=list(buffers.values())),
         kernel="lstm, back through time",
         cost=sizes.product_cost(sizes.hidden) + 2 * sizes.cell_cost,
     )
@@ -210,24 +215,24 @@ def _cell_gradient(
     s: Sequences,
     sample: str,
     time: str,
-    known: tuple[Strided, Dense, Dense, Dense],
-    results: tuple[Dense, Dense, Dense],
+    known: tuple[StridedArray, DenseArray, DenseArray, DenseArray],
+    results: tuple[DenseArray, DenseArray, DenseArray],
 ) -> None:
     """dz of one sample at one time; dc goes on to the time before, dh is used up."""
     (dy, gates, cells, c_first), (dz, dh, dc) = known, results
     code = s.code
     earlier, is_first = s.before(time)
     # In the padding cells hold the state, so at a late start too this is the one before.
-    place = code.let(f"select i1 {is_first}, ptr {c_first.place(sample)}, ptr {cells.place(sample, earlier)}")
-    c_before, c_now = Line(code, place, "float"), cells.line(sample, time)
+    address = code.let(f"select i1 {is_first}, ptr {c_first.address(sample)}, ptr {cells.address(sample, earlier)}")
+    c_before, c_now = Line(code, address, "float"), cells.line(sample, time)
     gate_lines, dz_lines = gates.lines(4, s.hidden, sample, time), dz.lines(4, s.hidden, sample, time)
     dy_at, dh_line, dc_line = dy.reader(sample, time), dh.line(sample), dc.line(sample)
     read_next = [*gates.lines(4, s.hidden, sample, earlier), cells.line(sample, s.before(earlier)[0])]
     written_next = dz.lines(4, s.hidden, sample, earlier)
 
     def retreat(index: str, mask: str | None) -> None:
-        fetch(read_next, index)
-        fetch(written_next, index, to_write=True)
+        prefetch(read_next, index)
+        prefetch(written_next, index, to_write=True)
         i, f, g, o = (line.load(index, mask) for line in gate_lines)
         squashed = _tanh(c_now.load(index, mask))
         dh_now = dh_line.load(index, mask) + dy_at(index, mask)
@@ -242,11 +247,11 @@ def _cell_gradient(
             line.store(index, value, mask)
         dc_line.store(index, dc_now * f, mask)
         if s.has_lengths:
-            dh_line.store(index, number(code, 0.0), mask)
+            dh_line.store(index, splat_constant(code, 0.0), mask)
 
     def stay(index: str, mask: str | None) -> None:
         for line in dz_lines:
-            line.store(index, number(code, 0.0), mask)
+            line.store(index, splat_constant(code, 0.0), mask)
 
     if not s.has_lengths:
         s.each_unit(retreat)
@@ -258,23 +263,23 @@ def _cell_gradient(
         s.each_unit(retreat)
 
 
-def _input_gradient(step: Step, operands: Operands, room: dict[str, Operand]) -> Entry:
+def _input_gradient(step: Step, operands: Operands, buffers: dict[str, Operand]) -> Entry:
     """dx = dz wx, for all times of a thread's samples at once."""
     dx, sizes = operands[step.results[0]], Sizes.of(step)
     code = Code("lstm_inputs")
-    words = Words(code)
-    s = Sequences(words, step, sizes, [])
+    args = KernelArguments(code)
+    s = Sequences(args, step, sizes, [])
     begin, end = code.share(s.samples)
-    dz, target = s.dense(room["dz"], s.steps, s.gates), s.dense(dx, s.steps, s.inputs)
-    rows, multiply = code.mul(code.sub(end, begin), s.steps), words.pointer(product(sizes.inputs))
+    dz, target = s.dense(buffers["dz"], s.steps, s.gates), s.dense(dx, s.steps, s.inputs)
+    rows, multiply = code.mul(code.sub(end, begin), s.steps), args.pointer(packed_gemm(sizes.inputs))
     extents = (rows, s.inputs, s.gates)
-    a, c = (dz.place(begin), s.gates, 1), (target.place(begin), s.inputs)
-    call_product(code, multiply, extents, a, words.pointer(room["wx"]), c)
+    a, c = (dz.address(begin), s.gates, 1), (target.address(begin), s.inputs)
+    call_packed_gemm(code, multiply, extents, a, args.pointer(buffers["wx"]), c)
     return Entry(
         step,
         code,
-        words.arguments,
-        reads=[room["dz"], room["wx"]],
+        args.values,
+        reads=[buffers["dz"], buffers["wx"]],
         writes=[dx],
         rows=sizes.samples,
         by_row={2},
@@ -283,43 +288,43 @@ def _input_gradient(step: Step, operands: Operands, room: dict[str, Operand]) ->
     )
 
 
-def _weight_gradients(step: Step, operands: Operands, room: dict[str, Operand], lengths: Sequence[Operand]) -> Entry:
+def _weight_gradients(step: Step, operands: Operands, buffers: dict[str, Operand], lengths: Sequence[Operand]) -> Entry:
     """dwx = dzᵀ x,  dwh = dzᵀ (h before),  db = sums of dz: threads share the rows, samples and times in blocks."""
     x, y = operands[step.inputs[3]], operands[step.inputs[8]]
     dwx, dwh, db = (operands[value] for value in step.results[1:4])
     code, sizes, lanes = Code("lstm_weights"), Sizes.of(step), vector_lanes()
-    words = Words(code)
-    s = Sequences(words, step, sizes, lengths)
-    memory = ThreadMemory(words, room["own"], weight_gradient_parts(sizes))
-    dz, h_first = s.dense(room["dz"], s.steps, s.gates), s.dense(room["h0"], s.hidden)
+    args = KernelArguments(code)
+    s = Sequences(args, step, sizes, lengths)
+    memory = ThreadWorkspace(args, buffers["own"], weight_gradient_parts(sizes))
+    dz, h_first = s.dense(buffers["dz"], s.steps, s.gates), s.dense(buffers["h0"], s.hidden)
     inputs, outputs = s.strided(x), s.dense(y, s.steps, s.hidden)
-    to_inputs, to_hidden, to_bias = (words.pointer(operand) for operand in (dwx, dwh, db))
-    by_inputs, by_hidden = words.pointer(product(sizes.inputs)), words.pointer(product(sizes.hidden))
-    begin, end = code.share(s.gates, lanes, memory.most)
+    to_inputs, to_hidden, to_bias = (args.pointer(operand) for operand in (dwx, dwh, db))
+    by_inputs, by_hidden = args.pointer(packed_gemm(sizes.inputs)), args.pointer(packed_gemm(sizes.hidden))
+    begin, end = code.share(s.gates, lanes, memory.max_threads)
     rows = code.sub(end, begin)
-    fill(code, Line(code, to_bias, "float"), (begin, end), number(code, 0.0))
+    fill(code, Line(code, to_bias, "float"), (begin, end), splat_constant(code, 0.0))
     # Without rows of its own, a thread has nothing to read either, and perhaps no memory.
     has_rows = code.let(f"icmp sgt i64 {rows}, 0")
     if s.has_lengths:
         with code.when(has_rows):
-            fill(code, Line(code, memory["zeros"], "float"), ("0", s.inputs), number(code, 0.0))
+            fill(code, Line(code, memory["zeros"], "float"), ("0", s.inputs), splat_constant(code, 0.0))
     total = code.mul(s.samples, s.steps)
     with code.loop(0, code.let(f"select i1 {has_rows}, i64 {total}, i64 0"), DEPTH) as first:
         depth = code.minimum(code.sub(total, first), DEPTH)
         with code.loop(0, depth) as k:
             sample = code.div(code.add(first, k), s.steps)
             time = code.sub(code.add(first, k), code.mul(sample, s.steps))
-            row = inputs.place(sample, time)
+            row = inputs.address(sample, time)
             if s.has_lengths:
                 row = code.let(f"select i1 {s.is_padding(sample, time)}, ptr {memory['zeros']}, ptr {row}")
             _pack(code, sizes.inputs, s.inputs, row, memory["x"], k, depth)
             earlier, is_first = s.before(time)
             late = s.starts_late(sample, earlier)
             starts = is_first if late is None else code.let(f"or i1 {is_first}, {late}")
-            row = code.let(f"select i1 {starts}, ptr {h_first.place(sample)}, ptr {outputs.place(sample, earlier)}")
+            row = code.let(f"select i1 {starts}, ptr {h_first.address(sample)}, ptr {outputs.address(sample, earlier)}")
             _pack(code, sizes.hidden, s.hidden, row, memory["h"], k, depth)
         block = code.at(dz.pointer, code.mul(first, s.gates), "float")
-        # Read row by row first: that brings the block into the cache, and the products walk it across the rows.
+        # Read row by row first: that brings the block into the cache, and the matmuls read it across the rows.
         _add_sums(s, block, depth, Line(code, memory["sums"], "float"), Line(code, to_bias, "float"), (begin, end))
         a = (code.at(block, begin, "float"), 1, s.gates)
         for multiply, columns, b, target in (
@@ -327,30 +332,30 @@ def _weight_gradients(step: Step, operands: Operands, room: dict[str, Operand], 
             (by_hidden, s.hidden, memory["h"], to_hidden),
         ):
             c = (code.at(target, code.mul(begin, columns), "float"), columns)
-            call_product(code, multiply, (rows, columns, depth), a, b, c, accumulate=first)
+            call_packed_gemm(code, multiply, (rows, columns, depth), a, b, c, accumulate=first)
     return Entry(
         step,
         code,
-        words.arguments,
-        reads=[room["dz"], room["h0"], x, y, *lengths],
+        args.values,
+        reads=[buffers["dz"], buffers["h0"], x, y, *lengths],
         writes=[dwx, dwh, db],
         kernel="lstm, gradients of the weights",
         cost=sizes.product_cost(sizes.inputs + sizes.hidden),
-        scratch=[memory.room],
+        scratch=[memory.buffer],
     )
 
 
 def _pack(code: Code, width: int, columns: str, row: str, block: str, k: str, depth: str) -> None:
     vectors = panel_width(width)
-    place = code.at(block, code.mul(k, vectors * vector_lanes()), "float")
-    pack_row(code, vectors, (0, columns), Line(code, row, "float"), place, depth)
+    address = code.at(block, code.mul(k, vectors * vector_lanes()), "float")
+    pack_row(code, vectors, (0, columns), Line(code, row, "float"), address, depth)
 
 
 def _add_sums(s: Sequences, block: str, depth: str, sums: Line, target: Line, columns: tuple[str, str]) -> None:
     """Add the sums of a block of rows to the target; a block is summed apart so that long sums stay accurate."""
-    fill(s.code, sums, columns, number(s.code, 0.0))
-    fold_columns(s.code, SUM, depth, s.gates, Line(s.code, block, "float"), columns, sums)
-    each_vector(
+    fill(s.code, sums, columns, splat_constant(s.code, 0.0))
+    reduce_columns(s.code, SUM, depth, s.gates, Line(s.code, block, "float"), columns, sums)
+    vector_loop(
         s.code,
         *columns,
         lambda index, mask: target.store(index, target.load(index, mask) + sums.load(index, mask), mask),

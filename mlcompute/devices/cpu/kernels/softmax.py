@@ -4,32 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mlcompute.devices.cpu.code import Code
-from mlcompute.devices.cpu.entry import Entry, Maker
-from mlcompute.devices.cpu.kernels.folds import LARGEST_NUMBER, SUM, LineFold, fill, larger_number
-from mlcompute.devices.cpu.kernels.tiles import ColumnTiles
-from mlcompute.devices.cpu.kernels.walks import (
-    Axis,
+from mlcompute.devices.cpu.codegen.arguments import KernelArguments
+from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.codegen.combiners import MAX_SKIPPING_NAN, SUM, LineReduction, fill, larger_number
+from mlcompute.devices.cpu.codegen.loops import (
     Line,
-    Words,
-    axis_words,
-    count_of,
-    each_vector,
+    address_at,
+    axis_registers,
     line_stride,
-    moved,
-    number,
     share_units,
-    shared_rows,
     splat,
-    split_index,
-    walk_axes,
+    splat_constant,
+    unravel_index,
+    vector_loop,
 )
-from mlcompute.devices.cpu.lanes import Lanes
-from mlcompute.devices.cpu.math import exp, log
-from mlcompute.devices.cpu.operands import Operand, Operands
+from mlcompute.devices.cpu.codegen.math import exp, log
+from mlcompute.devices.cpu.codegen.simd import SimdValue
+from mlcompute.devices.cpu.kernels.column_tiles import ColumnTiles
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.loop_nest import Axis, Operand, Operands, ReductionAxes, iteration_count, shared_rows
 from mlcompute.ops.op import FLOAT32, Step
 
-#: Columns worked on at once: what is kept of them fits the first-level cache with room for the rows.
+#: Columns worked on at once: what is kept of them fits the first-level cache beside the rows.
 _TILE = 512
 
 
@@ -38,52 +34,50 @@ def softmax_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     x, y, along = operands[step.inputs[0]], operands[step.results[0]], (step.attributes["axis"],)
     if x.dtype != FLOAT32 or not x.size:
         return None
-    axes = walk_axes(x.shape, along, [x.strides, y.strides])
-    if not any(axis.reduced for axis in axes):
-        axes = [Axis(1, (0, 0), True), *axes]
-    rows = shared_rows(x.shape, along, (x, y), count_of([axis for axis in axes[:-1] if not axis.reduced]))
+    axes = ReductionAxes.of(x.shape, along, [x.strides, y.strides]).axes
+    rows = shared_rows(x.shape, along, (x, y), iteration_count([axis for axis in axes[:-1] if not axis.reduced]))
     code = Code(step.op.name)
-    words = Words(code)
+    args = KernelArguments(code)
     write = _rows if axes[-1].reduced else _columns
-    write(words, step.op.name == "log_softmax", x, y, axes, rows)
+    write(args, step.op.name == "log_softmax", x, y, axes, rows)
     return [
         Entry(
-            step, code, words.arguments, reads=[x], writes=[y], rows=rows, by_row={0, 1} if rows else set(),
+            step, code, args.values, reads=[x], writes=[y], rows=rows, by_row={0, 1} if rows else set(),
             kernel=f"{step.op.name} of {write.__name__[1:]}", cost=x.size * 0.6,
         )
     ]  # fmt: skip
 
 
-def _exp(x: Lanes) -> Lanes:
-    return Lanes(x.code, exp(x.code, x.name, x.lanes), "float", x.lanes)
+def _exp(x: SimdValue) -> SimdValue:
+    return SimdValue(x.code, exp(x.code, x.name, x.lanes), "float", x.lanes)
 
 
-def _log(x: Lanes) -> Lanes:
-    return Lanes(x.code, log(x.code, x.name, x.lanes), "float", x.lanes)
+def _log(x: SimdValue) -> SimdValue:
+    return SimdValue(x.code, log(x.code, x.name, x.lanes), "float", x.lanes)
 
 
-def _rows(words: Words, logarithm: bool, x: Operand, y: Operand, axes: Sequence[Axis], rows: int) -> None:
-    code = words.code
-    source, target = words.pointer(x), words.pointer(y)
-    kept = axis_words(words, axes[:-1])
-    extent, strides = words.number(axes[-1].extent), [line_stride(words, stride) for stride in axes[-1].strides]
-    begin, end = share_units(words, count_of(axes[:-1]), rows)
+def _rows(args: KernelArguments, logarithm: bool, x: Operand, y: Operand, axes: Sequence[Axis], rows: int) -> None:
+    code = args.code
+    source, target = args.pointer(x), args.pointer(y)
+    kept = axis_registers(args, axes[:-1])
+    extent, strides = args.number(axes[-1].extent), [line_stride(args, stride) for stride in axes[-1].strides]
+    begin, end = share_units(args, iteration_count(axes[:-1]), rows)
     with code.loop(begin, end) as unit:
-        indices = split_index(code, unit, kept)
-        seen = Line(code, moved(code, source, 0, kept, indices, "float"), "float", strides[0])
-        made = Line(code, moved(code, target, 1, kept, indices, "float"), "float", strides[1])
-        # A NaN that the largest misses makes the sum NaN, and with it the whole row.
-        largest = LineFold(code, LARGEST_NUMBER)
+        indices = unravel_index(code, unit, kept)
+        seen = Line(code, address_at(code, source, 0, kept, indices, "float"), "float", strides[0])
+        made = Line(code, address_at(code, target, 1, kept, indices, "float"), "float", strides[1])
+        # A NaN that the largest misses makes the sum NaN, and with it the entire row.
+        largest = LineReduction(code, MAX_SKIPPING_NAN)
         largest.add(seen, extent)
         shift = splat(largest.result())
 
-        def exponential(value: Lanes, index: str, mask: str | None) -> Lanes:
+        def exponential(value: SimdValue, index: str, mask: str | None) -> SimdValue:
             e = _exp(value - shift)
             if not logarithm:
                 made.store(index, e, mask)
             return e
 
-        total = LineFold(code, SUM)
+        total = LineReduction(code, SUM)
         total.add(seen, extent, exponential)
         last = splat(_log(total.result()) if logarithm else 1.0 / total.result())
 
@@ -91,36 +85,36 @@ def _rows(words: Words, logarithm: bool, x: Operand, y: Operand, axes: Sequence[
             y = seen.load(index, mask) - shift - last if logarithm else made.load(index, mask) * last
             made.store(index, y, mask)
 
-        each_vector(code, 0, extent, finish)
+        vector_loop(code, 0, extent, finish)
 
 
-def _columns(words: Words, logarithm: bool, x: Operand, y: Operand, axes: Sequence[Axis], rows: int) -> None:
+def _columns(args: KernelArguments, logarithm: bool, x: Operand, y: Operand, axes: Sequence[Axis], rows: int) -> None:
     """Row after row, so that memory is read in order; what is known of the columns so far stays on the stack."""
-    code = words.code
-    source, target = words.pointer(x), words.pointer(y)
+    code = args.code
+    source, target = args.pointer(x), args.pointer(y)
     outer = [axis for axis in axes[:-1] if not axis.reduced]
-    kept = axis_words(words, outer)
-    (along,) = axis_words(words, [axis for axis in axes if axis.reduced])
-    strides = [line_stride(words, stride) for stride in axes[-1].strides]
-    tiles = ColumnTiles(words, axes[-1].extent, count_of(outer), _TILE)
-    begin, end = share_units(words, count_of(outer) * tiles.count, rows)
+    kept = axis_registers(args, outer)
+    (along,) = axis_registers(args, [axis for axis in axes if axis.reduced])
+    strides = [line_stride(args, stride) for stride in axes[-1].strides]
+    tiles = ColumnTiles(args, axes[-1].extent, iteration_count(outer), _TILE)
+    begin, end = share_units(args, iteration_count(outer) * tiles.count, rows)
     buffers = [code.variable(f"[{_TILE} x float]", "poison") for _ in range(2)]
     with code.loop(begin, end) as unit:
         unit, columns = tiles.split(unit)
-        indices = split_index(code, unit, kept)
-        places = [moved(code, pointer, i, kept, indices, "float") for i, pointer in enumerate((source, target))]
+        indices = unravel_index(code, unit, kept)
+        addresses = [address_at(code, pointer, i, kept, indices, "float") for i, pointer in enumerate((source, target))]
         back = code.sub(0, columns[0])
         largest, total = (Line(code, code.at(buffer, back, "float"), "float") for buffer in buffers)
-        fill(code, largest, columns, number(code, LARGEST_NUMBER.identity))
-        fill(code, total, columns, number(code, 0.0))
+        fill(code, largest, columns, splat_constant(code, MAX_SKIPPING_NAN.identity))
+        fill(code, total, columns, splat_constant(code, 0.0))
 
         def each_row(body: Callable[[Line, Line, str, str | None], None]) -> None:
             with code.loop(0, along.extent) as row:
                 seen, made = (
-                    Line(code, code.at(place, code.mul(row, stride), "float"), "float", apart)
-                    for place, stride, apart in zip(places, along.strides, strides, strict=True)
+                    Line(code, code.at(address, code.mul(row, stride), "float"), "float", apart)
+                    for address, stride, apart in zip(addresses, along.strides, strides, strict=True)
                 )
-                each_vector(code, *columns, lambda index, mask: body(seen, made, index, mask))
+                vector_loop(code, *columns, lambda index, mask: body(seen, made, index, mask))
 
         def compare(seen: Line, made: Line, index: str, mask: str | None) -> None:
             largest.store(index, larger_number(largest.load(index, mask), seen.load(index, mask)), mask)
@@ -144,7 +138,7 @@ def _columns(words: Words, logarithm: bool, x: Operand, y: Operand, axes: Sequen
 
         each_row(compare)
         each_row(add)
-        each_vector(code, *columns, invert)
+        vector_loop(code, *columns, invert)
         each_row(finish)
 
 

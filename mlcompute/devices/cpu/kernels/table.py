@@ -4,27 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mlcompute.devices.cpu.entry import Maker
+from mlcompute.devices.cpu.gemm import gemm_tn, matmul
 from mlcompute.devices.cpu.kernels import (
     attention,
-    contractions,
-    convolutions,
+    convolution,
+    copies,
+    elementwise,
+    embedding,
     indexing,
-    loops,
-    outer,
+    normalization,
+    normalization_gradient,
     pooling,
+    random,
     recurrent,
     reductions,
+    softmax,
 )
+from mlcompute.devices.cpu.runtime.entry import Maker
 from mlcompute.ops.op import Step
 
 KERNELS: dict[str, Maker] = {
-    **loops.KERNELS,
+    **elementwise.KERNELS,
     **reductions.KERNELS,
+    **softmax.KERNELS,
+    **normalization.KERNELS,
+    **normalization_gradient.KERNELS,
     **indexing.KERNELS,
-    **contractions.KERNELS,
-    **outer.KERNELS,
-    **convolutions.KERNELS,
+    **embedding.KERNELS,
+    **copies.KERNELS,
+    **random.KERNELS,
+    **matmul.KERNELS,
+    **gemm_tn.KERNELS,
+    **convolution.KERNELS,
     **pooling.KERNELS,
     **recurrent.KERNELS,
     **attention.KERNELS,
@@ -32,9 +43,11 @@ KERNELS: dict[str, Maker] = {
 
 #: Bytes a step needs in the arena while its kernels run, for the ops that need any.
 WORKSPACES: dict[str, Callable[[Step], int]] = {
-    **convolutions.WORKSPACES,
-    **outer.WORKSPACES,
+    **reductions.WORKSPACES,
+    **normalization.WORKSPACES,
+    **normalization_gradient.WORKSPACES,
+    **gemm_tn.WORKSPACES,
+    **convolution.WORKSPACES,
     **recurrent.WORKSPACES,
     **attention.WORKSPACES,
-    **reductions.WORKSPACES,
 }

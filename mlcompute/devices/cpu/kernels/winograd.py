@@ -1,11 +1,12 @@
-"""Convolutions of 3x3 and 5x5 at stride one by Winograd's form: less than half the multiplications.
+"""Convolutions of 3x3 and 5x5 at stride one by Winograd's algorithm: less than half the multiplications.
 
-    forward, dx   filters to points | per block of tiles: x to points, a product per point, points to y
-    dw            per slice of the batch and block of tiles: x and dy to points, a product per point | points to dw
+    forward, dx   transform filters | per block of tiles: transform x, a matmul per point, inverse transform to y
+    dw            per slice and block of tiles: transform x and dy, a matmul per point | inverse transform to dw
 
-A bar is a meeting. Images lie channels-last, a register holds one pixel's next channels, and a block of tiles stays in
-the thread's cache from the first step to the last. The gradient of the input is the convolution of dy with the filters
-turned around and their channels exchanged. Products are those of `products`: how samples are shared changes nothing.
+A bar is a barrier; a point is one of the n x n values of a transformed tile. Images lie channels-last, a register holds
+neighbouring channels of one pixel, and a block of tiles stays in the thread's cache from the first step to the last.
+The gradient of the input is the convolution of dy with the filters rotated and their channels exchanged.
+Matrices are multiplied by `packed_gemm`: how samples are shared changes nothing.
 
 What is not finite spreads within its tile: where a plain sum gives one infinity, a tile may give NaN.
 """
@@ -16,21 +17,22 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlcompute.devices.cpu.code import Code, vector_lanes
-from mlcompute.devices.cpu.entry import Entry
-from mlcompute.devices.cpu.kernels.places import Dense, ThreadMemory, aligned, thread_floats
-from mlcompute.devices.cpu.kernels.products import FLOPS_PER_NS, call_product, panel_width, product
-from mlcompute.devices.cpu.kernels.walks import Cell, Line, Words, number
-from mlcompute.devices.cpu.kernels.winograd_forms import FORMS, Form, Matrix, both_ways, turned
-from mlcompute.devices.cpu.lanes import Lanes
-from mlcompute.devices.cpu.operands import Operand, Operands
-from mlcompute.devices.cpu.threads import machine_slices, planned_threads
+from mlcompute.devices.cpu.codegen.addressing import DenseArray, ThreadWorkspace, aligned, thread_floats
+from mlcompute.devices.cpu.codegen.arguments import KernelArguments
+from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
+from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat_constant
+from mlcompute.devices.cpu.codegen.simd import SimdValue
+from mlcompute.devices.cpu.gemm.packed_gemm import FLOPS_PER_NS, call_packed_gemm, packed_gemm, panel_width
+from mlcompute.devices.cpu.kernels.winograd_transforms import FORMS, Form, Matrix, apply_2d, transposed
+from mlcompute.devices.cpu.runtime.entry import Entry
+from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
+from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.images import first_shape
 from mlcompute.ops.op import Shape, Step
 
 #: Tiles of a block, about: enough rows for a product, and their points within so many bytes of the cache.
 _TILES, _CACHE = 48, 400_000
-#: Fewer tiles than this do not pay for bringing the filters to points.
+#: Fewer tiles than this do not pay for transforming the filters.
 _LEAST_TILES = 64
 #: Filters (inputs times outputs) whose points take more memory than they save time.
 _MOST_FILTERS = 256 * 256
@@ -82,7 +84,7 @@ class Sizes:
         return self.samples * self.tile_rows * self.row_tiles
 
     @property
-    def written_by(self) -> str:
+    def code_key(self) -> str:
         """Everything a kernel's code depends on; extents are arguments."""
         return f"{self.form} {panel_width(self.channels)} {vector_lanes()}"
 
@@ -154,27 +156,27 @@ def winograd_entries(step: Step, operands: Operands, sizes: Sizes) -> Sequence[E
     if step.op.name == "convolution_weight_gradient":
         return _weight_gradient(step, operands, sizes)
     image, weights, result = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
-    room = operands.workspace(step, 0, 4 * _filter_floats(sizes))
+    buffer = operands.workspace(step, 0, 4 * _filter_floats(sizes))
     backwards = step.op.name == "convolution_input_gradient"
     return [
-        _filters_entry(step, sizes, weights, room, backwards),
-        _images_entry(step, operands, sizes, image, room, result),
+        _filters_entry(step, sizes, weights, buffer, backwards),
+        _images_entry(step, operands, sizes, image, buffer, result),
     ]
 
 
 # Filters ------------------------------------------------------------------------------------------------------------
 
 
-def _filters_entry(step: Step, sizes: Sizes, weights: Operand, room: Operand, backwards: bool) -> Entry:
-    """w (O, C, r, r) to points (point, depth, channel), packed for the product; backwards: turned around."""
+def _filters_entry(step: Step, sizes: Sizes, weights: Operand, buffer: Operand, backwards: bool) -> Entry:
+    """w (O, C, r, r) to points (point, depth, channel), packed for the gemm; backwards: rotated."""
     code, f = Code("winograd_filters"), sizes.form
-    words = Words(code)
-    depth, channels = words.numbers([sizes.depth, sizes.channels])
+    args = KernelArguments(code)
+    depth, channels = args.numbers([sizes.depth, sizes.channels])
     taps = f.taps**2
     # Forward a product runs over a filter's inputs, backwards over the filters.
     steps = (taps, weights.shape[1] * taps)
-    by_depth, by_channel = words.numbers(steps[::-1] if backwards else steps)
-    source, target = words.pointer(weights), words.pointer(room)
+    by_depth, by_channel = args.numbers(steps[::-1] if backwards else steps)
+    source, target = args.pointer(weights), args.pointer(buffer)
 
     def write() -> None:
         matrix = code.mul(depth, channels)
@@ -182,13 +184,13 @@ def _filters_entry(step: Step, sizes: Sizes, weights: Operand, room: Operand, ba
         with code.loop(begin, end) as k, code.loop(0, channels, vector_lanes()) as channel:
             first = code.at(source, code.add(code.mul(k, by_depth), code.mul(channel, by_channel)), "float")
             pixels = [Line(code, code.at(first, tap, "float"), "float", by_channel).load(0) for tap in range(taps)]
-            place = code.at(target, _packed(code, sizes, k, channel, depth), "float")
-            for point, value in enumerate(_points(f.from_w, pixels[::-1] if backwards else pixels)):
-                Line(code, place, "float").store(code.mul(matrix, point), value)
+            address = code.at(target, _packed(code, sizes, k, channel, depth), "float")
+            for point, value in enumerate(_transform(f.from_w, pixels[::-1] if backwards else pixels)):
+                Line(code, address, "float").store(code.mul(matrix, point), value)
 
-    code.later(f"{sizes.written_by} {backwards}", write)
+    code.later(f"{sizes.code_key} {backwards}", write)
     cost = 2.0 * sizes.depth * sizes.channels * sizes.points / vector_lanes()
-    return Entry(step, code, words.arguments, [weights], [room], kernel="filters to points", cost=cost)
+    return Entry(step, code, args.values, [weights], [buffer], kernel="winograd filter transform", cost=cost)
 
 
 def _packed(code: Code, sizes: Sizes, k: str, channel: str, depth: str) -> str:
@@ -198,33 +200,35 @@ def _packed(code: Code, sizes: Sizes, k: str, channel: str, depth: str) -> str:
     return code.add(code.mul(code.sub(channel, within), depth), code.add(code.mul(k, panel), within))
 
 
-def _points(matrix: Matrix, values: Sequence[Lanes]) -> list[Lanes]:
-    """A square of values, row by row, brought to points (or back) in both directions."""
+def _transform(matrix: Matrix, values: Sequence[SimdValue]) -> list[SimdValue]:
+    """A square of values, row by row, transformed in both directions."""
     extent = len(matrix[0])
     square = [values[row * extent : (row + 1) * extent] for row in range(extent)]
-    return [value for row in both_ways(matrix, square) for value in row]
+    return [value for row in apply_2d(matrix, square) for value in row]
 
 
 # Images -------------------------------------------------------------------------------------------------------------
 
 
 class _Tiles:
-    """What kernels over blocks of tiles share: how pixels come to points in the thread's own memory."""
+    """What kernels over blocks of tiles share: how pixels are transformed in the thread's own workspace."""
 
-    def __init__(self, words: Words, sizes: Sizes, memory: ThreadMemory) -> None:
-        self.code, self.form, self.memory = words.code, sizes.form, memory
-        self.sizes, self.words = sizes, words
-        self.tile_rows, self.row_tiles, self.block = words.numbers([sizes.tile_rows, sizes.row_tiles, sizes.block])
-        self.depth, self.channels = words.numbers([sizes.depth, sizes.channels])
-        self.x_points, self.y_points = words.numbers(
+    def __init__(self, args: KernelArguments, sizes: Sizes, memory: ThreadWorkspace) -> None:
+        self.code, self.form, self.memory = args.code, sizes.form, memory
+        self.sizes, self.args = sizes, args
+        self.tile_rows, self.row_tiles, self.block = args.numbers([sizes.tile_rows, sizes.row_tiles, sizes.block])
+        self.depth, self.channels = args.numbers([sizes.depth, sizes.channels])
+        self.x_points, self.y_points = args.numbers(
             [sizes.point_floats(sizes.depth), sizes.point_floats(sizes.channels)]
         )
 
-    def image(self, operand: Operand) -> Dense:
+    def image(self, operand: Operand) -> DenseArray:
         """An image (samples, rows, columns, channels)."""
-        return Dense(self.code, self.words.pointer(operand), tuple(self.words.numbers(operand.shape[1:])))
+        return DenseArray(self.code, self.args.pointer(operand), tuple(self.args.numbers(operand.shape[1:])))
 
-    def bring(self, image: Dense, row: str, part: str, extent: int, top: str | int, left: str | int) -> Dense:
+    def copy_pixels(
+        self, image: DenseArray, row: str, part: str, extent: int, top: str | int, left: str | int
+    ) -> DenseArray:
         """Copy the pixels under a row of tiles, `extent` rows high, to the thread's memory; zeros where there are none.
 
         row        which row of tiles, counted through all samples
@@ -234,40 +238,40 @@ class _Tiles:
         height, width, channels = image.extents
         columns = code.add(code.mul(self.row_tiles, outputs), extent - outputs)
         sample, first = code.div(row, self.tile_rows), code.mul(code.rem(row, self.tile_rows), outputs)
-        target = Dense(code, self.memory[part], (columns, channels))
+        target = DenseArray(code, self.memory[part], (columns, channels))
         with code.loop(0, extent) as offset:
             y = code.sub(code.add(first, offset), top)
             # An unsigned comparison: a row before the first is a very large number.
             exists = code.let(f"icmp ult i64 {y}, {height}")
             begin = code.let(f"select i1 {exists}, i64 {left}, i64 {columns}")
             end = code.let(f"select i1 {exists}, i64 {code.minimum(code.add(width, left), columns)}, i64 {columns}")
-            self._write(target.place(offset, "0"), None, code.mul(begin, channels))
+            self._write(target.address(offset, "0"), None, code.mul(begin, channels))
             count = code.mul(code.sub(end, begin), channels)
-            self._write(target.place(offset, begin), image.place(sample, y, "0"), count)
-            self._write(target.place(offset, end), None, code.mul(code.sub(columns, end), channels))
+            self._write(target.address(offset, begin), image.address(sample, y, "0"), count)
+            self._write(target.address(offset, end), None, code.mul(code.sub(columns, end), channels))
         return target
 
     def _write(self, target: str, source: str | None, count: str) -> None:
         """Copy pixels, or write zeros."""
-        code, zeros = self.code, number(self.code, 0.0)
+        code, zeros = self.code, splat_constant(self.code, 0.0)
         with code.loop(0, count, vector_lanes()) as index:
             value = zeros if source is None else Line(code, source, "float").load(index)
             Line(code, target, "float").store(index, value)
 
-    def x_to_points(self, image: Dense, start: str, count: str, top: str, left: str) -> None:
+    def transform_x(self, image: DenseArray, start: str, count: str, top: str, left: str) -> None:
         """Points (point, tile, channel) of the input under `count` rows of tiles."""
         code, f = self.code, self.form
         with code.loop(0, count) as row:
-            pixels = self.bring(image, code.add(start, row), "pixels", f.inputs, top, left)
+            pixels = self.copy_pixels(image, code.add(start, row), "pixels", f.inputs, top, left)
             with code.loop(0, self.row_tiles) as tile, code.loop(0, self.depth, vector_lanes()) as channel:
                 values = self._square(pixels, tile, channel, f.inputs)
                 number_ = code.add(code.mul(row, self.row_tiles), tile)
-                place = code.add(code.mul(number_, self.depth), channel)
-                for point, value in enumerate(_points(f.from_x, values)):
-                    at = code.add(place, code.mul(self.x_points, point))
+                offset = code.add(code.mul(number_, self.depth), channel)
+                for point, value in enumerate(_transform(f.from_x, values)):
+                    at = code.add(offset, code.mul(self.x_points, point))
                     Line(code, self.memory["x"], "float").store(at, value)
 
-    def _square(self, pixels: Dense, tile: str, channel: str, extent: int) -> list[Lanes]:
+    def _square(self, pixels: DenseArray, tile: str, channel: str, extent: int) -> list[SimdValue]:
         """The pixels of a tile, row by row."""
         code, column = self.code, self.code.mul(tile, self.form.outputs)
         values = []
@@ -280,60 +284,62 @@ class _Tiles:
 def _images_entry(
     step: Step, operands: Operands, sizes: Sizes, image: Operand, filters: Operand, result: Operand
 ) -> Entry:
-    """All blocks of a thread's samples: x to points, a product per point, points to y."""
+    """All blocks of a thread's samples: transform x, a matmul per point, transform back to y."""
     code = Code("winograd")
-    words = Words(code)
-    room = operands.workspace(step, 4 * _filter_floats(sizes), 4 * thread_floats(_parts(sizes)) * planned_threads())
-    memory = ThreadMemory(words, room, _parts(sizes))
-    tiles = _Tiles(words, sizes, memory)
+    args = KernelArguments(code)
+    buffer = operands.workspace(step, 4 * _filter_floats(sizes), 4 * thread_floats(_parts(sizes)) * planned_threads())
+    memory = ThreadWorkspace(args, buffer, _parts(sizes))
+    tiles = _Tiles(args, sizes, memory)
     x, y = tiles.image(image), tiles.image(result)
-    packed, multiply = words.pointer(filters), words.pointer(product(sizes.channels))
-    top, left = words.numbers([sizes.top, sizes.left])
-    begin, end = (code.mul(bound, tiles.tile_rows) for bound in code.share(words.number(sizes.samples), 1, memory.most))
+    packed, multiply = args.pointer(filters), args.pointer(packed_gemm(sizes.channels))
+    top, left = args.numbers([sizes.top, sizes.left])
+    begin, end = (
+        code.mul(bound, tiles.tile_rows) for bound in code.share(args.number(sizes.samples), 1, memory.max_threads)
+    )
 
     def write() -> None:
         matrix = code.mul(tiles.depth, tiles.channels)
         with code.loop(begin, end, tiles.block) as start:
             rows = code.minimum(code.sub(end, start), tiles.block)
             count = code.mul(rows, tiles.row_tiles)
-            tiles.x_to_points(x, start, rows, top, left)
+            tiles.transform_x(x, start, rows, top, left)
             with code.loop(0, sizes.points) as point:
                 a = (code.at(memory["x"], code.mul(point, tiles.x_points), "float"), tiles.depth, 1)
                 c = (code.at(memory["y"], code.mul(point, tiles.y_points), "float"), tiles.channels)
                 b = code.at(packed, code.mul(point, matrix), "float")
-                call_product(code, multiply, (count, tiles.channels, tiles.depth), a, b, c)
-            _points_to_y(tiles, y, start, rows)
+                call_packed_gemm(code, multiply, (count, tiles.channels, tiles.depth), a, b, c)
+            _inverse_transform(tiles, y, start, rows)
 
-    code.later(sizes.written_by, write)
+    code.later(sizes.code_key, write)
     return Entry(
         step,
         code,
-        words.arguments,
+        args.values,
         reads=[image, filters],
         writes=[result],
         rows=sizes.samples if memory.count >= operands.threads else 0,
         by_row={0, 2},
         kernel=f"winograd {sizes.form.outputs}x{sizes.form.outputs}",
         cost=sizes.cost,
-        scratch=[memory.room],
+        scratch=[memory.buffer],
     )
 
 
-def _points_to_y(tiles: _Tiles, y: Dense, start: str, rows: str) -> None:
-    """Bring the products of all points back to pixels; the last tiles may reach beyond the image."""
+def _inverse_transform(tiles: _Tiles, y: DenseArray, start: str, rows: str) -> None:
+    """Transform the products of all points back to pixels; the last tiles may reach beyond the image."""
     code, f, memory = tiles.code, tiles.form, tiles.memory
     height, width, _ = y.extents
     with code.loop(0, rows) as row:
         there = code.add(start, row)
         sample, top = code.div(there, tiles.tile_rows), code.mul(code.rem(there, tiles.tile_rows), f.outputs)
         with code.loop(0, tiles.row_tiles) as tile, code.loop(0, tiles.channels, vector_lanes()) as channel:
-            place = code.add(code.mul(code.add(code.mul(row, tiles.row_tiles), tile), tiles.channels), channel)
+            offset = code.add(code.mul(code.add(code.mul(row, tiles.row_tiles), tile), tiles.channels), channel)
             products = [
-                Line(code, memory["y"], "float").load(code.add(place, code.mul(tiles.y_points, point)))
+                Line(code, memory["y"], "float").load(code.add(offset, code.mul(tiles.y_points, point)))
                 for point in range(f.inputs**2)
             ]
             left = code.mul(tile, f.outputs)
-            for index, value in enumerate(_points(f.to_y, products)):
+            for index, value in enumerate(_transform(f.to_y, products)):
                 i, j = code.add(top, index // f.outputs), code.add(left, index % f.outputs)
                 inside = [code.let(f"icmp slt i64 {i}, {height}"), code.let(f"icmp slt i64 {j}, {width}")]
                 with code.when(code.let(f"and i1 {inside[0]}, {inside[1]}")):
@@ -354,19 +360,19 @@ def _weight_gradient(step: Step, operands: Operands, sizes: Sizes) -> Sequence[E
 def _sums_entry(step: Step, operands: Operands, sizes: Sizes, images: tuple[Operand, Operand], sums: Operand) -> Entry:
     """Per slice: sums over its tiles of the products of x and dy at every point, (point, depth, channel)."""
     code, f = Code("winograd_gradient"), sizes.form
-    words = Words(code)
-    room = operands.workspace(step, sums.size, 4 * thread_floats(_parts(sizes)) * planned_threads())
-    memory = ThreadMemory(words, room, _parts(sizes))
-    tiles = _Tiles(words, sizes, memory)
+    args = KernelArguments(code)
+    buffer = operands.workspace(step, sums.size, 4 * thread_floats(_parts(sizes)) * planned_threads())
+    memory = ThreadWorkspace(args, buffer, _parts(sizes))
+    tiles = _Tiles(args, sizes, memory)
     x, dy = (tiles.image(image) for image in images)
-    target, multiply = words.pointer(sums), words.pointer(product(sizes.channels))
-    top, left, samples, slices, floats = words.numbers(
+    target, multiply = args.pointer(sums), args.pointer(packed_gemm(sizes.channels))
+    top, left, samples, slices, floats = args.numbers(
         [sizes.top, sizes.left, sizes.samples, _slices(sizes), _filter_floats(sizes)]
     )
 
     def write() -> None:
         matrix = code.mul(tiles.depth, tiles.channels)
-        first_slice, last_slice = code.share(slices, 1, memory.most)
+        first_slice, last_slice = code.share(slices, 1, memory.max_threads)
         with code.loop(first_slice, last_slice) as part:
             bounds = (part, code.add(part, 1))
             begin, end = (code.mul(code.div(code.mul(samples, bound), slices), tiles.tile_rows) for bound in bounds)
@@ -374,68 +380,66 @@ def _sums_entry(step: Step, operands: Operands, sizes: Sizes, images: tuple[Oper
             with code.loop(begin, end, tiles.block) as start:
                 rows = code.minimum(code.sub(end, start), tiles.block)
                 count = code.mul(rows, tiles.row_tiles)
-                tiles.x_to_points(x, start, rows, top, left)
-                _dy_to_points(tiles, dy, start, rows, count)
+                tiles.transform_x(x, start, rows, top, left)
+                _transform_dy(tiles, dy, start, rows, count)
                 with code.loop(0, sizes.points) as point:
                     a = (code.at(memory["x"], code.mul(point, tiles.x_points), "float"), 1, tiles.depth)
                     b = code.at(memory["y"], code.mul(point, tiles.y_points), "float")
                     c = (code.at(own, code.mul(point, matrix), "float"), tiles.channels)
                     extents = (tiles.depth, tiles.channels, count)
-                    call_product(code, multiply, extents, a, b, c, accumulate=code.sub(start, begin))
+                    call_packed_gemm(code, multiply, extents, a, b, c, accumulate=code.sub(start, begin))
 
-    code.later(sizes.written_by, write)
+    code.later(sizes.code_key, write)
     return Entry(
         step,
         code,
-        words.arguments,
+        args.values,
         reads=list(images),
         writes=[sums],
         kernel=f"winograd {f.outputs}x{f.outputs}, sums of {_slices(sizes)} slices",
         cost=sizes.cost,
-        scratch=[memory.room],
+        scratch=[memory.buffer],
     )
 
 
-def _dy_to_points(tiles: _Tiles, dy: Dense, start: str, rows: str, count: str) -> None:
+def _transform_dy(tiles: _Tiles, dy: DenseArray, start: str, rows: str, count: str) -> None:
     """Points of the output's gradient, packed for a product over `count` tiles."""
     code, f = tiles.code, tiles.form
     with code.loop(0, rows) as row:
-        pixels = tiles.bring(dy, code.add(start, row), "pixels", f.outputs, 0, 0)
+        pixels = tiles.copy_pixels(dy, code.add(start, row), "pixels", f.outputs, 0, 0)
         with code.loop(0, tiles.row_tiles) as tile, code.loop(0, tiles.channels, vector_lanes()) as channel:
             values = tiles._square(pixels, tile, channel, f.outputs)
             number_ = code.add(code.mul(row, tiles.row_tiles), tile)
-            place = _packed(code, tiles.sizes, number_, channel, count)
-            for point, value in enumerate(_points(turned(f.to_y), values)):
-                Line(code, tiles.memory["y"], "float").store(code.add(place, code.mul(tiles.y_points, point)), value)
+            offset = _packed(code, tiles.sizes, number_, channel, count)
+            for point, value in enumerate(_transform(transposed(f.to_y), values)):
+                Line(code, tiles.memory["y"], "float").store(code.add(offset, code.mul(tiles.y_points, point)), value)
 
 
 def _points_entry(step: Step, sizes: Sizes, sums: Operand, result: Operand) -> Entry:
     """The slices' sums added in order and brought back from points to dw (O, C, r, r)."""
     code, f = Code("winograd_points"), sizes.form
-    words = Words(code)
-    depth, channels, slices, floats = words.numbers(
-        [sizes.depth, sizes.channels, _slices(sizes), _filter_floats(sizes)]
-    )
+    args = KernelArguments(code)
+    depth, channels, slices, floats = args.numbers([sizes.depth, sizes.channels, _slices(sizes), _filter_floats(sizes)])
     taps = f.taps**2
-    by_channel = words.number(sizes.depth * taps)
-    source, target = words.pointer(sums), words.pointer(result)
+    by_channel = args.number(sizes.depth * taps)
+    source, target = args.pointer(sums), args.pointer(result)
 
     def write() -> None:
         matrix = code.mul(depth, channels)
         begin, end = code.share(depth)
         with code.loop(begin, end) as k, code.loop(0, channels, vector_lanes()) as channel:
-            place = code.add(code.mul(k, channels), channel)
+            offset = code.add(code.mul(k, channels), channel)
             totals = []
             for point in range(sizes.points):
-                line = Line(code, code.at(source, code.add(place, code.mul(matrix, point)), "float"), "float")
-                total = Cell(line.load(0))
+                line = Line(code, code.at(source, code.add(offset, code.mul(matrix, point)), "float"), "float")
+                total = Variable(line.load(0))
                 with code.loop(1, slices) as part:
                     total.set(total.get() + line.load(code.mul(part, floats)))
                 totals.append(total.get())
             first = code.at(target, code.add(code.mul(k, taps), code.mul(channel, by_channel)), "float")
-            for tap, value in enumerate(_points(turned(f.from_w), totals)):
+            for tap, value in enumerate(_transform(transposed(f.from_w), totals)):
                 Line(code, code.at(first, tap, "float"), "float", by_channel).store(0, value)
 
-    code.later(sizes.written_by, write)
+    code.later(sizes.code_key, write)
     cost = 2.0 * sizes.depth * sizes.channels * sizes.points / vector_lanes()
-    return Entry(step, code, words.arguments, [sums], [result], kernel="points to filters", cost=cost)
+    return Entry(step, code, args.values, [sums], [result], kernel="winograd filter gradient", cost=cost)

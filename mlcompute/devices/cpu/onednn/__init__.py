@@ -1,17 +1,18 @@
 """oneDNN 3.x, the library of CPU primitives, through its C interface.
 
-A `Primitive` is compiled once from shapes. `bind` joins it with addresses and gives a `Call`, whose five `words` are
-all that native code needs to execute it. Primitives hold no state and may be shared by threads; calls may not.
+A `Primitive` is compiled once from shapes. `bind` joins it with addresses and returns a `Call`, whose
+`native_arguments` are all that native code needs to execute it. Primitives hold no state and may be shared by threads;
+calls may not.
 
-    product = Matmul((32, 784), (784, 128))
-    product.bind(a=a.ctypes.data, b=b.ctypes.data, y=y.ctypes.data, scratchpad=memory.ctypes.data).run()
+    convolution = Convolution("forward", (32, 16, 28, 28), (32, 16, 3, 3))
+    call = convolution.bind(x=x.ctypes.data, w=w.ctypes.data, y=y.ctypes.data, scratchpad=memory.ctypes.data)
 """
 
 from mlcompute.devices.cpu.onednn.descriptors import Descriptor, Layout, strides_of
 from mlcompute.devices.cpu.onednn.library import OneDNN, load, meaning, require, why_missing
-from mlcompute.devices.cpu.onednn.primitives import Activation, Call, Convolution, Matmul, Primitive, Reorder
+from mlcompute.devices.cpu.onednn.primitives import Call, Convolution, Primitive, Reorder
 
 __all__ = [
-    "Activation", "Call", "Convolution", "Descriptor", "Layout", "Matmul", "OneDNN", "Primitive", "Reorder", "load",
+    "Call", "Convolution", "Descriptor", "Layout", "OneDNN", "Primitive", "Reorder", "load",
     "meaning", "require", "strides_of", "why_missing",
 ]  # fmt: skip

@@ -10,10 +10,10 @@ from mlcompute.devices.cpu.onednn.library import OneDNN, Shape, own, require
 from mlcompute.errors import DeviceError
 
 #: Where elements lie: strides in elements, or the name of a layout. "any" lets oneDNN choose.
-Layout = Shape | Literal["plain", "channels_last", "any", "aBcd8b", "aBcd16b"]
+Layout = Shape | Literal["plain", "channels_last", "any"]
 
 _FLOAT32 = 3
-_TAGS = {"any": 1, "aBcd16b": 78, "aBcd8b": 102}
+_TAG_ANY = 1
 _QUERY_STRIDES = 14
 _QUERY_RANK, _QUERY_DIMS, _QUERY_BLOCK_COUNT, _QUERY_BLOCKS, _QUERY_BLOCK_AXES = 256, 257, 263, 264, 265
 _Dims = c_int64 * 12
@@ -25,9 +25,9 @@ class Descriptor:
     def __init__(self, shape: Sequence[int], layout: Layout = "plain") -> None:
         library, rank, shape = require(), len(shape), tuple(shape)
         doing = f"describe an array of {shape}, layout {layout}"
-        if isinstance(layout, str) and layout in _TAGS:
-            tag = _TAGS[layout]
-            handle = library.create("memory_desc_create_with_tag", rank, dims(shape), _FLOAT32, tag, doing=doing)
+        if layout == "any":
+            name = "memory_desc_create_with_tag"
+            handle = library.create(name, rank, dims(shape), _FLOAT32, _TAG_ANY, doing=doing)
         else:
             strides = dims(strides_of(shape, layout))
             name = "memory_desc_create_with_strides"
@@ -48,7 +48,7 @@ class Descriptor:
     @property
     def nbytes(self) -> int:
         """Bytes the array takes, padding of blocks included; 0 for no array at all."""
-        return int(self._library.answer("memory_desc_get_size", self.handle))
+        return int(self._library.value_of("memory_desc_get_size", self.handle))
 
     @property
     def shape(self) -> Shape:
@@ -82,7 +82,7 @@ class Descriptor:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Descriptor):
             return NotImplemented
-        return bool(self._library.answer("memory_desc_equal", self.handle, other.handle))
+        return bool(self._library.value_of("memory_desc_equal", self.handle, other.handle))
 
     __hash__ = None  # type: ignore[assignment]
 

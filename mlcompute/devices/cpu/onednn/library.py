@@ -45,7 +45,7 @@ class Argument(ctypes.Structure):
 
 
 _P, _OUT, _D = c_void_p, POINTER(c_void_p), POINTER(c_int64)
-#: Arguments of every function used. All answer a status, except those in _ANSWERS.
+#: Arguments of every function used. All return a status, except those in _RETURNS.
 _SIGNATURES: dict[str, list[Any]] = {
     "version": [],
     "engine_create": [_OUT, c_int, c_size_t],
@@ -62,16 +62,10 @@ _SIGNATURES: dict[str, list[Any]] = {
     "memory_create": [_OUT, _P, _P, _P],
     "memory_set_data_handle": [_P, _P],
     "memory_destroy": [_P],
-    "post_ops_create": [_OUT],
-    "post_ops_append_sum": [_P, c_float, ctypes.c_int32, c_int],
-    "post_ops_append_eltwise": [_P, c_int, c_float, c_float],
-    "post_ops_destroy": [_P],
     "primitive_attr_create": [_OUT],
     "primitive_attr_set_scratchpad_mode": [_P, c_int],
-    "primitive_attr_set_post_ops": [_P, _P],
     "primitive_attr_destroy": [_P],
     "reorder_primitive_desc_create": [_OUT, _P, _P, _P, _P, _P],
-    "matmul_primitive_desc_create": [_OUT, _P, _P, _P, _P, _P, _P],
     "convolution_forward_primitive_desc_create": [_OUT, _P, c_int, c_int, _P, _P, _P, _P, _D, _D, _D, _D, _P],
     "convolution_backward_data_primitive_desc_create": [_OUT, _P, c_int, _P, _P, _P, _D, _D, _D, _D, _P, _P],
     "convolution_backward_weights_primitive_desc_create": [_OUT, _P, c_int, _P, _P, _P, _P, _D, _D, _D, _D, _P, _P],
@@ -83,7 +77,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "primitive_destroy": [_P],
     "sgemm": [c_char, c_char, c_int64, c_int64, c_int64, c_float, _P, c_int64, _P, c_int64, c_float, _P, c_int64],
 }
-_ANSWERS: dict[str, Any] = {
+_RETURNS: dict[str, Any] = {
     "version": POINTER(_Version),
     "memory_desc_get_size": c_size_t,
     "primitive_desc_query_md": c_void_p,
@@ -95,8 +89,8 @@ class OneDNN:
 
     `sgemm`, row-major, C = alpha op(A) op(B) + beta C, is called natively as
     `i32 (i8 signext, i8 signext, i64 M, i64 N, i64 K, float, ptr A, i64 lda, ptr B, i64 ldb, float, ptr C, i64 ldc)`,
-    `primitive_execute` as `i32 (ptr primitive, ptr stream, i32 count, ptr arguments)`,
-    `set_data_handle` as `i32 (ptr memory, ptr address)`. All answer 0 on success. `omp_set_num_threads`, `void (i32)`,
+    `primitive_execute` as `i32 (ptr primitive, ptr stream, i32 count, ptr arguments)`.
+    Both return 0 on success. `omp_set_num_threads`, `void (i32)`,
     and `omp_get_max_threads`, `i32 ()`, concern calls from the calling thread; 0 where the library has no threads.
     """
 
@@ -105,7 +99,7 @@ class OneDNN:
         self._library = library
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, f"dnnl_{name}")
-            function.argtypes, function.restype = arguments, _ANSWERS.get(name, c_int)
+            function.argtypes, function.restype = arguments, _RETURNS.get(name, c_int)
         found = library.dnnl_version().contents
         self.version: Shape = (found.major, found.minor, found.patch)
         self.runtime: int = found.cpu_runtime
@@ -114,7 +108,6 @@ class OneDNN:
         self._openmp = _openmp(library) if self.runtime == _OPENMP else None
         self.sgemm = _address(library.dnnl_sgemm)
         self.primitive_execute = _address(library.dnnl_primitive_execute)
-        self.set_data_handle = _address(library.dnnl_memory_set_data_handle)
         self.omp_set_num_threads = _address(self._openmp.omp_set_num_threads) if self._openmp else 0
         self.omp_get_max_threads = _address(self._openmp.omp_get_max_threads) if self._openmp else 0
 
@@ -141,7 +134,7 @@ class OneDNN:
         self.call(name, byref(handle), *arguments, doing=doing)
         return handle.value or 0
 
-    def answer(self, name: str, *arguments: Any) -> Any:
+    def value_of(self, name: str, *arguments: Any) -> Any:
         """What dnnl_<name> returns, for the few functions that return no status."""
         return getattr(self._library, f"dnnl_{name}")(*arguments)
 

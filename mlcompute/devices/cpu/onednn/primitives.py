@@ -15,27 +15,12 @@ from mlcompute.devices.cpu.onednn.descriptors import Descriptor, Layout, dims, s
 from mlcompute.devices.cpu.onednn.library import Argument, OneDNN, Shape, own, require
 from mlcompute.errors import DeviceError
 
-#: An elementwise function applied to the result, with its alpha and beta: ("relu", 0.0, 0.0). Here relu(NaN) is 0.
-Activation = tuple[str, float, float]
-
 _IN_ORDER = 1
 _SCRATCHPAD_OF_USER = 1
 _FORWARD_TRAINING = 64
 _CONVOLUTION_DIRECT = 1
-_ELTWISE = {
-    "relu": 0x20,
-    "tanh": 0x21,
-    "elu": 0x22,
-    "linear": 0x26,
-    "soft_relu": 0x27,
-    "hard_sigmoid": 0x28,
-    "sigmoid": 0x29,
-    "gelu_tanh": 0x2B,
-    "clip": 0x2E,
-    "gelu_erf": 0x31,
-}
 _QUERY_IMPLEMENTATION, _QUERY_ARGUMENT = 8, 255
-_WORKSPACE, _SCRATCHPAD = 64, 80
+_SCRATCHPAD = 80
 
 
 class Primitive:
@@ -45,22 +30,16 @@ class Primitive:
     memory has a role "scratchpad", `scratchpad_bytes` long, whose contents mean nothing between calls.
     """
 
-    def __init__(
-        self,
-        what: str,
-        arguments: Mapping[str, int],
-        describe: Callable[[OneDNN, int], int],
-        *,
-        activation: Activation | None = None,
-        accumulate: bool = False,
-        threads: int = 1,
-    ) -> None:
-        """`describe` creates the primitive's descriptor, given its attributes; calls will use `threads` threads."""
-        self.what, self.threads = what, threads
+    def __init__(self, what: str, arguments: Mapping[str, int], describe: Callable[[OneDNN, int], int]) -> None:
+        """`describe` creates the primitive's descriptor, given its attributes; calls will use one thread."""
+        self.what = what
         self._library = library = require()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(library.threads(threads))
-            attributes = _attributes(library, stack, activation, accumulate)
+            stack.enter_context(library.threads(1))
+            # The scratchpad is ours to give: it is part of the planned arena.
+            attributes = library.create("primitive_attr_create")
+            stack.callback(library.destroyer("primitive_attr"), attributes)
+            library.call("primitive_attr_set_scratchpad_mode", attributes, _SCRATCHPAD_OF_USER)
             description = describe(library, attributes)
             own(self, library.destroyer("primitive_desc"), description)
             self.handle = library.create("primitive_create", description, doing=f"create {what}")
@@ -70,8 +49,8 @@ class Primitive:
         self.implementation = (name.value or b"").decode()
         self.descriptors: dict[str, Descriptor] = {}
         self.arguments: dict[str, int] = {}
-        for role, number in {**arguments, "workspace": _WORKSPACE, "scratchpad": _SCRATCHPAD}.items():
-            found = library.answer("primitive_desc_query_md", description, _QUERY_ARGUMENT, number)
+        for role, number in {**arguments, "scratchpad": _SCRATCHPAD}.items():
+            found = library.value_of("primitive_desc_query_md", description, _QUERY_ARGUMENT, number)
             descriptor = Descriptor.copy_of(found) if found else None
             if descriptor is not None and descriptor.nbytes:
                 self.descriptors[role], self.arguments[role] = descriptor, number
@@ -97,8 +76,8 @@ class Primitive:
 class Call:
     """A primitive joined with addresses. Only one thread may run it at a time.
 
-    `words`, int64: address of dnnl_primitive_execute, primitive, stream, number of arguments, address of arguments.
-    They, and `memory`, stay valid as long as this object lives.
+    `native_arguments`, int64: dnnl_primitive_execute, primitive, stream, number of arguments, their address.
+    They stay valid as long as this object lives.
     """
 
     def __init__(self, primitive: Primitive, addresses: Mapping[str, int]) -> None:
@@ -116,48 +95,19 @@ class Call:
             if address:
                 self.set_pointer(role, address)
         place = ctypes.addressof(self._arguments)
-        self.words: Final = np.array(
+        self.native_arguments: Final = np.array(
             [library.primitive_execute, primitive.handle, self._stream, len(arguments), place], np.int64
         )
-
-    def memory(self, role: str) -> int:
-        """The memory object of a role, for `OneDNN.set_data_handle`."""
-        return self._memory[role]
 
     def set_pointer(self, role: str, address: int) -> None:
         """Let a role's array start at an address. oneDNN may zero the padding of a blocked array there."""
         self._library.call("memory_set_data_handle", self._memory[role], address)
 
-    def run(self) -> None:
-        """Execute from Python, without the GIL."""
-        with self._library.threads(self.primitive.threads):
-            self._library.call(
-                "primitive_execute", self.primitive.handle, self._stream, len(self._arguments), self._arguments,
-                doing=f"run {self.primitive.what}",
-            )  # fmt: skip
-
-
-def _attributes(library: OneDNN, stack: contextlib.ExitStack, activation: Activation | None, accumulate: bool) -> int:
-    """Attributes that live as long as `stack`: working memory from us, then y += or y = f(y)."""
-    attributes = library.create("primitive_attr_create")
-    stack.callback(library.destroyer("primitive_attr"), attributes)
-    library.call("primitive_attr_set_scratchpad_mode", attributes, _SCRATCHPAD_OF_USER)
-    if activation is not None or accumulate:
-        after = library.create("post_ops_create")
-        stack.callback(library.destroyer("post_ops"), after)
-        if accumulate:
-            library.call("post_ops_append_sum", after, 1.0, 0, 0)
-        if activation is not None:
-            name, alpha, beta = activation
-            library.call("post_ops_append_eltwise", after, _ELTWISE[name], alpha, beta)
-        library.call("primitive_attr_set_post_ops", attributes, after)
-    return attributes
-
 
 class Reorder(Primitive):
     """y = x in another layout.   roles x, y"""
 
-    def __init__(self, source: Descriptor, target: Descriptor, *, threads: int = 1) -> None:
+    def __init__(self, source: Descriptor, target: Descriptor) -> None:
         what = f"reorder {source.shape} from {source} to {target}"
 
         def describe(library: OneDNN, attributes: int) -> int:
@@ -167,62 +117,25 @@ class Reorder(Primitive):
                 doing=f"create {what}",
             )  # fmt: skip
 
-        super().__init__(what, {"x": 1, "y": 17}, describe, threads=threads)
-
-
-class Matmul(Primitive):
-    """y = f(a b + bias + y), where bias, the added y and f are asked for.   roles a, b, bias, y
-
-    a (*, n, k)   b (*, k, m)   bias, of y's rank, broadcasts   ->   y (*, n, m); leading axes broadcast.
-    A transposed operand is one with transposed strides.
-    """
-
-    def __init__(
-        self,
-        a: Shape,
-        b: Shape,
-        *,
-        a_layout: Layout = "plain",
-        b_layout: Layout = "plain",
-        y_layout: Layout = "plain",
-        bias: Shape | None = None,
-        activation: Activation | None = None,
-        accumulate: bool = False,
-        threads: int = 1,
-    ) -> None:
-        y = (*(max(pair) for pair in zip(a[:-2], b[:-2], strict=True)), a[-2], b[-1])
-        arrays = [Descriptor(a, a_layout), Descriptor(b, b_layout), bias and Descriptor(bias), Descriptor(y, y_layout)]
-        what = f"matmul {a} {b}"
-
-        def describe(library: OneDNN, attributes: int) -> int:
-            return library.create(
-                "matmul_primitive_desc_create", library.engine, *map(_handle, arrays), attributes,
-                doing=f"create {what}",
-            )  # fmt: skip
-
-        roles = {"a": 1, "b": 33, **({"bias": 41} if bias else {}), "y": 17}
-        super().__init__(what, roles, describe, activation=activation, accumulate=accumulate, threads=threads)
-
-
-def _handle(descriptor: Descriptor | Shape | None) -> int | None:
-    return descriptor.handle if isinstance(descriptor, Descriptor) else None
+        super().__init__(what, {"x": 1, "y": 17}, describe)
 
 
 class Convolution(Primitive):
     """The convolution of the op table, or one of its two gradients.
 
-    forward            roles x, w, b, y       y = f(convolution(x, w) + b + y), where b, the added y and f are asked for
-    backward_data      roles dy, w, dx        dx = convolution_input_gradient(dy, w)
-    backward_weights   roles x, dy, dw, db    dw = convolution_weight_gradient(x, dy), db = sums of dy where asked for
+    forward            roles x, w, y      y = convolution(x, w)
+    backward_data      roles dy, w, dx    dx = convolution_input_gradient(dy, w)
+    backward_weights   roles x, dy, dw    dw = convolution_weight_gradient(x, dy)
 
-    x (N, C, H, W)   w (O, C / groups, kh, kw)   b (O,)   padding (top, bottom, left, right)   ->   y (N, O, OH, OW)
-    The weights may end in a format oneDNN chose: `weights_in` and `weights_out` convert from and to the plain one.
+    x (N, C, H, W)   w (O, C / groups, kh, kw)   padding (top, bottom, left, right)   ->   y (N, O, OH, OW)
+    Images are channels-last. The weights may end in a format oneDNN chose: `weights_in` and `weights_out` convert from
+    and to the plain one.
     """
 
     _ROLES: Final[dict[str, dict[str, int]]] = {
-        "forward": {"x": 1, "w": 33, "b": 41, "y": 17},
+        "forward": {"x": 1, "w": 33, "y": 17},
         "backward_data": {"dy": 145, "w": 33, "dx": 129},
-        "backward_weights": {"x": 1, "dy": 145, "dw": 161, "db": 169},
+        "backward_weights": {"x": 1, "dy": 145, "dw": 161},
     }
 
     def __init__(
@@ -234,19 +147,10 @@ class Convolution(Primitive):
         dilations: tuple[int, int] = (1, 1),
         padding: tuple[int, int, int, int] = (0, 0, 0, 0),
         groups: int = 1,
-        *,
-        x_layout: Layout = "channels_last",
-        w_layout: Layout = "any",
-        y_layout: Layout = "channels_last",
-        bias: bool = False,
-        activation: Activation | None = None,
-        accumulate: bool = False,
-        threads: int = 1,
     ) -> None:
         y = (x[0], w[0], *_windows(x[2:], w[2:], strides, dilations, padding))
-        image, result = Descriptor(x, x_layout), Descriptor(y, y_layout)
-        weights, self._plain = _weights(w, groups, w_layout), _weights(w, groups, "plain")
-        biases = Descriptor((w[0],)) if bias else None
+        image, result = Descriptor(x, "channels_last"), Descriptor(y, "channels_last")
+        weights, self._plain = _weights(w, groups, "any"), _weights(w, groups, "plain")
         window = [dims(strides), dims([d - 1 for d in dilations]), dims(padding[::2]), dims(padding[1::2])]
         what = f"convolution {direction} {x} {w}"
         create: Callable[..., int] = functools.partial(require().create, doing=f"create {what}")
@@ -254,7 +158,7 @@ class Convolution(Primitive):
         def forward(library: OneDNN, attributes: int | None) -> int:
             return create(
                 "convolution_forward_primitive_desc_create", library.engine, _FORWARD_TRAINING, _CONVOLUTION_DIRECT,
-                image.handle, weights.handle, _handle(biases), result.handle, *window, attributes,
+                image.handle, weights.handle, None, result.handle, *window, attributes,
             )  # fmt: skip
 
         def describe(library: OneDNN, attributes: int) -> int:
@@ -263,14 +167,13 @@ class Convolution(Primitive):
             hint = forward(library, None)
             # oneDNN keeps a pointer to the hint, not a copy: it has to live as long as the primitive.
             own(self, library.destroyer("primitive_desc"), hint)
-            added = [_handle(biases)] if direction == "backward_weights" else []
+            bias = [None] if direction == "backward_weights" else []
             return create(
                 f"convolution_{direction}_primitive_desc_create", library.engine, _CONVOLUTION_DIRECT,
-                image.handle, weights.handle, *added, result.handle, *window, hint, attributes,
+                image.handle, weights.handle, *bias, result.handle, *window, hint, attributes,
             )  # fmt: skip
 
-        roles = {role: number for role, number in self._ROLES[direction].items() if bias or role not in ("b", "db")}
-        super().__init__(what, roles, describe, activation=activation, accumulate=accumulate, threads=threads)
+        super().__init__(what, self._ROLES[direction], describe)
         self.weights = self.descriptors["dw" if direction == "backward_weights" else "w"]
 
     @property
@@ -283,13 +186,13 @@ class Convolution(Primitive):
         """Do the weights lie as (O, C / groups, kh, kw), with nothing to convert?"""
         return self.weights == self._plain
 
-    def weights_in(self, *, threads: int = 1) -> Reorder:
+    def weights_in(self) -> Reorder:
         """From the plain weights to the format chosen."""
-        return Reorder(self._plain, self.weights, threads=threads)
+        return Reorder(self._plain, self.weights)
 
-    def weights_out(self, *, threads: int = 1) -> Reorder:
+    def weights_out(self) -> Reorder:
         """From the format chosen to the plain weights."""
-        return Reorder(self.weights, self._plain, threads=threads)
+        return Reorder(self.weights, self._plain)
 
 
 def _weights(shape: Shape, groups: int, layout: Layout) -> Descriptor:

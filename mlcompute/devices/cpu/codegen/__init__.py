@@ -1,0 +1,1 @@
+"""Writing LLVM IR: code, SIMD values, loops, addressing, reductions, mathematical functions."""

@@ -1,0 +1,123 @@
+"""Addressing operands inside a kernel by leading indices: dense, strided, and a thread's own workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mlcompute.devices.cpu.codegen.arguments import KernelArguments
+from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.codegen.loops import Line, splat
+from mlcompute.devices.cpu.codegen.simd import SimdValue
+from mlcompute.devices.loop_nest import Operand
+
+
+@dataclass(frozen=True)
+class DenseArray:
+    """A dense operand: its address and the extents of its axes but the first."""
+
+    code: Code
+    pointer: str
+    extents: tuple[str, ...]
+
+    def address(self, *indices: str) -> str:
+        """The address of what the leading indices pick."""
+        code, offset = self.code, indices[0]
+        for index, extent in zip(indices[1:], self.extents, strict=False):
+            offset = code.add(code.mul(offset, extent), index)
+        for extent in self.extents[len(indices) - 1 :]:
+            offset = code.mul(offset, extent)
+        return code.at(self.pointer, offset, "float")
+
+    def line(self, *indices: str) -> Line:
+        return Line(self.code, self.address(*indices), "float")
+
+    def lines(self, count: int, width: str, *indices: str) -> list[Line]:
+        """What the leading indices pick, cut into lines of one width."""
+        code, first = self.code, self.address(*indices)
+        return [Line(code, code.at(first, code.mul(k, width), "float"), "float") for k in range(count)]
+
+
+@dataclass(frozen=True)
+class StridedArray:
+    """An operand of any strides: its address and strides in registers, the last also as a number."""
+
+    code: Code
+    pointer: str
+    strides: tuple[str, ...]
+    last: int
+
+    @classmethod
+    def of(cls, args: KernelArguments, operand: Operand) -> StridedArray:
+        last = 1 if operand.shape[-1] == 1 else operand.strides[-1]
+        strides = args.numbers([*operand.strides[:-1], last])
+        return cls(args.code, args.pointer(operand), tuple(strides), last)
+
+    def address(self, *indices: str) -> str:
+        """The address of what the leading indices pick."""
+        pointer = self.pointer
+        for index, stride in zip(indices, self.strides, strict=False):
+            pointer = self.code.at(pointer, self.code.mul(index, stride), "float")
+        return pointer
+
+    def reader(self, *indices: str, start: str | int = 0) -> Callable[[str, str | None], SimdValue]:
+        """Loads of vectors (index, mask) from the line that the leading indices pick, from its element `start` on."""
+        first = self.code.at(self.address(*indices), self.code.mul(start, self.strides[-1]), "float")
+        line = Line(self.code, first, "float", None if self.last == 1 else self.strides[-1])
+        if self.last == 0:
+            repeated = splat(line.load(0, lanes=1))
+            return lambda index, mask: repeated
+        return lambda index, mask: line.load(index, mask)
+
+
+class ThreadWorkspace:
+    """Memory of every thread's own, in named parts of floats; its contents are undefined between kernels.
+
+    It is part of the step's planned workspace and holds `planned_threads()` threads: `max_threads`, for `code.share`,
+    leaves threads beyond these without work.
+    """
+
+    def __init__(self, args: KernelArguments, buffer: Operand, parts: dict[str, int]) -> None:
+        code, size = args.code, thread_floats(parts)
+        self.buffer, self.count = buffer, buffer.size // (4 * size)
+        self.max_threads = args.number(self.count)
+        address = code.at(args.pointer(buffer), code.mul("%thread", args.number(size)), "float")
+        self._addresses: dict[str, str] = {}
+        for name, floats in parts.items():
+            self._addresses[name] = address
+            address = code.at(address, args.number(aligned(floats)), "float")
+
+    def __getitem__(self, name: str) -> str:
+        return self._addresses[name]
+
+
+def thread_floats(parts: dict[str, int]) -> int:
+    """Floats of one thread's memory; every part begins at a cache line."""
+    return sum(map(aligned, parts.values()))
+
+
+def aligned(size: int) -> int:
+    """Floats up to the next cache line."""
+    return -(-size // 16) * 16
+
+
+def owned_by_row(operands: Sequence[Operand], rows: int, but: Sequence[Operand] = ()) -> set[int]:
+    """Which operands, other than some, keep every sample in bytes of its own, in the order of the samples."""
+    return {
+        index
+        for index, operand in enumerate(operands)
+        if operand.shape[0] == rows and operand not in but and _keeps_rows_apart(operand)
+    }
+
+
+def _keeps_rows_apart(operand: Operand) -> bool:
+    per_row = operand.size // operand.shape[0]
+    reach = sum((extent - 1) * stride for extent, stride in zip(operand.shape[1:], operand.strides[1:], strict=True))
+    return operand.strides[0] == per_row and 0 <= reach < per_row
+
+
+def prefetch(lines: Sequence[Line], index: str, to_write: bool = False) -> None:
+    """Prefetch vectors into the second-level cache while something else is computed. Any address is harmless."""
+    for line in lines:
+        line.code.declare("void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)")
+        line.code.do(f"call void @llvm.prefetch.p0(ptr {line.address(index)}, i32 {int(to_write)}, i32 2, i32 1)")

@@ -1,0 +1,281 @@
+"""Writing LLVM IR: a thin layer over its text that makes loops and vectors readable.
+
+A kernel is `void kernel(i64 thread, i64 threads, ptr arguments)`; `arguments` is an array of 64-bit words holding
+pointers and extents, so that one compiled kernel serves all buffers, sizes and batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from mlcompute.devices.cpu.runtime.machine import vector_lanes as vector_lanes
+
+#: NumPy dtype -> LLVM type of an element in memory. Booleans take a byte there and a bit in registers.
+MEMORY_TYPES = {
+    np.dtype(np.float32): "float",
+    np.dtype(np.float16): "half",
+    np.dtype(np.float64): "double",
+    np.dtype(np.int32): "i32",
+    np.dtype(np.uint32): "i32",
+    np.dtype(np.int64): "i64",
+    np.dtype(np.int8): "i8",
+    np.dtype(np.uint8): "i8",
+    np.dtype(np.bool_): "i8",
+}
+
+
+def float_literal(value: float) -> str:
+    """A float constant in LLVM's syntax: the bits of the double that equals the rounded float."""
+    rounded = float(np.float32(value))
+    return "0x" + struct.pack(">d", rounded).hex().upper()
+
+
+def _sources() -> Iterator[str]:
+    """The files that write kernels: those of this engine, and the analysis they start from."""
+    engine = os.path.dirname(os.path.dirname(__file__))
+    yield os.path.join(os.path.dirname(engine), "loop_nest.py")
+    for folder, _, names in os.walk(engine):
+        yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))
+
+
+@functools.cache
+def generator() -> str | None:
+    """A digest of the code that writes kernels; None when its source cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        for path in sorted(_sources()):
+            with open(path, "rb") as file:
+                digest.update(file.read())
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
+class Code:
+    """The body of one kernel, written line by line. Register names are returned as strings."""
+
+    def __init__(self, name: str, thorough: bool = False) -> None:
+        self.name = name
+        #: Whether to run all of LLVM's passes: for functions in which programs spend much of their time.
+        self.thorough = thorough
+        self._entry: list[str] = []
+        self._lines: list[str] = []
+        self._count = 0
+        self._declared: dict[str, str] = {}
+        self._terminated = False
+        self._rest: tuple[str, Callable[[], None]] | None = None
+        #: The key under which the compiled kernel is cached; set when it is compiled.
+        self.key: str | None = None
+
+    # Plain lines ----------------------------------------------------------------------------------------------
+
+    def let(self, text: str) -> str:
+        """A new register holding what `text` computes."""
+        self._count += 1
+        register = f"%v{self._count}"
+        self._lines.append(f"  {register} = {text}")
+        return register
+
+    def do(self, text: str) -> None:
+        """An instruction without a result."""
+        self._lines.append(f"  {text}")
+
+    def declare(self, signature: str) -> None:
+        """A function defined elsewhere, e.g. "float @llvm.fma.f32(float, float, float)"."""
+        self._declared[signature.split("@", 1)[1].split("(", 1)[0]] = signature
+
+    def intrinsic(self, name: str, type_: str, *operands: str) -> str:
+        """Call an overloaded intrinsic such as fma, sqrt, floor on one type: llvm.<name>.<type>."""
+        suffix = type_suffix(type_)
+        self.declare(f"{type_} @llvm.{name}.{suffix}({', '.join([type_] * len(operands))})")
+        arguments = ", ".join(f"{type_} {operand}" for operand in operands)
+        return self.let(f"call {type_} @llvm.{name}.{suffix}({arguments})")
+
+    # Arguments ------------------------------------------------------------------------------------------------
+
+    def argument(self, index: int, type_: str = "i64") -> str:
+        """Word `index` of the kernel's arguments: an i64 extent or a ptr."""
+        address = self.let(f"getelementptr i64, ptr %arguments, i64 {index}")
+        return self.let(f"load {type_}, ptr {address}")
+
+    # Integers -------------------------------------------------------------------------------------------------
+
+    def add(self, a: str | int, b: str | int) -> str:
+        return self.let(f"add i64 {a}, {b}")
+
+    def sub(self, a: str | int, b: str | int) -> str:
+        return self.let(f"sub i64 {a}, {b}")
+
+    def mul(self, a: str | int, b: str | int) -> str:
+        return self.let(f"mul i64 {a}, {b}")
+
+    def div(self, a: str | int, b: str | int) -> str:
+        return self.let(f"sdiv i64 {a}, {b}")
+
+    def rem(self, a: str | int, b: str | int) -> str:
+        return self.let(f"srem i64 {a}, {b}")
+
+    def minimum(self, a: str | int, b: str | int) -> str:
+        return self.let(f"select i1 {self.let(f'icmp slt i64 {a}, {b}')}, i64 {a}, i64 {b}")
+
+    # Mutable variables and control flow -------------------------------------------------------------------------
+
+    def variable(self, type_: str, initial: str) -> str:
+        """A stack slot; LLVM turns it into a register."""
+        self._count += 1
+        slot = f"%s{self._count}"
+        self._entry.append(f"  {slot} = alloca {type_}")
+        self.do(f"store {type_} {initial}, ptr {slot}")
+        return slot
+
+    def aligned_buffer(self, floats: int) -> str:
+        """Floats on the stack, beginning at a cache line: a small buffer of the thread's own."""
+        self._count += 1
+        buffer = f"%s{self._count}"
+        self._entry.append(f"  {buffer} = alloca [{floats} x float], align 64")
+        return buffer
+
+    def get(self, type_: str, slot: str) -> str:
+        return self.let(f"load {type_}, ptr {slot}")
+
+    def set(self, type_: str, slot: str, value: str) -> None:
+        self.do(f"store {type_} {value}, ptr {slot}")
+
+    def _label(self, hint: str) -> str:
+        self._count += 1
+        return f"{hint}{self._count}"
+
+    def _start(self, label: str) -> None:
+        self._lines.append(f"{label}:")
+
+    @contextlib.contextmanager
+    def loop(self, begin: str | int, end: str | int, step: str | int = 1) -> Iterator[str]:
+        """for (i = begin; i < end; i += step)"""
+        slot = self.variable("i64", str(begin))
+        head, body, done = self._label("head"), self._label("body"), self._label("done")
+        self.do(f"br label %{head}")
+        self._start(head)
+        index = self.get("i64", slot)
+        more = self.let(f"icmp slt i64 {index}, {end}")
+        self.do(f"br i1 {more}, label %{body}, label %{done}")
+        self._start(body)
+        yield index
+        self.set("i64", slot, self.add(index, step))
+        self.do(f"br label %{head}")
+        self._start(done)
+
+    @contextlib.contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        """if (condition) { ... }"""
+        then, done = self._label("then"), self._label("done")
+        self.do(f"br i1 {condition}, label %{then}, label %{done}")
+        self._start(then)
+        yield
+        self.do(f"br label %{done}")
+        self._start(done)
+
+    def share(self, count: str | int, grain: int = 1, max_threads: str | None = None) -> tuple[str, str]:
+        """This thread's part [begin, end) of `count` units, in full multiples of `grain`.
+
+        Which thread computes a unit never changes its value, so results do not depend on the number of threads.
+
+        max_threads   threads beyond these have no work; by default all have some
+        """
+        threads = "%threads" if max_threads is None else self.minimum("%threads", max_threads)
+        blocks = self.div(self.add(count, grain - 1), grain)
+        begin = self.mul(self.div(self.mul(blocks, "%thread"), threads), grain)
+        end = self.mul(self.div(self.mul(blocks, self.add("%thread", 1)), threads), grain)
+        if max_threads is not None:
+            begin = self.minimum(begin, count)
+        return begin, self.minimum(end, count)
+
+    # Memory ---------------------------------------------------------------------------------------------------
+
+    def at(self, pointer: str, index: str | int, type_: str) -> str:
+        """The address of element `index`."""
+        return self.let(f"getelementptr {type_}, ptr {pointer}, i64 {index}")
+
+    def load(self, pointer: str, type_: str) -> str:
+        return self.let(f"load {type_}, ptr {pointer}, align {align_of(type_)}")
+
+    def store(self, pointer: str, type_: str, value: str) -> None:
+        self.do(f"store {type_} {value}, ptr {pointer}, align {align_of(type_)}")
+
+    def splat(self, scalar: str, type_: str, lanes: int) -> str:
+        """A scalar in every lane."""
+        if lanes == 1:
+            return scalar
+        vector = f"<{lanes} x {type_}>"
+        first = self.let(f"insertelement {vector} poison, {type_} {scalar}, i64 0")
+        return self.let(f"shufflevector {vector} {first}, {vector} poison, <{lanes} x i32> zeroinitializer")
+
+    def later(self, depends_on: str, write: Callable[[], None]) -> None:
+        """Leave the rest of the kernel to `write`, which is called only when the kernel is in no cache.
+
+        depends_on  everything that determines what `write` writes, beside what is written already
+        """
+        if generator() is None:
+            write()
+        else:
+            self._rest = (depends_on, write)
+
+    def cache_key(self) -> str:
+        """What determines the function: its text, or its beginning and what the rest of it depends on."""
+        if self._rest is None:
+            return self.text()
+        return "\n".join([*self._entry, *self._lines, self.name, self._rest[0], generator() or ""])
+
+    def text(self) -> str:
+        """The full function as LLVM IR."""
+        if self._rest is not None:
+            _, write = self._rest
+            self._rest = None
+            write()
+        body = "\n".join([*self._entry, *self._lines])
+        return (
+            f"define void @{self.name}(i64 %thread, i64 %threads, ptr noalias %arguments) {{\n"
+            f"entry:\n{body}\n  ret void\n}}\n"
+        )
+
+    @property
+    def declarations(self) -> dict[str, str]:
+        """Functions the body calls, by name; complete after `text`."""
+        return self._declared
+
+
+def vector(type_: str, lanes: int) -> str:
+    """`lanes` elements of a type; the type itself for one lane."""
+    return type_ if lanes == 1 else f"<{lanes} x {type_}>"
+
+
+def constant(value: float, lanes: int) -> str:
+    """A float constant in every lane, as an operand."""
+    literal = float_literal(value)
+    return literal if lanes == 1 else "<" + ", ".join([f"float {literal}"] * lanes) + ">"
+
+
+def integers(value: int, lanes: int, type_: str = "i32") -> str:
+    """An integer constant in every lane, as an operand."""
+    return str(value) if lanes == 1 else "<" + ", ".join([f"{type_} {value}"] * lanes) + ">"
+
+
+def type_suffix(type_: str) -> str:
+    """How intrinsics spell a type: float -> f32, <8 x float> -> v8f32."""
+    names = {"float": "f32", "double": "f64", "half": "f16", "i32": "i32", "i64": "i64", "i8": "i8", "i1": "i1"}
+    if type_.startswith("<"):
+        lanes, _, element = type_[1:-1].partition(" x ")
+        return f"v{lanes}{names[element]}"
+    return names[type_]
+
+
+def align_of(type_: str) -> int:
+    """Alignment promised to loads and stores: that of an element, since views may start anywhere."""
+    element = type_[1:-1].partition(" x ")[2] if type_.startswith("<") else type_
+    return {"float": 4, "double": 8, "half": 2, "i32": 4, "i64": 8, "i8": 1, "i1": 1, "ptr": 8}[element]

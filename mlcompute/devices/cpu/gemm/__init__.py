@@ -1,0 +1,1 @@
+"""Matrix multiplication: oneDNN's sgemm and our own kernels."""

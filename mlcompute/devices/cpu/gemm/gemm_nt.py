@@ -1,0 +1,73 @@
+"""gemm_nt: y = a bᵀ, as in a fully connected layer: b's rows are packed a block at a time, just before they are used.
+
+    a (m, k), any strides     b (n, k), rows contiguous     ->     y (m, n), rows contiguous
+
+A library's gemm reads a transposed b badly: with a long depth it reached a third of its usual rate. Here a block of
+b, `DEPTH` deep and one panel wide, is transposed into a buffer of the thread's own that fits its first-level cache, and
+all of the thread's rows of a are multiplied with it there. Elements are summed as in `packed_gemm`, on any thread.
+"""
+
+from __future__ import annotations
+
+from mlcompute.devices.cpu.codegen.arguments import KernelArguments
+from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
+from mlcompute.devices.cpu.gemm.packed_gemm import (
+    DEPTH,
+    FLOPS_PER_NS,
+    call_pack,
+    call_packed_gemm,
+    pack_columns,
+    packed_gemm,
+    panel_width,
+)
+from mlcompute.devices.cpu.runtime.entry import Entry
+from mlcompute.devices.loop_nest import Operand, Operands
+from mlcompute.ops.op import Step
+
+#: Rows each thread must have for packing all of b by itself to be cheap; with fewer, threads share b's rows instead.
+_MANY_ROWS = 96
+
+
+def gemm_nt_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operand) -> Entry:
+    """b as the step has it: (k, n), its columns contiguous."""
+    (m, n), k = y.shape[-2:], a.shape[-1]
+    code = Code("gemm_nt")
+    args = KernelArguments(code)
+    panel = panel_width(n) * vector_lanes()
+    panels = -(-n // panel)
+    shares_rows = m >= _MANY_ROWS * operands.threads or panels < operands.threads
+    rows, columns, depth = args.numbers([m, n, k])
+    a_row, a_depth, b_row = args.numbers([a.strides[-2], a.strides[-1], b.strides[-1]])
+    from_a, from_b, to_y = (args.pointer(operand) for operand in (a, b, y))
+    multiply, pack = args.pointer(packed_gemm(n)), args.pointer(pack_columns(n))
+    # One code for both ways of sharing: by rows, every thread has all panels; by panels, all rows.
+    by_rows = code.let(f"icmp ne i64 {args.number(int(shares_rows))}, 0")
+    row_range, panel_range = code.share(rows), code.share(args.number(panels))
+    first_row = code.let(f"select i1 {by_rows}, i64 {row_range[0]}, i64 0")
+    last_row = code.let(f"select i1 {by_rows}, i64 {row_range[1]}, i64 {rows}")
+    first_panel = code.let(f"select i1 {by_rows}, i64 0, i64 {panel_range[0]}")
+    last_panel = code.let(f"select i1 {by_rows}, i64 {args.number(panels)}, i64 {panel_range[1]}")
+    count = code.sub(last_row, first_row)
+    block = code.aligned_buffer(DEPTH * panel)
+    with code.when(code.let(f"icmp sgt i64 {count}, 0")), code.loop(0, depth, DEPTH) as start:
+        steps = code.minimum(code.sub(depth, start), DEPTH)
+        from_row = code.at(from_a, code.add(code.mul(first_row, a_row), code.mul(start, a_depth)), "float")
+        with code.loop(first_panel, last_panel) as number:
+            column = code.mul(number, panel)
+            width = code.minimum(code.sub(columns, column), panel)
+            source = code.at(from_b, code.add(code.mul(column, b_row), start), "float")
+            call_pack(code, pack, (0, width), steps, (source, b_row), block)
+            target = code.at(to_y, code.add(code.mul(first_row, columns), column), "float")
+            a_block, c = (from_row, a_row, a_depth), (target, columns)
+            call_packed_gemm(code, multiply, (count, width, steps), a_block, block, c, accumulate=start)
+    return Entry(
+        step,
+        code,
+        args.values,
+        reads=[a, b],
+        writes=[y],
+        rows=m if shares_rows and len(y.shape) == 2 else 0,
+        by_row={0, 2} if a.is_dense else {2},
+        kernel="gemm_nt",
+        cost=2.0 * m * n * k / FLOPS_PER_NS + 300.0,
+    )

@@ -1,0 +1,140 @@
+"""matmul: by oneDNN's sgemm called from native code, or by our own gemm kernels where sgemm is slow."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlcompute.devices.cpu import onednn
+from mlcompute.devices.cpu.codegen.arguments import Argument
+from mlcompute.devices.cpu.codegen.code import Code, float_literal
+from mlcompute.devices.cpu.gemm.gemm_nt import gemm_nt_entry
+from mlcompute.devices.cpu.gemm.gemm_tn import gemm_tn_entry, is_gemm_tn
+from mlcompute.devices.cpu.onednn.entries import report_status
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.cpu.runtime.memory import address_of
+from mlcompute.devices.cpu.runtime.threads import machine_slices
+from mlcompute.devices.loop_nest import Operand, Operands, collapsed_axes
+from mlcompute.ops.op import FLOAT32, Step
+
+#: Nanoseconds per multiplication and addition of one thread, for the estimate of a matmul's cost.
+_NS_PER_FLOP = 1 / 80.0
+
+
+def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
+    """y = a b over leading axes that collapse to one batch axis."""
+    library = onednn.load()
+    a, b, y = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
+    if is_gemm_tn(a, b, y):
+        return [gemm_tn_entry(step, a, b, y)]
+    if library is None or any(operand.dtype != FLOAT32 for operand in (a, b, y)) or not y.is_dense or y.size == 0:
+        return None
+    m, n, k = y.shape[-2], y.shape[-1], a.shape[-1]
+    left, right = _orientation(a), _orientation(b)
+    batch = _batch(a, b, y)
+    if left is None or right is None or batch is None or k == 0:
+        return None
+    count, strides = batch
+    if count == 1 and right[0] == ord("T") and min(m, k) >= 16 and n >= 8:
+        return [gemm_nt_entry(step, operands, a, b, y)]
+    # Threads share full matrices, or blocks of rows or columns, whichever there are enough of. How sgemm sums an
+    # element depends on the extents it is given, so blocks depend on shape and machine, not from the thread count.
+    axis = 0 if count > 1 else 1 if m >= 8 or m >= n else 2
+    slices = machine_slices()
+    block = 1 if axis == 0 else -(-m // slices) if axis == 1 else -(-n // (16 * slices)) * 16
+    status = np.zeros(1, np.int64)
+    arguments: list[Argument] = [
+        library.sgemm, axis, count, m, n, k, a, left[0], left[1], b, right[0], right[1], y, n, *strides,
+        a.strides[-2], b.strides[-1], block, address_of(status),
+    ]  # fmt: skip
+    lines_up = operands.threads == 1 or (operands.threads == slices and m % slices == 0)
+    rows = m if axis == 1 and len(y.shape) == 2 and lines_up else 0
+    by_row = {2} if rows else set()
+    if rows and a.is_dense:
+        by_row.add(0)
+    return [
+        Entry(
+            step,
+            _sgemm_code(),
+            arguments,
+            reads=[a, b],
+            writes=[y],
+            rows=rows,
+            by_row=by_row,
+            kernel="oneDNN sgemm",
+            cost=2.0 * count * m * n * k * _NS_PER_FLOP + 300.0,
+            status=status,
+            reason=lambda code: f"oneDNN could not multiply {a.shape} by {b.shape}: {onednn.meaning(code)}",
+        )
+    ]
+
+
+def _orientation(operand: Operand) -> tuple[int, int] | None:
+    """(letter, leading extent) with which sgemm reads the last two axes; None when neither is contiguous."""
+    rows, columns = operand.shape[-2:]
+    row_stride, column_stride = operand.strides[-2:]
+    if column_stride == 1 or columns == 1:
+        if columns == 1 and column_stride != 1 and rows != 1 and row_stride == 1:
+            return ord("T"), max(rows, 1)
+        if row_stride >= columns or rows == 1:
+            return ord("N"), max(row_stride if rows > 1 else columns, columns, 1)
+    if (row_stride == 1 or rows == 1) and (column_stride >= rows or columns == 1):
+        return ord("T"), max(column_stride if columns > 1 else rows, rows, 1)
+    return None
+
+
+def _batch(a: Operand, b: Operand, y: Operand) -> tuple[int, list[int]] | None:
+    """Number of matrices and the strides from one to the next; None when the leading axes do not line up."""
+    leading = y.shape[:-2]
+    strides = []
+    for operand in (a, b, y):
+        own = operand.shape[:-2]
+        extra = len(leading) - len(own)
+        steps = tuple(0 if extent == 1 else stride for extent, stride in zip(own, operand.strides, strict=False))
+        strides.append((0,) * extra + steps)
+    if not leading:
+        return 1, [0, 0, 0]
+    axes = collapsed_axes(leading, strides)
+    return (axes[0].extent, list(axes[0].strides)) if len(axes) == 1 else None
+
+
+@functools.cache
+def _sgemm_code() -> Code:
+    code = Code("matmul")
+    function, axis = code.argument(0, "ptr"), code.argument(1)
+    count, m, n, k = (code.argument(index) for index in range(2, 6))
+    a, letter_a, lda = code.argument(6, "ptr"), code.argument(7), code.argument(8)
+    b, letter_b, ldb = code.argument(9, "ptr"), code.argument(10), code.argument(11)
+    y, ldc = code.argument(12, "ptr"), code.argument(13)
+    step_a, step_b, step_y = (code.argument(index) for index in range(14, 17))
+    row_a, column_b, block = code.argument(17), code.argument(18), code.argument(19)
+    failed = code.argument(20, "ptr")
+    is_axis = [code.let(f"icmp eq i64 {axis}, {number}") for number in range(3)]
+    extent = code.let(f"select i1 {is_axis[1]}, i64 {m}, i64 {n}")
+    extent = code.let(f"select i1 {is_axis[0]}, i64 {count}, i64 {extent}")
+    blocks = code.div(code.sub(code.add(extent, block), 1), block)
+    letters = [code.let(f"trunc i64 {letter} to i8") for letter in (letter_a, letter_b)]
+    begin, end = code.share(blocks)
+    with code.loop(begin, end) as number:
+        start = code.mul(number, block)
+        size = code.minimum(code.sub(extent, start), block)
+        index = code.let(f"select i1 {is_axis[0]}, i64 {start}, i64 0")
+        row = code.let(f"select i1 {is_axis[1]}, i64 {start}, i64 0")
+        rows = code.let(f"select i1 {is_axis[1]}, i64 {size}, i64 {m}")
+        column = code.let(f"select i1 {is_axis[2]}, i64 {start}, i64 0")
+        columns = code.let(f"select i1 {is_axis[2]}, i64 {size}, i64 {n}")
+        at_a = code.at(a, code.add(code.mul(index, step_a), code.mul(row, row_a)), "float")
+        at_b = code.at(b, code.add(code.mul(index, step_b), code.mul(column, column_b)), "float")
+        at_y = code.at(y, code.add(code.add(code.mul(index, step_y), code.mul(row, ldc)), column), "float")
+        status = code.let(
+            f"call i32 {function}(i8 signext {letters[0]}, i8 signext {letters[1]}, i64 {rows}, i64 {columns}, "
+            f"i64 {k}, float {float_literal(1.0)}, ptr {at_a}, i64 {lda}, ptr {at_b}, i64 {ldb}, "
+            f"float {float_literal(0.0)}, ptr {at_y}, i64 {ldc})"
+        )
+        report_status(code, status, failed)
+    return code
+
+
+KERNELS: dict[str, Maker] = {"matmul": matmul_entry}

@@ -1,0 +1,246 @@
+"""A gemm with a packed right-hand side, as a native function that other kernels call between their own loops.
+
+    c = a b  or  c += a b      a (rows, depth), any strides     b (depth, columns), packed     c (rows, columns)
+
+Unlike a library's, an element does not depend on how many rows are computed at once: it is summed over the same
+blocks of the depth in the same order, so threads may share rows in any way. And b is not packed again at every call.
+
+Packed: columns are cut into panels of `width` vectors, the last filled up with zeros; a panel holds its columns for
+depth 0, then for depth 1, and so on. The inner loop then reads b front to back and keeps a tile of c in registers.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Callable, Sequence
+
+from mlcompute.devices.cpu.codegen.arguments import call_kernel
+from mlcompute.devices.cpu.codegen.code import Code, vector, vector_lanes
+from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat, splat_constant, tail_mask
+from mlcompute.devices.cpu.codegen.simd import SimdValue
+
+#: Depth summed in registers before it is added to c: so much of a panel fits the first-level cache, and errors grow
+#: with the number of blocks, not of terms.
+DEPTH = 128
+#: Multiplications and additions one thread does in a nanosecond, for estimates of cost.
+FLOPS_PER_NS = 100.0
+
+
+def registers() -> int:
+    """Vector registers of this machine."""
+    return 32 if vector_lanes() == 16 or platform.machine() in ("arm64", "aarch64") else 16
+
+
+def panel_width(columns: int) -> int:
+    """Vectors per panel: those that waste least on the last panel, and of these the most."""
+    vectors = -(-columns // vector_lanes())
+    widths = range(4 if registers() == 32 else 2, 0, -1)
+    return min(widths, key=lambda width: -(-vectors // width) * width)
+
+
+def padded(columns: int) -> int:
+    """Columns including those that fill up the last panel."""
+    panel = panel_width(columns) * vector_lanes()
+    return -(-columns // panel) * panel
+
+
+def _heights(width: int) -> Sequence[int]:
+    """Rows of a tile, tallest first. Some registers are left to a row of b and an element of a."""
+    tallest = {1: 14, 2: 12, 3: 8, 4: 6} if registers() == 32 else {1: 8, 2: 6}
+    return (tallest[width], 4, 2, 1)
+
+
+# The functions, for `KernelArguments.pointer`: void(i64, i64, ptr arguments), the first two unused ------------------
+
+
+def packed_gemm(columns: int) -> Code:
+    """The gemm for a number of columns; see `call_packed_gemm`."""
+    return _code(_packed_gemm_code, panel_width(columns), vector_lanes())
+
+
+def pack_rows(columns: int) -> Code:
+    """Packing b from its rows, (depth, columns); see `call_pack`."""
+    return _code(_pack_rows_code, panel_width(columns), vector_lanes())
+
+
+def pack_columns(columns: int) -> Code:
+    """Packing b from its columns, (columns, depth); see `call_pack`."""
+    return _code(_pack_columns_code, panel_width(columns), vector_lanes())
+
+
+@functools.cache
+def _code(write: Callable[[int], Code], width: int, lanes: int) -> Code:
+    return write(width)
+
+
+def call_packed_gemm(
+    code: Code,
+    function: str,
+    extents: tuple[str | int, str | int, str | int],
+    a: tuple[str, str | int, str | int],
+    b: str,
+    c: tuple[str, str | int],
+    accumulate: str | int = 0,
+) -> None:
+    """Call `product`: (rows, columns, depth); a, its row stride and stride along the depth; b; c and its row stride."""
+    call_kernel(code, function, [*extents, accumulate, *a[1:], c[1]], [a[0], b, c[0]])
+
+
+def call_pack(
+    code: Code,
+    function: str,
+    columns: tuple[str | int, str | int],
+    depth: str | int,
+    source: tuple[str, str | int],
+    target: str,
+) -> None:
+    """Call `pack_rows` or `pack_columns` for the panels from one column to another; source and its row stride."""
+    call_kernel(code, function, [*columns, depth, source[1]], [source[0], target])
+
+
+# Their code ---------------------------------------------------------------------------------------------------------
+
+
+def _packed_gemm_code(width: int) -> Code:
+    code = Code("packed_gemm", thorough=True)
+    code.later(f"{width} {vector_lanes()} {registers()}", lambda: _write_packed_gemm(code, width))
+    return code
+
+
+def _write_packed_gemm(code: Code, width: int) -> None:
+    rows, columns, depth, accumulate, a_row, a_depth, c_row = (code.argument(index) for index in range(7))
+    a, b, c = (code.argument(index, "ptr") for index in range(7, 10))
+    panel = width * vector_lanes()
+    with code.loop(0, depth, DEPTH) as start:
+        steps = code.minimum(code.sub(depth, start), DEPTH)
+        adds = code.let(f"icmp ne i64 {code.let(f'or i64 {accumulate}, {start}')}, 0")
+        a_block = code.at(a, code.mul(start, a_depth), "float")
+        with code.loop(0, columns, panel) as column:
+            b_block = code.at(b, code.add(code.mul(column, depth), code.mul(start, panel)), "float")
+            c_block = code.at(c, column, "float")
+            remaining = code.sub(columns, column)
+            begin: str | int = 0
+            for height in _heights(width):
+                end = code.add(begin, code.mul(code.div(code.sub(rows, begin), height), height))
+                with code.loop(begin, end, height) as row:
+                    numbers = [code.add(row, i) for i in range(height)]
+                    a_rows = [Line(code, code.at(a_block, code.mul(i, a_row), "float"), "float") for i in numbers]
+                    c_rows = [Line(code, code.at(c_block, code.mul(i, c_row), "float"), "float") for i in numbers]
+                    tile = _tile(code, width, steps, a_rows, a_depth, b_block)
+                    _finish(code, tile, c_rows, adds, remaining)
+                begin = end
+
+
+def _tile(code: Code, width: int, steps: str, a_rows: list[Line], a_depth: str, b: str) -> list[list[SimdValue]]:
+    """Rows of `width` vectors, summed over `steps` in registers."""
+    lanes = vector_lanes()
+    sums = [[Variable(splat_constant(code, 0.0)) for _ in range(width)] for _ in a_rows]
+    with code.loop(0, steps) as k:
+        b_row = Line(code, code.at(b, code.mul(k, width * lanes), "float"), "float")
+        b_vectors = [b_row.load(v * lanes) for v in range(width)]
+        offset = code.mul(k, a_depth)
+        for a_row, row_sums in zip(a_rows, sums, strict=True):
+            element = splat(a_row.load(offset, lanes=1))
+            for b_vector, total in zip(b_vectors, row_sums, strict=True):
+                # Fused where the machine can; nothing is gained by emulating it.
+                total.set(element.intrinsic("fmuladd", b_vector, total.get()))
+    return [[total.get() for total in row_sums] for row_sums in sums]
+
+
+def _finish(code: Code, tile: list[list[SimdValue]], c_rows: list[Line], adds: str, remaining: str) -> None:
+    """Store a tile, added to what is there if `adds`; only `remaining` columns exist."""
+    lanes, width = vector_lanes(), len(tile[0])
+
+    def store(masks: Sequence[str | None]) -> None:
+        for c_row, sums in zip(c_rows, tile, strict=True):
+            for v, (total, mask) in enumerate(zip(sums, masks, strict=True)):
+                final = Variable(total)
+                with code.when(adds):
+                    final.set(c_row.load(v * lanes, mask) + total)
+                c_row.store(v * lanes, final.get(), mask)
+
+    full = code.let(f"icmp sge i64 {remaining}, {width * lanes}")
+    with code.when(full):
+        store([None] * width)
+    with code.when(code.let(f"xor i1 {full}, true")):
+        store([tail_mask(code, code.sub(remaining, v * lanes), lanes) for v in range(width)])
+
+
+def _pack_rows_code(width: int) -> Code:
+    code = Code("pack_rows")
+    begin, end, depth, stride = (code.argument(index) for index in range(4))
+    source, target = code.argument(4, "ptr"), code.argument(5, "ptr")
+    with code.loop(0, depth) as k:
+        row = Line(code, code.at(source, code.mul(k, stride), "float"), "float")
+        address = code.at(target, code.mul(k, width * vector_lanes()), "float")
+        pack_row(code, width, (begin, end), row, address, depth)
+    return code
+
+
+def pack_row(
+    code: Code, width: int, columns: tuple[str | int, str | int], row: Line, target: str, depth: str | int
+) -> None:
+    """Copy one row of b into the panels: `target` plus a panel per `depth` rows."""
+    lanes, (begin, end) = vector_lanes(), columns
+
+    def copy(column: str, masks: Sequence[str | None]) -> None:
+        packed = Line(code, code.at(target, code.mul(column, depth), "float"), "float")
+        for v, mask in enumerate(masks):
+            packed.store(v * lanes, row.load(code.add(column, v * lanes), mask))
+
+    panel = width * lanes
+    last = code.add(begin, code.mul(code.div(code.sub(end, begin), panel), panel))
+    with code.loop(begin, last, panel) as column:
+        copy(column, [None] * width)
+    with code.when(code.let(f"icmp slt i64 {last}, {end}")):
+        copy(last, [tail_mask(code, code.sub(code.sub(end, last), v * lanes), lanes) for v in range(width)])
+
+
+def _pack_columns_code(width: int) -> Code:
+    code = Code("pack_columns")
+    code.later(f"{width} {vector_lanes()}", lambda: _write_pack_columns(code, width))
+    return code
+
+
+def _write_pack_columns(code: Code, width: int) -> None:
+    lanes = vector_lanes()
+    begin, end, depth, stride = (code.argument(index) for index in range(4))
+    source, target = code.argument(4, "ptr"), code.argument(5, "ptr")
+    panel = width * lanes
+    squares = code.mul(code.div(depth, lanes), lanes)
+    with code.loop(begin, end, panel) as column, code.loop(0, panel, lanes) as first:
+        base = code.add(column, first)
+        address = code.at(target, code.add(code.mul(column, depth), first), "float")
+        # Full squares are transposed in registers, the rest element by element.
+        full = code.let(f"icmp sge i64 {code.sub(end, base)}, {lanes}")
+        in_squares = code.let(f"select i1 {full}, i64 {squares}, i64 0")
+        with code.loop(0, in_squares, lanes) as k:
+            corner = code.at(source, code.add(code.mul(base, stride), k), "float")
+            rows = [Line(code, code.at(corner, code.mul(stride, i), "float"), "float").load(0) for i in range(lanes)]
+            for i, row in enumerate(transposed(rows)):
+                Line(code, address, "float").store(code.mul(code.add(k, i), panel), row)
+        with code.loop(0, lanes) as lane:
+            exists = code.let(f"icmp slt i64 {code.add(base, lane)}, {end}")
+            # Beyond the last column nothing is read: the first element stands in and is not used.
+            start = code.let(f"select i1 {exists}, i64 {code.mul(code.add(base, lane), stride)}, i64 0")
+            with code.loop(in_squares, depth) as k:
+                element = code.load(code.at(source, code.add(start, k), "float"), "float")
+                element = code.let(f"select i1 {exists}, float {element}, float 0.0")
+                code.store(code.at(address, code.add(code.mul(k, panel), lane), "float"), "float", element)
+
+
+def transposed(rows: Sequence[SimdValue]) -> list[SimdValue]:
+    """The columns of a square of vectors: blocks of 1, 2, 4 ... change places across the diagonal."""
+    rows, lanes, distance = list(rows), len(rows), 1
+    type_ = vector(rows[0].element, lanes)
+    while distance < lanes:
+        low = [lane if not lane & distance else lanes + lane - distance for lane in range(lanes)]
+        high = [lane + distance if not lane & distance else lanes + lane for lane in range(lanes)]
+        for i in (i for i in range(lanes) if not i & distance):
+            a, b = rows[i], rows[i + distance]
+            for row, picks in ((i, low), (i + distance, high)):
+                order = ", ".join(f"i32 {pick}" for pick in picks)
+                rows[row] = a.let(f"shufflevector {type_} {a.name}, {type_} {b.name}, <{lanes} x i32> <{order}>")
+        distance *= 2
+    return rows

@@ -1,0 +1,150 @@
+"""From LLVM IR to object files: a short pipeline, kernels in parallel on as many threads as there are."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import queue
+import threading
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from mlcompute.devices.cpu.runtime.machine import default_thread_count
+
+#: The passes run on most kernels. They are written in vectors and unrolled already, so LLVM's vectorizers and unrollers
+#: are not run, nor are passes that look for what generated code does not contain: they took half of the time and made
+#: nothing faster.
+PASSES = ("sroa", "simplify_cfg", "instruction_combine", "loop_simplify", "loop_rotate", "new_gvn", "simplify_cfg")
+
+
+def emit(texts: Sequence[str], thorough: Collection[int] = ()) -> list[bytes]:
+    """The object file of every module; `thorough`: the numbers of those that all of LLVM's passes are worth."""
+    _initialize()
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    # The longest first, so that no thread is still at a long one when the others have finished.
+    for index in sorted(range(len(texts)), key=lambda index: -len(texts[index])):
+        waiting.put(index)
+    objects: list[bytes] = [b""] * len(texts)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            emitter = _Emitter()
+            while not failures:
+                index = waiting.get_nowait()
+                objects[index] = emitter.emit(texts[index], index in thorough)
+        except queue.Empty:
+            pass
+        except BaseException as failure:
+            failures.append(failure)
+
+    helpers = [threading.Thread(target=work) for _ in range(min(default_thread_count(), len(texts)) - 1)]
+    for helper in helpers:
+        helper.start()
+    work()
+    for helper in helpers:
+        helper.join()
+    if failures:
+        raise failures[0]
+    return objects
+
+
+@functools.cache
+def _initialize() -> None:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+def target_machine() -> Any:
+    """LLVM's description of this machine."""
+    import llvmlite.binding as llvm
+
+    _initialize()
+    cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    target = llvm.Target.from_default_triple()
+    # Position-independent and small: a kernel reaches its constants beside it, and may be put anywhere.
+    return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small")
+
+
+class _Emitter:
+    """What one thread needs: nothing of LLVM's is shared between threads."""
+
+    def __init__(self) -> None:
+        import llvmlite.binding as llvm
+
+        self._llvm = llvm
+        self._machine = target_machine()
+        options = llvm.create_pipeline_tuning_options(speed_level=3)
+        options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+        self._builder = llvm.create_pass_builder(self._machine, options)
+        self._passes = llvm.create_new_function_pass_manager()
+        for name in PASSES:
+            getattr(self._passes, f"add_{name}_pass")()
+
+    def emit(self, text: str, thorough: bool) -> bytes:
+        """The object file of a module."""
+        llvm = self._llvm
+        module = llvm.parse_assembly(text, llvm.create_context())
+        module.verify()
+        private = _private_functions()
+        if thorough:
+            passes = self._builder.getModulePassManager()
+            if private is None:
+                passes.run(module, self._builder)
+            else:
+                private.run_on_module(passes, module, self._builder)
+        else:
+            for function in module.functions:
+                if function.is_declaration:
+                    continue
+                if private is None:
+                    self._passes.run(function, self._builder)
+                else:
+                    private.run_on_function(self._passes, function, self._builder)
+        if private is None:
+            compiled: bytes = self._machine.emit_object(module)
+            return compiled
+        with llvm.ffi.OutputString() as error:
+            buffer = private.emit_object(self._machine, module, 1, error)
+            if not buffer:
+                raise RuntimeError(str(error))
+        try:
+            return ctypes.string_at(private.buffer_start(buffer), private.buffer_size(buffer))
+        finally:
+            private.dispose_buffer(buffer)
+
+
+class _PrivateFunctions(NamedTuple):
+    """Functions of llvmlite's library, without its lock."""
+
+    run_on_module: Any
+    run_on_function: Any
+    emit_object: Any
+    buffer_start: Any
+    buffer_size: Any
+    dispose_buffer: Any
+
+
+def _private_functions() -> _PrivateFunctions | None:
+    """What compiles kernels in parallel; None in an llvmlite that has no such functions.
+
+    llvmlite's public functions let one thread in at a time, since most programs share a context. Here every thread has
+    its own, and LLVM needs no lock for that. Without these functions kernels are compiled one after the other.
+    """
+    library = _library()
+    names = ("RunNewModulePassManager", "RunNewFunctionPassManager", "TargetMachineEmitToMemory")
+    buffers = ("GetBufferStart", "GetBufferSize", "DisposeMemoryBuffer")
+    try:
+        unlocked = [getattr(library, f"LLVMPY_{name}")._cfn for name in names]
+        return _PrivateFunctions(*unlocked, *(getattr(library, f"LLVMPY_{name}") for name in buffers))
+    except AttributeError:
+        return None
+
+
+def _library() -> Any:
+    """llvmlite's own handle of its shared library: not a public name."""
+    import llvmlite.binding as llvm
+
+    return getattr(llvm.ffi, "lib", None)

@@ -1,0 +1,206 @@
+"""Convolution and its gradients on channels-last images: by Winograd's algorithm, or by oneDNN slice by slice."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mlcompute.devices.cpu import onednn
+from mlcompute.devices.cpu.codegen.arguments import Argument
+from mlcompute.devices.cpu.codegen.code import Code, vector, vector_lanes
+from mlcompute.devices.cpu.kernels.winograd import winograd_entries, winograd_sizes, winograd_workspace
+from mlcompute.devices.cpu.onednn.entries import pointer_setter, primitives_entry, reorder_entry, unbound_call
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
+from mlcompute.devices.loop_nest import Operand, Operands
+from mlcompute.ops.images import first_shape
+from mlcompute.ops.op import FLOAT32, Shape, Step
+
+_DIRECTIONS = {
+    "convolution": "forward",
+    "convolution_input_gradient": "backward_data",
+    "convolution_weight_gradient": "backward_weights",
+}
+_NS_PER_FLOP = 1 / 60.0
+
+
+@functools.lru_cache(maxsize=512)
+def _primitive(
+    direction: Any, x: Shape, w: Shape, strides: Any, dilations: Any, padding: Any, groups: int
+) -> onednn.Convolution:
+    return onednn.Convolution(direction, x, w, strides, dilations, padding, groups)
+
+
+class _Plan:
+    """What a convolution step needs: its slices, their primitives, and where its own memory is cut."""
+
+    def __init__(self, step: Step, slices: int) -> None:
+        self.direction = _DIRECTIONS[step.op.name]
+        a = step.attributes
+        if self.direction == "backward_weights":
+            x, w = first_shape(step.inputs[0].shape), a["shape"]
+        elif self.direction == "backward_data":
+            x, w = a["shape"], step.inputs[1].shape
+        else:
+            x, w = first_shape(step.inputs[0].shape), step.inputs[1].shape
+        slices = min(slices, x[0])
+        bounds = [x[0] * s // slices for s in range(slices + 1)]
+        self.ranges = list(itertools.pairwise(bounds))
+        self.primitives = [
+            _primitive(
+                self.direction, (end - begin, *x[1:]), w, a["strides"], a["dilations"], a["padding"], a["groups"]
+            )
+            for begin, end in self.ranges
+        ]
+        first = self.primitives[0]
+        self.plain = first.weights_are_plain
+        self.weights_bytes = _aligned(first.weights_bytes)
+        copies = len(self.ranges) if self.direction == "backward_weights" else 0 if self.plain else 1
+        self.scratch_start = copies * self.weights_bytes
+        self.scratch_bytes = _aligned(max(p.scratchpad_bytes for p in self.primitives))
+        self.nbytes = self.scratch_start + len(self.ranges) * self.scratch_bytes
+        y = (x[0], w[0], *first.descriptors["dy" if "dy" in first.descriptors else "y"].shape[2:])
+        self.flops = 2.0 * y[0] * y[1] * y[2] * y[3] * w[1] * w[2] * w[3]
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 64) * 64
+
+
+def _is_native(step: Step) -> bool:
+    values = (*step.inputs, *step.results)
+    return bool(step.attributes.get("channels_last")) and all(v.dtype == FLOAT32 and v.size for v in values)
+
+
+def _slices_of(step: Step) -> int:
+    """Parts of the batch. Memory is planned for them, so the number of threads that share them must not matter."""
+    if step.op.name == "convolution_weight_gradient":
+        return machine_slices()
+    return planned_threads()
+
+
+def workspace(step: Step) -> int:
+    """Bytes for the weights as oneDNN wants them, partial sums of their gradient, and its own working memory."""
+    if not _is_native(step):
+        return 0
+    sizes = winograd_sizes(step)
+    if sizes is not None:
+        return winograd_workspace(step, sizes)
+    return _Plan(step, _slices_of(step)).nbytes if onednn.load() is not None else 0
+
+
+def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
+    """Winograd's algorithm where it suits; else oneDNN: weights into its format, then each slice of the batch."""
+    if not _is_native(step):
+        return None
+    images = [operands[value] for value in step.inputs]
+    result = operands[step.results[0]]
+    if not all(operand.is_dense for operand in (*images, result)):
+        return None
+    sizes = winograd_sizes(step)
+    if sizes is not None:
+        return winograd_entries(step, operands, sizes)
+    if onednn.load() is None:
+        return None
+    plan = _Plan(step, _slices_of(step))
+    if plan.direction == "backward_weights":
+        return _weight_gradient(step, operands, plan, images, result)
+    image, weights = images
+    packed = operands.workspace(step, 0, plan.weights_bytes) if not plan.plain else weights
+    entries = []
+    if not plan.plain:
+        entries.append(reorder_entry(step, plan.primitives[0].weights_in(), weights, packed))
+    names = ("x", "y") if plan.direction == "forward" else ("dy", "dx")
+    calls, pointers = [], []
+    for number, (begin, primitive) in enumerate(zip((b for b, _ in plan.ranges), plan.primitives, strict=True)):
+        call = unbound_call(primitive)
+        calls.append(call)
+        pointers += [
+            (_from_sample(image, begin), pointer_setter(call, names[0])),
+            (_from_sample(result, begin), pointer_setter(call, names[1])),
+            (packed, pointer_setter(call, "w")),
+            *_scratch(step, operands, plan, number, call),
+        ]
+    samples = image.shape[0]
+    entry = primitives_entry(step, calls, pointers, [image, packed], [result, *_scratch_operands(step, operands, plan)])
+    entry.kernel = f"oneDNN {plan.primitives[0].implementation} x{len(calls)}"
+    entry.cost = plan.flops * _NS_PER_FLOP
+    if len(plan.ranges) == operands.threads:  # slices are then exactly the rows other kernels give each thread
+        entry.rows, entry.by_row = samples, {0, 2}
+    return [*entries, entry]
+
+
+def _weight_gradient(
+    step: Step, operands: Operands, plan: _Plan, images: list[Operand], result: Operand
+) -> Sequence[Entry]:
+    """Each slice sums over its samples; the slices' sums are added in order, then brought into plain format."""
+    calls, pointers, parts = [], [], []
+    for number, (begin, primitive) in enumerate(zip((b for b, _ in plan.ranges), plan.primitives, strict=True)):
+        call = unbound_call(primitive)
+        calls.append(call)
+        part = operands.workspace(step, number * plan.weights_bytes, plan.weights_bytes)
+        parts.append(part)
+        pointers += [
+            (_from_sample(images[0], begin), pointer_setter(call, "x")),
+            (_from_sample(images[1], begin), pointer_setter(call, "dy")),
+            (part, pointer_setter(call, "dw")),
+            *_scratch(step, operands, plan, number, call),
+        ]
+    main = primitives_entry(step, calls, pointers, images, [*parts, *_scratch_operands(step, operands, plan)])
+    main.kernel = f"oneDNN {plan.primitives[0].implementation} x{len(calls)}"
+    main.cost = plan.flops * _NS_PER_FLOP
+    entries = [main]
+    if len(parts) > 1:
+        entries.append(_sum_entry(step, parts, plan.primitives[0].weights_bytes // 4))
+    entries.append(reorder_entry(step, plan.primitives[0].weights_out(), parts[0], result))
+    return entries
+
+
+def _from_sample(image: Operand, sample: int) -> Operand:
+    """The image from one sample on."""
+    return Operand(image.base, image.offset + sample * image.strides[0], image.shape, image.strides, image.dtype)
+
+
+def _scratch_operands(step: Step, operands: Operands, plan: _Plan) -> list[Operand]:
+    if not plan.scratch_bytes:
+        return []
+    return [operands.workspace(step, plan.scratch_start, len(plan.ranges) * plan.scratch_bytes)]
+
+
+def _scratch(
+    step: Step, operands: Operands, plan: _Plan, number: int, call: onednn.Call
+) -> list[tuple[Operand, Callable[[int], None]]]:
+    if "scratchpad" not in call.primitive.descriptors:
+        return []
+    offset = plan.scratch_start + number * plan.scratch_bytes
+    return [(operands.workspace(step, offset, plan.scratch_bytes), pointer_setter(call, "scratchpad"))]
+
+
+def _sum_entry(step: Step, parts: list[Operand], count: int) -> Entry:
+    """parts[0] += parts[1] + ... in order."""
+    code, lanes = Code("add_parts"), vector_lanes()
+    kind = vector("float", lanes)
+    # Blocked weights are padded to full vectors by oneDNN; plain ones may not be: the tail goes one by one.
+    total, extra = code.argument(0), code.argument(1)
+    target, first = code.argument(2, "ptr"), code.argument(3, "ptr")
+    stride = code.argument(4)
+    begin, end = code.share(total, lanes)
+    full = code.add(begin, code.mul(code.div(code.sub(end, begin), lanes), lanes))
+    for width, low, high in ((lanes, begin, full), (1, full, end)):
+        type_ = kind if width > 1 else "float"
+        with code.loop(low, high, width) as index:
+            sum_ = code.variable(type_, code.load(code.at(target, index, "float"), type_))
+            with code.loop(0, extra) as part:
+                address = code.add(code.mul(part, stride), index)
+                value = code.load(code.at(first, address, "float"), type_)
+                code.set(type_, sum_, code.let(f"fadd {type_} {code.get(type_, sum_)}, {value}"))
+            code.store(code.at(target, index, "float"), type_, code.get(type_, sum_))
+    stride_floats = (parts[1].offset - parts[0].offset) // 4
+    arguments: list[Argument] = [count, len(parts) - 1, parts[0], parts[1], stride_floats]
+    return Entry(step, code, arguments, reads=list(parts), writes=[parts[0]], kernel="sum of slices", cost=count * 0.3)
+
+
+KERNELS: dict[str, Maker] = dict.fromkeys(_DIRECTIONS, convolution_entries)
+WORKSPACES = dict.fromkeys(_DIRECTIONS, workspace)

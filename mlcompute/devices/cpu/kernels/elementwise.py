@@ -1,0 +1,197 @@
+"""Elementwise kernels: single ops, fused groups of them, assigns, and copies of views that need memory of their own.
+
+A step becomes a `LoopNest`, and `_Writer` writes any nest: vectors along the innermost loop, then the rest one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mlcompute.compiler.fuse_elementwise import FusedElementwise
+from mlcompute.devices.cpu.codegen.arguments import Argument
+from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
+from mlcompute.devices.cpu.kernels.elementwise_ops import (
+    emit_elementwise,
+    load_element,
+    register_type,
+    store_element,
+    supports_elementwise,
+)
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.loop_nest import Access, LoopNest, Operand, Operands, copy_nest, elementwise_nest
+from mlcompute.ops.op import TABLE, Step, Value, inner_steps
+
+#: Iterations per unit of sharing where there are too few rows to share.
+CHUNK = 1024
+
+
+def elementwise_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
+    """One elementwise op, an assign, or a fused group of them."""
+    steps = inner_steps(step) if isinstance(step.op, FusedElementwise) else (step,)
+    entry = fused_entry(step, steps, operands)
+    return None if entry is None else [entry]
+
+
+def fused_entry(
+    step: Step, steps: Sequence[Step], operands: Operands, elsewhere: Mapping[Value, Operand] | None = None
+) -> Entry | None:
+    """Elementwise steps and assigns in one loop nest; `elsewhere`: values that lie in other memory than planned."""
+    return loop_entry(step, elementwise_nest(step, steps, operands, elsewhere)) if all(map(_supports, steps)) else None
+
+
+def _supports(step: Step) -> bool:
+    types = [value.dtype for value in step.inputs]
+    if step.op.name == "assign":
+        return types[0] == types[1]
+    return supports_elementwise(step.op.name, types, step.results[0].dtype)
+
+
+def copy_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
+    """A view that needs memory of its own."""
+    return [loop_entry(step, copy_nest(step, operands))]
+
+
+#: Code written before, by everything it depends on: large networks repeat few different loops.
+_written: dict[object, Code] = {}
+
+
+def loop_entry(step: Step, nest: LoopNest) -> Entry:
+    """A loop nest as a kernel. Arguments: units, iterations per unit, extents, each operand's address and strides."""
+    sharing = nest.sharing(CHUNK)
+    arguments: list[Argument] = [sharing.units, sharing.per_unit, *nest.extents]
+    first_arguments = []
+    for each in nest.operands:
+        first_arguments.append(len(arguments))
+        arguments += [each.operand, *each.strides]
+    structure = nest.structure(), vector_lanes()
+    code = _written.get(structure)
+    if code is None:
+        code = _written[structure] = Code("elementwise", thorough=True)
+        _Writer(code, nest, first_arguments).write()
+    return Entry(
+        step,
+        code,
+        arguments,
+        reads=[each.operand for each in nest.loads],
+        writes=[each.operand for each in nest.stores],
+        rows=sharing.rows,
+        by_row=nest.dense_operands,
+        kernel=_name(nest),
+        cost=nest.iterations * (0.15 * len(nest.operands) + 0.1 * len(nest.ops)),
+    )
+
+
+def _name(nest: LoopNest) -> str:
+    if not nest.ops:
+        return "copy"
+    return "elementwise" if len(nest.ops) == 1 else f"fused elementwise ({len(nest.ops)} ops)"
+
+
+class _Writer:
+    """Writes one loop nest. A class because its parts share many names."""
+
+    def __init__(self, code: Code, nest: LoopNest, first_arguments: list[int]) -> None:
+        self.code, self.nest, self.rank = code, nest, len(nest.extents)
+        self.access = [each.access for each in nest.operands]
+        self.dtypes = [each.operand.dtype for each in nest.operands]
+        self.pointers = [code.argument(first, "ptr") for first in first_arguments]
+        self.strides = [[code.argument(first + 1 + axis) for axis in range(self.rank)] for first in first_arguments]
+        #: Registers of operands that do not move along the innermost loop.
+        self.hoisted: dict[int, str] = {}
+
+    def write(self) -> None:
+        code = self.code
+        units, per_unit = code.argument(0), code.argument(1)
+        extents = [code.argument(2 + axis) for axis in range(self.rank)]
+        begin, end = code.share(units)
+        begin = code.mul(begin, per_unit)
+        end = code.minimum(code.mul(end, per_unit), extents[0])
+        self._hoist(Access.CONSTANT, self.pointers)
+        self._loops(0, begin, end, extents, self.pointers)
+
+    def _loops(self, axis: int, begin: str, end: str, extents: list[str], pointers: list[str]) -> None:
+        code = self.code
+        if axis == self.rank - 1:
+            self._hoist(Access.FIXED, pointers)
+            self._innermost(begin, end, pointers)
+            return
+        with code.loop(begin, end) as index:
+            inner = []
+            for number, pointer in enumerate(pointers):
+                if self.access[number] is Access.CONSTANT:
+                    inner.append(pointer)
+                    continue
+                step = code.mul(index, self.strides[number][axis])
+                inner.append(code.at(pointer, step, MEMORY_TYPES[self.dtypes[number]]))
+            self._loops(axis + 1, "0", extents[axis + 1], extents, inner)
+
+    def _hoist(self, access: Access, pointers: list[str]) -> None:
+        """Load what does not change along the innermost loop once, before it."""
+        for number in range(len(self.nest.loads)):
+            if self.access[number] is access:
+                self.hoisted[number] = load_element(self.code, pointers[number], self.dtypes[number], 1)
+
+    def _innermost(self, begin: str, end: str, pointers: list[str]) -> None:
+        code, lanes = self.code, vector_lanes()
+        full = code.add(begin, code.mul(code.div(code.sub(end, begin), lanes), lanes))
+        splats = {
+            number: code.splat(scalar, register_type(self.dtypes[number]), lanes)
+            for number, scalar in self.hoisted.items()
+        }
+        with code.loop(begin, full, lanes) as index:
+            self._body(index, pointers, lanes, splats)
+        with code.loop(full, end) as index:
+            self._body(index, pointers, 1, self.hoisted)
+
+    def _body(self, index: str, pointers: list[str], lanes: int, hoisted: dict[int, str]) -> None:
+        registers: dict[Value, str] = {}
+        for number, each in enumerate(self.nest.loads):
+            if number in hoisted:
+                registers[each.value] = hoisted[number]
+            else:
+                registers[each.value] = self._load(number, pointers[number], index, lanes)
+        for step in self.nest.ops:
+            types = [value.dtype for value in step.inputs]
+            operands = [registers[value] for value in step.inputs]
+            registers[step.results[0]] = emit_elementwise(
+                self.code, step.op.name, step.attributes, operands, types, step.results[0].dtype, lanes
+            )
+        for number, each in enumerate(self.nest.stores, start=len(self.nest.loads)):
+            self._store(number, pointers[number], index, registers[each.value], lanes)
+
+    def _address(self, number: int, pointer: str, index: str) -> str:
+        contiguous = self.access[number] is Access.CONTIGUOUS
+        step = index if contiguous else self.code.mul(index, self.strides[number][-1])
+        return self.code.at(pointer, step, MEMORY_TYPES[self.dtypes[number]])
+
+    def _load(self, number: int, pointer: str, index: str, lanes: int) -> str:
+        code, dtype = self.code, self.dtypes[number]
+        if lanes == 1 or self.access[number] is Access.CONTIGUOUS:
+            return load_element(code, self._address(number, pointer, index), dtype, lanes)
+        element = register_type(dtype)
+        vector = f"<{lanes} x {element}>"
+        gathered = "poison"
+        for lane in range(lanes):
+            address = self._address(number, pointer, code.add(index, lane))
+            scalar = load_element(code, address, dtype, 1)
+            gathered = code.let(f"insertelement {vector} {gathered}, {element} {scalar}, i64 {lane}")
+        return gathered
+
+    def _store(self, number: int, pointer: str, index: str, register: str, lanes: int) -> None:
+        code, dtype = self.code, self.dtypes[number]
+        if lanes == 1 or self.access[number] is Access.CONTIGUOUS:
+            store_element(code, self._address(number, pointer, index), dtype, register, lanes)
+            return
+        element = register_type(dtype)
+        for lane in range(lanes):
+            scalar = code.let(f"extractelement <{lanes} x {element}> {register}, i64 {lane}")
+            address = self._address(number, pointer, code.add(index, lane))
+            store_element(code, address, dtype, scalar, 1)
+
+
+KERNELS: dict[str, Maker] = {
+    "fused_elementwise": elementwise_entries,
+    "assign": elementwise_entries,
+    "reshape": copy_entries,
+    **{name: elementwise_entries for name, op in TABLE.items() if op.family == "elementwise"},
+}

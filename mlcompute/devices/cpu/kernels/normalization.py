@@ -1,0 +1,367 @@
+"""normalize: y = (x - m) / sqrt(v + epsilon), over rows (layer norm) or columns (channels-last batch norm).
+
+Mean and variance come from two passes over data that is still in the cache. Columns with many rows are cut into
+blocks, each with its own mean and sum of squares about it; those are then joined exactly as in
+T. Chan, G. Golub, R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+The number of blocks depends on the shape alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlcompute.devices.cpu.codegen.arguments import KernelArguments
+from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.codegen.combiners import SUM, LineReduction, Term, fill, reduce_columns
+from mlcompute.devices.cpu.codegen.loops import (
+    AxisRegisters,
+    Line,
+    Variable,
+    address_at,
+    axis_registers,
+    line_stride,
+    loop_over,
+    share_units,
+    splat,
+    splat_constant,
+    to_float,
+    unravel_index,
+    vector_loop,
+)
+from mlcompute.devices.cpu.codegen.simd import SimdValue
+from mlcompute.devices.cpu.kernels.column_tiles import MIN_COLUMNS, UNITS, ColumnTiles
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.loop_nest import (
+    Axis,
+    Operand,
+    Operands,
+    ReductionAxes,
+    dense_strides,
+    iteration_count,
+    shared_rows,
+)
+from mlcompute.ops.op import FLOAT32, Shape, Step
+
+#: Fewer elements than this are not worth a second pass.
+_WORTH_BLOCKS = 1 << 16
+_NS_PER_ELEMENT = 0.4
+#: Columns worked on at once, and rows written at once.
+_TILE, _ROWS = 512, 4
+
+
+def normalize_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
+    """By rows when elements that are reduced lie side by side, else by columns."""
+    axes = step.attributes["axes"]
+    x, (y, mean, variance) = operands[step.inputs[0]], (operands[value] for value in step.results)
+    if x.dtype != FLOAT32 or not x.size:
+        return None
+    kept = tuple(0 if axis in axes else stride for axis, stride in enumerate(mean.strides))
+    loops = _axes(x.shape, axes, [x.strides, y.strides, kept])
+    if loops[-1].reduced:
+        return [_row_entry(step, [x, y, mean, variance], loops)]
+    if sum(axis.reduced for axis in loops) > 1:
+        return None
+    blocks = _blocks(loops)
+    if workspace(step) < 2 * blocks * mean.size * 4:
+        blocks = 1
+    return _column_entries(step, operands, [x, y, mean, variance], loops, blocks)
+
+
+def workspace(step: Step) -> int:
+    """Bytes for the statistics of the blocks."""
+    shape, axes, statistics = step.inputs[0].shape, step.attributes["axes"], step.results[1]
+    if not step.inputs[0].size:
+        return 0
+    loops = _axes(shape, axes, [dense_strides(shape)])
+    blocks = 1 if loops[-1].reduced else _blocks(loops)
+    return 2 * blocks * statistics.nbytes if blocks > 1 else 0
+
+
+def _axes(shape: Shape, axes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Axis]:
+    return list(ReductionAxes.of(shape, axes, [tuple(own) for own in strides], innermost=True).axes)
+
+
+def _blocks(axes: Sequence[Axis]) -> int:
+    """Into how many blocks the rows are cut; each block joins all of them again, so not into too many."""
+    rows = next(axis.extent for axis in axes if axis.reduced)
+    others = iteration_count([axis for axis in axes[:-1] if not axis.reduced])
+    if iteration_count(axes) < _WORTH_BLOCKS or others * -(-axes[-1].extent // MIN_COLUMNS) >= UNITS // 2:
+        return 1
+    return max(1, min(-(-UNITS // others), math.isqrt(rows // 16)))
+
+
+# Rows ---------------------------------------------------------------------------------------------------------------
+
+
+def _row_entry(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) -> Entry:
+    x, y, mean, variance = all_
+    code = Code("normalize_rows")
+    args = KernelArguments(code)
+    source, target, means, variances = (args.pointer(operand) for operand in all_)
+    outer = [axis for axis in axes if not axis.reduced]
+    kept = axis_registers(args, outer)
+    reduced = axis_registers(args, [axis for axis in axes if axis.reduced])
+    strides = [line_stride(args, stride) for stride in axes[-1].strides[:2]]
+    count = args.number(iteration_count([axis for axis in axes if axis.reduced]))
+    epsilon = _epsilon(args, step)
+    rows = shared_rows(x.shape, step.attributes["axes"], all_, iteration_count(outer))
+    begin, end = share_units(args, iteration_count(outer), rows)
+    size = to_float(code, count)
+    with code.loop(begin, end) as unit:
+        indices = unravel_index(code, unit, kept)
+        from_, to = (address_at(code, p, i, kept, indices, "float") for i, p in enumerate((source, target)))
+
+        def over(total: LineReduction, term: Term | None = None) -> SimdValue:
+            with loop_over(code, reduced[:-1], [from_], ["float"]) as (inner,):
+                total.add(Line(code, inner, "float", strides[0]), reduced[-1].extent, term)
+            return total.result()
+
+        m = over(LineReduction(code, SUM)) / size
+        centre = splat(m)
+        v = over(LineReduction(code, SUM), lambda value, index, mask: _square(value - centre)) / size
+        for pointer, value in ((means, m), (variances, v)):
+            code.store(address_at(code, pointer, 2, kept, indices, "float"), "float", value.name)
+        scale = splat(1.0 / (v + epsilon).sqrt())
+        with loop_over(code, reduced[:-1], [from_, to], ["float", "float"]) as (inner, result):
+            seen, made = Line(code, inner, "float", strides[0]), Line(code, result, "float", strides[1])
+
+            def finish(index: str, mask: str | None) -> None:
+                made.store(index, (seen.load(index, mask) - centre) * scale, mask)
+
+            vector_loop(code, 0, reduced[-1].extent, finish)
+    return Entry(
+        step, code, args.values, reads=[x], writes=[y, mean, variance],
+        rows=rows, by_row={0, 1, 2, 3} if rows else set(),
+        kernel="normalize rows", cost=x.size * _NS_PER_ELEMENT,
+    )  # fmt: skip
+
+
+def _square(x: SimdValue) -> SimdValue:
+    return x * x
+
+
+def _epsilon(args: KernelArguments, step: Step) -> SimdValue:
+    """The op's small number, handed over as the bits of a float."""
+    bits = args.number(int(np.float32(step.attributes["epsilon"]).view(np.int32)))
+    code = args.code
+    narrow = SimdValue(code, code.let(f"trunc i64 {bits} to i32"), "i32", 1)
+    return narrow.from_bits()
+
+
+# Columns ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Names that the passes over columns share."""
+
+    args: KernelArguments
+    kept: list[AxisRegisters]
+    along: AxisRegisters
+    strides: list[str | None]
+    tiles: ColumnTiles
+    rows: str
+    units: tuple[str, str]
+
+    def line(self, operand: int, first: str, row: str) -> Line:
+        code = self.args.code
+        address = code.at(first, code.mul(row, self.along.strides[operand]), "float")
+        return Line(code, address, "float", self.strides[operand])
+
+
+def _column_entries(
+    step: Step, operands: Operands, all_: Sequence[Operand], axes: Sequence[Axis], blocks: int
+) -> Sequence[Entry]:
+    x, mean = all_[0], all_[2]
+    if blocks == 1:
+        return [_full_columns(step, all_, axes)]
+    along = next(axis for axis in axes if axis.reduced)
+    size = -(-along.extent // blocks)
+    blocks = -(-along.extent // size)
+    # Per block: the means of all columns, then their sums of squares, each like `mean` itself.
+    means = operands.workspace(step, 0, blocks * mean.size * 4)
+    squares = operands.workspace(step, blocks * mean.size * 4, blocks * mean.size * 4)
+    first = _block_statistics(step, x, means, squares, axes, blocks, size, mean.size)
+    second = _join_blocks(step, all_, means, squares, axes, blocks, size)
+    return [first, second]
+
+
+def _prepare(args: KernelArguments, axes: Sequence[Axis], rows: int, lead: Axis | None = None) -> _Columns:
+    """`lead`: an axis of blocks before the kept ones."""
+    outer = [*([lead] if lead else []), *(axis for axis in axes[:-1] if not axis.reduced)]
+    kept = axis_registers(args, outer)
+    along = next(axis for axis in axes if axis.reduced)
+    (along_words,) = axis_registers(args, [along])
+    strides = [line_stride(args, stride) for stride in axes[-1].strides]
+    tiles = ColumnTiles(args, axes[-1].extent, iteration_count(outer), _TILE)
+    units = share_units(args, iteration_count(outer) * tiles.count, rows)
+    return _Columns(args, kept, along_words, strides, tiles, along_words.extent, units)
+
+
+def _statistics(names: _Columns, address: str, rows: str, columns: tuple[str, str], mean: Line, squares: Line) -> None:
+    """mean[c] and the sum of squares about it over some rows, for columns c."""
+    code = names.args.code
+    seen = Line(code, address, "float", names.strides[0])
+    for line in (mean, squares):
+        fill(code, line, columns, splat_constant(code, 0.0))
+    reduce_columns(code, SUM, rows, names.along.strides[0], seen, columns, mean)
+    size = splat(to_float(code, rows))
+    vector_loop(code, *columns, lambda c, mask: mean.store(c, mean.load(c, mask) / size, mask))
+
+    def term(value: SimdValue, index: str, mask: str | None) -> SimdValue:
+        return _square(value - mean.load(index, mask))
+
+    reduce_columns(code, SUM, rows, names.along.strides[0], seen, columns, squares, term)
+
+
+def _write(
+    names: _Columns, addresses: Sequence[str], rows: str, columns: tuple[str, str], mean: Line, scale: Line
+) -> None:
+    """y = (x - mean) scale, several rows at once."""
+    code = names.args.code
+
+    def write_rows(numbers: Sequence[str]) -> None:
+        lines = [[names.line(operand, address, row) for operand, address in enumerate(addresses)] for row in numbers]
+
+        def column(index: str, mask: str | None) -> None:
+            m, s = mean.load(index, mask), scale.load(index, mask)
+            for seen, made in lines:
+                made.store(index, (seen.load(index, mask) - m) * s, mask)
+
+        vector_loop(code, *columns, column)
+
+    full = code.mul(code.div(rows, _ROWS), _ROWS)
+    with code.loop(0, full, _ROWS) as first:
+        write_rows([code.add(first, row) for row in range(_ROWS)])
+    with code.loop(full, rows) as row:
+        write_rows([row])
+
+
+def _buffer(names: _Columns, columns: tuple[str, str], slot: str) -> Line:
+    """A line on the stack for the columns of a unit."""
+    code = names.args.code
+    return Line(code, code.at(slot, code.sub(0, columns[0]), "float"), "float")
+
+
+def _full_columns(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) -> Entry:
+    """Threads own columns (or samples): statistics and result in one go."""
+    code = Code("normalize_columns")
+    args = KernelArguments(code)
+    pointers = [args.pointer(operand) for operand in all_]
+    epsilon = splat(_epsilon(args, step))
+    others = iteration_count([axis for axis in axes[:-1] if not axis.reduced])
+    rows = shared_rows(all_[0].shape, step.attributes["axes"], all_, others)
+    names = _prepare(args, axes, rows)
+    slot = code.variable(f"[{_TILE} x float]", "poison")
+    with code.loop(*names.units) as unit:
+        unit, columns = names.tiles.split(unit)
+        indices = unravel_index(code, unit, names.kept)
+        addresses = [address_at(code, p, min(i, 2), names.kept, indices, "float") for i, p in enumerate(pointers)]
+        mean, variance = (Line(code, address, "float", names.strides[2]) for address in addresses[2:])
+        _statistics(names, addresses[0], names.rows, columns, mean, variance)
+        size = splat(to_float(code, names.rows))
+
+        scale = _buffer(names, columns, slot)
+
+        def finish(index: str, mask: str | None) -> None:
+            v = variance.load(index, mask) / size
+            variance.store(index, v, mask)
+            scale.store(index, 1.0 / (v + epsilon).sqrt(), mask)
+
+        vector_loop(code, *columns, finish)
+        _write(names, addresses[:2], names.rows, columns, mean, scale)
+    return Entry(
+        step, code, args.values, reads=[all_[0]], writes=list(all_[1:]),
+        rows=rows, by_row={0, 1, 2, 3} if rows else set(),
+        kernel="normalize columns", cost=all_[0].size * _NS_PER_ELEMENT,
+    )  # fmt: skip
+
+
+def _block_statistics(
+    step: Step, x: Operand, means: Operand, squares: Operand, axes: Sequence[Axis], blocks: int, size: int, columns: int
+) -> Entry:
+    """Mean and sum of squares of every block."""
+    code = Code("normalize_blocks")
+    args = KernelArguments(code)
+    pointers = [args.pointer(operand) for operand in (x, means, squares)]
+    along = next(axis for axis in axes if axis.reduced)
+    names = _prepare(args, axes, 0, Axis(blocks, (size * along.strides[0], size * along.strides[1], columns)))
+    step_ = args.number(size)
+    with code.loop(*names.units) as unit:
+        unit, range_ = names.tiles.split(unit)
+        indices = unravel_index(code, unit, names.kept)
+        rows = code.minimum(step_, code.sub(names.rows, code.mul(indices[0], step_)))
+        address = address_at(code, pointers[0], 0, names.kept, indices, "float")
+        lines = [
+            Line(code, address_at(code, p, 2, names.kept, indices, "float"), "float", names.strides[2])
+            for p in pointers[1:]
+        ]
+        _statistics(names, address, rows, range_, lines[0], lines[1])
+    return Entry(
+        step, code, args.values, reads=[x], writes=[means, squares],
+        kernel=f"statistics of {blocks} blocks", cost=x.size * _NS_PER_ELEMENT / 2,
+    )  # fmt: skip
+
+
+def _join_blocks(
+    step: Step, all_: Sequence[Operand], means: Operand, squares: Operand, axes: Sequence[Axis], blocks: int, size: int
+) -> Entry:
+    """Statistics of all blocks become one, then each block writes its rows of the result."""
+    code = Code("normalize_join")
+    args = KernelArguments(code)
+    x, y, mean, variance = (args.pointer(operand) for operand in all_)
+    part_means, part_squares = args.pointer(means), args.pointer(squares)
+    epsilon = splat(_epsilon(args, step))
+    along, columns = next(axis for axis in axes if axis.reduced), all_[2].size
+    # Along the blocks, the statistics themselves do not move: every block joins all of them.
+    names = _prepare(args, axes, 0, Axis(blocks, (size * along.strides[0], size * along.strides[1], 0)))
+    step_, count, pitch = args.numbers([size, blocks, columns])
+    slots = [code.variable(f"[{_TILE} x float]", "poison") for _ in range(2)]
+    with code.loop(*names.units) as unit:
+        unit, range_ = names.tiles.split(unit)
+        indices = unravel_index(code, unit, names.kept)
+        rows = code.minimum(step_, code.sub(names.rows, code.mul(indices[0], step_)))
+        addresses = [address_at(code, p, i, names.kept, indices, "float") for i, p in enumerate((x, y))]
+        statistics = [
+            address_at(code, p, 2, names.kept, indices, "float") for p in (mean, variance, part_means, part_squares)
+        ]
+        is_first = code.let(f"icmp eq i64 {indices[0]}, 0")
+        full = splat(to_float(code, names.rows))
+        centre, scale = (_buffer(names, range_, slot) for slot in slots)
+
+        def column(index: str, mask: str | None) -> None:
+            def part(number_: int, block: str) -> Line:
+                address = code.at(statistics[number_], code.mul(block, pitch), "float")
+                return Line(code, address, "float", names.strides[2])
+
+            def size_of(block: str) -> SimdValue:
+                return splat(to_float(code, code.minimum(step_, code.sub(names.rows, code.mul(block, step_)))))
+
+            total, spread = Variable(splat_constant(code, 0.0)), Variable(splat_constant(code, 0.0))
+            with code.loop(0, count) as block:
+                total.set(total.get() + part(2, block).load(index, mask) * size_of(block))
+            m = total.get() / full
+            with code.loop(0, count) as block:
+                between = _square(part(2, block).load(index, mask) - m) * size_of(block)
+                spread.set(spread.get() + (part(3, block).load(index, mask) + between))
+            v = spread.get() / full
+            with code.when(is_first):
+                for address, value in zip(statistics, (m, v), strict=False):
+                    Line(code, address, "float", names.strides[2]).store(index, value, mask)
+            centre.store(index, m, mask)
+            scale.store(index, 1.0 / (v + epsilon).sqrt(), mask)
+
+        vector_loop(code, *range_, column)
+        _write(names, addresses, rows, range_, centre, scale)
+    return Entry(
+        step, code, args.values, reads=[all_[0], means, squares], writes=list(all_[1:]),
+        kernel=f"normalize columns in {blocks} blocks", cost=all_[0].size * _NS_PER_ELEMENT / 2,
+    )  # fmt: skip
+
+
+KERNELS: dict[str, Maker] = {"normalize": normalize_entries}
+WORKSPACES: dict[str, Callable[[Step], int]] = {"normalize": workspace}

@@ -1,0 +1,299 @@
+"""normalize_gradient: dx = (dn - mean dn - y mean(dn y)) / sqrt(v + epsilon), dn = scale dy, in two passes over memory.
+
+The first sums dy and dy y, the second writes dx = a dy - b - c y with three numbers per row or column. Rows stay in the
+cache between the two. Columns with many rows are cut into blocks as in `normalize`; every block of the second pass adds
+up the sums of all blocks, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mlcompute.devices.cpu.codegen.arguments import KernelArguments
+from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.codegen.combiners import ROWS, SUM, LineReduction, fill
+from mlcompute.devices.cpu.codegen.loops import (
+    Line,
+    Variable,
+    address_at,
+    axis_registers,
+    line_stride,
+    loop_over,
+    share_units,
+    splat,
+    splat_constant,
+    to_float,
+    unravel_index,
+    vector_loop,
+)
+from mlcompute.devices.cpu.codegen.simd import SimdValue
+from mlcompute.devices.cpu.kernels.normalization import (
+    _ROWS,
+    _TILE,
+    _axes,
+    _blocks,
+    _buffer,
+    _Columns,
+    _epsilon,
+    _prepare,
+)
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.loop_nest import Axis, Operand, Operands, dense_strides, iteration_count, shared_rows
+from mlcompute.ops.op import FLOAT32, Step
+
+_NS_PER_ELEMENT = 0.4
+# Operands of a kernel in their order; the scale comes last, if there is one.
+_DY, _Y, _DX, _STATISTICS = range(4)
+
+
+def normalize_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
+    """By rows when elements that are reduced lie side by side, else by columns."""
+    axes = step.attributes["axes"]
+    dy, y, *small = (operands[value] for value in step.inputs)
+    dx, shift, slope = (operands[value] for value in step.results)
+    everything = [dy, y, dx, *small, shift, slope]
+    statistics = [*small, shift, slope]
+    # Statistics lie one after the other, so that they share their strides.
+    if any(operand.dtype != FLOAT32 for operand in everything) or not dy.size:
+        return None
+    if any(not operand.is_dense for operand in statistics):
+        return None
+    kept = tuple(0 if axis in axes else stride for axis, stride in enumerate(shift.strides))
+    loops = _axes(dy.shape, axes, [dy.strides, y.strides, dx.strides, kept])
+    if loops[-1].reduced:
+        return [_row_entry(step, [dy, y, dx], statistics, loops)]
+    if sum(axis.reduced for axis in loops) > 1:
+        return None
+    blocks = _blocks(loops)
+    if workspace(step) < 2 * blocks * shift.size * 4:
+        return None
+    along = next(axis for axis in loops if axis.reduced)
+    size = -(-along.extent // blocks)
+    blocks = -(-along.extent // size)
+    sums = [operands.workspace(step, part * blocks * shift.size * 4, blocks * shift.size * 4) for part in range(2)]
+    cut = (loops, blocks, size, shift.size)
+    return [_sums_entry(step, [dy, y], sums, *cut), _write_entry(step, [dy, y, dx], statistics, sums, *cut)]
+
+
+def workspace(step: Step) -> int:
+    """Bytes for the sums of the blocks."""
+    shape = step.inputs[0].shape
+    if not step.inputs[0].size:
+        return 0
+    loops = _axes(shape, step.attributes["axes"], [dense_strides(shape)])
+    return 0 if loops[-1].reduced else 2 * _blocks(loops) * step.results[1].nbytes
+
+
+# Rows ---------------------------------------------------------------------------------------------------------------
+
+
+def _row_entry(step: Step, images: Sequence[Operand], statistics: Sequence[Operand], axes: Sequence[Axis]) -> Entry:
+    code = Code("normalize_gradient_rows")
+    args = KernelArguments(code)
+    pointers = [args.pointer(operand) for operand in images]
+    variances, *scales, shifts, slopes = (args.pointer(operand) for operand in statistics)
+    outer = [axis for axis in axes if not axis.reduced]
+    kept = axis_registers(args, outer)
+    reduced = axis_registers(args, [axis for axis in axes if axis.reduced])
+    strides = [line_stride(args, stride) for stride in axes[-1].strides[:3]]
+    count = args.number(iteration_count([axis for axis in axes if axis.reduced]))
+    epsilon, size = _epsilon(args, step), to_float(code, count)
+    operands = [*images[:2], *statistics[:-2], images[2], *statistics[-2:]]
+    rows = shared_rows(images[0].shape, step.attributes["axes"], operands, iteration_count(outer))
+    begin, end = share_units(args, iteration_count(outer), rows)
+    with code.loop(begin, end) as unit:
+        indices = unravel_index(code, unit, kept)
+        addresses = [address_at(code, p, i, kept, indices, "float") for i, p in enumerate(pointers)]
+
+        def statistic(pointer: str) -> Line:
+            return Line(code, address_at(code, pointer, _STATISTICS, kept, indices, "float"), "float")
+
+        shift, slope = LineReduction(code, SUM), LineReduction(code, SUM)
+        with loop_over(code, reduced[:-1], addresses[:2], ["float"] * 2) as inner:
+            dy, y = (Line(code, address, "float", stride) for address, stride in zip(inner, strides, strict=False))
+            shift.add(dy, reduced[-1].extent)
+            slope.add(dy, reduced[-1].extent, lambda value, index, mask: value * y.load(index, mask))
+        sums = shift.result(), slope.result()
+        for pointer, value in zip((shifts, slopes), sums, strict=True):
+            statistic(pointer).store(0, value)
+        factor = 1.0 / (statistic(variances).load(0, lanes=1) + epsilon).sqrt()
+        for pointer in scales:
+            factor = factor * statistic(pointer).load(0, lanes=1)
+        a, b, c = (splat(value) for value in (factor, factor * (sums[0] / size), factor * (sums[1] / size)))
+        with loop_over(code, reduced[:-1], addresses, ["float"] * 3) as inner:
+            lines = [Line(code, address, "float", stride) for address, stride in zip(inner, strides, strict=True)]
+
+            def finish(index: str, mask: str | None) -> None:
+                lines[_DX].store(
+                    index, _formed(lines[_DY].load(index, mask), lines[_Y].load(index, mask), a, b, c), mask
+                )
+
+            vector_loop(code, 0, reduced[-1].extent, finish)
+    return Entry(
+        step, code, args.values, reads=operands[: -3], writes=operands[-3:],
+        rows=rows, by_row=set(range(len(operands))) if rows else set(),
+        kernel="normalize gradient of rows", cost=images[0].size * _NS_PER_ELEMENT,
+    )  # fmt: skip
+
+
+def _formed(dy: SimdValue, y: SimdValue, a: SimdValue, b: SimdValue, c: SimdValue) -> SimdValue:
+    return dy * a - b - y * c
+
+
+# Columns ------------------------------------------------------------------------------------------------------------
+
+
+def _sums_entry(
+    step: Step,
+    images: Sequence[Operand],
+    sums: Sequence[Operand],
+    axes: Sequence[Axis],
+    blocks: int,
+    size: int,
+    columns: int,
+) -> Entry:
+    """sum dy and sum dy y of every block."""
+    code = Code("normalize_gradient_sums")
+    args = KernelArguments(code)
+    pointers = [args.pointer(operand) for operand in (*images, *sums)]
+    names = _prepare(args, axes, 0, _lead(axes, blocks, size, columns))
+    step_ = args.number(size)
+    with code.loop(*names.units) as unit:
+        unit, range_ = names.tiles.split(unit)
+        indices = unravel_index(code, unit, names.kept)
+        rows = code.minimum(step_, code.sub(names.rows, code.mul(indices[0], step_)))
+        addresses = [address_at(code, p, i, names.kept, indices, "float") for i, p in enumerate(pointers[:2])]
+        targets = [
+            Line(
+                code,
+                address_at(code, p, _STATISTICS, names.kept, indices, "float"),
+                "float",
+                names.strides[_STATISTICS],
+            )
+            for p in pointers[2:]
+        ]
+        for target in targets:
+            fill(code, target, range_, splat_constant(code, 0.0))
+        _add_rows(names, addresses, rows, range_, targets)
+    return Entry(
+        step, code, args.values, reads=list(images), writes=list(sums),
+        kernel=f"sums of {blocks} blocks", cost=images[0].size * _NS_PER_ELEMENT / 2,
+    )  # fmt: skip
+
+
+def _lead(axes: Sequence[Axis], blocks: int, size: int, columns: int) -> Axis:
+    """The axis of blocks, before all others."""
+    along = next(axis for axis in axes if axis.reduced)
+    return Axis(blocks, (*(size * stride for stride in along.strides[:3]), columns))
+
+
+def _add_rows(
+    names: _Columns, addresses: Sequence[str], rows: str, columns: tuple[str, str], targets: Sequence[Line]
+) -> None:
+    """Add dy and dy y of some rows to two lines, several rows at once."""
+    code = names.args.code
+
+    def add(numbers: Sequence[str]) -> None:
+        lines = [[names.line(operand, address, row) for operand, address in enumerate(addresses)] for row in numbers]
+
+        def column(index: str, mask: str | None) -> None:
+            pairs = [(dy.load(index, mask), y.load(index, mask)) for dy, y in lines]
+            found = SUM.combine_all([dy for dy, _ in pairs]), SUM.combine_all([dy * y for dy, y in pairs])
+            for target, value in zip(targets, found, strict=True):
+                target.store(index, target.load(index, mask) + value, mask)
+
+        vector_loop(code, *columns, column)
+
+    _several(code, rows, ROWS, add)
+
+
+def _several(code: Code, rows: str, count: int, body: Callable[[Sequence[str]], None]) -> None:
+    """All rows, `count` at once, then one by one."""
+    full = code.mul(code.div(rows, count), count)
+    with code.loop(0, full, count) as first:
+        body([code.add(first, row) for row in range(count)])
+    with code.loop(full, rows) as row:
+        body([row])
+
+
+def _write_entry(
+    step: Step,
+    images: Sequence[Operand],
+    statistics: Sequence[Operand],
+    sums: Sequence[Operand],
+    axes: Sequence[Axis],
+    blocks: int,
+    size: int,
+    columns: int,
+) -> Entry:
+    """The sums of all blocks become one, then each block writes its rows of dx."""
+    code = Code("normalize_gradient_write")
+    args = KernelArguments(code)
+    pointers = [args.pointer(operand) for operand in images]
+    small = [args.pointer(operand) for operand in (*statistics, *sums)]
+    epsilon = splat(_epsilon(args, step))
+    # Along the blocks, the statistics themselves do not move: every block joins all of them.
+    lead = _lead(axes, blocks, size, 0)
+    names = _prepare(args, axes, 0, lead)
+    step_, count, pitch = args.numbers([size, blocks, columns])
+    slots = [code.variable(f"[{_TILE} x float]", "poison") for _ in range(3)]
+    with code.loop(*names.units) as unit:
+        unit, range_ = names.tiles.split(unit)
+        indices = unravel_index(code, unit, names.kept)
+        rows = code.minimum(step_, code.sub(names.rows, code.mul(indices[0], step_)))
+        addresses = [address_at(code, p, i, names.kept, indices, "float") for i, p in enumerate(pointers)]
+        at = [address_at(code, p, _STATISTICS, names.kept, indices, "float") for p in small]
+        lines = [Line(code, address, "float", names.strides[_STATISTICS]) for address in at]
+        variance, *scales = lines[: len(statistics) - 2]
+        shift, slope, *parts = lines[len(statistics) - 2 :]
+        is_first = code.let(f"icmp eq i64 {indices[0]}, 0")
+        full = splat(to_float(code, names.rows))
+        factors = [_buffer(names, range_, slot) for slot in slots]
+
+        def column(index: str, mask: str | None) -> None:
+            totals = [Variable(splat_constant(code, 0.0)) for _ in parts]
+            with code.loop(0, count) as block:
+                for total, part in zip(totals, parts, strict=True):
+                    address = code.at(part.pointer, code.mul(block, pitch), "float")
+                    total.set(total.get() + Line(code, address, "float", part.stride).load(index, mask))
+            found = [total.get() for total in totals]
+            with code.when(is_first):
+                for target, value in zip((shift, slope), found, strict=True):
+                    target.store(index, value, mask)
+            factor = 1.0 / (variance.load(index, mask) + epsilon).sqrt()
+            for scale in scales:
+                factor = factor * scale.load(index, mask)
+            values = (factor, factor * (found[0] / full), factor * (found[1] / full))
+            for line, value in zip(factors, values, strict=True):
+                line.store(index, value, mask)
+
+        vector_loop(code, *range_, column)
+        _write(names, addresses, rows, range_, factors)
+    return Entry(
+        step, code, args.values,
+        reads=[*images[:2], *statistics[:-2], *sums], writes=[images[_DX], *statistics[-2:]],
+        kernel=f"normalize gradient of columns in {blocks} blocks", cost=images[0].size * _NS_PER_ELEMENT / 2,
+    )  # fmt: skip
+
+
+def _write(
+    names: _Columns, addresses: Sequence[str], rows: str, columns: tuple[str, str], factors: Sequence[Line]
+) -> None:
+    """dx = a dy - b - c y, several rows at once."""
+    code = names.args.code
+
+    def write(numbers: Sequence[str]) -> None:
+        lines = [[names.line(operand, address, row) for operand, address in enumerate(addresses)] for row in numbers]
+
+        def column(index: str, mask: str | None) -> None:
+            a, b, c = (factor.load(index, mask) for factor in factors)
+            for dy, y, dx in lines:
+                dx.store(index, _formed(dy.load(index, mask), y.load(index, mask), a, b, c), mask)
+
+        vector_loop(code, *columns, column)
+
+    _several(code, rows, _ROWS, write)
+
+
+KERNELS: dict[str, Maker] = {"normalize_gradient": normalize_gradient_entries}
+WORKSPACES: dict[str, Callable[[Step], int]] = {"normalize_gradient": workspace}

@@ -1,0 +1,108 @@
+"""The transforms of Winograd's short convolutions: few multiplications for many outputs, as three constant matrices.
+
+    y = Aᵀ ((G w) * (Bᵀ x))     m outputs of an r-tap filter from n = m + r - 1 inputs, n multiplications instead of m r
+
+In two dimensions every matrix is applied to the columns and then to the rows. The gradient of the filter is the same
+form read backwards: dw = Gᵀ ((A dy) * (Bᵀ x)).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from mlcompute.devices.cpu.codegen.simd import SimdValue
+
+Matrix = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """F(m, r): outputs per tile, taps of the filter, and the matrices."""
+
+    outputs: int
+    taps: int
+    to_y: Matrix  # Aᵀ, (m, n)
+    from_w: Matrix  # G, (n, r)
+    from_x: Matrix  # Bᵀ, (n, n)
+
+    @property
+    def inputs(self) -> int:
+        """Extent of the input tile; its square is the number of points at which products are taken."""
+        return self.outputs + self.taps - 1
+
+
+def form(outputs: int, taps: int, *points: str) -> Form:
+    """The form that multiplies polynomials by their values at these points and at infinity (Toom and Cook).
+
+    A filter and its outputs are polynomials with as many coefficients; their product has n of them, so n values
+    determine it. Turning that multiplication around (its transpose) gives the convolution.
+    """
+    at = [Fraction(point) for point in points]
+    others = [[other for other in at if other is not point] for point in at]
+    spans = [math.prod(point - other for other in rest) for point, rest in zip(at, others, strict=True)]
+    to_y = [[point**i for point in at] + [Fraction(i == outputs - 1)] for i in range(outputs)]
+    from_w = [[point**j / span for j in range(taps)] for point, span in zip(at, spans, strict=True)]
+    from_w.append([Fraction(j == taps - 1) for j in range(taps)])
+    from_x = [[*_with_roots(rest), Fraction(0)] for rest in others] + [_with_roots(at)]
+    return Form(outputs, taps, *(tuple(tuple(map(float, row)) for row in matrix) for matrix in (to_y, from_w, from_x)))
+
+
+def _with_roots(roots: Sequence[Fraction]) -> list[Fraction]:
+    """Coefficients of the polynomial with these roots, the constant one first."""
+    coefficients = [Fraction(1)]
+    for root in roots:
+        shifted, scaled = [Fraction(0), *coefficients], [*coefficients, Fraction(0)]
+        coefficients = [a - root * b for a, b in zip(shifted, scaled, strict=True)]
+    return coefficients
+
+
+#: By taps. Points are chosen for small errors. Those of the first form need only additions and halves: it is as
+#: accurate as a plain sum. With 2 and -1/2, each the other's negative reciprocal, the others stay within two or three
+#: times the error of a plain sum (with 2 and -2 it would be six to ten).
+_SIX = ("0", "1", "-1", "2", "-1/2")
+FORMS = {3: (form(2, 3, "0", "1", "-1"), form(4, 3, *_SIX)), 5: (form(2, 5, *_SIX),)}
+
+
+def transposed(matrix: Matrix) -> Matrix:
+    """The transpose."""
+    return tuple(zip(*matrix, strict=True))
+
+
+def apply_2d(matrix: Matrix, square: Sequence[Sequence[SimdValue]]) -> list[list[SimdValue]]:
+    """matrix square matrixᵀ: applied to every column, then to every row."""
+    columns = [apply(matrix, column) for column in zip(*square, strict=True)]
+    return [apply(matrix, row) for row in zip(*columns, strict=True)]
+
+
+def apply(matrix: Matrix, vectors: Sequence[SimdValue]) -> list[SimdValue]:
+    """The matrix times a column of registers. Two rows that differ only in signs share their sums."""
+    results: list[SimdValue] = []
+    rows = list(matrix)
+    while rows:
+        row = rows.pop(0)
+        mate = rows[0] if rows and all(abs(a) == abs(b) for a, b in zip(row, rows[0], strict=True)) else None
+        alike = [a if mate is None or a == b else 0.0 for a, b in zip(row, mate or row, strict=True)]
+        unlike = [a if mate is not None and a != b else 0.0 for a, b in zip(row, mate or row, strict=True)]
+        if mate is None or not any(alike) or not any(unlike):
+            results.append(_combined(row, vectors))
+            continue
+        rows.pop(0)
+        same, other = _combined(alike, vectors), _combined(unlike, vectors)
+        results += [same + other, same - other]
+    return results
+
+
+def _combined(row: Sequence[float], vectors: Sequence[SimdValue]) -> SimdValue:
+    """A sum of multiples, without multiplying by one or by zero."""
+    terms = sorted((pair for pair in zip(row, vectors, strict=True) if pair[0]), key=lambda pair: pair[0] != 1)
+    factor, vector = terms[0]
+    total = vector if factor == 1 else -vector if factor == -1 else vector * factor
+    for factor, vector in terms[1:]:
+        if abs(factor) == 1:
+            total = total + vector if factor > 0 else total - vector
+        else:
+            total = vector.intrinsic("fmuladd", vector.like(factor), total)
+    return total

@@ -1,0 +1,1 @@
+"""What runs programs: threads, entries of a tape, facts of the machine."""

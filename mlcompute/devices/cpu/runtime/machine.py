@@ -1,0 +1,79 @@
+"""What this machine is: its cores, the width of its vectors, and the key under which its compiled code is cached."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+
+#: More threads than this are never used together.
+MAX_THREADS = 64
+#: Lines of /proc/cpuinfo that say which instructions there are and how they are best arranged.
+_TELLING = ("vendor_id", "cpu family", "model", "stepping", "flags")
+
+
+@functools.cache
+def _described() -> dict[str, str]:
+    """The first core as Linux describes it; empty on other systems.
+
+    Asking LLVM would mean loading it, which cached kernels make unnecessary.
+    """
+    try:
+        with open("/proc/cpuinfo") as file:
+            lines = file.read(8192).partition("\n\n")[0].splitlines()
+    except OSError:
+        return {}
+    facts = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in lines)}
+    return facts if all(name in facts for name in _TELLING) else {}
+
+
+@functools.cache
+def features() -> frozenset[str]:
+    """Names of the groups of instructions this machine has."""
+    facts = _described()
+    if facts:
+        return frozenset(facts["flags"].split())
+    import llvmlite.binding as llvm
+
+    return frozenset(name for name, is_there in llvm.get_host_cpu_features().items() if is_there)
+
+
+@functools.cache
+def vector_lanes() -> int:
+    """Floats per vector register of this machine."""
+    if "avx512f" in features():
+        return 16
+    return 8 if "avx2" in features() else 4
+
+
+@functools.cache
+def identity() -> str:
+    """What decides the machine code of a kernel beside its text."""
+    import llvmlite
+
+    facts = _described()
+    if facts:
+        processor = " ".join(facts[name] for name in _TELLING)
+    else:
+        import llvmlite.binding as llvm
+
+        processor = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    return f"{llvmlite.__version__} {platform.system()} {platform.machine()} {processor}"
+
+
+def default_thread_count() -> int:
+    """MLCOMPUTE_NUM_THREADS, or the cores this process may use: affinity and cgroup limits respected."""
+    configured = os.environ.get("MLCOMPUTE_NUM_THREADS", "")
+    if configured.isdigit() and int(configured) > 0:
+        return min(int(configured), MAX_THREADS)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, _cgroup_cores() or cores, MAX_THREADS))
+
+
+def _cgroup_cores() -> int | None:
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+        return None if quota == "max" else max(1, -(-int(quota) // int(period)))
+    except (OSError, ValueError):
+        return None

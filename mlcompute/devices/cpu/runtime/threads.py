@@ -1,0 +1,327 @@
+"""The team of worker threads: native code that waits for a program, runs it in parallel, and waits at barriers."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import threading
+from typing import Any
+
+import numpy as np
+
+from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.jit.cache import kernel_cache
+from mlcompute.devices.cpu.runtime.machine import MAX_THREADS, default_thread_count
+from mlcompute.devices.host_memory import allocate
+from mlcompute.errors import DeviceError
+from mlcompute.interrupts import SIG_BLOCK, SIG_SETMASK, SIGNAL_SET
+from mlcompute.ops.op import Array
+
+KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+#: A thread's number and how many there are, made once: a small step notices what converting them takes.
+_FIRST, _ALONE = ctypes.c_int64(0), ctypes.c_int64(1)
+
+#: Words of a program's run arguments: its entries, their number, the barrier, and OpenMP's two functions (or 0).
+TAPE, COUNT, BARRIER, OMP_GET, OMP_SET = range(5)
+#: Words of one entry: kernel, its arguments, whether a barrier precedes it, where it stores a failure (or 0).
+ENTRY_WORDS = 4
+
+#: Words of a program's barrier, a cache line apart: threads that arrived, its generation, whether a kernel has failed,
+#: and whether one had failed at the last barrier: all threads read the same answer there, and stop.
+_ARRIVED, _BARRIER_GENERATION, FAILED, _STOPPED = 0, 8, 16, 24
+BARRIER_WORDS = 32
+
+# Words of the team's shared state, a cache line apart so that threads do not disturb each other.
+_GENERATION, _DONE, _STOP, _JOB, _RUN_TAPE, _SLEEPING = 0, 8, 16, 24, 32, 40
+_SEMAPHORES = _SLEEPING + 8 * MAX_THREADS
+_STATE_WORDS = _SEMAPHORES + 8 * MAX_THREADS
+#: How often a worker looks for work before it sleeps: about 100 microseconds.
+_SPIN_LIMIT = 4000
+
+
+@functools.cache
+def machine_slices() -> int:
+    """Parts in which sums over a batch, and matmuls, are cut: a fact of the machine, not of the thread count.
+
+    So one machine gives the same numbers with any number of threads; more threads than slices idle in such kernels.
+    """
+    return max(1, min(os.cpu_count() or 1, 16))
+
+
+@functools.cache
+def planned_threads() -> int:
+    """Threads that memory of their own is planned for; more than these share no kernel that needs such memory.
+
+    Plans outlive changes of the thread count, so this does not change with it.
+    """
+    return max(machine_slices(), default_thread_count())
+
+
+def _pause(code: Code) -> None:
+    """Tell the core that this is a waiting loop."""
+    if platform.machine() in ("x86_64", "AMD64", "i686"):
+        code.declare("void @llvm.x86.sse2.pause()")
+        code.do("call void @llvm.x86.sse2.pause()")
+
+
+def _word(code: Code, base: str, index: str | int) -> str:
+    return code.at(base, index, "i64")
+
+
+def _acquire(code: Code, address: str) -> str:
+    return code.let(f"load atomic i64, ptr {address} acquire, align 8")
+
+
+def _wait_until_changed(code: Code, address: str, old: str) -> None:
+    """Spin until the word differs from `old`, yielding the core now and then."""
+    code.declare("i32 @sched_yield()")
+    spins = code.variable("i64", "0")
+    head, body, give, again, done = (code._label(name) for name in ("spin", "body", "give", "again", "done"))
+    code.do(f"br label %{head}")
+    code._start(head)
+    same = code.let(f"icmp eq i64 {_acquire(code, address)}, {old}")
+    code.do(f"br i1 {same}, label %{body}, label %{done}")
+    code._start(body)
+    _pause(code)
+    count = code.add(code.get("i64", spins), 1)
+    code.set("i64", spins, count)
+    yields = code.let(f"icmp eq i64 {code.let(f'and i64 {count}, 127')}, 127")
+    code.do(f"br i1 {yields}, label %{give}, label %{again}")
+    code._start(give)
+    code.let("call i32 @sched_yield()")
+    code.do(f"br label %{again}")
+    code._start(again)
+    code.do(f"br label %{head}")
+    code._start(done)
+
+
+def _block_signals(code: Code) -> str:
+    """Keep signals from this thread; where what was blocked before is written."""
+    code.declare("i32 @pthread_sigmask(i32, ptr, ptr)")
+    signals, before = (code.variable(f"[{len(SIGNAL_SET)} x i64]", "zeroinitializer") for _ in range(2))
+    for index, word in enumerate(SIGNAL_SET):
+        code.do(f"store i64 {word}, ptr {_word(code, signals, index)}")
+    code.let(f"call i32 @pthread_sigmask(i32 {SIG_BLOCK}, ptr {signals}, ptr {before})")
+    return before
+
+
+def tape_runner() -> Code:
+    """Runs all entries of a program: `run_tape(thread, threads, [tape, count, barrier, omp_get, omp_set])`.
+
+    When a kernel fails, a single thread stops at once, several stop together at the next barrier.
+    oneDNN called from here works on one thread, since the team is the parallelism. The caller's own setting is put
+    back at the end: other libraries of the process may share the same OpenMP. So are the signals that the caller, who
+    is thread 0, lets through; workers never do.
+    """
+    code = Code("run_tape")
+    is_caller = code.let("icmp eq i64 %thread, 0")
+    signals = code.variable("ptr", "null")
+    with code.when(is_caller):
+        code.set("ptr", signals, _block_signals(code))
+    tape, count, barrier = code.argument(TAPE, "ptr"), code.argument(COUNT), code.argument(BARRIER, "ptr")
+    omp_get, omp_set = code.argument(OMP_GET, "ptr"), code.argument(OMP_SET, "ptr")
+    has_omp = code.let(f"icmp ne ptr {omp_set}, null")
+    before = code.variable("i32", "1")
+    with code.when(has_omp):
+        code.set("i32", before, code.let(f"call i32 {omp_get}()"))
+        code.do(f"call void {omp_set}(i32 1)")
+    together = code.let("icmp sgt i64 %threads, 1")
+    stopped = code.variable("i64", "0")
+    with code.loop(0, count) as index:
+        entry = code.at(tape, code.mul(index, ENTRY_WORDS), "i64")
+        has_barrier = code.let(f"icmp ne i64 {code.let(f'load i64, ptr {_word(code, entry, 2)}')}, 0")
+        with code.when(code.let(f"and i1 {has_barrier}, {together}")), code.when(_is_zero(code, stopped)):
+            _barrier(code, barrier)
+            code.set("i64", stopped, _acquire(code, _word(code, barrier, _STOPPED)))
+        with code.when(_is_zero(code, stopped)):
+            kernel = code.let(f"load ptr, ptr {entry}")
+            arguments = code.let(f"load ptr, ptr {_word(code, entry, 1)}")
+            code.do(f"call void {kernel}(i64 %thread, i64 %threads, ptr {arguments})")
+            status = code.let(f"load ptr, ptr {_word(code, entry, 3)}")
+            with code.when(code.let(f"icmp ne ptr {status}, null")):
+                failed = code.let(f"icmp ne i64 {_acquire(code, status)}, 0")
+                with code.when(failed):
+                    code.do(f"store atomic i64 1, ptr {_word(code, barrier, FAILED)} release, align 8")
+                    code.set("i64", stopped, code.let(f"select i1 {together}, i64 0, i64 1"))
+    with code.when(has_omp):
+        code.do(f"call void {omp_set}(i32 {code.get('i32', before)})")
+    with code.when(is_caller):
+        code.let(f"call i32 @pthread_sigmask(i32 {SIG_SETMASK}, ptr {code.get('ptr', signals)}, ptr null)")
+    return code
+
+
+def _is_zero(code: Code, slot: str) -> str:
+    return code.let(f"icmp eq i64 {code.get('i64', slot)}, 0")
+
+
+def _barrier(code: Code, barrier: str) -> None:
+    """A barrier: the last thread to arrive opens the next generation, the others wait for it."""
+    generation = _word(code, barrier, _BARRIER_GENERATION)
+    old = _acquire(code, generation)
+    arrived = code.let(f"atomicrmw add ptr {_word(code, barrier, _ARRIVED)}, i64 1 acq_rel")
+    last = code.let(f"icmp eq i64 {code.add(arrived, 1)}, %threads")
+    first, wait, done = code._label("last"), code._label("wait"), code._label("passed")
+    code.do(f"br i1 {last}, label %{first}, label %{wait}")
+    code._start(first)
+    code.do(f"store atomic i64 0, ptr {_word(code, barrier, _ARRIVED)} release, align 8")
+    has_failed = _acquire(code, _word(code, barrier, FAILED))
+    code.do(f"store atomic i64 {has_failed}, ptr {_word(code, barrier, _STOPPED)} release, align 8")
+    code.do(f"store atomic i64 {code.add(old, 1)}, ptr {generation} release, align 8")
+    code.do(f"br label %{done}")
+    code._start(wait)
+    _wait_until_changed(code, generation, old)
+    code.do(f"br label %{done}")
+    code._start(done)
+
+
+def _worker() -> Code:
+    """Waits for the next generation of work, runs it, reports, and waits again; returns when told to stop.
+
+    No signal ever interrupts it: other threads handle them.
+    """
+    code = Code("worker")
+    _block_signals(code)
+    code.declare("i32 @sem_wait(ptr)")
+    sleeping = _word(code, "%arguments", code.add(_SLEEPING, code.mul("%thread", 8)))
+    semaphore = _word(code, "%arguments", code.add(_SEMAPHORES, code.mul("%thread", 8)))
+    generation, seen = _word(code, "%arguments", _GENERATION), code.variable("i64", "0")
+    again, look, work, pause, limit, sleep, go, stop = (
+        code._label(name) for name in ("again", "look", "work", "pause", "limit", "sleep", "go", "stop")
+    )
+    spins = code.variable("i64", "0")
+    code.do(f"br label %{again}")
+    code._start(again)
+    code.set("i64", spins, "0")
+    code.do(f"br label %{look}")
+    code._start(look)
+    now = _acquire(code, generation)
+    changed = code.let(f"icmp ne i64 {now}, {code.get('i64', seen)}")
+    code.do(f"br i1 {changed}, label %{work}, label %{pause}")
+    code._start(pause)
+    _pause(code)
+    count = code.add(code.get("i64", spins), 1)
+    code.set("i64", spins, count)
+    code.do(f"br i1 {code.let(f'icmp sgt i64 {count}, {_SPIN_LIMIT}')}, label %{limit}, label %{look}")
+    code._start(limit)
+    # Announce the sleep, then look once more: the leader wakes every worker that has announced one.
+    code.do(f"store atomic i64 1, ptr {sleeping} seq_cst, align 8")
+    late = code.let(f"load atomic i64, ptr {generation} seq_cst, align 8")
+    code.do(f"br i1 {code.let(f'icmp ne i64 {late}, ' + code.get('i64', seen))}, label %{go}, label %{sleep}")
+    code._start(sleep)
+    code.let(f"call i32 @sem_wait(ptr {semaphore})")
+    code.do(f"br label %{again}")
+    code._start(go)
+    # Work arrived in between. If the leader saw the announcement it has posted, and the post must be consumed.
+    announced = code.let(f"atomicrmw xchg ptr {sleeping}, i64 0 seq_cst")
+    mine = code.let(f"icmp eq i64 {announced}, 1")
+    code.do(f"br i1 {mine}, label %{again}, label %{sleep}")
+    code._start(work)
+    code.set("i64", seen, now)
+    halted = code.let(f"icmp ne i64 {_acquire(code, _word(code, '%arguments', _STOP))}, 0")
+    run = code._label("run")
+    code.do(f"br i1 {halted}, label %{stop}, label %{run}")
+    code._start(run)
+    job = code.let(f"load ptr, ptr {_word(code, '%arguments', _JOB)}")
+    run_tape = code.let(f"load ptr, ptr {_word(code, '%arguments', _RUN_TAPE)}")
+    code.do(f"call void {run_tape}(i64 %thread, i64 %threads, ptr {job})")
+    code.let(f"atomicrmw add ptr {_word(code, '%arguments', _DONE)}, i64 1 acq_rel")
+    code.do(f"br label %{again}")
+    code._start(stop)
+    return code
+
+
+def _leader() -> Code:
+    """Starts a generation of work, takes part as thread 0, and returns when all have finished."""
+    code = Code("leader")
+    code.declare("i32 @sem_post(ptr)")
+    generation = _word(code, "%arguments", _GENERATION)
+    done = _word(code, "%arguments", _DONE)
+    # A fork, or a failure, may have left the barrier in the middle of something.
+    job = code.let(f"load ptr, ptr {_word(code, '%arguments', _JOB)}")
+    barrier = code.let(f"load ptr, ptr {_word(code, job, BARRIER)}")
+    for word in (_ARRIVED, FAILED, _STOPPED):
+        code.do(f"store atomic i64 0, ptr {_word(code, barrier, word)} release, align 8")
+    code.let(f"atomicrmw add ptr {generation}, i64 1 seq_cst")
+    with code.loop(1, "%threads") as index:
+        sleeping = _word(code, "%arguments", code.add(_SLEEPING, code.mul(index, 8)))
+        asleep = code.let(f"atomicrmw xchg ptr {sleeping}, i64 0 seq_cst")
+        with code.when(code.let(f"icmp ne i64 {asleep}, 0")):
+            semaphore = _word(code, "%arguments", code.add(_SEMAPHORES, code.mul(index, 8)))
+            code.let(f"call i32 @sem_post(ptr {semaphore})")
+    run_tape = code.let(f"load ptr, ptr {_word(code, '%arguments', _RUN_TAPE)}")
+    code.do(f"call void {run_tape}(i64 0, i64 %threads, ptr {job})")
+    others = code.sub("%threads", 1)
+    with code.loop(0, others) as arrived:
+        # One finished worker after the other; each wait ends when at least that many are done.
+        head, body, end = code._label("wait"), code._label("body"), code._label("end")
+        code.do(f"br label %{head}")
+        code._start(head)
+        count = _acquire(code, done)
+        code.do(f"br i1 {code.let(f'icmp sgt i64 {count}, {arrived}')}, label %{end}, label %{body}")
+        code._start(body)
+        _wait_until_changed(code, done, count)
+        code.do(f"br label %{head}")
+        code._start(end)
+    code.do(f"store atomic i64 0, ptr {done} release, align 8")
+    return code
+
+
+def _serve(run: Any, thread: int, size: int, state: Array) -> None:
+    """Run a worker. It keeps the team's state alive: memory it sleeps in must not be reused."""
+    run(thread, size, state.ctypes.data)
+
+
+class Team:
+    """Threads that run programs together. One program at a time; the caller is thread 0."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        run_tape, worker, leader = kernel_cache.addresses([tape_runner(), _worker(), _leader()])
+        self._run_tape = KERNEL(run_tape)
+        self._lead = KERNEL(leader)
+        self._state = allocate(8 * _STATE_WORDS).host.view(np.int64)
+        self._address = self._state.ctypes.data
+        self._state[_RUN_TAPE] = run_tape
+        self._lock = threading.Lock()
+        if size > 1:
+            libc = ctypes.CDLL(None)
+            for thread in range(size):
+                libc.sem_init(ctypes.c_void_p(self._address + 8 * (_SEMAPHORES + 8 * thread)), 0, 0)
+            run = KERNEL(worker)
+            for thread in range(1, size):
+                try:
+                    threading.Thread(target=_serve, args=(run, thread, size, self._state), daemon=True).start()
+                except RuntimeError as error:  # the system lets this process have no more
+                    self.stop()
+                    raise DeviceError(
+                        f"{size} threads cannot be started: {error}",
+                        fix=f"Platform.set_thread_count({thread}), or MLCOMPUTE_NUM_THREADS",
+                    ) from error
+
+    def run(self, job: int, threads: int) -> None:
+        """Run a program (the address of its run arguments) on one thread or on all of them."""
+        if threads == 1 or self.size == 1:
+            self._run_tape(_FIRST, _ALONE, job)
+            return
+        with self._lock:
+            self._state[_JOB] = job
+            self._lead(0, self.size, self._address)
+
+    def forget(self) -> None:
+        """The workers are gone, in a fork's child: there is nobody to stop."""
+        self.size = 1
+
+    def stop(self) -> None:
+        """Let the workers return."""
+        if self.size > 1:
+            with self._lock:
+                self._state[_STOP] = 1
+                # An empty generation wakes everybody; workers see the stop before they look for work.
+                empty = np.zeros(5, np.int64)
+                self._state[_JOB] = empty.ctypes.data
+                self._state[_GENERATION] += 1
+                libc = ctypes.CDLL(None)
+                for thread in range(1, self.size):
+                    libc.sem_post(ctypes.c_void_p(self._address + 8 * (_SEMAPHORES + 8 * thread)))

@@ -1,0 +1,401 @@
+"""Iteration spaces and operands of kernels, without a word of any target language.
+
+A kernel reads and writes strided memory in nested loops. What every code writer must know before it writes the first
+line is found here, from steps and shapes alone:
+
+    Operand, Operands   where a value lies: the memory that owns it, its offset and its strides; views are resolved
+    LoopNest            fused elementwise ops: loop extents, operands with their strides and access, ops, stores
+    ReductionAxes       the loops of a reduction, innermost last, and which of them are reduced
+
+All strides and offsets count elements. Loops are collapsed: extents of 1 vanish, and neighbouring axes that
+continue each other for every operand become one. How an operand moves along the innermost loop (`Access`) decides
+between vector loads, broadcasts and gathers.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mlcompute.ops.op import Shape, Step, Value
+
+Strides = tuple[int, ...]
+
+#: Fewer rows than this are not shared among threads as rows: some threads would have none.
+MIN_SHARED_ROWS = 8
+
+
+# Operands -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A value as a kernel sees it: `base` owns the memory; offset and strides count elements."""
+
+    base: Value
+    offset: int
+    shape: Shape
+    strides: Strides
+    dtype: np.dtype[Any]
+
+    @property
+    def is_dense(self) -> bool:
+        """Row-major without gaps?"""
+        return self.strides == dense_strides(self.shape) or self.size <= 1
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def byte_offset(self) -> int:
+        return self.offset * self.dtype.itemsize
+
+
+class Operands:
+    """Operands of all values of a program; views are resolved to the memory they show."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        views: dict[Value, Value],
+        workspaces: dict[Step, Value] | None = None,
+        threads: int = 1,
+    ) -> None:
+        self._known: dict[Value, Operand] = {}
+        self._workspaces = workspaces or {}
+        #: Threads that will share each kernel.
+        self.threads = threads
+        for step in steps:
+            if step.op.is_view and step.results[0] in views:
+                self._known[step.results[0]] = view_of(self[step.inputs[0]], step)
+
+    def __getitem__(self, value: Value) -> Operand:
+        known = self._known.get(value)
+        if known is None:
+            known = self._known[value] = Operand(value, 0, value.shape, dense_strides(value.shape), value.dtype)
+        return known
+
+    def workspace(self, step: Step, offset: int, nbytes: int) -> Operand:
+        """Part of the workspace planned for a step, as bytes."""
+        planned = self._workspaces[step]
+        end = offset + nbytes
+        assert end <= planned.nbytes, f"{step}: bytes {offset} to {end} of {planned.nbytes} planned"
+        return Operand(planned, offset, (nbytes,), (1,), np.dtype(np.uint8))
+
+
+def dense_strides(shape: Shape) -> Strides:
+    """Row-major strides in elements; extents of 1 get whatever they would have, too."""
+    strides = []
+    stride = 1
+    for extent in reversed(shape):
+        strides.append(stride)
+        stride *= extent
+    return tuple(reversed(strides))
+
+
+def broadcast_strides(operand: Operand, shape: Shape) -> Strides:
+    """Strides with which an operand is read along a larger shape, by NumPy's rules: 0 where it is repeated."""
+    extra = len(shape) - len(operand.shape)
+    own = (
+        0 if extent == 1 and wanted != 1 else stride
+        for extent, wanted, stride in zip(operand.shape, shape[extra:], operand.strides, strict=True)
+    )
+    return (0,) * extra + tuple(own)
+
+
+def view_of(source: Operand, step: Step) -> Operand:
+    """What a view step (reshape, transpose, slice, broadcast) shows of its source."""
+    result, a = step.results[0], step.attributes
+    offset, strides = source.offset, source.strides
+    if step.op.name == "reshape":
+        strides = dense_strides(result.shape)
+    elif step.op.name == "transpose":
+        strides = tuple(strides[axis] for axis in a["axes"])
+    elif step.op.name == "slice":
+        offset += sum(start * stride for start, stride in zip(a["start"], strides, strict=True))
+        strides = tuple(stride * k for stride, k in zip(strides, a["stride"], strict=True))
+    else:  # broadcast
+        extra = len(result.shape) - len(source.shape)
+        repeated = zip(source.shape, result.shape[extra:], strides, strict=True)
+        strides = (0,) * extra + tuple(0 if before != after else stride for before, after, stride in repeated)
+    return Operand(source.base, offset, result.shape, strides, result.dtype)
+
+
+# Axes -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One loop: its extent, the stride of every operand along it, and whether it is reduced."""
+
+    extent: int
+    strides: Strides
+    reduced: bool = False
+
+
+def iteration_count(axes: Sequence[Axis]) -> int:
+    """How many iterations nested loops over these axes have."""
+    return math.prod(axis.extent for axis in axes)
+
+
+def collapsed_axes(shape: Shape, strides: Sequence[Strides]) -> list[Axis]:
+    """Loops over a shape in its own order, as few as possible; at least one.
+
+    strides   of every operand, one stride per axis of `shape`
+    """
+    axes = [Axis(extent, tuple(own[axis] for own in strides)) for axis, extent in enumerate(shape) if extent != 1]
+    return _merged(axes) or [Axis(1, (1,) * len(strides))]
+
+
+def single_axis(shape: Shape, strides: Strides) -> tuple[int, int] | None:
+    """(extent, stride) of axes that one loop can each; None when they need several."""
+    axes = collapsed_axes(shape, [strides])
+    return (axes[0].extent, axes[0].strides[0]) if len(axes) == 1 else None
+
+
+def _merged(axes: Sequence[Axis]) -> list[Axis]:
+    """Neighbouring axes made one where the outer continues the inner for every operand."""
+    merged: list[Axis] = []
+    for axis in axes:
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and last.reduced == axis.reduced
+            and all(outer == inner * axis.extent for outer, inner in zip(last.strides, axis.strides, strict=True))
+        ):
+            merged[-1] = Axis(last.extent * axis.extent, axis.strides, axis.reduced)
+        else:
+            merged.append(axis)
+    return merged
+
+
+# Fused elementwise ops ------------------------------------------------------------------------------------------------
+
+
+class Access(enum.Enum):
+    """How an operand moves along the innermost loop."""
+
+    CONSTANT = "one element in all iterations of all loops"
+    FIXED = "one element along the innermost loop"
+    CONTIGUOUS = "neighbouring elements"
+    STRIDED = "elements a stride apart"
+
+
+@dataclass(frozen=True)
+class NestOperand:
+    """An operand inside a loop nest: the value it holds, and its stride along every loop."""
+
+    value: Value
+    operand: Operand
+    strides: Strides
+
+    @property
+    def access(self) -> Access:
+        if not any(self.strides):
+            return Access.CONSTANT
+        return {0: Access.FIXED, 1: Access.CONTIGUOUS}.get(self.strides[-1], Access.STRIDED)
+
+
+@dataclass(frozen=True)
+class LoopNest:
+    """Fused elementwise ops in one pass over memory: load every input, apply the ops in order, store the results.
+
+    shape     of the iteration space before its axes were collapsed
+    extents   of the loops, outermost first; at least one. An empty iteration space has an extent of 0
+    loads     inputs; an op's operand is a loaded value or the result of an op before it
+    ops       elementwise steps, each with one result
+    stores    which value goes where; a loaded value may be stored as it is (a copy)
+    """
+
+    shape: Shape
+    extents: tuple[int, ...]
+    loads: tuple[NestOperand, ...]
+    ops: tuple[Step, ...]
+    stores: tuple[NestOperand, ...]
+
+    @classmethod
+    def of(
+        cls,
+        shape: Shape,
+        loads: Sequence[tuple[Value, Operand]],
+        ops: Sequence[Step],
+        stores: Sequence[tuple[Value, Operand]],
+    ) -> LoopNest:
+        """The nest over `shape`, to which all operands are broadcast."""
+        axes = collapsed_axes(shape, [broadcast_strides(operand, shape) for _, operand in (*loads, *stores)])
+        all_ = tuple(
+            NestOperand(value, operand, tuple(axis.strides[number] for axis in axes))
+            for number, (value, operand) in enumerate((*loads, *stores))
+        )
+        extents = tuple(axis.extent for axis in axes)
+        return cls(tuple(shape), extents, all_[: len(loads)], tuple(ops), all_[len(loads) :])
+
+    @property
+    def operands(self) -> tuple[NestOperand, ...]:
+        """All operands, loads first."""
+        return (*self.loads, *self.stores)
+
+    @property
+    def iterations(self) -> int:
+        return math.prod(self.extents)
+
+    @property
+    def dense_operands(self) -> set[int]:
+        """Which of `operands` have an element of their own for every iteration, in row-major order."""
+        return {i for i, o in enumerate(self.operands) if o.operand.shape == self.shape and o.operand.is_dense}
+
+    def sharing(self, chunk: int) -> Sharing:
+        """How threads share the outermost loop: by rows where there are enough, else in chunks or iterations."""
+        outermost = self.extents[0]
+        rows = next((extent for extent in self.shape if extent != 1), 1)
+        leads = bool(self.shape) and self.shape[0] == rows
+        if leads and outermost % rows == 0 and rows >= MIN_SHARED_ROWS:
+            return Sharing(rows, outermost // rows, rows)
+        if len(self.extents) == 1:
+            return Sharing(-(-outermost // chunk), chunk, 0)
+        return Sharing(outermost, 1, 0)
+
+    def structure(self) -> object:
+        """Everything code for this nest depends on, hashable: extents, strides and addresses may be arguments of it."""
+        numbers: dict[Value, int] = {}
+        for each in self.loads:
+            numbers.setdefault(each.value, len(numbers))
+        applied = []
+        for step in self.ops:
+            sources = tuple(numbers[value] for value in step.inputs)
+            types = tuple(value.dtype.char for value in (*step.inputs, *step.results))
+            applied.append((step.op.name, repr(sorted(step.attributes.items())), sources, types))
+            for value in step.results:
+                numbers[value] = len(numbers)
+        loaded, stored = (tuple(numbers[each.value] for each in some) for some in (self.loads, self.stores))
+        types = tuple(each.operand.dtype.char for each in self.operands)
+        return len(self.extents), tuple(each.access for each in self.operands), types, tuple(applied), loaded, stored
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How threads share a loop: `units` pieces of `per_unit` iterations, the last perhaps shorter.
+
+    rows   when not 0: the units are the leading extent of the shape, so that a thread owns full rows
+    """
+
+    units: int
+    per_unit: int
+    rows: int
+
+
+def elementwise_nest(
+    step: Step, steps: Sequence[Step], operands: Operands, elsewhere: Mapping[Value, Operand] | None = None
+) -> LoopNest:
+    """The nest of some elementwise steps and assigns that together are `step`.
+
+    elsewhere   values that lie in other memory than planned
+    """
+    made = {value for inner in steps for value in inner.results}
+    ops = [inner for inner in steps if inner.op.name != "assign"]
+    inputs = list(dict.fromkeys(value for inner in ops for value in inner.inputs if value not in made))
+    stores = [(value, operands[value]) for value in step.results]
+    for inner in steps:
+        if inner.op.name == "assign":
+            target, value = inner.inputs
+            stores.append((value, operands[target]))
+            if value not in made and value not in inputs:
+                inputs.append(value)
+    known = elsewhere or {}
+    loads = [(value, known.get(value) or operands[value]) for value in inputs]
+    return LoopNest.of(_iteration_shape(steps), loads, ops, stores)
+
+
+def _iteration_shape(steps: Sequence[Step]) -> Shape:
+    for step in steps:
+        if step.results:
+            return step.results[0].shape
+    return steps[0].inputs[1].shape
+
+
+def copy_nest(step: Step, operands: Operands) -> LoopNest:
+    """The nest of a view step that needs memory of its own: its source in row-major order."""
+    value, source, result = step.inputs[0], operands[step.inputs[0]], operands[step.results[0]]
+    if step.op.name == "reshape":
+        shape = value.shape
+        target = Operand(result.base, result.offset, shape, dense_strides(shape), result.dtype)
+    else:
+        shape, target = result.shape, result
+        source = view_of(source, step)
+    return LoopNest.of(shape, [(value, source)], [], [(value, target)])
+
+
+# Reductions -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ReductionAxes:
+    """The loops of a reduction, innermost last; at least one of them is reduced.
+
+    Whatever the reduced axes were, two forms are left. Either the innermost loop is reduced: lines of elements become
+    one element each (rows). Or it is kept: rows are combined into one row (columns).
+    """
+
+    axes: tuple[Axis, ...]
+
+    @classmethod
+    def of(
+        cls, shape: Shape, reduced: Collection[int], strides: Sequence[Strides], innermost: bool = False
+    ) -> ReductionAxes:
+        """Loops in the order in which the first operand lies in memory, collapsed.
+
+        strides     of every operand, one stride per axis of `shape`; 0 where a result is not indexed by an axis
+        innermost   where a reduced loop that has only one iteration goes, if there is no other: else outermost
+        """
+        axes = [
+            Axis(extent, tuple(own[axis] for own in strides), axis in reduced)
+            for axis, extent in enumerate(shape)
+            if extent != 1
+        ]
+        # A repeated axis (stride 0) goes outside: a line of one repeated element is no line.
+        axes.sort(key=lambda axis: -(axis.strides[0] or math.inf))
+        axes = _merged(axes)
+        if not any(axis.reduced for axis in axes):
+            once = Axis(1, (int(innermost),) * len(strides), True)
+            axes = [*axes, once] if innermost else [once, *axes]
+        return cls(tuple(axes))
+
+    @property
+    def are_rows(self) -> bool:
+        """Is the innermost loop reduced?"""
+        return self.axes[-1].reduced
+
+    @property
+    def kept(self) -> list[Axis]:
+        """Loops that are not reduced."""
+        return [axis for axis in self.axes if not axis.reduced]
+
+    @property
+    def reduced(self) -> list[Axis]:
+        return [axis for axis in self.axes if axis.reduced]
+
+    @property
+    def outer(self) -> list[Axis]:
+        """Loops whose iterations threads can share: the kept ones, without the columns."""
+        return [axis for axis in self.axes[:-1] if not axis.reduced]
+
+    @property
+    def iterations(self) -> int:
+        return iteration_count(self.axes)
+
+
+def shared_rows(shape: Shape, reduced: Collection[int], operands: Sequence[Operand], units: int) -> int:
+    """Rows (the leading extent) that threads can own in all of these operands; 0 when they cannot.
+
+    units   pieces of work along the kept axes, outermost first: rows are owned only where they are full units
+    """
+    rows = shape[0] if shape else 0
+    if rows < MIN_SHARED_ROWS or 0 in reduced or units % rows:
+        return 0
+    return rows if all(operand.is_dense and operand.shape[0] == rows for operand in operands) else 0

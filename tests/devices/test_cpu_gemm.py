@@ -1,0 +1,110 @@
+"""The matrix products that kernels call natively: right for every size, and the same however rows are shared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlcompute.devices.cpu.codegen import loops
+from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
+from mlcompute.devices.cpu.gemm import matmul, packed_gemm
+from mlcompute.devices.cpu.jit.cache import kernel_cache
+from mlcompute.devices.cpu.runtime.threads import KERNEL
+from mlcompute.ops.op import Array, Value
+from mlcompute.ops.views import transpose
+from tests.devices.kernels import Bench
+
+SIZES = [(1, 1, 1), (3, 7, 5), (16, 16, 16), (7, 33, 40), (37, 100, 300), (14, 128, 129), (25, 48, 17), (5, 20, 256)]
+
+
+def call(function: Code, integers: list[int], arrays: list[Array]) -> None:
+    words = np.array([*integers, *(array.ctypes.data for array in arrays)], np.int64)
+    (address,) = kernel_cache.addresses([function])
+    KERNEL(address)(0, 1, words.ctypes.data)
+
+
+def pack(b: Array, by_columns: bool) -> Array:
+    depth, columns = b.shape
+    source = np.ascontiguousarray(b.T if by_columns else b)
+    function = packed_gemm.pack_columns(columns) if by_columns else packed_gemm.pack_rows(columns)
+    packed = np.full(packed_gemm.padded(columns) * depth, np.nan, np.float32)
+    call(function, [0, columns, depth, source.shape[1]], [source, packed])
+    return packed
+
+
+def multiply(a: Array, packed: Array, c: Array, columns: int, accumulate: bool = False) -> None:
+    """c[:, :columns] = a b or += a b, where a may be any view."""
+    rows, depth = a.shape
+    strides = [stride // 4 for stride in a.strides]
+    call(
+        packed_gemm.packed_gemm(columns),
+        [rows, columns, depth, int(accumulate), *strides, c.strides[0] // 4],
+        [a, packed, c],
+    )
+
+
+@pytest.fixture(params=[4, 8, "own"])
+def _lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors as short as other machines have them, and this machine's."""
+    lanes = vector_lanes() if request.param == "own" else request.param
+    for module in (packed_gemm, loops):
+        monkeypatch.setattr(module, "vector_lanes", lambda: lanes)
+
+
+@pytest.mark.usefixtures("_lanes")
+@pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)
+def test_products_of_all_sizes(rows: int, columns: int, depth: int) -> None:
+    rng = np.random.default_rng(rows)
+    a, b = rng.standard_normal((rows, depth)).astype("f"), rng.standard_normal((depth, columns)).astype("f")
+    packed = pack(b, by_columns=False)
+    np.testing.assert_array_equal(packed, pack(b, by_columns=True))
+    exact = a.astype(np.float64) @ b
+    for view in (a, np.asfortranarray(a)):
+        for accumulate in (False, True):
+            c = rng.standard_normal((rows, columns + 3)).astype("f")
+            expected = c.astype(np.float64)
+            expected[:, :columns] = exact + (c[:, :columns] if accumulate else 0)
+            multiply(view, packed, c, columns, accumulate)
+            np.testing.assert_allclose(c, expected, rtol=1e-5, atol=1e-5 * np.sqrt(depth))
+
+
+@pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)
+def test_a_row_does_not_depend_on_its_neighbours(rows: int, columns: int, depth: int) -> None:
+    rng = np.random.default_rng(rows)
+    a, b = rng.standard_normal((rows, depth)).astype("f"), rng.standard_normal((depth, columns)).astype("f")
+    packed, together, apart = pack(b, by_columns=False), *(np.zeros((rows, columns), "f") for _ in range(2))
+    multiply(a, packed, together, columns)
+    for row in range(rows):
+        multiply(a[row : row + 1], packed, apart[row : row + 1], columns)
+    assert together.tobytes() == apart.tobytes()
+
+
+def test_long_sums_stay_accurate() -> None:
+    depth = 100_000
+    ones, c = np.ones((1, depth), "f"), np.zeros((1, 1), "f")
+    multiply(ones * np.float32(0.1), pack(np.ones((depth, 1), "f"), by_columns=False), c, 1)
+    # Term after term, rounding would add up to 1.4e-4.
+    np.testing.assert_allclose(c, depth * float(np.float32(0.1)), rtol=1e-5)
+
+
+def test_panels_waste_little() -> None:
+    lanes = vector_lanes()
+    for vectors in range(1, 40):
+        assert packed_gemm.padded(vectors * lanes) <= (vectors + 1) * lanes
+        assert packed_gemm.padded(vectors * lanes - 1) >= vectors * lanes - 1
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(16, 8, 16), (17, 33, 40), (64, 256, 300), (200, 100, 129), (1000, 65, 64)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_with_turned_weights(m: int, n: int, k: int, turned: bool) -> None:
+    """What fully connected layers need; a may be turned, too."""
+    rng = np.random.default_rng(m)
+    a, b = (rng.standard_normal(shape).astype("f") for shape in ((k, m) if turned else (m, k), (n, k)))
+
+    def views(a: Value, b: Value) -> list[Value]:
+        return [transpose(a, (1, 0)) if turned else a, transpose(b, (1, 0))]
+
+    bench = Bench(matmul.KERNELS, "matmul", [a, b], views=views)
+    assert bench.entries is not None
+    assert [entry.kernel for entry in bench.entries] == ["gemm_nt"]
+    bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * k))

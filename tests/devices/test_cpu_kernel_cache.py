@@ -1,0 +1,213 @@
+"""Machine code on disk: found again, never trusted blindly, never in the way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.jit import cache
+from mlcompute.devices.cpu.runtime.threads import KERNEL
+
+ROOT = Path(__file__).parents[2]
+
+
+def doubling(times: int = 1) -> Code:
+    """Doubles a number, so many times."""
+    code = Code("double")
+    place = code.argument(0, "ptr")
+    for _ in range(times):
+        value = code.load(place, "float")
+        code.store(place, "float", code.let(f"fadd float {value}, {value}"))
+    return code
+
+
+def run(code: Code) -> float:
+    """What the code makes of 1, in a process that has not seen it yet."""
+    number = np.ones(1, np.float32)
+    (address,) = fresh().addresses([code])
+    KERNEL(address)(0, 1, np.array([number.ctypes.data], np.int64).ctypes.data)
+    return float(number[0])
+
+
+_libraries: list[cache.KernelCache] = []  # code must outlive its calls
+
+
+def fresh() -> cache.KernelCache:
+    _libraries.append(cache.KernelCache())
+    return _libraries[-1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLCOMPUTE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def emitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Digests that were written, one after the other."""
+    found: list[str] = []
+    write = cache._write
+
+    def watch(digest: str, code: bytes) -> None:
+        found.append(digest)
+        write(digest, code)
+
+    monkeypatch.setattr(cache, "_write", watch)
+    return found
+
+
+def test_code_is_found_again(folder: Path, emitted: list[str]) -> None:
+    assert run(doubling()) == 2.0
+    assert [path.name for path in folder.iterdir()] == [f"{emitted[0]}.o"]
+    assert run(doubling()) == 2.0
+    assert len(emitted) == 1, "compiled although it was there"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:10],
+        lambda data: data[:32],
+        lambda data: data[:-1],
+        lambda data: data + b"x",
+        lambda data: bytes([data[0] ^ 1]) + data[1:],
+        lambda data: data[:-5] + bytes([data[-5] ^ 4]) + data[-4:],
+        lambda data: os.urandom(len(data)),
+    ],
+    ids=["empty", "torn", "without code", "cut", "longer", "checksum", "one bit", "noise"],
+)
+def test_a_damaged_file_is_ignored_and_replaced(folder: Path, emitted: list[str], damage: object) -> None:
+    run(doubling())
+    (file,) = folder.iterdir()
+    good = file.read_bytes()
+    file.write_bytes(damage(good))  # type: ignore[operator]
+    assert run(doubling()) == 2.0
+    assert file.read_bytes() == good
+    assert len(emitted) == 2
+
+
+def test_every_cut_is_noticed(folder: Path) -> None:
+    run(doubling())
+    (file,) = folder.iterdir()
+    good, digest = file.read_bytes(), file.stem
+    for length in range(len(good)):
+        file.write_bytes(good[:length])
+        assert cache._read(digest) is None
+    file.write_bytes(good)
+    assert cache._read(digest) == good[32:]
+
+
+def test_an_empty_name_means_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLCOMPUTE_CACHE", "")
+    monkeypatch.chdir(tmp_path)
+    assert cache.cache_folder() is None
+    assert run(doubling(2)) == 4.0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_it_is_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLCOMPUTE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.cache_folder() == tmp_path / "mlcompute"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.cache_folder() == tmp_path / ".cache" / "mlcompute"
+
+
+@pytest.mark.parametrize("obstacle", ["a file", "below a file", "no rights", "disk full"])
+def test_a_folder_that_cannot_be_written(obstacle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "cache"
+    if obstacle in ("a file", "below a file"):
+        place.write_text("in the way")
+        place = place / "deeper" if obstacle == "below a file" else place
+    elif obstacle == "no rights":
+        place.mkdir(mode=0o555)
+        if os.geteuid() == 0:  # root may write anywhere
+            monkeypatch.setattr(cache.tempfile, "mkstemp", _refuse)
+    else:
+        monkeypatch.setattr(cache.os, "replace", _refuse)
+    monkeypatch.setenv("MLCOMPUTE_CACHE", str(place))
+    assert run(doubling(3)) == 8.0
+    assert not list(tmp_path.rglob("*.tmp")), "half a file is left"
+
+
+def _refuse(*arguments: object, **named: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_other_machines_and_versions_have_files_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = cache.identity()
+    run(doubling())
+    for other in (f"{identity} avx99", identity.replace(identity.split()[0], "0.0.1", 1)):
+        monkeypatch.setattr(cache, "identity", lambda other=other: other)
+        assert run(doubling()) == 2.0
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_the_oldest_files_leave_when_there_are_too_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir()
+    for number in range(8):
+        (folder / f"{number}.o").write_bytes(bytes(1000))
+        os.utime(folder / f"{number}.o", (number + 1, number + 1))
+    monkeypatch.setattr(cache, "CACHE_BYTES", 5000)
+    cache._write("new", bytes(968))
+    cache._shrink()
+    assert sorted(path.stem for path in folder.iterdir()) == ["4", "5", "6", "7", "new"]
+
+
+def test_what_a_killed_process_left_is_swept(folder: Path) -> None:
+    folder.mkdir()
+    for name, age in (("old.tmp", 7200), ("new.tmp", 0)):
+        (folder / name).touch()
+        os.utime(folder / name, (time.time() - age,) * 2)
+    cache._write("code", bytes(10))
+    cache._shrink()
+    assert sorted(path.name for path in folder.iterdir()) == ["code.o", "new.tmp"]
+
+
+def test_files_that_vanish_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may shrink the same folder at the same time."""
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.o").write_bytes(bytes(1000))
+    monkeypatch.setattr(cache, "CACHE_BYTES", 0)
+    glob = Path.glob
+
+    def vanishing(self: Path, pattern: str) -> Iterator[Path]:
+        found = list(glob(self, pattern))
+        for path in found[:1]:
+            path.unlink()
+        return iter(found)
+
+    monkeypatch.setattr(Path, "glob", vanishing)
+    cache._write("new", bytes(10))
+    cache._shrink()
+
+
+AT_ONCE = """
+from tests.devices.models import make
+job = make("mlp")
+job.step()
+print(job.bits().hex())
+"""
+
+
+def test_two_processes_at_once(folder: Path) -> None:
+    command = [sys.executable, "-c", AT_ONCE]
+    started = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    answers = {process.communicate(timeout=120)[0] for process in started}
+    assert len(answers) == 1
+    for file in folder.iterdir():
+        assert file.suffix == ".o"
+        assert cache._read(file.stem) is not None
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout in answers
