@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,22 +17,16 @@ from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.codegen.combiners import SUM, LineReduction, Term, fill, reduce_columns
 from mlcompute.devices.cpu.codegen.loops import (
-    AxisRegisters,
     Line,
     Variable,
-    address_at,
-    axis_registers,
-    line_stride,
     loop_over,
-    share_units,
     splat,
     splat_constant,
     to_float,
-    unravel_index,
     vector_loop,
 )
 from mlcompute.devices.cpu.codegen.simd import SimdValue
-from mlcompute.devices.cpu.kernels.column_tiles import MIN_COLUMNS, UNITS, ColumnTiles
+from mlcompute.devices.cpu.kernels.row_column import MIN_COLUMNS, UNITS, ColumnLoops, RowLoops, row_groups
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import (
     Axis,
@@ -102,37 +95,33 @@ def _row_entry(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) -> Ent
     code = Code("normalize_rows")
     args = KernelArguments(code)
     source, target, means, variances = (args.pointer(operand) for operand in all_)
-    outer = [axis for axis in axes if not axis.reduced]
-    kept = axis_registers(args, outer)
-    reduced = axis_registers(args, [axis for axis in axes if axis.reduced])
-    strides = [line_stride(args, stride) for stride in axes[-1].strides[:2]]
-    count = args.number(iteration_count([axis for axis in axes if axis.reduced]))
+    reduced_count = args.number(iteration_count([axis for axis in axes if axis.reduced]))
     epsilon = _epsilon(args, step)
-    rows = shared_rows(x.shape, step.attributes["axes"], all_, iteration_count(outer))
-    begin, end = share_units(args, iteration_count(outer), rows)
-    size = to_float(code, count)
-    with code.loop(begin, end) as unit:
-        indices = unravel_index(code, unit, kept)
-        from_, to = (address_at(code, p, i, kept, indices, "float") for i, p in enumerate((source, target)))
+    rows = shared_rows(x.shape, step.attributes["axes"], all_, iteration_count([a for a in axes if not a.reduced]))
+    loops = RowLoops(args, axes, rows, operands=2)
+    *outer, innermost = loops.reduced
+    size = to_float(code, reduced_count)
+    with loops.each_unit():
+        from_, to = (loops.address(p, i, "float") for i, p in enumerate((source, target)))
 
         def over(total: LineReduction, term: Term | None = None) -> SimdValue:
-            with loop_over(code, reduced[:-1], [from_], ["float"]) as (inner,):
-                total.add(Line(code, inner, "float", strides[0]), reduced[-1].extent, term)
+            with loop_over(code, outer, [from_], ["float"]) as (inner,):
+                total.add(Line(code, inner, "float", loops.strides[0]), innermost.extent, term)
             return total.result()
 
         m = over(LineReduction(code, SUM)) / size
         centre = splat(m)
         v = over(LineReduction(code, SUM), lambda value, index, mask: _square(value - centre)) / size
         for pointer, value in ((means, m), (variances, v)):
-            code.store(address_at(code, pointer, 2, kept, indices, "float"), "float", value.name)
+            code.store(loops.address(pointer, 2, "float"), "float", value.name)
         scale = splat(1.0 / (v + epsilon).sqrt())
-        with loop_over(code, reduced[:-1], [from_, to], ["float", "float"]) as (inner, result):
-            seen, made = Line(code, inner, "float", strides[0]), Line(code, result, "float", strides[1])
+        with loop_over(code, outer, [from_, to], ["float", "float"]) as addresses:
+            seen, made = (Line(code, a, "float", stride) for a, stride in zip(addresses, loops.strides, strict=True))
 
             def finish(index: str, mask: str | None) -> None:
                 made.store(index, (seen.load(index, mask) - centre) * scale, mask)
 
-            vector_loop(code, 0, reduced[-1].extent, finish)
+            vector_loop(code, 0, innermost.extent, finish)
     return Entry(
         step, code, args.values, reads=[x], writes=[y, mean, variance],
         rows=rows, by_row={0, 1, 2, 3} if rows else set(),
@@ -155,24 +144,6 @@ def _epsilon(args: KernelArguments, step: Step) -> SimdValue:
 # Columns ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """Names that the passes over columns share."""
-
-    args: KernelArguments
-    kept: list[AxisRegisters]
-    along: AxisRegisters
-    strides: list[str | None]
-    tiles: ColumnTiles
-    rows: str
-    units: tuple[str, str]
-
-    def line(self, operand: int, first: str, row: str) -> Line:
-        code = self.args.code
-        address = code.at(first, code.mul(row, self.along.strides[operand]), "float")
-        return Line(code, address, "float", self.strides[operand])
-
-
 def _column_entries(
     step: Step, operands: Operands, all_: Sequence[Operand], axes: Sequence[Axis], blocks: int
 ) -> Sequence[Entry]:
@@ -190,42 +161,32 @@ def _column_entries(
     return [first, second]
 
 
-def _prepare(args: KernelArguments, axes: Sequence[Axis], rows: int, lead: Axis | None = None) -> _Columns:
-    """`lead`: an axis of blocks before the kept ones."""
-    outer = [*([lead] if lead else []), *(axis for axis in axes[:-1] if not axis.reduced)]
-    kept = axis_registers(args, outer)
-    along = next(axis for axis in axes if axis.reduced)
-    (along_words,) = axis_registers(args, [along])
-    strides = [line_stride(args, stride) for stride in axes[-1].strides]
-    tiles = ColumnTiles(args, axes[-1].extent, iteration_count(outer), _TILE)
-    units = share_units(args, iteration_count(outer) * tiles.count, rows)
-    return _Columns(args, kept, along_words, strides, tiles, along_words.extent, units)
-
-
-def _statistics(names: _Columns, address: str, rows: str, columns: tuple[str, str], mean: Line, squares: Line) -> None:
+def _statistics(
+    loops: ColumnLoops, address: str, rows: str, columns: tuple[str, str], mean: Line, squares: Line
+) -> None:
     """mean[c] and the sum of squares about it over some rows, for columns c."""
-    code = names.args.code
-    seen = Line(code, address, "float", names.strides[0])
+    code = loops.code
+    seen = Line(code, address, "float", loops.strides[0])
     for line in (mean, squares):
         fill(code, line, columns, splat_constant(code, 0.0))
-    reduce_columns(code, SUM, rows, names.along.strides[0], seen, columns, mean)
+    reduce_columns(code, SUM, rows, loops.along.strides[0], seen, columns, mean)
     size = splat(to_float(code, rows))
     vector_loop(code, *columns, lambda c, mask: mean.store(c, mean.load(c, mask) / size, mask))
 
     def term(value: SimdValue, index: str, mask: str | None) -> SimdValue:
         return _square(value - mean.load(index, mask))
 
-    reduce_columns(code, SUM, rows, names.along.strides[0], seen, columns, squares, term)
+    reduce_columns(code, SUM, rows, loops.along.strides[0], seen, columns, squares, term)
 
 
 def _write(
-    names: _Columns, addresses: Sequence[str], rows: str, columns: tuple[str, str], mean: Line, scale: Line
+    loops: ColumnLoops, addresses: Sequence[str], rows: str, columns: tuple[str, str], mean: Line, scale: Line
 ) -> None:
     """y = (x - mean) scale, several rows at once."""
-    code = names.args.code
+    code = loops.code
 
     def write_rows(numbers: Sequence[str]) -> None:
-        lines = [[names.line(operand, address, row) for operand, address in enumerate(addresses)] for row in numbers]
+        lines = [[loops.row(operand, first, row) for operand, first in enumerate(addresses)] for row in numbers]
 
         def column(index: str, mask: str | None) -> None:
             m, s = mean.load(index, mask), scale.load(index, mask)
@@ -234,17 +195,7 @@ def _write(
 
         vector_loop(code, *columns, column)
 
-    full = code.mul(code.div(rows, _ROWS), _ROWS)
-    with code.loop(0, full, _ROWS) as first:
-        write_rows([code.add(first, row) for row in range(_ROWS)])
-    with code.loop(full, rows) as row:
-        write_rows([row])
-
-
-def _buffer(names: _Columns, columns: tuple[str, str], slot: str) -> Line:
-    """A line on the stack for the columns of a unit."""
-    code = names.args.code
-    return Line(code, code.at(slot, code.sub(0, columns[0]), "float"), "float")
+    row_groups(code, rows, _ROWS, write_rows)
 
 
 def _full_columns(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) -> Entry:
@@ -255,17 +206,15 @@ def _full_columns(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) -> 
     epsilon = splat(_epsilon(args, step))
     others = iteration_count([axis for axis in axes[:-1] if not axis.reduced])
     rows = shared_rows(all_[0].shape, step.attributes["axes"], all_, others)
-    names = _prepare(args, axes, rows)
+    loops = ColumnLoops(args, axes, rows, _TILE)
     slot = code.variable(f"[{_TILE} x float]", "poison")
-    with code.loop(*names.units) as unit:
-        unit, columns = names.tiles.split(unit)
-        indices = unravel_index(code, unit, names.kept)
-        addresses = [address_at(code, p, min(i, 2), names.kept, indices, "float") for i, p in enumerate(pointers)]
-        mean, variance = (Line(code, address, "float", names.strides[2]) for address in addresses[2:])
-        _statistics(names, addresses[0], names.rows, columns, mean, variance)
-        size = splat(to_float(code, names.rows))
+    with loops.each_unit() as columns:
+        addresses = [loops.address(p, min(i, 2), "float") for i, p in enumerate(pointers)]
+        mean, variance = (Line(code, address, "float", loops.strides[2]) for address in addresses[2:])
+        _statistics(loops, addresses[0], loops.along.extent, columns, mean, variance)
+        size = splat(to_float(code, loops.along.extent))
 
-        scale = _buffer(names, columns, slot)
+        scale = loops.buffer(columns, slot)
 
         def finish(index: str, mask: str | None) -> None:
             v = variance.load(index, mask) / size
@@ -273,7 +222,7 @@ def _full_columns(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) -> 
             scale.store(index, 1.0 / (v + epsilon).sqrt(), mask)
 
         vector_loop(code, *columns, finish)
-        _write(names, addresses[:2], names.rows, columns, mean, scale)
+        _write(loops, addresses[:2], loops.along.extent, columns, mean, scale)
     return Entry(
         step, code, args.values, reads=[all_[0]], writes=list(all_[1:]),
         rows=rows, by_row={0, 1, 2, 3} if rows else set(),
@@ -289,18 +238,13 @@ def _block_statistics(
     args = KernelArguments(code)
     pointers = [args.pointer(operand) for operand in (x, means, squares)]
     along = next(axis for axis in axes if axis.reduced)
-    names = _prepare(args, axes, 0, Axis(blocks, (size * along.strides[0], size * along.strides[1], columns)))
+    loops = ColumnLoops(args, axes, 0, _TILE, Axis(blocks, (size * along.strides[0], size * along.strides[1], columns)))
     step_ = args.number(size)
-    with code.loop(*names.units) as unit:
-        unit, range_ = names.tiles.split(unit)
-        indices = unravel_index(code, unit, names.kept)
-        rows = code.minimum(step_, code.sub(names.rows, code.mul(indices[0], step_)))
-        address = address_at(code, pointers[0], 0, names.kept, indices, "float")
-        lines = [
-            Line(code, address_at(code, p, 2, names.kept, indices, "float"), "float", names.strides[2])
-            for p in pointers[1:]
-        ]
-        _statistics(names, address, rows, range_, lines[0], lines[1])
+    with loops.each_unit() as range_:
+        rows = code.minimum(step_, code.sub(loops.along.extent, code.mul(loops.indices[0], step_)))
+        address = loops.address(pointers[0], 0, "float")
+        lines = [Line(code, loops.address(p, 2, "float"), "float", loops.strides[2]) for p in pointers[1:]]
+        _statistics(loops, address, rows, range_, lines[0], lines[1])
     return Entry(
         step, code, args.values, reads=[x], writes=[means, squares],
         kernel=f"statistics of {blocks} blocks", cost=x.size * _NS_PER_ELEMENT / 2,
@@ -318,28 +262,24 @@ def _join_blocks(
     epsilon = splat(_epsilon(args, step))
     along, columns = next(axis for axis in axes if axis.reduced), all_[2].size
     # Along the blocks, the statistics themselves do not move: every block joins all of them.
-    names = _prepare(args, axes, 0, Axis(blocks, (size * along.strides[0], size * along.strides[1], 0)))
+    loops = ColumnLoops(args, axes, 0, _TILE, Axis(blocks, (size * along.strides[0], size * along.strides[1], 0)))
     step_, count, pitch = args.numbers([size, blocks, columns])
     slots = [code.variable(f"[{_TILE} x float]", "poison") for _ in range(2)]
-    with code.loop(*names.units) as unit:
-        unit, range_ = names.tiles.split(unit)
-        indices = unravel_index(code, unit, names.kept)
-        rows = code.minimum(step_, code.sub(names.rows, code.mul(indices[0], step_)))
-        addresses = [address_at(code, p, i, names.kept, indices, "float") for i, p in enumerate((x, y))]
-        statistics = [
-            address_at(code, p, 2, names.kept, indices, "float") for p in (mean, variance, part_means, part_squares)
-        ]
-        is_first = code.let(f"icmp eq i64 {indices[0]}, 0")
-        full = splat(to_float(code, names.rows))
-        centre, scale = (_buffer(names, range_, slot) for slot in slots)
+    with loops.each_unit() as range_:
+        rows = code.minimum(step_, code.sub(loops.along.extent, code.mul(loops.indices[0], step_)))
+        addresses = [loops.address(p, i, "float") for i, p in enumerate((x, y))]
+        statistics = [loops.address(p, 2, "float") for p in (mean, variance, part_means, part_squares)]
+        is_first = code.let(f"icmp eq i64 {loops.indices[0]}, 0")
+        full = splat(to_float(code, loops.along.extent))
+        centre, scale = (loops.buffer(range_, slot) for slot in slots)
 
         def column(index: str, mask: str | None) -> None:
             def part(number_: int, block: str) -> Line:
                 address = code.at(statistics[number_], code.mul(block, pitch), "float")
-                return Line(code, address, "float", names.strides[2])
+                return Line(code, address, "float", loops.strides[2])
 
             def size_of(block: str) -> SimdValue:
-                return splat(to_float(code, code.minimum(step_, code.sub(names.rows, code.mul(block, step_)))))
+                return splat(to_float(code, code.minimum(step_, code.sub(loops.along.extent, code.mul(block, step_)))))
 
             total, spread = Variable(splat_constant(code, 0.0)), Variable(splat_constant(code, 0.0))
             with code.loop(0, count) as block:
@@ -351,12 +291,12 @@ def _join_blocks(
             v = spread.get() / full
             with code.when(is_first):
                 for address, value in zip(statistics, (m, v), strict=False):
-                    Line(code, address, "float", names.strides[2]).store(index, value, mask)
+                    Line(code, address, "float", loops.strides[2]).store(index, value, mask)
             centre.store(index, m, mask)
             scale.store(index, 1.0 / (v + epsilon).sqrt(), mask)
 
         vector_loop(code, *range_, column)
-        _write(names, addresses, rows, range_, centre, scale)
+        _write(loops, addresses, rows, range_, centre, scale)
     return Entry(
         step, code, args.values, reads=[all_[0], means, squares], writes=list(all_[1:]),
         kernel=f"normalize columns in {blocks} blocks", cost=all_[0].size * _NS_PER_ELEMENT / 2,

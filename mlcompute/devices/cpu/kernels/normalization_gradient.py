@@ -15,15 +15,10 @@ from mlcompute.devices.cpu.codegen.combiners import ROWS, SUM, LineReduction, fi
 from mlcompute.devices.cpu.codegen.loops import (
     Line,
     Variable,
-    address_at,
-    axis_registers,
-    line_stride,
     loop_over,
-    share_units,
     splat,
     splat_constant,
     to_float,
-    unravel_index,
     vector_loop,
 )
 from mlcompute.devices.cpu.codegen.simd import SimdValue
@@ -32,11 +27,9 @@ from mlcompute.devices.cpu.kernels.normalization import (
     _TILE,
     _axes,
     _blocks,
-    _buffer,
-    _Columns,
     _epsilon,
-    _prepare,
 )
+from mlcompute.devices.cpu.kernels.row_column import ColumnLoops, RowLoops, row_groups
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, dense_strides, iteration_count, shared_rows
 from mlcompute.ops.op import FLOAT32, Step
@@ -92,27 +85,26 @@ def _row_entry(step: Step, images: Sequence[Operand], statistics: Sequence[Opera
     args = KernelArguments(code)
     pointers = [args.pointer(operand) for operand in images]
     variances, *scales, shifts, slopes = (args.pointer(operand) for operand in statistics)
-    outer = [axis for axis in axes if not axis.reduced]
-    kept = axis_registers(args, outer)
-    reduced = axis_registers(args, [axis for axis in axes if axis.reduced])
-    strides = [line_stride(args, stride) for stride in axes[-1].strides[:3]]
     count = args.number(iteration_count([axis for axis in axes if axis.reduced]))
     epsilon, size = _epsilon(args, step), to_float(code, count)
     operands = [*images[:2], *statistics[:-2], images[2], *statistics[-2:]]
-    rows = shared_rows(images[0].shape, step.attributes["axes"], operands, iteration_count(outer))
-    begin, end = share_units(args, iteration_count(outer), rows)
-    with code.loop(begin, end) as unit:
-        indices = unravel_index(code, unit, kept)
-        addresses = [address_at(code, p, i, kept, indices, "float") for i, p in enumerate(pointers)]
+    units = iteration_count([axis for axis in axes if not axis.reduced])
+    rows = shared_rows(images[0].shape, step.attributes["axes"], operands, units)
+    loops = RowLoops(args, axes, rows, operands=3)
+    *outer, innermost = loops.reduced
+    with loops.each_unit():
+        addresses = [loops.address(p, i, "float") for i, p in enumerate(pointers)]
 
         def statistic(pointer: str) -> Line:
-            return Line(code, address_at(code, pointer, _STATISTICS, kept, indices, "float"), "float")
+            return Line(code, loops.address(pointer, _STATISTICS, "float"), "float")
 
         shift, slope = LineReduction(code, SUM), LineReduction(code, SUM)
-        with loop_over(code, reduced[:-1], addresses[:2], ["float"] * 2) as inner:
-            dy, y = (Line(code, address, "float", stride) for address, stride in zip(inner, strides, strict=False))
-            shift.add(dy, reduced[-1].extent)
-            slope.add(dy, reduced[-1].extent, lambda value, index, mask: value * y.load(index, mask))
+        with loop_over(code, outer, addresses[:2], ["float"] * 2) as inner:
+            dy, y = (
+                Line(code, address, "float", stride) for address, stride in zip(inner, loops.strides, strict=False)
+            )
+            shift.add(dy, innermost.extent)
+            slope.add(dy, innermost.extent, lambda value, index, mask: value * y.load(index, mask))
         sums = shift.result(), slope.result()
         for pointer, value in zip((shifts, slopes), sums, strict=True):
             statistic(pointer).store(0, value)
@@ -120,15 +112,15 @@ def _row_entry(step: Step, images: Sequence[Operand], statistics: Sequence[Opera
         for pointer in scales:
             factor = factor * statistic(pointer).load(0, lanes=1)
         a, b, c = (splat(value) for value in (factor, factor * (sums[0] / size), factor * (sums[1] / size)))
-        with loop_over(code, reduced[:-1], addresses, ["float"] * 3) as inner:
-            lines = [Line(code, address, "float", stride) for address, stride in zip(inner, strides, strict=True)]
+        with loop_over(code, outer, addresses, ["float"] * 3) as inner:
+            lines = [Line(code, address, "float", stride) for address, stride in zip(inner, loops.strides, strict=True)]
 
             def finish(index: str, mask: str | None) -> None:
                 lines[_DX].store(
                     index, _formed(lines[_DY].load(index, mask), lines[_Y].load(index, mask), a, b, c), mask
                 )
 
-            vector_loop(code, 0, reduced[-1].extent, finish)
+            vector_loop(code, 0, innermost.extent, finish)
     return Entry(
         step, code, args.values, reads=operands[: -3], writes=operands[-3:],
         rows=rows, by_row=set(range(len(operands))) if rows else set(),
@@ -156,25 +148,23 @@ def _sums_entry(
     code = Code("normalize_gradient_sums")
     args = KernelArguments(code)
     pointers = [args.pointer(operand) for operand in (*images, *sums)]
-    names = _prepare(args, axes, 0, _lead(axes, blocks, size, columns))
+    loops = ColumnLoops(args, axes, 0, _TILE, _lead(axes, blocks, size, columns))
     step_ = args.number(size)
-    with code.loop(*names.units) as unit:
-        unit, range_ = names.tiles.split(unit)
-        indices = unravel_index(code, unit, names.kept)
-        rows = code.minimum(step_, code.sub(names.rows, code.mul(indices[0], step_)))
-        addresses = [address_at(code, p, i, names.kept, indices, "float") for i, p in enumerate(pointers[:2])]
+    with loops.each_unit() as range_:
+        rows = code.minimum(step_, code.sub(loops.along.extent, code.mul(loops.indices[0], step_)))
+        addresses = [loops.address(p, i, "float") for i, p in enumerate(pointers[:2])]
         targets = [
             Line(
                 code,
-                address_at(code, p, _STATISTICS, names.kept, indices, "float"),
+                loops.address(p, _STATISTICS, "float"),
                 "float",
-                names.strides[_STATISTICS],
+                loops.strides[_STATISTICS],
             )
             for p in pointers[2:]
         ]
         for target in targets:
             fill(code, target, range_, splat_constant(code, 0.0))
-        _add_rows(names, addresses, rows, range_, targets)
+        _add_rows(loops, addresses, rows, range_, targets)
     return Entry(
         step, code, args.values, reads=list(images), writes=list(sums),
         kernel=f"sums of {blocks} blocks", cost=images[0].size * _NS_PER_ELEMENT / 2,
@@ -188,13 +178,13 @@ def _lead(axes: Sequence[Axis], blocks: int, size: int, columns: int) -> Axis:
 
 
 def _add_rows(
-    names: _Columns, addresses: Sequence[str], rows: str, columns: tuple[str, str], targets: Sequence[Line]
+    loops: ColumnLoops, addresses: Sequence[str], rows: str, columns: tuple[str, str], targets: Sequence[Line]
 ) -> None:
     """Add dy and dy y of some rows to two lines, several rows at once."""
-    code = names.args.code
+    code = loops.code
 
     def add(numbers: Sequence[str]) -> None:
-        lines = [[names.line(operand, address, row) for operand, address in enumerate(addresses)] for row in numbers]
+        lines = [[loops.row(operand, address, row) for operand, address in enumerate(addresses)] for row in numbers]
 
         def column(index: str, mask: str | None) -> None:
             pairs = [(dy.load(index, mask), y.load(index, mask)) for dy, y in lines]
@@ -204,16 +194,7 @@ def _add_rows(
 
         vector_loop(code, *columns, column)
 
-    _several(code, rows, ROWS, add)
-
-
-def _several(code: Code, rows: str, count: int, body: Callable[[Sequence[str]], None]) -> None:
-    """All rows, `count` at once, then one by one."""
-    full = code.mul(code.div(rows, count), count)
-    with code.loop(0, full, count) as first:
-        body([code.add(first, row) for row in range(count)])
-    with code.loop(full, rows) as row:
-        body([row])
+    row_groups(code, rows, ROWS, add)
 
 
 def _write_entry(
@@ -234,21 +215,19 @@ def _write_entry(
     epsilon = splat(_epsilon(args, step))
     # Along the blocks, the statistics themselves do not move: every block joins all of them.
     lead = _lead(axes, blocks, size, 0)
-    names = _prepare(args, axes, 0, lead)
+    loops = ColumnLoops(args, axes, 0, _TILE, lead)
     step_, count, pitch = args.numbers([size, blocks, columns])
     slots = [code.variable(f"[{_TILE} x float]", "poison") for _ in range(3)]
-    with code.loop(*names.units) as unit:
-        unit, range_ = names.tiles.split(unit)
-        indices = unravel_index(code, unit, names.kept)
-        rows = code.minimum(step_, code.sub(names.rows, code.mul(indices[0], step_)))
-        addresses = [address_at(code, p, i, names.kept, indices, "float") for i, p in enumerate(pointers)]
-        at = [address_at(code, p, _STATISTICS, names.kept, indices, "float") for p in small]
-        lines = [Line(code, address, "float", names.strides[_STATISTICS]) for address in at]
+    with loops.each_unit() as range_:
+        rows = code.minimum(step_, code.sub(loops.along.extent, code.mul(loops.indices[0], step_)))
+        addresses = [loops.address(p, i, "float") for i, p in enumerate(pointers)]
+        at = [loops.address(p, _STATISTICS, "float") for p in small]
+        lines = [Line(code, address, "float", loops.strides[_STATISTICS]) for address in at]
         variance, *scales = lines[: len(statistics) - 2]
         shift, slope, *parts = lines[len(statistics) - 2 :]
-        is_first = code.let(f"icmp eq i64 {indices[0]}, 0")
-        full = splat(to_float(code, names.rows))
-        factors = [_buffer(names, range_, slot) for slot in slots]
+        is_first = code.let(f"icmp eq i64 {loops.indices[0]}, 0")
+        full = splat(to_float(code, loops.along.extent))
+        factors = [loops.buffer(range_, slot) for slot in slots]
 
         def column(index: str, mask: str | None) -> None:
             totals = [Variable(splat_constant(code, 0.0)) for _ in parts]
@@ -268,7 +247,7 @@ def _write_entry(
                 line.store(index, value, mask)
 
         vector_loop(code, *range_, column)
-        _write(names, addresses, rows, range_, factors)
+        _write(loops, addresses, rows, range_, factors)
     return Entry(
         step, code, args.values,
         reads=[*images[:2], *statistics[:-2], *sums], writes=[images[_DX], *statistics[-2:]],
@@ -277,13 +256,13 @@ def _write_entry(
 
 
 def _write(
-    names: _Columns, addresses: Sequence[str], rows: str, columns: tuple[str, str], factors: Sequence[Line]
+    loops: ColumnLoops, addresses: Sequence[str], rows: str, columns: tuple[str, str], factors: Sequence[Line]
 ) -> None:
     """dx = a dy - b - c y, several rows at once."""
-    code = names.args.code
+    code = loops.code
 
     def write(numbers: Sequence[str]) -> None:
-        lines = [[names.line(operand, address, row) for operand, address in enumerate(addresses)] for row in numbers]
+        lines = [[loops.row(operand, address, row) for operand, address in enumerate(addresses)] for row in numbers]
 
         def column(index: str, mask: str | None) -> None:
             a, b, c = (factor.load(index, mask) for factor in factors)
@@ -292,7 +271,7 @@ def _write(
 
         vector_loop(code, *columns, column)
 
-    _several(code, rows, _ROWS, write)
+    row_groups(code, rows, _ROWS, write)
 
 
 KERNELS: dict[str, Maker] = {"normalize_gradient": normalize_gradient_entries}

@@ -26,18 +26,13 @@ from mlcompute.devices.cpu.codegen.combiners import (
 from mlcompute.devices.cpu.codegen.loops import (
     Line,
     Variable,
-    address_at,
-    axis_registers,
     lane_numbers,
-    line_stride,
     loop_over,
-    share_units,
     splat_constant,
-    unravel_index,
     vector_loop,
 )
 from mlcompute.devices.cpu.codegen.simd import SimdValue, select
-from mlcompute.devices.cpu.kernels.column_tiles import MIN_COLUMNS, UNITS, ColumnTiles
+from mlcompute.devices.cpu.kernels.row_column import MIN_COLUMNS, UNITS, ColumnLoops, RowLoops
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import (
     MIN_SHARED_ROWS,
@@ -147,31 +142,19 @@ def _entry(
     )
 
 
-def _block_extent(code: Code, block: str, size: str, full: str) -> str:
-    """Rows of a block: all but the last have the same number."""
-    return code.minimum(size, code.sub(full, code.mul(block, size)))
-
-
 def _rows(
     args: KernelArguments, combiner: Combiner, x: Operand, y: Operand, axes: Sequence[Axis], rows: int, cut: int | None
 ) -> None:
     """The innermost axis is reduced: one result per unit, reduced along lines."""
     code, element = args.code, MEMORY_TYPES[x.dtype]
     source, target = args.pointer(x), args.pointer(y)
-    kept = axis_registers(args, [axis for axis in axes if not axis.reduced])
-    reduced = axis_registers(args, [axis for axis in axes if axis.reduced])
-    stride = line_stride(args, axes[-1].strides[0])
-    begin, end = share_units(args, iteration_count([axis for axis in axes if not axis.reduced]), rows)
-    full = args.number(cut) if cut is not None else None
-    with code.loop(begin, end) as unit:
-        indices = unravel_index(code, unit, kept)
-        address = address_at(code, source, 0, kept, indices, element)
-        if full is not None:
-            reduced[0] = replace(reduced[0], extent=_block_extent(code, indices[0], reduced[0].extent, full))
+    loops = RowLoops(args, axes, rows, operands=1, full=cut)
+    with loops.each_unit():
         total = LineReduction(code, combiner)
-        with loop_over(code, reduced[:-1], [address], [element]) as (inner,):
-            total.add(Line(code, inner, element, stride), reduced[-1].extent)
-        code.store(address_at(code, target, 1, kept, indices, combiner.element), combiner.element, total.result().name)
+        *outer, innermost = loops.reduced
+        with loop_over(code, outer, [loops.address(source, 0, element)], [element]) as (inner,):
+            total.add(Line(code, inner, element, loops.strides[0]), innermost.extent)
+        code.store(loops.address(target, 1, combiner.element), combiner.element, total.result().name)
 
 
 def _columns(
@@ -180,24 +163,14 @@ def _columns(
     """The innermost axis stays: rows are combined into one, a range of columns per unit."""
     code, element = args.code, MEMORY_TYPES[x.dtype]
     source, target = args.pointer(x), args.pointer(y)
-    outer = [axis for axis in axes[:-1] if not axis.reduced]
-    kept = axis_registers(args, outer)
-    reduced = axis_registers(args, [axis for axis in axes if axis.reduced])
-    strides = [line_stride(args, stride) for stride in axes[-1].strides]
-    tiles = ColumnTiles(args, axes[-1].extent, iteration_count(outer))
-    begin, end = share_units(args, iteration_count(outer) * tiles.count, rows)
-    full = args.number(cut) if cut is not None else None
-    with code.loop(begin, end) as unit:
-        unit, columns = tiles.split(unit)
-        indices = unravel_index(code, unit, kept)
-        if full is not None:
-            reduced[0] = replace(reduced[0], extent=_block_extent(code, indices[0], reduced[0].extent, full))
-        to = Line(code, address_at(code, target, 1, kept, indices, combiner.element), combiner.element, strides[1])
+    loops = ColumnLoops(args, axes, rows, full=cut)
+    with loops.each_unit() as columns:
+        to = Line(code, loops.address(target, 1, combiner.element), combiner.element, loops.strides[1])
         fill(code, to, columns, combiner.identity_value(code))
-        address = address_at(code, source, 0, kept, indices, element)
-        with loop_over(code, reduced[:-1], [address], [element]) as (inner,):
-            line = Line(code, inner, element, strides[0])
-            reduce_columns(code, combiner, reduced[-1].extent, reduced[-1].strides[0], line, columns, to)
+        *outer, innermost = loops.reduced
+        with loop_over(code, outer, [loops.address(source, 0, element)], [element]) as (inner,):
+            line = Line(code, inner, element, loops.strides[0])
+            reduce_columns(code, combiner, innermost.extent, innermost.strides[0], line, columns, to)
 
 
 # Index of the extreme ---------------------------------------------------------------------------------------------
@@ -279,41 +252,31 @@ def _as_position(index: SimdValue) -> SimdValue:
 def _index_rows(args: KernelArguments, name: str, x: Operand, y: Operand, axes: Sequence[Axis], rows: int) -> None:
     code, lanes, element = args.code, vector_lanes(), MEMORY_TYPES[x.dtype]
     source, target = args.pointer(x), args.pointer(y)
-    kept = axis_registers(args, axes[:-1])
-    extent, stride = args.number(axes[-1].extent), line_stride(args, axes[-1].strides[0])
-    begin, end = share_units(args, iteration_count(axes[:-1]), rows)
-    with code.loop(begin, end) as unit:
-        indices = unravel_index(code, unit, kept)
-        line = Line(code, address_at(code, source, 0, kept, indices, element), element, stride)
+    loops = RowLoops(args, axes, rows, operands=1)
+    with loops.each_unit():
+        line = Line(code, loops.address(source, 0, element), element, loops.strides[0])
         best = _Extreme(code, name, element)
 
         def look(index: str, mask: str | None) -> None:
             here = SimdValue(code, code.splat(code.let(f"trunc i64 {index} to i32"), "i32", lanes), "i32", lanes)
             best.see(line.load(index, mask), here + SimdValue(code, lane_numbers(lanes, "i32"), "i32", lanes), mask)
 
-        vector_loop(code, 0, extent, look)
-        code.store(address_at(code, target, 1, kept, indices, "i64"), "i64", best.position().name)
+        vector_loop(code, 0, loops.reduced[-1].extent, look)
+        code.store(loops.address(target, 1, "i64"), "i64", best.position().name)
 
 
 def _index_columns(args: KernelArguments, name: str, x: Operand, y: Operand, axes: Sequence[Axis], rows: int) -> None:
     code, lanes, element = args.code, vector_lanes(), MEMORY_TYPES[x.dtype]
     source, target = args.pointer(x), args.pointer(y)
-    outer = [axis for axis in axes[:-1] if not axis.reduced]
-    kept = axis_registers(args, outer)
-    (reduced,) = axis_registers(args, [axis for axis in axes if axis.reduced])
-    strides = [line_stride(args, stride) for stride in axes[-1].strides]
-    tiles = ColumnTiles(args, axes[-1].extent, iteration_count(outer))
-    begin, end = share_units(args, iteration_count(outer) * tiles.count, rows)
-    with code.loop(begin, end) as unit:
-        unit, columns = tiles.split(unit)
-        indices = unravel_index(code, unit, kept)
-        address = address_at(code, source, 0, kept, indices, element)
-        to = Line(code, address_at(code, target, 1, kept, indices, "i64"), "i64", strides[1])
+    loops = ColumnLoops(args, axes, rows)
+    with loops.each_unit() as columns:
+        address = loops.address(source, 0, element)
+        to = Line(code, loops.address(target, 1, "i64"), "i64", loops.strides[1])
 
         def column(index: str, mask: str | None) -> None:
             best = _Extreme(code, name, element)
-            with code.loop(0, reduced.extent) as row:
-                line = Line(code, code.at(address, code.mul(row, reduced.strides[0]), element), element, strides[0])
+            with code.loop(0, loops.along.extent) as row:
+                line = loops.row(0, address, row, element)
                 here = SimdValue(code, code.splat(code.let(f"trunc i64 {row} to i32"), "i32", lanes), "i32", lanes)
                 best.see(line.load(index, mask), here, mask)
             to.store(index, best.positions(), mask)

@@ -9,18 +9,13 @@ from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.codegen.combiners import MAX_SKIPPING_NAN, SUM, LineReduction, fill, larger_number
 from mlcompute.devices.cpu.codegen.loops import (
     Line,
-    address_at,
-    axis_registers,
-    line_stride,
-    share_units,
     splat,
     splat_constant,
-    unravel_index,
     vector_loop,
 )
 from mlcompute.devices.cpu.codegen.math import exp, log
 from mlcompute.devices.cpu.codegen.simd import SimdValue
-from mlcompute.devices.cpu.kernels.column_tiles import ColumnTiles
+from mlcompute.devices.cpu.kernels.row_column import ColumnLoops, RowLoops
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, ReductionAxes, iteration_count, shared_rows
 from mlcompute.ops.op import FLOAT32, Step
@@ -59,13 +54,13 @@ def _log(x: SimdValue) -> SimdValue:
 def _rows(args: KernelArguments, logarithm: bool, x: Operand, y: Operand, axes: Sequence[Axis], rows: int) -> None:
     code = args.code
     source, target = args.pointer(x), args.pointer(y)
-    kept = axis_registers(args, axes[:-1])
-    extent, strides = args.number(axes[-1].extent), [line_stride(args, stride) for stride in axes[-1].strides]
-    begin, end = share_units(args, iteration_count(axes[:-1]), rows)
-    with code.loop(begin, end) as unit:
-        indices = unravel_index(code, unit, kept)
-        seen = Line(code, address_at(code, source, 0, kept, indices, "float"), "float", strides[0])
-        made = Line(code, address_at(code, target, 1, kept, indices, "float"), "float", strides[1])
+    loops = RowLoops(args, axes, rows, operands=2)
+    extent = loops.reduced[-1].extent
+    with loops.each_unit():
+        seen, made = (
+            Line(code, loops.address(pointer, i, "float"), "float", loops.strides[i])
+            for i, pointer in enumerate((source, target))
+        )
         # A NaN that the largest misses makes the sum NaN, and with it the entire row.
         largest = LineReduction(code, MAX_SKIPPING_NAN)
         largest.add(seen, extent)
@@ -92,28 +87,17 @@ def _columns(args: KernelArguments, logarithm: bool, x: Operand, y: Operand, axe
     """Row after row, so that memory is read in order; what is known of the columns so far stays on the stack."""
     code = args.code
     source, target = args.pointer(x), args.pointer(y)
-    outer = [axis for axis in axes[:-1] if not axis.reduced]
-    kept = axis_registers(args, outer)
-    (along,) = axis_registers(args, [axis for axis in axes if axis.reduced])
-    strides = [line_stride(args, stride) for stride in axes[-1].strides]
-    tiles = ColumnTiles(args, axes[-1].extent, iteration_count(outer), _TILE)
-    begin, end = share_units(args, iteration_count(outer) * tiles.count, rows)
+    loops = ColumnLoops(args, axes, rows, _TILE)
     buffers = [code.variable(f"[{_TILE} x float]", "poison") for _ in range(2)]
-    with code.loop(begin, end) as unit:
-        unit, columns = tiles.split(unit)
-        indices = unravel_index(code, unit, kept)
-        addresses = [address_at(code, pointer, i, kept, indices, "float") for i, pointer in enumerate((source, target))]
-        back = code.sub(0, columns[0])
-        largest, total = (Line(code, code.at(buffer, back, "float"), "float") for buffer in buffers)
+    with loops.each_unit() as columns:
+        addresses = [loops.address(pointer, i, "float") for i, pointer in enumerate((source, target))]
+        largest, total = (loops.buffer(columns, buffer) for buffer in buffers)
         fill(code, largest, columns, splat_constant(code, MAX_SKIPPING_NAN.identity))
         fill(code, total, columns, splat_constant(code, 0.0))
 
         def each_row(body: Callable[[Line, Line, str, str | None], None]) -> None:
-            with code.loop(0, along.extent) as row:
-                seen, made = (
-                    Line(code, code.at(address, code.mul(row, stride), "float"), "float", apart)
-                    for address, stride, apart in zip(addresses, along.strides, strides, strict=True)
-                )
+            with code.loop(0, loops.along.extent) as row:
+                seen, made = (loops.row(i, address, row) for i, address in enumerate(addresses))
                 vector_loop(code, *columns, lambda index, mask: body(seen, made, index, mask))
 
         def compare(seen: Line, made: Line, index: str, mask: str | None) -> None:
