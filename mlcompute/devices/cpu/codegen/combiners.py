@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector, vector_lanes
-from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat_constant, vector_loop
+from mlcompute.devices.cpu.codegen.loops import Line, Variable, row_groups, splat_constant, vector_loop
 from mlcompute.devices.cpu.codegen.simd import SimdValue, select
 
 #: Vectors a line is reduced by at once, to hide the latency of an addition.
@@ -239,11 +239,7 @@ def reduce_columns(
 
         vector_loop(code, *columns, column)
 
-    full = code.mul(code.div(rows, ROWS), ROWS)
-    with code.loop(0, full, ROWS) as first:
-        reduce_rows([row(code.add(first, r)) for r in range(ROWS)])
-    with code.loop(full, rows) as index:
-        reduce_rows([row(index)])
+    row_groups(code, rows, ROWS, lambda numbers: reduce_rows([row(index) for index in numbers]))
 
 
 def fill(code: Code, line: Line, columns: tuple[str, str], value: SimdValue) -> None:

@@ -171,6 +171,15 @@ def vector_loop(
         body(last, tail_mask(code, rest, lanes))
 
 
+def row_groups(code: Code, rows: str, count: int, body: Callable[[Sequence[str]], None]) -> None:
+    """body(numbers) for all rows, `count` of them at once, then one by one."""
+    full = code.mul(code.div(rows, count), count)
+    with code.loop(0, full, count) as first:
+        body([code.add(first, row) for row in range(count)])
+    with code.loop(full, rows) as row:
+        body([row])
+
+
 class Variable:
     """A register that changes while loops run."""
 

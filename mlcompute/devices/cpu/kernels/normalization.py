@@ -20,13 +20,14 @@ from mlcompute.devices.cpu.codegen.loops import (
     Line,
     Variable,
     loop_over,
+    row_groups,
     splat,
     splat_constant,
     to_float,
     vector_loop,
 )
 from mlcompute.devices.cpu.codegen.simd import SimdValue
-from mlcompute.devices.cpu.kernels.row_column import MIN_COLUMNS, UNITS, ColumnLoops, RowLoops, row_groups
+from mlcompute.devices.cpu.kernels.row_column import MIN_COLUMNS, UNITS, ColumnLoops, RowLoops
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import (
     Axis,

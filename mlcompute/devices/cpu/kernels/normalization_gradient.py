@@ -16,6 +16,7 @@ from mlcompute.devices.cpu.codegen.loops import (
     Line,
     Variable,
     loop_over,
+    row_groups,
     splat,
     splat_constant,
     to_float,
@@ -29,7 +30,7 @@ from mlcompute.devices.cpu.kernels.normalization import (
     _blocks,
     _epsilon,
 )
-from mlcompute.devices.cpu.kernels.row_column import ColumnLoops, RowLoops, row_groups
+from mlcompute.devices.cpu.kernels.row_column import ColumnLoops, RowLoops
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, dense_strides, iteration_count, shared_rows
 from mlcompute.ops.op import FLOAT32, Step

@@ -7,11 +7,10 @@ share, how a unit of sharing becomes addresses, which columns it has. That is wr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
-from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.codegen.loops import (
     AxisRegisters,
     Line,
@@ -142,12 +141,3 @@ class ColumnLoops(_Loops):
         """A row of an operand whose first row lies at `first`."""
         address = self.code.at(first, self.code.mul(row, self.along.strides[operand]), element)
         return Line(self.code, address, element, self.strides[operand])
-
-
-def row_groups(code: Code, rows: str, count: int, body: Callable[[Sequence[str]], None]) -> None:
-    """body(numbers) for all rows, `count` of them at once, then one by one."""
-    full = code.mul(code.div(rows, count), count)
-    with code.loop(0, full, count) as first:
-        body([code.add(first, row) for row in range(count)])
-    with code.loop(full, rows) as row:
-        body([row])
