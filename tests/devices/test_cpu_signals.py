@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from mlcompute.devices.cpu.threads import Team
+from mlcompute.devices.cpu.runtime.threads import Team
 
 import mlcompute as mlc
 from mlcompute.devices.cpu import onednn
