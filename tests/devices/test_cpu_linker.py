@@ -142,14 +142,15 @@ def test_without_sources_everything_is_written(monkeypatch: pytest.MonkeyPatch) 
     assert written == ["a", "a"]
 
 
-def test_the_digest_follows_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "kernels").mkdir()
-    monkeypatch.setattr(writing, "__file__", str(tmp_path / "code.py"))
+def test_the_digest_depends_on_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("codegen", "kernels"):
+        (tmp_path / "cpu" / folder).mkdir(parents=True)
+    monkeypatch.setattr(writing, "__file__", str(tmp_path / "cpu" / "codegen" / "code.py"))
+    (tmp_path / "loop_nest.py").touch()
     digests: list[str | None] = []
-    for place in ("code.py", "kernels/one.py", "kernels/one.py"):
-        (tmp_path / place).write_text(f"# {len(digests)}")
+    for source in ("cpu/codegen/code.py", "cpu/kernels/one.py", "cpu/kernels/one.py", "cpu/device.py", "loop_nest.py"):
+        (tmp_path / source).write_text(f"# {len(digests)}")
         digests.append(writing.generator.__wrapped__())
-    assert len(set(digests)) == 3
-    (tmp_path / "kernels" / "one.py").unlink()
-    (tmp_path / "kernels").rmdir()
+    assert len(set(digests)) == 5
+    (tmp_path / "loop_nest.py").unlink()
     assert writing.generator.__wrapped__() is None

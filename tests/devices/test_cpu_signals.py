@@ -10,11 +10,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from mlcompute.devices.cpu.runtime.threads import Team
 
 import mlcompute as mlc
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.device import Cpu
+from mlcompute.devices.cpu.runtime.threads import Team
 from tests.devices.models import make
 from tests.devices.signal_storm import NETWORKS
 
