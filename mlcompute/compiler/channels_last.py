@@ -27,16 +27,15 @@ def channels_last(steps: list[Step], context: Context) -> list[Step]:
     """Values keep their names; images inside a region get channels-last twins."""
     if not any(step.op.name in _IMAGE_OPS for step in steps):
         return steps
-    run = _Layout(steps, context)
+    run = _Layout(context)
     for step in steps:
         run.add(step)
     return run.steps
 
 
 class _Layout:
-    def __init__(self, steps: list[Step], context: Context) -> None:
+    def __init__(self, context: Context) -> None:
         self.trace, self.keep = context.trace, context.kept
-        self.readers = context.index(steps).readers
         self.steps: list[Step] = []
         self.twins: dict[Value, Value] = {}  # channels-first value -> the same channels-last
         self.missing: dict[Value, Step] = {}  # channels-first values that exist only as twins -> step to make them
@@ -45,14 +44,16 @@ class _Layout:
         name = step.op.name
         if name in _IMAGE_OPS:
             images = _IMAGE_OPS[name]
-            inputs = tuple(self.last(v, step) if i in images else self.first(v) for i, v in enumerate(step.inputs))
+            inputs = tuple(
+                self.last(v, step) if i in images else self.first(v, step) for i, v in enumerate(step.inputs)
+            )
             self._emit(step, inputs, {**step.attributes, "channels_last": True}, name != "convolution_weight_gradient")
         elif self._is_inside(step):
             inputs = tuple(self._matching(value, step) for value in step.inputs)
             self._emit(step, inputs, _renumbered(step), True)
         else:
             for value in step.inputs:
-                self.first(value)
+                self.first(value, step)
             self.steps.append(step)
 
     def _is_inside(self, step: Step) -> bool:
@@ -79,15 +80,14 @@ class _Layout:
         for value, twin in zip(step.results, results, strict=True):
             self.twins[value] = twin
             self.missing[value] = _moved(twin, value, TO_FIRST, step)
-            # The update phase has no twins, and what it reads must be there when the phases before it are over.
-            if value in self.keep or any(reader.phase == "update" for reader in self.readers.get(value, ())):
-                self.first(value)
+            if value in self.keep:
+                self.first(value, step)
 
-    def first(self, value: Value) -> Value:
-        """The channels-first value, made from its twin if need be."""
+    def first(self, value: Value, reader: Step) -> Value:
+        """The channels-first value, made from its twin if need be: in the phase of its first reader."""
         step = self.missing.pop(value, None)
         if step is not None:
-            self.steps.append(step)
+            self.steps.append(Step(step.op, step.inputs, step.results, step.attributes, step.layer, reader.phase))
         return value
 
     def last(self, value: Value, step: Step) -> Value:
