@@ -24,10 +24,11 @@ from mlcompute.execution import Execution, GraphCompletionHandler, asks
 from mlcompute.feeding import Again, Feeding, Feeds, Named, resolved
 from mlcompute.graph import Graph, Node
 from mlcompute.interrupts import held
-from mlcompute.ops.op import Array, Value
+from mlcompute.ops.op import Array, Value, overwritten_by
 from mlcompute.passes import Passes
 from mlcompute.programs import Course, Programs, rows_per_sample
 from mlcompute.run_result import RunResult
+from mlcompute.runtime.storage import Storage
 from mlcompute.seeing.profiled import Profiled
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import expect_apart, read_array, write_target
@@ -191,7 +192,7 @@ class CompiledGraph(Profiled, DescribedGraph):
         for node in description.nodes:
             tensors.update(slot.tensor for slot in node.layer.parameters.values())
             tensors.update(node.layer.statistics.values())
-            tensors.update(source for source in node.sources if source._host is not None)
+            tensors.update(source for source in node.sources if source.keeps_data)
         return tensors
 
     # Programs and memory ----------------------------------------------------------------------------------------
@@ -301,25 +302,26 @@ class CompiledGraph(Profiled, DescribedGraph):
         """How to get a tensor that another graph, linked with this one, computes; None when none does."""
         return None
 
-    def _static_bindings(self, program: Program) -> dict[Value, Array]:
-        """Host memory of parameters, statistics and states; looked up anew only when some tensor was rebound."""
+    def _storages(self, program: Program) -> dict[Value, Storage]:
+        """Where parameters, statistics and states lie; looked up anew only when some tensor was rebound."""
         assert self._compiled is not None
-        known = self._compiled.bindings
+        known = self._compiled.storages
         if program not in known:
-            for tensor in (*program.writes, *program.states):
-                tensor._make_writable()
-            bindings: dict[Value, Array] = {}
+            storages: dict[Value, Storage] = {}
             for tensor, value in program.persistent.items():
-                if tensor._host is None:
+                if tensor._storage is None:
                     raise CompileError(f"{self._who}: {tensor!r} has no data")
-                bindings[value] = tensor._host
+                storages[value] = tensor._storage
             for tensor, values in program.states.items():
-                bindings.update(zip(values, self._states_of(tensor), strict=True))
-            bindings.update(self._compiled.scalars_of(program).values())
-            known[program] = bindings
+                storages.update(zip(values, self._states_of(tensor), strict=True))
+            overwritten = {value for step in program.steps for value in overwritten_by(step)}
+            for value, storage in storages.items():
+                if value in overwritten:
+                    storage.overwritten_by(self._compiled.clock)
+            known[program] = storages
         return known[program]
 
-    def _states_of(self, tensor: Tensor) -> list[Array]:
+    def _states_of(self, tensor: Tensor) -> list[Storage]:
         return []
 
     # Running --------------------------------------------------------------------------------------------------
@@ -372,35 +374,37 @@ class CompiledGraph(Profiled, DescribedGraph):
         assert compiled is not None
         program, phases = course.program, course.phases
         targets = self._output_targets(program, phases, call) if call.outputs_data else ()
-        engine, bindings = device.engine, self._static_bindings(program)
+        storages = self._storages(program)
         executable = compiled.executable(program) if passes is None else passes.executable
         profile = Profile() if course.profiles else None
 
         def work() -> Tensor | None:
-            fed: dict[Value, Array] = {}
             try:
                 fed = resolved(feeds)
                 if passes is not None:
-                    fed.update(passes.begin(phases))
+                    passes.begin(phases)
                 before(fed)
                 self._ran = passes
                 if course.begins:  # what the last run left is about to be overwritten
                     self.keep_latest_result()
                     self._current = self._latest = None
-                compiled.bind(executable, bindings)
+                compiled.bind(executable, storages)
                 for value, array in fed.items():
-                    executable.bind(value, engine.upload(array))
-                completion = executable.run(phases, profile)
-                if completion is not None:
-                    completion.wait()
+                    compiled.feed(executable, value, array)
+                try:
+                    completion = executable.run(phases, profile)
+                    if completion is not None:
+                        completion.wait()
+                finally:
+                    compiled.clock.tick()
                 for value, target in targets:
                     np.copyto(target, executable.read(value))
             except BaseException:
-                finish(False, fed)
+                finish(False)
                 raise
             self._current = executable
             self.last_run = next(_runs)
-            finish(True, fed)
+            finish(True)
             if course.prints:
                 print(profile, file=sys.stderr)
             if course.result is None:
@@ -409,9 +413,9 @@ class CompiledGraph(Profiled, DescribedGraph):
             self._latest = weakref.ref(result)
             return result
 
-        def finish(succeeded: bool, fed: dict[Value, Array]) -> None:
+        def finish(succeeded: bool) -> None:
             if passes is not None:
-                passes.end(phases, succeeded, fed)
+                passes.end(phases, succeeded)
             after(succeeded)
 
         execution = Execution(
@@ -520,4 +524,4 @@ class CompiledGraph(Profiled, DescribedGraph):
     def rebound(self, tensor: Tensor) -> None:
         """A parameter has got other memory: look it up again before the next run."""
         if self._compiled is not None:
-            self._compiled.bindings.clear()
+            self._compiled.storages.clear()

@@ -125,13 +125,15 @@ def bindings_of_copies(
     feeds = graph._feeding.collect(fed, data, who, skips=skips, copies=True)
     memory = resolved(feeds)
     for tensor, value in program.persistent.items():
-        host = tensor._host if tensor not in data else read_array(data[tensor], tensor.descriptor, f"'{tensor.label}'")
-        assert host is not None
-        memory[value] = host.copy()
+        if tensor in data:
+            memory[value] = read_array(data[tensor], tensor.descriptor, f"'{tensor.label}'").copy()
+        else:
+            assert tensor._storage is not None
+            memory[value] = tensor._storage.array().copy()
     if isinstance(graph, TrainingGraph):
         memory.update(graph._random.current().keys(program.random_keys))
         for tensor, values in program.states.items():
-            memory.update(zip(values, [state.copy() for state in graph._states_of(tensor)], strict=True))
+            memory.update(zip(values, [state.array().copy() for state in graph._states_of(tensor)], strict=True))
         if program.scalars and graph._state is not None:
             numbers = graph._state.optimizer.scalars(graph._state.time_step)
             memory.update({value: np.asarray(numbers[name], value.dtype) for name, value in program.scalars.items()})

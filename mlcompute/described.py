@@ -130,7 +130,7 @@ class DescribedGraph(Graph):
         used = dict.fromkeys(t for node in description.nodes for t in (*node.sources, *node.labels))
         for tensor in used:
             # What nobody computes and nobody gave data to must be fed, declared or not.
-            if tensor not in produced and tensor._host is None:
+            if tensor not in produced and not tensor.keeps_data:
                 if tensor not in fed:
                     self._expect_nobody_computes(tensor)
                 fed.setdefault(tensor)
@@ -284,7 +284,7 @@ class DescribedGraph(Graph):
 def _check_parameters(layer: Layer) -> None:
     slots = {name: slot.tensor for name, slot in layer.parameters.items()} | layer.statistics
     for name, tensor in slots.items():
-        if tensor._host is None:
+        if not tensor.keeps_data:
             raise CompileError(
                 f"{layer.who}: {name} has no data",
                 tensor=repr(tensor),

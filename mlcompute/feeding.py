@@ -79,7 +79,7 @@ class Feeding:
         if array is None:
             linked = self._linked()
             assert linked is not None  # the graph is running a method of its own
-            return linked(tensor) or tensor._host
+            return linked(tensor) or (tensor._storage.array() if tensor._storage is not None else None)
         return array
 
     def _later(

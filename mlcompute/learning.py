@@ -73,7 +73,7 @@ class LearningGraph(CompiledGraph):
             if not isinstance(parameter, TensorParameter):
                 given = type(parameter).__name__
                 raise TypeError(f"TrainingGraph.set_training_tensor_parameters: needs TensorParameters, not {given}")
-            if parameter.tensor._host is None:
+            if not parameter.tensor.keeps_data:
                 raise DataError(
                     f"TrainingGraph.set_training_tensor_parameters: {parameter.tensor!r} has no data",
                     fix="create it with data, fill_with_data or random_initializer_type",

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mlcompute.errors import DataError, GraphError
-from mlcompute.ops.op import Array
 from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.runtime.storage import Storage
 from mlcompute.tensor import Tensor
 
 
@@ -34,7 +34,7 @@ class OptimizerState:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self._buffers: weakref.WeakKeyDictionary[Tensor, list[Array]] = optimizer._buffers
+        self._buffers: weakref.WeakKeyDictionary[Tensor, list[Storage]] = optimizer._buffers
         self._clock = Clock(optimizer._first_step)
 
     def shared(self) -> OptimizerState:
@@ -98,7 +98,7 @@ class OptimizerState:
             elif tensor not in self._buffers:
                 descriptor = tensor.state_descriptor
                 shape, dtype = descriptor.shape, descriptor.data_type.numpy
-                self._buffers[tensor] = [np.zeros(shape, dtype) for _ in self.optimizer.state_names]
+                self._buffers[tensor] = [Storage(np.zeros(shape, dtype)) for _ in self.optimizer.state_names]
             tensor._optimizer_data = self._buffers[tensor]
 
     def check_callers(self, parameters: Iterable[Tensor]) -> None:
@@ -123,7 +123,7 @@ class OptimizerState:
             self.check(tensor, tensor._optimizer_data)
             self._buffers[tensor] = tensor._optimizer_data
 
-    def of(self, tensor: Tensor) -> list[Array]:
+    def of(self, tensor: Tensor) -> list[Storage]:
         """The buffers of a parameter, in layout order."""
         return self._buffers[tensor]
 

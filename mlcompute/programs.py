@@ -18,10 +18,11 @@ from mlcompute.enums import ExecutionOptions
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.lstm import LSTMLayer
 from mlcompute.ops.op import Array, Value
+from mlcompute.runtime.storage import Clock, Storage
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
-    from mlcompute.devices.device import Engine, Executable
+    from mlcompute.devices.device import Buffer, Engine, Executable
     from mlcompute.feeding import Again
     from mlcompute.graph import Node
 
@@ -88,8 +89,10 @@ class Programs:
             for node in description.nodes
             if isinstance(node.layer, LSTMLayer) and len(node.sources) in (2, 4)
         ]
-        #: Host memory of parameters, statistics and states, looked up anew when one of them was rebound.
-        self.bindings: dict[Program, dict[Value, Array]] = {}
+        #: Where parameters, statistics and states lie, looked up anew when one of them was rebound.
+        self.storages: dict[Program, dict[Value, Storage]] = {}
+        #: Tells when runs last overwrote them.
+        self.clock = Clock(engine)
         #: The last `execute`, if one that asks for the same needs no looking up.
         self.again: Again | None = None
         #: Inputs as errors about them begin, by the method that was called.
@@ -102,9 +105,14 @@ class Programs:
         self._executables: dict[Program, Executable] = {}
         self._results: dict[Program, Tensor | None] = {}
         self._listings: dict[Program, Program] = {}
-        #: What parameters, statistics and states of an executable are bound to.
-        self._bound: weakref.WeakKeyDictionary[Executable, dict[Value, Array]] = weakref.WeakKeyDictionary()
+        #: What the values of an executable were last bound to, and how many changes there had been by then.
+        self._bound: weakref.WeakKeyDictionary[Executable, tuple[dict[Value, Storage], int]]
+        self._bound = weakref.WeakKeyDictionary()
         self._scalars: dict[Program, dict[str, tuple[Value, Array]]] = {}
+        #: Does the device compute in the host's memory? If not, what the host writes must be sent.
+        self.shares_memory = engine.wrap(np.empty(0, np.uint8)) is not None
+        #: Memory for what is fed, on devices that cannot use the caller's.
+        self._inputs: weakref.WeakKeyDictionary[Executable, dict[Value, Buffer]] = weakref.WeakKeyDictionary()
         self._courses: dict[tuple[Program, tuple[str, ...], int], Course] = {}
         self._lock = threading.RLock()
 
@@ -140,12 +148,26 @@ class Programs:
                 _print_if_asked(program)
         return found
 
-    def bind(self, executable: Executable, bindings: dict[Value, Array]) -> None:
-        """Let an executable use this memory for parameters, statistics and states, unless it does already."""
-        if self._bound.get(executable) is not bindings:
-            for value, array in bindings.items():
-                executable.bind(value, self._engine.upload(array))
-            self._bound[executable] = bindings
+    def bind(self, executable: Executable, storages: dict[Value, Storage]) -> None:
+        """Let an executable work on the newest parameters, statistics and states, unless it does already."""
+        known, changes = self._bound.get(executable, ({}, -1))
+        if known is not storages or changes != Storage.changes:
+            for value, storage in storages.items():
+                executable.bind(value, storage.buffer(self._engine))
+            for value, array in self.scalars_of(executable.program).values():
+                self.feed(executable, value, array)
+            self._bound[executable] = (storages, Storage.changes)
+
+    def feed(self, executable: Executable, value: Value, array: Array) -> None:
+        """Let an executable read an array: in place where the device can, else a copy in memory of its own."""
+        buffer = self._engine.wrap(array)
+        if buffer is None:
+            buffers = self._inputs.setdefault(executable, {})
+            buffer = buffers.get(value)
+            if buffer is None:
+                buffer = buffers[value] = self._engine.allocate(value.nbytes)
+            buffer.write(array)
+        executable.bind(value, buffer)
 
     def course(self, program: Program, phases: tuple[str, ...], options: ExecutionOptions) -> Course:
         """What runs of some phases share."""

@@ -15,6 +15,7 @@ from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.exchange import Exchanged
 from mlcompute.platform import stream
+from mlcompute.runtime.storage import Storage
 from mlcompute.tensor_data import (
     Array,
     ArrayLike,
@@ -125,7 +126,8 @@ class Tensor(Exchanged):
         self._descriptor = descriptor
         self._tensor_id = next(tensor_ids)
         self.label = f"data{self._tensor_id}"
-        self._host: Array | None = None
+        #: The values of a tensor that keeps some between runs, wherever they lie.
+        self._storage: Storage | None = None
         #: The bound on the random values that fans guessed from the shape gave; see `set_fans`.
         self._unscaled: tuple[RandomInitializerType, float] | None = None
         self._device: Device | None = None
@@ -140,15 +142,17 @@ class Tensor(Exchanged):
         self._feature_axis = None if descriptor.sequence_lengths is None else 2
         #: Has a warning said that its values are not kept?
         self._told = False
-        self._optimizer_data: list[Array] = []
+        self._optimizer_data: list[Storage] = []
         #: Did the caller supply that state? State an earlier graph left behind is not taken over.
         self._optimizer_data_is_callers = False
         if data is not None:
-            self._host = owned(read_array(data, descriptor, f"Tensor '{self.label}'"), data)
+            self._storage = Storage(owned(read_array(data, descriptor, f"Tensor '{self.label}'"), data))
         elif shared_data is not None:
-            self._host = shared_array(shared_data, descriptor, f"Tensor '{self.label}': shared_data")
+            shared = shared_array(shared_data, descriptor, f"Tensor '{self.label}': shared_data")
+            self._storage = Storage(shared, is_callers=True)
         elif fill_with_data is not None:
-            self._host = np.full(descriptor.shape, _element(fill_with_data, descriptor.data_type, self.label))
+            element = _element(fill_with_data, descriptor.data_type, self.label)
+            self._storage = Storage(np.full(descriptor.shape, element))
         elif random_initializer_type is not None:
             self._initialize(random_initializer_type)
 
@@ -167,15 +171,16 @@ class Tensor(Exchanged):
             values, scale = stream.normal(d.element_count), math.sqrt(2.0 / (fan_in + fan_out))
         else:
             raise DataError(f"Tensor '{self.label}': {kind!r} is not a random initializer")
-        self._host = (values * scale).reshape(d.shape).astype(d.data_type.numpy)
+        self._storage = Storage((values * scale).reshape(d.shape).astype(d.data_type.numpy))
         if kind != RandomInitializerType.UNIFORM:
             self._unscaled = (kind, fan_in + fan_out)
 
     def set_fans(self, fan_in: float, fan_out: float) -> None:
         """Rescale Glorot or Xavier values to a layer's true fans, once: (1, in*out, h, w) does not tell them."""
-        if self._unscaled is not None and self._host is not None:
+        if self._unscaled is not None and self._storage is not None:
             _, guessed = self._unscaled
-            self._host *= self._host.dtype.type(math.sqrt(guessed / (fan_in + fan_out)))
+            values = self._storage.array()
+            self._storage.write(values * values.dtype.type(math.sqrt(guessed / (fan_in + fan_out))))
             self._unscaled = None
 
     @property
@@ -209,28 +214,33 @@ class Tensor(Exchanged):
         (array([1., 1.], dtype=float32), array([3., 3.], dtype=float32))
         """
         found = self._now()
-        if found is not None and (found is self._host or found is self._bound):
+        if found is not None and (self._storage is not None or found is self._bound):
             found = found.copy()
         return None if found is None else read_only(found)
 
     @data.setter
     def data(self, values: ArrayLike) -> None:
         who = f"Tensor '{self.label}'.data"
-        if self._host is None:
+        if self._storage is None:
             raise DataError(
                 f"{who} cannot be set: the tensor keeps no data of its own",
                 fix="create it with data; data of inputs is passed to execute or attached with bind_and_write_data",
             )
         fresh = read_array(values, self._descriptor, who)
         self._wait()
-        np.copyto(self._make_writable(), fresh)
+        self._storage.write(fresh)
         self._unscaled, self._bound = None, None
+
+    @property
+    def keeps_data(self) -> bool:
+        """Does the tensor keep values of its own between runs, as parameters do? Inputs and results do not."""
+        return self._storage is not None
 
     def _now(self) -> Array | None:
         """The values in memory that may change with the next run; waits for queued work."""
         residents = self._wait()
-        if self._host is not None:
-            return self._host
+        if self._storage is not None:
+            return self._storage.array()
         run, left = self._left
         for resident in residents:
             if resident.last_run > run and resident.computes(self):
@@ -271,7 +281,7 @@ class Tensor(Exchanged):
 
     def _bind_input(self, array: Array, device: Device) -> None:
         """Attach data for the coming runs; a tensor that keeps its data between runs takes over the new values."""
-        if self._host is not None and array.shape == self._host.shape:
+        if self._storage is not None and array.shape == self._storage.shape:
             self._rebind(array)
         self._bound = array
         self._bound_at = next(moments)
@@ -279,17 +289,13 @@ class Tensor(Exchanged):
 
     def _rebind(self, array: Array) -> None:
         residents = self._wait()
-        self._host = array
+        if self._storage is None:
+            self._storage = Storage(array, is_callers=True)
+        else:
+            self._storage.bind(array, is_callers=True)
         self._unscaled = None
         for resident in residents:
             resident.rebound(self)
-
-    def _make_writable(self) -> Array:
-        """The tensor's own data, in memory that may be written: read-only memory given for it is copied once."""
-        assert self._host is not None
-        if not self._host.flags.writeable:
-            self._rebind(self._host.copy())
-        return self._host
 
     @property
     def has_valid_numerics(self) -> bool:
@@ -305,8 +311,8 @@ class Tensor(Exchanged):
         """
         self._wait()
         if self._optimizer_data_is_callers:
-            return [TensorData(state) for state in self._optimizer_data]
-        return [TensorData(immutable_bytes_no_copy=state.copy()) for state in self._optimizer_data]
+            return [TensorData(state.array()) for state in self._optimizer_data]
+        return [TensorData(immutable_bytes_no_copy=state.array().copy()) for state in self._optimizer_data]
 
     @property
     def optimizer_device_data(self) -> list[TensorOptimizerDeviceData]:
@@ -314,13 +320,21 @@ class Tensor(Exchanged):
         return [TensorOptimizerDeviceData(state) for state in self._optimizer_data]
 
     def synchronize_data(self) -> bool:
-        """Bring `data` up to date with the device, waiting for queued work. True on success."""
+        """Bring `data`, and memory that was bound, up to date with the device, waiting for queued work.
+
+        True on success.
+        """
         self._wait()
+        if self._storage is not None:
+            self._storage.array()
         return True
 
     def synchronize_optimizer_data(self) -> bool:
         """Bring `optimizer_data` up to date with the device, waiting for queued work. True on success."""
-        return self.synchronize_data()
+        self._wait()
+        for state in self._optimizer_data:
+            state.array()
+        return True
 
     def copy_data_from_device_memory(
         self, to_bytes: Any, length: int | None = None, *, synchronize_with_device: bool = False
@@ -369,12 +383,13 @@ class Tensor(Exchanged):
             for index, state in enumerate(data)
         ]
         memory = {f"state {index}": state for index, state in enumerate(states)}
-        if self._host is not None:
-            memory["the parameter"] = self._host
+        if self._storage is not None:
+            memory["the parameter"] = self._storage.array()
         expect_apart(memory, f"Tensor '{self.label}'.bind_optimizer_data")
         residents = self._wait()
         before = self._optimizer_data, self._optimizer_data_is_callers
-        self._optimizer_data, self._optimizer_data_is_callers = states, True
+        bound = [Storage(state, is_callers=True) for state in states]
+        self._optimizer_data, self._optimizer_data_is_callers = bound, True
         try:
             for resident in residents:
                 resident.rebound(self)
@@ -460,7 +475,7 @@ class Tensor(Exchanged):
         copied = memo[id(self)] = object.__new__(type(self))
         vars(copied).update(vars(self))
         copied._tensor_id = next(tensor_ids)
-        copied._host = None if self._host is None else self._host.copy()
+        copied._storage = None if self._storage is None else self._storage.copy()
         copied._bound = None if self._bound is None else self._bound.copy()
         copied._residents, copied._left = None, (0, None)
         copied._optimizer_data = [state.copy() for state in self._optimizer_data]
@@ -469,7 +484,7 @@ class Tensor(Exchanged):
     def __copy__(self) -> Tensor:
         copied = Tensor(self._descriptor)
         data = self._now()
-        copied._host = None if data is None else data.copy()
+        copied._storage = None if data is None else Storage(data.copy())
         copied._unscaled = self._unscaled
         copied._optimizer_data = [state.copy() for state in self._optimizer_data]
         copied._optimizer_data_is_callers = self._optimizer_data_is_callers

@@ -23,6 +23,7 @@ from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.passes import Passes
 from mlcompute.platform import RandomPasses
 from mlcompute.programs import Course, Programs
+from mlcompute.runtime.storage import Storage
 from mlcompute.tensor import Tensor, TensorOptimizerDeviceData
 from mlcompute.tensor_data import ArrayLike, read_array
 
@@ -136,7 +137,7 @@ class TrainingGraph(LearningGraph):
             self._state.prepare(parameters)
         super()._adopt(compiled)
 
-    def _states_of(self, tensor: Tensor) -> list[Array]:
+    def _states_of(self, tensor: Tensor) -> list[Storage]:
         assert self._state is not None
         return self._state.of(tensor)
 
@@ -406,25 +407,28 @@ class TrainingGraph(LearningGraph):
             # The caller may change the rate while the run is queued; what it was when the run was asked for counts.
             settings = settings._frozen()
         assert self._compiled is not None
-        scalars = self._compiled.scalars_of(course.program)
-        state, before_replacing = self._state, [(tensor._make_writable(), array) for tensor, array in call.replaced]
+        compiled, state = self._compiled, self._state
+        scalars = compiled.scalars_of(course.program)
+        replaced = [(tensor._storage, array) for tensor, array in call.replaced if tensor._storage is not None]
         keys = course.program.random_keys if course.begins else ()
 
         def before(fed: dict[Value, Array]) -> None:
-            for index, (host, array) in enumerate(before_replacing):
-                before_replacing[index] = (host, host.copy())
-                np.copyto(host, array)
+            for index, (storage, array) in enumerate(replaced):
+                replaced[index] = (storage, storage.array().copy())
+                storage.write(array)
             if keys:
                 fed.update(random.keys(keys))
             if settings is not None and state is not None:
                 numbers = settings.scalars(state.time_step)
                 for name, (_, array) in scalars.items():
                     array[()] = numbers[name]
+                if not compiled.shares_memory:
+                    fed.update(scalars.values())
 
         def after(succeeded: bool) -> None:
             if not succeeded:
-                for host, array in before_replacing:
-                    np.copyto(host, array)
+                for storage, array in replaced:
+                    storage.write(array)
                 return
             if course.begins:
                 random.advance()

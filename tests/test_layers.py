@@ -296,6 +296,11 @@ def test_planned_memory_is_sound(case: Case) -> None:
             np.testing.assert_array_equal(array, guarded[value])
 
 
+def arrays_of(graph: Any, program: Any) -> dict[Any, Array]:
+    """The memory of parameters, statistics and states."""
+    return {value: storage.memory() for value, storage in graph._storages(program).items()}
+
+
 def run_with_plan(built: Built, program: Any, reuse: bool, guard: int) -> dict[Any, Array]:
     plan = planned(program.steps, program.kept, rerunnable=program.name == "split", reuse=reuse, guard=guard)
     verify_plan(program.steps, plan)
@@ -306,7 +311,7 @@ def run_with_plan(built: Built, program: Any, reuse: bool, guard: int) -> dict[A
     phases = tuple(program.phases)
     course = built.graph._compiled.course(program, phases, mlc.ExecutionOptions.SYNCHRONOUS)
     feeds = built.graph._feed(course, {}, "execute")
-    executable.run_once(Reference(), phases, {**built.graph._static_bindings(program), **feeds})
+    executable.run_once(Reference(), phases, {**arrays_of(built.graph, program), **feeds})
     kept = {value: executable.read(value) for value in program.kept}
     used = np.zeros(plan.nbytes, bool)
     for place in plan.placements.values():

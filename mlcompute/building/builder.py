@@ -147,7 +147,7 @@ class Builder:
                 vars(self)["_built_numbers"][kind] -= 1
             raise
         for slot, parameter in layer.parameters.items():
-            if parameter.tensor._host is not None and parameter.tensor.label.startswith("data"):
+            if parameter.tensor.keeps_data and parameter.tensor.label.startswith("data"):
                 parameter.tensor.label = f"{name}.{slot}"
         for slot, tensor in layer.statistics.items():
             tensor.label = f"{name}.{slot}"

@@ -168,9 +168,10 @@ def _warn_of_misunderstood_mask(who: str, mask: Tensor, has_more_keys: bool) -> 
 
     has_more_keys  there are keys that no mask forbids
     """
-    if not isinstance(mask, Tensor) or mask._host is None:
+    if not isinstance(mask, Tensor) or not mask.keeps_data:
         return
-    numbers = mask._host
+    numbers = mask.data
+    assert numbers is not None
     if numbers.dtype == np.bool_:
         if not has_more_keys and numbers.all(axis=-1).any():
             warnings.warn(

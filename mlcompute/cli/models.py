@@ -126,7 +126,7 @@ def inputs_of(graph: mlc.Graph) -> dict[str, mlc.Tensor]:
     names = names_of(graph)
     computed = {result for node in graph._all_nodes() for result in node.results}
     sources = dict.fromkeys(source for node in graph._all_nodes() for source in node.sources)
-    return {names[tensor]: tensor for tensor in sources if tensor not in computed and tensor._host is None}
+    return {names[tensor]: tensor for tensor in sources if tensor not in computed and not tensor.keeps_data}
 
 
 def device_named(name: str) -> mlc.Device:

@@ -95,9 +95,11 @@ class EmbeddingLayer(Layer):
         self._weights_parameter = TensorParameter(weights)
 
     def _clear_row(self, row: int) -> None:
-        if self._weights._host is not None:
-            self._weights.synchronize_data()
-            self._weights._make_writable().reshape(self._descriptor.embedding_count, -1)[row] = 0
+        values = self._weights.data
+        if values is not None and self._weights.keeps_data:
+            cleared = values.copy()
+            cleared.reshape(self._descriptor.embedding_count, -1)[row] = 0
+            self._weights.data = cleared
 
     @property
     def descriptor(self) -> EmbeddingDescriptor:

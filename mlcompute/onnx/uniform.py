@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.ops.op import Array
+from mlcompute.runtime.storage import Storage
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_descriptor import TensorDescriptor
 
@@ -19,7 +20,7 @@ class CopiedTensor(Tensor):
     """
 
     def __init__(self, descriptor: TensorDescriptor, numbers: Array) -> None:
-        self._made: Array | None = None
+        self._made: Storage | None = None
         self._numbers: Any = numbers
         super().__init__(descriptor)
         self._is_open = True
@@ -33,16 +34,22 @@ class CopiedTensor(Tensor):
         return np.asarray(self._numbers, self.descriptor.data_type.numpy) if self._is_open else None
 
     @property
-    def _host(self) -> Array | None:
+    def _storage(self) -> Storage | None:
         if self._is_open:
-            self._host = np.full(self.descriptor.shape, self._numbers, self.descriptor.data_type.numpy)
+            array: Array = np.full(self.descriptor.shape, self._numbers, self.descriptor.data_type.numpy)
+            self._storage = Storage(array)
         return self._made
 
-    @_host.setter
-    def _host(self, array: Array | None) -> None:
-        self._made = array
+    @_storage.setter
+    def _storage(self, storage: Storage | None) -> None:
+        self._made = storage
         if self._is_open:
             self._is_open, self._numbers = False, None
+
+    @property
+    def keeps_data(self) -> bool:
+        """It does, made or not."""
+        return self._is_open or self._made is not None
 
 
 class UniformTensor(CopiedTensor):

@@ -17,10 +17,11 @@ from weakref import WeakKeyDictionary
 from mlcompute import ops
 from mlcompute.enums import GradientClippingType, RegularizationType
 from mlcompute.errors import DataError, warn
-from mlcompute.ops.op import Array, Value
+from mlcompute.ops.op import Value
 
 if TYPE_CHECKING:
     from mlcompute.optimizer_state import Clock
+    from mlcompute.runtime.storage import Storage
     from mlcompute.tensor import Tensor
 
 #: Settings reach devices as float32; larger ones would arrive as infinity.
@@ -180,7 +181,7 @@ class Optimizer(ABC):
 
     def _remember_nothing(self) -> None:
         #: State per parameter, and one clock per set of parameters that graphs update: see mlcompute.optimizer_state.
-        self._buffers: WeakKeyDictionary[Tensor, list[Array]] = WeakKeyDictionary()
+        self._buffers: WeakKeyDictionary[Tensor, list[Storage]] = WeakKeyDictionary()
         self._clocks: list[Clock] = []
 
     @property

@@ -9,12 +9,14 @@ lost and nothing is copied twice.
 from __future__ import annotations
 
 import itertools
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from mlcompute.devices.device import Buffer, Engine
 from mlcompute.ops.op import Array
+
+if TYPE_CHECKING:
+    from mlcompute.devices.device import Buffer, Engine
 
 #: Moments of writing, over all storages and devices: the later one has the newer values.
 _moments = itertools.count(1)
@@ -23,17 +25,21 @@ _moments = itertools.count(1)
 class Clock:
     """When the runs of one compiled graph last overwrote what they update: one number for all its storages."""
 
-    __slots__ = ("engine", "is_retired", "moment")
+    __slots__ = ("engine", "is_retired", "is_watched", "moment")
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.moment = 0
+        #: Another device uses what is overwritten: programs there must look for newer values.
+        self.is_watched = False
         #: Its graph is gone or was compiled again: it will not move any more.
         self.is_retired = False
 
     def tick(self) -> None:
         """A run has overwritten them."""
         self.moment = next(_moments)
+        if self.is_watched:
+            Storage.changes += 1
 
 
 class Storage:
@@ -119,6 +125,7 @@ class Storage:
         """Runs of a compiled graph will overwrite the values, and its clock tells when."""
         if clock not in self._clocks:
             self._clocks.append(clock)
+            self._watch()
 
     def buffer(self, engine: Engine) -> Buffer:
         """The newest values on a device, sent there if need be."""
@@ -130,14 +137,26 @@ class Storage:
                 if buffer is not None:
                     self._shared[engine] = buffer
             if buffer is not None:
+                self._watch()
                 return buffer
             self._own[engine] = (engine.allocate(self.nbytes), 0)
+            self._watch()
         buffer, _ = self._own[engine]
         newest = max(self._moment_of_host(), self._newest_device()[1])
         if self._moment_on(engine) < newest:
             buffer.write(self.array())
             self._own[engine] = (buffer, newest)
         return buffer
+
+    def _watch(self) -> None:
+        """Clocks of runs that other devices must hear of."""
+        for clock in self._clocks:
+            if any(engine is not clock.engine for engine in self._own) or (clock.engine in self._own and self._shared):
+                clock.is_watched = True
+
+    def copy(self) -> Storage:
+        """The newest values in memory of their own."""
+        return Storage(self.array().copy(), is_callers=False)
 
     def _moment_of_host(self) -> int:
         """When the values in host memory were written, by the host or by a device that shares it."""

@@ -133,7 +133,7 @@ def _describe_tensor(tensor: Tensor) -> dict[str, JSON]:
 
 def has_value(tensor: Tensor) -> bool:
     """Does the tensor keep numbers of its own, rather than being fed or computed?"""
-    return tensor._host is not None
+    return tensor.keeps_data
 
 
 def _describe_declarations(graph: DescribedGraph, names: Mapping[Tensor, str]) -> dict[str, JSON]:

@@ -13,6 +13,7 @@ from mlcompute.described import DescribedGraph
 from mlcompute.device import Device
 from mlcompute.errors import DataError, ExecutionError, FileError, GraphError
 from mlcompute.graph import Graph
+from mlcompute.runtime.storage import Storage
 from mlcompute.saving.atomic import Writer, replace_file
 from mlcompute.saving.checkpoint import ARRAYS, CONSTANTS, FORMAT_VERSION, NO_HASH, OPTIMIZER, PREFIX, Checkpoint
 from mlcompute.saving.description import Rebuilt, describe, graph_hash, rebuild
@@ -49,7 +50,7 @@ def save(
     runs = _finished_runs(graph)
     names = names_of(graph)
     description = describe(graph)
-    kept = {name: tensor._host for tensor, name in names.items() if tensor._host is not None}
+    kept = {name: tensor._storage.array() for tensor, name in names.items() if tensor._storage is not None}
     kept.update(optimizer_arrays(graph, names))
     kept.update(_constants(graph, names))
     kept.update({ARRAYS + name: array for name, array in _checked_arrays(arrays or {}).items()})
@@ -208,7 +209,7 @@ def load(path: str | os.PathLike[str], device: Device | None = None) -> Graph:
         names = {tensor: name for name, tensor in rebuilt.tensors.items()}
         state = SavedState(checkpoint, graph, names) if isinstance(graph, TrainingGraph) else None
         for name in rebuilt.valued:
-            rebuilt.tensors[name]._host = checkpoint[name]
+            rebuilt.tensors[name]._storage = Storage(checkpoint[name])
         folded = {tensor: checkpoint[CONSTANTS + name] for name, tensor in constants.items()}
     if isinstance(graph, DescribedGraph):
         graph._constants = folded

@@ -103,7 +103,7 @@ def restore(
                 fix="leave out exact=True and rename; only files of mlcompute.save hold everything",
             )
         names = names_of(graph)
-        kept = {name: tensor for tensor, name in names.items() if tensor._host is not None}
+        kept = {name: tensor for tensor, name in names.items() if tensor.keeps_data}
         found = {pattern: [name for name in kept if fnmatch.fnmatchcase(name, pattern)] for pattern in patterns}
         picked = {name for some in found.values() for name in some}
         wanted = {name: tensor for name, tensor in kept.items() if name in picked}
@@ -124,10 +124,12 @@ def restore(
     for tensor in (*wanted.values(), *names):
         tensor._wait()
     # Whatever takes memory comes before the first value is changed.
-    hosts = {name: wanted[name]._make_writable() for name in values}
-    fitted = {name: values[name].reshape(host.shape).astype(host.dtype, copy=False) for name, host in hosts.items()}
-    for name, host in hosts.items():
-        host[...] = fitted[name]
+    stores = {name: storage for name in values if (storage := wanted[name]._storage) is not None}
+    for storage in stores.values():
+        storage.memory()
+    fitted = {name: values[name].reshape(s.shape).astype(s.dtype, copy=False) for name, s in stores.items()}
+    for name, storage in stores.items():
+        storage.write(fitted[name])
         wanted[name]._unscaled = None
     if state is not None:
         state.apply()

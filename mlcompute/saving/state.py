@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from mlcompute.errors import DataError, FileError
 from mlcompute.graph import Graph
 from mlcompute.optimizers.optimizer import checked_rate
 from mlcompute.platform import Platform, check_rng_state
+from mlcompute.runtime.storage import Storage
 from mlcompute.saving.checkpoint import OPTIMIZER, Checkpoint
 from mlcompute.saving.plain import JSON, shortened
 from mlcompute.tensor import Tensor
@@ -28,7 +31,7 @@ def optimizer_arrays(graph: Graph, names: Mapping[Tensor, str]) -> dict[str, Arr
         if buffers is not None:
             graph._state.check(tensor, buffers)
             for state, buffer in zip(graph._state.optimizer.state_names, buffers, strict=True):
-                arrays[f"{OPTIMIZER}{state}/{name}"] = buffer
+                arrays[f"{OPTIMIZER}{state}/{name}"] = buffer.array()
     return arrays
 
 
@@ -114,9 +117,9 @@ class SavedState:
             present = state._buffers.get(tensor)
             if present is None and values is not None:
                 # Not compiled yet: these become the buffers when it is.
-                state._buffers[tensor] = tensor._optimizer_data = values
+                state._buffers[tensor] = tensor._optimizer_data = [Storage(array) for array in values]
                 tensor._optimizer_data_is_callers = False
             elif present is not None:
                 for index, buffer in enumerate(present):
                     # State that is not in the file had not been made yet when it was saved.
-                    buffer[...] = 0 if values is None else values[index]
+                    buffer.write(np.zeros(buffer.shape, buffer.dtype) if values is None else values[index])

@@ -362,8 +362,8 @@ def _reduction(tensor: Tensor, producers: Mapping[Tensor, Node]) -> ReductionTyp
         return kinds.pop() if len(kinds) == 1 else None
     if isinstance(layer, ArithmeticLayer) and layer.operation in (_SUMS | _FACTORS):
         if layer.operation in _FACTORS:  # by a constant
-            kinds = {_reduction(source, producers) for source in node.sources if source._host is None}
-            if sum(source._host is None for source in node.sources) != 1:
+            kinds = {_reduction(source, producers) for source in node.sources if not source.keeps_data}
+            if sum(not source.keeps_data for source in node.sources) != 1:
                 return None
         return kinds.pop() if len(kinds) == 1 else None
     return None
@@ -405,7 +405,7 @@ def model_from(
     if own:
         known = {*found.values(), *(result for node in nodes for result in node.results)}
         labels_of_losses = [label for node in own for label in node.labels if label not in known]
-        wanted = [label for label in labels_of_losses if label._host is None and label._producer is None]
+        wanted = [label for label in labels_of_losses if not label.keeps_data and label._producer is None]
         labels = _by_label("labels", wanted)
         layer = None
     else:
@@ -425,7 +425,7 @@ def _inputs_of(nodes: list[Node]) -> dict[str, Tensor]:
     produced = {result for node in nodes for result in node.results}
     used = dict.fromkeys(source for node in nodes for source in node.sources)
     # What a layer of another graph computes is for that graph to bring along: compiling says so.
-    fed = [t for t in used if t not in produced and t._host is None and t._producer is None]
+    fed = [t for t in used if t not in produced and not t.keeps_data and t._producer is None]
     return _by_label("inputs", fed)
 
 

@@ -6,7 +6,7 @@ import copy
 
 import numpy as np
 
-from mlcompute.trainer.metrics import Array
+from mlcompute.runtime.storage import Storage
 from mlcompute.trainer.model import Model
 
 
@@ -16,7 +16,7 @@ class Snapshot:
     def __init__(self, model: Model) -> None:
         self._model = model
         model.training.wait()
-        self._copies = [(array, array.copy()) for array in _live(model)]
+        self._copies = [(storage, storage.array().copy()) for storage in _storages(model)]
         state = model.training._state
         self._time_step = None if state is None else state.time_step
         # Dropout takes its key from the platform with the first pass; taken now, it is the same after restoring.
@@ -27,8 +27,8 @@ class Snapshot:
     def restore(self) -> None:
         """Put everything back. The snapshot can be used again."""
         self._model.training.wait()
-        for array, kept in self._copies:
-            np.copyto(array, kept)
+        for storage, kept in self._copies:
+            storage.write(kept)
         training = self._model.training
         training._random = copy.copy(self._random)
         if training._state is not None and self._time_step is not None:
@@ -39,13 +39,14 @@ class Snapshot:
 def is_finite(model: Model) -> bool:
     """Is there no NaN and no infinity in what a snapshot would hold?"""
     model.training.wait()
-    return all(bool(np.isfinite(array).all()) for array in _live(model) if array.dtype.kind == "f")
+    arrays = (storage.array() for storage in _storages(model) if storage.dtype.kind == "f")
+    return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
-def _live(model: Model) -> list[Array]:
-    """The memory itself."""
-    arrays = [tensor._make_writable() for tensor in model.kept_tensors() if tensor._host is not None]
+def _storages(model: Model) -> list[Storage]:
+    """Where the values lie."""
+    found = [tensor._storage for tensor in model.kept_tensors() if tensor._storage is not None]
     state = model.training._state
     if state is not None:
-        arrays += [buffer for tensor in model.parameters for buffer in state.of(tensor)]
-    return arrays
+        found += [buffer for tensor in model.parameters for buffer in state.of(tensor)]
+    return found

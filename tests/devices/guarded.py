@@ -23,7 +23,7 @@ from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.host_memory import HostBuffer
 from mlcompute.ops.op import Array, Value
 from tests.devices.models import MODELS, Job, make
-from tests.test_layers import CASES, Built
+from tests.test_layers import CASES, Built, arrays_of
 
 PAGE = mmap.PAGESIZE
 _mprotect = ctypes.CDLL(None, use_errno=True).mprotect
@@ -83,7 +83,7 @@ def run(graph: mlc.TrainingGraph, program: Program, engine: Cpu, side: str | Non
     feeds: dict[Value, Any] = graph._feed(course, {}, "execute")
     keys = {value: np.array([1, 2, number, 4], np.uint32) for number, (value, _) in enumerate(program.random_keys)}
     scalars = {value: np.full((), 0.01, value.dtype) for value in program.scalars.values()}
-    arrays = {**graph._static_bindings(program), **feeds, **keys, **scalars}
+    arrays = {**arrays_of(graph, program), **feeds, **keys, **scalars}
     arrays = {value: np.array(array) for value, array in arrays.items()}
     if side is None:
         executable = engine.build(program, engine.allocate(program.plan.nbytes))

@@ -112,7 +112,7 @@ def memory(training: mlc.TrainingGraph) -> dict[str, Array]:
 
     found: dict[str, Array] = {}
     for value, name in names_of(training).items():
-        if value._host is not None:
+        if value.keeps_data:
             found[name] = value.data.copy()
             for index, state in enumerate(value.optimizer_data):
                 found[f"{name} state {index}"] = np.frombuffer(state.bytes, np.float32).copy()

@@ -93,13 +93,13 @@ def test_parameters_of_imported_operators_have_no_slash_in_their_names(tmp_path:
     model.ir_version = 9
     onnx.save(model, tmp_path / "net.onnx")
     first, second = (mlc.onnx.load(tmp_path / "net.onnx") for _ in range(2))
-    (kept,) = (each for each in names_of(first) if each._host is not None)
+    (kept,) = (each for each in names_of(first) if each.keeps_data)
     kept.bind_and_write_data(np.full((3, 2), 7, np.float32), to=mlc.Device.cpu())
     assert not any("/" in name for name in names_of(first).values())
     mlc.save(tmp_path / "g", first)
     assert mlc.Checkpoint(tmp_path / "g").names == [names_of(first)[kept]]
     assert mlc.restore(second, tmp_path / "g").is_exact
-    assert [each.data.max() for each in names_of(second) if each._host is not None] == [7]
+    assert [each.data.max() for each in names_of(second) if each.keeps_data] == [7]
 
 
 def test_no_tensor_takes_the_place_of_the_metadata(tmp_path: Path) -> None:
