@@ -137,7 +137,7 @@ class CompiledGraph(Profiled, DescribedGraph):
         before = (self._device, self._options, self._constants)
         self._device, self._options, self._constants = device, GraphCompilationOptions(options), constants
         try:
-            self._compile()
+            self._compile(builds=True)
         except BaseException:  # Ctrl-C too
             self._device, self._options, self._constants = before
             raise
@@ -167,23 +167,37 @@ class CompiledGraph(Profiled, DescribedGraph):
         return sum(graph._size() for graph in self._links)
 
     @collector_paused()
-    def _compile(self) -> None:
-        """Describe and compile the graph; when that fails, everything stays as it was."""
+    def _compile(self, *, builds: bool = False) -> None:
+        """Describe and compile the graph; when that fails, everything stays as it was.
+
+        builds  make kernels and memory, too, instead of when a run first needs them
+        """
         assert self._device is not None
         size = self._linked_size()
         description = self._describe()
         compiled = Programs(description, self._device.engine, size)
         compiled.unbatched = self._unbatched(description)
         if not self._waits_for_labels():
-            compiled.get(self._main_style, description.batch_size)
+            program = compiled.get(self._main_style, description.batch_size)
+            if builds:
+                compiled.executable(program)
         self._adopt(compiled)
 
     def _adopt(self, compiled: Programs) -> None:
         self._compiled = compiled
         self._asked = None
         for tensor in self._resident_tensors(compiled.description):
+            if tensor.keeps_data:
+                self._look_for_other_devices(tensor, compiled)
             tensor._reside(self)
             tensor._device = self._device
+
+    def _look_for_other_devices(self, tensor: Tensor, compiled: Programs) -> None:
+        """Runs on several devices that share a tensor must wait for each other."""
+        for other in tensor._residents or ():
+            others = other._compiled if isinstance(other, CompiledGraph) else None
+            if others is not None and others.engine is not compiled.engine:
+                compiled.crosses_devices = others.crosses_devices = True
 
     def _resident_tensors(self, description: Description) -> set[Tensor]:
         tensors = {result for node in description.nodes for result in node.results} | {*self._declared.outputs.values()}
@@ -232,12 +246,19 @@ class CompiledGraph(Profiled, DescribedGraph):
             raise TypeError(f"{self._who}.{method}: batch_size must be a whole number, not {batch_size!r}")
         if batch_size in (0, full):
             return full
-        if not 0 < batch_size < full:
+        if batch_size < 0:
             raise ShapeError(
-                f"{self._who}.{method}: batch_size is {batch_size}, the graph was built for {full}",
-                expected=f"0 (the tensors' own) or 1 to {full}",
+                f"{self._who}.{method}: batch_size is {batch_size}",
+                expected=f"0 (the tensors' own, {full}) or the number of samples",
             )
         assert self._compiled is not None
+        fixed = next((tensor for tensor, array in self._constants.items() if array.shape[0] == full > 1), None)
+        if batch_size > full and fixed is not None and fixed not in description.shared:
+            raise ShapeError(
+                f"{self._who}.{method}: batch_size is {batch_size}, but '{self._name_of(fixed)}' was compiled as a "
+                f"constant of {full} samples",
+                fix=f"run at most {full} samples, or compile it again with more",
+            )
         if self._compiled.unbatched is not None:
             raise ShapeError(
                 f"{self._who}.{method}: batch_size is {batch_size}, "
@@ -262,7 +283,7 @@ class CompiledGraph(Profiled, DescribedGraph):
             raise DataError(f"{who} was compiled as a constant and cannot be fed other data", fix="compile it again")
 
     def _rows_per_sample(self, tensor: Tensor) -> int:
-        if self._compiled is None or tensor._host is not None:
+        if self._compiled is None or tensor.keeps_data:
             return super()._rows_per_sample(tensor)
         return rows_per_sample(tensor, self._compiled.description)
 
@@ -375,6 +396,10 @@ class CompiledGraph(Profiled, DescribedGraph):
         program, phases = course.program, course.phases
         targets = self._output_targets(program, phases, call) if call.outputs_data else ()
         storages = self._storages(program)
+        if compiled.crosses_devices:
+            # Runs of one device follow each other; what another one may still change must be waited for.
+            for tensor in program.persistent:
+                tensor._wait()
         executable = compiled.executable(program) if passes is None else passes.executable
         profile = Profile() if course.profiles else None
 

@@ -6,9 +6,11 @@ import functools
 import importlib.util
 import os
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mlcompute import devices
 from mlcompute.enums import DeviceType
 from mlcompute.errors import DeviceError
 from mlcompute.execution import WorkQueue
@@ -16,7 +18,8 @@ from mlcompute.execution import WorkQueue
 if TYPE_CHECKING:
     from mlcompute.devices.device import Engine
 
-_queues: dict[str, WorkQueue] = {}
+#: One queue per device: graphs that share weights on it also share the order of runs.
+_queues: weakref.WeakKeyDictionary[Engine, WorkQueue] = weakref.WeakKeyDictionary()
 
 
 def why_not_native() -> str | None:
@@ -33,12 +36,16 @@ def why_not_native() -> str | None:
 
 @functools.cache
 def cpu_engine() -> Engine:
-    """The engine behind the CPU: native where it can be, else NumPy."""
+    """The engine behind the CPU: native where it can be, else NumPy; or whichever MLCOMPUTE_ENGINE names."""
+    wanted = os.environ.get("MLCOMPUTE_ENGINE", "")
+    if wanted not in ("", "cpu", "reference"):
+        found = devices.devices(wanted)
+        if not found:
+            raise DeviceError(f"MLCOMPUTE_ENGINE={wanted}: there is no such device on this machine")
+        return found[0]
     reason = why_not_native()
     if reason is None:
-        from mlcompute.devices.cpu.device import Cpu
-
-        return Cpu()
+        return devices.devices("cpu")[0]
     from mlcompute.devices.reference import Reference
 
     return Reference(reason=reason)
@@ -76,8 +83,9 @@ class Device:
                 fix="use Device.cpu(), or Device() for the best device there is",
             )
         self.engine = engine or cpu_engine()
-        # One queue per kind of engine, not per object: graphs that share weights also share the order of runs.
-        self.queue = _queues.setdefault(self.engine.name, WorkQueue())
+        if self.engine not in _queues:
+            _queues[self.engine] = WorkQueue()
+        self.queue = _queues[self.engine]
 
     @classmethod
     def cpu(cls) -> Device:

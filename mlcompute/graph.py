@@ -285,16 +285,16 @@ class Graph(Building, Viewable):
 
         who = f"{self._who}.bind_and_write_data"
         expect_device(who, "to", to)
-        most = max((tensor.descriptor.shape[0] for tensor in for_inputs.values()), default=0)
-        if not 0 <= batch_size <= most and inputs_data:
-            raise ShapeError(f"{who}: batch_size is {batch_size}", expected=f"0 (the tensors' own) or 1 to {most}")
+        if batch_size < 0:
+            raise ShapeError(f"{who}: batch_size is {batch_size}", expected="0 (the tensors' own) or more")
         bound: list[tuple[Tensor, Array]] = []
         for name, data in inputs_data.items():
             if name not in for_inputs:
                 raise DataError(f"{who}: there is no tensor for '{name}'", tensors=", ".join(for_inputs) or "none")
             tensor = for_inputs[name]
-            per_sample = self._rows_per_sample(tensor)
-            rows = batch_size * per_sample if batch_size * per_sample < tensor.descriptor.shape[0] else 0
+            per_sample, extent = self._rows_per_sample(tensor), tensor.descriptor.shape[0]
+            # What has one row is shared by all samples.
+            rows = batch_size * per_sample if 1 < extent != batch_size * per_sample else 0
             array = read_array(data, tensor.descriptor, f"{who}: '{name}'", rows, rows_per_sample=per_sample)
             bound.append((tensor, array))
         for tensor, array in bound:
@@ -303,7 +303,7 @@ class Graph(Building, Viewable):
 
     def _rows_per_sample(self, tensor: Tensor) -> int:
         """How many rows of a tensor belong to one sample; 0: none, as in a parameter, which has data of its own."""
-        return int(tensor._host is None)
+        return int(not tensor.keeps_data)
 
     # Pictures -------------------------------------------------------------------------------------------------
 

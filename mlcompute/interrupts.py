@@ -14,7 +14,7 @@ What must not end half way (a job, the queue's own records, memory that changes 
 
 Native code runs with signals blocked: the operating system lets a handler use the stack below the stack pointer, and
 generated kernels of oneDNN let that point into memory of the heap. Programs block them in their own code
-(`devices/cpu/threads.py`), calls from Python run inside `Blocked`.
+(`devices/cpu/runtime/threads.py`), calls from Python run inside `Blocked`.
 """
 
 from __future__ import annotations

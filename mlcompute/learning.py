@@ -159,10 +159,10 @@ class LearningGraph(CompiledGraph):
     def _waits_for_labels(self) -> bool:
         return self._loss_layer is not None and self._loss_node is None
 
-    def _compile(self) -> None:
+    def _compile(self, *, builds: bool = False) -> None:
         before = self._loss_node
         try:
-            super()._compile()
+            super()._compile(builds=builds)
         except BaseException:  # Ctrl-C too
             self._loss_node = before
             raise

@@ -91,6 +91,8 @@ class Programs:
         ]
         #: Where parameters, statistics and states lie, looked up anew when one of them was rebound.
         self.storages: dict[Program, dict[Value, Storage]] = {}
+        #: Do graphs on other devices use some of them?
+        self.crosses_devices = False
         #: Tells when runs last overwrote them.
         self.clock = Clock(engine)
         #: The last `execute`, if one that asks for the same needs no looking up.
@@ -99,7 +101,7 @@ class Programs:
         self.spelled: dict[tuple[str, Tensor], str] = {}
         #: MLC_DEBUG=time: every run is timed layer by layer, and the times are printed.
         self._prints_times = "time" in os.environ.get("MLC_DEBUG", "").split(",")
-        self._engine = engine
+        self.engine = engine
         self._arena: Any = None
         self._programs: dict[tuple[str, int, bool], Program] = {}
         self._executables: dict[Program, Executable] = {}
@@ -124,10 +126,10 @@ class Programs:
             return found
         with self._lock:
             full = None
-            if batch_size != self.description.batch_size:
+            if batch_size < self.description.batch_size:
                 full = self.get(style, self.description.batch_size, with_losses)
             wanted = self.description if with_losses else without_losses(self.description)
-            program = compile_program(_leading(wanted, batch_size), self._engine, style, batch_size, full)
+            program = compile_program(_leading(wanted, batch_size), self.engine, style, batch_size, full)
             if program.plan.nbytes > self.arena_size:
                 self.arena_size = program.plan.nbytes
                 self._arena = None
@@ -143,8 +145,8 @@ class Programs:
         if found is None:
             with self._lock:
                 if self._arena is None:
-                    self._arena = self._engine.allocate(self.arena_size)
-                found = self._executables[program] = self._engine.build(program, self._arena)
+                    self._arena = self.engine.allocate(self.arena_size)
+                found = self._executables[program] = self.engine.build(program, self._arena)
                 _print_if_asked(program)
         return found
 
@@ -153,19 +155,19 @@ class Programs:
         known, changes = self._bound.get(executable, ({}, -1))
         if known is not storages or changes != Storage.changes:
             for value, storage in storages.items():
-                executable.bind(value, storage.buffer(self._engine))
+                executable.bind(value, storage.buffer(self.engine))
             for value, array in self.scalars_of(executable.program).values():
                 self.feed(executable, value, array)
             self._bound[executable] = (storages, Storage.changes)
 
     def feed(self, executable: Executable, value: Value, array: Array) -> None:
         """Let an executable read an array: in place where the device can, else a copy in memory of its own."""
-        buffer = self._engine.wrap(array)
+        buffer = self.engine.wrap(array)
         if buffer is None:
             buffers = self._inputs.setdefault(executable, {})
             buffer = buffers.get(value)
             if buffer is None:
-                buffer = buffers[value] = self._engine.allocate(value.nbytes)
+                buffer = buffers[value] = self.engine.allocate(value.nbytes)
             buffer.write(array)
         executable.bind(value, buffer)
 

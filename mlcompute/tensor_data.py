@@ -113,7 +113,7 @@ def read_array(
     needed = math.prod(shape)
     if isinstance(data, TensorData) and array.size >= needed:
         return array[:needed].reshape(shape)
-    for wanted in (shape, whole):
+    for wanted in (shape, whole) if shape[0] <= whole[0] else (shape,):
         if array.size == math.prod(wanted) and (array.ndim <= 1 or _long(array.shape) == _long(wanted)):
             return np.ascontiguousarray(np.ascontiguousarray(array).reshape(wanted)[: shape[0]])
     kind = np.asarray(data).dtype.kind if not isinstance(data, TensorData) else ""
@@ -263,7 +263,7 @@ def _row_advice(rows: int, needed: int, most: int, rows_per_sample: int) -> str:
     if not samples or rows % rows_per_sample:
         return "give whole samples, at least one"
     if rows > most:
-        return f"slice the array: array[:{needed}]; or use Trainer; or build the graph with a larger batch"
+        return f"slice the array: array[:{needed}]; or pass batch_size={samples}; or use Trainer"
     if rows > needed:
         return f"slice the array: array[:{needed}]; or pass batch_size={samples}"
     return f"pass batch_size={samples}"

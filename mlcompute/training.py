@@ -120,7 +120,7 @@ class TrainingGraph(LearningGraph):
             self._state.retire(self, self._updated_tensors())
         self._optimizer, self._state = optimizer, OptimizerState(optimizer)
         try:
-            self._compile()
+            self._compile(builds=True)
         except BaseException:  # Ctrl-C too
             self._optimizer, self._state = before
             raise

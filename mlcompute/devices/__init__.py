@@ -1,1 +1,46 @@
-"""Engines: places where programs run. `device.py` is the contract, the other files fulfil it."""
+"""Engines: places where programs run. `device.py` is the contract, the other files fulfil it.
+
+An engine registers itself with its name and how to find its devices on this machine: `register("cuda", find)`. The
+modules of the engines that come with the library are imported when one of their devices is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from mlcompute.errors import DeviceError
+
+if TYPE_CHECKING:
+    from mlcompute.devices.device import Engine
+
+#: Finds the devices of one kind: an engine each, the best first; none where there is no such device.
+Find = Callable[[], Sequence["Engine"]]
+
+_kinds: dict[str, Find] = {}
+#: Where the engines of the library register themselves.
+_MODULES = {
+    "cpu": "mlcompute.devices.cpu.device",
+    "reference": "mlcompute.devices.reference",
+    "remote": "mlcompute.devices.remote",
+}
+
+
+def register(name: str, find: Find) -> None:
+    """Make a kind of engine known. `find` is called whenever somebody asks for its devices."""
+    _kinds[name] = find
+
+
+def names() -> list[str]:
+    """The kinds of engines there are."""
+    return list(dict.fromkeys([*_MODULES, *_kinds]))
+
+
+def devices(name: str) -> list[Engine]:
+    """The devices of a kind on this machine; DeviceError for a kind that nobody registered."""
+    if name not in _kinds and name in _MODULES:
+        importlib.import_module(_MODULES[name])
+    if name not in _kinds:
+        raise DeviceError(f"there is no engine '{name}'", expected=", ".join(names()))
+    return list(_kinds[name]())

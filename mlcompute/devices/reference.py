@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from mlcompute.compiler.program import Program
+from mlcompute.devices import register
 from mlcompute.devices.device import Buffer, Engine, Executable, Profile
 from mlcompute.devices.host_memory import HostBuffer, allocate
 from mlcompute.enums import DeviceType
@@ -98,3 +99,5 @@ class ReferenceExecutable(Executable):
     def read(self, value: Value) -> Array:
         array: Array = self._memory[value].copy()
         return array
+
+register("reference", lambda: [Reference()])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlcompute.compiler.program import Program
+from mlcompute.devices import register
 from mlcompute.devices.device import Buffer, Completion, Engine, Executable, Profile, Traits
 from mlcompute.devices.host_memory import HostBuffer, allocate
 from mlcompute.devices.reference import ReferenceExecutable
@@ -165,3 +166,5 @@ class _Stream:
                     return
                 started = self._waiting.popleft()
             started.carry_out()
+
+register("remote", lambda: [Remote()])

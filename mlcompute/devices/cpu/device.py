@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlcompute.compiler.program import Program
+from mlcompute.devices import register
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.gemm import gemm_tn
@@ -396,3 +397,5 @@ def _conflicts(new: tuple[Operand, bool, int, int, int], old: tuple[Operand, boo
     same_bytes = begin == other_begin and operand.offset == other.offset == 0
     same_width = operand.size * operand.dtype.itemsize == other.size * other.dtype.itemsize
     return not (same_rows and same_bytes and same_width)
+
+register("cpu", lambda: [Cpu()])
