@@ -540,8 +540,8 @@ class Importer:
         """An embedding that is also the head of a network is often written twice, once transposed."""
         weights = self.graph.weights
         matrices = {
-            name: tensor._host for name, tensor in weights.items()  # `data` would copy all of them
-            if len(tensor.descriptor.shape) == 2 and not isinstance(tensor, CopiedTensor)
+            name: tensor._storage.array() for name, tensor in weights.items()  # `data` would copy all of them
+            if len(tensor.descriptor.shape) == 2 and not isinstance(tensor, CopiedTensor) and tensor._storage
         }  # fmt: skip
         reasons = {name: judgement.reason for name, judgement in self.graph.judgements.items()}
         for table in [name for name in matrices if "of Gather" in reasons.get(name, "")][:16]:
