@@ -95,6 +95,7 @@ class Programs:
         self.crosses_devices = False
         #: Tells when runs last overwrote them.
         self.clock = Clock(engine)
+        weakref.finalize(self, self.clock.retire)
         #: The last `execute`, if one that asks for the same needs no looking up.
         self.again: Again | None = None
         #: Inputs as errors about them begin, by the method that was called.

@@ -149,7 +149,7 @@ def test_no_arena_outlives_its_graph(run: Callable[[Net], object]) -> None:
     net = Net(device=mlc.Device(mlc.DeviceType.CPU, engine=Watched()))
     with without_collector():
         graph = run(net)
-        assert len(arenas) == (0 if run is run_nothing else 1)
+        assert len(arenas) == (2 if run is run_split else 1), "compile makes one; passes one by one need a larger one"
         del graph
         assert all(arena() is None for arena in arenas)
 

@@ -275,9 +275,10 @@ def test_binding_says_what_does_not_fit() -> None:
         bind({"z": normal(4, 3)}, for_inputs=tensors, to=net.device)
     with pytest.raises(mlc.DataError, match="elements were given"):
         bind({"x": np.zeros(11, np.float32)}, for_inputs=tensors, to=net.device)
-    for wrong in (-1, 5):
-        with pytest.raises(mlc.ShapeError, match=f"batch_size is {wrong}"):
-            bind({"x": normal(5, 3)}, for_inputs=tensors, to=net.device, batch_size=wrong)
+    with pytest.raises(mlc.ShapeError, match="batch_size is -1"):
+        bind({"x": normal(5, 3)}, for_inputs=tensors, to=net.device, batch_size=-1)
+    with pytest.raises(mlc.DataError, match="4 rows were given, batch_size is 5"):
+        bind({"x": normal(4, 3)}, for_inputs=tensors, to=net.device, batch_size=5)
     assert net.x.data is None, "a refused call must attach nothing"
     net.bind(normal(2, 3), normal(2, 2), batch_size=2)
     assert net.x.data.shape == (2, 3)

@@ -32,8 +32,12 @@ class Clock:
         self.moment = 0
         #: Another device uses what is overwritten: programs there must look for newer values.
         self.is_watched = False
-        #: Its graph is gone or was compiled again: it will not move any more.
+        #: It will not move any more.
         self.is_retired = False
+
+    def retire(self) -> None:
+        """Its graph is gone."""
+        self.is_retired = True
 
     def tick(self) -> None:
         """A run has overwritten them."""
@@ -130,7 +134,7 @@ class Storage:
     def buffer(self, engine: Engine) -> Buffer:
         """The newest values on a device, sent there if need be."""
         if engine not in self._own:
-            array = self.memory()
+            array = self.memory() if self._clocks else self.array()  # nobody writes what is only read
             buffer = self._shared.get(engine)
             if buffer is None:
                 buffer = engine.wrap(array)

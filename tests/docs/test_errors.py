@@ -74,7 +74,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 @pytest.mark.parametrize(("heading", "message"), QUOTED)
 def test_quoted_messages_are_real(heading: str, message: str) -> None:
-    names = {"ONNX": ["ModelError", "CannotExportError"]}.get(heading, [heading])
+    names = {"ONNX": ["ModelError", "CannotExportError", "DataError"]}.get(heading, [heading])
     assert any(same(message, source) for name in names for source in raised()[name]), message
 
 

@@ -44,8 +44,10 @@ def test_shared_memory_is_used_in_place() -> None:
 def test_read_only_memory_is_copied_before_a_device_may_write_it() -> None:
     array = VALUES.copy()
     array.flags.writeable = False
-    storage = Storage(array)
-    buffer = storage.buffer(Reference())
+    storage, engine = Storage(array), Reference()
+    assert storage.buffer(engine).host is array
+    storage.overwritten_by(Clock(engine))
+    buffer = storage.buffer(engine)
     assert buffer.host is not None
     assert buffer.host is not array
     assert buffer.host.flags.writeable
