@@ -396,8 +396,12 @@ class TrainingGraph(LearningGraph):
         return (await self.execute_optimizer_update(options=options))[1]
 
     def synchronize_updates(self) -> None:
-        """Wait for queued runs, so that parameters and optimizer state hold the newest values."""
+        """Wait for queued runs and bring memory the caller has bound up to date with the device."""
         self.wait()
+        for storages in self._compiled.storages.values() if self._compiled is not None else ():
+            for storage in storages.values():
+                if storage.is_callers:
+                    storage.array()
 
     def _run(self, course: Course, feeds: Feeds, call: Call, passes: Passes | None = None) -> Execution:
         """Queue training phases. What counts runs (time step, random passes) moves on only when a run succeeds."""

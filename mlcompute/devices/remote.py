@@ -142,29 +142,33 @@ class _Started(Completion):
 
 
 class _Stream:
-    """Work in order, on a thread that lives as long as there is some."""
+    """Work in order, on a thread that goes away when there has been none for a while."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._waiting: deque[_Started] = deque()
         self._thread: threading.Thread | None = None
 
     def run(self, work: Callable[[], object]) -> Completion:
         started = _Started(work)
-        with self._lock:
+        with self._changed:
             self._waiting.append(started)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="mlcompute remote", daemon=True)
                 self._thread.start()
+            self._changed.notify()
         return started
 
     def _work(self) -> None:
         while True:
-            with self._lock:
-                if not self._waiting:
+            with self._changed:
+                if not self._waiting and not self._changed.wait(1.0) and not self._waiting:
                     self._thread = None
                     return
+                if not self._waiting:
+                    continue
                 started = self._waiting.popleft()
             started.carry_out()
+
 
 register("remote", lambda: [Remote()])
