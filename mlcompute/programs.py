@@ -108,9 +108,6 @@ class Programs:
         self._executables: dict[Program, Executable] = {}
         self._results: dict[Program, Tensor | None] = {}
         self._listings: dict[Program, Program] = {}
-        #: What the values of an executable were last bound to, and how many changes there had been by then.
-        self._bound: weakref.WeakKeyDictionary[Executable, tuple[dict[Value, Storage], int]]
-        self._bound = weakref.WeakKeyDictionary()
         self._scalars: dict[Program, dict[str, tuple[Value, Array]]] = {}
         #: Does the device compute in the host's memory? If not, what the host writes must be sent.
         self.shares_memory = engine.wrap(np.empty(0, np.uint8)) is not None
@@ -153,13 +150,12 @@ class Programs:
 
     def bind(self, executable: Executable, storages: dict[Value, Storage]) -> None:
         """Let an executable work on the newest parameters, statistics and states, unless it does already."""
-        known, changes = self._bound.get(executable, ({}, -1))
-        if known is not storages or changes != Storage.changes:
+        if executable.bound_to is not storages or executable.bound_at != Storage.changes:
             for value, storage in storages.items():
                 executable.bind(value, storage.buffer(self.engine))
             for value, array in self.scalars_of(executable.program).values():
                 self.feed(executable, value, array)
-            self._bound[executable] = (storages, Storage.changes)
+            executable.bound_to, executable.bound_at = storages, Storage.changes
 
     def feed(self, executable: Executable, value: Value, array: Array) -> None:
         """Let an executable read an array: in place where the device can, else a copy in memory of its own."""

@@ -113,6 +113,9 @@ class Executable(ABC):
     """A built program. Runs phases; values it keeps can be read afterwards."""
 
     program: Program
+    #: For whoever binds parameters: what they were last bound to, and how many changes there had been by then.
+    bound_to: object = None
+    bound_at: int = -1
     #: How each step is run, for people to read.
     kernels: Mapping[Step, str] = {}
     #: More about that, for the printed program: how threads share the work, say.
