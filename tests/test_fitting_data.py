@@ -66,7 +66,7 @@ def test_more_rows_than_the_graph_takes_are_refused(device: Make, which: int, ro
     for call in calls:
         with pytest.raises(mlc.DataError, match=f"{rows} rows were given, this graph was built for a batch of 32") as e:
             call()
-        assert e.value.fix == "slice the array: array[:32]; or use Trainer; or build the graph with a larger batch"
+        assert e.value.fix == f"slice the array: array[:32]; or pass batch_size={rows}; or use Trainer"
     data[which] = data[which][:32]  # the advice
     net.execute(*data).wait()
 

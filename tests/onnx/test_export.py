@@ -468,5 +468,9 @@ def test_round_trip_of_a_full_size_network(name: str) -> None:
     np.testing.assert_allclose(y.reshape(2, -1)[0], expected(name).reshape(-1), rtol=2e-3, atol=1e-7)
     np.testing.assert_allclose(y.reshape(2, -1)[1], mirrored.reshape(-1), rtol=2e-3, atol=1e-7)
     if name == "squeezenet":  # the others take the reference evaluator minutes
-        (y,) = referenced(model, [answer], {given: x})
-        np.testing.assert_allclose(y.reshape(expected(name).shape), expected(name), rtol=2e-3, atol=1e-7)
+        # Its weights are constants and its scores billions: a softmax would show the last bit of a sum. Ask before it.
+        scores = next(node.input[0] for node in reversed(model.graph.node) if node.op_type == "Softmax")
+        model.graph.output.append(onnx.helper.make_empty_tensor_value_info(scores))
+        (ours,) = referenced(model, [scores], {given: x})
+        (theirs,) = session(model).run([scores], {given: x})
+        np.testing.assert_allclose(ours, theirs, rtol=2e-3)

@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import mlcompute as mlc
+from mlcompute.runtime.storage import Storage
 from tests.nets import INFERENCE, MEAN, Array, Regression, adam, assert_same, cpu, dense, normal, sgd, values_of
 from tests.saving.networks import memory, reference, small
 
@@ -224,15 +225,15 @@ def test_gradients_from_before_do_not_update_what_was_restored(tmp_path: Path) -
 
 
 def test_when_memory_runs_out_nothing_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, make_writable, calls = small(1.0), mlc.Tensor._make_writable, iter(range(9))
+    graph, memory, calls = small(1.0), Storage.memory, iter(range(9))
     mlc.save(tmp_path / "g", small(2.0))
 
-    def failing(tensor: mlc.Tensor) -> Array:
+    def failing(storage: Storage) -> Array:
         if next(calls) == 1:
             raise MemoryError
-        return make_writable(tensor)
+        return memory(storage)
 
-    monkeypatch.setattr(mlc.Tensor, "_make_writable", failing)
+    monkeypatch.setattr(Storage, "memory", failing)
     with pytest.raises(MemoryError):
         mlc.restore(graph, tmp_path / "g")
     assert [value.max() for value in values_of(graph)] == [1, 1]
