@@ -77,12 +77,12 @@ def reshape(call: Call) -> Value:
         wanted = [x.shape[axis] if extent == 0 and axis < x.rank else extent for axis, extent in enumerate(wanted)]
     written_down = call.count < 2 or not call.follows(1)
     if call.batch is not None and written_down and -1 not in wanted and math.prod(wanted) != x.size:
-        wanted = _for_smaller_batch(call.shape_then(0), x.shape, wanted)
+        wanted = _for_other_batch(call.shape_then(0), x.shape, wanted)
     return ops.reshape(x, _completed(wanted, x))
 
 
-def _for_smaller_batch(then: Shape, now: Shape, wanted: Sequence[int]) -> list[int]:
-    """The shape a model was given for one batch, for a smaller one.
+def _for_other_batch(then: Shape, now: Shape, wanted: Sequence[int]) -> list[int]:
+    """The shape a model was given for one batch, for another one.
 
     Ranges of axes that hold the same elements are paired. Where the first axis of a range has become shorter, so does
     the first one of its partner: (5, 8, 6) that became (5, 16, 3), with 6 instead of 8, becomes (5, 12, 3). An axis
@@ -91,6 +91,10 @@ def _for_smaller_batch(then: Shape, now: Shape, wanted: Sequence[int]) -> list[i
     found = list(wanted)
     for (start, end), (first, last) in _groups(then, wanted):
         if now[start:end] == then[start:end]:
+            continue
+        begins_with_one = then[start] == 1 != now[start] and first < last and wanted[first] == 1
+        if begins_with_one and now[start + 1 : end] == then[start + 1 : end]:
+            found[first] = now[start]  # one sample, which both shapes begin with
             continue
         leading = next((axis for axis in range(start, end) if then[axis] > 1), start)
         targets = [axis for axis in range(first, last) if wanted[axis] > 1] or list(range(first, last))[:1]
