@@ -19,7 +19,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.described import DescribedGraph
 from mlcompute.devices.device import Executable, Profile
 from mlcompute.enums import DeviceType, ExecutionOptions, GraphCompilationOptions
-from mlcompute.errors import CompileError, DataError, DeviceError, ExecutionError, ShapeError
+from mlcompute.errors import CompileError, DataError, DeviceError, ExecutionError, GraphError, ShapeError
 from mlcompute.execution import Execution, GraphCompletionHandler, asks
 from mlcompute.feeding import Again, Feeding, Feeds, Named, resolved
 from mlcompute.graph import Graph, Node
@@ -128,6 +128,13 @@ class CompiledGraph(Profiled, DescribedGraph):
             raise CompileError(f"{self._who}.compile: the graph has no layers", fix="add layers with node() first")
         self._declared.check("compile (input_tensors)", input_tensors or {})
         self._check_links(self._links, GraphCompilationOptions(options))
+        for graph in self._links:
+            if graph is not self and graph._device is not None and graph._device.engine.name != device.engine.name:
+                raise GraphError(
+                    f"{self._who}.compile: it is linked with a graph that was compiled for another device",
+                    devices=f"{device!r} here, {graph._device!r} there",
+                    fix="compile linked graphs for one device",
+                )
         constants = {
             tensor: read_array((input_tensors_data or {})[name], tensor.descriptor, f"'{name}'").copy()
             for name, tensor in (input_tensors or {}).items()
@@ -196,7 +203,7 @@ class CompiledGraph(Profiled, DescribedGraph):
         """Runs on several devices that share a tensor must wait for each other."""
         for other in tensor._residents or ():
             others = other._compiled if isinstance(other, CompiledGraph) else None
-            if others is not None and others.engine is not compiled.engine:
+            if others is not None and others.engine.name != compiled.engine.name:
                 compiled.crosses_devices = others.crosses_devices = True
 
     def _resident_tensors(self, description: Description) -> set[Tensor]:

@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import os
 import sys
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,8 @@ from mlcompute.execution import WorkQueue
 if TYPE_CHECKING:
     from mlcompute.devices.device import Engine
 
-#: One queue per device: graphs that share weights on it also share the order of runs.
-_queues: weakref.WeakKeyDictionary[Engine, WorkQueue] = weakref.WeakKeyDictionary()
+#: One queue per device, which its engine's name tells: graphs that share weights on it also share the order of runs.
+_queues: dict[str, WorkQueue] = {}
 
 
 def why_not_native() -> str | None:
@@ -83,9 +82,7 @@ class Device:
                 fix="use Device.cpu(), or Device() for the best device there is",
             )
         self.engine = engine or cpu_engine()
-        if self.engine not in _queues:
-            _queues[self.engine] = WorkQueue()
-        self.queue = _queues[self.engine]
+        self.queue = _queues.setdefault(self.engine.name, WorkQueue())
 
     @classmethod
     def cpu(cls) -> Device:

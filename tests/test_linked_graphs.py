@@ -406,3 +406,18 @@ def test_an_update_of_adam_in_linked_graphs_counts_per_graph() -> None:
     first.training.synchronize_updates()
     second.training.synchronize_updates()
     assert [optimizer.time_step for optimizer in optimizers] == [4, 4]
+
+
+def test_linked_graphs_are_compiled_for_one_device() -> None:
+    from mlcompute.devices.remote import Remote
+
+    first, second = mlc.InferenceGraph(), mlc.InferenceGraph()
+    x = mlc.Tensor(shape=(2, 3))
+    y = first.node(mlc.ActivationLayer.relu(), source=x)
+    second.node(mlc.ActivationLayer.tanh(), source=y)
+    first.add_inputs({"x": x})
+    first.link([second])
+    linked = mlc.GraphCompilationOptions.LINK_GRAPHS
+    first.compile(options=linked, device=mlc.Device.cpu())
+    with pytest.raises(mlc.GraphError, match="linked with a graph that was compiled for another device"):
+        second.compile(options=linked, device=mlc.Device(mlc.DeviceType.ANY, engine=Remote()))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import mlcompute as mlc
+from mlcompute.execution import WorkQueue
 from tests.nets import SYNC, Regression, adam, normal, parameters_of, sgd
 
 ROOT = Path(__file__).parents[1]
@@ -186,7 +187,7 @@ def test_a_handler_that_exits_does_not_end_the_queue() -> None:
 
 def test_a_queue_whose_thread_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Regression(adam())
-    net.device.queue._reset()  # as it is before its first job
+    net.device.queue = WorkQueue()  # its own, as it is before its first job
     x, t = normal(4, 3), normal(4, 2)
     net.step(x, t, options=SYNC)  # the engine has its own threads
 
