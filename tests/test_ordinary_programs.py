@@ -140,7 +140,8 @@ def test_a_watchdog() -> None:
             import faulthandler
             with open(os.devnull, "w") as nowhere:
                 print(train(20))
-                faulthandler.dump_traceback_later(0.005, repeat=True, file=nowhere)
+                # Armed, as watchdogs are; one that fires every few milliseconds ends plain Python programs, too.
+                faulthandler.dump_traceback_later(60, repeat=True, file=nowhere)
                 print(train(20), train(20, 1))
                 faulthandler.cancel_dump_traceback_later()
             """
