@@ -81,6 +81,7 @@ class CompiledGraph(Profiled, DescribedGraph):
         #: The result of that run, whose values lie in the graph's memory. Held weakly: only what somebody may still
         #: read is copied before the next run.
         self._latest: weakref.ref[RunResult] | None = None
+        self._latest_value: Value | None = None
         self._keeping = threading.Lock()
         #: The passes run one by one that were last asked for, and those that last ran; None: some other run.
         self._asked: Passes | None = None
@@ -442,7 +443,7 @@ class CompiledGraph(Profiled, DescribedGraph):
             if course.result is None:
                 return None
             result = RunResult(course.result, weakref.ref(self))
-            self._latest = weakref.ref(result)
+            self._latest, self._latest_value = weakref.ref(result), course.result_value
             return result
 
         def finish(succeeded: bool) -> None:
@@ -537,7 +538,9 @@ class CompiledGraph(Profiled, DescribedGraph):
         with self._keeping:  # a reader and the queue's thread may both be here
             result = self._latest() if self._latest is not None else None
             if result is not None and not result.is_kept:
-                result.keep(self.fetch(result.of))
+                value, executable = self._latest_value, self._current
+                kept = executable.read(value) if value is not None and executable is not None else self.fetch(result.of)
+                result.keep(kept)
 
     def __del__(self) -> None:
         """Outputs somebody still holds stay readable without the graph that computed them."""

@@ -22,7 +22,7 @@ from mlcompute.runtime.storage import Clock, Storage
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
-    from mlcompute.devices.device import Buffer, Engine, Executable
+    from mlcompute.devices.device import Engine, Executable
     from mlcompute.feeding import Again
     from mlcompute.graph import Node
 
@@ -45,7 +45,8 @@ class Course:
     """Some phases of a program under some options: what all such runs share, looked up once.
 
     fed          what the caller supplies
-    result       what a run answers; None without a forward pass
+    result       what a run gives; None without a forward pass
+    result_value where it can be read
     begins       a forward pass runs: what the last run left is overwritten
     updates      the optimizer runs
     skips        data that was fed before is used again
@@ -57,6 +58,7 @@ class Course:
     phases: tuple[str, ...]
     fed: list[Fed]
     result: Tensor | None
+    result_value: Value | None
     begins: bool
     updates: bool
     skips: bool
@@ -111,8 +113,6 @@ class Programs:
         self._scalars: dict[Program, dict[str, tuple[Value, Array]]] = {}
         #: Does the device compute in the host's memory? If not, what the host writes must be sent.
         self.shares_memory = engine.wrap(np.empty(0, np.uint8)) is not None
-        #: Memory for what is fed, on devices that cannot use the caller's.
-        self._inputs: weakref.WeakKeyDictionary[Executable, dict[Value, Buffer]] = weakref.WeakKeyDictionary()
         self._courses: dict[tuple[Program, tuple[str, ...], int], Course] = {}
         self._lock = threading.RLock()
 
@@ -144,7 +144,9 @@ class Programs:
             with self._lock:
                 if self._arena is None:
                     self._arena = self.engine.allocate(self.arena_size)
-                found = self._executables[program] = self.engine.build(program, self._arena)
+                found = self.engine.build(program, self._arena)
+                found.inputs = {}
+                self._executables[program] = found
                 _print_if_asked(program)
         return found
 
@@ -159,14 +161,14 @@ class Programs:
 
     def feed(self, executable: Executable, value: Value, array: Array) -> None:
         """Let an executable read an array: in place where the device can, else a copy in memory of its own."""
-        buffer = self.engine.wrap(array)
-        if buffer is None:
-            buffers = self._inputs.setdefault(executable, {})
-            buffer = buffers.get(value)
-            if buffer is None:
-                buffer = buffers[value] = self.engine.allocate(value.nbytes)
-            buffer.write(array)
-        executable.bind(value, buffer)
+        known = executable.inputs.get(value)
+        if known is not None and known.host is array:  # the same memory as last time
+            return
+        if self.shares_memory or known is None:
+            buffer = executable.inputs[value] = self.engine.wrap(array) or self.engine.allocate(value.nbytes)
+            executable.bind(value, buffer)
+        if not self.shares_memory:
+            executable.inputs[value].write(array)
 
     def course(self, program: Program, phases: tuple[str, ...], options: ExecutionOptions) -> Course:
         """What runs of some phases share."""
@@ -181,6 +183,7 @@ class Programs:
                 phases,
                 self._fed(program, phases),
                 self._results[program] if begins else None,
+                self._result_value(program),
                 begins=begins,
                 updates="update" in phases,
                 skips=ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE in asked,
@@ -190,6 +193,12 @@ class Programs:
                 prints=prints,
             )
         return found
+
+    def _result_value(self, program: Program) -> Value | None:
+        """Where the result of a run can be read; None where that needs a closer look."""
+        result = self._results[program]
+        value = program.values.get(result) if result is not None else None
+        return value if value in program.kept and result not in program.persistent else None
 
     def _fed(self, program: Program, phases: Sequence[str]) -> list[Fed]:
         """What the caller supplies for some phases: user gradients come with the gradient phase, all else with forward.

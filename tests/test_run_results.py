@@ -13,6 +13,7 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute.devices.reference import Reference
+from mlcompute.run_result import RunResult
 from tests.nets import INFERENCE, LINK, SYNC, Array, Regression, adam, cpu, dense, normal
 
 ENGINES = pytest.mark.parametrize("device", [cpu, lambda: mlc.Device(engine=Reference())], ids=["cpu", "reference"])
@@ -183,13 +184,13 @@ def test_a_result_nobody_holds_is_not_copied(monkeypatch: pytest.MonkeyPatch) ->
     net = Regression(adam())
     net.step(*data(0), options=SYNC)
     fetched: list[mlc.Tensor] = []
-    fetch = mlc.TrainingGraph.fetch
+    keep = RunResult.keep
 
-    def counting(graph: mlc.TrainingGraph, tensor: mlc.Tensor) -> Array | None:
-        fetched.append(tensor)
-        return fetch(graph, tensor)
+    def counting(result: RunResult, values: Array | None) -> None:
+        fetched.append(result)
+        keep(result, values)
 
-    monkeypatch.setattr(mlc.TrainingGraph, "fetch", counting)
+    monkeypatch.setattr(RunResult, "keep", counting)
     for step in range(3):
         net.step(*data(step), options=SYNC)
     assert not fetched

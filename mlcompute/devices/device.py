@@ -113,6 +113,8 @@ class Executable(ABC):
     """A built program. Runs phases; values it keeps can be read afterwards."""
 
     program: Program
+    #: For whoever feeds it: the buffers of inputs.
+    inputs: dict[Value, Buffer]
     #: For whoever binds parameters: what they were last bound to, and how many changes there had been by then.
     bound_to: object = None
     bound_at: int = -1
