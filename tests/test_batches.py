@@ -318,7 +318,7 @@ def test_sequence_lengths_where_nothing_is_recurrent() -> None:
 # Larger batches -----------------------------------------------------------------------------------------------------
 
 
-def _larger(batch: int) -> tuple[mlc.TrainingGraph, mlc.Graph]:
+def _built_for_four() -> tuple[mlc.TrainingGraph, mlc.Graph]:
     mlc.Platform.set_rng_seed_to(3)
     graph = mlc.Graph()
     x = graph.input((4, 2, 6, 6), "x")
@@ -337,7 +337,7 @@ def _larger(batch: int) -> tuple[mlc.TrainingGraph, mlc.Graph]:
 def test_a_larger_batch_is_compiled_on_first_use() -> None:
     rng = np.random.default_rng(0)
     xs, ts = rng.standard_normal((12, 2, 6, 6)).astype("f"), rng.standard_normal((12, 5)).astype("f")
-    training, graph = _larger(4)
+    training, graph = _built_for_four()
     before = training.device_memory_size
     for size in (4, 12, 7, 4, 12):
         run = training.execute({"x": xs[:size]}, {"t": ts[:size]}, batch_size=size).wait()
@@ -349,7 +349,7 @@ def test_a_larger_batch_is_compiled_on_first_use() -> None:
 def test_a_larger_batch_gives_what_a_graph_of_its_size_gives() -> None:
     rng = np.random.default_rng(1)
     xs, ts = rng.standard_normal((12, 2, 6, 6)).astype("f"), rng.standard_normal((12, 5)).astype("f")
-    training, graph = _larger(4)
+    training, graph = _built_for_four()
     inference = mlc.InferenceGraph([graph])
     inference.add_inputs({"x": training_input(training)})
     inference.compile(device=mlc.Device.cpu())
@@ -379,7 +379,7 @@ def training_label(training: mlc.TrainingGraph) -> mlc.Tensor:
 
 
 def test_more_rows_than_the_graph_takes_say_batch_size() -> None:
-    training, _ = _larger(4)
+    training, _ = _built_for_four()
     with pytest.raises(mlc.DataError, match="pass batch_size=12"):
         training.execute({"x": np.zeros((12, 2, 6, 6), "f")}, {"t": np.zeros((12, 5), "f")})
 

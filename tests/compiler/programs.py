@@ -42,6 +42,16 @@ class Drawn:
         return memory, {value: memory[value] for value in self.feeds if value.kind in ("parameter", "state")}
 
 
+def run(trace: Trace, inputs: list[Value], results: list[Value]) -> list[Array]:
+    """What the steps of a trace compute from random inputs."""
+    rng = np.random.default_rng(0)
+    memory = {value: rng.standard_normal(value.shape).astype(value.dtype) for value in inputs}
+    memory.update(trace.constants)
+    for step in trace.steps:
+        memory.update(zip(step.results, run_meaning(step, [memory[v] for v in step.inputs]), strict=True))
+    return [memory[value] for value in results]
+
+
 class Supporting(Null):
     """A device that supports what a function says it does."""
 

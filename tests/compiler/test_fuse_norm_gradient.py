@@ -10,8 +10,8 @@ from mlcompute.compiler.differentiate import differentiate
 from mlcompute.compiler.fuse_norm_gradient import fuse_norm_gradient
 from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.verify import verify_steps
-from mlcompute.ops.op import Array, Trace, Value, emit_all, run_meaning
-from tests.compiler.programs import apply, feed
+from mlcompute.ops.op import Trace, Value, emit_all
+from tests.compiler.programs import apply, feed, run
 
 SHAPE, AXES, STATISTICS = (6, 3, 4), (0, 2), (1, 3, 1)
 
@@ -23,15 +23,6 @@ def gradients(trace: Trace, scale_shape: tuple[int, ...] = STATISTICS) -> tuple[
     trace.phase = "gradient"
     found = differentiate(trace, {y: dy}, [x, scale, shift], set())
     return [x, scale, shift, dy], [found[value] for value in (x, scale, shift)]
-
-
-def run(trace: Trace, inputs: list[Value], results: list[Value]) -> list[Array]:
-    rng = np.random.default_rng(0)
-    memory = {value: rng.standard_normal(value.shape).astype(value.dtype) for value in inputs}
-    memory.update(trace.constants)
-    for step in trace.steps:
-        memory.update(zip(step.results, run_meaning(step, [memory[v] for v in step.inputs]), strict=True))
-    return [memory[value] for value in results]
 
 
 def simplified(trace: Trace, results: list[Value]) -> list[Value]:

@@ -10,8 +10,8 @@ from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.rematerialize import rematerialize
 from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.verify import verify_steps
-from mlcompute.ops.op import Array, Trace, Value, run_meaning
-from tests.compiler.programs import apply, feed
+from mlcompute.ops.op import Trace, Value
+from tests.compiler.programs import apply, feed, run
 
 SHAPE = (8, 4, 12, 12)
 
@@ -37,15 +37,6 @@ def network(trace: Trace, blocks: int, shortcuts: bool) -> tuple[list[Value], li
     gradients = [found[value] for value in parameters]
     substitution = apply(simplify, trace, gradients)
     return [first, *parameters, dy], [substitution.final(value) for value in gradients]
-
-
-def run(trace: Trace, inputs: list[Value], results: list[Value]) -> list[Array]:
-    rng = np.random.default_rng(0)
-    memory = {value: rng.standard_normal(value.shape).astype(value.dtype) for value in inputs}
-    memory.update(trace.constants)
-    for step in trace.steps:
-        memory.update(zip(step.results, run_meaning(step, [memory[v] for v in step.inputs]), strict=True))
-    return [memory[value] for value in results]
 
 
 def check(trace: Trace, inputs: list[Value], results: list[Value]) -> float:
