@@ -1,0 +1,92 @@
+"""What a step becomes on a GPU: launches of generated kernels, and calls of NVIDIA's libraries.
+
+A maker turns a step into a list of these. It decides everything before the first run: grid, block, algorithm,
+workspace. At run time they are captured into a CUDA graph once, so nothing in a launch may depend on data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mlcompute.devices.loop_nest import Operand, Operands
+from mlcompute.ops.op import Step
+
+Extents = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Status:
+    """An argument: where a kernel says that it found invalid data (an index out of range, say).
+
+    The kernel gets an `int*` to two zeroed words and stores 1 and the offending index; later kernels that overwrite
+    parameters or state then do nothing, and the run raises ExecutionError.
+
+    reason  the message, from the offending index
+    """
+
+    reason: Callable[[int], str]
+
+
+#: Operands become addresses (`const float*` and the like), NumPy scalars are passed by value in their own type.
+Argument = Operand | np.generic | Status
+
+
+@dataclass(eq=False)
+class Launch:
+    """One kernel launch.
+
+    kernel     what the printed program calls it
+    source     CUDA C++ of one kernel, whose name is written `KERNEL`: `extern "C" __global__ void KERNEL(...)`.
+               Equal sources are compiled once; what differs between steps of the same form should be an argument
+    writes     which of the arguments are written (positions); the others are read
+    guarded    does it overwrite parameters or state? Then its first argument is `const int* failed`, added when it is
+               launched, and it must do nothing when `*failed` is not 0
+    """
+
+    step: Step
+    kernel: str
+    source: str
+    arguments: Sequence[Argument]
+    writes: Sequence[int]
+    grid: Extents
+    block: Extents
+    shared_bytes: int = 0
+    guarded: bool = False
+
+
+@dataclass(eq=False)
+class LibraryCall:
+    """A call of cuBLASLt, cuDNN or the driver that enqueues work on a stream.
+
+    operands   memory it reads and writes; `writes` are positions among them
+    enqueue    given a stream and the operands' addresses, in order. It must not allocate, synchronize or read results
+    keeps      what must live as long as the program: descriptors, handles
+    """
+
+    step: Step
+    kernel: str
+    operands: Sequence[Operand]
+    writes: Sequence[int]
+    enqueue: Callable[[int, Sequence[int]], None]
+    keeps: list[Any] = field(default_factory=list)
+
+
+#: Makes the launches of a step. Only asked for steps that the table's `supports` said yes to.
+Maker = Callable[[Step, Operands], Sequence["Launch | LibraryCall"]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One op of the kernel table.
+
+    supports    is there a kernel for this step: its types, shapes and attributes? If not, the compiler expands it
+    workspace   bytes of arena it needs while it runs (`Operands.workspace` gives it to the maker)
+    """
+
+    make: Maker
+    supports: Callable[[Step], bool] = lambda step: True
+    workspace: Callable[[Step], int] = lambda step: 0
