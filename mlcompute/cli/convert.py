@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import numpy as np
+
 import mlcompute as mlc
 from mlcompute.cli import models, trainers
 from mlcompute.cli.answer import Answer
 from mlcompute.cli.arguments import count
 from mlcompute.cli.onnx_options import add_onnx_arguments, onnx_arguments
 from mlcompute.errors import DataError
-from mlcompute.saving.atomic import Writer, replace_file
-from mlcompute.saving.tensor_file import NUMPY, header_bytes, lay_out
+from mlcompute.saving.atomic import replace_file
 
 EXAMPLES = (
     "mlcompute convert runs/cnn/best.safetensors cnn.onnx",
@@ -62,12 +63,8 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _save_weights(path: str, graph: mlc.Graph) -> None:
     """A file any reader of safetensors opens, replaced whole or not at all."""
-    arrays = mlc.to_state_dict(graph)
-    entries = lay_out(arrays)
+    import safetensors.numpy
 
-    def fill(file: Writer) -> None:
-        file.write(header_bytes(entries, {"format": "np"}))
-        for name, entry in entries.items():
-            file.write(arrays[name].astype(NUMPY[entry.dtype]).tobytes())
-
-    replace_file(path, fill, "convert")
+    arrays = {name: np.ascontiguousarray(array) for name, array in mlc.to_state_dict(graph).items()}
+    content = safetensors.numpy.save(arrays, metadata={"format": "np"})
+    replace_file(path, lambda file: file.write(content), "convert")

@@ -90,7 +90,7 @@ class Checkpoint:
         length = header_length(first, size, self._who)
         self._header_bytes = first + self._at(8, length).tobytes()
         self._data_start = 8 + length
-        return parse_header(self._header_bytes[8:], size - self._data_start, self._who)
+        return parse_header(self._file, self._header_bytes[8:], self._who)
 
     @property
     def is_plain(self) -> bool:

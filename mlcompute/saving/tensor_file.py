@@ -1,34 +1,31 @@
-"""The safetensors format, read strictly: a length, a JSON header, and the bytes of the tensors without gaps.
+"""The safetensors format: a length, a JSON header, and the bytes of the tensors without gaps.
 
 8 bytes       n, the length of the header, unsigned little-endian
 n bytes       {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {...}},
               spaces at the end; offsets count from the end of the header, metadata is text
 the rest      the tensors' elements, row-major and little-endian; every byte belongs to exactly one tensor
+
+The safetensors library reads and judges headers. Headers of checkpoints are written here: the library's `serialize`
+needs twice the size of the file in memory, its `serialize_file` makes a temporary file that our locks, permissions and
+cleaning up know nothing of, and both write metadata in random order, so that one graph would give many files.
 """
 
 from __future__ import annotations
 
-import math
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from mlcompute.errors import FileError
-from mlcompute.saving.plain import JSON, from_text, to_text
+from mlcompute.saving.plain import JSON, from_text, shortened, to_text
 from mlcompute.tensor_data import Array
 
 #: Longer headers are refused before they are read, as other readers do.
 LONGEST_HEADER = 100_000_000
-
-#: Bits per element by the format's name of the type.
-_BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
-    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
-    "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
-}  # fmt: skip
 
 #: The types NumPy has, by the format's name.
 NUMPY = {
@@ -112,57 +109,43 @@ def header_length(first_bytes: bytes, file_size: int, who: str) -> int:
     return int(length)
 
 
-def parse_header(text: bytes, data_size: int, who: str) -> Header:
-    """The header of a file with so many bytes of data after it; FileError unless everything fits exactly."""
-    if not text.startswith(b"{"):
-        raise FileError(f"{who}: the header is not JSON", expected="a safetensors file")
+def parse_header(file: BinaryIO, text: bytes, who: str) -> Header:
+    """The header of an open file, whose text was read from it; FileError unless everything fits exactly."""
+    from safetensors import SafetensorError, safe_open  # here: most programs never open a checkpoint
+
+    path, backend = _name_of(file)
     try:
-        listed = from_text(text.decode("utf-8"))
-        if not isinstance(listed, dict):
-            raise ValueError("it is no dictionary")
-        metadata = _metadata(listed.pop("__metadata__", {}))
-        entries = {name: _entry(name, entry) for name, entry in listed.items()}
+        with safe_open(path, framework="np", backend=backend):
+            pass
+        listed = from_text(text.decode())  # the library takes the last of two tensors with one name
+    except SafetensorError as error:
+        raise FileError(f"{who}: {_reason(error)}", expected="a safetensors file") from error
     except ValueError as error:
-        raise FileError(f"{who}: the header is damaged: {error}") from error
-    ordered = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)))
-    end = 0
-    for name, entry in ordered.items():
-        if entry.start != end:
-            what = "overlaps the tensor before it" if entry.start < end else "leaves a gap before it"
-            raise FileError(f"{who}: '{name[:200]}' {what}", starts=entry.start, expected=end)
-        end = entry.end
-    if end != data_size:
-        what = "was cut off" if end > data_size else "has bytes no tensor owns"
-        raise FileError(f"{who}: the file {what}", expected=f"{end} bytes of data", found=f"{data_size} bytes")
-    return Header(ordered, metadata)
+        raise FileError(f"{who}: the header is damaged: {shortened(error)}") from error
+    metadata = listed.pop("__metadata__", None) or {}
+    entries = {name: _entry(name, entry, who) for name, entry in listed.items()}
+    return Header(dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].end))), metadata)
 
 
-def _metadata(metadata: JSON) -> dict[str, str]:
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError("__metadata__ must be text by name")
-    return metadata
+def _name_of(file: BinaryIO) -> tuple[str, str]:
+    """How the library opens an open file once more, even if its name belongs to another one by now."""
+    if os.path.exists(f"/dev/fd/{file.fileno()}"):
+        return f"/dev/fd/{file.fileno()}", "pread"  # mapped memory is a fatal error once the file becomes shorter
+    return file.name, "mmap"  # Windows, where nobody can replace or cut off an open file
 
 
-def _entry(name: str, entry: JSON) -> Entry:
-    shown = name[:200]
+def _reason(error: Exception) -> str:
+    reason = shortened(error).removeprefix("Error while deserializing header: ")
+    if "not fully covered" in reason:
+        return "the file was cut off, or has bytes no tensor owns"
+    return f"the header is damaged: {reason}"
+
+
+def _entry(name: str, entry: JSON, who: str) -> Entry:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"'{shown}' has no dtype, shape and data_offsets, or more than these")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in _BITS:
-        raise ValueError(f"'{shown}' has the dtype {str(dtype)[:40]!r}")
-    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
-        raise ValueError(f"'{shown}' has a shape or offsets that are no sizes")
-    bits = math.prod(shape) * _BITS[dtype]
-    if bits % 8 or offsets[1] - offsets[0] != bits // 8:
-        raise ValueError(f"'{shown}' is {dtype}{shape}, its bytes go from {offsets[0]} to {offsets[1]}")
-    return Entry(dtype, tuple(shape), offsets[0], offsets[1])
-
-
-def _are_sizes(sizes: JSON) -> bool:
-    # Few axes and 63 bits each: products stay cheap to compute whatever a header claims.
-    return (
-        isinstance(sizes, list) and len(sizes) <= 64 and all(type(size) is int and 0 <= size < 2**63 for size in sizes)
-    )
+        what = "has no dtype, shape and data_offsets, or more than these"
+        raise FileError(f"{who}: the header is damaged: '{name[:200]}' {what}")
+    return Entry(entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
 
 
 def decoded(raw: Array, entry: Entry, who: str) -> Array:

@@ -99,14 +99,34 @@ def test_types_without_a_numpy_counterpart_can_be_listed_but_not_read(tmp_path: 
         checkpoint["a"]
 
 
-def test_tensors_are_aligned_for_their_type() -> None:
+def test_tensors_are_aligned_for_their_type(tmp_path: Path) -> None:
     entries = lay_out(ARRAYS)
     header = header_bytes(entries, {})
     assert len(header) % 8 == 0
     for name, entry in entries.items():
         assert entry.start % ARRAYS[name].dtype.itemsize == 0
-    parsed = parse_header(header[8:], max(entry.end for entry in entries.values()), "test")
+    (tmp_path / "file").write_bytes(header + bytes(max(entry.end for entry in entries.values())))
+    with (tmp_path / "file").open("rb") as file:
+        parsed = parse_header(file, header[8:], "test")
     assert parsed.entries == entries
+
+
+def test_one_graph_gives_one_file(tmp_path: Path) -> None:
+    """Metadata in the order of a hash table would make every file another one."""
+    for name in ("first", "second"):
+        mlc.save(tmp_path / name, small(1.0), arrays=ARRAYS)
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+
+
+def test_a_file_that_was_replaced_while_it_was_opened_is_read_to_its_end(tmp_path: Path) -> None:
+    """What is judged is the open file, not the one that has its name by now."""
+    path = tmp_path / "model"
+    mlc.save(path, small(1.0))
+    checkpoint = mlc.Checkpoint(path)
+    safetensors.numpy.save_file({"other": np.ones(3)}, str(path))
+    text = checkpoint._at(8, checkpoint._data_start - 8).tobytes()
+    assert parse_header(checkpoint._file, text, "test").entries == checkpoint.entries
+    assert checkpoint["fully_connected.weights"].max() == 1.0
 
 
 def test_mlx_reads_our_files(tmp_path: Path) -> None:
