@@ -87,4 +87,8 @@ class UnusedMembers:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("MLCOMPUTE_ENGINE") == "cuda-emulated":  # an engine that only the tests have
+        from tests.devices import cuda_emulator
+
+        cuda_emulator.register()
     config.pluginmanager.register(UnusedMembers(config), "unused-members")

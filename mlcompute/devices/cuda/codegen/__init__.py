@@ -1,0 +1,1 @@
+"""CUDA C++ as text: types, functions, addresses."""

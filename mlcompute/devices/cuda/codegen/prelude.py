@@ -1,0 +1,86 @@
+"""What every kernel may use without defining it; stands before its text when it is compiled.
+
+NVRTC comes without headers, so nothing is included: float16 is converted by instructions of the device.
+"""
+
+from __future__ import annotations
+
+#: Functions that only the device has.
+DEVICE = r"""
+#define INFINITY_F __int_as_float(0x7f800000)
+#define NAN_F __int_as_float(0x7fffffff)
+
+struct __align__(2) half { unsigned short bits; };
+
+__device__ __forceinline__ float to_float(half x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+__device__ __forceinline__ half to_half(float x) {
+    half y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ half to_half(double x) {
+    half y;
+    asm("cvt.rn.f16.f64 %0, %1;" : "=h"(y.bits) : "d"(x));
+    return y;
+}
+"""
+
+#: Functions in plain C++, the same wherever kernels are compiled.
+COMMON = r"""
+// Neighbouring elements that are loaded and stored together.
+template <typename T, int N> struct __align__(sizeof(T) * N) Pack { T at[N]; };
+
+// Division of an index below 2^31 by a number known before the launch: (n * multiplier >> 32) + n >> shift.
+struct Divisor { unsigned int divisor, multiplier, shift; };
+__device__ __forceinline__ unsigned int quotient(unsigned int n, Divisor by) {
+    return (__umulhi(n, by.multiplier) + n) >> by.shift;
+}
+
+// float16 is computed in float and rounded after every operation.
+__device__ __forceinline__ float round_half(float x) { return to_float(to_half(x)); }
+
+// NumPy's minimum and maximum: NaN if either is.
+template <typename T> __device__ __forceinline__ T minimum(T a, T b) { return a < b || a != a ? a : b; }
+template <typename T> __device__ __forceinline__ T maximum(T a, T b) { return a > b || a != a ? a : b; }
+template <typename T> __device__ __forceinline__ T sign_of(T x) {
+    return x > T(0) ? T(1) : x < T(0) ? T(0) - T(1) : x + T(0);
+}
+__device__ __forceinline__ float sigmoid(float x) {
+    float e = expf(-fabsf(x));
+    return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
+}
+__device__ __forceinline__ double sigmoid(double x) {
+    double e = exp(-fabs(x));
+    return (x >= 0.0 ? 1.0 : e) / (1.0 + e);
+}
+__device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
+__device__ __forceinline__ double softplus(double x) { return fmax(x, 0.0) + log1p(exp(-fabs(x))); }
+
+// Integer powers: overflow wraps, and a negative exponent counts as 0.
+template <typename T> __device__ __forceinline__ T integer_power(T a, T b) {
+    T result = T(1);
+    for (; b > T(0); b = T(b >> 1)) {
+        if (b & T(1)) result = T(result * a);
+        a = T(a * a);
+    }
+    return result;
+}
+// Float to integer toward zero; outside the range of the wider type it is computed in, its nearest end; 0 for NaN.
+template <typename T> __device__ __forceinline__ T to_integer(double x) {
+    if (x != x) return T(0);
+    if (sizeof(T) == 8 || (sizeof(T) == 4 && T(-1) > T(0))) {
+        if (x >= 9223372036854775807.0) return T(9223372036854775807LL);
+        if (x <= -9223372036854775808.0) return T(-9223372036854775807LL - 1);
+        return T((long long)x);
+    }
+    if (x >= 2147483647.0) return T(2147483647);
+    if (x <= -2147483648.0) return T(-2147483647 - 1);
+    return T((int)x);
+}
+"""
+
+PRELUDE = DEVICE + COMMON

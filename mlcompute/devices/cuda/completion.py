@@ -1,0 +1,162 @@
+"""When a run has finished, and how: kernels that found invalid data have said so in status words."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
+from mlcompute.devices.cuda.memory import CudaBuffer, Pinned
+from mlcompute.devices.device import Completion
+from mlcompute.errors import ExecutionError
+from mlcompute.ops.op import overwritten_by
+
+if TYPE_CHECKING:
+    from mlcompute.devices.cuda.device import Cuda
+
+#: failed = does any status say so?
+_COMBINE = """
+extern "C" __global__ void KERNEL(int* words, int count) {
+    for (int number = 0; number < count; ++number)
+        if (words[2 + 2 * number]) words[0] = 1;
+}
+"""
+
+
+class Statuses:
+    """The status words of a program: two of `failed` for guarded kernels, then two of each status.
+
+    A run begins with zeros and ends with a copy in pinned memory.
+    """
+
+    def __init__(self, engine: Cuda, work: Sequence[Launch | LibraryCall]) -> None:
+        self._engine, self._driver, self._work = engine, engine.driver, work
+        self._places: dict[tuple[Launch, int], int] = {}
+        self._found: list[tuple[Launch, Status]] = []
+        for launch in work:
+            if isinstance(launch, Launch):
+                for argument in launch.arguments:
+                    if isinstance(argument, Status):
+                        self._places[launch, id(argument)] = 2 + 2 * len(self._found)
+                        self._found.append((launch, argument))
+        guarded = any(isinstance(each, Launch) and each.guarded for each in work)
+        size = 4 * (2 + 2 * len(self._found)) if self._found or guarded else 0
+        self._words = CudaBuffer(self._driver, engine.staging, size)
+        if size:
+            self._driver.fill(self._words.address, 0, size, engine.stream)
+        #: The address guarded kernels look at. With a single status that is its own first word.
+        self.failed = self._words.address + (8 if len(self._found) == 1 else 0)
+        self._pinned = Pinned(self._driver, size) if self._found else None
+        #: Guarded launches before which several statuses must be combined: the first after each that may fail.
+        self._combined: set[Launch] = set()
+        if len(self._found) > 1:
+            self._prepare_combining()
+        self._last: CudaCompletion | None = None
+
+    def _prepare_combining(self) -> None:
+        self._function = self._driver.functions([_COMBINE])[0]
+        self._values = np.array([self._words.address, len(self._found)], np.uint64)
+        first = self._values.ctypes.data
+        self._parameters = np.array([first, first + 8], np.uint64)
+        may_fail = {launch for launch, _ in self._found}
+        news = False
+        for each in self._work:
+            if each in may_fail:
+                news = True
+            elif isinstance(each, Launch) and each.guarded and news:
+                self._combined.add(each)
+                news = False
+
+    def address(self, launch: Launch, status: Status) -> int:
+        """Where a launch's status lies."""
+        return self._words.address + 4 * self._places[launch, id(status)]
+
+    # In a stream ------------------------------------------------------------------------------------------------
+
+    def reset(self, stream: int) -> None:
+        """Before the first kernel: nothing has failed."""
+        if self._found:
+            self._driver.fill(self._words.address, 0, self._words.nbytes, stream)
+
+    def combine(self, launch: Launch, stream: int) -> None:
+        """Before a guarded kernel: has anything failed?"""
+        if launch in self._combined:
+            parameters = int(self._parameters.ctypes.data)
+            self._driver.launch(self._function, (1, 1, 1), (1, 1, 1), 0, stream, parameters)
+
+    def report(self, stream: int) -> None:
+        """After the last kernel: tell the host."""
+        if self._pinned is not None:
+            self._driver.copy_to_host(self._pinned.address, self._words.address, self._words.nbytes, stream)
+
+    # On the host ------------------------------------------------------------------------------------------------
+
+    def started(self, completion: CudaCompletion) -> None:
+        """A run has been started that will report."""
+        self._last = completion if self._found else None
+
+    def settle(self) -> None:
+        """Before another run overwrites the report of the last one, that one must have been read."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.finish()
+
+    def error(self, phases: Sequence[str]) -> ExecutionError | None:
+        """What the last run reports, now that it has finished."""
+        if self._pinned is None:
+            return None
+        words = self._pinned.memory.view(np.int32)
+        for number, (launch, status) in enumerate(self._found):
+            failed, index = words[2 + 2 * number : 4 + 2 * number]
+            if failed and launch.step.phase in phases:
+                step = launch.step
+                return ExecutionError(
+                    f"layer '{step.layer}': {status.reason(int(index))}",
+                    step=step.op.name,
+                    phase=step.phase,
+                    changed=", ".join(self._changed_before(launch, phases)),
+                )
+        return None
+
+    def _changed_before(self, failed: Launch, phases: Sequence[str]) -> list[str]:
+        """What had been overwritten when a kernel failed: an update does not wait for the last gradient."""
+        done = [each.step for each in self._work[: self._work.index(failed)] if each.step.phase in phases]
+        return list(dict.fromkeys(f"{value.kind} '{value.label}'" for step in done for value in overwritten_by(step)))
+
+
+class CudaCompletion(Completion):
+    """A run in the engine's stream, up to a mark."""
+
+    def __init__(self, engine: Cuda, statuses: Statuses, phases: Sequence[str]) -> None:
+        self._engine, self._statuses, self._phases = engine, statuses, phases
+        self._lock = threading.Lock()
+        self._is_finished = False
+        self._error: ExecutionError | None = None
+        self._event = engine.events.pop() if engine.events else engine.driver.create_event()
+        engine.driver.record(self._event, engine.stream)
+        statuses.started(self)
+
+    def is_done(self) -> bool:
+        return self._is_finished or self._engine.driver.is_reached(self._event)
+
+    def finish(self) -> None:
+        """Wait, and learn how it went."""
+        self._engine.driver.wait(self._event)
+        with self._lock:
+            if not self._is_finished:
+                self._error = self._statuses.error(self._phases)
+                self._is_finished = True
+
+    def wait(self) -> None:
+        if not self._is_finished:
+            self.finish()
+        if self._error is not None:
+            raise self._error
+
+    def __del__(self) -> None:
+        event = getattr(self, "_event", None)
+        if event is not None:
+            self._engine.events.append(event)

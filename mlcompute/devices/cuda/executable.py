@@ -1,0 +1,232 @@
+"""A program on a GPU: its kernels and library calls, what they are given, and the graphs they are captured into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mlcompute.compiler.program import Program
+from mlcompute.devices.cuda.arguments import ArgumentBlock
+from mlcompute.devices.cuda.completion import CudaCompletion, Statuses
+from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
+from mlcompute.devices.cuda.kernels.table import KERNELS
+from mlcompute.devices.cuda.memory import CudaBuffer
+from mlcompute.devices.device import Buffer, Completion, Executable, Profile
+from mlcompute.devices.loop_nest import Operand, Operands
+from mlcompute.ops.op import Array, Step, Value
+
+if TYPE_CHECKING:
+    from mlcompute.devices.cuda.device import Cuda
+
+Work = Launch | LibraryCall
+#: Constants begin at multiples of so many bytes, as buffers do.
+_ALIGNMENT = 256
+#: Dynamic shared memory that every kernel may use without asking.
+_SHARED_BYTES = 48 << 10
+
+
+class CudaExecutable(Executable):
+    """A built program.
+
+    The first run of some phases enqueues one kernel after the other; the second captures them into a graph, and all
+    later ones launch that. Graphs contain addresses: when other memory is bound, they are captured again.
+    """
+
+    def __init__(self, engine: Cuda, program: Program, arena: CudaBuffer) -> None:
+        self.engine, self.program = engine, program
+        self.kernels: dict[Step, str] = {}
+        self.notes: dict[Step, str] = {}
+        self.inputs = {}
+        self._driver, self._arena = engine.driver, arena
+        self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces)
+        self._buffers: dict[Value, CudaBuffer] = {}
+        self._constants = self._place_constants()
+        self._work = _needed(self._made(), program, self._operands)
+        launches = [work for work in self._work if isinstance(work, Launch)]
+        functions = self._driver.functions([launch.source for launch in launches])
+        self._functions = dict(zip(launches, functions, strict=True))
+        for launch, function in self._functions.items():
+            if launch.shared_bytes > _SHARED_BYTES:
+                self._driver.allow_shared_memory(function, launch.shared_bytes)
+        self._statuses = Statuses(engine, self._work)
+        self._arguments = ArgumentBlock(launches, self._address, self._statuses)
+        #: Graphs by phases; None after the first run. Emptied when an address changes.
+        self._graphs: dict[tuple[str, ...], _Graph | None] = {}
+
+    # Building ---------------------------------------------------------------------------------------------------
+
+    def _made(self) -> list[Work]:
+        work: list[Work] = []
+        for step in self.program.steps:
+            if step.op.is_view and step.results[0] in self.program.plan.views:
+                continue
+            made = KERNELS[step.op.name].make(step, self._operands)
+            work += made
+            self.kernels[step] = ", ".join(dict.fromkeys(each.kernel for each in made)) or "nothing to do"
+            self.notes[step] = ", ".join(f"{each.grid[0]} blocks" for each in made if isinstance(each, Launch))
+        return work
+
+    def _place_constants(self) -> CudaBuffer:
+        """All constants one after the other, sent at once."""
+        places: dict[Value, int] = {}
+        size = 0
+        for value in self.program.constants:
+            places[value] = size
+            size += -(-value.nbytes // _ALIGNMENT) * _ALIGNMENT
+        memory = np.zeros(size, np.uint8)
+        for value, array in self.program.constants.items():
+            data = np.ascontiguousarray(array, value.dtype).reshape(-1).view(np.uint8)
+            memory[places[value] : places[value] + value.nbytes] = data
+        buffer = CudaBuffer(self._driver, self.engine.staging, size)
+        buffer.write(memory)
+        self._places = places
+        return buffer
+
+    # Addresses --------------------------------------------------------------------------------------------------
+
+    def _address(self, operand: Operand) -> int | None:
+        """Where an operand lies; None for what has not been bound yet."""
+        base = operand.base
+        placement = self.program.plan.placements.get(base)
+        if placement is not None:
+            return self._arena.address + placement.offset + operand.byte_offset
+        if base in self._places:
+            return self._constants.address + self._places[base] + operand.byte_offset
+        buffer = self._buffers.get(base)
+        return None if buffer is None else buffer.address + operand.byte_offset
+
+    def bind(self, value: Value, buffer: Buffer) -> None:
+        assert isinstance(buffer, CudaBuffer)
+        known = self._buffers.get(value)
+        if known is buffer:
+            return
+        with self.engine.lock:
+            self._buffers[value] = buffer
+            if known is None or known.address != buffer.address:
+                self._arguments.bind(value, buffer.address)
+                self._graphs = dict.fromkeys(self._graphs)
+
+    def read(self, value: Value) -> Array:
+        operand = self._operands[value]
+        address = self._address(operand)
+        assert address is not None, f"{value} was never bound"
+        if operand.is_dense:
+            array = np.empty(operand.shape, operand.dtype)
+            self.engine.staging.fetch(array, address)
+            return array
+        last = sum((extent - 1) * stride for extent, stride in zip(operand.shape, operand.strides, strict=True))
+        flat = np.empty(last + 1 if operand.size else 0, operand.dtype)
+        self.engine.staging.fetch(flat, address)
+        strides = tuple(stride * operand.dtype.itemsize for stride in operand.strides)
+        return np.array(np.lib.stride_tricks.as_strided(flat, operand.shape, strides))
+
+    # Running ----------------------------------------------------------------------------------------------------
+
+    def run(self, phases: Sequence[str], profile: Profile | None = None) -> Completion | None:
+        engine, key = self.engine, tuple(phases)
+        with engine.lock:
+            self._statuses.settle()
+            if profile is not None:
+                self._run_profiled(phases, profile)
+            elif key not in self._graphs:
+                self._enqueue(phases, engine.stream)
+                self._graphs[key] = None
+            else:
+                graph = self._graphs[key]
+                if graph is None:
+                    graph = self._graphs[key] = self._captured(phases)
+                self._driver.launch_graph(graph.handle, engine.stream)
+            return CudaCompletion(engine, self._statuses, phases)
+
+    def _of(self, phases: Sequence[str]) -> Iterable[Work]:
+        return (work for work in self._work if work.step.phase in phases)
+
+    def _enqueue(self, phases: Sequence[str], stream: int) -> None:
+        self._statuses.reset(stream)
+        for work in self._of(phases):
+            self._enqueue_one(work, stream)
+        self._statuses.report(stream)
+
+    def _enqueue_one(self, work: Work, stream: int) -> None:
+        if isinstance(work, LibraryCall):
+            self._call_library(work, stream)
+            return
+        if work.guarded:
+            self._statuses.combine(work, stream)
+        parameters = self._arguments.address(work)
+        self._driver.launch(self._functions[work], work.grid, work.block, work.shared_bytes, stream, parameters)
+
+    def _call_library(self, call: LibraryCall, stream: int) -> None:
+        addresses = [self._address(operand) for operand in call.operands]
+        assert None not in addresses, f"{call.step}: memory was not bound"
+        call.enqueue(stream, [address or 0 for address in addresses])
+
+    def _captured(self, phases: Sequence[str]) -> _Graph:
+        stream = self.engine.capture_stream
+        self._driver.begin_capture(stream)
+        try:
+            self._enqueue(phases, stream)
+        except BaseException:
+            self._driver.abort_capture(stream)
+            raise
+        return _Graph(self.engine, self._driver.end_capture(stream))
+
+    def _run_profiled(self, phases: Sequence[str], profile: Profile) -> None:
+        """Kernel after kernel, with marks between them."""
+        driver, stream = self._driver, self.engine.stream
+        work = list(self._of(phases))
+        marks = [driver.create_event(timed=True) for _ in range(len(work) + 1)]
+        try:
+            self._statuses.reset(stream)
+            driver.record(marks[0], stream)
+            for each, mark in zip(work, marks[1:], strict=True):
+                self._enqueue_one(each, stream)
+                driver.record(mark, stream)
+            self._statuses.report(stream)
+            driver.synchronize(stream)
+            for each, start, end in zip(work, marks, marks[1:], strict=False):
+                profile.add(each.step, driver.seconds_between(start, end))
+        finally:
+            for mark in marks:
+                driver.free_event(mark)
+
+
+class _Graph:
+    """A captured graph, given back with the last reference to it."""
+
+    def __init__(self, engine: Cuda, handle: int) -> None:
+        self._engine, self.handle = engine, handle
+
+    def __del__(self) -> None:
+        # Only after the last launch of it has finished.
+        self._engine.synchronize()
+        self._engine.driver.free_graph(self.handle)
+
+
+def _operands_of(work: Work) -> tuple[list[Operand], list[Operand]]:
+    """What a launch or call reads, and what it writes."""
+    arguments = work.arguments if isinstance(work, Launch) else work.operands
+    writes = set(work.writes)
+    found = [(number in writes, each) for number, each in enumerate(arguments) if isinstance(each, Operand)]
+    return [each for written, each in found if not written], [each for written, each in found if written]
+
+
+def _needed(work: list[Work], program: Program, operands: Operands) -> list[Work]:
+    """Work without what only writes results that are never read: a step may return more than is used."""
+    read = {operands[value].base for value in program.kept}
+    for each in work:
+        read.update(operand.base for operand in _operands_of(each)[0])
+    workspaces = set(program.plan.workspaces.values())
+
+    def is_needed(each: Work) -> bool:
+        bases = [operand.base for operand in _operands_of(each)[1]]
+        fails = isinstance(each, Launch) and any(isinstance(argument, Status) for argument in each.arguments)
+        return (
+            not bases
+            or fails
+            or any(base in read or base in workspaces or base not in program.plan.placements for base in bases)
+        )
+
+    return [each for each in work if is_needed(each)]

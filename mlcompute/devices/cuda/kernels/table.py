@@ -1,0 +1,10 @@
+"""Which kernels run which op. An op without a row is not supported: the compiler expands it, or says so."""
+
+from __future__ import annotations
+
+from mlcompute.devices.cuda.kernels import elementwise
+from mlcompute.devices.cuda.kernels.launch import Row
+
+KERNELS: dict[str, Row] = {
+    **elementwise.KERNELS,
+}

@@ -1,0 +1,129 @@
+"""Memory of the device, and the pinned memory through which data goes there and back."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+
+import numpy as np
+
+from mlcompute.devices.cuda.driver import Driver
+from mlcompute.devices.device import Buffer
+from mlcompute.ops.op import Array
+
+#: Pinned memory is used in turn, in so many parts of so many bytes: one is filled while others are being copied.
+PART_BYTES, PARTS = 4 << 20, 8
+#: Small arrays begin at multiples of so many bytes.
+_ALIGNMENT = 64
+
+
+class Staging:
+    """Copies between the host and a device on one stream, through pinned memory.
+
+    What is sent may be reused at once: it has been copied into pinned memory, and the device fetches it from there
+    when the stream's turn has come. Parts of the pinned memory are used in turn, so many small arrays may be waiting
+    while a program runs.
+    """
+
+    def __init__(self, driver: Driver, stream: int) -> None:
+        self._driver, self._stream = driver, stream
+        self._lock = threading.Lock()
+        self._sent: list[_Part] = []
+        self._fetched: list[_Part] = []
+        #: The part that is being filled, and how far.
+        self._current, self._used = 0, 0
+
+    def send(self, array: Array, address: int) -> None:
+        """Enqueue a copy of an array to the device."""
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        with self._lock:
+            done = 0
+            while done < data.nbytes:
+                part, start = self._room(data.nbytes - done)
+                count = min(data.nbytes - done, PART_BYTES - start)
+                part.memory[start : start + count] = data[done : done + count]
+                self._driver.copy_to_device(address + done, part.address + start, count, self._stream)
+                self._used = -(-(start + count) // _ALIGNMENT) * _ALIGNMENT
+                done += count
+
+    def _room(self, needed: int) -> tuple[_Part, int]:
+        """Pinned memory that nobody reads any more, at least as large as what is needed or as a part."""
+        if not self._sent:
+            self._sent = [_Part(self._driver) for _ in range(PARTS)]
+        if PART_BYTES - self._used < min(needed, PART_BYTES):
+            # The device has read a part when the stream has come to this mark.
+            self._driver.record(self._sent[self._current].event, self._stream)
+            self._current, self._used = (self._current + 1) % PARTS, 0
+            self._driver.wait(self._sent[self._current].event)
+        return self._sent[self._current], self._used
+
+    def fetch(self, out: Array, address: int) -> None:
+        """Copy from the device into an array, after everything that was enqueued before."""
+        target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
+        data = target.reshape(-1).view(np.uint8)
+        with self._lock:
+            if not self._fetched:
+                self._fetched = [_Part(self._driver) for _ in range(2)]
+            pieces = [(start, min(PART_BYTES, data.nbytes - start)) for start in range(0, data.nbytes, PART_BYTES)]
+            # One piece is on its way while the one before it is copied out.
+            for number in range(len(pieces) + 1):
+                if number < len(pieces):
+                    start, count = pieces[number]
+                    part = self._fetched[number % 2]
+                    self._driver.copy_to_host(part.address, address + start, count, self._stream)
+                    self._driver.record(part.event, self._stream)
+                if number:
+                    start, count = pieces[number - 1]
+                    part = self._fetched[(number - 1) % 2]
+                    self._driver.wait(part.event)
+                    data[start : start + count] = part.memory[:count]
+        if target is not out:
+            np.copyto(out, target)
+
+
+class Pinned:
+    """Host memory that the device copies from and to by itself, as an array of bytes."""
+
+    def __init__(self, driver: Driver, nbytes: int) -> None:
+        self.address = driver.allocate_pinned(nbytes)
+        weakref.finalize(self, driver.free_pinned, self.address).atexit = False
+        self.memory: Array = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(self.address))
+
+
+class _Part(Pinned):
+    """A part of the pinned memory; `event` marks when the stream has finished with it."""
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(driver, PART_BYTES)
+        self.event = driver.create_event()
+        weakref.finalize(self, driver.free_event, self.event).atexit = False
+
+
+class CudaBuffer(Buffer):
+    """Bytes on the device, given back with the last reference to them.
+
+    owner   whoever the memory belongs to, where it is not the buffer's own
+    """
+
+    __slots__ = ("__weakref__", "_nbytes", "_owner", "_staging", "address")
+    host = None
+
+    def __init__(self, driver: Driver, staging: Staging, nbytes: int) -> None:
+        self._staging, self._nbytes = staging, nbytes
+        self._owner: object = None
+        self.address = 0
+        if nbytes:
+            self.address = driver.allocate(nbytes)
+            # Not at exit: then the driver may be gone already, and memory goes with the process.
+            weakref.finalize(self, driver.free, self.address).atexit = False
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def write(self, array: Array, offset: int = 0) -> None:
+        self._staging.send(array, self.address + offset)
+
+    def read(self, out: Array, offset: int = 0) -> None:
+        self._staging.fetch(out, self.address + offset)

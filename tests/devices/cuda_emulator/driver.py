@@ -1,0 +1,178 @@
+"""The engine's driver interface over host memory: everything happens at once, in the caller's thread."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mlcompute.devices.cuda.kernels.launch import Extents
+from mlcompute.errors import DeviceError
+from mlcompute.ops.op import Array
+from tests.devices.cuda_emulator.compiling import Kernel, compiled
+
+#: Bytes around every allocation that nobody may write.
+_GUARD = 256
+_PATTERN = 0xA5
+
+
+class EmulatedDriver:
+    """A device that is the host. Stray writes beside an allocation are found when it is given back."""
+
+    device_name = "emulated"
+    architecture = "sm_90"
+    multiprocessors = 4
+    total_memory = 1 << 30
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.ordinal = ordinal
+        self._memory: dict[int, tuple[Array, int]] = {}
+        self._pinned: dict[int, Array] = {}
+        self._kernels: list[Kernel] = []
+        self._handles: dict[Kernel, int] = {}
+        self._numbers = itertools.count(1)
+        self._captured: dict[int, list[Callable[[], None]]] = {}
+        self._graphs: dict[int, list[Callable[[], None]]] = {}
+        self._times: dict[int, float] = {}
+        self._lock = threading.RLock()
+        #: How often graphs were captured and launched, for tests.
+        self.captures, self.graph_launches = 0, 0
+
+    def versions(self) -> dict[str, str]:
+        return {"loops": "generated CUDA C++ on the host", "contractions": "NumPy"}
+
+    def free_memory(self) -> int:
+        return self.total_memory - sum(nbytes for _, nbytes in self._memory.values())
+
+    def allocate(self, nbytes: int) -> int:
+        if nbytes > self.free_memory():
+            raise DeviceError(
+                f"device 'cuda:{self.ordinal}': out of memory",
+                asked=f"{nbytes} bytes",
+                free=f"{self.free_memory()} bytes",
+            )
+        room = np.full(nbytes + 3 * _GUARD, _PATTERN, np.uint8)
+        address = -(-(room.ctypes.data + _GUARD) // _GUARD) * _GUARD
+        self._memory[address] = (room, nbytes)
+        return address
+
+    def free(self, address: int) -> None:
+        room, nbytes = self._memory.pop(address)
+        start = address - room.ctypes.data
+        assert (room[:start] == _PATTERN).all(), "memory before an allocation was written"
+        assert (room[start + nbytes :] == _PATTERN).all(), "memory behind an allocation was written"
+
+    def allocate_pinned(self, nbytes: int) -> int:
+        memory = np.empty(nbytes, np.uint8)
+        self._pinned[memory.ctypes.data] = memory
+        return int(memory.ctypes.data)
+
+    def free_pinned(self, address: int) -> None:
+        del self._pinned[address]
+
+    # Work on streams ----------------------------------------------------------------------------------------------
+
+    def _do(self, stream: int, work: Callable[[], None]) -> None:
+        with self._lock:
+            if stream in self._captured:
+                self._captured[stream].append(work)
+            else:
+                work()
+
+    def create_stream(self) -> int:
+        return next(self._numbers)
+
+    def copy_to_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self._do(stream, lambda: _move(target, source, nbytes))
+
+    copy_to_host = copy_on_device = copy_to_device
+
+    def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
+        self._do(stream, lambda: _set(target, byte, nbytes))
+
+    def launch(
+        self, function: int, grid: Extents, block: Extents, shared_bytes: int, stream: int, parameters: int
+    ) -> None:
+        assert 1 <= block[0] * block[1] * block[2] <= 1024, block
+        assert 1 <= grid[0] < 2**31, grid
+        assert 1 <= grid[1] <= 65535, grid
+        assert 1 <= grid[2] <= 65535, grid
+        assert shared_bytes <= 227 << 10, shared_bytes
+        self._do(stream, lambda: self._kernels[function](parameters, grid, block))
+
+    def synchronize(self, stream: int) -> None:
+        return
+
+    # Events -------------------------------------------------------------------------------------------------------
+
+    def create_event(self, timed: bool = False) -> int:
+        return next(self._numbers)
+
+    def free_event(self, event: int) -> None:
+        self._times.pop(event, None)
+
+    def record(self, event: int, stream: int) -> None:
+        self._times[event] = time.perf_counter()
+
+    def is_reached(self, event: int) -> bool:
+        return True
+
+    def wait(self, event: int) -> None:
+        return
+
+    def wait_on_stream(self, stream: int, event: int) -> None:
+        return
+
+    def seconds_between(self, start: int, end: int) -> float:
+        return self._times[end] - self._times[start]
+
+    # Kernels and graphs -------------------------------------------------------------------------------------------
+
+    def functions(self, sources: Sequence[str]) -> list[int]:
+        handles = []
+        for kernel in compiled(sources):
+            if kernel not in self._handles:
+                self._handles[kernel] = len(self._kernels)
+                self._kernels.append(kernel)
+            handles.append(self._handles[kernel])
+        return handles
+
+    def allow_shared_memory(self, function: int, nbytes: int) -> None:
+        assert nbytes <= 227 << 10, nbytes
+
+    def begin_capture(self, stream: int) -> None:
+        self._captured[stream] = []
+
+    def end_capture(self, stream: int) -> int:
+        graph = next(self._numbers)
+        self._graphs[graph] = self._captured.pop(stream)
+        self.captures += 1
+        return graph
+
+    def abort_capture(self, stream: int) -> None:
+        self._captured.pop(stream, None)
+
+    def launch_graph(self, graph: int, stream: int) -> None:
+        self.graph_launches += 1
+        with self._lock:
+            for work in self._graphs[graph]:
+                work()
+
+    def free_graph(self, graph: int) -> None:
+        del self._graphs[graph]
+
+    def enqueue(self, work: Callable[[], None], stream: int) -> None:
+        """Something the host does in a stream's order."""
+        self._do(stream, work)
+
+
+def _move(target: int, source: int, nbytes: int) -> None:
+    ctypes.memmove(target, source, nbytes)
+
+
+def _set(target: int, byte: int, nbytes: int) -> None:
+    ctypes.memset(target, byte, nbytes)
