@@ -10,6 +10,7 @@ from mlcompute.enums import ActivationType
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import member, real
 from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
 from mlcompute.tensor import TensorDescriptor
 
@@ -38,6 +39,12 @@ class ActivationDescriptor:
     >>> mlc.ActivationDescriptor(mlc.ActivationType.HARD_SIGMOID)
     ActivationDescriptor(HARD_SIGMOID, a=0.2, b=0.5, c=1.0)
     """
+
+    activation_type = ReadOnly[ActivationType]("Which function.")
+    a = ReadOnly[float]("First constant.")
+    b = ReadOnly[float]("Second constant.")
+    c = ReadOnly[float]("Third constant; kept, but no function reads it.")
+    exact = ReadOnly[bool]("Is this GELU the one with the error function?")
 
     def __init__(
         self,
@@ -68,31 +75,6 @@ class ActivationDescriptor:
         if self._exact and kind != ActivationType.GELU:
             raise DataError(f"{who}: exact is for GELU, the type is {kind.name}", fix="leave exact out")
 
-    @property
-    def activation_type(self) -> ActivationType:
-        """Which function."""
-        return self._activation_type
-
-    @property
-    def a(self) -> float:
-        """First constant."""
-        return self._a
-
-    @property
-    def b(self) -> float:
-        """Second constant."""
-        return self._b
-
-    @property
-    def c(self) -> float:
-        """Third constant; kept, but no function reads it."""
-        return self._c
-
-    @property
-    def exact(self) -> bool:
-        """Is this GELU the one with the error function?"""
-        return self._exact
-
     def copy(self) -> ActivationDescriptor:
         """An equal descriptor of its own."""
         return ActivationDescriptor(self._activation_type, self._a, self._b, self._c, exact=self._exact)
@@ -122,16 +104,13 @@ class ActivationLayer(Layer):
     default_label = "Activation"
     source_types = FLOATS
 
+    descriptor = ReadOnly[ActivationDescriptor]("Which function, and its constants.")
+
     def __init__(self, descriptor: ActivationDescriptor) -> None:
         super().__init__()
         if not isinstance(descriptor, ActivationDescriptor):
             raise TypeError(f"ActivationLayer: needs an ActivationDescriptor, not {type(descriptor).__name__}")
         self._descriptor = descriptor.copy()
-
-    @property
-    def descriptor(self) -> ActivationDescriptor:
-        """Which function, and its constants."""
-        return self._descriptor
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         return list(sources)

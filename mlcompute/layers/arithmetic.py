@@ -9,6 +9,7 @@ from mlcompute.enums import ArithmeticOperation
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.arguments import member, same_type
 from mlcompute.layers.layer import FLOATS, INDICES, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.elementwise import broadcast_shape
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import TensorDescriptor
@@ -95,14 +96,11 @@ class ArithmeticLayer(Layer):
     source_types = FLOATS | INDICES
     source_count = (1, 2)
 
+    operation = ReadOnly[ArithmeticOperation]("What is computed.")
+
     def __init__(self, operation: ArithmeticOperation) -> None:
         super().__init__()
         self._operation = member(self.who, "operation", ArithmeticOperation, operation)
-
-    @property
-    def operation(self) -> ArithmeticOperation:
-        """What is computed."""
-        return self._operation
 
     def check_sources(self, sources: Sequence[TensorDescriptor]) -> None:
         wanted = 2 if self._operation in _BINARY else 1

@@ -11,6 +11,7 @@ from mlcompute.enums import DataType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.arguments import real, whole
 from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
@@ -100,6 +101,9 @@ class MultiheadAttentionLayer(Layer):
     source_types = FLOATS | {DataType.BOOLEAN}
     source_count = (3, 5)
 
+    descriptor = ReadOnly[MultiheadAttentionDescriptor]("The sizes and options the layer was made with.")
+    has_key_mask = ReadOnly[bool | None]("Whether the fourth source is a key mask; None: by its axes.")
+
     def __init__(
         self,
         descriptor: MultiheadAttentionDescriptor,
@@ -168,11 +172,6 @@ class MultiheadAttentionLayer(Layer):
         return list(tensors)
 
     @property
-    def descriptor(self) -> MultiheadAttentionDescriptor:
-        """The sizes and options the layer was made with."""
-        return self._descriptor
-
-    @property
     def weights(self) -> list[Tensor]:
         """Weights of the query, key, value and output projections."""
         return list(self._weights)
@@ -186,11 +185,6 @@ class MultiheadAttentionLayer(Layer):
     def attention_biases(self) -> list[Tensor] | None:
         """The rows appended to the projected keys and values; None without has_attention_biases."""
         return None if self._attention_biases is None else list(self._attention_biases)
-
-    @property
-    def has_key_mask(self) -> bool | None:
-        """Whether the fourth source is a key mask; None: by its axes."""
-        return self._has_key_mask
 
     @property
     def weights_parameters(self) -> list[TensorParameter]:

@@ -9,6 +9,7 @@ from mlcompute.enums import ComparisonOperation, DataType
 from mlcompute.layers.arguments import member, same_type
 from mlcompute.layers.arithmetic import common_shape
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import BOOL, Value
 from mlcompute.tensor import TensorDescriptor
 
@@ -46,14 +47,11 @@ class ComparisonLayer(Layer):
     source_types = ALL_TYPES
     source_count = (1, 2)
 
+    operation = ReadOnly[ComparisonOperation]("What is asked.")
+
     def __init__(self, operation: ComparisonOperation) -> None:
         super().__init__()
         self._operation = member(self.who, "operation", ComparisonOperation, operation)
-
-    @property
-    def operation(self) -> ComparisonOperation:
-        """What is asked."""
-        return self._operation
 
     def check_sources(self, sources: Sequence[TensorDescriptor]) -> None:
         wanted = 1 if self._operation == ComparisonOperation.LOGICAL_NOT else 2

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mlcompute import ops
 from mlcompute.layers.arguments import axis_of, same_type, whole
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import TensorDescriptor
 
@@ -24,14 +25,11 @@ class ConcatenationLayer(Layer):
     moves_data = True
     source_count = (2, 1 << 30)
 
+    dimension = ReadOnly[int]("The axis the sources are joined along.")
+
     def __init__(self, dimension: int = 1) -> None:
         super().__init__()
         self._dimension = whole(self.who, "dimension", dimension)
-
-    @property
-    def dimension(self) -> int:
-        """The axis the sources are joined along."""
-        return self._dimension
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         same_type(self.who, sources)

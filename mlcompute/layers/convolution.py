@@ -10,6 +10,7 @@ from mlcompute.enums import ConvolutionType, PaddingPolicy
 from mlcompute.errors import ShapeError
 from mlcompute.layers.arguments import member, whole
 from mlcompute.layers.layer import FLOATS, Forward, Layer, parameter_of
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.layers.windows import Sizes, WindowDescriptor
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
@@ -27,6 +28,11 @@ class ConvolutionDescriptor(WindowDescriptor):
     >>> mlc.ConvolutionDescriptor((3, 5), 4, 8, strides=2).kernel_width
     5
     """
+
+    convolution_type = ReadOnly[ConvolutionType]("Standard, transposed or depthwise.")
+    input_feature_channel_count = ReadOnly[int]("Channels of the source.")
+    output_feature_channel_count = ReadOnly[int]("Channels of the result.")
+    group_count = ReadOnly[int]("Into how many independent convolutions the channels are split.")
 
     def __init__(
         self,
@@ -123,26 +129,6 @@ class ConvolutionDescriptor(WindowDescriptor):
         )
 
     @property
-    def convolution_type(self) -> ConvolutionType:
-        """Standard, transposed or depthwise."""
-        return self._convolution_type
-
-    @property
-    def input_feature_channel_count(self) -> int:
-        """Channels of the source."""
-        return self._input_feature_channel_count
-
-    @property
-    def output_feature_channel_count(self) -> int:
-        """Channels of the result."""
-        return self._output_feature_channel_count
-
-    @property
-    def group_count(self) -> int:
-        """Into how many independent convolutions the channels are split."""
-        return self._group_count
-
-    @property
     def is_convolution_transpose(self) -> bool:
         """Is the type TRANSPOSED?"""
         return self._convolution_type == ConvolutionType.TRANSPOSED
@@ -166,6 +152,14 @@ class ConvolutionLayer(Layer):
     default_label = "Convolution"
     source_types = FLOATS
 
+    descriptor = ReadOnly[ConvolutionDescriptor]("What the layer was made with.")
+    weights = ReadOnly[Tensor]("Elements in (out, in/groups, kernel height, kernel width) order.")
+    biases = ReadOnly[Tensor | None]("One element per output channel; None when there are none.")
+    weights_parameter = ReadOnly[TensorParameter]("The weights as the optimizer sees them.")
+    biases_parameter = ReadOnly[TensorParameter | None](
+        "The biases as the optimizer sees them; None when there are none."
+    )
+
     def __init__(self, weights: Tensor, biases: Tensor | None, descriptor: ConvolutionDescriptor) -> None:
         super().__init__()
         if not isinstance(descriptor, ConvolutionDescriptor):
@@ -182,31 +176,6 @@ class ConvolutionLayer(Layer):
         self._biases = biases if biases is None else self.sized(biases, "biases", outputs, f"{outputs} outputs")
         self._weights_parameter = TensorParameter(weights)
         self._biases_parameter = parameter_of(biases)
-
-    @property
-    def descriptor(self) -> ConvolutionDescriptor:
-        """What the layer was made with."""
-        return self._descriptor
-
-    @property
-    def weights(self) -> Tensor:
-        """Elements in (out, in/groups, kernel height, kernel width) order."""
-        return self._weights
-
-    @property
-    def biases(self) -> Tensor | None:
-        """One element per output channel; None when there are none."""
-        return self._biases
-
-    @property
-    def weights_parameter(self) -> TensorParameter:
-        """The weights as the optimizer sees them."""
-        return self._weights_parameter
-
-    @property
-    def biases_parameter(self) -> TensorParameter | None:
-        """The biases as the optimizer sees them; None when there are none."""
-        return self._biases_parameter
 
     @property
     def parameters(self) -> dict[str, TensorParameter]:

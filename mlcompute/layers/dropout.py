@@ -8,6 +8,7 @@ from mlcompute import ops
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import real, whole
 from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
 from mlcompute.tensor import TensorDescriptor
 
@@ -21,6 +22,9 @@ class DropoutLayer(Layer):
 
     default_label = "Dropout"
     source_types = FLOATS
+
+    rate = ReadOnly[float]("Probability of dropping an element.")
+    seed = ReadOnly[int]("Start of the sequence of masks; 0 takes the platform's.")
 
     def __init__(self, rate: float, seed: int) -> None:
         super().__init__()
@@ -38,16 +42,6 @@ class DropoutLayer(Layer):
             expected="an unsigned number of 64 bits",
             error=DataError,
         )
-
-    @property
-    def rate(self) -> float:
-        """Probability of dropping an element."""
-        return self._rate
-
-    @property
-    def seed(self) -> int:
-        """Start of the sequence of masks; 0 takes the platform's."""
-        return self._seed
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         return list(sources)

@@ -11,6 +11,7 @@ from mlcompute import ops
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import real, whole
 from mlcompute.layers.layer import FLOATS, INDICES, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
@@ -76,6 +77,10 @@ class EmbeddingLayer(Layer):
     default_label = "Embedding"
     source_types = INDICES
 
+    descriptor = ReadOnly[EmbeddingDescriptor]("The sizes and options the layer was made with.")
+    weights = ReadOnly[Tensor]("count * dimension elements, row after row.")
+    weights_parameter = ReadOnly[TensorParameter]("The weights as the optimizer sees them.")
+
     def __init__(self, descriptor: EmbeddingDescriptor, weights: Tensor) -> None:
         super().__init__()
         if not isinstance(descriptor, EmbeddingDescriptor):
@@ -100,21 +105,6 @@ class EmbeddingLayer(Layer):
             cleared = values.copy()
             cleared.reshape(self._descriptor.embedding_count, -1)[row] = 0
             self._weights.data = cleared
-
-    @property
-    def descriptor(self) -> EmbeddingDescriptor:
-        """The sizes and options the layer was made with."""
-        return self._descriptor
-
-    @property
-    def weights(self) -> Tensor:
-        """count * dimension elements, row after row."""
-        return self._weights
-
-    @property
-    def weights_parameter(self) -> TensorParameter:
-        """The weights as the optimizer sees them."""
-        return self._weights_parameter
 
     @property
     def parameters(self) -> dict[str, TensorParameter]:

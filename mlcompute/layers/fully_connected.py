@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from mlcompute import ops
 from mlcompute.layers.convolution import ConvolutionDescriptor
 from mlcompute.layers.layer import FLOATS, Forward, Layer, parameter_of
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
@@ -24,6 +25,14 @@ class FullyConnectedLayer(Layer):
     default_label = "FullyConnected"
     source_types = FLOATS
 
+    descriptor = ReadOnly[ConvolutionDescriptor]("The channel counts the layer was made with.")
+    weights = ReadOnly[Tensor]("in * out elements in (out, in) order.")
+    biases = ReadOnly[Tensor | None]("out elements; None when there are none.")
+    weights_parameter = ReadOnly[TensorParameter]("The weights as the optimizer sees them.")
+    biases_parameter = ReadOnly[TensorParameter | None](
+        "The biases as the optimizer sees them; None when there are none."
+    )
+
     def __init__(self, weights: Tensor, biases: Tensor | None, descriptor: ConvolutionDescriptor) -> None:
         super().__init__()
         if not isinstance(descriptor, ConvolutionDescriptor):
@@ -37,31 +46,6 @@ class FullyConnectedLayer(Layer):
         self._biases = biases if biases is None else self.sized(biases, "biases", outputs, f"{outputs} outputs")
         self._weights_parameter = TensorParameter(weights)
         self._biases_parameter = parameter_of(biases)
-
-    @property
-    def descriptor(self) -> ConvolutionDescriptor:
-        """The channel counts the layer was made with."""
-        return self._descriptor
-
-    @property
-    def weights(self) -> Tensor:
-        """in * out elements in (out, in) order."""
-        return self._weights
-
-    @property
-    def biases(self) -> Tensor | None:
-        """out elements; None when there are none."""
-        return self._biases
-
-    @property
-    def weights_parameter(self) -> TensorParameter:
-        """The weights as the optimizer sees them."""
-        return self._weights_parameter
-
-    @property
-    def biases_parameter(self) -> TensorParameter | None:
-        """The biases as the optimizer sees them; None when there are none."""
-        return self._biases_parameter
 
     @property
     def parameters(self) -> dict[str, TensorParameter]:

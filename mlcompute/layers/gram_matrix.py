@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mlcompute import ops
 from mlcompute.layers.arguments import real
 from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
 from mlcompute.tensor import TensorDescriptor
 
@@ -20,14 +21,11 @@ class GramMatrixLayer(Layer):
     default_label = "GramMatrix"
     source_types = FLOATS
 
+    scale = ReadOnly[float]("The factor of every element.")
+
     def __init__(self, scale: float) -> None:
         super().__init__()
         self._scale = real(self.who, "scale", scale)
-
-    @property
-    def scale(self) -> float:
-        """The factor of every element."""
-        return self._scale
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources

@@ -9,6 +9,7 @@ from mlcompute.enums import DataType, ReductionType
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import axis_of, member, same_type, whole
 from mlcompute.layers.layer import ALL_TYPES, INDICES, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import TensorDescriptor
 
@@ -18,14 +19,11 @@ class _Indexed(Layer):
 
     source_types = ALL_TYPES
 
+    dimension = ReadOnly[int]("The axis the indices count along.")
+
     def __init__(self, dimension: int) -> None:
         super().__init__()
         self._dimension = whole(self.who, "dimension", dimension)
-
-    @property
-    def dimension(self) -> int:
-        """The axis the indices count along."""
-        return self._dimension
 
     def _check_indices(self, indices: TensorDescriptor) -> None:
         self.expect(
@@ -87,6 +85,8 @@ class ScatterLayer(_Indexed):
     default_label = "Scatter"
     source_count = (3, 3)
 
+    reduction_type = ReadOnly[ReductionType]("NONE: updates replace what is there; SUM: they are added to it.")
+
     def __init__(self, dimension: int, reduction_type: ReductionType) -> None:
         super().__init__(dimension)
         self._reduction_type = member(self.who, "reduction_type", ReductionType, reduction_type)
@@ -96,11 +96,6 @@ class ScatterLayer(_Indexed):
             error=DataError,
             expected="NONE or SUM",
         )
-
-    @property
-    def reduction_type(self) -> ReductionType:
-        """NONE: updates replace what is there; SUM: they are added to it."""
-        return self._reduction_type
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         x, indices, base = sources

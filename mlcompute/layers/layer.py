@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from mlcompute.enums import DataType, DeviceType
 from mlcompute.errors import DataError, Error, GraphError, ShapeError
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
@@ -74,6 +75,9 @@ class Layer(ABC):
     #: True where any axis of a result may count samples: layers that move axes as they are told.
     any_batch_axis: ClassVar[bool] = False
 
+    layer_id = ReadOnly[int]("A number no other layer of the process has.")
+    device_type = ReadOnly[DeviceType | None]("The kind of device the layer was compiled for; None before.")
+
     def __init__(self) -> None:
         self._layer_id = next(_ids)
         self.label = self.default_label
@@ -89,16 +93,6 @@ class Layer(ABC):
             vars(copied)[name] = None if name in ("_graph", "_node") else copy.deepcopy(value, memo)
         copied._layer_id = next(_ids)
         return copied
-
-    @property
-    def layer_id(self) -> int:
-        """A number no other layer of the process has."""
-        return self._layer_id
-
-    @property
-    def device_type(self) -> DeviceType | None:
-        """The kind of device the layer was compiled for; None before."""
-        return self._device_type
 
     @property
     def updates(self) -> bool:

@@ -14,6 +14,7 @@ from mlcompute.enums import LossType, ReductionType
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import between, class_axis_of, member, whole
 from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor
 
@@ -101,6 +102,9 @@ class LossLayer(Layer):
     default_label = "Loss"
     source_types = FLOATS
     source_count = (2, 2)
+
+    descriptor = ReadOnly[LossDescriptor]("What the layer was made with.")
+    weights = ReadOnly[Tensor | None]("The label weights; None when there are none.")
 
     def __init__(self, descriptor: LossDescriptor, weights: Tensor | None = None) -> None:
         super().__init__()
@@ -214,16 +218,6 @@ class LossLayer(Layer):
         """1 - sum over classes of y t; both expected to have length 1"""
         kind = LossType.COSINE_DISTANCE
         return LossLayer(LossDescriptor(kind, reduction_type, weight, class_axis=class_axis), weights)
-
-    @property
-    def descriptor(self) -> LossDescriptor:
-        """What the layer was made with."""
-        return self._descriptor
-
-    @property
-    def weights(self) -> Tensor | None:
-        """The label weights; None when there are none."""
-        return self._weights
 
     def check_sources(self, sources: Sequence[TensorDescriptor]) -> None:
         """A prediction of a floating type and labels of any type."""

@@ -12,6 +12,7 @@ from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.activation import ActivationDescriptor, activate
 from mlcompute.layers.arguments import member, real, whole
 from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
@@ -100,6 +101,11 @@ class LSTMLayer(Layer):
     source_count = (1, 4)
     batch_axes = (0, 2, 2)
 
+    descriptor = ReadOnly[LSTMDescriptor]("The sizes and options the layer was made with.")
+    output_result_activation = ReadOnly[ActivationDescriptor](
+        "The activation of the cell state on its way to the output."
+    )
+
     def __init__(
         self,
         descriptor: LSTMDescriptor,
@@ -184,19 +190,9 @@ class LSTMLayer(Layer):
         return list(given)
 
     @property
-    def descriptor(self) -> LSTMDescriptor:
-        """The sizes and options the layer was made with."""
-        return self._descriptor
-
-    @property
     def gate_activations(self) -> list[ActivationDescriptor]:
         """Activations of the input, forget, cell and output gates."""
         return list(self._gate_activations)
-
-    @property
-    def output_result_activation(self) -> ActivationDescriptor:
-        """The activation of the cell state on its way to the output."""
-        return self._output_result_activation
 
     @property
     def input_weights(self) -> list[Tensor]:

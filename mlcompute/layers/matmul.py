@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mlcompute import ops
 from mlcompute.layers.arguments import real, same_type
 from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.elementwise import broadcast_shape
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import TensorDescriptor
@@ -46,16 +47,13 @@ class MatMulLayer(Layer):
     source_types = FLOATS
     source_count = (2, 2)
 
+    descriptor = ReadOnly[MatMulDescriptor]("The factor and the transposes the layer was made with.")
+
     def __init__(self, descriptor: MatMulDescriptor) -> None:
         super().__init__()
         if not isinstance(descriptor, MatMulDescriptor):
             raise TypeError(f"{self.who}: needs a MatMulDescriptor, not {type(descriptor).__name__}")
         self._descriptor = copy.copy(descriptor)
-
-    @property
-    def descriptor(self) -> MatMulDescriptor:
-        """The factor and the transposes the layer was made with."""
-        return self._descriptor
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         x, y = sources

@@ -10,6 +10,7 @@ from mlcompute import ops
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import between, whole
 from mlcompute.layers.layer import FLOATS, Forward, Layer, parameter_of
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
@@ -22,6 +23,12 @@ class Normalization(Layer):
     """
 
     source_types = FLOATS
+
+    beta = ReadOnly[Tensor | None]("The shift; None when there is none.")
+    gamma = ReadOnly[Tensor | None]("The scale; None when there is none.")
+    beta_parameter = ReadOnly[TensorParameter | None]("The shift as the optimizer sees it; None when there is none.")
+    gamma_parameter = ReadOnly[TensorParameter | None]("The scale as the optimizer sees it; None when there is none.")
+    variance_epsilon = ReadOnly[float]("What is added to the variance before its root is taken.")
 
     def __init__(
         self, beta: Tensor | None, gamma: Tensor | None, variance_epsilon: float, count: int, meaning: str
@@ -39,31 +46,6 @@ class Normalization(Layer):
         kind = self.sized(tensor, slot, count, meaning).descriptor.data_type
         self.expect(kind.is_floating, f"{slot} is {kind.name}", expected="FLOAT32 or FLOAT16", error=DataError)
         return tensor
-
-    @property
-    def beta(self) -> Tensor | None:
-        """The shift; None when there is none."""
-        return self._beta
-
-    @property
-    def gamma(self) -> Tensor | None:
-        """The scale; None when there is none."""
-        return self._gamma
-
-    @property
-    def beta_parameter(self) -> TensorParameter | None:
-        """The shift as the optimizer sees it; None when there is none."""
-        return self._beta_parameter
-
-    @property
-    def gamma_parameter(self) -> TensorParameter | None:
-        """The scale as the optimizer sees it; None when there is none."""
-        return self._gamma_parameter
-
-    @property
-    def variance_epsilon(self) -> float:
-        """What is added to the variance before its root is taken."""
-        return self._variance_epsilon
 
     @property
     def parameters(self) -> dict[str, TensorParameter]:
@@ -85,17 +67,14 @@ class ChannelNormalization(Normalization):
     #: Ranks a source may have.
     ranks: ClassVar[tuple[int, ...]] = (2, 3, 4)
 
+    feature_channel_count = ReadOnly[int]("Extent of axis 1 of the source.")
+
     def __init__(
         self, feature_channel_count: int, beta: Tensor | None, gamma: Tensor | None, variance_epsilon: float
     ) -> None:
         who = type(self).__name__
         self._feature_channel_count = whole(who, "feature_channel_count", feature_channel_count, least=1)
         super().__init__(beta, gamma, variance_epsilon, self._feature_channel_count, "one per channel")
-
-    @property
-    def feature_channel_count(self) -> int:
-        """Extent of axis 1 of the source."""
-        return self._feature_channel_count
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources
@@ -121,6 +100,10 @@ class ChannelNormalization(Normalization):
 class RunningNormalization(ChannelNormalization):
     """A channel normalization that may keep running statistics: updated in training, used in inference."""
 
+    momentum = ReadOnly[float](
+        "Weight of the old value when a running statistic is updated: new = momentum old + (1 - momentum) batch."
+    )
+
     def __init__(
         self,
         feature_channel_count: int,
@@ -135,11 +118,6 @@ class RunningNormalization(ChannelNormalization):
         self._mean = self._floats(mean, "mean", self._feature_channel_count, "one per channel")
         self._variance = self._floats(variance, "variance", self._feature_channel_count, "one per channel")
         self._momentum = between(self.who, "momentum", momentum, least=0.0, most=1.0)
-
-    @property
-    def momentum(self) -> float:
-        """Weight of the old value when a running statistic is updated: new = momentum old + (1 - momentum) batch."""
-        return self._momentum
 
     @property
     def statistics(self) -> dict[str, Tensor]:
@@ -185,6 +163,9 @@ class BatchNormalizationLayer(RunningNormalization):
 
     default_label = "BatchNorm"
 
+    mean = ReadOnly[Tensor]("Running mean, one element per channel.", "_running", 0)
+    variance = ReadOnly[Tensor]("Running variance, one element per channel.", "_running", 1)
+
     def __init__(
         self,
         feature_channel_count: int,
@@ -200,16 +181,6 @@ class BatchNormalizationLayer(RunningNormalization):
                 raise TypeError(f"BatchNormalizationLayer: {slot} must be a Tensor, not {type(tensor).__name__}")
         self._running = mean, variance
         super().__init__(feature_channel_count, mean, variance, beta, gamma, variance_epsilon, momentum)
-
-    @property
-    def mean(self) -> Tensor:
-        """Running mean, one element per channel."""
-        return self._running[0]
-
-    @property
-    def variance(self) -> Tensor:
-        """Running variance, one element per channel."""
-        return self._running[1]
 
     def statistic_axes(self, x: Value) -> Shape:
         return (0, *range(2, x.rank))
@@ -230,6 +201,9 @@ class InstanceNormalizationLayer(RunningNormalization):
     default_label = "InstanceNorm"
     ranks = (3, 4)
 
+    mean = ReadOnly[Tensor | None]("Running mean, one element per channel; None when none is kept.")
+    variance = ReadOnly[Tensor | None]("Running variance, one element per channel; None when none is kept.")
+
     def __init__(
         self,
         feature_channel_count: int,
@@ -247,16 +221,6 @@ class InstanceNormalizationLayer(RunningNormalization):
             expected="mean and variance, or neither",
             error=DataError,
         )
-
-    @property
-    def mean(self) -> Tensor | None:
-        """Running mean, one element per channel; None when none is kept."""
-        return self._mean
-
-    @property
-    def variance(self) -> Tensor | None:
-        """Running variance, one element per channel; None when none is kept."""
-        return self._variance
 
     def statistic_axes(self, x: Value) -> Shape:
         return tuple(range(2, x.rank))

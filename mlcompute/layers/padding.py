@@ -11,6 +11,7 @@ from mlcompute.enums import PaddingType
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import member, real, whole_list
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import TensorDescriptor
 
@@ -27,6 +28,13 @@ class PaddingLayer(Layer):
     default_label = "Padding"
     source_types = ALL_TYPES
     moves_data = True
+
+    padding_type = ReadOnly[PaddingType]("What the border is made of.")
+    padding_left = ReadOnly[int]("Columns added before the first.", "_left")
+    padding_right = ReadOnly[int]("Columns added after the last.", "_right")
+    padding_top = ReadOnly[int]("Rows added before the first.", "_top")
+    padding_bottom = ReadOnly[int]("Rows added after the last.", "_bottom")
+    constant_value = ReadOnly[float]("The number a constant border is made of; 0 for the other kinds.")
 
     def __init__(self, padding_type: PaddingType, padding: Sequence[int], constant_value: float = 0.0) -> None:
         super().__init__()
@@ -63,36 +71,6 @@ class PaddingLayer(Layer):
     def constant_padding(cls, padding: Sequence[int], constant_value: float) -> PaddingLayer:
         """A border of one number."""
         return cls(PaddingType.CONSTANT, padding, constant_value)
-
-    @property
-    def padding_type(self) -> PaddingType:
-        """What the border is made of."""
-        return self._padding_type
-
-    @property
-    def padding_left(self) -> int:
-        """Columns added before the first."""
-        return self._left
-
-    @property
-    def padding_right(self) -> int:
-        """Columns added after the last."""
-        return self._right
-
-    @property
-    def padding_top(self) -> int:
-        """Rows added before the first."""
-        return self._top
-
-    @property
-    def padding_bottom(self) -> int:
-        """Rows added after the last."""
-        return self._bottom
-
-    @property
-    def constant_value(self) -> float:
-        """The number a constant border is made of; 0 for the other kinds."""
-        return self._constant_value
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources

@@ -11,6 +11,7 @@ from mlcompute import ops
 from mlcompute.enums import PaddingPolicy, PoolingType
 from mlcompute.layers.arguments import member
 from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.layers.windows import Sizes, WindowDescriptor
 from mlcompute.ops.op import Array, Value
 from mlcompute.tensor import TensorDescriptor
@@ -26,6 +27,11 @@ class PoolingDescriptor(WindowDescriptor):
     >>> mlc.PoolingDescriptor(mlc.PoolingType.MAX, (2, 3), strides=2).strides
     (2, 2)
     """
+
+    pooling_type = ReadOnly[PoolingType]("How a window becomes one number.")
+    count_includes_padding = ReadOnly[bool](
+        "Do averages divide by the full kernel even where it reaches into the padding?"
+    )
 
     def __init__(
         self,
@@ -91,16 +97,6 @@ class PoolingDescriptor(WindowDescriptor):
         """The square root of the sum of squares of each window."""
         return cls(PoolingType.L2_NORM, kernel_sizes, strides, dilation_rates, padding_policy, padding_sizes)
 
-    @property
-    def pooling_type(self) -> PoolingType:
-        """How a window becomes one number."""
-        return self._pooling_type
-
-    @property
-    def count_includes_padding(self) -> bool:
-        """Do averages divide by the full kernel even where it reaches into the padding?"""
-        return self._count_includes_padding
-
 
 class PoolingLayer(Layer):
     """y = max x, (sum x) / count or sqrt(sum x²) over every window.   x (n, c, h, w)   ->   y (n, c, h', w')
@@ -112,16 +108,13 @@ class PoolingLayer(Layer):
     default_label = "Pooling"
     source_types = FLOATS
 
+    descriptor = ReadOnly[PoolingDescriptor]("What the layer was made with.")
+
     def __init__(self, descriptor: PoolingDescriptor) -> None:
         super().__init__()
         if not isinstance(descriptor, PoolingDescriptor):
             raise TypeError(f"PoolingLayer: descriptor must be a PoolingDescriptor, not {type(descriptor).__name__}")
         self._descriptor = copy.copy(descriptor)
-
-    @property
-    def descriptor(self) -> PoolingDescriptor:
-        """What the layer was made with."""
-        return self._descriptor
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources

@@ -10,6 +10,7 @@ from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.arguments import axis_of, member, whole, whole_list
 from mlcompute.layers.comparison import truth
 from mlcompute.layers.layer import ALL_TYPES, FLOATS, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import BOOL, FLOAT32, Value
 from mlcompute.tensor import TensorDescriptor
 
@@ -37,6 +38,9 @@ class ReductionLayer(Layer):
     default_label = "Reduction"
     source_types = ALL_TYPES
 
+    reduction_type = ReadOnly[ReductionType]("How elements become one.")
+    dimension = ReadOnly[int]("The reduced axis; the first given when there are several.", "_axes", 0)
+
     def __init__(
         self,
         reduction_type: ReductionType,
@@ -61,16 +65,6 @@ class ReductionLayer(Layer):
             f"{kind.name} takes one dimension, {len(self._axes)} were given",
             fix="reshape the source so that these axes become one",
         )
-
-    @property
-    def reduction_type(self) -> ReductionType:
-        """How elements become one."""
-        return self._reduction_type
-
-    @property
-    def dimension(self) -> int:
-        """The reduced axis; the first given when there are several."""
-        return self._axes[0]
 
     @property
     def dimensions(self) -> list[int]:

@@ -8,6 +8,7 @@ from mlcompute import ops
 from mlcompute.layers.arguments import whole, whole_list
 from mlcompute.layers.layer import Forward
 from mlcompute.layers.normalization import ChannelNormalization, Normalization
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor
 
@@ -20,6 +21,8 @@ class GroupNormalizationLayer(ChannelNormalization):
     """
 
     default_label = "GroupNorm"
+
+    group_count = ReadOnly[int]("Number of groups of neighbouring channels.")
 
     def __init__(
         self,
@@ -36,11 +39,6 @@ class GroupNormalizationLayer(ChannelNormalization):
             f"{self._feature_channel_count} channels cannot be divided into {self._group_count} equal groups",
             fix="give a group_count that divides feature_channel_count",
         )
-
-    @property
-    def group_count(self) -> int:
-        """Number of groups of neighbouring channels."""
-        return self._group_count
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         (x,) = sources

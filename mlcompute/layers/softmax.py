@@ -8,6 +8,7 @@ from mlcompute import ops
 from mlcompute.enums import SoftmaxOperation
 from mlcompute.layers.arguments import axis_of, member, whole
 from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import TensorDescriptor
 
@@ -21,20 +22,13 @@ class SoftmaxLayer(Layer):
     default_label = "Softmax"
     source_types = FLOATS
 
+    operation = ReadOnly[SoftmaxOperation]("Probabilities or their logarithms.")
+    dimension = ReadOnly[int]("The axis that sums to 1.")
+
     def __init__(self, operation: SoftmaxOperation, dimension: int = 1) -> None:
         super().__init__()
         self._operation = member(self.who, "operation", SoftmaxOperation, operation)
         self._dimension = whole(self.who, "dimension", dimension)
-
-    @property
-    def operation(self) -> SoftmaxOperation:
-        """Probabilities or their logarithms."""
-        return self._operation
-
-    @property
-    def dimension(self) -> int:
-        """The axis that sums to 1."""
-        return self._dimension
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from mlcompute import ops
 from mlcompute.layers.arguments import axis_of, whole, whole_list
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
 from mlcompute.tensor import TensorDescriptor
 
@@ -22,6 +23,9 @@ class SplitLayer(Layer):
     default_label = "Split"
     source_types = ALL_TYPES
     moves_data = True
+
+    dimension = ReadOnly[int]("The axis the source is cut along.")
+    split_count = ReadOnly[int]("How many pieces were asked for.", "_count")
 
     def __init__(
         self,
@@ -43,16 +47,6 @@ class SplitLayer(Layer):
             self._count = len(self._lengths)
         else:
             self._count = whole(self.who, "split_count", split_count, least=1)
-
-    @property
-    def dimension(self) -> int:
-        """The axis the source is cut along."""
-        return self._dimension
-
-    @property
-    def split_count(self) -> int:
-        """How many pieces were asked for."""
-        return self._count
 
     @property
     def split_section_lengths(self) -> list[int] | None:

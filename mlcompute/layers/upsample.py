@@ -11,6 +11,7 @@ from mlcompute.enums import SampleMode
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import member, whole_list
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Array, Value
 from mlcompute.tensor import TensorDescriptor
 
@@ -25,6 +26,9 @@ class UpsampleLayer(Layer):
 
     default_label = "Upsampling"
     source_types = ALL_TYPES
+
+    sample_mode = ReadOnly[SampleMode]("How new pixels are filled.")
+    aligns_corners = ReadOnly[bool]("Do corner pixels keep their places?")
 
     def __init__(
         self, shape: Sequence[int], sample_mode: SampleMode = SampleMode.NEAREST, aligns_corners: bool = False
@@ -41,16 +45,6 @@ class UpsampleLayer(Layer):
     def shape(self) -> list[int]:
         """[width] or [height, width] of the result."""
         return list(self._shape)
-
-    @property
-    def sample_mode(self) -> SampleMode:
-        """How new pixels are filled."""
-        return self._sample_mode
-
-    @property
-    def aligns_corners(self) -> bool:
-        """Do corner pixels keep their places?"""
-        return self._aligns_corners
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources

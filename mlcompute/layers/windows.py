@@ -12,6 +12,7 @@ import numpy as np
 from mlcompute.enums import PaddingPolicy
 from mlcompute.errors import ShapeError
 from mlcompute.layers.arguments import member, whole
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Array
 
 Pair = tuple[int, int]
@@ -35,6 +36,28 @@ def pair(who: str, name: str, sizes: Sizes, least: int = 1) -> Pair:
 class WindowDescriptor:
     """What convolution and pooling descriptors share: kernel, strides, dilation and padding, always (y, x)."""
 
+    kernel_sizes = ReadOnly[Pair]("(height, width) of the window.")
+    kernel_width = ReadOnly[int]("Window width.", "_kernel_sizes", 1)
+    kernel_height = ReadOnly[int]("Window height.", "_kernel_sizes", 0)
+    strides = ReadOnly[Pair]("(y, x) distance between neighbouring windows.")
+    stride_in_x = ReadOnly[int]("Horizontal distance between neighbouring windows.", "_strides", 1)
+    stride_in_y = ReadOnly[int]("Vertical distance between neighbouring windows.", "_strides", 0)
+    dilation_rates = ReadOnly[Pair]("(y, x) distance between neighbouring elements of a window.")
+    dilation_rate_in_x = ReadOnly[int](
+        "Horizontal distance between neighbouring elements of a window.", "_dilation_rates", 1
+    )
+    dilation_rate_in_y = ReadOnly[int](
+        "Vertical distance between neighbouring elements of a window.", "_dilation_rates", 0
+    )
+    padding_policy = ReadOnly[PaddingPolicy]("How the border is treated.")
+    padding_sizes = ReadOnly[Pair]("(top and bottom, left and right) padding; counts only with USE_PADDING_SIZE.")
+    padding_size_in_x = ReadOnly[int](
+        "Padding on the left and on the right; counts only with USE_PADDING_SIZE.", "_padding_sizes", 1
+    )
+    padding_size_in_y = ReadOnly[int](
+        "Padding above and below; counts only with USE_PADDING_SIZE.", "_padding_sizes", 0
+    )
+
     def __init__(
         self,
         kernel_sizes: Sizes,
@@ -51,71 +74,6 @@ class WindowDescriptor:
         if padding_sizes is None and self._padding_policy == PaddingPolicy.USE_PADDING_SIZE:
             raise ShapeError(f"{who}: USE_PADDING_SIZE needs padding_sizes", fix="give padding_sizes=(y, x)")
         self._padding_sizes = pair(who, "padding_sizes", 0 if padding_sizes is None else padding_sizes, least=0)
-
-    @property
-    def kernel_sizes(self) -> Pair:
-        """(height, width) of the window."""
-        return self._kernel_sizes
-
-    @property
-    def kernel_width(self) -> int:
-        """Window width."""
-        return self._kernel_sizes[1]
-
-    @property
-    def kernel_height(self) -> int:
-        """Window height."""
-        return self._kernel_sizes[0]
-
-    @property
-    def strides(self) -> Pair:
-        """(y, x) distance between neighbouring windows."""
-        return self._strides
-
-    @property
-    def stride_in_x(self) -> int:
-        """Horizontal distance between neighbouring windows."""
-        return self._strides[1]
-
-    @property
-    def stride_in_y(self) -> int:
-        """Vertical distance between neighbouring windows."""
-        return self._strides[0]
-
-    @property
-    def dilation_rates(self) -> Pair:
-        """(y, x) distance between neighbouring elements of a window."""
-        return self._dilation_rates
-
-    @property
-    def dilation_rate_in_x(self) -> int:
-        """Horizontal distance between neighbouring elements of a window."""
-        return self._dilation_rates[1]
-
-    @property
-    def dilation_rate_in_y(self) -> int:
-        """Vertical distance between neighbouring elements of a window."""
-        return self._dilation_rates[0]
-
-    @property
-    def padding_policy(self) -> PaddingPolicy:
-        """How the border is treated."""
-        return self._padding_policy
-
-    @property
-    def padding_sizes(self) -> Pair:
-        """(top and bottom, left and right) padding; counts only with USE_PADDING_SIZE."""
-        return self._padding_sizes
-
-    @property
-    def padding_size_in_x(self) -> int:
-        """Padding on the left and on the right; counts only with USE_PADDING_SIZE."""
-        return self._padding_sizes[1]
-
-    @property
-    def padding_size_in_y(self) -> int:
-        """Padding above and below; counts only with USE_PADDING_SIZE."""
-        return self._padding_sizes[0]
 
     def copy(self: Descriptor) -> Descriptor:
         """An equal, independent descriptor."""

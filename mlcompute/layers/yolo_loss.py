@@ -14,6 +14,7 @@ from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.arguments import between, whole
 from mlcompute.layers.layer import Forward
 from mlcompute.layers.loss import LossDescriptor, LossLayer, huber, sigmoid_cross_entropy, softmax_cross_entropy
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
 from mlcompute.tensor import TensorDescriptor
 from mlcompute.tensor_data import TensorData
@@ -44,6 +45,9 @@ class YOLOLossDescriptor:
     2.0
     """
 
+    anchor_box_count = ReadOnly[int]("Number of anchors.")
+    anchor_boxes = ReadOnly[bytes]("w0, h0, w1, h1, ... in grid cells, as float32.")
+
     def __init__(self, anchor_boxes: Any, anchor_box_count: int) -> None:
         who = "YOLOLossDescriptor"
         self._anchor_box_count = whole(who, "anchor_box_count", anchor_box_count, 1)
@@ -72,16 +76,6 @@ class YOLOLossDescriptor:
         self.minimum_iou_for_object_presence = 0.7
         #: An anchor that overlaps it by less than this should report no object.
         self.maximum_iou_for_object_absence = 0.3
-
-    @property
-    def anchor_box_count(self) -> int:
-        """Number of anchors."""
-        return self._anchor_box_count
-
-    @property
-    def anchor_boxes(self) -> bytes:
-        """w0, h0, w1, h1, ... in grid cells, as float32."""
-        return self._anchor_boxes
 
     @property
     def _anchor_boxes_array(self) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from mlcompute import ops
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
 from mlcompute.optimizers.optimizer import Optimizer, OptimizerDescriptor, checked_count, checked_number
 
@@ -16,6 +17,10 @@ class _Moments(Optimizer):
 
     settings: ClassVar[tuple[str, ...]] = ("beta1", "beta2", "epsilon", "uses_amsgrad", "time_step")
     largest_sensible_rate: ClassVar[float] = 10.0
+
+    epsilon = ReadOnly[float]("Added to the root of the second moment, before any bias correction.")
+    uses_amsgrad = ReadOnly[bool]("True to divide by the largest second moment seen so far.")
+    time_step = ReadOnly[int]("Number of the next update, 1 for the first; grows by one per update of all parameters.")
 
     def __init__(
         self,
@@ -44,21 +49,6 @@ class _Moments(Optimizer):
     def beta2(self) -> float:
         """Share of the running mean of squared gradients kept per step."""
         return self._beta2
-
-    @property
-    def epsilon(self) -> float:
-        """Added to the root of the second moment, before any bias correction."""
-        return self._epsilon
-
-    @property
-    def uses_amsgrad(self) -> bool:
-        """True to divide by the largest second moment seen so far."""
-        return self._uses_amsgrad
-
-    @property
-    def time_step(self) -> int:
-        """Number of the next update, 1 for the first; grows by one per update of all parameters."""
-        return self._time_step
 
     @property
     def _first_step(self) -> int:

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from mlcompute import ops
 from mlcompute.enums import GradientClippingType, RegularizationType
 from mlcompute.errors import DataError, warn
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
 
 if TYPE_CHECKING:
@@ -160,6 +161,25 @@ class Optimizer(ABC):
     #: True when the penalty acts on the parameter directly instead of being added to the gradient.
     decouples_penalty: ClassVar[bool] = False
 
+    gradient_rescale = ReadOnly[float](
+        "Factor multiplied into the gradient after clipping.", "_descriptor.gradient_rescale"
+    )
+    gradient_clipping_type = ReadOnly[GradientClippingType](
+        "How gradients are clipped when clipping is on.", "_descriptor.gradient_clipping_type"
+    )
+    gradient_clip_max = ReadOnly[float]("Upper bound of BY_VALUE.", "_descriptor.gradient_clip_max")
+    gradient_clip_min = ReadOnly[float]("Lower bound of BY_VALUE.", "_descriptor.gradient_clip_min")
+    maximum_clipping_norm = ReadOnly[float](
+        "Largest norm BY_NORM and BY_GLOBAL_NORM let through.", "_descriptor.maximum_clipping_norm"
+    )
+    custom_global_norm = ReadOnly[float](
+        "What BY_GLOBAL_NORM takes for the norm of all gradients; 0 computes it.", "_descriptor.custom_global_norm"
+    )
+    regularization_type = ReadOnly[RegularizationType](
+        "The penalty: none, |w| or w²/2.", "_descriptor.regularization_type"
+    )
+    regularization_scale = ReadOnly[float]("Strength of the penalty.", "_descriptor.regularization_scale")
+
     def __init_subclass__(cls) -> None:
         if "__init__" in vars(cls):
             cls.__init__ = _explained(cls.__init__)  # type: ignore[method-assign]
@@ -240,46 +260,6 @@ class Optimizer(ABC):
     @applies_gradient_clipping.setter
     def applies_gradient_clipping(self, value: bool) -> None:
         self._applies_gradient_clipping = bool(value)
-
-    @property
-    def gradient_rescale(self) -> float:
-        """Factor multiplied into the gradient after clipping."""
-        return self._descriptor.gradient_rescale
-
-    @property
-    def gradient_clipping_type(self) -> GradientClippingType:
-        """How gradients are clipped when clipping is on."""
-        return self._descriptor.gradient_clipping_type
-
-    @property
-    def gradient_clip_max(self) -> float:
-        """Upper bound of BY_VALUE."""
-        return self._descriptor.gradient_clip_max
-
-    @property
-    def gradient_clip_min(self) -> float:
-        """Lower bound of BY_VALUE."""
-        return self._descriptor.gradient_clip_min
-
-    @property
-    def maximum_clipping_norm(self) -> float:
-        """Largest norm BY_NORM and BY_GLOBAL_NORM let through."""
-        return self._descriptor.maximum_clipping_norm
-
-    @property
-    def custom_global_norm(self) -> float:
-        """What BY_GLOBAL_NORM takes for the norm of all gradients; 0 computes it."""
-        return self._descriptor.custom_global_norm
-
-    @property
-    def regularization_type(self) -> RegularizationType:
-        """The penalty: none, |w| or w²/2."""
-        return self._descriptor.regularization_type
-
-    @property
-    def regularization_scale(self) -> float:
-        """Strength of the penalty."""
-        return self._descriptor.regularization_scale
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):

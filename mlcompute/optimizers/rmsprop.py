@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from mlcompute import ops
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
 from mlcompute.optimizers.optimizer import Optimizer, OptimizerDescriptor, checked_number
 
@@ -24,6 +25,13 @@ class RMSPropOptimizer(Optimizer):
     settings: ClassVar[tuple[str, ...]] = ("momentum_scale", "alpha", "epsilon", "is_centered")
     largest_sensible_rate: ClassVar[float] = 10.0
 
+    momentum_scale = ReadOnly[float]("Share of the last change kept per step; 0 keeps none.")
+    alpha = ReadOnly[float]("Share of the running means kept per step.")
+    epsilon = ReadOnly[float]("Added to the root.")
+    is_centered = ReadOnly[bool](
+        "True to divide by an estimate of the standard deviation instead of the root mean square."
+    )
+
     def __init__(
         self,
         descriptor: OptimizerDescriptor,
@@ -39,26 +47,6 @@ class RMSPropOptimizer(Optimizer):
         self._alpha = checked_number(who, "alpha", alpha, least=0.0, below=1.0)
         self._epsilon = checked_number(who, "epsilon", epsilon, least=0.0)
         self._is_centered = bool(is_centered)
-
-    @property
-    def momentum_scale(self) -> float:
-        """Share of the last change kept per step; 0 keeps none."""
-        return self._momentum_scale
-
-    @property
-    def alpha(self) -> float:
-        """Share of the running means kept per step."""
-        return self._alpha
-
-    @property
-    def epsilon(self) -> float:
-        """Added to the root."""
-        return self._epsilon
-
-    @property
-    def is_centered(self) -> bool:
-        """True to divide by an estimate of the standard deviation instead of the root mean square."""
-        return self._is_centered
 
     @property
     def state_names(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
 from mlcompute.optimizers.optimizer import Optimizer, OptimizerDescriptor, checked_number
 
@@ -21,22 +22,15 @@ class SGDOptimizer(Optimizer):
 
     settings: ClassVar[tuple[str, ...]] = ("momentum_scale", "uses_nesterov_momentum")
 
+    momentum_scale = ReadOnly[float]("Share of the momentum kept per step; 0 keeps none and needs no state.")
+    uses_nesterov_momentum = ReadOnly[bool]("True for Nesterov's variant.")
+
     def __init__(
         self, descriptor: OptimizerDescriptor, *, momentum_scale: float = 0.0, uses_nesterov_momentum: bool = False
     ) -> None:
         super().__init__(descriptor)
         self._momentum_scale = checked_number("SGDOptimizer", "momentum_scale", momentum_scale, least=0.0, below=1.0)
         self._uses_nesterov_momentum = bool(uses_nesterov_momentum)
-
-    @property
-    def momentum_scale(self) -> float:
-        """Share of the momentum kept per step; 0 keeps none and needs no state."""
-        return self._momentum_scale
-
-    @property
-    def uses_nesterov_momentum(self) -> bool:
-        """True for Nesterov's variant."""
-        return self._uses_nesterov_momentum
 
     @property
     def state_names(self) -> tuple[str, ...]:

@@ -1,0 +1,52 @@
+"""ReadOnly: a property in one line."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, overload
+
+T = TypeVar("T")
+
+
+class ReadOnly(property, Generic[T]):
+    """A property that returns a private attribute of its object: `_weights` for `weights`.
+
+    doc        what help() shows
+    attribute  another attribute to return, with dots for attributes of attributes
+    index      return that element of it
+
+    >>> class Line:
+    ...     slope = ReadOnly[float]("How steep it is.")
+    ...     def __init__(self, slope: float) -> None:
+    ...         self._slope = slope
+    >>> Line(2.0).slope
+    2.0
+    """
+
+    def __init__(self, doc: str, attribute: str = "", index: int | None = None) -> None:
+        super().__init__()
+        self._attribute, self._index = attribute, index
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        read, index = attrgetter(self._attribute or f"_{name}"), self._index
+
+        def get(self: object) -> Any:
+            return read(self) if index is None else read(self)[index]
+
+        get.__name__, get.__qualname__ = name, f"{owner.__qualname__}.{name}"
+        # What was written in the brackets; documentation and inspect.signature show it.
+        get.__annotations__ = {"return": self.__orig_class__.__args__[0]}
+        get.__doc__ = self.__doc__
+        super().__init__(get)
+        super().__set_name__(owner, name)  # type: ignore[misc]  # the message when somebody assigns to it
+
+    if TYPE_CHECKING:
+        __orig_class__: Any  # set by typing when a subscripted class is called
+
+        @overload
+        def __get__(self, instance: None, owner: type, /) -> ReadOnly[T]: ...
+        @overload
+        def __get__(self, instance: object, owner: type | None = None, /) -> T: ...
+        def __get__(self, instance: object, owner: type | None = None, /) -> ReadOnly[T] | T: ...
+        def __set__(self, instance: object, value: NoReturn, /) -> None: ...  # nothing can be assigned
