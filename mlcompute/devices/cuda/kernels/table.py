@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from mlcompute.devices.cuda.kernels import elementwise
+from mlcompute.devices.cuda.kernels import copies, elementwise, random
 from mlcompute.devices.cuda.kernels.launch import Row
 
 KERNELS: dict[str, Row] = {
     **elementwise.KERNELS,
+    **copies.KERNELS,
+    **random.KERNELS,
 }
