@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlcompute.devices import kernel_files
 from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.jit import cache
 from mlcompute.devices.cpu.runtime.threads import KERNEL
@@ -55,13 +56,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def emitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Digests that were written, one after the other."""
     found: list[str] = []
-    write = cache._write
+    write = kernel_files.write
 
     def watch(digest: str, code: bytes) -> None:
         found.append(digest)
         write(digest, code)
 
-    monkeypatch.setattr(cache, "_write", watch)
+    monkeypatch.setattr(kernel_files, "write", watch)
     return found
 
 
@@ -102,15 +103,15 @@ def test_every_cut_is_noticed(folder: Path) -> None:
     good, digest = file.read_bytes(), file.stem
     for length in range(len(good)):
         file.write_bytes(good[:length])
-        assert cache._read(digest) is None
+        assert kernel_files.read(digest) is None
     file.write_bytes(good)
-    assert cache._read(digest) == good[32:]
+    assert kernel_files.read(digest) == good[32:]
 
 
 def test_an_empty_name_means_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLCOMPUTE_CACHE", "")
     monkeypatch.chdir(tmp_path)
-    assert cache.cache_folder() is None
+    assert kernel_files.cache_folder() is None
     assert run(doubling(2)) == 4.0
     assert list(tmp_path.iterdir()) == []
 
@@ -118,10 +119,10 @@ def test_an_empty_name_means_no_cache(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_where_it_is_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLCOMPUTE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.cache_folder() == tmp_path / "mlcompute"
+    assert kernel_files.cache_folder() == tmp_path / "mlcompute"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache.cache_folder() == tmp_path / ".cache" / "mlcompute"
+    assert kernel_files.cache_folder() == tmp_path / ".cache" / "mlcompute"
 
 
 @pytest.mark.parametrize("obstacle", ["a file", "below a file", "no rights", "disk full"])
@@ -133,9 +134,9 @@ def test_a_folder_that_cannot_be_written(obstacle: str, tmp_path: Path, monkeypa
     elif obstacle == "no rights":
         place.mkdir(mode=0o555)
         if os.geteuid() == 0:  # root may write anywhere
-            monkeypatch.setattr(cache.tempfile, "mkstemp", _refuse)
+            monkeypatch.setattr(kernel_files.tempfile, "mkstemp", _refuse)
     else:
-        monkeypatch.setattr(cache.os, "replace", _refuse)
+        monkeypatch.setattr(kernel_files.os, "replace", _refuse)
     monkeypatch.setenv("MLCOMPUTE_CACHE", str(place))
     assert run(doubling(3)) == 8.0
     assert not list(tmp_path.rglob("*.tmp")), "half a file is left"
@@ -159,9 +160,9 @@ def test_the_oldest_files_leave_when_there_are_too_many(folder: Path, monkeypatc
     for number in range(8):
         (folder / f"{number}.o").write_bytes(bytes(1000))
         os.utime(folder / f"{number}.o", (number + 1, number + 1))
-    monkeypatch.setattr(cache, "CACHE_BYTES", 5000)
-    cache._write("new", bytes(968))
-    cache._shrink()
+    monkeypatch.setattr(kernel_files, "CACHE_BYTES", 5000)
+    kernel_files.write("new", bytes(968))
+    kernel_files.shrink()
     assert sorted(path.stem for path in folder.iterdir()) == ["4", "5", "6", "7", "new"]
 
 
@@ -170,8 +171,8 @@ def test_what_a_killed_process_left_is_swept(folder: Path) -> None:
     for name, age in (("old.tmp", 7200), ("new.tmp", 0)):
         (folder / name).touch()
         os.utime(folder / name, (time.time() - age,) * 2)
-    cache._write("code", bytes(10))
-    cache._shrink()
+    kernel_files.write("code", bytes(10))
+    kernel_files.shrink()
     assert sorted(path.name for path in folder.iterdir()) == ["code.o", "new.tmp"]
 
 
@@ -180,7 +181,7 @@ def test_files_that_vanish_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPat
     folder.mkdir()
     for number in range(3):
         (folder / f"{number}.o").write_bytes(bytes(1000))
-    monkeypatch.setattr(cache, "CACHE_BYTES", 0)
+    monkeypatch.setattr(kernel_files, "CACHE_BYTES", 0)
     glob = Path.glob
 
     def vanishing(self: Path, pattern: str) -> Iterator[Path]:
@@ -190,8 +191,8 @@ def test_files_that_vanish_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPat
         return iter(found)
 
     monkeypatch.setattr(Path, "glob", vanishing)
-    cache._write("new", bytes(10))
-    cache._shrink()
+    kernel_files.write("new", bytes(10))
+    kernel_files.shrink()
 
 
 AT_ONCE = """
@@ -209,5 +210,5 @@ def test_two_processes_at_once(folder: Path) -> None:
     assert len(answers) == 1
     for file in folder.iterdir():
         assert file.suffix == ".o"
-        assert cache._read(file.stem) is not None
+        assert kernel_files.read(file.stem) is not None
     assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout in answers

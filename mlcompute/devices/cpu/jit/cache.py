@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import sys
-import tempfile
 import threading
-import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
+from mlcompute.devices import kernel_files
 from mlcompute.devices.cpu.codegen.code import Code, generator
 from mlcompute.devices.cpu.jit.linker import ExecutableMemory, LinkedCode, link
 from mlcompute.devices.cpu.runtime.machine import identity
 from mlcompute.interrupts import held
 
-#: Size limit of the folder of compiled kernels; the oldest files are deleted first.
-CACHE_BYTES = 256 << 20
-#: Seconds after which a temporary file has been abandoned.
-_ABANDONED = 3600.0
 #: What a cached kernel is: linked code that only has to be copied, or an object file for LLVM to load.
 _LINKED, _OBJECT = b"linked ", b"object "
 
@@ -90,7 +83,7 @@ def _compiled(kernels: Mapping[str, Code]) -> dict[str, bytes]:
     known: dict[str, bytes] = {}
     texts: dict[str, str] = {}
     for key, code in kernels.items():
-        found = _read(_digest(key))
+        found = kernel_files.read(_digest(key))
         if found is not None:
             known[key] = found
         if found is None or prints:
@@ -105,8 +98,8 @@ def _compiled(kernels: Mapping[str, Code]) -> dict[str, bytes]:
         objects = emit([texts[key] for key in missing], thorough)
         made = dict(zip(missing, map(_kept, objects, missing), strict=True))
         for key, kept in made.items():
-            _write(_digest(key), kept)
-        _shrink()
+            kernel_files.write(_digest(key), kept)
+        kernel_files.shrink()
         known |= made
     return known
 
@@ -131,71 +124,3 @@ def _digest(key: str) -> str:
 def _module_text(key: str, code: Code) -> str:
     text = code.text().replace(f"@{code.name}(", f"@k{key}(", 1)
     return "\n".join([*(f"declare {signature}" for _, signature in sorted(code.declarations.items())), text])
-
-
-# Machine code on disk -----------------------------------------------------------------------------------------
-
-
-def cache_folder() -> Path | None:
-    """Where compiled kernels are kept; None when MLCOMPUTE_CACHE is set to nothing, or there is no home."""
-    configured = os.environ.get("MLCOMPUTE_CACHE")
-    if configured is not None:
-        return Path(configured) if configured else None
-    base = os.environ.get("XDG_CACHE_HOME")
-    if not base:
-        home = os.path.expanduser("~")
-        if home == "~":  # a user without a home folder, as in many containers
-            return None
-        base = os.path.join(home, ".cache")
-    return Path(base) / "mlcompute"
-
-
-def _read(digest: str) -> bytes | None:
-    """Machine code kept under a digest; None when there is none or it is damaged."""
-    folder = cache_folder()
-    if folder is None:
-        return None
-    try:
-        data = (folder / f"{digest}.o").read_bytes()
-    except OSError:
-        return None
-    checksum, code = data[:32], data[32:]
-    return code if hashlib.sha256(code).digest() == checksum else None
-
-
-def _write(digest: str, code: bytes) -> None:
-    """Keep machine code. Readers see a full file or none; a folder that cannot be written is not an error."""
-    folder = cache_folder()
-    if folder is None:
-        return
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(hashlib.sha256(code).digest() + code)
-            os.replace(name, folder / f"{digest}.o")
-        except OSError:
-            os.unlink(name)
-            raise
-
-
-def _shrink() -> None:
-    """Sweep up what a killed process left, and keep the folder under its size."""
-    folder = cache_folder()
-    if folder is not None:
-        with contextlib.suppress(OSError):
-            _sweep(folder)
-
-
-def _sweep(folder: Path) -> None:
-    for path in folder.glob("*.tmp"):
-        if time.time() - path.stat().st_mtime > _ABANDONED:
-            path.unlink(missing_ok=True)
-    files = sorted(folder.glob("*.o"), key=lambda path: path.stat().st_mtime)
-    total = sum(path.stat().st_size for path in files)
-    for path in files:
-        if total <= CACHE_BYTES:
-            break
-        total -= path.stat().st_size
-        path.unlink(missing_ok=True)

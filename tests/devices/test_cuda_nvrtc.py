@@ -1,0 +1,81 @@
+"""Every kernel that the emulator runs is compiled by NVRTC for several architectures: no GPU is needed for that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlcompute import ops
+from mlcompute.devices.cuda.jit import cache
+from mlcompute.errors import DeviceError
+
+nvrtc = pytest.importorskip("mlcompute.devices.cuda.jit.nvrtc")
+try:
+    nvrtc.version()
+except DeviceError as error:
+    pytest.skip(f"NVRTC is missing: {error.message}", allow_module_level=True)
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+GOOD = 'extern "C" __global__ void KERNEL(float* x) { x[threadIdx.x] *= 2.0f; }'
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLCOMPUTE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_code_is_kept_and_found_again(folder: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = cache.machine_code([GOOD], architecture)
+    assert code[:4] == b"\x7fELF"
+    (file,) = folder.iterdir()
+    monkeypatch.setattr(nvrtc, "compiled", lambda text, architecture: pytest.fail("compiled although it was there"))
+    assert cache.machine_code([GOOD], architecture) == [code]
+    monkeypatch.undo()
+    monkeypatch.setenv("MLCOMPUTE_CACHE", str(folder))
+    for damaged in (b"", file.read_bytes()[:-1], bytes(100)):
+        file.write_bytes(damaged)
+        assert cache.machine_code([GOOD], architecture) == [code]
+
+
+def test_architectures_and_versions_have_files_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for architecture in ARCHITECTURES:
+        cache.machine_code([GOOD], architecture)
+    monkeypatch.setattr(nvrtc, "version", lambda: "1.0")
+    cache.machine_code([GOOD], "sm_90")
+    assert len(list(folder.iterdir())) == 4
+
+
+def test_what_cannot_be_compiled_is_shown() -> None:
+    with pytest.raises(DeviceError, match=r"undefined_name"):
+        cache.machine_code([GOOD.replace("2.0f", "undefined_name")], "sm_90")
+    with pytest.raises(DeviceError, match="sm_1"):
+        cache.machine_code([GOOD], "sm_1")
+
+
+def test_kernels_that_the_emulator_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.devices.cuda_emulator import bench
+    from tests.devices.cuda_emulator.compiling import COMPILER
+
+    if COMPILER is None:
+        pytest.skip("the emulator needs g++")
+    sources: dict[str, None] = {}
+    driver = bench.engine().driver
+    functions = driver.functions
+    monkeypatch.setattr(driver, "functions", lambda some: (sources.update(dict.fromkeys(some)), functions(some))[1])
+    rng = np.random.default_rng(0)
+    for dtype in (np.float32, np.float16, np.float64, np.int32, np.uint8):
+        x, y = (rng.integers(1, 5, (4, 6)).astype(dtype) for _ in range(2))
+        bench.check(lambda a, b: ops.maximum(ops.transpose(a), ops.transpose(b)) * ops.sign(ops.transpose(b)), x, y)
+        bench.check(lambda a, b: ops.concatenate([a, b], 1), x, y)
+        bench.check(bench.op("pad", before=(1, 2), after=(0, 1), value=1.0), x)
+    x = rng.random((4, 6)).astype(np.float32)
+    maps = ["exp", "log1p", "sigmoid", "softplus", "erf", "tanh", "asinh", "round", "rsqrt", "sin", "floor"]
+    bench.check(lambda a: [bench.op(name)(a)[0] for name in maps], x)
+    bench.check(bench.op("random_uniform", shape=(5, 3)), np.arange(4, dtype=np.uint32))
+    assert len(sources) > 20
+    for architecture in ARCHITECTURES:
+        assert all(cache.machine_code(list(sources), architecture))
