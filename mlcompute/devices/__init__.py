@@ -22,6 +22,7 @@ _kinds: dict[str, Find] = {}
 #: Where the engines of the library register themselves.
 _MODULES = {
     "cpu": "mlcompute.devices.cpu.device",
+    "cuda": "mlcompute.devices.cuda.device",
     "reference": "mlcompute.devices.reference",
     "remote": "mlcompute.devices.remote",
 }

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
 from mlcompute.compiler.program import Program
+from mlcompute.devices import register
+from mlcompute.devices.cuda import cuda_bindings
 from mlcompute.devices.cuda.driver import Driver
 from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.cuda.memory import CudaBuffer, Staging
 from mlcompute.devices.device import Buffer, Engine, Executable, Traits
 from mlcompute.enums import DeviceType
+from mlcompute.errors import DeviceError
 from mlcompute.interrupts import held
 from mlcompute.ops.op import Array, Step
 
@@ -24,14 +28,34 @@ class Cuda(Engine):
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.name = f"cuda:{driver.ordinal}"
-        self.stream = driver.create_stream()
-        #: Graphs are captured on a stream of their own: nothing that others enqueue meanwhile gets into them.
-        self.capture_stream = driver.create_stream()
-        self.staging = Staging(driver, self.stream)
         #: Held while a run is enqueued.
         self.lock = threading.RLock()
         #: Marks that no run is using.
         self.events: list[int] = []
+        self._opened: _Opened | None = None
+
+    def _open(self) -> _Opened:
+        """What a device in use has. One that is only listed takes no memory of it."""
+        if self._opened is None:
+            with self.lock:
+                if self._opened is None:
+                    self._opened = _Opened(self.driver)
+        return self._opened
+
+    @property
+    def stream(self) -> int:
+        """Where everything runs."""
+        return self._open().stream
+
+    @property
+    def capture_stream(self) -> int:
+        """Where graphs are captured: nothing that others enqueue meanwhile gets into them."""
+        return self._open().capture_stream
+
+    @property
+    def staging(self) -> Staging:
+        """Copies to and from the device."""
+        return self._open().staging
 
     def facts(self) -> dict[str, str]:
         driver = self.driver
@@ -61,3 +85,30 @@ class Cuda(Engine):
 
     def synchronize(self) -> None:
         self.driver.synchronize(self.stream)
+
+
+class _Opened:
+    """Streams of a device, and copies in the first of them."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.stream, self.capture_stream = driver.create_stream(), driver.create_stream()
+        self.staging = Staging(driver, self.stream)
+
+
+@functools.cache
+def _found() -> tuple[list[Cuda], DeviceError | None]:
+    """An engine per GPU, or why there is none: looked for once."""
+    try:
+        count = cuda_bindings.device_count()
+        return [Cuda(cuda_bindings.CudaDriver(ordinal)) for ordinal in range(count)], None
+    except DeviceError as error:
+        return [], error
+
+
+def why_missing() -> DeviceError | None:
+    """Why there is no GPU here, if there is none."""
+    engines, error = _found()
+    return None if engines else error or DeviceError("there is no NVIDIA GPU on this machine")
+
+
+register("cuda", lambda: list(_found()[0]))

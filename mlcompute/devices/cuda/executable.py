@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.cuda.memory import CudaBuffer
 from mlcompute.devices.device import Buffer, Completion, Executable, Profile
 from mlcompute.devices.loop_nest import Operand, Operands
+from mlcompute.errors import DeviceError
 from mlcompute.ops.op import Array, Step, Value
 
 if TYPE_CHECKING:
@@ -197,12 +200,15 @@ class _Graph:
     """A captured graph, given back with the last reference to it."""
 
     def __init__(self, engine: Cuda, handle: int) -> None:
-        self._engine, self.handle = engine, handle
+        self.handle = handle
+        weakref.finalize(self, _release, engine, handle).atexit = False
 
-    def __del__(self) -> None:
-        # Only after the last launch of it has finished.
-        self._engine.synchronize()
-        self._engine.driver.free_graph(self.handle)
+
+def _release(engine: Cuda, graph: int) -> None:
+    # Only after its last launch has finished; where that fails, the context is gone, and the graph with it.
+    with contextlib.suppress(DeviceError):
+        engine.synchronize()
+        engine.driver.free_graph(graph)
 
 
 def _operands_of(work: Work) -> tuple[list[Operand], list[Operand]]:

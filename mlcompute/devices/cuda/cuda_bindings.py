@@ -1,0 +1,292 @@
+"""The driver interface over NVIDIA's driver, through the package cuda-bindings.
+
+Every device has its primary context, which all libraries in a process share. The driver is looked for at the first
+use: `import mlcompute` touches nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mlcompute.devices.cuda.jit import nvrtc
+from mlcompute.devices.cuda.jit.cache import kernel_name, machine_code
+from mlcompute.devices.cuda.kernels.launch import Extents
+from mlcompute.devices.cuda.libraries import imported
+from mlcompute.errors import DeviceError
+
+#: After these the context is of no use any more, whatever is called.
+_FATAL = {
+    *("ILLEGAL_ADDRESS", "LAUNCH_FAILED", "MISALIGNED_ADDRESS", "ASSERT", "HARDWARE_STACK_ERROR"),
+    *("ILLEGAL_INSTRUCTION", "INVALID_PC", "INVALID_ADDRESS_SPACE", "LAUNCH_TIMEOUT", "ECC_UNCORRECTABLE"),
+    *("NVLINK_UNCORRECTABLE", "CONTAINED", "CONTEXT_IS_DESTROYED"),
+}
+_is_forked = False
+
+
+def _after_fork() -> None:
+    global _is_forked
+    _is_forked = _library.cache_info().currsize > 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+@functools.cache
+def _library() -> Any:
+    """cuda.bindings.driver with a driver behind it; DeviceError when something is missing."""
+    library = imported("cuda.bindings.driver", "cuda-bindings")
+    try:
+        (result,) = library.cuInit(0)
+    except Exception as error:  # cuda-bindings looks for the library now, and says in its own way that it is not there
+        raise DeviceError(
+            "there is no NVIDIA driver on this machine",
+            reason=str(error).strip().split("\n")[0],
+            fix="install NVIDIA's driver for CUDA 13 or newer, or run on a machine with a GPU",
+        ) from error
+    if result != library.CUresult.CUDA_SUCCESS:
+        raise DeviceError(
+            "the NVIDIA driver cannot be used",
+            reason=_reason(library, result),
+            fix="look at what nvidia-smi says; in a container, start it with access to the GPU",
+        )
+    _, version = library.cuDriverGetVersion()
+    needed = int(nvrtc.version().split(".")[0])
+    if version // 1000 < needed:
+        raise DeviceError(
+            f"the NVIDIA driver is too old: it supports CUDA {_version(version)}",
+            expected=f"CUDA {needed}.0 or newer, because NVRTC {nvrtc.version()} is installed",
+            fix="update the driver",
+        )
+    return library
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _reason(library: Any, result: Any) -> str:
+    _, text = library.cuGetErrorString(result)
+    return f"{result.name.removeprefix('CUDA_ERROR_')}, {text.decode() if text else 'unknown'}"
+
+
+def device_count() -> int:
+    """GPUs this process may use; DeviceError when there is no usable driver."""
+    result, count = _library().cuDeviceGetCount()
+    return int(count) if result == _library().CUresult.CUDA_SUCCESS else 0
+
+
+class CudaDriver:
+    """One GPU: see `Driver`."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self._library = library = _library()
+        self._success = library.CUresult.CUDA_SUCCESS
+        self._not_ready = library.CUresult.CUDA_ERROR_NOT_READY
+        self._is_lost = False
+        device = self._check("cuDeviceGet", library.cuDeviceGet(ordinal))
+        self.device_name = self._check("cuDeviceGetName", library.cuDeviceGetName(128, device)).decode().strip("\0")
+        self.total_memory = int(self._check("cuDeviceTotalMem", library.cuDeviceTotalMem(device)))
+
+        def attribute(name: str) -> int:
+            which = getattr(library.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+            return int(self._check("cuDeviceGetAttribute", library.cuDeviceGetAttribute(which, device)))
+
+        self.multiprocessors = attribute("MULTIPROCESSOR_COUNT")
+        self.compute_capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
+        self.architecture = self._best_architecture()
+        self._device = device
+        self._context: Any = None
+        self._functions: dict[str, int] = {}
+        self._modules: list[Any] = []
+        self._lock = threading.Lock()
+
+    def _best_architecture(self) -> str:
+        """What to compile for: code for an older device of the same generation runs, too."""
+        major, minor = self.compute_capability
+        for lower in range(minor, -1, -1):
+            if nvrtc.supports(f"sm_{major}{lower}"):
+                return f"sm_{major}{lower}"
+        raise DeviceError(
+            f"{self.device_name}: NVRTC {nvrtc.version()} cannot compile for compute capability {major}.{minor}",
+            fix="install another version of nvidia-cuda-nvrtc",
+        )
+
+    def versions(self) -> dict[str, str]:
+        version = self._check("cuDriverGetVersion", self._library.cuDriverGetVersion())
+        return {"driver": f"CUDA {_version(version)}", "loops": f"NVRTC {nvrtc.version()}"}
+
+    # Calls ------------------------------------------------------------------------------------------------------
+
+    def _check(self, name: str, answer: tuple[Any, ...]) -> Any:
+        """What a function gave; DeviceError when it failed."""
+        result = answer[0]
+        if result != self._success:
+            self._fail(name, result)
+        return answer[1] if len(answer) > 1 else None
+
+    def _fail(self, name: str, result: Any) -> None:
+        self._is_lost = self._is_lost or result.name.removeprefix("CUDA_ERROR_") in _FATAL
+        raise DeviceError(
+            f"device 'cuda:{self.ordinal}': {name} failed",
+            reason=_reason(self._library, result),
+            fix="restart the process: the device has lost what it was doing" if self._is_lost else "",
+        )
+
+    def _enter(self) -> Any:
+        """The library, with this device's context current on the calling thread."""
+        if _is_forked:
+            raise DeviceError(
+                f"device 'cuda:{self.ordinal}' was in use when the process was forked, and cannot be used in the child",
+                fix="start the child with multiprocessing's method 'spawn'",
+            )
+        if self._context is None:
+            # The device's memory and some of the host's are taken only now. Retaining it twice does no harm.
+            answer = self._library.cuDevicePrimaryCtxRetain(self._device)
+            self._context = self._check("cuDevicePrimaryCtxRetain", answer)
+        self._library.cuCtxSetCurrent(self._context)
+        return self._library
+
+    # Memory -----------------------------------------------------------------------------------------------------
+
+    def free_memory(self) -> int:
+        answer = self._enter().cuMemGetInfo()
+        self._check("cuMemGetInfo", answer)
+        return int(answer[1])
+
+    def allocate(self, nbytes: int) -> int:
+        result, address = self._enter().cuMemAlloc(nbytes)
+        if result == self._library.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise DeviceError(
+                f"device 'cuda:{self.ordinal}' ({self.device_name}): out of memory",
+                asked=f"{nbytes} bytes",
+                free=f"{self.free_memory()} of {self.total_memory} bytes",
+                fix="use a smaller batch, or free other graphs",
+            )
+        if result != self._success:
+            self._fail("cuMemAlloc", result)
+        return int(address)
+
+    def free(self, address: int) -> None:
+        self._release("cuMemFree", address)
+
+    def allocate_pinned(self, nbytes: int) -> int:
+        portable = 1  # for all contexts
+        return int(self._check("cuMemHostAlloc", self._enter().cuMemHostAlloc(nbytes, portable)))
+
+    def free_pinned(self, address: int) -> None:
+        self._release("cuMemFreeHost", address)
+
+    def _release(self, name: str, handle: int) -> None:
+        """Give something back. Called by destructors: there is nobody to tell about errors, and they come again."""
+        if not _is_forked and not self._is_lost:
+            with contextlib.suppress(DeviceError):
+                self._check(name, getattr(self._enter(), name)(handle))
+
+    # Work on streams ----------------------------------------------------------------------------------------------
+
+    def create_stream(self) -> int:
+        not_blocking = 1  # does not wait for the default stream, on which others may work
+        return int(self._check("cuStreamCreate", self._enter().cuStreamCreate(not_blocking)))
+
+    def copy_to_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self._check("cuMemcpyHtoDAsync", self._enter().cuMemcpyHtoDAsync(target, source, nbytes, stream))
+
+    def copy_to_host(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self._check("cuMemcpyDtoHAsync", self._enter().cuMemcpyDtoHAsync(target, source, nbytes, stream))
+
+    def copy_on_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self._check("cuMemcpyDtoDAsync", self._enter().cuMemcpyDtoDAsync(target, source, nbytes, stream))
+
+    def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
+        self._check("cuMemsetD8Async", self._enter().cuMemsetD8Async(target, byte, nbytes, stream))
+
+    def launch(
+        self, function: int, grid: Extents, block: Extents, shared_bytes: int, stream: int, parameters: int
+    ) -> None:
+        answer = self._enter().cuLaunchKernel(function, *grid, *block, shared_bytes, stream, parameters, 0)
+        self._check("cuLaunchKernel", answer)
+
+    def synchronize(self, stream: int) -> None:
+        self._check("cuStreamSynchronize", self._enter().cuStreamSynchronize(stream))
+
+    # Events -------------------------------------------------------------------------------------------------------
+
+    def create_event(self, timed: bool = False) -> int:
+        without_time = 2
+        return int(self._check("cuEventCreate", self._enter().cuEventCreate(0 if timed else without_time)))
+
+    def free_event(self, event: int) -> None:
+        self._release("cuEventDestroy", event)
+
+    def record(self, event: int, stream: int) -> None:
+        self._check("cuEventRecord", self._enter().cuEventRecord(event, stream))
+
+    def is_reached(self, event: int) -> bool:
+        (result,) = self._enter().cuEventQuery(event)
+        if result == self._not_ready:
+            return False
+        self._check("cuEventQuery", (result,))
+        return True
+
+    def wait(self, event: int) -> None:
+        self._check("cuEventSynchronize", self._enter().cuEventSynchronize(event))
+
+    def wait_on_stream(self, stream: int, event: int) -> None:
+        self._check("cuStreamWaitEvent", self._enter().cuStreamWaitEvent(stream, event, 0))
+
+    def seconds_between(self, start: int, end: int) -> float:
+        return float(self._check("cuEventElapsedTime", self._enter().cuEventElapsedTime(start, end))) / 1e3
+
+    # Kernels and graphs -------------------------------------------------------------------------------------------
+
+    def functions(self, sources: Sequence[str]) -> list[int]:
+        with self._lock:
+            missing = list(dict.fromkeys(source for source in sources if source not in self._functions))
+            if missing:
+                library = self._enter()
+                for source, code in zip(missing, machine_code(missing, self.architecture), strict=True):
+                    image = np.frombuffer(code, np.uint8)
+                    module = self._check("cuModuleLoadData", library.cuModuleLoadData(image.ctypes.data))
+                    name = kernel_name(source).encode()
+                    function = self._check("cuModuleGetFunction", library.cuModuleGetFunction(module, name))
+                    self._modules.append(module)
+                    self._functions[source] = int(function)
+            return [self._functions[source] for source in sources]
+
+    def allow_shared_memory(self, function: int, nbytes: int) -> None:
+        which = self._library.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._check("cuFuncSetAttribute", self._enter().cuFuncSetAttribute(function, which, nbytes))
+
+    def begin_capture(self, stream: int) -> None:
+        # Relaxed: other threads, and destructors on this one, may allocate and free memory meanwhile.
+        relaxed = self._library.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        self._check("cuStreamBeginCapture", self._enter().cuStreamBeginCapture(stream, relaxed))
+
+    def end_capture(self, stream: int) -> int:
+        library = self._enter()
+        graph = self._check("cuStreamEndCapture", library.cuStreamEndCapture(stream))
+        try:
+            return int(self._check("cuGraphInstantiate", library.cuGraphInstantiate(graph, 0)))
+        finally:
+            library.cuGraphDestroy(graph)
+
+    def abort_capture(self, stream: int) -> None:
+        library = self._enter()
+        result, graph = library.cuStreamEndCapture(stream)
+        if result == self._success:
+            library.cuGraphDestroy(graph)
+
+    def launch_graph(self, graph: int, stream: int) -> None:
+        self._check("cuGraphLaunch", self._enter().cuGraphLaunch(graph, stream))
+
+    def free_graph(self, graph: int) -> None:
+        self._release("cuGraphExecDestroy", graph)
