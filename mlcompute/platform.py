@@ -1,4 +1,4 @@
-"""Process-wide settings: the random stream."""
+"""Process-wide settings: the random stream, threads, the precision of matmul."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlcompute.devices.precision import PRECISIONS, matmul_precision
 from mlcompute.errors import DataError
 
 if TYPE_CHECKING:
@@ -181,6 +182,31 @@ class Platform:
         engine = cpu_engine()
         if hasattr(engine, "threads"):
             engine.threads = int(count)
+
+    @classmethod
+    def set_matmul_precision(cls, precision: str) -> None:
+        """How exactly graphs compiled from now on multiply float32 numbers in matmul and convolution.
+
+        "high", the default: a device may round the factors to TF32 (10 bits of mantissa instead of 23) where that is
+        faster, as GPUs do; sums stay float32. "highest": float32 throughout. The CPU engine always computes in float32.
+
+        >>> import mlcompute as mlc
+        >>> mlc.Platform.set_matmul_precision("highest")
+        >>> mlc.Platform.get_matmul_precision()
+        'highest'
+        >>> mlc.Platform.set_matmul_precision("high")
+        """
+        if not isinstance(precision, str) or precision not in PRECISIONS:
+            raise DataError(
+                f"Platform.set_matmul_precision: {precision!r} is not a precision",
+                expected=" or ".join(map(repr, PRECISIONS)),
+            )
+        matmul_precision.current = precision
+
+    @classmethod
+    def get_matmul_precision(cls) -> str:
+        """The precision last set; "high" if none was."""
+        return matmul_precision.current
 
     @classmethod
     def describe(cls) -> str:

@@ -1,0 +1,150 @@
+"""The loaded library: signatures of the functions used, constants, handles per GPU, errors."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from collections.abc import Callable
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from typing import Any
+
+from mlcompute.devices.cuda.libraries import load
+from mlcompute.errors import DeviceError
+
+WHEEL = "nvidia-cublas"
+
+#: cudaDataType_t
+REAL_32F, REAL_16F = 0, 2
+#: cublasComputeType_t
+COMPUTE_32F, COMPUTE_32F_FAST_TF32 = 68, 77
+#: cublasOperation_t
+OP_N, OP_T = 0, 1
+#: cublasLtMatrixLayoutAttribute_t
+LAYOUT_BATCH_COUNT, LAYOUT_STRIDED_BATCH_OFFSET = 5, 6
+#: cublasLtMatmulDescAttributes_t
+DESC_TRANSA, DESC_TRANSB, DESC_EPILOGUE, DESC_BIAS_POINTER = 3, 4, 7, 8
+DESC_EPILOGUE_AUX_POINTER, DESC_EPILOGUE_AUX_LD = 11, 12
+#: cublasLtMatmulPreferenceAttributes_t
+PREF_MAX_WORKSPACE_BYTES, PREF_REDUCTION_SCHEME_MASK = 1, 3
+PREF_MIN_ALIGNMENT_A_BYTES = 5  # those of B, C and D follow
+#: cublasLtReductionScheme_t: how parts of a sum that was split are added; in place is left out, its order is not said
+REDUCTION_COMPUTE_TYPE, REDUCTION_OUTPUT_TYPE = 2, 4
+#: cublasLtEpilogue_t
+EPILOGUE_DEFAULT, EPILOGUE_RELU, EPILOGUE_BIAS, EPILOGUE_RELU_BIAS = 1, 2, 4, 6
+EPILOGUE_BGRADA, EPILOGUE_BGRADB = 256, 512
+#: cublasStatus_t
+STATUS_NOT_SUPPORTED = 15
+
+_NOT_INITIALIZED, _ALLOC_FAILED = 1, 3
+
+
+class Algorithm(ctypes.Structure):
+    """cublasLtMatmulAlgo_t: 64 bytes that may be stored and used again with the same version of the library."""
+
+    _fields_ = (("data", c_uint64 * 8),)
+
+
+class Heuristic(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("algorithm", Algorithm), ("workspace_size", c_size_t), ("state", c_int), ("waves", c_float),
+        ("reserved", c_int * 4),
+    )  # fmt: skip
+
+
+_P, _OUT = c_void_p, POINTER(c_void_p)
+#: Arguments of every function used. All return a status, except those in _RETURNS.
+_SIGNATURES: dict[str, list[Any]] = {
+    "Create": [_OUT],
+    "Destroy": [_P],
+    "GetVersion": [],
+    "GetStatusString": [c_int],
+    "MatrixLayoutCreate": [_OUT, c_int, c_uint64, c_uint64, c_int64],
+    "MatrixLayoutDestroy": [_P],
+    "MatrixLayoutSetAttribute": [_P, c_int, _P, c_size_t],
+    "MatrixLayoutGetAttribute": [_P, c_int, _P, c_size_t, POINTER(c_size_t)],
+    "MatmulDescCreate": [_OUT, c_int, c_int],
+    "MatmulDescDestroy": [_P],
+    "MatmulDescSetAttribute": [_P, c_int, _P, c_size_t],
+    "MatmulDescGetAttribute": [_P, c_int, _P, c_size_t, POINTER(c_size_t)],
+    "MatmulPreferenceCreate": [_OUT],
+    "MatmulPreferenceDestroy": [_P],
+    "MatmulPreferenceSetAttribute": [_P, c_int, _P, c_size_t],
+    "MatmulAlgoGetHeuristic": [_P, _P, _P, _P, _P, _P, _P, c_int, POINTER(Heuristic), POINTER(c_int)],
+    "MatmulAlgoCheck": [_P, _P, _P, _P, _P, _P, POINTER(Algorithm), POINTER(Heuristic)],
+    "Matmul": [_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, POINTER(Algorithm), _P, c_size_t, _P],
+}  # fmt: skip
+_RETURNS: dict[str, Any] = {"GetVersion": c_size_t, "GetStatusString": c_char_p}
+
+
+class CublasLt:
+    """The functions of libcublasLt, called with errors that say what was being done."""
+
+    def __init__(self, library: ctypes.CDLL, path: str) -> None:
+        self.path, self._library = path, library
+        for name, arguments in _SIGNATURES.items():
+            try:
+                function = getattr(library, f"cublasLt{name}")
+            except AttributeError:
+                raise DeviceError(
+                    f"cuBLASLt: {path} has no function cublasLt{name}", expected="version 12 or 13", fix=f"pip install {WHEEL}"
+                ) from None
+            function.argtypes, function.restype = arguments, _RETURNS.get(name, c_int)
+        self.version: int = library.cublasLtGetVersion()
+        self._handles: dict[int, int] = {}
+
+    @property
+    def name(self) -> str:
+        """Which cuBLASLt: "cuBLASLt 13.1.0"."""
+        major, rest = divmod(self.version, 10000)
+        return f"cuBLASLt {major}.{rest // 100}.{rest % 100}"
+
+    def status(self, name: str, *arguments: Any) -> int:
+        """What cublasLt<name> answers: 0 on success."""
+        return int(getattr(self._library, f"cublasLt{name}")(*arguments))
+
+    def call(self, name: str, *arguments: Any, doing: str = "") -> None:
+        """Call cublasLt<name>; a DeviceError saying what was being done unless it answers success."""
+        status = self.status(name, *arguments)
+        if status:
+            raise self.error(status, name, doing)
+
+    def error(self, status: int, name: str, doing: str = "") -> DeviceError:
+        """The error for a status other than 0."""
+        text = self._library.cublasLtGetStatusString(status)
+        reason = text.decode() if text else f"status {status}"
+        return DeviceError(f"{self.name}: {doing or name}: {reason}", function=f"cublasLt{name}", library=self.path)
+
+    def create(self, name: str, *arguments: Any, doing: str = "") -> int:
+        """Call cublasLt<name>, whose first argument receives a handle, and give that handle."""
+        handle = c_void_p()
+        self.call(name, byref(handle), *arguments, doing=doing)
+        return handle.value or 0
+
+    def set(self, kind: str, handle: int, attribute: int, value: ctypes._SimpleCData[Any]) -> None:
+        """Set an attribute of a MatrixLayout, a MatmulDesc or a MatmulPreference."""
+        self.call(f"{kind}SetAttribute", handle, attribute, byref(value), ctypes.sizeof(value))
+
+    def owned(self, owner: object, kind: str, *arguments: Any) -> int:
+        """A new MatrixLayout, MatmulDesc or MatmulPreference that is destroyed together with its owner."""
+        handle = self.create(f"{kind}Create", *arguments)
+        destroy: Callable[[int], int] = getattr(self._library, f"cublasLt{kind}Destroy")
+        weakref.finalize(owner, destroy, handle).atexit = False
+        return handle
+
+    def handle(self, ordinal: int) -> int:
+        """The handle for a GPU, whose context must be current. It lives as long as the process."""
+        if ordinal not in self._handles:
+            self._handles[ordinal] = self.create("Create", doing=f"using GPU {ordinal}")
+        return self._handles[ordinal]
+
+
+@functools.cache
+def require() -> CublasLt:
+    """cuBLASLt, or a DeviceError saying what to install."""
+    library, path = load("cublasLt", WHEEL)
+    return CublasLt(library, path)
+
+

@@ -1,0 +1,130 @@
+"""A matmul ready to run: descriptors, and an algorithm chosen once."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import byref, c_float, c_int, c_int32, c_int64, c_uint32, c_uint64
+
+from mlcompute.devices.cuda import tuning
+from mlcompute.devices.cuda.cublaslt import library as lt
+from mlcompute.devices.cuda.cublaslt.layout import Matrix, Problem
+from mlcompute.devices.cuda.libraries import Gpu
+from mlcompute.errors import DeviceError
+
+#: Algorithms asked for when they are to be measured.
+_CANDIDATES = 16
+_ITEM_BYTES = {lt.REAL_32F: 4, lt.REAL_16F: 2}
+
+
+class Product:
+    """A problem's descriptors and algorithm on one GPU.
+
+    workspace_bytes   memory it may use while it runs; 0 is enough, more may be faster
+    """
+
+    def __init__(self, problem: Problem, gpu: Gpu, workspace_bytes: int) -> None:
+        self.problem, self.workspace_bytes = problem, workspace_bytes
+        self._lt = lt.require()
+        self._handle = self._lt.handle(gpu.ordinal)
+        self._operation = self._operation_descriptor()
+        self._layouts = [self._layout(matrix) for matrix in (problem.first, problem.second, problem.result)]
+        self._one, self._zero = c_float(1.0), c_float(0.0)
+        self._algorithm = self._choose(gpu)
+
+    def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, bias: int = 0) -> None:
+        """Put the product of matrices at these addresses on a stream."""
+        if bias:
+            self._lt.set("MatmulDesc", self._operation, lt.DESC_BIAS_POINTER, c_uint64(bias))
+        self._run(self._algorithm, stream, a, b, y, workspace)
+
+    def _run(self, algorithm: lt.Algorithm, stream: int, a: int, b: int, y: int, workspace: int) -> None:
+        first, second, result = self._layouts
+        self._lt.call(
+            "Matmul", self._handle, self._operation, byref(self._one), b, first, a, second, byref(self._zero), y, result,
+            y, result, byref(algorithm), workspace, self.workspace_bytes if workspace else 0, stream, doing=str(self),
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        r = self.problem.result
+        batch = f"{self.problem.batch} x " if self.problem.batch > 1 else ""
+        return f"matmul of {batch}({r.columns}, {self.problem.depth}) by ({self.problem.depth}, {r.rows})"
+
+    # Descriptors ------------------------------------------------------------------------------------------------
+
+    def _operation_descriptor(self) -> int:
+        problem, handle = self.problem, self._lt.owned(self, "MatmulDesc", self.problem.compute_type, lt.REAL_32F)
+        for attribute, matrix in ((lt.DESC_TRANSA, problem.first), (lt.DESC_TRANSB, problem.second)):
+            self._lt.set("MatmulDesc", handle, attribute, c_int32(lt.OP_T if matrix.transposed else lt.OP_N))
+        if problem.epilogue != lt.EPILOGUE_DEFAULT:
+            self._lt.set("MatmulDesc", handle, lt.DESC_EPILOGUE, c_uint32(problem.epilogue))
+        return handle
+
+    def _layout(self, matrix: Matrix) -> int:
+        handle = self._lt.owned(
+            self, "MatrixLayout", self.problem.data_type, matrix.rows, matrix.columns, matrix.leading
+        )
+        if self.problem.batch > 1:
+            self._lt.set("MatrixLayout", handle, lt.LAYOUT_BATCH_COUNT, c_int32(self.problem.batch))
+            self._lt.set("MatrixLayout", handle, lt.LAYOUT_STRIDED_BATCH_OFFSET, c_int64(matrix.batch_stride))
+        return handle
+
+    # Algorithm --------------------------------------------------------------------------------------------------
+
+    def _choose(self, gpu: Gpu) -> lt.Algorithm:
+        """What was measured before; what is measured now, with MLCOMPUTE_TUNE=1; else what cuBLASLt thinks best."""
+        key = f"{self._lt.name}\n{gpu}\n{self.problem}\n{self.workspace_bytes}"
+        kept = tuning.recall(key)
+        if kept is not None and len(kept) == ctypes.sizeof(lt.Algorithm):
+            algorithm = lt.Algorithm.from_buffer_copy(kept)
+            if self._fits(algorithm):
+                return algorithm
+        candidates = self._candidates(_CANDIDATES if tuning.is_on() else 1)
+        if not tuning.is_on():
+            return candidates[0]
+        best = candidates[self._fastest(candidates)]
+        tuning.remember(key, bytes(best))
+        return best
+
+    def _candidates(self, count: int) -> list[lt.Algorithm]:
+        """Algorithms, the one that should be fastest first."""
+        preference = self._lt.owned(self, "MatmulPreference")
+        matrices = (self.problem.first, self.problem.second, self.problem.result, self.problem.result)
+        self._lt.set("MatmulPreference", preference, lt.PREF_MAX_WORKSPACE_BYTES, c_uint64(self.workspace_bytes))
+        schemes = lt.REDUCTION_COMPUTE_TYPE | lt.REDUCTION_OUTPUT_TYPE
+        self._lt.set("MatmulPreference", preference, lt.PREF_REDUCTION_SCHEME_MASK, c_uint32(schemes))
+        for number, matrix in enumerate(matrices):
+            attribute = lt.PREF_MIN_ALIGNMENT_A_BYTES + number
+            self._lt.set("MatmulPreference", preference, attribute, c_uint32(matrix.alignment))
+        found, results = c_int(0), (lt.Heuristic * count)()
+        first, second, result = self._layouts
+        status = self._lt.status(
+            "MatmulAlgoGetHeuristic", self._handle, self._operation, first, second, result, result, preference, count,
+            results, byref(found),
+        )  # fmt: skip
+        if status and status != lt.STATUS_NOT_SUPPORTED:
+            raise self._lt.error(status, "MatmulAlgoGetHeuristic", f"choosing an algorithm for the {self}")
+        usable = [lt.Algorithm.from_buffer_copy(r.algorithm) for r in results[: found.value] if r.state == 0]
+        if not usable:
+            raise DeviceError(f"{self._lt.name} has no algorithm for the {self}", problem=self.problem)
+        return usable
+
+    def _fits(self, algorithm: lt.Algorithm) -> bool:
+        result = lt.Heuristic()
+        first, second, y = self._layouts
+        arguments = (self._handle, self._operation, first, second, y, y, byref(algorithm), byref(result))
+        return self._lt.status("MatmulAlgoCheck", *arguments) == 0 and result.workspace_size <= self.workspace_bytes
+
+    def _fastest(self, candidates: Sequence[lt.Algorithm]) -> int:
+        p = self.problem
+        sizes = [_extent(matrix, p.batch) * _ITEM_BYTES[p.data_type] for matrix in (p.second, p.first, p.result)]
+        runs = [
+            lambda stream, at, algorithm=algorithm: self._run(algorithm, stream, *at)  # type: ignore[misc]
+            for algorithm in candidates
+        ]
+        return tuning.fastest(runs, [*sizes, self.workspace_bytes])
+
+
+def _extent(matrix: Matrix, batch: int) -> int:
+    """Elements from the first to the last of all matrices."""
+    return (matrix.columns - 1) * matrix.leading + matrix.rows + (batch - 1) * abs(matrix.batch_stride)

@@ -1,0 +1,167 @@
+"""A convolution ready to run: its operation as a graph of one node, and an engine for it, chosen once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+
+from mlcompute.devices.cuda import tuning
+from mlcompute.devices.cuda.cudnn import library as dnn
+from mlcompute.devices.cuda.cudnn.library import Cudnn, CudnnError, Descriptor
+from mlcompute.devices.cuda.cudnn.problem import ConvolutionProblem, Direction
+from mlcompute.devices.cuda.libraries import Gpu
+
+#: Engines are skipped that want more memory than this for their work.
+MOST_WORKSPACE = 256 << 20
+#: Engines looked at, at most; when they are to be measured, so many of them.
+_CONFIGURATIONS, _CANDIDATES = 64, 8
+_NAMES = ("x", "w", "y")
+_OPERATIONS = {
+    Direction.FORWARD: (dnn.KIND_CONVOLUTION_FORWARD, dnn.FORWARD_ATTRIBUTES),
+    Direction.INPUT_GRADIENT: (dnn.KIND_CONVOLUTION_BACKWARD_DATA, dnn.BACKWARD_DATA_ATTRIBUTES),
+    Direction.WEIGHT_GRADIENT: (dnn.KIND_CONVOLUTION_BACKWARD_FILTER, dnn.BACKWARD_FILTER_ATTRIBUTES),
+}
+
+
+class ConvolutionPlan:
+    """A problem with an engine of cuDNN on one GPU.
+
+    workspace_bytes   memory it needs while it runs
+    engine            its number, for people to read
+    """
+
+    def __init__(self, cudnn: Cudnn, gpu: Gpu, problem: ConvolutionProblem, configuration: Descriptor) -> None:
+        self.problem, self._cudnn = problem, cudnn
+        self._handle = cudnn.handle(gpu.ordinal)
+        self.engine, self.notes = dnn.notes_of(configuration)
+        self._plan = Descriptor(cudnn, dnn.KIND_EXECUTION_PLAN)
+        self._plan.set(dnn.EXECUTION_PLAN_HANDLE, dnn.TYPE_HANDLE, self._handle)
+        self._plan.set(dnn.EXECUTION_PLAN_ENGINE_CONFIG, dnn.TYPE_BACKEND_DESCRIPTOR, configuration).finalize()
+        (self.workspace_bytes,) = self._plan.get(dnn.EXECUTION_PLAN_WORKSPACE_SIZE, dnn.TYPE_INT64)
+
+    def enqueue(self, stream: int, x: int, w: int, y: int, workspace: int) -> None:
+        """Put the convolution of tensors at these addresses on a stream; x, w or y is the one that is computed."""
+        pack = Descriptor(self._cudnn, dnn.KIND_VARIANT_PACK)
+        pack.set(dnn.VARIANT_PACK_UNIQUE_IDS, dnn.TYPE_INT64, *range(1, 4))
+        pack.set(dnn.VARIANT_PACK_DATA_POINTERS, dnn.TYPE_VOID_PTR, x, w, y)
+        pack.set(dnn.VARIANT_PACK_WORKSPACE, dnn.TYPE_VOID_PTR, workspace or None).finalize()
+        with self._cudnn.lock:
+            self._cudnn.call("SetStream", self._handle, stream)
+            self._cudnn.call("BackendExecute", self._handle, self._plan.handle, pack.handle, doing=str(self.problem))
+
+
+@functools.lru_cache(maxsize=1024)
+def find_plan(problem: ConvolutionProblem, gpu: Gpu, allows_tf32: bool) -> ConvolutionPlan | None:
+    """The best plan whose results are the same in every run; None when cuDNN has none.
+
+    What was measured before is used; with MLCOMPUTE_TUNE=1 the first few are measured; else the first one is taken.
+    """
+    cudnn = dnn.require()
+    key = f"{cudnn.name}\n{gpu}\n{problem}\n{allows_tf32}"
+    kept = tuning.recall(key)
+    plans = _plans(cudnn, gpu, problem, allows_tf32)
+    if kept is not None and not tuning.is_on():
+        found = [plan for _, plan in zip(range(_CANDIDATES), plans, strict=False)]
+        return next((plan for plan in found if _signature(plan) == kept), found[0] if found else None)
+    if not tuning.is_on():
+        return next(plans, None)
+    candidates = [plan for _, plan in zip(range(_CANDIDATES), plans, strict=False)]
+    if len(candidates) < 2:
+        return candidates[0] if candidates else None
+    item = 4 if problem.data_type == dnn.DATA_FLOAT else 2
+    sizes = [item * _size(shape) for shape in (problem.x, problem.w, problem.y)]
+    sizes.append(max(plan.workspace_bytes for plan in candidates))
+    best = candidates[tuning.fastest([_runner(plan) for plan in candidates], sizes)]
+    tuning.remember(key, _signature(best))
+    return best
+
+
+def _runner(plan: ConvolutionPlan) -> tuning.Run:
+    return lambda stream, addresses: plan.enqueue(stream, *addresses)
+
+
+def _signature(plan: ConvolutionPlan) -> bytes:
+    """What tells plans of one problem apart."""
+    return f"{plan.engine} {plan.workspace_bytes}".encode()
+
+
+def _size(shape: Sequence[int]) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size
+
+
+def _plans(cudnn: Cudnn, gpu: Gpu, problem: ConvolutionProblem, allows_tf32: bool) -> Iterator[ConvolutionPlan]:
+    """Plans that fit, the one that should be fastest first."""
+    try:
+        graph = operation_graph(cudnn, problem, cudnn.handle(gpu.ordinal))
+    except CudnnError:
+        return
+    for mode in (dnn.HEUR_MODE_A, dnn.HEUR_MODE_FALLBACK):
+        for configuration in configurations(cudnn, graph, mode):
+            try:
+                if not is_allowed(dnn.notes_of(configuration)[1], allows_tf32):
+                    continue
+                plan = ConvolutionPlan(cudnn, gpu, problem, configuration)
+            except CudnnError:  # a proposal that does not fit after all: cuDNN expects its users to try the next
+                continue
+            if plan.workspace_bytes <= MOST_WORKSPACE:
+                yield plan
+
+
+def is_allowed(notes: Sequence[int], allows_tf32: bool) -> bool:
+    """Does an engine give the same bits in every run, as accurately as was asked for?"""
+    refused = {dnn.NOTE_NONDETERMINISTIC, dnn.NOTE_REDUCED_PRECISION_REDUCTION, dnn.NOTE_FFT, dnn.NOTE_WINOGRAD}
+    if not allows_tf32:
+        refused |= {dnn.NOTE_TENSOR_CORE, dnn.NOTE_DOWN_CONVERT_INPUTS}
+    return not refused.intersection(notes)
+
+
+def operation_graph(cudnn: Cudnn, problem: ConvolutionProblem, handle: int) -> Descriptor:
+    """The problem as cuDNN sees it."""
+    tensors = {
+        name: _tensor(cudnn, problem, number, shape)
+        for number, (name, shape) in enumerate(zip(_NAMES, (problem.x, problem.w, problem.y), strict=True), start=1)
+    }
+    top, bottom, left, right = problem.padding
+    convolution = Descriptor(cudnn, dnn.KIND_CONVOLUTION)
+    convolution.set(dnn.CONVOLUTION_COMP_TYPE, dnn.TYPE_DATA_TYPE, dnn.DATA_FLOAT)
+    convolution.set(dnn.CONVOLUTION_CONV_MODE, dnn.TYPE_CONVOLUTION_MODE, dnn.CROSS_CORRELATION)
+    convolution.set(dnn.CONVOLUTION_SPATIAL_DIMS, dnn.TYPE_INT64, 2)
+    convolution.set(dnn.CONVOLUTION_DILATIONS, dnn.TYPE_INT64, *problem.dilations)
+    convolution.set(dnn.CONVOLUTION_FILTER_STRIDES, dnn.TYPE_INT64, *problem.strides)
+    convolution.set(dnn.CONVOLUTION_PRE_PADDINGS, dnn.TYPE_INT64, top, left)
+    convolution.set(dnn.CONVOLUTION_POST_PADDINGS, dnn.TYPE_INT64, bottom, right)
+    convolution.finalize()
+    kind, (alpha, beta, conv, names) = _OPERATIONS[problem.direction]
+    operation = Descriptor(cudnn, kind)
+    operation.set(alpha, dnn.TYPE_FLOAT, 1.0).set(beta, dnn.TYPE_FLOAT, 0.0)
+    operation.set(conv, dnn.TYPE_BACKEND_DESCRIPTOR, convolution)
+    for name, tensor in tensors.items():
+        operation.set(names[name], dnn.TYPE_BACKEND_DESCRIPTOR, tensor)
+    operation.finalize()
+    graph = Descriptor(cudnn, dnn.KIND_OPERATIONGRAPH)
+    if handle:
+        graph.set(dnn.OPERATIONGRAPH_HANDLE, dnn.TYPE_HANDLE, handle)
+    return graph.set(dnn.OPERATIONGRAPH_OPS, dnn.TYPE_BACKEND_DESCRIPTOR, operation).finalize()
+
+
+def _tensor(cudnn: Cudnn, problem: ConvolutionProblem, number: int, shape: Sequence[int]) -> Descriptor:
+    tensor = Descriptor(cudnn, dnn.KIND_TENSOR)
+    tensor.set(dnn.TENSOR_UNIQUE_ID, dnn.TYPE_INT64, number)
+    tensor.set(dnn.TENSOR_DATA_TYPE, dnn.TYPE_DATA_TYPE, problem.data_type)
+    tensor.set(dnn.TENSOR_BYTE_ALIGNMENT, dnn.TYPE_INT64, problem.alignment)
+    tensor.set(dnn.TENSOR_DIMENSIONS, dnn.TYPE_INT64, *shape)
+    return tensor.set(dnn.TENSOR_STRIDES, dnn.TYPE_INT64, *problem.memory_strides(tuple(shape))).finalize()
+
+
+def configurations(cudnn: Cudnn, graph: Descriptor, mode: int) -> list[Descriptor]:
+    """Engines that cuDNN proposes, the one that should be fastest first; none when it has none in this mode."""
+    try:
+        heuristic = Descriptor(cudnn, dnn.KIND_ENGINEHEUR)
+        heuristic.set(dnn.ENGINEHEUR_OPERATION_GRAPH, dnn.TYPE_BACKEND_DESCRIPTOR, graph)
+        heuristic.set(dnn.ENGINEHEUR_MODE, dnn.TYPE_HEUR_MODE, mode).finalize()
+        return heuristic.get_descriptors(dnn.ENGINEHEUR_RESULTS, dnn.KIND_ENGINECFG, _CONFIGURATIONS)
+    except CudnnError:
+        return []

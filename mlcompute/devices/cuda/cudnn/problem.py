@@ -1,0 +1,91 @@
+"""A convolution, or one of its gradients, in plain numbers as cuDNN wants them."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlcompute.devices.cuda.cudnn import library as dnn
+from mlcompute.devices.loop_nest import dense_strides
+from mlcompute.ops.images import first_shape, last_shape
+from mlcompute.ops.op import Shape, Step
+
+_TYPES = {np.dtype(np.float32): dnn.DATA_FLOAT, np.dtype(np.float16): dnn.DATA_HALF}
+
+
+class Direction(enum.Enum):
+    """What is computed from the other two: y from x and w, dx from dy and w, or dw from x and dy."""
+
+    FORWARD = "convolution"
+    INPUT_GRADIENT = "convolution_input_gradient"
+    WEIGHT_GRADIENT = "convolution_weight_gradient"
+
+
+@dataclass(frozen=True)
+class ConvolutionProblem:
+    """Shapes are channels-first whatever the layout: x (N, C, H, W), w (O, C / groups, kh, kw), y (N, O, OH, OW).
+
+    channels_last   how all three lie in memory: pixels with all their channels, or one channel after the other
+    padding         (top, bottom, left, right)
+    alignment       bytes that all addresses are multiples of
+    """
+
+    direction: Direction
+    data_type: int
+    x: Shape
+    w: Shape
+    y: Shape
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    groups: int
+    channels_last: bool
+    alignment: int = 16
+
+    def memory_strides(self, shape: Shape) -> tuple[int, ...]:
+        """Elements from one index to the next along each axis of a channels-first shape."""
+        if not self.channels_last:
+            return dense_strides(shape)
+        n, h, w, c = dense_strides(last_shape(shape))
+        return (n, c, h, w)
+
+    @property
+    def reorders_weights(self) -> bool:
+        """Do the kernel's elements lie elsewhere than in the op's (O, C / groups, kh, kw)?"""
+        _, channels, height, width = self.w
+        return self.channels_last and channels > 1 and height * width > 1
+
+    @property
+    def is_depthwise(self) -> bool:
+        return self.groups > 1 and self.w[1] == 1
+
+    @property
+    def flops(self) -> float:
+        n, o, height, width = self.y
+        return 2.0 * n * o * height * width * self.w[1] * self.w[2] * self.w[3]
+
+
+def problem_of(step: Step) -> ConvolutionProblem | None:
+    """What a convolution step computes; None when its types or sizes are not cuDNN's."""
+    values, a = (*step.inputs, *step.results), step.attributes
+    data_type = _TYPES.get(values[0].dtype)
+    if data_type is None or any(v.dtype != values[0].dtype or v.size == 0 for v in values):
+        return None
+    direction = Direction(step.op.name)
+    last = bool(a.get("channels_last"))
+
+    def image(shape: Shape) -> Shape:
+        return first_shape(shape) if last else shape
+
+    if direction is Direction.FORWARD:
+        x, w, y = image(values[0].shape), values[1].shape, image(values[2].shape)
+    elif direction is Direction.INPUT_GRADIENT:
+        x, w, y = a["shape"], values[1].shape, image(values[0].shape)
+    else:
+        x, w, y = image(values[0].shape), a["shape"], image(values[1].shape)
+    return ConvolutionProblem(
+        direction, data_type, tuple(x), tuple(w), tuple(y), tuple(a["strides"]), tuple(a["dilations"]),
+        tuple(a["padding"]), a["groups"], last,
+    )  # fmt: skip

@@ -1,0 +1,124 @@
+"""Convolution and its gradients: cuDNN where it has an engine, else (and for depthwise ones) our direct kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlcompute.devices.cuda import cudnn
+from mlcompute.devices.cuda.codegen.types import is_element
+from mlcompute.devices.cuda.cudnn import ConvolutionPlan, ConvolutionProblem, Direction
+from mlcompute.devices.cuda.kernels.direct_convolution import direct_launches, direct_workspace
+from mlcompute.devices.cuda.kernels.elementwise import nest_launches
+from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Row
+from mlcompute.devices.cuda.kernels.matmul import ALIGNMENT, aligned, no_gpu
+from mlcompute.devices.cuda.libraries import current_gpu
+from mlcompute.devices.loop_nest import LoopNest, Operand, Operands, dense_strides
+from mlcompute.devices.precision import matmul_precision
+from mlcompute.ops.op import Step
+
+
+def convolution_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
+    """One convolution, or one of its gradients."""
+    if step.results[0].size == 0:
+        return []
+    problem = _library_problem(step)
+    memory = [operands[value] for value in (*step.inputs, *step.results)]
+    if problem is None or not all(operand.is_dense and _is_aligned(operand) for operand in memory):
+        return direct_launches(step, operands)
+    if current_gpu() is None:
+        return [LibraryCall(step, "cuDNN", memory, [2], no_gpu)]
+    plan = _plan(problem)
+    return direct_launches(step, operands) if plan is None else _library_launches(step, operands, plan)
+
+
+def convolution_workspace(step: Step) -> int:
+    """Bytes for the weights in cuDNN's order and for its own work, or for parts of our sums."""
+    problem = _library_problem(step)
+    plan = None if problem is None or current_gpu() is None else _plan(problem)
+    if problem is None or plan is None:
+        return direct_workspace(step)
+    return max(_weight_bytes(step, problem) + plan.workspace_bytes + ALIGNMENT, direct_workspace(step))
+
+
+def supports_convolution(step: Step) -> bool:
+    return all(is_element(value.dtype) and value.dtype.kind != "b" for value in (*step.inputs, *step.results))
+
+
+def _library_problem(step: Step) -> ConvolutionProblem | None:
+    """What cuDNN would compute; None for what it does not know, and for depthwise ones, at which it is slow."""
+    problem = cudnn.problem_of(step)
+    return None if problem is None or problem.is_depthwise else problem
+
+
+def _plan(problem: ConvolutionProblem) -> ConvolutionPlan | None:
+    gpu = current_gpu()
+    assert gpu is not None
+    return cudnn.find_plan(problem, gpu, matmul_precision.allows_tf32)
+
+
+def _is_aligned(operand: Operand) -> bool:
+    """Is its address a multiple of what cuDNN is promised?"""
+    return operand.byte_offset % ConvolutionProblem.alignment == 0
+
+
+def _weight_bytes(step: Step, problem: ConvolutionProblem) -> int:
+    """Bytes of the weights in cuDNN's order, where that is not ours."""
+    if not problem.reorders_weights:
+        return 0
+    weights = step.results[0] if problem.direction is Direction.WEIGHT_GRADIENT else step.inputs[1]
+    return -(-weights.nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _library_launches(step: Step, operands: Operands, plan: ConvolutionPlan) -> Sequence[Launch | LibraryCall]:
+    """cuDNN's plan; weights are brought into its order before it, or their gradient into ours after it."""
+    problem, reordered = plan.problem, _weight_bytes(step, plan.problem)
+    first, second, result = (operands[value] for value in (*step.inputs, *step.results))
+    makes_weights = problem.direction is Direction.WEIGHT_GRADIENT
+    weights = result if makes_weights else second
+    before, after = [], []
+    used = weights
+    if reordered:
+        used = _last_weights(step, operands, weights)
+        copy = nest_launches(step, _copy(step, *((used, weights) if makes_weights else (weights, used))))
+        (after if makes_weights else before).extend(copy)
+    x, w, y = {
+        Direction.FORWARD: (first, used, result),
+        Direction.INPUT_GRADIENT: (result, used, first),
+        Direction.WEIGHT_GRADIENT: (first, used, second),
+    }[problem.direction]
+    written = {Direction.FORWARD: 2, Direction.INPUT_GRADIENT: 0, Direction.WEIGHT_GRADIENT: 1}[problem.direction]
+    scratch = operands.workspace(step, reordered, plan.workspace_bytes + ALIGNMENT)
+
+    def enqueue(stream: int, addresses: Sequence[int]) -> None:
+        plan.enqueue(stream, *addresses[:3], aligned(addresses[3]))
+
+    call = LibraryCall(step, f"cuDNN engine {plan.engine}", [x, w, y, scratch], [written, 3], enqueue, [plan])
+    return [*before, call, *after]
+
+
+def _last_weights(step: Step, operands: Operands, weights: Operand) -> Operand:
+    """Memory for weights that lie as (O, kh, kw, C / groups), seen as (O, C / groups, kh, kw)."""
+    planned = operands.workspace(step, 0, weights.size * weights.dtype.itemsize)
+    o, c, height, width = weights.shape
+    by_o, by_height, by_width, by_c = dense_strides((o, height, width, c))
+    offset = planned.offset // weights.dtype.itemsize
+    return Operand(planned.base, offset, weights.shape, (by_o, by_c, by_height, by_width), weights.dtype)
+
+
+def _copy(step: Step, source: Operand, target: Operand) -> LoopNest:
+    """A copy in the order in which the target lies in memory."""
+    order = sorted(range(4), key=lambda axis: -target.strides[axis])
+    value = step.inputs[0]  # stands for what is copied
+    views = [
+        Operand(
+            each.base, each.offset, tuple(each.shape[axis] for axis in order),
+            tuple(each.strides[axis] for axis in order), each.dtype,
+        )
+        for each in (source, target)
+    ]  # fmt: skip
+    return LoopNest.of(views[0].shape, [(value, views[0])], [], [(value, views[1])])
+
+
+_ROW = Row(convolution_launches, supports_convolution, convolution_workspace)
+
+KERNELS: dict[str, Row] = {direction.value: _ROW for direction in Direction}

@@ -1,0 +1,211 @@
+"""matmul: cuBLASLt for float32 and float16, a tiled kernel of our own for other types and for what it cannot read."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlcompute.devices.cuda import cublaslt
+from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored
+from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
+from mlcompute.devices.cuda.libraries import Gpu, current_gpu
+from mlcompute.devices.loop_nest import Axis, Operand, Operands, broadcast_strides, collapsed_axes
+from mlcompute.devices.precision import matmul_precision
+from mlcompute.ops.op import Step
+
+#: cuBLASLt wants its workspace aligned to this, and more of it than this brings nothing.
+ALIGNMENT = 256
+_MOST_WORKSPACE = 32 << 20
+#: Batches that need several calls of cuBLASLt are given to our own kernel when there would be more than this many.
+_MOST_CALLS = 8
+_TYPES = (np.dtype(np.float32), np.dtype(np.float16))
+
+#: Our own kernel: a block of 16 x 16 threads computes 64 x 64 results, 16 terms of the sums at a time.
+_TILE, _DEPTH, _THREADS, _PER_THREAD = 64, 16, 16, 4
+
+
+def matmul_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
+    """y = a b over leading axes that broadcast."""
+    a, b, y = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
+    if y.size == 0:
+        return []
+    workspace = None
+    if workspace_bytes(step):
+        workspace = operands.workspace(step, 0, workspace_bytes(step))
+    return product_launches(step, a, b, y, workspace)
+
+
+def product_launches(
+    step: Step, a: Operand, b: Operand, y: Operand, workspace: Operand | None
+) -> Sequence[Launch | LibraryCall]:
+    """y = a b for any operands; `step` is what the launches are said to belong to, and whose meaning they have."""
+    gpu = current_gpu()
+    parts = _single_batches(a, b, y)
+    problems = [cublaslt.problem_of(*part, matmul_precision.allows_tf32) for part in parts]
+    if len(parts) > _MOST_CALLS or None in problems:
+        return [tiled_launch(step, a, b, y)]
+    if gpu is None:
+        return [_described(step, a, b, y)]
+    return [
+        _call(step, gpu, problem, part, workspace)
+        for part, problem in zip(parts, problems, strict=True)
+        if problem is not None
+    ]
+
+
+def workspace_bytes(step: Step) -> int:
+    """Bytes that cuBLASLt may use while it runs: parts of long sums. None where there is no GPU to ask."""
+    y = step.results[0]
+    if current_gpu() is None or y.dtype not in _TYPES:
+        return 0
+    return min(_MOST_WORKSPACE, max(1 << 20, 4 * y.nbytes)) + ALIGNMENT
+
+
+def supports_matmul(step: Step) -> bool:
+    return all(is_element(value.dtype) for value in (*step.inputs, *step.results))
+
+
+# cuBLASLt -------------------------------------------------------------------------------------------------------------
+
+
+def _single_batches(a: Operand, b: Operand, y: Operand) -> list[tuple[Operand, Operand, Operand]]:
+    """The same products with at most one batch axis each."""
+    axes = _batch_axes(a, b, y)
+    outer, inner = axes[:-1], axes[-1:]
+    parts = []
+    for index in itertools.product(*(range(axis.extent) for axis in outer)):
+        part = []
+        for number, operand in enumerate((a, b, y)):
+            offset = operand.offset + sum(i * axis.strides[number] for i, axis in zip(index, outer, strict=True))
+            extents = tuple(axis.extent for axis in inner)
+            strides = tuple(axis.strides[number] for axis in inner)
+            shape = (*extents, *operand.shape[-2:])
+            part.append(Operand(operand.base, offset, shape, (*strides, *operand.strides[-2:]), operand.dtype))
+        parts.append((part[0], part[1], part[2]))
+    return parts
+
+
+def _batch_axes(a: Operand, b: Operand, y: Operand) -> list[Axis]:
+    """Loops over the leading axes, as few as possible; none for a single product."""
+    leading = y.shape[:-2]
+    strides = []
+    for operand in (a, b, y):
+        whole = (*leading, *operand.shape[-2:])
+        strides.append(broadcast_strides(operand, whole)[:-2])
+    return collapsed_axes(leading, strides) if math.prod(leading) > 1 else []
+
+
+def _call(
+    step: Step, gpu: Gpu, problem: cublaslt.Problem, part: Sequence[Operand], workspace: Operand | None
+) -> LibraryCall:
+    nbytes = 0 if workspace is None else workspace.size - ALIGNMENT
+    product = cublaslt.Product(problem, gpu, nbytes)
+
+    def enqueue(stream: int, addresses: Sequence[int]) -> None:
+        a, b, y, *more = addresses
+        product.enqueue(stream, a, b, y, aligned(more[0]) if more else 0)
+
+    memory = [*part] if workspace is None else [*part, workspace]
+    return LibraryCall(step, "cuBLASLt", memory, [2] if workspace is None else [2, 3], enqueue, [product])
+
+
+def aligned(address: int) -> int:
+    """The next address that is a multiple of 256 bytes."""
+    return -(-address // ALIGNMENT) * ALIGNMENT
+
+
+def _described(step: Step, a: Operand, b: Operand, y: Operand) -> LibraryCall:
+    """The call where there is no GPU: it can be shown, and replaced by the step's meaning, but not made."""
+    return LibraryCall(step, "cuBLASLt", [a, b, y], [2], no_gpu)
+
+
+def no_gpu(stream: int, addresses: Sequence[int]) -> None:
+    """What a library call enqueues that was made without a GPU."""
+    raise AssertionError("this call was made on a thread without a GPU")
+
+
+# Our own kernel -------------------------------------------------------------------------------------------------------
+
+
+def tiled_launch(step: Step, a: Operand, b: Operand, y: Operand) -> Launch:
+    """y = a b by our own kernel: any type, any strides."""
+    axes = _batch_axes(a, b, y)
+    m, n, k = y.shape[-2], y.shape[-1], a.shape[-1]
+    tiles = (-(-m // _TILE), -(-n // _TILE))
+    blocks = tiles[0] * tiles[1] * math.prod(axis.extent for axis in axes)
+    arguments: list[Argument] = [a, b, y, *map(np.int64, (m, n, k))]
+    for operand in (a, b, y):
+        arguments += [np.int64(stride) for stride in operand.strides[-2:]]
+    for axis in axes:
+        arguments += [np.int64(axis.extent), *map(np.int64, axis.strides)]
+    return Launch(
+        step, f"tiled matmul ({y.dtype})", _tiled_source(y.dtype, len(axes)), arguments, [2], (blocks, 1, 1),
+        (_THREADS, _THREADS, 1),
+    )  # fmt: skip
+
+
+def _tiled_source(dtype: np.dtype[np.generic], batch_axes: int) -> str:
+    """The kernel. Sums are kept in registers, in order of k; tiles of a and b lie in shared memory."""
+    memory, register = memory_type(dtype), register_type(dtype)
+    is_bool = dtype == np.bool_
+    zero = "false" if is_bool else f"({register})0"
+    term = "sum[i][j] || (p[i] && q[j])" if is_bool else f"({register})(sum[i][j] + p[i] * q[j])"
+    axes = range(batch_axes)
+    parameters = "".join(f", long long e{x}, long long a{x}, long long b{x}, long long y{x}" for x in axes)
+    offsets = "\n".join(
+        f"    {{ long long i = batch % e{x}; batch /= e{x}; a += i * a{x}; b += i * b{x}; y += i * y{x}; }}"
+        for x in reversed(axes)
+    )
+    return f"""
+extern "C" __global__ void __launch_bounds__({_THREADS * _THREADS}) KERNEL(
+    const {memory}* a, const {memory}* b, {memory}* y, long long m, long long n, long long k,
+    long long a_row, long long a_column, long long b_row, long long b_column, long long y_row, long long y_column
+    {parameters}) {{
+    __shared__ {register} left[{_DEPTH}][{_TILE} + 1];
+    __shared__ {register} right[{_DEPTH}][{_TILE} + 1];
+    long long columns = (n + {_TILE - 1}) / {_TILE}, rows = (m + {_TILE - 1}) / {_TILE};
+    long long batch = blockIdx.x;
+    long long column = batch % columns * {_TILE};
+    batch /= columns;
+    long long row = batch % rows * {_TILE};
+    batch /= rows;
+{offsets}
+    int tx = threadIdx.x, ty = threadIdx.y, thread = ty * {_THREADS} + tx;
+    {register} sum[{_PER_THREAD}][{_PER_THREAD}];
+    for (int i = 0; i < {_PER_THREAD}; ++i)
+        for (int j = 0; j < {_PER_THREAD}; ++j) sum[i][j] = {zero};
+    for (long long first = 0; first < k; first += {_DEPTH}) {{
+        for (int at = thread; at < {_TILE * _DEPTH}; at += {_THREADS * _THREADS}) {{
+            // Neighbouring threads read along the axis that lies contiguously.
+            int d = a_column == 1 ? at % {_DEPTH} : at / {_TILE}, r = a_column == 1 ? at / {_DEPTH} : at % {_TILE};
+            left[d][r] = row + r < m && first + d < k
+                ? {loaded(dtype, "a[(row + r) * a_row + (first + d) * a_column]")} : {zero};
+            int e = b_row == 1 ? at % {_DEPTH} : at / {_TILE}, c = b_row == 1 ? at / {_DEPTH} : at % {_TILE};
+            right[e][c] = column + c < n && first + e < k
+                ? {loaded(dtype, "b[(first + e) * b_row + (column + c) * b_column]")} : {zero};
+        }}
+        __syncthreads();
+        for (int d = 0; d < {_DEPTH}; ++d) {{
+            {register} p[{_PER_THREAD}], q[{_PER_THREAD}];
+            for (int i = 0; i < {_PER_THREAD}; ++i) {{
+                p[i] = left[d][ty + i * {_THREADS}];
+                q[i] = right[d][tx + i * {_THREADS}];
+            }}
+            for (int i = 0; i < {_PER_THREAD}; ++i)
+                for (int j = 0; j < {_PER_THREAD}; ++j) sum[i][j] = {term};
+        }}
+        __syncthreads();
+    }}
+    for (int i = 0; i < {_PER_THREAD}; ++i)
+        for (int j = 0; j < {_PER_THREAD}; ++j) {{
+            long long r = row + ty + i * {_THREADS}, c = column + tx + j * {_THREADS};
+            if (r < m && c < n) y[r * y_row + c * y_column] = {stored(dtype, "sum[i][j]")};
+        }}
+}}
+"""
+
+
+KERNELS: dict[str, Row] = {"matmul": Row(matmul_launches, supports_matmul, workspace_bytes)}
