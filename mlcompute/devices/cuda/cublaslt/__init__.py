@@ -1,11 +1,11 @@
 """cuBLASLt, NVIDIA's library of matrix products, through its C interface.
 
-`layout_of` says in plain numbers how cuBLASLt has to read the operands of a matmul; `Product` is that with descriptors
+`problem_of` says in plain numbers how cuBLASLt has to read the operands of a matmul; `Product` is that with descriptors
 and an algorithm, made once; `Product.enqueue` is all that happens at run time.
 """
 
-from mlcompute.devices.cuda.cublaslt.layout import Epilogue, Matrix, Problem, problem_of
+from mlcompute.devices.cuda.cublaslt.layout import Matrix, Problem, problem_of
 from mlcompute.devices.cuda.cublaslt.library import CublasLt, require
 from mlcompute.devices.cuda.cublaslt.product import Product
 
-__all__ = ["CublasLt", "Epilogue", "Matrix", "Problem", "Product", "problem_of", "require"]
+__all__ = ["CublasLt", "Matrix", "Problem", "Product", "problem_of", "require"]

@@ -66,7 +66,12 @@ def problem_of(a: Operand, b: Operand, y: Operand, allows_tf32: bool) -> Problem
     batch = math.prod(y.shape[:-2])
     if batch > 1:
         steps = [broadcast_strides(operand, (*y.shape[:-2], *operand.shape[-2:]))[0] for operand in (b, a, y)]
-        if steps[0] == 0 and not second.transposed and steps[1] == m * second.leading and steps[2] == m * result.leading:
+        if (
+            steps[0] == 0
+            and not second.transposed
+            and steps[1] == m * second.leading
+            and steps[2] == m * result.leading
+        ):
             # One matrix b for all: one product over all rows of all a.
             second, result = replace(second, columns=m * batch), replace(result, columns=m * batch)
             batch = 1

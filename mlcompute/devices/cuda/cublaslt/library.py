@@ -89,7 +89,9 @@ class CublasLt:
                 function = getattr(library, f"cublasLt{name}")
             except AttributeError:
                 raise DeviceError(
-                    f"cuBLASLt: {path} has no function cublasLt{name}", expected="version 12 or 13", fix=f"pip install {WHEEL}"
+                    f"cuBLASLt: {path} has no function cublasLt{name}",
+                    expected="version 12 or 13",
+                    fix=f"pip install {WHEEL}",
                 ) from None
             function.argtypes, function.restype = arguments, _RETURNS.get(name, c_int)
         self.version: int = library.cublasLtGetVersion()
@@ -146,5 +148,3 @@ def require() -> CublasLt:
     """cuBLASLt, or a DeviceError saying what to install."""
     library, path = load("cublasLt", WHEEL)
     return CublasLt(library, path)
-
-

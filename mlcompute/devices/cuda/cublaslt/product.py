@@ -41,8 +41,9 @@ class Product:
     def _run(self, algorithm: lt.Algorithm, stream: int, a: int, b: int, y: int, workspace: int) -> None:
         first, second, result = self._layouts
         self._lt.call(
-            "Matmul", self._handle, self._operation, byref(self._one), b, first, a, second, byref(self._zero), y, result,
-            y, result, byref(algorithm), workspace, self.workspace_bytes if workspace else 0, stream, doing=str(self),
+            "Matmul", self._handle, self._operation, byref(self._one), b, first, a, second, byref(self._zero),
+            y, result, y, result, byref(algorithm), workspace, self.workspace_bytes if workspace else 0, stream,
+            doing=str(self),
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -118,11 +119,10 @@ class Product:
     def _fastest(self, candidates: Sequence[lt.Algorithm]) -> int:
         p = self.problem
         sizes = [_extent(matrix, p.batch) * _ITEM_BYTES[p.data_type] for matrix in (p.second, p.first, p.result)]
-        runs = [
-            lambda stream, at, algorithm=algorithm: self._run(algorithm, stream, *at)  # type: ignore[misc]
-            for algorithm in candidates
-        ]
-        return tuning.fastest(runs, [*sizes, self.workspace_bytes])
+        return tuning.fastest([self._runner(algorithm) for algorithm in candidates], [*sizes, self.workspace_bytes])
+
+    def _runner(self, algorithm: lt.Algorithm) -> tuning.Run:
+        return lambda stream, addresses: self._run(algorithm, stream, *addresses)
 
 
 def _extent(matrix: Matrix, batch: int) -> int:

@@ -37,7 +37,7 @@ class ConvolutionPlan:
         self._plan = Descriptor(cudnn, dnn.KIND_EXECUTION_PLAN)
         self._plan.set(dnn.EXECUTION_PLAN_HANDLE, dnn.TYPE_HANDLE, self._handle)
         self._plan.set(dnn.EXECUTION_PLAN_ENGINE_CONFIG, dnn.TYPE_BACKEND_DESCRIPTOR, configuration).finalize()
-        (self.workspace_bytes,) = self._plan.get(dnn.EXECUTION_PLAN_WORKSPACE_SIZE, dnn.TYPE_INT64)
+        self.workspace_bytes = int(self._plan.get(dnn.EXECUTION_PLAN_WORKSPACE_SIZE, dnn.TYPE_INT64)[0])
 
     def enqueue(self, stream: int, x: int, w: int, y: int, workspace: int) -> None:
         """Put the convolution of tensors at these addresses on a stream; x, w or y is the one that is computed."""

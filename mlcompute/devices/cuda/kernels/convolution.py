@@ -41,6 +41,7 @@ def convolution_workspace(step: Step) -> int:
 
 
 def supports_convolution(step: Step) -> bool:
+    """Is it of numbers that kernels can read?"""
     return all(is_element(value.dtype) and value.dtype.kind != "b" for value in (*step.inputs, *step.results))
 
 
@@ -75,7 +76,8 @@ def _library_launches(step: Step, operands: Operands, plan: ConvolutionPlan) -> 
     first, second, result = (operands[value] for value in (*step.inputs, *step.results))
     makes_weights = problem.direction is Direction.WEIGHT_GRADIENT
     weights = result if makes_weights else second
-    before, after = [], []
+    before: list[Launch] = []
+    after: list[Launch] = []
     used = weights
     if reordered:
         used = _last_weights(step, operands, weights)
@@ -90,7 +92,8 @@ def _library_launches(step: Step, operands: Operands, plan: ConvolutionPlan) -> 
     scratch = operands.workspace(step, reordered, plan.workspace_bytes + ALIGNMENT)
 
     def enqueue(stream: int, addresses: Sequence[int]) -> None:
-        plan.enqueue(stream, *addresses[:3], aligned(addresses[3]))
+        x, w, y, scratch = addresses
+        plan.enqueue(stream, x, w, y, aligned(scratch))
 
     call = LibraryCall(step, f"cuDNN engine {plan.engine}", [x, w, y, scratch], [written, 3], enqueue, [plan])
     return [*before, call, *after]

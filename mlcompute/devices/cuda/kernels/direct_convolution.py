@@ -1,7 +1,7 @@
 """Convolutions by their definition, one thread per result: any type, any strides, and fast for depthwise ones.
 
 Depthwise convolutions do little arithmetic per byte, so memory decides; neighbouring threads compute neighbouring
-results. Their weight gradient sums over all pixels: blocks sum slices of them, a second kernel adds the slices in order.
+results. Their weight gradient sums over all pixels: blocks sum slices of them, a second kernel adds those in order.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Problem:
         for side, value in zip(_SIDES[step.op.name], (*step.inputs, *step.results), strict=True):
             operand = operands[value]
             found[side] = _channels_first(operand) if last and side != "w" else operand
-        return cls(**found, **{name: a[name] for name in ("strides", "dilations", "padding", "groups")}, channels_last=last)
+        return cls(found["x"], found["w"], found["y"], a["strides"], a["dilations"], a["padding"], a["groups"], last)
 
     @property
     def is_wide(self) -> bool:
@@ -88,7 +88,8 @@ def _slices(step: Step) -> int:
         return 0
     pixels = math.prod(step.inputs[1].shape[:3])
     others = -(-outputs // _CHANNELS) * height * width
-    return max(1, min(-(-_BLOCKS // others), -(-pixels // _LEAST_PIXELS)))
+    slices: int = max(1, min(-(-_BLOCKS // others), -(-pixels // _LEAST_PIXELS)))
+    return slices
 
 
 # Text -----------------------------------------------------------------------------------------------------------------

@@ -65,6 +65,7 @@ def workspace_bytes(step: Step) -> int:
 
 
 def supports_matmul(step: Step) -> bool:
+    """Is it of element types that kernels can read?"""
     return all(is_element(value.dtype) for value in (*step.inputs, *step.results))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from mlcompute.devices.cuda.kernels import copies, elementwise, random
+from mlcompute.devices.cuda.kernels import convolution, copies, elementwise, matmul, random
 from mlcompute.devices.cuda.kernels.launch import Row
 
 KERNELS: dict[str, Row] = {
     **elementwise.KERNELS,
     **copies.KERNELS,
     **random.KERNELS,
+    **matmul.KERNELS,
+    **convolution.KERNELS,
 }

@@ -1,0 +1,64 @@
+"""A few ops on the CUDA engine in tests: emulated on the host, or on a real GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from mlcompute import devices
+from mlcompute.compiler.plan_memory import planned
+from mlcompute.compiler.program import Program
+from mlcompute.devices.device import Engine
+from mlcompute.errors import Error
+from mlcompute.ops.op import Array, Trace, Value
+from tests.devices.cuda_emulator import EmulatedCuda
+
+Described = Callable[..., Sequence[Value]]
+
+
+@functools.cache
+def emulated() -> EmulatedCuda:
+    """The emulated engine, one for all tests."""
+    return EmulatedCuda()
+
+
+@functools.cache
+def _gpu() -> Engine | str:
+    try:
+        found = devices.devices("cuda")
+    except Error as error:
+        return str(error)
+    return found[0] if found else "there is no GPU"
+
+
+def gpu() -> Engine:
+    """The first GPU; skips the test where there is none."""
+    found = _gpu()
+    if isinstance(found, str):
+        pytest.skip(f"needs an NVIDIA GPU: {found.splitlines()[0]}")
+    return found
+
+
+def run_on(engine: Engine, fn: Described, arrays: Sequence[Array], times: int = 3) -> tuple[list[Array], str]:
+    """What `fn`, a function on symbolic values, gives on an engine, and the names of its kernels.
+
+    It runs several times (then also from a captured graph), and must give the same bits every time.
+    """
+    trace = Trace()
+    inputs = [trace.value(array.shape, array.dtype, "input") for array in arrays]
+    results = list(fn(*inputs))
+    for step in trace.steps:
+        assert engine.supports(step), f"no kernel for {step}"
+    plan = planned(trace.steps, results, workspace=engine.workspace)
+    program = Program("test", 1, trace.steps, plan, dict(trace.constants), kept=set(results))
+    executable = engine.build(program, engine.allocate(plan.nbytes))
+    runs = []
+    for _ in range(times):
+        executable.run_once(engine, ("forward",), dict(zip(inputs, arrays, strict=True)))
+        runs.append([executable.read(value) for value in results])
+    for again in runs[1:]:
+        for a, b in zip(runs[0], again, strict=True):
+            assert a.tobytes() == b.tobytes(), "a second run gives other numbers"
+    return runs[0], ", ".join(executable.kernels.values())
