@@ -417,7 +417,7 @@ def test_choices_are_remembered_on_disk(tmp_path: Path, monkeypatch: pytest.Monk
     tuning.remember("problem", b"algorithm 3")
     assert tuning.recall("problem") == b"algorithm 3"
     assert tuning.recall("another problem") is None
-    (file,) = tmp_path.glob("*.choice")
+    (file,) = tmp_path.glob("*.o")
     file.write_bytes(file.read_bytes()[:-1])
     assert tuning.recall("problem") is None
     monkeypatch.setenv("MLCOMPUTE_CACHE", "")
@@ -489,7 +489,7 @@ def test_measured_algorithms_on_a_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("MLCOMPUTE_TUNE", "1")
     arrays = [numbers(64, 96), numbers(96, 80, seed=1)]
     first, _ = run_on(engine, lambda a, b: [ops.matmul(a, b)], arrays)
-    assert list(tmp_path.glob("*.choice"))
+    assert list(tmp_path.glob("*.o"))
     monkeypatch.delenv("MLCOMPUTE_TUNE")
     second, _ = run_on(engine, lambda a, b: [ops.matmul(a, b)], arrays)
     assert first[0].tobytes() == second[0].tobytes()

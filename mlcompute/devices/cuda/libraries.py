@@ -1,4 +1,4 @@
-"""NVIDIA's Python packages and native libraries, which are loaded at the first use of a GPU, and which GPU is in use."""
+"""NVIDIA's Python packages and native libraries, loaded at the first use of a GPU; and which GPU is in use."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 
-from mlcompute.devices.cpu.jit.cache import cache_folder
+from mlcompute.devices import kernel_files
+from mlcompute.devices.cuda.libraries import imported
 from mlcompute.errors import DeviceError
 
 _RUNS = 10
@@ -27,36 +27,16 @@ def is_on() -> bool:
 
 def recall(key: str) -> bytes | None:
     """What is remembered for a key; None when there is nothing or it is damaged."""
-    folder = cache_folder()
-    if folder is None:
-        return None
-    try:
-        data = (folder / _file(key)).read_bytes()
-    except OSError:
-        return None
-    checksum, choice = data[:32], data[32:]
-    return choice if hashlib.sha256(key.encode() + choice).digest() == checksum else None
+    return kernel_files.read(_digest(key))
 
 
 def remember(key: str, choice: bytes) -> None:
-    """Keep a choice. Readers see a full file or none; a folder that cannot be written is not an error."""
-    folder = cache_folder()
-    if folder is None:
-        return
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(hashlib.sha256(key.encode() + choice).digest() + choice)
-            os.replace(name, folder / _file(key))
-        except OSError:
-            os.unlink(name)
-            raise
+    """Keep a choice; a folder that cannot be written is not an error."""
+    kernel_files.write(_digest(key), choice)
 
 
-def _file(key: str) -> str:
-    return f"{hashlib.sha256(key.encode()).hexdigest()}.choice"
+def _digest(key: str) -> str:
+    return hashlib.sha256(f"choice\n{key}".encode()).hexdigest()
 
 
 def fastest(runs: Sequence[Run], sizes: Sequence[int]) -> int:
@@ -64,7 +44,7 @@ def fastest(runs: Sequence[Run], sizes: Sequence[int]) -> int:
 
     The GPU's context must be current.
     """
-    from cuda.bindings import driver
+    driver = imported("cuda.bindings.driver", "cuda-bindings")
 
     def check(answer: tuple[object, ...]) -> object:
         if answer[0] != driver.CUresult.CUDA_SUCCESS:
