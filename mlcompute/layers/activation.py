@@ -9,6 +9,7 @@ from mlcompute import ops
 from mlcompute.enums import ActivationType
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import member, real
+from mlcompute.layers.factories import factory
 from mlcompute.layers.layer import FLOATS, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
@@ -95,6 +96,10 @@ class ActivationDescriptor:
         return f"ActivationDescriptor({self._activation_type.name}, a={self._a}, b={self._b}, c={self._c}{exact})"
 
 
+def _plain(cls: type[ActivationLayer], kind: ActivationType) -> ActivationLayer:
+    return cls(ActivationDescriptor(kind))
+
+
 class ActivationLayer(Layer):
     """y = f(x), element by element.   x (*)   ->   y (*)
 
@@ -105,6 +110,16 @@ class ActivationLayer(Layer):
     source_types = FLOATS
 
     descriptor = ReadOnly[ActivationDescriptor]("Which function, and its constants.")
+
+    relu = factory(_plain, ActivationType.RELU, "max(x, 0)")
+    sigmoid = factory(_plain, ActivationType.SIGMOID, "1 / (1 + e^-x)")
+    hard_sigmoid = factory(_plain, ActivationType.HARD_SIGMOID, "0.2 x + 0.5, kept within 0 and 1")
+    tanh = factory(_plain, ActivationType.TANH, "tanh x")
+    absolute = factory(_plain, ActivationType.ABSOLUTE, "|x|")
+    soft_sign = factory(_plain, ActivationType.SOFT_SIGN, "x / (1 + |x|)")
+    log_sigmoid = factory(_plain, ActivationType.LOG_SIGMOID, "log(1 / (1 + e^-x))")
+    selu = factory(_plain, ActivationType.SELU, "ELU with the two constants that keep mean 0 and variance 1")
+    hard_swish = factory(_plain, ActivationType.HARD_SWISH, "x min(max(x + 3, 0), 6) / 6")
 
     def __init__(self, descriptor: ActivationDescriptor) -> None:
         super().__init__()
@@ -124,11 +139,6 @@ class ActivationLayer(Layer):
         return cls(ActivationDescriptor(kind, a, b))
 
     @classmethod
-    def relu(cls) -> ActivationLayer:
-        """max(x, 0)"""
-        return cls._of(ActivationType.RELU, 0.0)
-
-    @classmethod
     def relu6(cls) -> ActivationLayer:
         """min(max(x, 0), 6)"""
         return cls._of(ActivationType.RELUN, 0.0, 6.0)
@@ -144,37 +154,12 @@ class ActivationLayer(Layer):
         return cls._of(ActivationType.LINEAR, scale, bias)
 
     @classmethod
-    def sigmoid(cls) -> ActivationLayer:
-        """1 / (1 + e^-x)"""
-        return cls._of(ActivationType.SIGMOID)
-
-    @classmethod
-    def hard_sigmoid(cls) -> ActivationLayer:
-        """0.2 x + 0.5, kept within 0 and 1"""
-        return cls._of(ActivationType.HARD_SIGMOID, 0.2, 0.5)
-
-    @classmethod
-    def tanh(cls) -> ActivationLayer:
-        """tanh x"""
-        return cls._of(ActivationType.TANH, 1.0, 1.0)
-
-    @classmethod
-    def absolute(cls) -> ActivationLayer:
-        """|x|"""
-        return cls._of(ActivationType.ABSOLUTE)
-
-    @classmethod
     def soft_plus(cls, beta: float = 1.0) -> ActivationLayer:
         """log(1 + e^(beta x)) / beta"""
         beta = real("ActivationLayer.soft_plus", "beta", beta)
         if beta == 0:
             raise DataError("ActivationLayer.soft_plus: divides by beta, and beta is 0")
         return cls._of(ActivationType.SOFT_PLUS, 1.0 / beta, beta)
-
-    @classmethod
-    def soft_sign(cls) -> ActivationLayer:
-        """x / (1 + |x|)"""
-        return cls._of(ActivationType.SOFT_SIGN)
 
     @classmethod
     def elu(cls, a: float = 1.0) -> ActivationLayer:
@@ -185,16 +170,6 @@ class ActivationLayer(Layer):
     def relun(cls, a: float, b: float) -> ActivationLayer:
         """min(x where positive, else a x; b)"""
         return cls._of(ActivationType.RELUN, a, b)
-
-    @classmethod
-    def log_sigmoid(cls) -> ActivationLayer:
-        """log(1 / (1 + e^-x))"""
-        return cls._of(ActivationType.LOG_SIGMOID)
-
-    @classmethod
-    def selu(cls) -> ActivationLayer:
-        """ELU with the two constants that keep mean 0 and variance 1"""
-        return cls._of(ActivationType.SELU)
 
     @classmethod
     def celu(cls, a: float = 1.0) -> ActivationLayer:
@@ -225,11 +200,6 @@ class ActivationLayer(Layer):
     def gelu(cls, *, exact: bool = False) -> ActivationLayer:
         """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))); exact: x / 2 (1 + erf(x / sqrt 2))"""
         return cls(ActivationDescriptor(ActivationType.GELU, _GELU_SCALE, _GELU_CUBIC, exact=exact))
-
-    @classmethod
-    def hard_swish(cls) -> ActivationLayer:
-        """x min(max(x + 3, 0), 6) / 6"""
-        return cls._of(ActivationType.HARD_SWISH)
 
     @classmethod
     def clamp(cls, min_value: float, max_value: float) -> ActivationLayer:

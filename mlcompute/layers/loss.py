@@ -13,6 +13,7 @@ from mlcompute import ops
 from mlcompute.enums import LossType, ReductionType
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import between, class_axis_of, member, whole
+from mlcompute.layers.factories import factory
 from mlcompute.layers.layer import FLOATS, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
@@ -85,6 +86,31 @@ class LossDescriptor:
         return dataclasses.replace(self)
 
 
+def _error(
+    cls: type[LossLayer],
+    kind: LossType,
+    reduction_type: ReductionType,
+    weight: float = 1.0,
+    weights: Tensor | None = None,
+) -> LossLayer:
+    return LossLayer(LossDescriptor(kind, reduction_type, weight), weights)
+
+
+def _cross_entropy(
+    cls: type[LossLayer],
+    kind: LossType,
+    reduction_type: ReductionType,
+    label_smoothing: float = 0.0,
+    class_count: int = 1,
+    weight: float = 1.0,
+    weights: Tensor | None = None,
+    *,
+    class_axis: int | None = None,
+) -> LossLayer:
+    constants = (reduction_type, weight, label_smoothing, class_count)
+    return LossLayer(LossDescriptor(kind, *constants, class_axis=class_axis), weights)
+
+
 class LossLayer(Layer):
     """L = sum, mean or none of weight * loss(prediction, labels).   (n, c, ...) and labels   ->   (1,), or (n, ...)
 
@@ -106,6 +132,18 @@ class LossLayer(Layer):
     descriptor = ReadOnly[LossDescriptor]("What the layer was made with.")
     weights = ReadOnly[Tensor | None]("The label weights; None when there are none.")
 
+    mean_absolute_error = factory(_error, LossType.MEAN_ABSOLUTE_ERROR, "|y - t|")
+    mean_squared_error = factory(_error, LossType.MEAN_SQUARED_ERROR, "(y - t)²")
+    hinge_loss = factory(_error, LossType.HINGE, "max(0, 1 - (2t - 1) y); labels are 0 or 1")
+    softmax_cross_entropy = factory(
+        _cross_entropy, LossType.SOFTMAX_CROSS_ENTROPY, "-sum over classes of t log softmax(y)"
+    )
+    categorical_cross_entropy = factory(
+        _cross_entropy,
+        LossType.CATEGORICAL_CROSS_ENTROPY,
+        "-sum over classes of t log y; y are probabilities already",
+    )
+
     def __init__(self, descriptor: LossDescriptor, weights: Tensor | None = None) -> None:
         super().__init__()
         if not isinstance(descriptor, LossDescriptor):
@@ -120,38 +158,6 @@ class LossLayer(Layer):
         )
         self._descriptor = descriptor.copy()
         self._weights = weights
-
-    @classmethod
-    def softmax_cross_entropy(
-        cls,
-        reduction_type: ReductionType,
-        label_smoothing: float = 0.0,
-        class_count: int = 1,
-        weight: float = 1.0,
-        weights: Tensor | None = None,
-        *,
-        class_axis: int | None = None,
-    ) -> LossLayer:
-        """-sum over classes of t log softmax(y)"""
-        kind = LossType.SOFTMAX_CROSS_ENTROPY
-        constants = (reduction_type, weight, label_smoothing, class_count)
-        return LossLayer(LossDescriptor(kind, *constants, class_axis=class_axis), weights)
-
-    @classmethod
-    def categorical_cross_entropy(
-        cls,
-        reduction_type: ReductionType,
-        label_smoothing: float = 0.0,
-        class_count: int = 1,
-        weight: float = 1.0,
-        weights: Tensor | None = None,
-        *,
-        class_axis: int | None = None,
-    ) -> LossLayer:
-        """-sum over classes of t log y; y are probabilities already"""
-        kind = LossType.CATEGORICAL_CROSS_ENTROPY
-        constants = (reduction_type, weight, label_smoothing, class_count)
-        return LossLayer(LossDescriptor(kind, *constants, class_axis=class_axis), weights)
 
     @classmethod
     def sigmoid_cross_entropy(
@@ -186,25 +192,6 @@ class LossLayer(Layer):
     ) -> LossLayer:
         """e² / 2 for |e| <= delta, delta (|e| - delta / 2) beyond; e = y - t"""
         return LossLayer(LossDescriptor(LossType.HUBER, reduction_type, weight, delta=delta), weights)
-
-    @classmethod
-    def mean_absolute_error(
-        cls, reduction_type: ReductionType, weight: float = 1.0, weights: Tensor | None = None
-    ) -> LossLayer:
-        """|y - t|"""
-        return LossLayer(LossDescriptor(LossType.MEAN_ABSOLUTE_ERROR, reduction_type, weight), weights)
-
-    @classmethod
-    def mean_squared_error(
-        cls, reduction_type: ReductionType, weight: float = 1.0, weights: Tensor | None = None
-    ) -> LossLayer:
-        """(y - t)²"""
-        return LossLayer(LossDescriptor(LossType.MEAN_SQUARED_ERROR, reduction_type, weight), weights)
-
-    @classmethod
-    def hinge_loss(cls, reduction_type: ReductionType, weight: float = 1.0, weights: Tensor | None = None) -> LossLayer:
-        """max(0, 1 - (2t - 1) y); labels are 0 or 1"""
-        return LossLayer(LossDescriptor(LossType.HINGE, reduction_type, weight), weights)
 
     @classmethod
     def cosine_distance(

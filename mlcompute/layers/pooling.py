@@ -10,11 +10,24 @@ import numpy as np
 from mlcompute import ops
 from mlcompute.enums import PaddingPolicy, PoolingType
 from mlcompute.layers.arguments import member
+from mlcompute.layers.factories import factory
 from mlcompute.layers.layer import FLOATS, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.layers.windows import Sizes, WindowDescriptor
 from mlcompute.ops.op import Array, Value
 from mlcompute.tensor import TensorDescriptor
+
+
+def _pooling(
+    cls: type[PoolingDescriptor],
+    kind: PoolingType,
+    kernel_sizes: Sizes,
+    strides: Sizes,
+    padding_policy: PaddingPolicy,
+    padding_sizes: Sizes | None = None,
+    dilation_rates: Sizes = (1, 1),
+) -> PoolingDescriptor:
+    return cls(kind, kernel_sizes, strides, dilation_rates, padding_policy, padding_sizes)
 
 
 class PoolingDescriptor(WindowDescriptor):
@@ -32,6 +45,9 @@ class PoolingDescriptor(WindowDescriptor):
     count_includes_padding = ReadOnly[bool](
         "Do averages divide by the full kernel even where it reaches into the padding?"
     )
+
+    max_pooling = factory(_pooling, PoolingType.MAX, "The largest element of each window.")
+    l2_norm_pooling = factory(_pooling, PoolingType.L2_NORM, "The square root of the sum of squares of each window.")
 
     def __init__(
         self,
@@ -53,18 +69,6 @@ class PoolingDescriptor(WindowDescriptor):
         return cls(pooling_type, (kernel_size, kernel_size), (stride, stride))
 
     @classmethod
-    def max_pooling(
-        cls,
-        kernel_sizes: Sizes,
-        strides: Sizes,
-        padding_policy: PaddingPolicy,
-        padding_sizes: Sizes | None = None,
-        dilation_rates: Sizes = (1, 1),
-    ) -> PoolingDescriptor:
-        """The largest element of each window."""
-        return cls(PoolingType.MAX, kernel_sizes, strides, dilation_rates, padding_policy, padding_sizes)
-
-    @classmethod
     def average_pooling(
         cls,
         kernel_sizes: Sizes,
@@ -84,18 +88,6 @@ class PoolingDescriptor(WindowDescriptor):
             padding_sizes,
             count_includes_padding,
         )
-
-    @classmethod
-    def l2_norm_pooling(
-        cls,
-        kernel_sizes: Sizes,
-        strides: Sizes,
-        padding_policy: PaddingPolicy,
-        padding_sizes: Sizes | None = None,
-        dilation_rates: Sizes = (1, 1),
-    ) -> PoolingDescriptor:
-        """The square root of the sum of squares of each window."""
-        return cls(PoolingType.L2_NORM, kernel_sizes, strides, dilation_rates, padding_policy, padding_sizes)
 
 
 class PoolingLayer(Layer):
