@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from mlcompute.devices.cuda.kernels import convolution, copies, elementwise, matmul, random
+from mlcompute.devices.cuda.kernels import (
+    convolution,
+    copies,
+    elementwise,
+    embedding,
+    indexing,
+    matmul,
+    normalization,
+    pooling,
+    random,
+    reductions,
+    softmax,
+)
 from mlcompute.devices.cuda.kernels.launch import Row
 
 KERNELS: dict[str, Row] = {
@@ -11,4 +23,10 @@ KERNELS: dict[str, Row] = {
     **random.KERNELS,
     **matmul.KERNELS,
     **convolution.KERNELS,
+    **reductions.KERNELS,
+    **softmax.KERNELS,
+    **normalization.KERNELS,
+    **pooling.KERNELS,
+    **indexing.KERNELS,
+    **embedding.KERNELS,
 }

@@ -1,0 +1,315 @@
+"""Lanes: the threads that share one result of a reduction, and how what they found becomes one.
+
+Reductions, softmax and normalization have results (rows or columns) and elements that belong to them. Rows: the
+elements of a result lie side by side, and so do its lanes. Columns: neighbouring threads have neighbouring results, and
+lanes are further down the block. A thread moves `width` neighbouring elements at once: of one row, or of as many
+columns.
+
+Where there are too few results for the device, elements are cut into splits, whose parts a second launch combines.
+All of this follows from shapes alone, so sums never change from run to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mlcompute.devices.cuda.codegen.kernel_source import KernelSource, grouped
+from mlcompute.devices.cuda.codegen.types import DType, loaded, memory_type, register_type, stored
+from mlcompute.devices.cuda.kernels.launch import Extents
+from mlcompute.devices.loop_nest import Axis, ReductionAxes, iteration_count
+
+THREADS = 256
+#: Blocks that fill a large device, two for each multiprocessor.
+BLOCKS = 264
+#: With fewer threads than this, more lanes are of use.
+FEW_THREADS = 1 << 14
+#: A lane of a split has at least so many iterations.
+LEAST_ITERATIONS = 8
+#: Iterations of a lane whose elements it can keep in registers.
+HELD = 8
+#: Fewer elements than this are not worth a second launch.
+WORTH_SPLITS = 1 << 15
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of 2 that is not smaller."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Who does what in a launch.
+
+    rows      do the lanes of a result lie side by side?
+    width     elements a thread moves at once: of one row, or of as many columns
+    results   per block: rows, or groups of `width` columns
+    lanes     that share each
+    kept      loops over the results; along columns the innermost counts groups of `width`
+    reduced   loops over the elements of a result; along rows the innermost counts groups of `width`
+    splits    pieces the elements of a result are cut into
+    """
+
+    rows: bool
+    width: int
+    results: int
+    lanes: int
+    kept: tuple[Axis, ...]
+    reduced: tuple[Axis, ...]
+    splits: int = 1
+
+    @property
+    def units(self) -> int:
+        """All results, in groups of `width` along columns."""
+        return iteration_count(self.kept)
+
+    @property
+    def length(self) -> int:
+        """Iterations over the elements of one result by all its lanes."""
+        return iteration_count(self.reduced)
+
+    @property
+    def result_count(self) -> int:
+        return self.units if self.rows else self.units * self.width
+
+    @property
+    def chunk(self) -> int:
+        """Iterations of one split."""
+        return -(-self.length // self.splits)
+
+    @property
+    def block(self) -> int:
+        return self.results * self.lanes
+
+    @property
+    def grid(self) -> Extents:
+        return -(-self.units // self.results), self.splits, 1
+
+    @property
+    def items(self) -> int:
+        """Iterations of one lane, if there are so few that it can keep its elements in registers; else 0."""
+        items = power_of_two(-(-self.length // self.lanes))
+        return items if items <= HELD and self.splits == 1 else 0
+
+    def constants(self) -> str:
+        """Definitions that stand before the kernel."""
+        sizes = f"constexpr int WIDTH = {self.width}, RESULTS = {self.results}, LANES = {self.lanes};"
+        return f"{sizes}\nconstexpr bool ROWS = {'true' if self.rows else 'false'};"
+
+
+def lanes_for(axes: ReductionAxes, width: int, *, splits_limit: int = 1, hold: bool = False) -> Lanes:
+    """The plan for some loops.
+
+    width          elements that can be moved at once along the innermost loop
+    splits_limit   splits there is memory for
+    hold           will lanes keep their elements in registers, if they are few?
+    """
+    all_ = grouped(axes.axes, width)
+    kept, reduced = (tuple(axis for axis in all_ if axis.reduced == which) for which in (False, True))
+
+    def planned(threads: int) -> Lanes:
+        shared = _rows if axes.are_rows else _columns
+        results, lanes = shared(iteration_count(kept), iteration_count(reduced), threads, hold)
+        return Lanes(axes.are_rows, width, results, lanes, kept, reduced)
+
+    plan = planned(THREADS)
+    if plan.grid[0] >= BLOCKS // 2 or plan.units * plan.length * width < WORTH_SPLITS:
+        return plan
+    large = planned(2 * THREADS)
+    tiles = large.grid[0]
+    splits = min(-(-BLOCKS // tiles), large.length // (large.lanes * LEAST_ITERATIONS), splits_limit)
+    if splits < 2:
+        return plan
+    return replace(large, splits=-(-large.length // -(-large.length // splits)))
+
+
+def _rows(units: int, length: int, threads: int, hold: bool) -> tuple[int, int]:
+    """Results per block and lanes: a few lanes of a warp for short rows, a block for long ones."""
+    lanes = min(32, power_of_two(-(-length // 4))) if length < 512 else 128 if length < 2048 else threads
+    while units * lanes < FEW_THREADS and lanes < min(threads, power_of_two(length)):
+        lanes *= 2
+    if hold and length > HELD * threads:
+        lanes = min(1024, power_of_two(-(-length // HELD)))
+    return (min(threads // lanes, power_of_two(units)) if lanes <= 32 else 1), lanes
+
+
+def _columns(units: int, length: int, threads: int, hold: bool) -> tuple[int, int]:
+    """Results per block and lanes: a warp reads neighbouring columns, further warps further rows."""
+    lanes = min(threads // min(32, power_of_two(units)), power_of_two(length))
+    return min(threads // lanes, power_of_two(units)), lanes
+
+
+def most_splits(results: int, elements: int) -> int:
+    """Splits that any plan for so many results of so many elements may have: what workspaces are made for."""
+    if results * elements < WORTH_SPLITS or not results:
+        return 1
+    # A block has at most 32 x 4 results where elements are split.
+    tiles = -(-results // 128)
+    return max(1, min(-(-BLOCKS // tiles), elements // LEAST_ITERATIONS))
+
+
+def accumulator(fields: Sequence[tuple[str, str]], merge: str, plan: Lanes) -> str:
+    """`Acc` with these fields (type, name), and `combine_lanes`, after which every lane has the total of its result.
+
+    merge   the body of `Acc merge(Acc a, Acc b)`
+    """
+    members = " ".join(f"{kind} {name};" for kind, name in fields)
+    down = ", ".join(f"__shfl_down_sync(0xffffffffu, a.{name}, by, SPAN)" for _, name in fields)
+    first = ", ".join(f"__shfl_sync(0xffffffffu, a.{name}, 0, SPAN)" for _, name in fields)
+    text = f"""{plan.constants()}
+struct Acc {{ {members} }};
+__device__ __forceinline__ Acc merge(Acc a, Acc b) {{ {merge} }}
+"""
+    return text + (_combine_rows(down, first, plan) if plan.rows else _COMBINE_COLUMNS)
+
+
+def _combine_rows(down: str, first: str, plan: Lanes) -> str:
+    lines = ["__device__ __forceinline__ void combine_lanes(Acc (&acc)[WIDTH]) {", "    Acc a = acc[0];"]
+    if plan.width > 1:
+        lines.append("    #pragma unroll\n    for (int v = 1; v < WIDTH; ++v) a = merge(a, acc[v]);")
+    if plan.lanes > 1:
+        lines.append(f"""    constexpr int SPAN = {min(plan.lanes, 32)};
+    #pragma unroll
+    for (int by = SPAN / 2; by > 0; by /= 2) {{
+        const Acc b = {{{down}}};
+        a = merge(a, b);
+    }}""")
+    if 1 < plan.lanes <= 32:
+        lines.append(f"    a = Acc{{{first}}};")
+    elif plan.lanes > 32:
+        lines.append("""    __shared__ Acc parts[LANES / 32];
+    __syncthreads();  // an earlier total may still be read
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = a;
+    __syncthreads();
+    a = parts[0];
+    #pragma unroll
+    for (int warp = 1; warp < LANES / 32; ++warp) a = merge(a, parts[warp]);""")
+    return "\n".join([*lines, "    acc[0] = a;", "}"])
+
+
+_COMBINE_COLUMNS = """
+__device__ __forceinline__ void combine_lanes(Acc (&acc)[WIDTH]) {
+    if (LANES == 1) return;
+    __shared__ Acc parts[LANES][WIDTH * RESULTS];
+    const int lane = threadIdx.x / RESULTS, column = threadIdx.x % RESULTS;
+    __syncthreads();  // earlier totals may still be read
+    #pragma unroll
+    for (int v = 0; v < WIDTH; ++v) parts[lane][v * RESULTS + column] = acc[v];
+    for (int by = LANES / 2; by > 0; by /= 2) {
+        __syncthreads();
+        if (lane < by) {
+            #pragma unroll
+            for (int v = 0; v < WIDTH; ++v) {
+                Acc& mine = parts[lane][v * RESULTS + column];
+                mine = merge(mine, parts[lane + by][v * RESULTS + column]);
+            }
+        }
+    }
+    __syncthreads();
+    #pragma unroll
+    for (int v = 0; v < WIDTH; ++v) acc[v] = parts[0][v * RESULTS + column];
+}
+"""
+
+
+def whoami(source: KernelSource, plan: Lanes) -> str:
+    """Statements every kernel over lanes begins with: `lane`, `k` (the result or group of columns), `alive`, `begin`
+    and `end` (iterations over the elements, to be taken in steps of LANES)."""
+    lane, result = ("%", "/") if plan.rows else ("/", "%")
+    span = "LANES" if plan.rows else "RESULTS"
+    units, length, chunk = source.index("units", plan.units), source.index("length", plan.length), "0"
+    if plan.splits > 1:
+        chunk = f"(Index)blockIdx.y * {source.index('chunk', plan.chunk)}"
+    end = f"({length} < first + chunk ? {length} : first + chunk)" if plan.splits > 1 else length
+    return f"""
+    const int lane = threadIdx.x {lane} {span};
+    const Index k = (Index)blockIdx.x * RESULTS + threadIdx.x {result} {span};
+    const bool alive = k < {units};
+    const Index first = {chunk};
+    const Index begin = first + lane, end = alive ? {end} : 0;
+"""
+
+
+def each_element(source: KernelSource, plan: Lanes, operands: Sequence[str]) -> str:
+    """Functions `NAME_at(r)`, the offset of an element from the start of its result, for operands in their order."""
+    text = []
+    for position, name in enumerate(operands):
+        if not name:
+            continue
+        offsets = [""] * position + [f"{name}_offset"]
+        inside = source.unraveled("r", plan.reduced, offsets, f"{name}_r")
+        text.append(f"    auto {name}_at = [&](Index r) -> Index {{ {inside} return {name}_offset; }};")
+    return "\n".join(text)
+
+
+class ElementPasses:
+    """Passes of every lane over its elements, which stay in registers after the first where they are few.
+
+    operands   what is read: name -> dtype; their elements are `NAMEs[v]` in the text of a pass, registers
+    """
+
+    def __init__(self, plan: Lanes, operands: dict[str, DType]) -> None:
+        self._plan, self._operands = plan, operands
+        self.held = plan.items
+
+    def load(self) -> str:
+        """Before the first pass: declare the registers and fill them."""
+        if not self.held:
+            return ""
+        text = [
+            f"    {register_type(dtype)} {name}_held[{self.held}][WIDTH];" for name, dtype in self._operands.items()
+        ]
+        loads = "".join(
+            f"""
+            const auto {name}_group = *reinterpret_cast<const Pack<{memory_type(dtype)}, WIDTH>*>(
+                {name} + {name}_start + {name}_at(r));
+            #pragma unroll
+            for (int v = 0; v < WIDTH; ++v) {name}_held[j][v] = {loaded(dtype, f"{name}_group.at[v]")};"""
+            for name, dtype in self._operands.items()
+        )
+        text.append(f"""    #pragma unroll
+    for (int j = 0; j < {self.held}; ++j) {{
+        const Index r = begin + j * LANES;
+        if (r < end) {{{loads}
+        }}
+    }}""")
+        return "\n".join(text)
+
+    def each(self, body: str, unroll: int = 4) -> str:
+        """A pass: `body` for every group of elements, the number of which is `r`."""
+        if self.held:
+            names = "".join(f"            auto& {name}s = {name}_held[j];\n" for name in self._operands)
+            return f"""    #pragma unroll
+    for (int j = 0; j < {self.held}; ++j) {{
+        const Index r = begin + j * LANES;
+        if (r < end) {{
+{names}{body}
+        }}
+    }}"""
+        loads = "".join(
+            f"""
+        {register_type(dtype)} {name}s[WIDTH];
+        const auto {name}_group = *reinterpret_cast<const Pack<{memory_type(dtype)}, WIDTH>*>(
+            {name} + {name}_start + {name}_at(r));
+        #pragma unroll
+        for (int v = 0; v < WIDTH; ++v) {name}s[v] = {loaded(dtype, f"{name}_group.at[v]")};"""
+            for name, dtype in self._operands.items()
+        )
+        return f"""    #pragma unroll {unroll}
+    for (Index r = begin; r < end; r += LANES) {{{loads}
+{body}
+    }}"""
+
+
+def store_group(name: str, dtype: DType, expression: str) -> str:
+    """A statement in a pass: results, an expression of `v`, go where the group of elements `r` lies in an operand."""
+    group = f"Pack<{memory_type(dtype)}, WIDTH>"
+    return f"""            {group} {name}_made;
+            #pragma unroll
+            for (int v = 0; v < WIDTH; ++v) {name}_made.at[v] = {stored(dtype, expression)};
+            *reinterpret_cast<{group}*>({name} + {name}_start + {name}_at(r)) = {name}_made;"""
+
+
+def column_step(plan: Lanes, operand: int) -> int:
+    """How far an operand moves between the neighbouring columns of a group; 0 for rows."""
+    return 0 if plan.rows else plan.kept[-1].strides[operand] // plan.width
