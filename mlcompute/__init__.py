@@ -87,9 +87,9 @@ from mlcompute.tensor_data import TensorData
 from mlcompute.training import TrainingGraph
 
 if TYPE_CHECKING:
-    from mlcompute.checking import GradientReport, check_gradients
+    from mlcompute.debug.gradients import GradientReport, check_gradients
     from mlcompute.saving import Checkpoint, RestoreReport, load, restore, save
-    from mlcompute.state_dict import from_state_dict, to_state_dict
+    from mlcompute.saving.state_dict import from_state_dict, to_state_dict
     from mlcompute.trainer import History, Trainer, callbacks, metrics, schedules
 
 __version__ = "0.1.0"
@@ -202,20 +202,20 @@ __all__ = [
 
 #: Names that are imported at their first use: `import mlcompute` stays quick for those who do without them.
 _LATER = {
-    "GradientReport": "mlcompute.checking",
+    "GradientReport": "mlcompute.debug.gradients",
     "History": "mlcompute.trainer",
     "Trainer": "mlcompute.trainer",
     "callbacks": "mlcompute.trainer",
     "metrics": "mlcompute.trainer",
     "schedules": "mlcompute.trainer",
-    "check_gradients": "mlcompute.checking",
+    "check_gradients": "mlcompute.debug.gradients",
     "Checkpoint": "mlcompute.saving",
     "RestoreReport": "mlcompute.saving",
-    "from_state_dict": "mlcompute.state_dict",
+    "from_state_dict": "mlcompute.saving.state_dict",
     "load": "mlcompute.saving",
     "restore": "mlcompute.saving",
     "save": "mlcompute.saving",
-    "to_state_dict": "mlcompute.state_dict",
+    "to_state_dict": "mlcompute.saving.state_dict",
 }
 
 

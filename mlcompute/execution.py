@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from mlcompute.devices.interrupts import held
 from mlcompute.errors import ExecutionError
-from mlcompute.interrupts import held
 
 if TYPE_CHECKING:
     from mlcompute.devices.device import Profile

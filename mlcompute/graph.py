@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mlcompute.building import Building
+from mlcompute.building import builder, elementwise, images, normalizing, sequences, shapes
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError, ShapeError
 from mlcompute.layers.concatenation import ConcatenationLayer
@@ -18,7 +18,7 @@ from mlcompute.layers.layer import Layer
 from mlcompute.layers.selection import SelectionLayer
 from mlcompute.layers.shaping import ReshapeLayer, TransposeLayer
 from mlcompute.layers.split import SplitLayer
-from mlcompute.seeing.viewable import Viewable
+from mlcompute.seeing import viewing
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import Array, ArrayLike, read_array
 
@@ -44,6 +44,25 @@ class Node:
     updates: bool = True
     order: int = field(default_factory=lambda: next(_order))
 
+    @classmethod
+    def of(cls, layer: Layer, sources: list[Tensor], labels: list[Tensor], updates: bool = True) -> Node:
+        """A layer with new tensors for its results, if its sources and labels fit."""
+        descriptors = [tensor.descriptor for tensor in (*sources, *labels)]
+        known = tuple([tensor._feature_axis for tensor in (*sources, *labels)])
+        try:
+            layer.check_sources(descriptors)
+            layer.source_feature_axes = known
+            results = [Tensor(descriptor) for descriptor in layer.results(descriptors)]
+        except (ShapeError, DataError) as error:
+            described = (f"{t.descriptor.shape} {_producer_label(t)}" for t in (*sources, *labels))
+            error.add_fact("sources", ", ".join(described))
+            raise
+        shapes = [descriptor.shape for descriptor in descriptors]
+        for tensor in results:
+            if tensor._feature_axis is None:
+                tensor._feature_axis = layer.feature_axis(known, shapes, tensor.descriptor.shape)
+        return cls(layer, sources, labels, results, updates)
+
     def __post_init__(self) -> None:
         Node.newest = self.order
         self.layer._node = weakref.ref(self)
@@ -56,7 +75,12 @@ class Node:
         return copied
 
 
-class Graph(Building, Viewable):
+def _producer_label(tensor: Tensor) -> str:
+    producer = tensor._producer() if tensor._producer is not None else None
+    return f"from '{producer.layer.label}'" if producer is not None else f"'{tensor.label}'"
+
+
+class Graph:
     """A container of layers and the tensors that connect them.
 
     >>> import mlcompute as mlc
@@ -69,30 +93,26 @@ class Graph(Building, Viewable):
     def __init__(self) -> None:
         self._nodes: list[Node] = []
         self._node_of: dict[Layer, Node] = {}
-
-    def _has_not_run(self) -> None:
-        """Set what is about runs; a copy does not take it over."""
+        #: The names that builders have given.
+        self.layer_names = builder.LayerNames()
 
     def __copy__(self) -> Self:
         """Another graph over the same layers and weights: layers added to one are not in the other."""
         copied = type(self).__new__(type(self))
-        copied._has_not_run()
         for name, value in vars(self).items():
-            if name not in vars(copied):
-                vars(copied)[name] = copy.copy(value) if isinstance(value, (list, dict, set)) else value
+            shares = not isinstance(value, (list, dict, set, builder.LayerNames))
+            vars(copied)[name] = value if shares else copy.copy(value)
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """The same graph with layers, tensors and weights of its own."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        copied._has_not_run()
-        for node in self._all_nodes():  # in order, as sources must come from earlier nodes
+        for node in self.nodes:  # in order, as sources must come from earlier nodes
             copy.deepcopy(node, memo)
         for name, value in vars(self).items():
-            if name not in vars(copied):
-                vars(copied)[name] = copy.deepcopy(value, memo)
-        for node in copied._nodes:
+            vars(copied)[name] = copy.deepcopy(value, memo)
+        for node in vars(copied)["_nodes"]:
             node.layer._join(copied)
         return copied
 
@@ -108,32 +128,41 @@ class Graph(Building, Viewable):
         """The device the graph was compiled for; None for a plain graph."""
         return None
 
-    def _all_nodes(self) -> list[Node]:
-        return self._nodes
+    @property
+    def nodes(self) -> list[Node]:
+        """The layers with their sources and results, in an order in which they can be computed."""
+        return list(self._nodes)
 
     @property
     def layers(self) -> list[Layer]:
         """The layers, each once, in the order they were added."""
-        return [node.layer for node in self._all_nodes()]
+        return [node.layer for node in self._nodes]
 
-    def _size(self) -> int:
+    @property
+    def node_count(self) -> int:
         """Number of nodes. They are never removed, so more of them is all that can change."""
         return len(self._nodes)
 
-    def _before_loss(self, source: Tensor) -> None:
+    def node_of(self, layer: Layer) -> Node | None:
+        """The node of a layer; None for a layer the graph does not contain."""
+        return self._node_of.get(layer)
+
+    def before_loss(self, source: Tensor) -> None:
         """A loss is about to be put on one of its results: the place to say that others were possible."""
 
-    def _find(self, layer: Layer) -> Node | None:
-        return self._node_of.get(layer)
+    @property
+    def stopped_tensors(self) -> frozenset[Tensor]:
+        """Tensors no gradient passes: those given to `stop_gradient` of a training graph."""
+        return frozenset()
 
     def source_tensors(self, layer: Layer) -> list[Tensor]:
         """The tensors a layer consumes; empty for a layer the graph does not contain."""
-        node = self._find(layer)
+        node = self.node_of(layer)
         return list(node.sources) if node else []
 
     def result_tensors(self, layer: Layer) -> list[Tensor]:
         """The tensors a layer produces; empty for a layer the graph does not contain."""
-        node = self._find(layer)
+        node = self.node_of(layer)
         return list(node.results) if node else []
 
     # Adding layers --------------------------------------------------------------------------------------------
@@ -178,35 +207,11 @@ class Graph(Building, Viewable):
                 fix="make a second layer from the same tensors to share weights, "
                 "or pass the same Graph to several training and inference graphs",
             )
-        results = self._results(layer, sources, labels)
-        node = Node(layer, sources, labels, results, updates)
+        node = Node.of(layer, sources, labels, updates)
         self._nodes.append(node)
         self._node_of[layer] = node
         layer._join(self)
-        return results
-
-    def _results(self, layer: Layer, sources: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
-        """New tensors for a layer's results, if its sources and labels fit."""
-        descriptors = [tensor.descriptor for tensor in (*sources, *labels)]
-        known = tuple([tensor._feature_axis for tensor in (*sources, *labels)])
-        try:
-            layer.check_sources(descriptors)
-            layer.source_feature_axes = known
-            results = [Tensor(descriptor) for descriptor in layer.results(descriptors)]
-        except (ShapeError, DataError) as error:
-            described = (f"{t.descriptor.shape} {self._producer_label(t)}" for t in (*sources, *labels))
-            error.add_fact("sources", ", ".join(described))
-            raise
-        shapes = [descriptor.shape for descriptor in descriptors]
-        for tensor in results:
-            if tensor._feature_axis is None:
-                tensor._feature_axis = layer.feature_axis(known, shapes, tensor.descriptor.shape)
-        return results
-
-    @staticmethod
-    def _producer_label(tensor: Tensor) -> str:
-        producer = tensor._producer() if tensor._producer is not None else None
-        return f"from '{producer.layer.label}'" if producer is not None else f"'{tensor.label}'"
+        return node.results
 
     def split(
         self,
@@ -265,6 +270,39 @@ class Graph(Building, Viewable):
         assert axis is not None
         return axis
 
+    # Builders (mlcompute/building) and views (mlcompute/seeing): functions over a graph, here as methods -----------
+
+    input = builder.input
+    layer = builder.layer
+    convolution = images.convolution
+    depthwise_convolution = images.depthwise_convolution
+    dense = images.dense
+    pool = images.pool
+    global_pool = images.global_pool
+    pad = images.pad
+    upsample = images.upsample
+    embedding = sequences.embedding
+    lstm = sequences.lstm
+    attention = sequences.attention
+    normalize = normalizing.normalize
+    dropout = normalizing.dropout
+    activation = elementwise.activation
+    softmax = elementwise.softmax
+    add = elementwise.add
+    subtract = elementwise.subtract
+    multiply = elementwise.multiply
+    divide = elementwise.divide
+    arithmetic = elementwise.arithmetic
+    matmul = elementwise.matmul
+    flatten = shapes.flatten
+    slice = shapes.slice
+    reduce = shapes.reduce
+    loss = shapes.loss
+
+    summary = viewing.summary
+    svg = viewing.svg
+    _repr_html_ = viewing.repr_html
+
     # Data -----------------------------------------------------------------------------------------------------
 
     def bind_and_write_data(
@@ -307,16 +345,13 @@ class Graph(Building, Viewable):
 
     # Pictures -------------------------------------------------------------------------------------------------
 
-    def _stopped(self) -> set[Tensor]:
-        return set()
-
     @property
     def summarized_dot_description(self) -> str:
         """The graph in Graphviz's DOT language; edges whose gradient is stopped are dashed."""
         names: dict[Tensor, str] = {}
         lines = ["digraph MLCGraph {", " node [style=filled];"]
         edges = []
-        for number, node in enumerate(self._all_nodes()):
+        for number, node in enumerate(self.nodes):
             shapes = " ".join(_text(result.descriptor.shape) for result in node.results)
             lines.append(f' layer{number} [shape=box, label="{_quoted(node.layer.label)}\\n{shapes}"];')
             for tensor in (*node.sources, *node.labels):
@@ -324,17 +359,17 @@ class Graph(Building, Viewable):
                     names[tensor] = f"tensor{tensor.tensor_id}"
                     shape = _text(tensor.descriptor.shape)
                     lines.append(f' {names[tensor]} [shape=ellipse, label="{_quoted(tensor.label)}\\n{shape}"];')
-                style = "dashed" if tensor in self._stopped() else "solid"
+                style = "dashed" if tensor in self.stopped_tensors else "solid"
                 edges.append(f" {names[tensor]} -> layer{number} [style={style}];")
             for tensor in node.results:
                 names[tensor] = f"layer{number}"
         return "\n".join([*lines, *edges, "}"])
 
     def __str__(self) -> str:
-        lines = [f"{self._who} of {len(self._all_nodes())} layers"]
-        for number, node in enumerate(self._all_nodes()):
+        lines = [f"{self._who} of {len(self.nodes)} layers"]
+        for number, node in enumerate(self.nodes):
             results = ", ".join(map(repr, (result.descriptor for result in node.results)))
-            sources = ", ".join(self._producer_label(tensor) for tensor in (*node.sources, *node.labels))
+            sources = ", ".join(_producer_label(tensor) for tensor in (*node.sources, *node.labels))
             lines.append(f"{number:>5}  {node.layer.label:<16} {results:<28} {sources}")
         return "\n".join(lines)
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from mlcompute.compiled import Call, CompiledGraph
+from mlcompute.compiler.program import Program
 from mlcompute.enums import ExecutionOptions
+from mlcompute.errors import GraphError
 from mlcompute.execution import Execution, GraphCompletionHandler
-from mlcompute.feeding import Named
-from mlcompute.graph import Graph
-from mlcompute.ops.op import Array
+from mlcompute.graph import Graph, Node
+from mlcompute.layers.layer import Layer
+from mlcompute.runtime import calls, members
+from mlcompute.runtime.definition import Definition
+from mlcompute.runtime.inputs import Named
+from mlcompute.runtime.run import Call
+from mlcompute.runtime.session import Session
 from mlcompute.tensor import Tensor
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class InferenceGraph(CompiledGraph):
+    from mlcompute.device import Device
+
+
+class InferenceGraph(Graph):
     """Runs graphs forward: dropout off, running statistics used. Weights are shared with the graphs, not copied.
 
     >>> import numpy as np, mlcompute as mlc
@@ -28,18 +38,83 @@ class InferenceGraph(CompiledGraph):
     """
 
     def __init__(self, graph_objects: Sequence[Graph] = ()) -> None:
-        super().__init__(graph_objects)
+        super().__init__()
+        self._definition = Definition(type(self).__name__, self._nodes, graph_objects)
+        self._session = Session(self._definition)
+
+    # What training and inference graphs share ---------------------------------------------------------------------
+
+    compile = members.compile
+    add_inputs = members.add_inputs
+    add_outputs = members.add_outputs
+    wait = members.wait
+    profile = members.profile
+
+    @property
+    def device(self) -> Device | None:
+        """The device the graph was compiled for; None before."""
+        return self._session.device
+
+    @property
+    def device_memory_size(self) -> int:
+        """Bytes the device needs beyond parameters and fed data: intermediate results, gradients, optimizer state.
+
+        Exact and known after compile; 0 before.
+        """
+        return self._session.memory_size()
+
+    @property
+    def programs(self) -> dict[str, Program]:
+        """The compiled programs so far, by style and batch size. `print` one to read its steps, kernels and memory."""
+        compiled = self._session.compiled
+        return {} if compiled is None else compiled.by_name()
+
+    @property
+    def losses(self) -> dict[str, Tensor]:
+        """Every loss by the label of its layer, and what was computed from losses in the end; readable after a run.
+
+        With several of them `execute(...).result` is the sum that is minimised, and these are its parts.
+        """
+        return members.losses_of(self._session)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The layers with their sources and results, in an order in which they can be computed."""
+        return self._definition.nodes()
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers, each once, in the order they were added."""
+        return [node.layer for node in self._definition.nodes_before_loss()]
+
+    @property
+    def node_count(self) -> int:
+        """Number of nodes without the loss. They are never removed, so more of them is all that can change."""
+        return self._definition.node_count
+
+    def node_of(self, layer: Layer) -> Node | None:
+        """The node of a layer; None for a layer the graph does not contain."""
+        return self._definition.node_of(layer) or super().node_of(layer)
+
+    def _rows_per_sample(self, tensor: Tensor) -> int:
+        known = self._session.rows_per_sample(tensor)
+        return super()._rows_per_sample(tensor) if known is None else known
+
+    def __copy__(self) -> Self:
+        """A graph of its own over the same weights, with the same names; it is compiled when it is first run."""
+        copied = super().__copy__()
+        copied._definition = self._definition.copied(copied._nodes)
+        copied._session = self._session.copied(copied._definition)
+        return copied
 
     def link(self, graphs: Sequence[InferenceGraph]) -> bool:
         """Join later graphs to this one: they may use its results as sources without feeding them."""
-        return self._link(graphs, InferenceGraph)
-
-    def _linked(self, tensor: Tensor) -> Callable[[], Array | None] | None:
-        for graph in self._links:
-            computes = graph is not self and any(tensor in node.results for node in graph._all_nodes())
-            if computes and isinstance(graph, InferenceGraph):
-                return functools.partial(graph.latest, tensor)
-        return None
+        for graph in graphs:
+            if not isinstance(graph, InferenceGraph):
+                who = type(self).__name__
+                raise GraphError(f"{who}.link: {type(graph).__name__} cannot be linked with {who}")
+        self._session.link([graph._session for graph in graphs])
+        return True
 
     def execute(
         self,
@@ -57,8 +132,7 @@ class InferenceGraph(CompiledGraph):
         Without labels, loss layers are left out and the result is the last prediction.
         """
         call = Call("execute", options, completion_handler, outputs_data)
-        given = (inputs_data, loss_labels_data, loss_label_weights_data)
-        return self._submit(*self._asked_for(call, batch_size, given), call)
+        return calls.execute(self._session, call, batch_size, (inputs_data, loss_labels_data, loss_label_weights_data))
 
     async def execute_async(
         self,

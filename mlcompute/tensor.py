@@ -13,8 +13,8 @@ import numpy as np
 
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, ShapeError
-from mlcompute.exchange import Exchanged
 from mlcompute.platform import stream
+from mlcompute.runtime.array_protocols import Exchanged
 from mlcompute.runtime.storage import Storage
 from mlcompute.tensor_data import (
     Array,
@@ -42,8 +42,13 @@ moments = itertools.count(1)
 class Resident(Protocol):
     """A compiled graph the tensor takes part in: it may hold the tensor's current value, or be changing it."""
 
-    #: Rises with every run, over all graphs: the latest run has the current value.
-    last_run: int
+    @property
+    def kind(self) -> str:
+        """What messages call the graph."""
+
+    @property
+    def last_run(self) -> int:
+        """Rises with every run, over all graphs: the latest run has the current value."""
 
     def wait(self) -> None:
         """Return when all queued work that may change the tensor is done; raises what it failed with."""
@@ -256,7 +261,7 @@ class Tensor(Exchanged):
         if producer is None or self._told:
             return
         self._told = True
-        graph = type(resident).__name__
+        graph = resident.kind
         otherwise = "; execute_forward, a pass by itself, keeps every result" if graph == "TrainingGraph" else ""
         warnings.warn(
             f"the result of {producer.layer.who} was not kept by the last run, so its data is None: name it in "

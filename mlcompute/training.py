@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from mlcompute.compiled import Call
+from mlcompute.compiler.program import Program
 from mlcompute.enums import ExecutionOptions
-from mlcompute.errors import ExecutionError, GraphError
-from mlcompute.execution import Execution, GraphCompletionHandler, asks
-from mlcompute.feeding import Feeds, Named
-from mlcompute.graph import Graph
+from mlcompute.errors import DataError, ExecutionError, GraphError
+from mlcompute.execution import Execution, GraphCompletionHandler
+from mlcompute.graph import Graph, Node
 from mlcompute.layers.layer import Layer
-from mlcompute.learning import LearningGraph
-from mlcompute.ops.op import Array, Value
-from mlcompute.optimizer_state import OptimizerState
+from mlcompute.layers.loss import LossLayer
+from mlcompute.ops.op import Array
 from mlcompute.optimizers.optimizer import Optimizer
-from mlcompute.passes import Passes
-from mlcompute.platform import RandomPasses
-from mlcompute.programs import Course, Programs
-from mlcompute.runtime.storage import Storage
-from mlcompute.tensor import Tensor, TensorOptimizerDeviceData
-from mlcompute.tensor_data import ArrayLike, read_array
+from mlcompute.runtime import calls, members
+from mlcompute.runtime.definition import Definition, Learning
+from mlcompute.runtime.inputs import Named
+from mlcompute.runtime.run import Call
+from mlcompute.runtime.session import Session
+from mlcompute.tensor import Tensor, TensorOptimizerDeviceData, TensorParameter
+from mlcompute.tensor_data import ArrayLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from mlcompute.device import Device
 
-class TrainingGraph(LearningGraph):
+
+class TrainingGraph(Graph):
     """A graph that learns.
 
     graph_objects  the graphs to train; layers may also be added directly with `node`
@@ -53,41 +50,100 @@ class TrainingGraph(LearningGraph):
     array([1.], dtype=float32)
     """
 
-    _state: OptimizerState | None
-
     def __init__(
         self,
         graph_objects: Sequence[Graph] = (),
         loss_layer: Layer | None = None,
         optimizer: Optimizer | None = None,
     ) -> None:
-        super().__init__(graph_objects, loss_layer, optimizer)
-        if optimizer is not None:
-            self._state = OptimizerState(optimizer)
+        who = type(self).__name__
+        if loss_layer is not None and not isinstance(loss_layer, LossLayer):
+            raise TypeError(f"{who}: loss_layer must be a LossLayer, not {type(loss_layer).__name__}")
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise TypeError(f"{who}: optimizer must be an Optimizer, not {type(optimizer).__name__}")
+        super().__init__()
+        self._definition = Definition(who, self._nodes, graph_objects, Learning(loss_layer, optimizer))
+        self._session = Session(self._definition)
 
-    def _has_not_run(self) -> None:
-        super()._has_not_run()
-        self._state = None
-        self._random = RandomPasses()
+    # What training and inference graphs share ---------------------------------------------------------------------
+
+    compile = members.compile
+    add_inputs = members.add_inputs
+    add_outputs = members.add_outputs
+    wait = members.wait
+    profile = members.profile
+
+    @property
+    def device(self) -> Device | None:
+        """The device the graph was compiled for; None before."""
+        return self._session.device
+
+    @property
+    def device_memory_size(self) -> int:
+        """Bytes the device needs beyond parameters and fed data: intermediate results, gradients, optimizer state.
+
+        Exact and known after compile; 0 before. It is what `execute` takes; running the passes one by one keeps
+        every gradient readable and may take more from the first such run on.
+        """
+        return self._session.memory_size()
+
+    @property
+    def programs(self) -> dict[str, Program]:
+        """The compiled programs so far, by style and batch size. `print` one to read its steps, kernels and memory."""
+        compiled = self._session.compiled
+        return {} if compiled is None else compiled.by_name()
+
+    @property
+    def losses(self) -> dict[str, Tensor]:
+        """Every loss by the label of its layer, and what was computed from losses in the end; readable after a run.
+
+        With several of them `execute(...).result` is the sum that is minimised, and these are its parts.
+        """
+        return members.losses_of(self._session)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The layers with their sources and results, in an order in which they can be computed, the loss last."""
+        return self._definition.nodes()
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers, each once, in the order they were added; the loss given to the constructor is not among them."""
+        return [node.layer for node in self._definition.nodes_before_loss()]
+
+    @property
+    def node_count(self) -> int:
+        """Number of nodes without the loss. They are never removed, so more of them is all that can change."""
+        return self._definition.node_count
+
+    def node_of(self, layer: Layer) -> Node | None:
+        """The node of a layer; None for a layer the graph does not contain."""
+        return self._definition.node_of(layer) or super().node_of(layer)
+
+    def _rows_per_sample(self, tensor: Tensor) -> int:
+        known = self._session.rows_per_sample(tensor)
+        return super()._rows_per_sample(tensor) if known is None else known
 
     def __copy__(self) -> Self:
+        """A graph of its own over the same weights, with the same names; it is compiled when it is first run.
+
+        It shares its optimizer, and so moments and step count, with its copy.
+        """
         copied = super().__copy__()
-        copied._random = copy.copy(self._random)
-        copied._state = None if self._state is None else self._state.shared()
-        for gradient in copied._gradient_of:
-            gradient._reside(copied)
+        copied._definition = self._definition.copied(copied._nodes)
+        copied._session = self._session.copied(copied._definition)
         return copied
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        copied = super().__deepcopy__(memo)
-        copied._random = copy.copy(self._random)
-        if self._state is not None and copied._optimizer is not None:
-            copied._state = self._state.copied(copied._optimizer, memo)
-        for gradient in copied._gradient_of:
-            gradient._reside(copied)
-        return copied
+    @property
+    def _learning(self) -> Learning:
+        learning = self._definition.learning
+        assert learning is not None
+        return learning
 
-    # Links ----------------------------------------------------------------------------------------------------
+    @property
+    def stopped_tensors(self) -> frozenset[Tensor]:
+        """Tensors no gradient passes: those given to `stop_gradient`."""
+        return frozenset(self._learning.stopped)
 
     def link(self, graphs: Sequence[TrainingGraph]) -> bool:
         """Join later sub-graphs to this one, the first.
@@ -96,16 +152,61 @@ class TrainingGraph(LearningGraph):
         gradients come back in execute_gradient (run in reverse order). A parameter used in several graphs belongs
         to the first of them: it collects the gradients of all and is updated once.
         """
-        return self._link(graphs, TrainingGraph)
+        for graph in graphs:
+            if not isinstance(graph, TrainingGraph):
+                who = type(self).__name__
+                raise GraphError(f"{who}.link: {type(graph).__name__} cannot be linked with {who}")
+        self._session.link([graph._session for graph in graphs])
+        return True
 
-    def _linked(self, tensor: Tensor) -> Callable[[], Array | None] | None:
-        earlier, later = self._neighbours(TrainingGraph)
-        for other in earlier:
-            if any(tensor in node.results for node in other._all_nodes()):
-                return functools.partial(other.latest, tensor)
-        source = self._gradient_of.get(tensor)
-        users = [other for other in later if source in other._used_tensors()]
-        return functools.partial(_sum_of_gradients, source, users) if source is not None and users else None
+    # Declaring ------------------------------------------------------------------------------------------------
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer in use: change its learning_rate between runs to decay it."""
+        return self._learning.optimizer
+
+    def stop_gradient(self, tensors: Sequence[Tensor]) -> bool:
+        """Gradients do not pass these tensors into the layers that produced them."""
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"TrainingGraph.stop_gradient: needs Tensors, not {type(tensor).__name__}")
+        self._learning.stopped.update(tensors)
+        self._session.outdated()
+        return True
+
+    def set_training_tensor_parameters(self, parameters: Sequence[TensorParameter]) -> bool:
+        """Input tensors the optimizer shall update besides the layers' own parameters. Replaces the previous list.
+
+        They keep their values between runs; data fed or attached under their name replaces the values.
+        """
+        for parameter in parameters:
+            if not isinstance(parameter, TensorParameter):
+                given = type(parameter).__name__
+                raise TypeError(f"TrainingGraph.set_training_tensor_parameters: needs TensorParameters, not {given}")
+            if not parameter.tensor.keeps_data:
+                raise DataError(
+                    f"TrainingGraph.set_training_tensor_parameters: {parameter.tensor!r} has no data",
+                    fix="create it with data, fill_with_data or random_initializer_type",
+                )
+        self._learning.training_parameters = list(parameters)
+        self._session.outdated()
+        return True
+
+    def allocate_user_gradient(self, tensor: Tensor) -> Tensor:
+        """A tensor to feed dL/d(tensor) to, for results consumed by the caller's own code.
+
+        Attach the gradient with bind_and_write_data before execute_gradient; it adds to what layers contribute.
+        """
+        if not any(tensor in node.results for node in self.nodes):
+            raise GraphError(
+                f"TrainingGraph.allocate_user_gradient: {tensor!r} is no result of this graph",
+                fix="pass a tensor that one of the graph's layers produces",
+            )
+        if tensor not in self._learning.user_gradients:
+            self._learning.user_gradients[tensor] = Tensor(tensor.descriptor)
+            self._session.outdated()
+        return self._learning.user_gradients[tensor]
 
     # Optimizer state --------------------------------------------------------------------------------------------
 
@@ -113,38 +214,8 @@ class TrainingGraph(LearningGraph):
         """Attach an optimizer, or replace the one there is; the state of a replaced one is dropped."""
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"TrainingGraph.compile_optimizer: needs an Optimizer, not {type(optimizer).__name__}")
-        self._compile_if_needed()
-        self.wait()
-        before = self._optimizer, self._state
-        if self._state is not None:
-            self._state.retire(self, self._updated_tensors())
-        self._optimizer, self._state = optimizer, OptimizerState(optimizer)
-        try:
-            self._compile(builds=True)
-        except BaseException:  # Ctrl-C too
-            self._optimizer, self._state = before
-            raise
+        self._session.use_optimizer(optimizer)
         return True
-
-    def _adopt(self, compiled: Programs) -> None:
-        if self._state is not None:
-            parameters = compiled.description.parameters
-            self._state.check_callers(parameters)
-            if not self._waits_for_labels():
-                program = compiled.get(self._main_style, compiled.description.batch_size)
-                self._warn_about_untrained(compiled.description, program.states.keys())
-                self._state.claim(self, program.states.keys())
-            self._state.prepare(parameters)
-        super()._adopt(compiled)
-
-    def _states_of(self, tensor: Tensor) -> list[Storage]:
-        assert self._state is not None
-        return self._state.of(tensor)
-
-    def _state_bytes(self) -> int:
-        if self._state is None or self._compiled is None:
-            return 0
-        return self._state.nbytes(self._compiled.description.parameters)
 
     def bind_optimizer_data(
         self,
@@ -155,18 +226,13 @@ class TrainingGraph(LearningGraph):
     ) -> bool:
         """Use these buffers as the optimizer state of a parameter, in layout order. The memory stays the caller's."""
         who = f"TrainingGraph.bind_optimizer_data: '{tensor.label}'"
-        if self._state is None:
+        state = self._session.state
+        if state is None:
             raise ExecutionError(f"{who}: the graph has no optimizer", fix="call compile_optimizer first")
-        if tensor not in self._updated_tensors():
+        if tensor not in self._definition.updated_tensors():
             raise GraphError(f"{who} is not updated by this graph")
-        self._state.check(tensor, data)
+        state.check(tensor, data)
         return tensor.bind_optimizer_data(data, device_data=device_data)
-
-    def rebound(self, tensor: Tensor) -> None:
-        """A parameter or its optimizer state has got other memory."""
-        if self._state is not None:
-            self._state.rebound(tensor)
-        super().rebound(tensor)
 
     # Gradients ------------------------------------------------------------------------------------------------
 
@@ -176,11 +242,11 @@ class TrainingGraph(LearningGraph):
         Inputs that feed only first layers have a gradient with COMPUTE_ALL_GRADIENTS. Its data is there after
         execute_gradient; after `execute` only when it was declared as an output.
         """
-        if self._device is None:
+        if self._session.device is None:
             return None
-        description = self._compile_if_needed()
+        request = self._session.compile_if_needed()
         # Every style computes the same gradients; this one is compiled in any case, so asking costs no memory.
-        program = self._program(self._main_style, description.batch_size)
+        program = self._session.program(self._session.main_style, request.batch_size)
         return self._gradient_tensor(for_input) if for_input in program.gradients else None
 
     def source_gradient_tensors(self, layer: Layer) -> list[Tensor]:
@@ -191,17 +257,10 @@ class TrainingGraph(LearningGraph):
         """Gradients with respect to a layer's results, one tensor each; empty for a foreign layer."""
         return [self._gradient_tensor(tensor) for tensor in self.result_tensors(layer)]
 
-    def _gradient(self, tensor: Tensor) -> Array | None:
-        """The gradient of a tensor as of the last gradient pass that was run by itself."""
-        if self._ran is None or not self._has_gradients:
-            return None
-        value = self._ran.program.gradients.get(tensor)
-        return None if value is None else self._ran.executable.read(value)
-
-    @property
-    def _has_gradients(self) -> bool:
-        """Was the last run a gradient pass by itself, or an update after one?"""
-        return self._ran is not None and "gradient" in self._ran.finished
+    def _gradient_tensor(self, tensor: Tensor) -> Tensor:
+        gradient = self._learning.gradient_tensor(tensor)
+        gradient._reside(self._session)
+        return gradient
 
     def gradient_data(self, for_parameter: Tensor, layer: Layer) -> Array | None:
         """The gradient of a layer's parameter, in the parameter's shape.
@@ -210,32 +269,15 @@ class TrainingGraph(LearningGraph):
         disable_update, and for tensors that are no parameter of the layer.
         """
         self.wait()
-        node = self._find(layer)
+        node = self.node_of(layer)
         if node is None or not node.updates:
             return None
         if not any(slot.tensor is for_parameter for slot in layer.parameters.values()):
             return None
-        gradient = self._gradient(for_parameter)
+        gradient = self._session.last.gradient(for_parameter)
         if gradient is not None:
             gradient.flags.writeable = False
         return gradient
-
-    def computes(self, tensor: Tensor) -> bool:
-        """Did the last run compute this result or gradient tensor?"""
-        return tensor in self._gradient_of or super().computes(tensor)
-
-    def fetch(self, tensor: Tensor) -> Array | None:
-        """The value of a result or gradient tensor in the last run; None when that run did not keep it."""
-        source = self._gradient_of.get(tensor)
-        if source is None:
-            return super().fetch(tensor)
-        gradient = self._gradient(source)
-        if gradient is not None or self._current is None:
-            return gradient
-        # A fused run keeps the gradients that were declared as outputs and those of layers being debugged.
-        program = self._current.program
-        value = program.gradients.get(source) if program.name == "fused" else None
-        return self._current.read(value) if value is not None and value in program.kept else None
 
     # Executing ------------------------------------------------------------------------------------------------
 
@@ -258,49 +300,7 @@ class TrainingGraph(LearningGraph):
         only the forward pass runs, in inference mode; labels may then be left out.
         """
         call = Call("execute", options, completion_handler, outputs_data)
-        given = (inputs_data, loss_labels_data, loss_label_weights_data)
-        course, feeds = self._asked_for(call, batch_size, given)
-        if asks(options, ExecutionOptions.FORWARD_FOR_INFERENCE):
-            return self._submit(course, feeds, call)
-        return self._run(course, feeds, call)
-
-    def _look_up(self, batch: int, data: Mapping[Tensor, Any], call: Call) -> tuple[Course, Feeds]:
-        if asks(call.options, ExecutionOptions.FORWARD_FOR_INFERENCE):
-            return super()._look_up(batch, data, call)
-        phases = self._phases_to_execute()
-        assert self._compiled is not None
-        course = self._compiled.course(self._program("fused", batch), phases, call.options)
-        feeds = self._feed(course, data, call.method)
-        call.replaced = self._replaced_values(data)
-        return course, feeds
-
-    def _phases_to_execute(self) -> tuple[str, ...]:
-        description = self._compile_if_needed()
-        self._expect_labels()
-        fed = any(gradient._bound is not None for gradient in description.user_gradients)
-        if not description.minimised and not fed:
-            if self._optimizer is not None and description.parameters:
-                raise ExecutionError(
-                    "TrainingGraph.execute: there is nothing to minimise",
-                    expected="a loss layer, or a gradient bound to a tensor of allocate_user_gradient",
-                    fix="give the graph a loss layer, or run execute_forward and execute_gradient by themselves",
-                )
-            return ("forward",)
-        return ("forward", "gradient") if self._optimizer is None else ("forward", "gradient", "update")
-
-    def _expect_labels(self) -> None:
-        if self._waits_for_labels():
-            raise ExecutionError(
-                "TrainingGraph: the loss layer has no labels", fix="declare them: add_inputs(..., loss_labels={...})"
-            )
-
-    def _replaced_values(self, data: Mapping[Tensor, Any]) -> list[tuple[Tensor, Array]]:
-        """Data fed for tensors the optimizer updates: it replaces their values when the run's turn has come."""
-        return [
-            (tensor, read_array(data[tensor], tensor.descriptor, f"'{self._name_of(tensor)}'").copy())
-            for tensor in self._kept_inputs()
-            if tensor in data
-        ]
+        return calls.execute(self._session, call, batch_size, (inputs_data, loss_labels_data, loss_label_weights_data))
 
     def execute_forward(
         self,
@@ -311,17 +311,8 @@ class TrainingGraph(LearningGraph):
         completion_handler: GraphCompletionHandler | None = None,
     ) -> Execution:
         """The forward pass alone, on data attached with bind_and_write_data."""
-        batch = self._batch(batch_size, "execute_forward")
         call = Call("execute_forward", options, completion_handler, outputs_data)
-        if asks(options, ExecutionOptions.FORWARD_FOR_INFERENCE):
-            return self._submit(*self._look_up(batch, {}, call), call)
-        self._expect_labels()
-        program = self._program("split", batch)
-        assert self._compiled is not None
-        course = self._compiled.course(program, ("forward",), options)
-        # Copied in any case: the gradient pass needs the same numbers, whatever becomes of the caller's memory.
-        feeds = self._feed(course, {}, "execute_forward", copies=True)
-        return self._run(course, feeds, call, Passes(program, self._compiled.executable(program)))
+        return calls.execute_forward(self._session, call, batch_size)
 
     def execute_gradient(
         self,
@@ -332,27 +323,8 @@ class TrainingGraph(LearningGraph):
         completion_handler: GraphCompletionHandler | None = None,
     ) -> Execution:
         """The gradient pass alone, after execute_forward with the same batch size. Gradients are then readable."""
-        passes = self._passes_after("forward", "execute_gradient", batch_size)
-        assert self._compiled is not None
-        course = self._compiled.course(passes.program, ("gradient",), options)
-        feeds = self._feed(course, {}, "execute_gradient")
-        return self._run(course, feeds, Call("execute_gradient", options, completion_handler, outputs_data), passes)
-
-    def _passes_after(self, needed: str, method: str, batch_size: int = 0) -> Passes:
-        """The passes asked for so far, of which `needed` must be one."""
-        self._compile_if_needed()
-        self._raise_unseen_error()
-        passes = self._asked
-        if passes is None or needed not in passes.queued:
-            raise ExecutionError(
-                f"TrainingGraph.{method}: no {needed} pass was run",
-                fix=f"call execute_{needed} before it, with no other run of the graph in between",
-            )
-        if batch_size not in (0, passes.program.batch_size):
-            raise ExecutionError(
-                f"TrainingGraph.{method}: batch_size is {batch_size}, the forward pass ran {passes.program.batch_size}"
-            )
-        return passes
+        call = Call("execute_gradient", options, completion_handler, outputs_data)
+        return calls.execute_gradient(self._session, call, batch_size)
 
     def execute_optimizer_update(
         self,
@@ -361,15 +333,8 @@ class TrainingGraph(LearningGraph):
         completion_handler: GraphCompletionHandler | None = None,
     ) -> Execution:
         """Apply the optimizer to the gradients of the last gradient pass; may be repeated."""
-        self._compile_if_needed()
-        if self._optimizer is None:
-            raise ExecutionError(
-                "TrainingGraph.execute_optimizer_update: the graph has no optimizer", fix="call compile_optimizer"
-            )
-        passes = self._passes_after("gradient", "execute_optimizer_update")
-        assert self._compiled is not None
-        course = self._compiled.course(passes.program, ("update",), options)
-        return self._run(course, {}, Call("execute_optimizer_update", options, completion_handler), passes)
+        call = Call("execute_optimizer_update", options, completion_handler)
+        return calls.execute_optimizer_update(self._session, call)
 
     async def execute_forward_async(
         self,
@@ -397,57 +362,4 @@ class TrainingGraph(LearningGraph):
 
     def synchronize_updates(self) -> None:
         """Wait for queued runs and bring memory the caller has bound up to date with the device."""
-        self.wait()
-        for storages in self._compiled.storages.values() if self._compiled is not None else ():
-            for storage in storages.values():
-                if storage.is_callers:
-                    storage.array()
-
-    def _run(self, course: Course, feeds: Feeds, call: Call, passes: Passes | None = None) -> Execution:
-        """Queue training phases. What counts runs (time step, random passes) moves on only when a run succeeds."""
-        random = self._random = self._random.current()
-        settings = self._optimizer if course.updates else None
-        if settings is not None and not course.synchronous:
-            # The caller may change the rate while the run is queued; what it was when the run was asked for counts.
-            settings = settings._frozen()
-        assert self._compiled is not None
-        compiled, state = self._compiled, self._state
-        scalars = compiled.scalars_of(course.program)
-        replaced = [(tensor._storage, array) for tensor, array in call.replaced if tensor._storage is not None]
-        keys = course.program.random_keys if course.begins else ()
-
-        def before(fed: dict[Value, Array]) -> None:
-            for index, (storage, array) in enumerate(replaced):
-                replaced[index] = (storage, storage.array().copy())
-                storage.write(array)
-            if keys:
-                fed.update(random.keys(keys))
-            if settings is not None and state is not None:
-                numbers = settings.scalars(state.time_step)
-                for name, (_, array) in scalars.items():
-                    array[()] = numbers[name]
-                if not compiled.shares_memory:
-                    fed.update(scalars.values())
-
-        def after(succeeded: bool) -> None:
-            if not succeeded:
-                for storage, array in replaced:
-                    storage.write(array)
-                return
-            if course.begins:
-                random.advance()
-            if settings is not None and state is not None:
-                state.advance()
-
-        accepted = functools.partial(random.prepare, keys) if keys else None
-        return self._submit(course, feeds, call, passes, accepted=accepted, before=before, after=after)
-
-
-def _sum_of_gradients(tensor: Tensor, users: Sequence[TrainingGraph]) -> Array | None:
-    """What later linked graphs contribute to a tensor's gradient; None when one of them has yet to run its pass."""
-    for graph in users:
-        graph.wait()
-        if not graph._has_gradients:
-            return None
-    parts = [part for graph in users if (part := graph._gradient(tensor)) is not None]
-    return sum(parts[1:], parts[0]) if parts else np.zeros(tensor.descriptor.shape, tensor.descriptor.data_type.numpy)
+        self._session.synchronize()

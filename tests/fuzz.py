@@ -98,7 +98,7 @@ class Fuzzed:
 
     @property
     def nodes(self) -> list[Node]:
-        return self.graph._all_nodes()
+        return self.graph.nodes
 
     @property
     def parameters(self) -> list[mlc.Tensor]:

@@ -326,7 +326,7 @@ def test_the_handler_gets_the_error(options: mlc.ExecutionOptions) -> None:
 def test_an_error_nobody_has_seen_is_raised_by_the_next_call() -> None:
     net = Lookup()
     net.step(0, 9)
-    net.device.queue.wait_for(net.training._unsettled[-1])
+    net.device.queue.wait_for(net.training._session.unsettled[-1])
     with pytest.raises(mlc.ExecutionError, match="index 9"):
         net.step(0, 1)
     net.step(0, 1).wait()
@@ -341,7 +341,7 @@ def test_an_error_nobody_has_seen_is_raised_when_data_is_read() -> None:
     with pytest.raises(mlc.ExecutionError, match="index 9"):
         _ = weights.data
     np.testing.assert_array_equal(weights.data, before)
-    assert net.training.result_tensors(net.training._loss_layer)[0].data is None, "the memory was reused"
+    assert net.training.result_tensors(net.training._definition.learning.loss_layer)[0].data is None, "the memory was reused"
 
 
 def test_an_error_is_not_lost_behind_a_run_that_succeeds() -> None:

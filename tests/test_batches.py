@@ -371,11 +371,11 @@ def test_a_larger_batch_gives_what_a_graph_of_its_size_gives() -> None:
 
 
 def training_input(training: mlc.TrainingGraph) -> mlc.Tensor:
-    return training._declared.inputs["x"]
+    return training._definition.declared.inputs["x"]
 
 
 def training_label(training: mlc.TrainingGraph) -> mlc.Tensor:
-    return training._declared.labels["t"]
+    return training._definition.declared.labels["t"]
 
 
 def test_more_rows_than_the_graph_takes_say_batch_size() -> None:

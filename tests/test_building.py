@@ -321,7 +321,7 @@ def test_what_is_built_can_be_inspected_and_mixed_with_plain_nodes() -> None:
     training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=(2, 2))})
     training.compile(device=mlc.Device.cpu())
     data = {"x": np.ones((2, 3, 8, 8)), "t": np.ones((2, 2))}
-    training.bind_and_write_data(data, for_inputs={"x": x, "t": training._declared.labels["t"]}, to=mlc.Device.cpu())
+    training.bind_and_write_data(data, for_inputs={"x": x, "t": training._definition.declared.labels["t"]}, to=mlc.Device.cpu())
     training.execute_forward().wait()
     training.execute_gradient().wait()
     dense = graph.layer("dense1")
@@ -481,7 +481,5 @@ def test_half_precision_gives_half_precision_parameters() -> None:
 
 
 def test_every_builder_is_documented() -> None:
-    from mlcompute.building import Building
-
-    for name, method in inspect.getmembers(Building, inspect.isfunction):
+    for name, method in inspect.getmembers(mlc.Graph, inspect.isfunction):
         assert name.startswith("_") or (method.__doc__ or "").strip(), name

@@ -182,7 +182,7 @@ def test_a_kernel_wrong_by_a_constant_is_found_where_the_gradient_should_be_zero
 
     training, inputs, labels = zero_gradients(Cpu(1))
     conv: Any = next(layer for layer in training.layers if layer.label == "conv")
-    gradient = training._compile_if_needed()
+    gradient = training._session.compile_if_needed()
     assert conv.biases in gradient.parameters
     read = CpuExecutable.read
     monkeypatch.setattr(CpuExecutable, "read", lambda self, v: read(self, v) + (error if v.shape == (4,) else 0.0))

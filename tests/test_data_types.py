@@ -154,7 +154,7 @@ def test_half_precision_split_is_fused() -> None:
     for split in (False, True):
         training, w, _ = half_net(T.FLOAT16, sgd(0.5, momentum_scale=0.5))
         device = training.device
-        x, t = training._declared.inputs["x"], training._declared.labels["t"]
+        x, t = training._definition.declared.inputs["x"], training._definition.declared.labels["t"]
         for step in range(3):
             feeds = {"x": normal(4, 3, seed=step).astype(np.float16), "t": normal(4, 2, seed=step).astype(np.float16)}
             if split:

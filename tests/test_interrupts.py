@@ -18,7 +18,7 @@ import pytest
 import mlcompute as mlc
 from mlcompute import interrupts
 from mlcompute.devices.reference import Reference
-from mlcompute.interrupts import Blocked, held
+from mlcompute.devices.interrupts import Blocked, held
 from tests.nets import SYNC, CpuEngine, Regression, adam, normal
 
 ROOT = Path(__file__).parents[1]
@@ -228,7 +228,7 @@ def test_blocked_restores_the_mask() -> None:
 #: Thousands of handlers that raise at random moments, around blocks and in them.
 SCRIPT = """
 import _thread, os, random, signal, sys, threading, time
-from mlcompute.interrupts import Blocked, held, _main
+from mlcompute.devices.interrupts import Blocked, held, _main
 
 rounds, sender = int(sys.argv[1]), sys.argv[2]
 random.seed(3)

@@ -276,7 +276,7 @@ def test_running_again_and_fused_gives_the_same(case: Case) -> None:
 
 
 def layer_is_stateful(built: Built) -> bool:
-    program = built.graph._program("split", built.graph._compile_if_needed().batch_size)
+    program = built.graph._session.program("split", built.graph._session.compile_if_needed().batch_size)
     return bool(program.random_keys or program.writes)
 
 
@@ -285,7 +285,7 @@ def test_planned_memory_is_sound(case: Case) -> None:
     """Invariants hold, and with guard bytes around every value the numbers stay and no guard byte is touched."""
     built = Built(case)
     for style in ("fused", "split", "inference"):
-        program = built.graph._program(style, built.graph._compile_if_needed().batch_size)
+        program = built.graph._session.program(style, built.graph._session.compile_if_needed().batch_size)
         verify_steps(program.steps, split=style == "split")
         verify_plan(program.steps, program.plan)
         if layer_is_stateful(built) or style == "inference":
@@ -298,7 +298,7 @@ def test_planned_memory_is_sound(case: Case) -> None:
 
 def arrays_of(graph: Any, program: Any) -> dict[Any, Array]:
     """The memory of parameters, statistics and states."""
-    return {value: storage.memory() for value, storage in graph._storages(program).items()}
+    return {value: storage.memory() for value, storage in graph._session.storages(program).items()}
 
 
 def run_with_plan(built: Built, program: Any, reuse: bool, guard: int) -> dict[Any, Array]:
@@ -309,8 +309,8 @@ def run_with_plan(built: Built, program: Any, reuse: bool, guard: int) -> dict[A
     executable = Reference().build(program, HostBuffer(arena))
     built.bind()
     phases = tuple(program.phases)
-    course = built.graph._compiled.course(program, phases, mlc.ExecutionOptions.SYNCHRONOUS)
-    feeds = built.graph._feed(course, {}, "execute")
+    course = built.graph._session.compiled.specification(program, phases, mlc.ExecutionOptions.SYNCHRONOUS)
+    feeds = built.graph._session.collect_inputs(course, {}, "execute")
     executable.run_once(Reference(), phases, {**arrays_of(built.graph, program), **feeds})
     kept = {value: executable.read(value) for value in program.kept}
     used = np.zeros(plan.nbytes, bool)
@@ -324,7 +324,7 @@ def run_with_plan(built: Built, program: Any, reuse: bool, guard: int) -> dict[A
 @pytest.mark.parametrize("case", [c for c in CASES if c.values[0].batches])
 def test_a_smaller_batch_is_the_leading_samples(case: Case) -> None:
     built = Built(case)
-    full = built.graph._compile_if_needed().batch_size
+    full = built.graph._session.compile_if_needed().batch_size
     if full < 2 or layer_is_stateful(built) or is_loss(case):
         pytest.skip("a batch of one, a moving random stream or a loss over the batch: there is nothing to compare")
     whole = built.forward()
@@ -362,7 +362,7 @@ class Expanding(Reference):
 @pytest.mark.parametrize("case", CASES)
 def test_expanded_ops_agree(case: Case) -> None:
     built = Built(case)
-    program = built.graph._program("split", built.graph._compile_if_needed().batch_size)
+    program = built.graph._session.program("split", built.graph._session.compile_if_needed().batch_size)
     if all(step.op.expansion is None for step in program.steps):
         pytest.skip("the case uses no composite op")
     if layer_is_stateful(built):

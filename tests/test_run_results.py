@@ -13,7 +13,7 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute.devices.reference import Reference
-from mlcompute.run_result import RunResult
+from mlcompute.runtime.run_result import RunResult
 from tests.nets import INFERENCE, LINK, SYNC, Array, Regression, adam, cpu, dense, normal
 
 ENGINES = pytest.mark.parametrize("device", [cpu, lambda: mlc.Device(engine=Reference())], ids=["cpu", "reference"])
@@ -214,7 +214,7 @@ def test_reading_while_others_run() -> None:
         run = net.step(
             *data(number % 7),
             completion_handler=lambda result, error, seconds, n=number: wanted.__setitem__(
-                n, net.training.fetch(result.of).item()
+                n, net.training._session.fetch(result.of).item()
             ),
         )
         threads.append(threading.Thread(target=read, args=(number, run)))

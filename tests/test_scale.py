@@ -139,7 +139,7 @@ def test_long_chains_of_maps_are_not_one_endless_loop(style: str) -> None:
         for _ in range(nodes):
             y = graph.node(mlc.ArithmeticLayer(mlc.ArithmeticOperation.ADD), sources=[y, x])
         graph.compile(device=null())
-        return count_lines(lambda: compile_program(graph._compile_if_needed(), Merging(), style))
+        return count_lines(lambda: compile_program(graph._session.compile_if_needed(), Merging(), style))
 
     work(30)
     assert work(600) < 4.4 * work(150)

@@ -98,7 +98,7 @@ class ConvolutionNet:
         self.training.execute_gradient(**more)
         more.pop("batch_size", None)
         self.training.execute_optimizer_update(**more)
-        return float(self.training.result_tensors(self.training._loss_layer)[0].data[0])
+        return float(self.training.result_tensors(self.training._definition.learning.loss_layer)[0].data[0])
 
     def everything(self) -> list[Array]:
         parameters = parameters_of(self.training)
@@ -362,7 +362,7 @@ def test_forward_for_inference(form: str, with_labels: bool) -> None:
         net.training.bind_and_write_data({"x": x, **labels}, for_inputs=tensors, to=net.device)
         run = net.training.execute_forward(options=INFERENCE)
     result = run.result.data
-    inference = mlc.InferenceGraph(net.training._graphs)
+    inference = mlc.InferenceGraph(net.training._definition.graphs)
     inference.add_inputs({"x": net.x})
     inference.compile(device=cpu())
     prediction = inference.execute({"x": x}).result.data

@@ -11,6 +11,9 @@ from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
 from mlcompute.layers.layer import Layer
 from mlcompute.tensor import Tensor
 
+if TYPE_CHECKING:
+    from mlcompute.graph import Graph
+
 Choice = TypeVar("Choice")
 
 #: What users may write for an activation: its name, a descriptor with constants, or nothing.
@@ -48,125 +51,119 @@ def chosen(who: str, name: str, choices: dict[str, Choice], given: object, fix: 
     raise GraphError(f"{who}: {name} is {given!r}", expected=", ".join(choices), fix=fix)
 
 
-class Builder:
-    """Base of the builders; `Graph` is what they are mixed into."""
+class LayerNames:
+    """The names in use in one graph, and the next number of every kind."""
 
-    if TYPE_CHECKING:
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._numbers: dict[str, int] = {}
 
-        @property
-        def layers(self) -> list[Layer]: ...
+    def __copy__(self) -> LayerNames:
+        copied = LayerNames()
+        copied._taken, copied._numbers = set(self._taken), dict(self._numbers)
+        return copied
 
-        def node(
-            self,
-            layer: Layer,
-            source: Tensor | None = None,
-            sources: Sequence[Tensor] | None = None,
-            *,
-            disable_update: bool = False,
-            loss_labels: Sequence[Tensor] | None = None,
-        ) -> Tensor: ...
-
-    def input(self, shape: Iterable[int], name: str = "", *, data_type: DataType = DataType.FLOAT32) -> Tensor:
-        """A tensor to be fed, labelled with its name; the first extent is the batch. Same as `Tensor(shape=...)`."""
-        tensor = Tensor(shape=shape, data_type=data_type)
-        tensor.label = self._name(name, "input")
-        return tensor
-
-    def layer(self, name: str) -> Layer:
-        """The layer with that label; the first where several share it.
-
-        >>> import mlcompute as mlc
-        >>> graph = mlc.Graph()
-        >>> y = graph.dense(graph.input((8, 4), "x"), 3, name="head")
-        >>> graph.layer("head").weights.descriptor.shape
-        (3, 4)
-        """
-        for layer in self.layers:
-            if layer.label == name:
-                return layer
-        labels = list(dict.fromkeys(layer.label for layer in self.layers))
-        shown = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
-        raise GraphError(f"{type(self).__name__}.layer: no layer is named {name!r}", layers=shown or "none")
-
-    # Names --------------------------------------------------------------------------------------------------------
-
-    def _name(self, given: str, kind: str, followed_by: str = "") -> str:
+    def take(self, who: str, given: str, kind: str, followed_by: str = "") -> str:
         """The given name, which nothing else built here may have, or the kind with the next free number.
 
         followed_by  `name_<this>` must be free too: a second layer gets it
         """
-        taken: set[str] = vars(self).setdefault("_built_names", set())
-
-        def used(name: str) -> str:
-            both = (name, f"{name}_{followed_by}") if followed_by else (name,)
-            return next((one for one in both if one in taken), "")
-
         if given:
             if not isinstance(given, str):
-                raise TypeError(f"{type(self).__name__}.{kind}: name must be a string, not {type(given).__name__}")
-            if used(given):
+                raise TypeError(f"{who}.{kind}: name must be a string, not {type(given).__name__}")
+            if used := self._used(given, followed_by):
                 raise GraphError(
-                    f"{type(self).__name__}.{kind}: something in this graph is already named {used(given)!r}",
+                    f"{who}.{kind}: something in this graph is already named {used!r}",
                     fix="give every layer its own name, or leave the name out",
                 )
             name = given
         else:
-            numbers: dict[str, int] = vars(self).setdefault("_built_numbers", {})
             while True:
-                numbers[kind] = numbers.get(kind, 0) + 1
-                name = f"{kind}{numbers[kind]}"
-                if not used(name):
+                self._numbers[kind] = self._numbers.get(kind, 0) + 1
+                name = f"{kind}{self._numbers[kind]}"
+                if not self._used(name, followed_by):
                     break
-        taken.add(name)
+        self._taken.add(name)
         return name
 
-    # Adding ---------------------------------------------------------------------------------------------------------
+    def _used(self, name: str, followed_by: str) -> str:
+        both = (name, f"{name}_{followed_by}") if followed_by else (name,)
+        return next((one for one in both if one in self._taken), "")
 
-    def _build(
-        self,
-        layer: Layer,
-        sources: Sequence[Tensor],
-        name: str,
-        kind: str,
-        *,
-        activation: Activation = None,
-        followed_by: str = "",
-        updates: bool = True,
-        labels: Sequence[Tensor] | None = None,
-    ) -> Tensor:
-        """Add a layer under a name, and the activation that goes with it; `followed_by` is of what the caller adds."""
-        followed = None if activation is None else _activation(f"{type(self).__name__}.{kind}", activation)
-        unnamed = not name
-        name = self._name(name, kind, followed_by if followed is None else followed[0])
-        layer.label = name
-        try:
-            result = self.node(layer, sources=list(sources), disable_update=not updates, loss_labels=labels)
-        except Exception:
-            vars(self)["_built_names"].discard(name)  # a call that failed leaves the name free
-            if unnamed:
-                vars(self)["_built_numbers"][kind] -= 1
-            raise
-        for slot, parameter in layer.parameters.items():
-            if parameter.tensor.keeps_data and parameter.tensor.label.startswith("data"):
-                parameter.tensor.label = f"{name}.{slot}"
-        for slot, tensor in layer.statistics.items():
-            tensor.label = f"{name}.{slot}"
-        result.label = name
-        if followed is not None:
-            word, activated = followed
-            return self._build(activated, [result], f"{name}_{word}", "activation")
-        return result
+    def give_back(self, name: str, given: str, kind: str) -> None:
+        """The call that took the name failed: it is free again, and so is its number."""
+        self._taken.discard(name)
+        if not given:
+            self._numbers[kind] -= 1
 
-    def _rank(self, kind: str, x: object, ranks: Iterable[int], meaning: str) -> Tensor:
-        """`x`, if it is a tensor with one of these numbers of axes."""
-        who = f"{type(self).__name__}.{kind}"
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{who}: the source must be a Tensor, not {type(x).__name__}")
-        if len(x.descriptor.shape) not in ranks:
-            raise ShapeError(
-                f"{who}: the source has shape {x.descriptor.shape}", expected=meaning, source=f"'{x.label}'"
-            )
-        return x
+
+def input(self: Graph, shape: Iterable[int], name: str = "", *, data_type: DataType = DataType.FLOAT32) -> Tensor:
+    """A tensor to be fed, labelled with its name; the first extent is the batch. Same as `Tensor(shape=...)`."""
+    tensor = Tensor(shape=shape, data_type=data_type)
+    tensor.label = self.layer_names.take(type(self).__name__, name, "input")
+    return tensor
+
+
+def layer(self: Graph, name: str) -> Layer:
+    """The layer with that label; the first where several share it.
+
+    >>> import mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> y = graph.dense(graph.input((8, 4), "x"), 3, name="head")
+    >>> graph.layer("head").weights.descriptor.shape
+    (3, 4)
+    """
+    for layer in self.layers:
+        if layer.label == name:
+            return layer
+    labels = list(dict.fromkeys(layer.label for layer in self.layers))
+    shown = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
+    raise GraphError(f"{type(self).__name__}.layer: no layer is named {name!r}", layers=shown or "none")
+
+
+def build(
+    graph: Graph,
+    layer: Layer,
+    sources: Sequence[Tensor],
+    name: str,
+    kind: str,
+    *,
+    activation: Activation = None,
+    followed_by: str = "",
+    updates: bool = True,
+    labels: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """Add a layer under a name, and the activation that goes with it; `followed_by` is of what the caller adds."""
+    who = type(graph).__name__
+    followed = None if activation is None else _activation(f"{who}.{kind}", activation)
+    given = name
+    name = graph.layer_names.take(who, given, kind, followed_by if followed is None else followed[0])
+    layer.label = name
+    try:
+        result = graph.node(layer, sources=list(sources), disable_update=not updates, loss_labels=labels)
+    except Exception:
+        graph.layer_names.give_back(name, given, kind)
+        raise
+    for slot, parameter in layer.parameters.items():
+        if parameter.tensor.keeps_data and parameter.tensor.label.startswith("data"):
+            parameter.tensor.label = f"{name}.{slot}"
+    for slot, tensor in layer.statistics.items():
+        tensor.label = f"{name}.{slot}"
+    result.label = name
+    if followed is not None:
+        word, activated = followed
+        return build(graph, activated, [result], f"{name}_{word}", "activation")
+    return result
+
+
+def expect_rank(graph: Graph, kind: str, x: object, ranks: Iterable[int], meaning: str) -> Tensor:
+    """`x`, if it is a tensor with one of these numbers of axes."""
+    who = f"{type(graph).__name__}.{kind}"
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{who}: the source must be a Tensor, not {type(x).__name__}")
+    if len(x.descriptor.shape) not in ranks:
+        raise ShapeError(f"{who}: the source has shape {x.descriptor.shape}", expected=meaning, source=f"'{x.label}'")
+    return x
 
 
 def _activation(who: str, given: Activation) -> tuple[str, ActivationLayer]:

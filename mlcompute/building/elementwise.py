@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlcompute.building.builder import ACTIVATIONS, Builder, chosen
+from mlcompute.building.builder import ACTIVATIONS, build, chosen, expect_rank
 from mlcompute.enums import ArithmeticOperation, SoftmaxOperation
 from mlcompute.errors import ShapeError
 from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
@@ -13,6 +13,9 @@ from mlcompute.layers.arithmetic import ArithmeticLayer
 from mlcompute.layers.matmul import MatMulDescriptor, MatMulLayer
 from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.tensor import Tensor
+
+if TYPE_CHECKING:
+    from mlcompute.graph import Graph
 
 _OPERATIONS = {
     operation.name.lower(): operation for operation in ArithmeticOperation if operation.name not in ("COUNT", "INVALID")
@@ -27,90 +30,94 @@ _ALL_ACTIVATIONS = {
 }
 
 
-class ElementwiseBuilder(Builder):
-    """Activations, arithmetic, softmax, matrix products."""
+def activation(
+    self: Graph, x: Tensor, kind: str | ActivationDescriptor = "relu", *, name: str = "", **constants: Any
+) -> Tensor:
+    """One function of every element.   x   ->   like x
 
-    def activation(
-        self, x: Tensor, kind: str | ActivationDescriptor = "relu", *, name: str = "", **constants: Any
-    ) -> Tensor:
-        """One function of every element.   x   ->   like x
+    kind       the name of one of ActivationLayer's class methods, or a descriptor
+    constants  what that class method takes, e.g. negative_slope=0.2 for "leaky_relu", exact=True for "gelu"
 
-        kind       the name of one of ActivationLayer's class methods, or a descriptor
-        constants  what that class method takes, e.g. negative_slope=0.2 for "leaky_relu", exact=True for "gelu"
+    >>> import mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> y = graph.activation(graph.input((2, 3), "x"), "leaky_relu", negative_slope=0.2)
+    >>> graph.layer("leaky_relu1").descriptor.a
+    0.2
+    """
+    who = f"{type(self).__name__}.activation"
+    if isinstance(kind, ActivationDescriptor):
+        layer, word = ActivationLayer(kind), kind.activation_type.name.lower()
+        if constants:
+            raise TypeError(f"{who}: a descriptor has its constants, {', '.join(constants)} cannot be given too")
+    else:
+        fix = "softmax is a layer of its own: graph.softmax(x)" if kind == "softmax" else ""
+        make: Any = chosen(who, "kind", _ALL_ACTIVATIONS, kind, fix)
+        try:
+            layer, word = make(**constants), kind
+        except TypeError as error:
+            if "unexpected keyword" in str(error) or "missing" in str(error):
+                raise TypeError(f"{who}: {kind!r}: {error}") from None
+            raise
+    return build(self, layer, [x], name, word)
 
-        >>> import mlcompute as mlc
-        >>> graph = mlc.Graph()
-        >>> y = graph.activation(graph.input((2, 3), "x"), "leaky_relu", negative_slope=0.2)
-        >>> graph.layer("leaky_relu1").descriptor.a
-        0.2
-        """
-        who = f"{type(self).__name__}.activation"
-        if isinstance(kind, ActivationDescriptor):
-            layer, word = ActivationLayer(kind), kind.activation_type.name.lower()
-            if constants:
-                raise TypeError(f"{who}: a descriptor has its constants, {', '.join(constants)} cannot be given too")
-        else:
-            fix = "softmax is a layer of its own: graph.softmax(x)" if kind == "softmax" else ""
-            make: Any = chosen(who, "kind", _ALL_ACTIVATIONS, kind, fix)
-            try:
-                layer, word = make(**constants), kind
-            except TypeError as error:
-                if "unexpected keyword" in str(error) or "missing" in str(error):
-                    raise TypeError(f"{who}: {kind!r}: {error}") from None
-                raise
-        return self._build(layer, [x], name, word)
 
-    def softmax(self, x: Tensor, *, dimension: int | None = None, logarithm: bool = False, name: str = "") -> Tensor:
-        """e^x / sum e^x along one axis, or its logarithm.   x   ->   like x
+def softmax(self: Graph, x: Tensor, *, dimension: int | None = None, logarithm: bool = False, name: str = "") -> Tensor:
+    """e^x / sum e^x along one axis, or its logarithm.   x   ->   like x
 
-        Not before a softmax cross entropy loss, which takes the softmax itself.
+    Not before a softmax cross entropy loss, which takes the softmax itself.
 
-        dimension  by default where the features are: axis 1, and the last of sequences (n, length, features)
-        """
+    dimension  by default where the features are: axis 1, and the last of sequences (n, length, features)
+    """
+    if dimension is None:
+        shape = expect_rank(self, "softmax", x, range(1, 16), "at least one axis").descriptor.shape
+        dimension = class_axis_of(shape, x._feature_axis)
         if dimension is None:
-            shape = self._rank("softmax", x, range(1, 16), "at least one axis").descriptor.shape
-            dimension = class_axis_of(shape, x._feature_axis)
-            if dimension is None:
-                raise ShapeError(
-                    f"{type(self).__name__}.softmax: along axis 1 or axis 2 of {shape}?",
-                    source=f"'{x.label}'",
-                    fix="say it: dimension=2 for sequences (n, length, features), 1 for (n, features, length)",
-                )
-        operation = SoftmaxOperation.LOG_SOFTMAX if logarithm else SoftmaxOperation.SOFTMAX
-        return self._build(SoftmaxLayer(operation, dimension), [x], name, "softmax")
+            raise ShapeError(
+                f"{type(self).__name__}.softmax: along axis 1 or axis 2 of {shape}?",
+                source=f"'{x.label}'",
+                fix="say it: dimension=2 for sequences (n, length, features), 1 for (n, features, length)",
+            )
+    operation = SoftmaxOperation.LOG_SOFTMAX if logarithm else SoftmaxOperation.SOFTMAX
+    return build(self, SoftmaxLayer(operation, dimension), [x], name, "softmax")
 
-    def add(self, x: Tensor, y: Tensor, *, name: str = "") -> Tensor:
-        """x + y; extents of 1 repeat."""
-        return self.arithmetic("add", x, y, name=name)
 
-    def subtract(self, x: Tensor, y: Tensor, *, name: str = "") -> Tensor:
-        """x - y; extents of 1 repeat."""
-        return self.arithmetic("subtract", x, y, name=name)
+def add(self: Graph, x: Tensor, y: Tensor, *, name: str = "") -> Tensor:
+    """x + y; extents of 1 repeat."""
+    return self.arithmetic("add", x, y, name=name)
 
-    def multiply(self, x: Tensor, y: Tensor, *, name: str = "") -> Tensor:
-        """x y, element by element; extents of 1 repeat."""
-        return self.arithmetic("multiply", x, y, name=name)
 
-    def divide(self, x: Tensor, y: Tensor, *, name: str = "") -> Tensor:
-        """x / y; extents of 1 repeat."""
-        return self.arithmetic("divide", x, y, name=name)
+def subtract(self: Graph, x: Tensor, y: Tensor, *, name: str = "") -> Tensor:
+    """x - y; extents of 1 repeat."""
+    return self.arithmetic("subtract", x, y, name=name)
 
-    def arithmetic(self, kind: str, x: Tensor, y: Tensor | None = None, *, name: str = "") -> Tensor:
-        """Any operation of ArithmeticLayer by its name in small letters: "sqrt", "exp", "max", "pow" ..."""
-        operation = chosen(f"{type(self).__name__}.arithmetic", "kind", _OPERATIONS, kind)
-        sources = [x] if y is None else [x, y]
-        return self._build(ArithmeticLayer(operation), sources, name, kind)
 
-    def matmul(
-        self,
-        x: Tensor,
-        y: Tensor,
-        *,
-        transposes_x: bool = False,
-        transposes_y: bool = False,
-        alpha: float = 1.0,
-        name: str = "",
-    ) -> Tensor:
-        """alpha x y.   x (*, m, k)   y (*, k, n)   ->   (*, m, n); leading extents of 1 repeat"""
-        layer = MatMulLayer(MatMulDescriptor(alpha, transposes_x, transposes_y))
-        return self._build(layer, [x, y], name, "matmul")
+def multiply(self: Graph, x: Tensor, y: Tensor, *, name: str = "") -> Tensor:
+    """x y, element by element; extents of 1 repeat."""
+    return self.arithmetic("multiply", x, y, name=name)
+
+
+def divide(self: Graph, x: Tensor, y: Tensor, *, name: str = "") -> Tensor:
+    """x / y; extents of 1 repeat."""
+    return self.arithmetic("divide", x, y, name=name)
+
+
+def arithmetic(self: Graph, kind: str, x: Tensor, y: Tensor | None = None, *, name: str = "") -> Tensor:
+    """Any operation of ArithmeticLayer by its name in small letters: "sqrt", "exp", "max", "pow" ..."""
+    operation = chosen(f"{type(self).__name__}.arithmetic", "kind", _OPERATIONS, kind)
+    sources = [x] if y is None else [x, y]
+    return build(self, ArithmeticLayer(operation), sources, name, kind)
+
+
+def matmul(
+    self: Graph,
+    x: Tensor,
+    y: Tensor,
+    *,
+    transposes_x: bool = False,
+    transposes_y: bool = False,
+    alpha: float = 1.0,
+    name: str = "",
+) -> Tensor:
+    """alpha x y.   x (*, m, k)   y (*, k, n)   ->   (*, m, n); leading extents of 1 repeat"""
+    layer = MatMulLayer(MatMulDescriptor(alpha, transposes_x, transposes_y))
+    return build(self, layer, [x, y], name, "matmul")

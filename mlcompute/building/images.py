@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from mlcompute.building.builder import GLOROT, Activation, Builder, biases_of, chosen, fresh
+from mlcompute.building.builder import GLOROT, Activation, biases_of, build, chosen, expect_rank, fresh
 from mlcompute.enums import (
     ConvolutionType,
     PaddingPolicy,
@@ -23,6 +24,9 @@ from mlcompute.layers.upsample import UpsampleLayer
 from mlcompute.layers.windows import Sizes, pair
 from mlcompute.tensor import Tensor
 
+if TYPE_CHECKING:
+    from mlcompute.graph import Graph
+
 #: "same", "valid", or zeros on both sides of each axis: one number or (y, x).
 Border = str | int | Sequence[int]
 
@@ -38,209 +42,214 @@ _SAMPLES = {"nearest": SampleMode.NEAREST, "linear": SampleMode.LINEAR}
 _IMAGE = "four axes: (n, channels, height, width)"
 
 
-class ImageBuilder(Builder):
-    """Layers over images, and the dense layer that usually ends them."""
+def convolution(
+    self: Graph,
+    x: Tensor,
+    channels: int,
+    kernel: Sizes = 3,
+    *,
+    stride: Sizes = 1,
+    padding: Border = "same",
+    dilation: Sizes = 1,
+    groups: int = 1,
+    transposed: bool = False,
+    activation: Activation = None,
+    weights: Tensor | None = None,
+    biases: Tensor | bool = True,
+    initializer: RandomInitializerType = GLOROT,
+    updates: bool = True,
+    name: str = "",
+) -> Tensor:
+    """Convolve images.   x (n, c, h, w)   ->   (n, channels, h', w')
 
-    def convolution(
-        self,
-        x: Tensor,
-        channels: int,
-        kernel: Sizes = 3,
-        *,
-        stride: Sizes = 1,
-        padding: Border = "same",
-        dilation: Sizes = 1,
-        groups: int = 1,
-        transposed: bool = False,
-        activation: Activation = None,
-        weights: Tensor | None = None,
-        biases: Tensor | bool = True,
-        initializer: RandomInitializerType = GLOROT,
-        updates: bool = True,
-        name: str = "",
-    ) -> Tensor:
-        """Convolve images.   x (n, c, h, w)   ->   (n, channels, h', w')
+    kernel, stride, dilation  one number or (y, x)
+    padding     "same": h' = h / stride, rounded up; "valid": none; or how many zeros on each side
+    transposed  the result is larger than the source by the strides
+    weights     Glorot uniform unless given; (channels, c / groups, kernel height, kernel width)
+    biases      True: zeros to start with; False: none; or a tensor
+    updates     False keeps the optimizer away from weights and biases
 
-        kernel, stride, dilation  one number or (y, x)
-        padding     "same": h' = h / stride, rounded up; "valid": none; or how many zeros on each side
-        transposed  the result is larger than the source by the strides
-        weights     Glorot uniform unless given; (channels, c / groups, kernel height, kernel width)
-        biases      True: zeros to start with; False: none; or a tensor
-        updates     False keeps the optimizer away from weights and biases
+    >>> import mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> image = graph.input((32, 1, 28, 28), "image")
+    >>> graph.convolution(image, 16, kernel=5, stride=2, activation="relu").descriptor.shape
+    (32, 16, 14, 14)
+    """
+    kind = ConvolutionType.TRANSPOSED if transposed else ConvolutionType.STANDARD
+    return _convolve(self, 
+        "convolution", x, channels, kernel, stride, padding, dilation, groups, kind,
+        activation, weights, biases, initializer, updates, name,
+    )  # fmt: skip
 
-        >>> import mlcompute as mlc
-        >>> graph = mlc.Graph()
-        >>> image = graph.input((32, 1, 28, 28), "image")
-        >>> graph.convolution(image, 16, kernel=5, stride=2, activation="relu").descriptor.shape
-        (32, 16, 14, 14)
-        """
-        kind = ConvolutionType.TRANSPOSED if transposed else ConvolutionType.STANDARD
-        return self._convolve(
-            "convolution", x, channels, kernel, stride, padding, dilation, groups, kind,
-            activation, weights, biases, initializer, updates, name,
-        )  # fmt: skip
 
-    def depthwise_convolution(
-        self,
-        x: Tensor,
-        multiplier: int = 1,
-        kernel: Sizes = 3,
-        *,
-        stride: Sizes = 1,
-        padding: Border = "same",
-        dilation: Sizes = 1,
-        activation: Activation = None,
-        weights: Tensor | None = None,
-        biases: Tensor | bool = True,
-        initializer: RandomInitializerType = GLOROT,
-        updates: bool = True,
-        name: str = "",
-    ) -> Tensor:
-        """Convolve every channel on its own.   x (n, c, h, w)   ->   (n, c * multiplier, h', w')"""
-        who = f"{type(self).__name__}.depthwise_convolution"
-        inputs = self._rank("depthwise_convolution", x, (4,), _IMAGE).descriptor.shape[1]
-        channels = inputs * whole(who, "multiplier", multiplier, 1)
-        return self._convolve(
-            "depthwise_convolution", x, channels, kernel, stride, padding, dilation, inputs, ConvolutionType.DEPTHWISE,
-            activation, weights, biases, initializer, updates, name,
-        )  # fmt: skip
+def depthwise_convolution(
+    self: Graph,
+    x: Tensor,
+    multiplier: int = 1,
+    kernel: Sizes = 3,
+    *,
+    stride: Sizes = 1,
+    padding: Border = "same",
+    dilation: Sizes = 1,
+    activation: Activation = None,
+    weights: Tensor | None = None,
+    biases: Tensor | bool = True,
+    initializer: RandomInitializerType = GLOROT,
+    updates: bool = True,
+    name: str = "",
+) -> Tensor:
+    """Convolve every channel on its own.   x (n, c, h, w)   ->   (n, c * multiplier, h', w')"""
+    who = f"{type(self).__name__}.depthwise_convolution"
+    inputs = expect_rank(self, "depthwise_convolution", x, (4,), _IMAGE).descriptor.shape[1]
+    channels = inputs * whole(who, "multiplier", multiplier, 1)
+    return _convolve(self, 
+        "depthwise_convolution", x, channels, kernel, stride, padding, dilation, inputs, ConvolutionType.DEPTHWISE,
+        activation, weights, biases, initializer, updates, name,
+    )  # fmt: skip
 
-    def _convolve(
-        self,
-        method: str,
-        x: Tensor,
-        channels: int,
-        kernel: Sizes,
-        stride: Sizes,
-        padding: Border,
-        dilation: Sizes,
-        groups: int,
-        kind: ConvolutionType,
-        activation: Activation,
-        weights: Tensor | None,
-        biases: Tensor | bool,
-        initializer: RandomInitializerType,
-        updates: bool,
-        name: str,
-    ) -> Tensor:
-        who = f"{type(self).__name__}.{method}"
-        inputs = self._rank(method, x, (4,), _IMAGE).descriptor.shape[1]
-        channels = whole(who, "channels", channels, 1)
-        policy, sizes = self._padding(method, padding)
-        descriptor = ConvolutionDescriptor(kernel, inputs, channels, kind, groups, stride, dilation, policy, sizes)
-        if weights is None:
-            shape = (channels, inputs // descriptor.group_count, *descriptor.kernel_sizes)
-            weights = fresh(*shape, like=x, initializer=initializer)
-        layer = ConvolutionLayer(weights, biases_of(who, biases, channels, x), descriptor)
-        return self._build(layer, [x], name, method, activation=activation, updates=updates)
 
-    def _padding(self, method: str, padding: Border) -> tuple[PaddingPolicy, tuple[int, int] | None]:
-        who = f"{type(self).__name__}.{method}"
-        if isinstance(padding, str):
-            fix = "or how many zeros on each side: padding=1 or padding=(y, x)"
-            return chosen(who, "padding", _POLICIES, padding, fix), None
-        return PaddingPolicy.USE_PADDING_SIZE, pair(who, "padding", padding, least=0)
+def _convolve(
+    self: Graph,
+    method: str,
+    x: Tensor,
+    channels: int,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Border,
+    dilation: Sizes,
+    groups: int,
+    kind: ConvolutionType,
+    activation: Activation,
+    weights: Tensor | None,
+    biases: Tensor | bool,
+    initializer: RandomInitializerType,
+    updates: bool,
+    name: str,
+) -> Tensor:
+    who = f"{type(self).__name__}.{method}"
+    inputs = expect_rank(self, method, x, (4,), _IMAGE).descriptor.shape[1]
+    channels = whole(who, "channels", channels, 1)
+    policy, sizes = _padding(self, method, padding)
+    descriptor = ConvolutionDescriptor(kernel, inputs, channels, kind, groups, stride, dilation, policy, sizes)
+    if weights is None:
+        shape = (channels, inputs // descriptor.group_count, *descriptor.kernel_sizes)
+        weights = fresh(*shape, like=x, initializer=initializer)
+    layer = ConvolutionLayer(weights, biases_of(who, biases, channels, x), descriptor)
+    return build(self, layer, [x], name, method, activation=activation, updates=updates)
 
-    def dense(
-        self,
-        x: Tensor,
-        outputs: int,
-        *,
-        activation: Activation = None,
-        weights: Tensor | None = None,
-        biases: Tensor | bool = True,
-        initializer: RandomInitializerType = GLOROT,
-        updates: bool = True,
-        name: str = "",
-    ) -> Tensor:
-        """x wᵀ + b over the last axis.   x (*, in) or (n, in, 1, 1)   ->   (*, outputs) or (n, outputs, 1, 1)
 
-        weights  Glorot uniform unless given; (outputs, in)
-        biases   True: zeros to start with; False: none; or a tensor
+def _padding(self: Graph, method: str, padding: Border) -> tuple[PaddingPolicy, tuple[int, int] | None]:
+    who = f"{type(self).__name__}.{method}"
+    if isinstance(padding, str):
+        fix = "or how many zeros on each side: padding=1 or padding=(y, x)"
+        return chosen(who, "padding", _POLICIES, padding, fix), None
+    return PaddingPolicy.USE_PADDING_SIZE, pair(who, "padding", padding, least=0)
 
-        >>> import mlcompute as mlc
-        >>> graph = mlc.Graph()
-        >>> graph.dense(graph.input((32, 100), "x"), 10).descriptor.shape
-        (32, 10)
-        """
-        who = f"{type(self).__name__}.dense"
-        shape = self._rank("dense", x, (2, 3, 4), "two or three axes: (n, in) or (n, length, in)").descriptor.shape
-        outputs = whole(who, "outputs", outputs, 1)
-        is_pixel = len(shape) == 4 and shape[2:] == (1, 1)
-        if len(shape) == 4 and not is_pixel:
-            raise ShapeError(
-                f"{who}: the source is an image of shape {shape}",
-                expected="(n, in), (n, length, in) or (n, in, 1, 1)",
-                fix="call graph.flatten(x) or graph.global_pool(x) first",
-            )
-        inputs = shape[1] if is_pixel else shape[-1]
-        descriptor = ConvolutionDescriptor(input_feature_channel_count=inputs, output_feature_channel_count=outputs)
-        if weights is None:
-            weights = fresh(outputs, inputs, like=x, initializer=initializer)
-        layer = FullyConnectedLayer(weights, biases_of(who, biases, outputs, x), descriptor)
-        return self._build(layer, [x], name, "dense", activation=activation, updates=updates)
 
-    def pool(
-        self,
-        x: Tensor,
-        kernel: Sizes = 2,
-        *,
-        stride: Sizes | None = None,
-        kind: str = "max",
-        padding: Border = "valid",
-        dilation: Sizes = 1,
-        count_includes_padding: bool = False,
-        name: str = "",
-    ) -> Tensor:
-        """Every window becomes one number.   x (n, c, h, w)   ->   (n, c, h', w')
+def dense(
+    self: Graph,
+    x: Tensor,
+    outputs: int,
+    *,
+    activation: Activation = None,
+    weights: Tensor | None = None,
+    biases: Tensor | bool = True,
+    initializer: RandomInitializerType = GLOROT,
+    updates: bool = True,
+    name: str = "",
+) -> Tensor:
+    """x wᵀ + b over the last axis.   x (*, in) or (n, in, 1, 1)   ->   (*, outputs) or (n, outputs, 1, 1)
 
-        kind    "max", "average" or "l2"
-        stride  the kernel's size unless given
-        """
-        self._rank("pool", x, (4,), _IMAGE)
-        policy, sizes = self._padding("pool", padding)
-        strides = kernel if stride is None else stride
-        which = chosen(f"{type(self).__name__}.pool", "kind", _POOLINGS, kind)
-        descriptor = PoolingDescriptor(which, kernel, strides, dilation, policy, sizes, count_includes_padding)
-        return self._build(PoolingLayer(descriptor), [x], name, "pool")
+    weights  Glorot uniform unless given; (outputs, in)
+    biases   True: zeros to start with; False: none; or a tensor
 
-    def global_pool(self, x: Tensor, *, kind: str = "average", name: str = "") -> Tensor:
-        """Every channel becomes one number.   x (n, c, h, w)   ->   (n, c, 1, 1), which `dense` takes as it is"""
-        image = self._rank("global_pool", x, (4,), _IMAGE).descriptor.shape[2:]
-        which = chosen(f"{type(self).__name__}.global_pool", "kind", _POOLINGS, kind)
-        descriptor = PoolingDescriptor(which, image, image, padding_policy=PaddingPolicy.VALID)
-        return self._build(PoolingLayer(descriptor), [x], name, "global_pool")
+    >>> import mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> graph.dense(graph.input((32, 100), "x"), 10).descriptor.shape
+    (32, 10)
+    """
+    who = f"{type(self).__name__}.dense"
+    shape = expect_rank(self, "dense", x, (2, 3, 4), "two or three axes: (n, in) or (n, length, in)").descriptor.shape
+    outputs = whole(who, "outputs", outputs, 1)
+    is_pixel = len(shape) == 4 and shape[2:] == (1, 1)
+    if len(shape) == 4 and not is_pixel:
+        raise ShapeError(
+            f"{who}: the source is an image of shape {shape}",
+            expected="(n, in), (n, length, in) or (n, in, 1, 1)",
+            fix="call graph.flatten(x) or graph.global_pool(x) first",
+        )
+    inputs = shape[1] if is_pixel else shape[-1]
+    descriptor = ConvolutionDescriptor(input_feature_channel_count=inputs, output_feature_channel_count=outputs)
+    if weights is None:
+        weights = fresh(outputs, inputs, like=x, initializer=initializer)
+    layer = FullyConnectedLayer(weights, biases_of(who, biases, outputs, x), descriptor)
+    return build(self, layer, [x], name, "dense", activation=activation, updates=updates)
 
-    def pad(
-        self, x: Tensor, padding: int | Sequence[int], *, kind: str = "zero", value: float = 0.0, name: str = ""
-    ) -> Tensor:
-        """A border around images.   x (*, h, w)   ->   (*, top + h + bottom, left + w + right)
 
-        padding  one number for all sides, (left, right), or (top, bottom, left, right)
-        kind     "zero", "constant" (of `value`), "reflect" or "symmetric"
-        """
-        which = chosen(f"{type(self).__name__}.pad", "kind", _BORDERS, kind)
-        sides = padding if isinstance(padding, Iterable) else [padding]
-        return self._build(PaddingLayer(which, sides, value), [x], name, "pad")
+def pool(
+    self: Graph,
+    x: Tensor,
+    kernel: Sizes = 2,
+    *,
+    stride: Sizes | None = None,
+    kind: str = "max",
+    padding: Border = "valid",
+    dilation: Sizes = 1,
+    count_includes_padding: bool = False,
+    name: str = "",
+) -> Tensor:
+    """Every window becomes one number.   x (n, c, h, w)   ->   (n, c, h', w')
 
-    def upsample(
-        self,
-        x: Tensor,
-        factor: Sizes = 2,
-        *,
-        size: Sizes | None = None,
-        kind: str = "nearest",
-        aligns_corners: bool = False,
-        name: str = "",
-    ) -> Tensor:
-        """Images with more pixels.   x (n, c, h, w)   ->   (n, c, *size), by default (n, c, 2h, 2w)
+    kind    "max", "average" or "l2"
+    stride  the kernel's size unless given
+    """
+    expect_rank(self, "pool", x, (4,), _IMAGE)
+    policy, sizes = _padding(self, "pool", padding)
+    strides = kernel if stride is None else stride
+    which = chosen(f"{type(self).__name__}.pool", "kind", _POOLINGS, kind)
+    descriptor = PoolingDescriptor(which, kernel, strides, dilation, policy, sizes, count_includes_padding)
+    return build(self, PoolingLayer(descriptor), [x], name, "pool")
 
-        size  (height, width) of the result, instead of the factor
-        kind  "nearest" or "linear"
-        """
-        who = f"{type(self).__name__}.upsample"
-        height, width = self._rank("upsample", x, (4,), _IMAGE).descriptor.shape[2:]
-        rows, columns = pair(who, "factor", factor)
-        target = (height * rows, width * columns) if size is None else pair(who, "size", size)
-        layer = UpsampleLayer(target, chosen(who, "kind", _SAMPLES, kind), aligns_corners)
-        return self._build(layer, [x], name, "upsample")
+
+def global_pool(self: Graph, x: Tensor, *, kind: str = "average", name: str = "") -> Tensor:
+    """Every channel becomes one number.   x (n, c, h, w)   ->   (n, c, 1, 1), which `dense` takes as it is"""
+    image = expect_rank(self, "global_pool", x, (4,), _IMAGE).descriptor.shape[2:]
+    which = chosen(f"{type(self).__name__}.global_pool", "kind", _POOLINGS, kind)
+    descriptor = PoolingDescriptor(which, image, image, padding_policy=PaddingPolicy.VALID)
+    return build(self, PoolingLayer(descriptor), [x], name, "global_pool")
+
+
+def pad(
+    self: Graph, x: Tensor, padding: int | Sequence[int], *, kind: str = "zero", value: float = 0.0, name: str = ""
+) -> Tensor:
+    """A border around images.   x (*, h, w)   ->   (*, top + h + bottom, left + w + right)
+
+    padding  one number for all sides, (left, right), or (top, bottom, left, right)
+    kind     "zero", "constant" (of `value`), "reflect" or "symmetric"
+    """
+    which = chosen(f"{type(self).__name__}.pad", "kind", _BORDERS, kind)
+    sides = padding if isinstance(padding, Iterable) else [padding]
+    return build(self, PaddingLayer(which, sides, value), [x], name, "pad")
+
+
+def upsample(
+    self: Graph,
+    x: Tensor,
+    factor: Sizes = 2,
+    *,
+    size: Sizes | None = None,
+    kind: str = "nearest",
+    aligns_corners: bool = False,
+    name: str = "",
+) -> Tensor:
+    """Images with more pixels.   x (n, c, h, w)   ->   (n, c, *size), by default (n, c, 2h, 2w)
+
+    size  (height, width) of the result, instead of the factor
+    kind  "nearest" or "linear"
+    """
+    who = f"{type(self).__name__}.upsample"
+    height, width = expect_rank(self, "upsample", x, (4,), _IMAGE).descriptor.shape[2:]
+    rows, columns = pair(who, "factor", factor)
+    target = (height * rows, width * columns) if size is None else pair(who, "size", size)
+    layer = UpsampleLayer(target, chosen(who, "kind", _SAMPLES, kind), aligns_corners)
+    return build(self, layer, [x], name, "upsample")

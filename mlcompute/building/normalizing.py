@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mlcompute.building.builder import Builder, chosen, filled
+from typing import TYPE_CHECKING
+
+from mlcompute.building.builder import build, chosen, expect_rank, filled
 from mlcompute.errors import GraphError, ShapeError
 from mlcompute.layers.arguments import whole
 from mlcompute.layers.dropout import DropoutLayer
@@ -11,81 +13,82 @@ from mlcompute.layers.normalization import BatchNormalizationLayer, InstanceNorm
 from mlcompute.layers.sample_normalization import GroupNormalizationLayer, LayerNormalizationLayer
 from mlcompute.tensor import Tensor
 
+if TYPE_CHECKING:
+    from mlcompute.graph import Graph
+
 _KINDS = {kind: kind for kind in ("batch", "layer", "instance", "group")}
 
 
-class NormalizationBuilder(Builder):
-    """Normalization and dropout."""
+def normalize(
+    self: Graph,
+    x: Tensor,
+    kind: str = "batch",
+    *,
+    groups: int | None = None,
+    trailing_axes: int = 1,
+    momentum: float = 0.99,
+    epsilon: float = 1e-5,
+    scale: bool = True,
+    shift: bool = True,
+    running: bool = False,
+    updates: bool = True,
+    name: str = "",
+) -> Tensor:
+    """gamma (x - mean) / sqrt(variance + epsilon) + beta.   x   ->   like x
 
-    def normalize(
-        self,
-        x: Tensor,
-        kind: str = "batch",
-        *,
-        groups: int | None = None,
-        trailing_axes: int = 1,
-        momentum: float = 0.99,
-        epsilon: float = 1e-5,
-        scale: bool = True,
-        shift: bool = True,
-        running: bool = False,
-        updates: bool = True,
-        name: str = "",
-    ) -> Tensor:
-        """gamma (x - mean) / sqrt(variance + epsilon) + beta.   x   ->   like x
+    kind           "batch": per channel (axis 1) over the batch, with running statistics for inference;
+                   "instance": per sample and channel; "group": per sample and group of channels;
+                   "layer": per sample over the trailing axes
+    groups         for "group"; it must divide the channels
+    trailing_axes  for "layer": over how many axes at the end
+    momentum       weight of the old running value, as in Keras; PyTorch's momentum is 1 minus this one
+    scale, shift   train gamma (from 1) and beta (from 0)?
+    running        for "instance": keep running statistics too and use them in inference
 
-        kind           "batch": per channel (axis 1) over the batch, with running statistics for inference;
-                       "instance": per sample and channel; "group": per sample and group of channels;
-                       "layer": per sample over the trailing axes
-        groups         for "group"; it must divide the channels
-        trailing_axes  for "layer": over how many axes at the end
-        momentum       weight of the old running value, as in Keras; PyTorch's momentum is 1 minus this one
-        scale, shift   train gamma (from 1) and beta (from 0)?
-        running        for "instance": keep running statistics too and use them in inference
+    >>> import mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> x = graph.normalize(graph.input((8, 6, 4, 4), "x"), "group", groups=3)
+    >>> graph.layer("group_norm1").group_count
+    3
+    """
+    who = f"{type(self).__name__}.normalize"
+    kind = chosen(who, "kind", _KINDS, kind)
+    shape = expect_rank(self, "normalize", x, range(2, 16), "at least two axes, channels on axis 1").descriptor.shape
+    if (groups is not None) != (kind == "group"):
+        raise GraphError(
+            f"{who}: groups is {groups}, the kind is {kind!r}",
+            fix="give groups=... with kind='group' and with no other",
+        )
+    axes = whole(who, "trailing_axes", trailing_axes, 1)
+    if kind == "layer" and axes >= len(shape):
+        raise ShapeError(
+            f"{who}: trailing_axes is {axes}, the source has {len(shape)} axes and the first counts samples",
+            expected=f"1 to {len(shape) - 1}",
+            source=f"{shape} '{x.label}'",
+        )
+    normalized = shape[-axes:] if kind == "layer" else shape[1:2]
+    beta = filled(0.0, *normalized, like=x) if shift else None
+    gamma = filled(1.0, *normalized, like=x) if scale else None
+    layer: Layer
+    if kind == "layer":
+        layer = LayerNormalizationLayer(normalized, beta, gamma, epsilon)
+    elif kind == "group":
+        assert groups is not None
+        layer = GroupNormalizationLayer(shape[1], groups, beta, gamma, epsilon)
+    elif kind == "batch":
+        means, variances = filled(0.0, shape[1], like=x), filled(1.0, shape[1], like=x)
+        layer = BatchNormalizationLayer(shape[1], means, variances, beta, gamma, epsilon, momentum)
+    else:
+        mean, variance = (filled(start, shape[1], like=x) if running else None for start in (0.0, 1.0))
+        layer = InstanceNormalizationLayer(shape[1], mean, variance, beta, gamma, epsilon, momentum)
+    return build(self, layer, [x], name, f"{kind}_norm", updates=updates)
 
-        >>> import mlcompute as mlc
-        >>> graph = mlc.Graph()
-        >>> x = graph.normalize(graph.input((8, 6, 4, 4), "x"), "group", groups=3)
-        >>> graph.layer("group_norm1").group_count
-        3
-        """
-        who = f"{type(self).__name__}.normalize"
-        kind = chosen(who, "kind", _KINDS, kind)
-        shape = self._rank("normalize", x, range(2, 16), "at least two axes, channels on axis 1").descriptor.shape
-        if (groups is not None) != (kind == "group"):
-            raise GraphError(
-                f"{who}: groups is {groups}, the kind is {kind!r}",
-                fix="give groups=... with kind='group' and with no other",
-            )
-        axes = whole(who, "trailing_axes", trailing_axes, 1)
-        if kind == "layer" and axes >= len(shape):
-            raise ShapeError(
-                f"{who}: trailing_axes is {axes}, the source has {len(shape)} axes and the first counts samples",
-                expected=f"1 to {len(shape) - 1}",
-                source=f"{shape} '{x.label}'",
-            )
-        normalized = shape[-axes:] if kind == "layer" else shape[1:2]
-        beta = filled(0.0, *normalized, like=x) if shift else None
-        gamma = filled(1.0, *normalized, like=x) if scale else None
-        layer: Layer
-        if kind == "layer":
-            layer = LayerNormalizationLayer(normalized, beta, gamma, epsilon)
-        elif kind == "group":
-            assert groups is not None
-            layer = GroupNormalizationLayer(shape[1], groups, beta, gamma, epsilon)
-        elif kind == "batch":
-            means, variances = filled(0.0, shape[1], like=x), filled(1.0, shape[1], like=x)
-            layer = BatchNormalizationLayer(shape[1], means, variances, beta, gamma, epsilon, momentum)
-        else:
-            mean, variance = (filled(start, shape[1], like=x) if running else None for start in (0.0, 1.0))
-            layer = InstanceNormalizationLayer(shape[1], mean, variance, beta, gamma, epsilon, momentum)
-        return self._build(layer, [x], name, f"{kind}_norm", updates=updates)
 
-    def dropout(self, x: Tensor, rate: float = 0.5, *, seed: int = 0, name: str = "") -> Tensor:
-        """In training every element is zeroed with probability `rate`, the others divided by 1 - rate.
+def dropout(self: Graph, x: Tensor, rate: float = 0.5, *, seed: int = 0, name: str = "") -> Tensor:
+    """In training every element is zeroed with probability `rate`, the others divided by 1 - rate.
 
-        x   ->   like x. In inference graphs it does nothing.
+    x   ->   like x. In inference graphs it does nothing.
 
-        seed  0 takes the platform's; another number repeats the same masks in every run of the program
-        """
-        return self._build(DropoutLayer(rate, seed), [x], name, "dropout")
+    seed  0 takes the platform's; another number repeats the same masks in every run of the program
+    """
+    return build(self, DropoutLayer(rate, seed), [x], name, "dropout")

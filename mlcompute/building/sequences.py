@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlcompute.building.builder import GLOROT, Builder, filled, fresh
+from mlcompute.building.builder import GLOROT, build, expect_rank, filled, fresh
 from mlcompute.enums import LSTMResultMode, RandomInitializerType
 from mlcompute.errors import GraphError
 from mlcompute.layers.attention import MultiheadAttentionDescriptor, MultiheadAttentionLayer
@@ -16,151 +17,151 @@ from mlcompute.layers.lstm import LSTMDescriptor, LSTMLayer
 from mlcompute.layers.shaping import ReshapeLayer
 from mlcompute.tensor import Tensor
 
+if TYPE_CHECKING:
+    from mlcompute.graph import Graph
+
 _SEQUENCE = "three axes: (n, length, features)"
 
 
-class SequenceBuilder(Builder):
-    """Layers over sequences."""
+def embedding(
+    self: Graph,
+    x: Tensor,
+    count: int,
+    dimension: int,
+    *,
+    padding_index: int | None = None,
+    maximum_norm: float | None = None,
+    weights: Tensor | None = None,
+    initializer: RandomInitializerType = GLOROT,
+    updates: bool = True,
+    name: str = "",
+) -> Tensor:
+    """A trained row of numbers for every index.   x (*) INT32 or INT64   ->   (*, dimension)
 
-    def embedding(
-        self,
-        x: Tensor,
-        count: int,
-        dimension: int,
-        *,
-        padding_index: int | None = None,
-        maximum_norm: float | None = None,
-        weights: Tensor | None = None,
-        initializer: RandomInitializerType = GLOROT,
-        updates: bool = True,
-        name: str = "",
-    ) -> Tensor:
-        """A trained row of numbers for every index.   x (*) INT32 or INT64   ->   (*, dimension)
+    count    rows of the table: indices are 0 ... count - 1
+    weights  Glorot uniform unless given; (count, dimension)
+    """
+    expect_rank(self, "embedding", x, range(1, 16), "indices")
+    descriptor = EmbeddingDescriptor(count, dimension, padding_index, maximum_norm)
+    if weights is None:
+        weights = fresh(count, dimension, like=x, initializer=initializer)
+    return build(self, EmbeddingLayer(descriptor, weights), [x], name, "embedding", updates=updates)
 
-        count    rows of the table: indices are 0 ... count - 1
-        weights  Glorot uniform unless given; (count, dimension)
-        """
-        self._rank("embedding", x, range(1, 16), "indices")
-        descriptor = EmbeddingDescriptor(count, dimension, padding_index, maximum_norm)
-        if weights is None:
-            weights = fresh(count, dimension, like=x, initializer=initializer)
-        return self._build(EmbeddingLayer(descriptor, weights), [x], name, "embedding", updates=updates)
 
-    def lstm(
-        self,
-        x: Tensor,
-        hidden: int,
-        *,
-        layers: int = 1,
-        bidirectional: bool = False,
-        returns_sequences: bool = True,
-        returns_states: bool = False,
-        lengths: Tensor | None = None,
-        states: Sequence[Tensor] | None = None,
-        dropout: float = 0.0,
-        biases: bool = True,
-        peepholes: bool = False,
-        forget_bias: float = 1.0,
-        initializer: RandomInitializerType = GLOROT,
-        updates: bool = True,
-        name: str = "",
-    ) -> Tensor:
-        """A long short-term memory.   x (n, length, features)   ->   (n, length, directions * hidden)
+def lstm(
+    self: Graph,
+    x: Tensor,
+    hidden: int,
+    *,
+    layers: int = 1,
+    bidirectional: bool = False,
+    returns_sequences: bool = True,
+    returns_states: bool = False,
+    lengths: Tensor | None = None,
+    states: Sequence[Tensor] | None = None,
+    dropout: float = 0.0,
+    biases: bool = True,
+    peepholes: bool = False,
+    forget_bias: float = 1.0,
+    initializer: RandomInitializerType = GLOROT,
+    updates: bool = True,
+    name: str = "",
+) -> Tensor:
+    """A long short-term memory.   x (n, length, features)   ->   (n, length, directions * hidden)
 
-        returns_sequences  False: the output after the last step only, (n, directions * hidden)
-        returns_states     the last hidden and cell states are results too: graph.result_tensors(graph.layer(name))
-        lengths      INT32 (n,): how much of each sequence counts; the last step is then the last that counts
-        states       (h0, c0), each (layers, directions, n, hidden), to start from
-        dropout      rate between stacked layers, in training
-        forget_bias  what the biases of the forget gates start at; 1, as usual, lets a fresh memory last
+    returns_sequences  False: the output after the last step only, (n, directions * hidden)
+    returns_states     the last hidden and cell states are results too: graph.result_tensors(graph.layer(name))
+    lengths      INT32 (n,): how much of each sequence counts; the last step is then the last that counts
+    states       (h0, c0), each (layers, directions, n, hidden), to start from
+    dropout      rate between stacked layers, in training
+    forget_bias  what the biases of the forget gates start at; 1, as usual, lets a fresh memory last
 
-        >>> import mlcompute as mlc
-        >>> graph = mlc.Graph()
-        >>> graph.lstm(graph.input((8, 20, 3), "x"), 16, returns_sequences=False).descriptor.shape
-        (8, 16)
-        """
-        features = self._rank("lstm", x, (3,), _SEQUENCE).descriptor.shape[2]
-        mode = LSTMResultMode.OUTPUT_AND_STATES if returns_states else LSTMResultMode.OUTPUT
-        descriptor = LSTMDescriptor(
-            features, hidden, layers, biases, True, bidirectional, returns_sequences, dropout, mode
-        )
-        directions = descriptor.direction_count
-        # Four gates per layer, lowest first: all forward layers, then all backward ones.
-        widths = [features if layer == 0 else directions * hidden for _ in range(directions) for layer in range(layers)]
-        gates = [width for width in widths for _ in range(4)]
-        starts = [forget_bias if gate == 1 else 0.0 for _ in widths for gate in range(4)]
-        layer = LSTMLayer(
-            descriptor,
-            [fresh(hidden, width, like=x, initializer=initializer) for width in gates],
-            [fresh(hidden, hidden, like=x, initializer=initializer) for _ in gates],
-            [filled(start, hidden, like=x) for start in starts] if biases else None,
-            [fresh(hidden, hidden, like=x, initializer=initializer) for _ in gates] if peepholes else None,
-        )
-        if states is not None and (isinstance(states, Tensor) or len(states) != 2):
-            count = 1 if isinstance(states, Tensor) else len(states)
-            raise GraphError(f"{type(self).__name__}.lstm: states has {count} tensors", expected="(h0, c0)")
-        sources = [x, *(states or ()), *([lengths] if lengths is not None else [])]
-        last = "" if returns_sequences else "last"
-        result = self._build(layer, sources, name, "lstm", followed_by=last, updates=updates)
-        if returns_sequences:
-            return result
-        n, _, width = result.descriptor.shape
-        return self._build(ReshapeLayer((n, width)), [result], f"{layer.label}_last", "reshape")
+    >>> import mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> graph.lstm(graph.input((8, 20, 3), "x"), 16, returns_sequences=False).descriptor.shape
+    (8, 16)
+    """
+    features = expect_rank(self, "lstm", x, (3,), _SEQUENCE).descriptor.shape[2]
+    mode = LSTMResultMode.OUTPUT_AND_STATES if returns_states else LSTMResultMode.OUTPUT
+    descriptor = LSTMDescriptor(features, hidden, layers, biases, True, bidirectional, returns_sequences, dropout, mode)
+    directions = descriptor.direction_count
+    # Four gates per layer, lowest first: all forward layers, then all backward ones.
+    widths = [features if layer == 0 else directions * hidden for _ in range(directions) for layer in range(layers)]
+    gates = [width for width in widths for _ in range(4)]
+    starts = [forget_bias if gate == 1 else 0.0 for _ in widths for gate in range(4)]
+    layer = LSTMLayer(
+        descriptor,
+        [fresh(hidden, width, like=x, initializer=initializer) for width in gates],
+        [fresh(hidden, hidden, like=x, initializer=initializer) for _ in gates],
+        [filled(start, hidden, like=x) for start in starts] if biases else None,
+        [fresh(hidden, hidden, like=x, initializer=initializer) for _ in gates] if peepholes else None,
+    )
+    if states is not None and (isinstance(states, Tensor) or len(states) != 2):
+        count = 1 if isinstance(states, Tensor) else len(states)
+        raise GraphError(f"{type(self).__name__}.lstm: states has {count} tensors", expected="(h0, c0)")
+    sources = [x, *(states or ()), *([lengths] if lengths is not None else [])]
+    last = "" if returns_sequences else "last"
+    result = build(self, layer, sources, name, "lstm", followed_by=last, updates=updates)
+    if returns_sequences:
+        return result
+    n, _, width = result.descriptor.shape
+    return build(self, ReshapeLayer((n, width)), [result], f"{layer.label}_last", "reshape")
 
-    def attention(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        *,
-        heads: int,
-        key_dimension: int | None = None,
-        value_dimension: int | None = None,
-        key_mask: Tensor | None = None,
-        mask: Tensor | None = None,
-        dropout: float = 0.0,
-        biases: bool = True,
-        attention_biases: bool = False,
-        zero_attention: bool = False,
-        initializer: RandomInitializerType = GLOROT,
-        updates: bool = True,
-        name: str = "",
-    ) -> Tensor:
-        """Multi-head attention.   query (n, l, model), key and value (n, s, model)   ->   (n, l, model)
 
-        key, value  the query unless given (self-attention); the value is the key unless given
-        key_mask    BOOLEAN (n, s): True forbids a key of a sample, its padding for example
-        mask        BOOLEAN, True forbids a query to see a key; or floating, added to the scores, and trained if it
-                    comes from something that is. (l, s); per sample (n, l, s); per sample and head
-                    (n * heads, l, s); or (n, heads, l, s), where extents may be 1
+def attention(
+    self: Graph,
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    *,
+    heads: int,
+    key_dimension: int | None = None,
+    value_dimension: int | None = None,
+    key_mask: Tensor | None = None,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    biases: bool = True,
+    attention_biases: bool = False,
+    zero_attention: bool = False,
+    initializer: RandomInitializerType = GLOROT,
+    updates: bool = True,
+    name: str = "",
+) -> Tensor:
+    """Multi-head attention.   query (n, l, model), key and value (n, s, model)   ->   (n, l, model)
 
-        >>> import mlcompute as mlc
-        >>> graph = mlc.Graph()
-        >>> graph.attention(graph.input((2, 10, 32), "x"), heads=4).descriptor.shape
-        (2, 10, 32)
-        """
-        model = self._rank("attention", query, (3,), _SEQUENCE).descriptor.shape[2]
-        key = query if key is None else key
-        value = key if value is None else value
-        d = MultiheadAttentionDescriptor(
-            model, heads, key_dimension, value_dimension, dropout, biases, attention_biases, zero_attention
-        )
-        keys, values = d.key_dimension, d.value_dimension
-        projections = ((keys, model), (keys, model), (values, model), (model, values))
-        layer = MultiheadAttentionLayer(
-            d,
-            [fresh(*shape, like=query, initializer=initializer) for shape in projections],
-            [filled(0.0, outputs, like=query) for outputs, _ in projections] if biases else None,
-            [fresh(1, width, like=query, initializer=initializer) for width in (keys, values)]
-            if attention_biases
-            else None,
-            # Said, for a mask (l, s) looks like a key mask (n, s).
-            has_key_mask=None if key_mask is None and mask is None else key_mask is not None,
-        )
-        masks = [given for given in (key_mask, mask) if given is not None]
-        for given in masks:
-            _warn_of_misunderstood_mask(f"{type(self).__name__}.attention", given, attention_biases or zero_attention)
-        return self._build(layer, [query, key, value, *masks], name, "attention", updates=updates)
+    key, value  the query unless given (self-attention); the value is the key unless given
+    key_mask    BOOLEAN (n, s): True forbids a key of a sample, its padding for example
+    mask        BOOLEAN, True forbids a query to see a key; or floating, added to the scores, and trained if it
+                comes from something that is. (l, s); per sample (n, l, s); per sample and head
+                (n * heads, l, s); or (n, heads, l, s), where extents may be 1
+
+    >>> import mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> graph.attention(graph.input((2, 10, 32), "x"), heads=4).descriptor.shape
+    (2, 10, 32)
+    """
+    model = expect_rank(self, "attention", query, (3,), _SEQUENCE).descriptor.shape[2]
+    key = query if key is None else key
+    value = key if value is None else value
+    d = MultiheadAttentionDescriptor(
+        model, heads, key_dimension, value_dimension, dropout, biases, attention_biases, zero_attention
+    )
+    keys, values = d.key_dimension, d.value_dimension
+    projections = ((keys, model), (keys, model), (values, model), (model, values))
+    layer = MultiheadAttentionLayer(
+        d,
+        [fresh(*shape, like=query, initializer=initializer) for shape in projections],
+        [filled(0.0, outputs, like=query) for outputs, _ in projections] if biases else None,
+        [fresh(1, width, like=query, initializer=initializer) for width in (keys, values)]
+        if attention_biases
+        else None,
+        # Said, for a mask (l, s) looks like a key mask (n, s).
+        has_key_mask=None if key_mask is None and mask is None else key_mask is not None,
+    )
+    masks = [given for given in (key_mask, mask) if given is not None]
+    for given in masks:
+        _warn_of_misunderstood_mask(f"{type(self).__name__}.attention", given, attention_biases or zero_attention)
+    return build(self, layer, [query, key, value, *masks], name, "attention", updates=updates)
 
 
 def _warn_of_misunderstood_mask(who: str, mask: Tensor, has_more_keys: bool) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 import mlcompute as mlc
-from mlcompute.checking import check_gradients
 from mlcompute.cli import models, samples
 from mlcompute.cli.answer import FAILED, SUCCESS, Answer
 from mlcompute.cli.arguments import count
+from mlcompute.debug.gradients import check_gradients
 from mlcompute.errors import GraphError
 
 EXAMPLES = (

@@ -124,8 +124,8 @@ def inputs_of(graph: mlc.Graph) -> dict[str, mlc.Tensor]:
     from mlcompute.saving.names import names_of
 
     names = names_of(graph)
-    computed = {result for node in graph._all_nodes() for result in node.results}
-    sources = dict.fromkeys(source for node in graph._all_nodes() for source in node.sources)
+    computed = {result for node in graph.nodes for result in node.results}
+    sources = dict.fromkeys(source for node in graph.nodes for source in node.sources)
     return {names[tensor]: tensor for tensor in sources if tensor not in computed and not tensor.keeps_data}
 
 

@@ -10,6 +10,7 @@ import mlcompute as mlc
 from mlcompute.cli.datasets import read_arrays
 from mlcompute.errors import DataError
 from mlcompute.layers.embedding import EmbeddingLayer
+from mlcompute.runtime.definition import definition_of
 
 HELP = "arrays named like the graph's inputs and labels, in a .npz file; without it random numbers are used"
 
@@ -18,7 +19,7 @@ def samples_for(
     graph: mlc.TrainingGraph | mlc.InferenceGraph, path: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(inputs, labels) by name."""
-    declared = graph._declared
+    declared = definition_of(graph).declared
     if path is None:
         rng = np.random.default_rng(0)
         inputs = {name: _made_up(graph, tensor, rng) for name, tensor in declared.inputs.items()}
@@ -37,7 +38,7 @@ def _made_up(graph: mlc.Graph, tensor: mlc.Tensor, rng: np.random.Generator) -> 
         return rng.standard_normal(shape).astype(dtype)
     limits = [
         node.layer.descriptor.embedding_count
-        for node in graph._all_nodes()
+        for node in graph.nodes
         if isinstance(node.layer, EmbeddingLayer) and tensor in node.sources
     ]
     return rng.integers(0, min(limits, default=2), shape).astype(dtype)

@@ -10,6 +10,7 @@ from mlcompute.cli.datasets import Dataset, load_data
 from mlcompute.cli.models import ModelFile, existing
 from mlcompute.cli.recipes import RECIPES, recipe_trainer
 from mlcompute.errors import DataError, FileError
+from mlcompute.runtime.definition import definition_of
 
 HELP = "a recipe (mlp, cnn), or a Python file that defines build() -> mlc.Trainer or TrainingGraph"
 
@@ -39,9 +40,9 @@ def trainer_of(graph: Any, device: mlc.Device, who: str) -> mlc.Trainer:
     """A trainer for a training graph, with accuracy where the loss is over classes."""
     if not isinstance(graph, mlc.TrainingGraph):
         raise DataError(f"{who}: holds a {type(graph).__name__}", expected="a TrainingGraph or a Trainer")
-    losses = [node.layer for node in graph._all_nodes() if isinstance(node.layer, mlc.LossLayer)]
-    own = graph._loss_layer
-    losses += [own] if isinstance(own, mlc.LossLayer) else []
+    losses = [node.layer for node in graph.nodes if isinstance(node.layer, mlc.LossLayer)]
+    learning = definition_of(graph).learning
+    losses += [learning.loss_layer] if learning is not None and learning.loss_layer is not None else []
     over_classes = any(loss.descriptor.loss_type == mlc.LossType.SOFTMAX_CROSS_ENTROPY for loss in losses)
     metrics = ["accuracy"] if over_classes else []
     if graph.device is not None:  # it runs where it was compiled for

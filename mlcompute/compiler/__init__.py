@@ -1,16 +1,15 @@
-"""From a description of a graph to a program. `PASSES` is the table of contents: one line, one file per pass."""
+"""From a request of a graph to a program. `PASSES` is the table of contents: one line, one file per pass."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
 
-from mlcompute.collector import collector_paused
 from mlcompute.compiler.add_gradients import add_gradients
 from mlcompute.compiler.add_updates import add_updates
 from mlcompute.compiler.channels_last import channels_last
+from mlcompute.compiler.collector import collector_paused
 from mlcompute.compiler.context import Context, Pass
-from mlcompute.compiler.description import Description
 from mlcompute.compiler.expand import expand
 from mlcompute.compiler.fuse_elementwise import fuse_elementwise
 from mlcompute.compiler.fuse_norm_gradient import fuse_norm_gradient
@@ -21,6 +20,7 @@ from mlcompute.compiler.plan_memory import plan_memory
 from mlcompute.compiler.pool_indices import pool_indices
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.rematerialize import rematerialize
+from mlcompute.compiler.request import Request
 from mlcompute.compiler.schedule_updates import schedule_updates
 from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.transpose_matmul import transpose_matmul
@@ -41,7 +41,7 @@ def _trains(context: Context) -> bool:
 
 
 def _has_optimizer(context: Context) -> bool:
-    return _trains(context) and context.description.optimizer is not None
+    return _trains(context) and context.request.optimizer is not None
 
 
 def _prefers_channels_last(context: Context) -> bool:
@@ -86,7 +86,7 @@ PASSES = [
 
 
 def compile_program(
-    description: Description, engine: Engine, style: str, batch_size: int = 0, like: Program | None = None
+    request: Request, engine: Engine, style: str, batch_size: int = 0, like: Program | None = None
 ) -> Program:
     """Graph in, program out.
 
@@ -97,7 +97,7 @@ def compile_program(
     prints what each of them changed.
     """
     with collector_paused():
-        context = Context(description, engine, Program(style, batch_size or description.batch_size), like)
+        context = Context(request, engine, Program(style, batch_size or request.batch_size), like)
         steps: list[Step] = []
         for each in PASSES:
             if each.when(context):
@@ -124,4 +124,4 @@ def _print_changes(each: Pass, before: list[Step], after: list[Step], context: C
     print("\n".join([title, *lines]), file=sys.stderr)
 
 
-__all__ = ["PASSES", "STYLES", "Context", "Description", "Pass", "compile_program"]
+__all__ = ["PASSES", "STYLES", "Context", "Pass", "Request", "compile_program"]

@@ -10,24 +10,24 @@ from mlcompute.ops.op import Step, Value
 
 def add_gradients(steps: list[Step], context: Context) -> list[Step]:
     """Steps of the gradient phase behind the others."""
-    description, program, run = context.description, context.program, context.lowering
+    request, program, run = context.request, context.program, context.lowering
     assert run is not None
     trace, values = run.trace, run.values
     trace.steps = list(steps)
     trace.phase = "gradient"
     seeds: dict[Value, Value] = {}
-    for tensor in description.minimised:
+    for tensor in request.minimised:
         loss = values[tensor]
         seeds[loss] = ops.full(loss, loss.shape, 1.0)
-    for given, tensor in description.user_gradients.items():
+    for given, tensor in request.user_gradients.items():
         if tensor not in values:
             continue
         fed = run.input(given, values[tensor].shape)
         program.inputs[given] = fed
         value = values[tensor]
         seeds[value] = seeds[value] + fed if value in seeds else fed
-    sources = [values[tensor] for tensor in (*description.parameters, *description.wanted) if tensor in values]
-    stopped = {values[tensor] for tensor in description.stopped if tensor in values}
+    sources = [values[tensor] for tensor in (*request.parameters, *request.wanted) if tensor in values]
+    stopped = {values[tensor] for tensor in request.stopped if tensor in values}
     gradients = differentiate(trace, seeds, sources, stopped)
     for value, gradient in gradients.items():
         if gradient.kind == "input":

@@ -11,13 +11,13 @@ from mlcompute.ops.op import FLOAT32, Step
 
 def add_updates(steps: list[Step], context: Context) -> list[Step]:
     """Steps of the update phase behind the others."""
-    program, run, optimizer = context.program, context.lowering, context.description.optimizer
+    program, run, optimizer = context.program, context.lowering, context.request.optimizer
     assert run is not None
     assert optimizer is not None
     trace = run.trace
     trace.steps = list(steps)
     updated: list[Updated] = []
-    for tensor in context.description.parameters:
+    for tensor in context.request.parameters:
         gradient = program.gradients.get(tensor)
         if gradient is None:
             continue

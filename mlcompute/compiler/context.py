@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mlcompute.compiler.description import Description
 from mlcompute.compiler.index import Index
 from mlcompute.compiler.program import Program
+from mlcompute.compiler.request import Request
 from mlcompute.compiler.substitution import Substitution
 from mlcompute.ops.op import Step, Trace, Value
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Context:
     """One compilation.
 
-    description  what is to be compiled
+    request  what is to be compiled
     engine       the device it is compiled for
     program      what is known of the result so far; its steps are set at the end
     like         the same program for the full batch, whose memory plan a smaller batch reuses
@@ -32,7 +32,7 @@ class Context:
     is_expanded       the device has said that it supports every step
     """
 
-    description: Description
+    request: Request
     engine: Engine
     program: Program
     like: Program | None = None
@@ -52,7 +52,7 @@ class Context:
     @property
     def fuses_elementwise(self) -> bool:
         """Should elementwise steps be fused?"""
-        return self.description.fuses and self.engine.traits.fuses_elementwise
+        return self.request.fuses and self.engine.traits.fuses_elementwise
 
     @property
     def readable(self) -> frozenset[Value]:

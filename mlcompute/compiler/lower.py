@@ -21,26 +21,26 @@ FLOAT16 = np.dtype(np.float16)
 
 def lower(steps: list[Step], context: Context) -> list[Step]:
     """Steps of the forward phase."""
-    description, program = context.description, context.program
-    batch_size, full = program.batch_size, description.batch_size
+    request, program = context.request, context.program
+    batch_size, full = program.batch_size, request.batch_size
     run = context.lowering = Lowering(training=context.style != "inference", trace=context.trace)
-    run.weights_of = description.label_weights
-    for tensor, scale in description.inputs.items():
+    run.weights_of = request.label_weights
+    for tensor, scale in request.inputs.items():
         shape = tensor.descriptor.shape
         if scale and batch_size != full:
             shape = (scale * batch_size, *shape[1:])
         program.inputs[tensor] = run.input(tensor, shape)
-    for tensor, array in description.constants.items():
+    for tensor, array in request.constants.items():
         run.values[tensor] = run.trace.constant(array)
-    for node in description.nodes:
+    for node in request.nodes:
         try:
             run.add(node.layer, [*node.sources, *node.labels], node.results, node.updates)
         except ShapeError as error:
             if batch_size != full:
                 error.add_fact("batch_size", f"{batch_size} of {full}")
             raise
-    if description.total is not None:
-        run.values[description.total] = _total(run, description.minimised)
+    if request.total is not None:
+        run.values[request.total] = _total(run, request.minimised)
     for tensor, value in run.writes:
         ops.assign(run.values[tensor], value)
     program.values, program.persistent = run.values, run.persistent

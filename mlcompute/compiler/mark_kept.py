@@ -8,13 +8,13 @@ from mlcompute.ops.op import Step
 
 def mark_kept(steps: list[Step], context: Context) -> list[Step]:
     """Declared outputs, losses, debugged layers; every result and gradient where phases are run one by one."""
-    description = context.description
+    request = context.request
     values, gradients = context.program.values, context.program.gradients
-    kept = [values[tensor] for tensor in (*description.kept, *description.debugged) if tensor in values]
-    wanted = (*description.kept_gradients, *description.debugged)
+    kept = [values[tensor] for tensor in (*request.kept, *request.debugged) if tensor in values]
+    wanted = (*request.kept_gradients, *request.debugged)
     kept += [gradients[tensor] for tensor in wanted if tensor in gradients]
     if context.style == "split":
-        kept += [values[result] for node in description.nodes for result in node.results]
+        kept += [values[result] for node in request.nodes for result in node.results]
         kept += list(gradients.values())
     context.kept = frozenset(kept)
     return steps

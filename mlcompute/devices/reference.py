@@ -100,4 +100,5 @@ class ReferenceExecutable(Executable):
         array: Array = self._memory[value].copy()
         return array
 
+
 register("reference", lambda: [Reference()])

@@ -110,6 +110,7 @@ def _property(python: type, member: Member) -> dict[str, Any]:
         return {member.name: staticmethod(lambda: wrap(getattr(python, member.python)()))}
     found: dict[str, Any] = {member.name: get}
     if not isinstance(attribute, property) or attribute.fset is not None:
+
         def put(self: Proxy, value: Any) -> None:
             setattr(self.python, member.python, unwrap(value))
 

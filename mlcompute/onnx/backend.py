@@ -48,7 +48,7 @@ def run_graph(graph: ImportedGraph, given: dict[str, Array], device: Device) -> 
     """The outputs of an imported graph in the model's order, shapes and types."""
     results = dict(graph.known)
     if graph.outputs:
-        used = {tensor for node in graph._all_nodes() for tensor in node.sources}
+        used = {tensor for node in graph.nodes for tensor in node.sources}
         inputs = {name: tensor for name, tensor in graph.inputs.items() if tensor in used}
         run = InferenceGraph([graph])
         run.add_inputs(inputs)

@@ -21,6 +21,7 @@ from mlcompute.onnx.problems import ModelError, Problem
 from mlcompute.onnx.rows import BY_DESIGN, ROWS, load_rows
 from mlcompute.onnx.weights import STATED, Judgement, Trainable
 from mlcompute.optimizers import AdamOptimizer, OptimizerDescriptor
+from mlcompute.runtime.session import session_of
 from mlcompute.training import TrainingGraph
 
 
@@ -196,7 +197,7 @@ def _describe(report: Report, graph: ImportedGraph) -> None:
     if not graph.outputs:
         report.notes.append("no output depends on an input")
         return
-    used = {tensor for node in graph._all_nodes() for tensor in node.sources}
+    used = {tensor for node in graph.nodes for tensor in node.sources}
     inputs = {name: tensor for name, tensor in graph.inputs.items() if tensor in used}
     device = Device(engine=Null())
     try:
@@ -218,11 +219,12 @@ def _describe(report: Report, graph: ImportedGraph) -> None:
 
 def _fixed_batch(graph: InferenceGraph) -> str:
     """Why a batch with one sample less cannot be run; empty when it can, or when there is but one."""
-    batch = graph._compile_if_needed().batch_size
+    session = session_of(graph)
+    batch = session.compile_if_needed().batch_size
     if batch < 2:
         return ""
     try:
-        graph._program("inference", graph._batch(batch - 1, "doctor"))
+        session.program("inference", session.batch(batch - 1, "doctor"))
     except Error as error:
         node = error.facts.get("node")
         return f"{node}: {error.message}" if node else error.message

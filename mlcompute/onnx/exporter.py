@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.compiler import Description
+from mlcompute.compiler import Request
 from mlcompute.compiler.lower import Lowering
-from mlcompute.described import DescribedGraph
 from mlcompute.errors import DataError, Error, GraphError
 from mlcompute.graph import Node
 from mlcompute.inference import InferenceGraph
@@ -28,7 +27,9 @@ from mlcompute.onnx.symbolic import Rewriter, Sizes, StaticError
 from mlcompute.onnx.types import INEXACT, carried, element_type, folded_shape, unfolded_shape
 from mlcompute.onnx.writing import CannotExportError, Writer
 from mlcompute.ops.op import Shape, Step
-from mlcompute.programs import without_losses
+from mlcompute.runtime.compiled_graph import without_losses
+from mlcompute.runtime.definition import definition_of
+from mlcompute.runtime.session import session_of
 from mlcompute.tensor import Tensor
 from mlcompute.training import TrainingGraph
 
@@ -87,7 +88,7 @@ def _model(graph: Any, name: str, any_batch: bool) -> Model:
         from mlcompute.onnx.training import training_model
 
         model = training_model(graph, name)
-    elif isinstance(graph, DescribedGraph):
+    elif isinstance(graph, InferenceGraph):
         model = inference_model(graph, name, any_batch)
     else:
         raise GraphError(
@@ -101,12 +102,14 @@ def _model(graph: Any, name: str, any_batch: bool) -> Model:
 class GraphWriter:
     """Lowers a graph and writes it, layer by layer."""
 
-    def __init__(self, graph: DescribedGraph, description: Description, *, training: bool, batch: int = 0) -> None:
+    def __init__(
+        self, graph: TrainingGraph | InferenceGraph, request: Request, *, training: bool, batch: int = 0
+    ) -> None:
         """batch   samples to write it for; the graph's own number if not given."""
-        self.graph, self.description = graph, description
-        self.batch = batch or description.batch_size
+        self.declared, self.request = definition_of(graph).declared, request
+        self.batch = batch or request.batch_size
         self.run = Lowering(training)
-        self.run.weights_of = description.label_weights
+        self.run.weights_of = request.label_weights
         self.parts: list[_Part] = []
         #: Results of operators on weights only, by the use that gives them; and which uses can be written as they are.
         self._derived: dict[int, list[str]] = {}
@@ -118,7 +121,7 @@ class GraphWriter:
         self._inexact: dict[tuple[str, str], list[str]] = {}
         self._borders = _borders(graph)
         #: Weights and statistics that are stored with another shape than their tensor's.
-        self._shapes = {} if training else _stored_shapes(description)
+        self._shapes = {} if training else _stored_shapes(request)
         self._lower()
         self.outputs = self._named_outputs()
         self._name()
@@ -127,12 +130,12 @@ class GraphWriter:
 
     def _lower(self) -> None:
         run = self.run
-        for tensor, rows in self.description.inputs.items():
+        for tensor, rows in self.request.inputs.items():
             shape = tensor.descriptor.shape
             run.input(tensor, (rows * self.batch, *shape[1:]) if rows else shape)
-        for tensor, array in self.description.constants.items():
+        for tensor, array in self.request.constants.items():
             run.values[tensor] = run.trace.constant(array)
-        for node in self.description.nodes:
+        for node in self.request.nodes:
             start = len(run.trace.steps)
             run.add(node.layer, [*node.sources, *node.labels], node.results, node.updates)
             layer = node.layer
@@ -170,10 +173,10 @@ class GraphWriter:
     # Names ----------------------------------------------------------------------------------------------------------
 
     def _named_outputs(self) -> dict[str, Tensor]:
-        declared = {name: tensor for name, tensor in self.graph._declared.outputs.items() if tensor in self.run.values}
+        declared = {name: tensor for name, tensor in self.declared.outputs.items() if tensor in self.run.values}
         if declared:
             return declared
-        last = self.description.result
+        last = self.request.result
         if last is None:
             raise GraphError("onnx.save: the graph has no layers")
         return {"output": last}
@@ -181,8 +184,8 @@ class GraphWriter:
     def _name(self) -> None:
         writer, values = self.writer, self.run.values
         self.inputs: dict[str, Tensor] = {}
-        for tensor in self.description.inputs:
-            name = writer.unique(self.graph._declared.name_of(tensor))
+        for tensor in self.request.inputs:
+            name = writer.unique(self.declared.name_of(tensor))
             self.inputs[name] = tensor
             writer.names[values[tensor]] = self._carried_input(name, tensor)
         produced = {value for part in self.parts for step in part.steps for value in step.results}
@@ -384,11 +387,12 @@ class GraphWriter:
 
     def _trained(self) -> set[Tensor]:
         """The tensors an optimizer may change."""
-        slots = [slot for node in self.description.nodes if node.updates for slot in node.layer.parameters.values()]
+        slots = [slot for node in self.request.nodes if node.updates for slot in node.layer.parameters.values()]
         for tensor in self.run.persistent:
-            for graph in tensor._residents or ():
-                if isinstance(graph, TrainingGraph):
-                    slots += [slot for slot in graph._training_parameters if slot.tensor is tensor]
+            for resident in tensor._residents or ():
+                learning = resident.definition.learning
+                if learning is not None:
+                    slots += [slot for slot in learning.training_parameters if slot.tensor is tensor]
         return {slot.tensor for slot in slots if slot.is_updatable}
 
     def _is_statistic(self, name: str) -> bool:
@@ -397,21 +401,21 @@ class GraphWriter:
         return bool(readers) and all(node.op_type == "BatchNormalization" and k > 2 for node, k in readers)
 
 
-def inference_model(graph: DescribedGraph, name: str, any_batch: bool) -> Model:
+def inference_model(graph: TrainingGraph | InferenceGraph, name: str, any_batch: bool) -> Model:
     """The forward pass, for any number of samples where that is possible."""
-    description = without_losses(graph._describe())
-    out = GraphWriter(graph, description, training=False)
+    request = without_losses(session_of(graph).request())
+    out = GraphWriter(graph, request, training=False)
     out.write()
     symbols: dict[str, list[int | str]] = {}
     told = "as asked"
     if any_batch:
         try:
-            symbols = _opened_batch(graph, description, out)
+            symbols = _opened_batch(graph, request, out)
         except StaticError as error:
             told = str(error)
     model = out.model(name, symbols)
     notes = out.all_notes()
-    facts = {"batch": "any" if symbols else f"{description.batch_size}: {told}", STATED: "initializers"}
+    facts = {"batch": "any" if symbols else f"{request.batch_size}: {told}", STATED: "initializers"}
     if notes:
         facts["notes"] = "; ".join(notes)
     for key, value in facts.items():
@@ -422,16 +426,18 @@ def inference_model(graph: DescribedGraph, name: str, any_batch: bool) -> Model:
     return model
 
 
-def _opened_batch(graph: DescribedGraph, description: Description, out: GraphWriter) -> dict[str, list[int | str]]:
+def _opened_batch(
+    graph: TrainingGraph | InferenceGraph, request: Request, out: GraphWriter
+) -> dict[str, list[int | str]]:
     """Make what was written serve any batch; the extents of inputs and outputs, with symbols."""
-    size = description.batch_size
-    if size > 1 and any(array.shape[:1] == (size,) for array in description.constants.values()):
+    size = request.batch_size
+    if size > 1 and any(array.shape[:1] == (size,) for array in request.constants.values()):
         raise StaticError("a tensor of the graph has numbers for each sample")
-    scaled = [(given, rows) for given, rows in zip(out.inputs, description.inputs.values(), strict=True) if rows]
+    scaled = [(given, rows) for given, rows in zip(out.inputs, request.inputs.values(), strict=True) if rows]
     if not scaled:
         raise StaticError("no input has an axis of samples")
     try:
-        other = GraphWriter(graph, description, training=False, batch=size + 1)
+        other = GraphWriter(graph, request, training=False, batch=size + 1)
         other.write()
     except Error as error:
         raise StaticError(f"for another batch: {error.message}") from None
@@ -443,25 +449,25 @@ def _opened_batch(graph: DescribedGraph, description: Description, out: GraphWri
     return symbols
 
 
-def _borders(graph: DescribedGraph) -> dict[Tensor, Border]:
+def _borders(graph: TrainingGraph | InferenceGraph) -> dict[Tensor, Border]:
     """Shapes and types that inputs and outputs have in the models a graph was imported from."""
     found: dict[Tensor, Border] = {}
-    for part in graph._graphs:
+    for part in definition_of(graph).graphs:
         if isinstance(part, ImportedGraph):
             for name, tensor in {**part.inputs, **part.outputs}.items():
                 found[tensor] = part.shapes[name], part.types[name]
     return found
 
 
-def _stored_shapes(description: Description) -> dict[Tensor, Shape]:
+def _stored_shapes(request: Request) -> dict[Tensor, Shape]:
     """Shapes of weights of five axes and more, which tensors carry folded into four, and of running statistics."""
     found: dict[Tensor, Shape] = {}
-    for node in description.nodes:
+    for node in request.nodes:
         if isinstance(node.layer, BatchNormalizationLayer):
             shape = (node.layer.feature_channel_count,)
             found.update(dict.fromkeys((node.layer.mean, node.layer.variance), shape))
     seen: set[int] = set()
-    uses = [node.layer.use for node in description.nodes if isinstance(node.layer, OperatorLayer)]
+    uses = [node.layer.use for node in request.nodes if isinstance(node.layer, OperatorLayer)]
     while uses:
         use = uses.pop()
         for operand in use.operands:

@@ -53,7 +53,7 @@ class ImportedGraph(Graph):
         #: Is it the only one, or did the caller choose it?
         self.is_output_chosen = True
 
-    def _before_loss(self, source: Tensor) -> None:
+    def before_loss(self, source: Tensor) -> None:
         if self.loss_output is None or self.is_output_chosen or self.outputs[self.loss_output] is not source:
             return
         others = ", ".join(f"'{name}'" for name in self.outputs if name != self.loss_output)

@@ -443,9 +443,11 @@ class Importer:
         layer = layer_for(use, computed, self.choices.batch_norm)
         if layer is not None:
             layer.label = label
-            return self.graph._add(layer, [source.tensor for source in use.sources()], [], True)
+            self.graph.node(layer, sources=[source.tensor for source in use.sources()])
+            return self.graph.result_tensors(layer)
         operator_layer = OperatorLayer(use, computed, label)
-        return self.graph._add(operator_layer, [source.tensor for source in operator_layer.sources], [], True)
+        self.graph.node(operator_layer, sources=[source.tensor for source in operator_layer.sources])
+        return self.graph.result_tensors(operator_layer)
 
     def attributes(self, node: NodeProto, place: Place) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -510,7 +512,7 @@ class Importer:
         name = floating[0] if wanted is None else wanted
         graph.loss_output = name
         graph.is_output_chosen = wanted is not None or len(floating) == 1
-        if graph._all_nodes()[-1].results[0] is not graph.outputs[name]:
+        if graph.nodes[-1].results[0] is not graph.outputs[name]:
             operand = Source(graph.outputs[name], graph.shapes[name], carried(graph.types[name]), name)
             use = Use(ROWS["", "Identity"], 13, {}, [operand], [name], 1)
             (graph.outputs[name],) = self._add(use, [(0, operand.shape, operand.dtype)], name)
@@ -555,7 +557,7 @@ class Importer:
     def _name_weights(self) -> None:
         trained: dict[str, Tensor] = {}
         read: dict[str, Tensor] = {}
-        for node in self.graph._all_nodes():
+        for node in self.graph.nodes:
             trained.update({slot.tensor.label: slot.tensor for slot in node.layer.parameters.values()})
             read.update({tensor.label: tensor for tensor in node.layer.statistics.values()})
         self.graph.weights = trained

@@ -23,7 +23,7 @@ def unreached(graph: ImportedGraph) -> dict[str, str]:
     wanted = set(outputs)
     reached: set[Tensor] = set()
     stopping: list[str] = []
-    for node in reversed(graph._all_nodes()):
+    for node in reversed(graph.nodes):
         if wanted.isdisjoint(node.results):
             continue
         wanted.update(node.sources)

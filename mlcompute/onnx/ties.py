@@ -105,9 +105,7 @@ def _place(node: FlatNode, slot: int, uses: Uses) -> _Place:
     return _Place(node, slot, user, user_slot, name)
 
 
-def _key(
-    name: str, place: _Place, base: _Place, uniform: bool, producer: str, uses: Uses, telling: set[str]
-) -> object:
+def _key(name: str, place: _Place, base: _Place, uniform: bool, producer: str, uses: Uses, telling: set[str]) -> object:
     """What uses of one tensor must have in common to share it; None: what the first use has.
 
     telling   weights that are not one number repeated: nodes that share such a one are the same module, used twice

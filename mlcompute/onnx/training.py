@@ -18,6 +18,7 @@ from mlcompute.onnx.writing import CannotExportError
 from mlcompute.ops.op import FLOAT32
 from mlcompute.optimizers import AdamOptimizer, SGDOptimizer
 from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.runtime.session import session_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -28,20 +29,20 @@ DOMAIN = "ai.onnx.preview.training"
 
 def training_model(graph: TrainingGraph, name: str) -> Model:
     """One step of a training graph."""
-    description = graph._describe()
-    if len(description.minimised) != 1:
+    request = session_of(graph).request()
+    if len(request.minimised) != 1:
         raise GraphError(
-            f"onnx.save: the training graph has {len(description.minimised)} losses",
+            f"onnx.save: the training graph has {len(request.minimised)} losses",
             expected="one, with its labels declared in add_inputs",
         )
-    out = GraphWriter(graph, description, training=True)
-    loss = description.minimised[0]
+    out = GraphWriter(graph, request, training=True)
+    loss = request.minimised[0]
     out.outputs = {"loss": loss}
     writer, run = out.writer, out.run
     writer.names[run.values[loss]] = writer.unique("loss")
     out.copies = []
     out.write()
-    parameters = [tensor for tensor in description.parameters if tensor in run.persistent]
+    parameters = [tensor for tensor in request.parameters if tensor in run.persistent]
     inputs, _ = out.borders()
     outputs: dict[str, Border] = {"loss": out.border(loss)}
     stored = {given: _host(tensor) for given, tensor in out.weights.items()}

@@ -21,7 +21,7 @@ from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
 
 if TYPE_CHECKING:
-    from mlcompute.optimizer_state import Clock
+    from mlcompute.runtime.optimizer_state import Clock
     from mlcompute.runtime.storage import Storage
     from mlcompute.tensor import Tensor
 
@@ -200,7 +200,7 @@ class Optimizer(ABC):
         self._remember_nothing()
 
     def _remember_nothing(self) -> None:
-        #: State per parameter, and one clock per set of parameters that graphs update: see mlcompute.optimizer_state.
+        #: State per parameter, and one clock per set of parameters that graphs update: see runtime/optimizer_state.py.
         self._buffers: WeakKeyDictionary[Tensor, list[Storage]] = WeakKeyDictionary()
         self._clocks: list[Clock] = []
 

@@ -18,15 +18,15 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlcompute.described import DescribedGraph
 from mlcompute.enums import DataType, GraphCompilationOptions
 from mlcompute.errors import Error, FileError, GraphError
 from mlcompute.graph import Graph, Node
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.split import SplitLayer
-from mlcompute.learning import LearningGraph
 from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.runtime.definition import Learning, definition_of
+from mlcompute.runtime.session import Session, session_of
 from mlcompute.saving.construction import constructed, described
 from mlcompute.saving.names import has_default_label, layer_names_of, names_of, nodes_of
 from mlcompute.saving.plain import JSON, shortened, to_text
@@ -55,12 +55,13 @@ def describe(graph: Graph) -> dict[str, JSON]:
         "graphs": len(parts),
         "layers": _describe_layers(graph, parts, names),
     }
-    if isinstance(graph, DescribedGraph):
-        description.update(_describe_declarations(graph, names))
-        if len(graph._links) > 1:
-            description["linked"] = [graph._links.index(graph), len(graph._links)]
-    if isinstance(graph, LearningGraph):
-        description.update(_describe_learning(graph, names))
+    session = session_of(graph)
+    if session is not None:
+        description.update(_describe_declarations(session, names))
+        if session.links:
+            description["linked"] = [session.links.index(session), len(session.links)]
+        if session.definition.learning is not None:
+            description.update(_describe_learning(session.definition.learning, names))
     description["tensors"] = {name: _describe_tensor(tensor) for tensor, name in names.items()}
     return description
 
@@ -69,23 +70,25 @@ def _parts(graph: Graph) -> list[Graph]:
     """The graphs a graph is made of, at any depth, each once. Each becomes a plain Graph with the nodes of its own."""
     found: dict[Graph, None] = {}
 
-    def visit(described_graph: DescribedGraph) -> None:
-        for part in described_graph._graphs:
+    def visit(whole: Graph) -> None:
+        definition = definition_of(whole)
+        for part in definition.graphs if definition is not None else ():
             if part not in found:
-                if isinstance(part, DescribedGraph):
-                    visit(part)
+                visit(part)
                 found[part] = None
 
-    if isinstance(graph, DescribedGraph):
-        visit(graph)
+    visit(graph)
     return list(found)
 
 
 def _describe_layers(graph: Graph, parts: Sequence[Graph], names: Mapping[Tensor, str]) -> list[JSON]:
-    owner: dict[Node, int | None] = {node: number for number, part in enumerate(parts) for node in part._nodes}
+    owner: dict[Node, int | None] = {}
     for number, part in enumerate(parts):
-        if isinstance(part, LearningGraph) and part._loss_node is not None:
-            owner[part._loss_node] = number
+        definition = definition_of(part)
+        owner.update(dict.fromkeys(part.nodes if definition is None else definition.own, number))
+        loss = definition.learning.loss_node if definition is not None and definition.learning is not None else None
+        if loss is not None:
+            owner[loss] = number
     layer_names = layer_names_of(graph)
     return [_describe_node(node, layer_names[node.layer], owner.get(node), names) for node in nodes_of(graph)]
 
@@ -136,11 +139,11 @@ def has_value(tensor: Tensor) -> bool:
     return tensor.keeps_data
 
 
-def _describe_declarations(graph: DescribedGraph, names: Mapping[Tensor, str]) -> dict[str, JSON]:
-    declared = graph._declared
+def _describe_declarations(session: Session, names: Mapping[Tensor, str]) -> dict[str, JSON]:
+    declared = session.definition.declared
     outputs: dict[str, JSON] = {}
     for name, tensor in declared.outputs.items():
-        source = graph._source_of(tensor)
+        source = session.definition.source_of(tensor)
         known = names.get(tensor if source is None else source)
         if known is None:
             raise GraphError(f"mlcompute.save: output '{name}' is no tensor of the graph")
@@ -150,22 +153,22 @@ def _describe_declarations(graph: DescribedGraph, names: Mapping[Tensor, str]) -
         "labels": {name: names[tensor] for name, tensor in declared.labels.items()},
         "label_weights": {name: names[tensor] for name, tensor in declared.label_weights.items()},
         "outputs": outputs,
-        "options": [option.name for option in GraphCompilationOptions if option.value and option in graph._options],
-        "constants": [names[tensor] for tensor in graph._constants if tensor in names],
+        "options": [option.name for option in GraphCompilationOptions if option.value and option in session.options],
+        "constants": [names[tensor] for tensor in session.constants if tensor in names],
     }
 
 
-def _describe_learning(graph: LearningGraph, names: Mapping[Tensor, str]) -> dict[str, JSON]:
-    loss, optimizer = graph._loss_layer, graph._optimizer
+def _describe_learning(learning: Learning, names: Mapping[Tensor, str]) -> dict[str, JSON]:
+    loss, optimizer = learning.loss_layer, learning.optimizer
     return {
         "loss": None if loss is None else _describe_layer(loss, names),
         "optimizer": None if optimizer is None else described(optimizer, type(optimizer).__name__, names),
-        "stopped": sorted(names[tensor] for tensor in graph._stopped_tensors if tensor in names),
+        "stopped": sorted(names[tensor] for tensor in learning.stopped if tensor in names),
         "training_parameters": [
             {"tensor": names[parameter.tensor], "is_updatable": parameter.is_updatable}
-            for parameter in graph._training_parameters
+            for parameter in learning.training_parameters
         ],
-        "user_gradients": {names[tensor]: names[gradient] for tensor, gradient in graph._user_gradients.items()},
+        "user_gradients": {names[tensor]: names[gradient] for tensor, gradient in learning.user_gradients.items()},
     }
 
 
@@ -209,7 +212,7 @@ class Rebuilt:
         self.training_parameters: list[TensorParameter] = []
         if isinstance(self.graph, TrainingGraph):
             self._learn(self.graph)
-        if isinstance(self.graph, DescribedGraph):
+        if isinstance(self.graph, (TrainingGraph, InferenceGraph)):
             self._declare(self.graph)
         for name, tensor in self.tensors.items():
             entry = self._entries["tensors"].get(name, {})
@@ -272,7 +275,9 @@ class Rebuilt:
             if pieces > 2 * len(results):
                 raise ValueError(f"{layer.who} has {pieces} pieces, {len(results)} are listed")
         graph = self.graph if owner is None else self._parts[owner]
-        made = graph._add(layer, sources, labels, entry.get("disable_update") is not True)
+        updates = entry.get("disable_update") is not True
+        graph.node(layer, sources=sources, loss_labels=labels, disable_update=not updates)
+        made = graph.result_tensors(layer)
         if len(made) != len(results):
             raise ValueError(f"{layer.who} has {len(made)} results, {len(results)} are listed")
         for name, tensor in zip(results, made, strict=True):
@@ -287,16 +292,17 @@ class Rebuilt:
             raise ValueError(f"tensor {str(name)[:100]!r} is used before it is there")
         return self.tensors[name]
 
-    def _declare(self, graph: DescribedGraph) -> None:
+    def _declare(self, graph: TrainingGraph | InferenceGraph) -> None:
         inputs, labels, weights = (
             {name: self._tensor(tensor) for name, tensor in _mapping(self._entries.get(group), group).items()}
             for group in ("inputs", "labels", "label_weights")
         )
         graph.add_inputs(inputs, labels, weights)
         outputs: dict[str, Tensor] = {}
+        learning = definition_of(graph).learning
         for name, tensor in _mapping(self._entries.get("outputs"), "outputs").items():
-            if isinstance(tensor, dict) and isinstance(graph, LearningGraph):
-                outputs[name] = graph._gradient_tensor(self._tensor(tensor.get("gradient_of")))
+            if isinstance(tensor, dict) and learning is not None:
+                outputs[name] = learning.gradient_tensor(self._tensor(tensor.get("gradient_of")))
             else:
                 outputs[name] = self._tensor(tensor)
         graph.add_outputs(outputs)
@@ -304,7 +310,7 @@ class Rebuilt:
             if option not in GraphCompilationOptions.__members__:
                 raise ValueError(f"there is no compilation option {str(option)[:100]!r}")
             self.options |= GraphCompilationOptions[option]
-        graph._options = self.options
+        session_of(graph).options = self.options
         self.constants = [self._tensor(name) for name in _names(self._entries, "constants")]
 
     def _learn(self, graph: TrainingGraph) -> None:

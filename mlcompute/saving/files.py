@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mlcompute.described import DescribedGraph
 from mlcompute.device import Device
 from mlcompute.errors import DataError, ExecutionError, FileError, GraphError
 from mlcompute.graph import Graph
+from mlcompute.inference import InferenceGraph
+from mlcompute.runtime.session import session_of
 from mlcompute.runtime.storage import Storage
 from mlcompute.saving.atomic import Writer, replace_file
 from mlcompute.saving.checkpoint import ARRAYS, CONSTANTS, FORMAT_VERSION, NO_HASH, OPTIMIZER, PREFIX, Checkpoint
@@ -84,7 +85,8 @@ def _finished_runs(graph: Graph) -> int:
 
 
 def _constants(graph: Graph, names: Mapping[Tensor, str]) -> dict[str, Array]:
-    constants = graph._constants if isinstance(graph, DescribedGraph) else {}
+    session = session_of(graph)
+    constants = {} if session is None else session.constants
     return {CONSTANTS + names[tensor]: array for tensor, array in constants.items() if tensor in names}
 
 
@@ -211,12 +213,12 @@ def load(path: str | os.PathLike[str], device: Device | None = None) -> Graph:
         for name in rebuilt.valued:
             rebuilt.tensors[name]._storage = Storage(checkpoint[name])
         folded = {tensor: checkpoint[CONSTANTS + name] for name, tensor in constants.items()}
-    if isinstance(graph, DescribedGraph):
-        graph._constants = folded
+    if isinstance(graph, (TrainingGraph, InferenceGraph)):
+        session_of(graph).constants = folded
     if isinstance(graph, TrainingGraph) and rebuilt.training_parameters:
         graph.set_training_tensor_parameters(rebuilt.training_parameters)
-    if device is not None and isinstance(graph, DescribedGraph):
-        graph.compile(  # type: ignore[attr-defined]
+    if device is not None and isinstance(graph, (TrainingGraph, InferenceGraph)):
+        graph.compile(
             options=rebuilt.options,
             device=device,
             input_tensors=constants,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from mlcompute.described import DescribedGraph
 from mlcompute.graph import Graph, Node
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
-from mlcompute.learning import LearningGraph
+from mlcompute.runtime.definition import Learning, definition_of
 from mlcompute.tensor import Tensor
 
 
@@ -77,27 +76,29 @@ def names_of(graph: Graph) -> dict[Tensor, str]:
         _name_slots(node.layer, layer_names[node.layer], give)
         for index, tensor in enumerate(node.results):
             give(tensor, f"{layer_names[node.layer]}.result" + (f"_{index}" if index else ""))
-    if isinstance(graph, LearningGraph):
-        if graph._loss_layer is not None:
-            _name_slots(graph._loss_layer, layer_names[graph._loss_layer], give)
-        for parameter in graph._training_parameters:
+    learning = _learning(graph)
+    if learning is not None:
+        if learning.loss_layer is not None:
+            _name_slots(learning.loss_layer, layer_names[learning.loss_layer], give)
+        for parameter in learning.training_parameters:
             give(parameter.tensor, _label(parameter.tensor) or "parameter")
-        for tensor, gradient in graph._user_gradients.items():
+        for tensor, gradient in learning.user_gradients.items():
             give(gradient, f"{names[tensor]}.gradient")
     return names
 
 
 def nodes_of(graph: Graph) -> list[Node]:
     """All nodes that were added, in the order of execution; not the one a training graph makes for its own loss."""
-    own_loss = graph._loss_node if isinstance(graph, LearningGraph) else None
-    return [node for node in graph._all_nodes() if node is not own_loss]
+    definition = definition_of(graph)
+    return graph.nodes if definition is None else definition.nodes_before_loss()
 
 
 def layers_of(graph: Graph) -> list[Layer]:
     """All layers in the order of execution; the loss given to a training graph comes last."""
     layers = [node.layer for node in nodes_of(graph)]
-    if isinstance(graph, LearningGraph) and graph._loss_layer is not None:
-        layers.append(graph._loss_layer)
+    learning = _learning(graph)
+    if learning is not None and learning.loss_layer is not None:
+        layers.append(learning.loss_layer)
     return list(dict.fromkeys(layers))
 
 
@@ -120,10 +121,16 @@ def _name_slots(layer: Layer, name: str, give: Callable[[Tensor, str], None]) ->
 
 
 def _declared(graph: Graph) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(graph, DescribedGraph):
-        declared = graph._declared
+    definition = definition_of(graph)
+    if definition is not None:
+        declared = definition.declared
         for group in (declared.inputs, declared.labels, declared.label_weights):
             yield from group.items()
+
+
+def _learning(graph: Graph) -> Learning | None:
+    definition = definition_of(graph)
+    return None if definition is None else definition.learning
 
 
 def _base(layer: Layer) -> str:

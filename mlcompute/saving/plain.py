@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.collector import collector_paused
+from mlcompute.compiler.collector import collector_paused
 from mlcompute.errors import DataError
 
 #: What JSON can hold. Infinite numbers and NaN are written as {"$float": "inf"}.

@@ -10,6 +10,7 @@ from mlcompute.errors import DataError, FileError
 from mlcompute.graph import Graph
 from mlcompute.optimizers.optimizer import checked_rate
 from mlcompute.platform import Platform, check_rng_state
+from mlcompute.runtime.session import session_of
 from mlcompute.runtime.storage import Storage
 from mlcompute.saving.checkpoint import OPTIMIZER, Checkpoint
 from mlcompute.saving.plain import JSON, shortened
@@ -20,17 +21,19 @@ from mlcompute.training import TrainingGraph
 
 def optimizer_arrays(graph: Graph, names: Mapping[Tensor, str]) -> dict[str, Array]:
     """The optimizer's buffers by their names in a file."""
-    if not isinstance(graph, TrainingGraph) or graph._state is None:
+    session = session_of(graph)
+    if session is None or session.state is None:
         return {}
+    optimizer = session.state.optimizer
     arrays: dict[str, Array] = {}
     for tensor, name in names.items():
-        buffers = graph._state._buffers.get(tensor)
+        buffers = optimizer._buffers.get(tensor)
         if tensor._optimizer_data_is_callers:
             # Bound by the caller, perhaps for a graph that is yet to be compiled.
             buffers = tensor._optimizer_data
         if buffers is not None:
-            graph._state.check(tensor, buffers)
-            for state, buffer in zip(graph._state.optimizer.state_names, buffers, strict=True):
+            session.state.check(tensor, buffers)
+            for state, buffer in zip(optimizer.state_names, buffers, strict=True):
                 arrays[f"{OPTIMIZER}{state}/{name}"] = buffer.array()
     return arrays
 
@@ -38,11 +41,12 @@ def optimizer_arrays(graph: Graph, names: Mapping[Tensor, str]) -> dict[str, Arr
 def describe_state(graph: Graph) -> dict[str, JSON]:
     """Numbers and random streams as plain data."""
     state: dict[str, JSON] = {"platform": Platform.rng_state()}
-    if isinstance(graph, TrainingGraph):
-        state["random"] = graph._random.current().state()
-        if graph._state is not None:
-            optimizer = graph._state.optimizer
-            state["time_step"] = graph._state.time_step
+    session = session_of(graph)
+    if session is not None and session.definition.learning is not None:
+        state["random"] = session.random.current().state()
+        if session.state is not None:
+            optimizer = session.state.optimizer
+            state["time_step"] = session.state.time_step
             state["learning_rate"] = optimizer.learning_rate
             state["applies_gradient_clipping"] = optimizer.applies_gradient_clipping
     return state
@@ -52,13 +56,13 @@ class SavedState:
     """The state in a file, read and checked against a training graph; `apply` then cannot fail."""
 
     def __init__(self, checkpoint: Checkpoint, graph: TrainingGraph, names: Mapping[Tensor, str]) -> None:
-        self._graph, self._state, self._tensors = graph, checkpoint.state, set(names)
+        self._session, self._state, self._tensors = session_of(graph), checkpoint.state, set(names)
         self._who = checkpoint._who
         self._buffers = self._read_buffers(checkpoint, names)
         self._check_numbers()
 
     def _read_buffers(self, checkpoint: Checkpoint, names: Mapping[Tensor, str]) -> dict[Tensor, list[Array]]:
-        optimizer = self._graph.optimizer
+        optimizer = self._session.state.optimizer if self._session.state is not None else None
         states = () if optimizer is None else optimizer.state_names
         by_name = {name: tensor for tensor, name in names.items()}
         found: dict[Tensor, dict[str, Array]] = {}
@@ -84,12 +88,12 @@ class SavedState:
         return {tensor: [given[state] for state in states] for tensor, given in found.items()}
 
     def _check_numbers(self) -> None:
-        state, graph = self._state, self._graph
+        state, session = self._state, self._session
         try:
             check_rng_state(state.get("platform"))
-            graph._random.resumed(state.get("random"))
-            if graph._state is not None:
-                checked_rate(type(graph._state.optimizer).__name__, state.get("learning_rate"))  # type: ignore[arg-type]
+            session.random.resumed(state.get("random"))
+            if session.state is not None:
+                checked_rate(type(session.state.optimizer).__name__, state.get("learning_rate"))  # type: ignore[arg-type]
                 step = state.get("time_step")
                 if type(step) is not int or not 1 <= step < 2**53:
                     raise DataError(f"the time step is {str(step)[:40]}", expected="a whole number from 1 on")
@@ -101,23 +105,23 @@ class SavedState:
 
     def apply(self) -> None:
         """Put everything into the graph and the process."""
-        graph, saved = self._graph, self._state
+        session, saved = self._session, self._state
         Platform.set_rng_state(saved["platform"])
-        graph._random = graph._random.resumed(saved["random"])
-        graph._asked = None  # gradients that wait for their update belong to what was there before
-        state = graph._state
+        session.random = session.random.resumed(saved["random"])
+        session.passes = None  # gradients that wait for their update belong to what was there before
+        state = session.state
         if state is None:
             return
         state.time_step = saved["time_step"]
         state.optimizer._advance(state.time_step)
         state.optimizer._schedule_rate(saved["learning_rate"])
         state.optimizer.applies_gradient_clipping = saved.get("applies_gradient_clipping") is True
-        for tensor in {*state._buffers, *self._buffers} & self._tensors:
+        for tensor in {*state.optimizer._buffers, *self._buffers} & self._tensors:
             values = self._buffers.get(tensor)
-            present = state._buffers.get(tensor)
+            present = state.optimizer._buffers.get(tensor)
             if present is None and values is not None:
                 # Not compiled yet: these become the buffers when it is.
-                state._buffers[tensor] = tensor._optimizer_data = [Storage(array) for array in values]
+                state.optimizer._buffers[tensor] = tensor._optimizer_data = [Storage(array) for array in values]
                 tensor._optimizer_data_is_callers = False
             elif present is not None:
                 for index, buffer in enumerate(present):

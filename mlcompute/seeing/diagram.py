@@ -54,9 +54,9 @@ class Diagram:
 
 def diagram_of(graph: Graph, most: int) -> Diagram:
     """The graph in at most about `most` boxes for its layers: longer ones show groups of layers as one box."""
-    nodes = graph._all_nodes()
+    nodes = graph.nodes
     groups = [range(index, index + 1) for index in range(len(nodes))] if len(nodes) <= most else _groups(nodes, most)
-    names, stopped, diagram = names_of(nodes), graph._stopped(), Diagram()
+    names, stopped, diagram = names_of(nodes), graph.stopped_tensors, Diagram()
     maker: dict[Tensor, int] = {}
     drawn: set[Arrow] = set()
     for group in groups:
@@ -92,9 +92,10 @@ def _box(nodes: list[Node], names: list[str], group: range) -> Box:
 
 def _input_label(graph: Graph, tensor: Tensor) -> str:
     """The name a tensor is fed under, else its label."""
-    from mlcompute.described import DescribedGraph
+    from mlcompute.runtime.definition import definition_of
 
-    return graph._declared.name_of(tensor) if isinstance(graph, DescribedGraph) else tensor.label
+    definition = definition_of(graph)
+    return tensor.label if definition is None else definition.declared.name_of(tensor)
 
 
 def family_of(layer: Layer) -> str:

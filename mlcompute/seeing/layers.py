@@ -63,7 +63,7 @@ def kind_of(node: Node) -> str:
 
 def layer_facts(graph: Graph, program: Program | None = None, device: str = "") -> list[LayerFacts]:
     """The layers in order; with a program also what runs them."""
-    nodes = graph._all_nodes()
+    nodes = graph.nodes
     kernels = forward_kernels(program) if program is not None else {}
     counted: set[Tensor] = set()
     facts = []
@@ -147,7 +147,7 @@ class Owners:
     def of(cls, graph: Graph) -> Owners:
         """The owners in a graph; a shared tensor belongs to the first layer that uses it."""
         owners = cls()
-        nodes = graph._all_nodes()
+        nodes = graph.nodes
         for name, node in zip(names_of(nodes), nodes, strict=True):
             for slot, parameter in node.layer.parameters.items():
                 owners.slots.setdefault(parameter.tensor, (name, slot))

@@ -12,19 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlcompute.devices.device import Profile
-from mlcompute.enums import ExecutionOptions
+from mlcompute.devices.interrupts import held
 from mlcompute.errors import DataError
 from mlcompute.execution import Execution
-from mlcompute.interrupts import held
 from mlcompute.ops.op import Step
 from mlcompute.seeing.layers import Owners, kernel_of, layers_within, names_of
 from mlcompute.seeing.table import Table, for_notebook
 from mlcompute.seeing.units import duration
 
 if TYPE_CHECKING:
-    from mlcompute.compiled import CompiledGraph
     from mlcompute.compiler.program import Program
-    from mlcompute.feeding import Named
+    from mlcompute.graph import Graph
+    from mlcompute.inference import InferenceGraph
+    from mlcompute.runtime.inputs import Named
+    from mlcompute.runtime.session import Session
+    from mlcompute.training import TrainingGraph
 
 #: Rows an HTML table lists, the most expensive ones; the others are summed up.
 MOST_ROWS = 200
@@ -159,25 +161,25 @@ class _Recording(Profile):
 
 
 def profile(
-    graph: CompiledGraph,
-    inputs_data: Named,
-    loss_labels_data: Named | None,
-    loss_label_weights_data: Named | None,
+    graph: TrainingGraph | InferenceGraph,
+    given: tuple[Named, Named | None, Named | None],
     steps: int,
     batch_size: int,
 ) -> GraphProfile:
     """What `graph.profile(...)` gives."""
-    from mlcompute.debug import bindings_of_copies
+    from mlcompute.runtime.dry_run import bindings_of_copies
+    from mlcompute.runtime.session import session_of
     from mlcompute.seeing.memory import memory_timeline
 
-    who = f"{graph._who}.profile"
+    session = session_of(graph)
+    who = f"{session.definition.who}.profile"
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise DataError(f"{who}: steps is {steps!r}", expected="a whole number from 1 on")
-    graph.wait()
-    batch = graph._batch(batch_size, "profile")
-    data = graph._named_data("profile", inputs_data, loss_labels_data, loss_label_weights_data)
-    program, phases = _what_to_run(graph, batch, data)
-    memory = bindings_of_copies(who, graph, program, phases, data, ExecutionOptions.NONE)
+    session.wait()
+    batch = session.batch(batch_size, "profile")
+    data = session.named_data("profile", *given)
+    program, phases = _what_to_run(session, batch, data)
+    memory = bindings_of_copies(who, session, program, phases, data)
     device = graph.device
     assert device is not None
     whole: list[float] = []
@@ -204,30 +206,29 @@ def profile(
     execution.wait()
     runs, rows = _evaluate(graph, listings[0], recordings)
     return GraphProfile(
-        graph._who,
+        session.definition.who,
         f"{device.actual_device_type.name} ('{device.engine.name}')",
         program.name,
         program.batch_size,
         tuple(rows),
         tuple(whole),
-        tuple(names_of(graph._all_nodes())),
+        tuple(names_of(graph.nodes)),
         tuple(runs),
         memory_timeline(graph, program).live,
     )
 
 
-def _what_to_run(graph: CompiledGraph, batch: int, data: dict[Any, Any]) -> tuple[Program, tuple[str, ...]]:
+def _what_to_run(session: Session, batch: int, data: dict[Any, Any]) -> tuple[Program, tuple[str, ...]]:
     """What `execute` would run."""
-    from mlcompute.training import TrainingGraph
+    from mlcompute.runtime.calls import phases_to_execute
 
-    if isinstance(graph, TrainingGraph):
-        return graph._program("fused", batch), graph._phases_to_execute()
-    has_labels = graph._has_labels(data, ExecutionOptions.NONE)
-    return graph._program("inference", batch, has_labels), ("forward",)
+    if session.definition.learning is not None:
+        return session.program("fused", batch), phases_to_execute(session)
+    return session.program("inference", batch, session.has_labels(data, False)), ("forward",)
 
 
 def _evaluate(
-    graph: CompiledGraph, program: Program, recordings: Sequence[_Recording]
+    graph: Graph, program: Program, recordings: Sequence[_Recording]
 ) -> tuple[list[tuple[Event, ...]], list[ProfileRow]]:
     """Events of every run, and the median over the runs per layer and pass."""
     homes = Owners.of(graph).layers_of_steps(program)

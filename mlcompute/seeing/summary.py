@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from mlcompute.runtime.session import session_of
 from mlcompute.seeing.layers import LayerFacts, layer_facts, names_of
 from mlcompute.seeing.table import Table, for_notebook
 from mlcompute.seeing.units import shape, size
 
 if TYPE_CHECKING:
-    from mlcompute.compiled import CompiledGraph
     from mlcompute.compiler.program import Program
     from mlcompute.graph import Graph
+    from mlcompute.runtime.session import Session
 
 #: Layers an HTML table lists; the middle of longer ones is summed up.
 MOST_ROWS = 250
@@ -149,38 +150,36 @@ def _sum_row(name: str, layers: tuple[LayerFacts, ...]) -> list[str]:
 
 def summarize(graph: Graph) -> Summary:
     """What `graph.summary()` gives. Compiles and runs nothing."""
-    from mlcompute.compiled import CompiledGraph
-
-    title = title_of(graph)
-    if not isinstance(graph, CompiledGraph) or graph.device is None:
+    title, session = title_of(graph), session_of(graph)
+    if session is None or session.device is None:
         return Summary(title, tuple(layer_facts(graph)))
     program = main_program(graph)
     if program is None:
-        changed = graph._compiled is None or graph._compiled.size != graph._linked_size()
+        changed = session.compiled is None or session.compiled.node_count != session.node_count
         note = "the graph has changed since it was compiled" if changed else "the loss still waits for its labels"
         return Summary(title, tuple(layer_facts(graph)), note=f"{note}: kernels and memory are not known yet")
-    engine, kind = graph.device.engine, graph.device.actual_device_type.name
+    engine, kind = session.device.engine, session.device.actual_device_type.name
     threads = engine.facts().get("threads", "")
-    step, most = program.plan.nbytes + graph._state_bytes(), graph.device_memory_size
+    step, most = program.plan.nbytes + session.state_bytes(), session.memory_size()
     return Summary(
         title,
         tuple(layer_facts(graph, program, kind)),
         f"{kind}, engine '{engine.name}'" + (f", {threads} threads" if threads else ""),
         step,
-        graph._state_bytes(),
+        session.state_bytes(),
         program.batch_size,
-        minimises=minimises(graph),
+        minimises=minimises(session),
         passes_memory=most if most > step else 0,
     )
 
 
-def minimises(graph: CompiledGraph) -> str:
+def minimises(session: Session) -> str:
     """What training minimises in words; empty where it is simply one loss, or nothing is trained."""
     from mlcompute.layers.loss import LossLayer
 
-    if not graph._trains or graph._compiled is None:
+    if session.definition.learning is None or session.compiled is None:
         return ""
-    terms, nodes = graph._compiled.description.minimised, graph._all_nodes()
+    terms, nodes = session.compiled.request.minimised, session.definition.nodes()
     words = []
     for name, node in zip(names_of(nodes), nodes, strict=True):
         for tensor in node.results:
@@ -194,18 +193,17 @@ def minimises(graph: CompiledGraph) -> str:
 
 def title_of(graph: Graph) -> str:
     """What kind of graph it is, and how long."""
-    count = len(graph._all_nodes())
-    return f"{graph._who} of {count:,} layer{'' if count == 1 else 's'}"
+    count = len(graph.nodes)
+    return f"{type(graph).__name__} of {count:,} layer{'' if count == 1 else 's'}"
 
 
 def main_program(graph: Graph) -> Program | None:
     """The program one call of `execute` runs, built; None before compile and when the graph has changed since."""
-    from mlcompute.compiled import CompiledGraph
-
-    if not isinstance(graph, CompiledGraph) or graph.device is None or graph._waits_for_labels():
+    session = session_of(graph)
+    if session is None or session.device is None or session.definition.waits_for_labels:
         return None
-    compiled = graph._compiled
-    if compiled is None or compiled.size != graph._linked_size():
+    compiled = session.compiled
+    if compiled is None or compiled.node_count != session.node_count:
         return None
-    program = compiled.get(graph._main_style, compiled.description.batch_size)
+    program = compiled.get(session.main_style, compiled.request.batch_size)
     return compiled.listing(program)

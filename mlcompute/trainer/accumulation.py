@@ -8,6 +8,7 @@ import numpy as np
 
 from mlcompute.errors import GraphError
 from mlcompute.layers.shaping import ReshapeLayer
+from mlcompute.runtime.session import session_of
 from mlcompute.tensor import Tensor, TensorParameter
 from mlcompute.trainer.data import Batch
 from mlcompute.trainer.metrics import Array
@@ -60,7 +61,7 @@ class Accumulator:
                 self._sums[tensor] = gradient
 
     def _gradient(self, tensor: Tensor) -> Array:
-        gradient = self._training._gradient(tensor)
+        gradient = session_of(self._training).last.gradient(tensor)
         if gradient is None:  # it does not reach the loss
             gradient = np.zeros(tensor.descriptor.shape, tensor.descriptor.data_type.numpy)
         return gradient

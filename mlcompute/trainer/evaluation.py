@@ -11,6 +11,7 @@ import numpy as np
 
 from mlcompute.enums import ExecutionOptions, ReductionType
 from mlcompute.errors import DataError
+from mlcompute.runtime.session import session_of
 from mlcompute.trainer.data import Batch, Data
 from mlcompute.trainer.last_batch import expect_independent_samples, expect_weights, padded, short_batch, weights_of
 from mlcompute.trainer.metrics import Array, Metric
@@ -76,7 +77,7 @@ def run(model: Model, batch: Batch, *, with_labels: bool) -> tuple[Array, float,
     if not with_labels:
         return prediction[: batch.rows * scale], math.nan, {}
     result: Any = execution.result
-    terms: dict[str, Any] = {name: graph.fetch(tensor) for name, tensor in model.terms.items()}
+    terms: dict[str, Any] = {name: session_of(graph).fetch(tensor) for name, tensor in model.terms.items()}
     parts = {name: number(value) for name, value in terms.items()}
     return prediction[: batch.rows * scale], number(result.data), parts
 

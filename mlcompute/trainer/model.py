@@ -24,7 +24,6 @@ from mlcompute.layers.shaping import ReshapeLayer, TransposeLayer
 from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.layers.split import SplitLayer
 from mlcompute.layers.yolo_loss import YOLOLossLayer
-from mlcompute.objective import reached_from
 from mlcompute.optimizers import (
     AdamOptimizer,
     AdamWOptimizer,
@@ -33,6 +32,9 @@ from mlcompute.optimizers import (
     RMSPropOptimizer,
     SGDOptimizer,
 )
+from mlcompute.runtime.definition import definition_of
+from mlcompute.runtime.objective import reached_from
+from mlcompute.runtime.session import session_of
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.data import Batch, Feed
 from mlcompute.trainer.metrics import Array
@@ -76,15 +78,15 @@ class Model:
                 f"Trainer: the graph is compiled for the {training.device.actual_device_type.name}",
                 fix="leave device out, or pass a graph that is not compiled yet",
             )
-        description = training._compile_if_needed()
-        nodes = [node for node in training._all_nodes() if isinstance(node.layer, (LossLayer, YOLOLossLayer))]
+        request = session_of(training).compile_if_needed()
+        nodes = [node for node in training.nodes if isinstance(node.layer, (LossLayer, YOLOLossLayer))]
         if not nodes:
             raise GraphError("Trainer: the training graph has no loss", fix="give loss=..., or add a loss layer")
         if training.optimizer is None:
             raise GraphError("Trainer: the training graph has no optimizer", fix="give it one: compile_optimizer(...)")
-        assert description.result is not None
-        self.loss = description.result
-        self._minimised = description.minimised
+        assert request.result is not None
+        self.loss = request.result
+        self._minimised = request.minimised
         self.terms = {
             name: tensor
             for name, tensor in training.losses.items()
@@ -94,18 +96,18 @@ class Model:
         self.labels = nodes[0].labels[0] if nodes[0].labels else None
         self._nodes = nodes
         self._refusals: dict[tuple[int, bool], str] = {}
-        declared = training._declared
+        declared = definition_of(training).declared
         fed = set(inputs.values())  # an autoencoder's loss compares with an input: that is no label to be fed besides
         labels = {name: tensor for name, tensor in declared.labels.items() if tensor not in fed}
         compared = next((name for name, tensor in inputs.items() if tensor is self.labels), "")
         tensors = (dict(inputs), labels, dict(declared.label_weights))
         self.feed = Feed(
             *tensors,
-            description.batch_size,
+            request.batch_size,
             compared,
             self._probabilities(labels),
             class_axes=self._class_axes(),
-            shared=description.shared,
+            shared=request.shared,
         )
 
     @property
@@ -187,9 +189,9 @@ class Model:
         """Why the training or the inference graph cannot run so many samples; empty when it can."""
         key = (rows, trains)
         if key not in self._refusals:
-            graph = self.training if trains else self.inference
+            session = session_of(self.training if trains else self.inference)
             try:
-                graph._program("fused" if trains else "inference", graph._batch(rows, "execute"))
+                session.program("fused" if trains else "inference", session.batch(rows, "execute"))
             except Error as error:
                 self._refusals[key] = error.message
             else:
@@ -217,7 +219,7 @@ class Model:
 
     def keep_prediction(self) -> None:
         """Make the prediction readable after every training step."""
-        if self.prediction not in self.training._declared.outputs.values():
+        if self.prediction not in definition_of(self.training).declared.outputs.values():
             self.training.add_outputs({"prediction": self.prediction})
 
     @cached_property
@@ -228,14 +230,14 @@ class Model:
 
     def reduction_of(self, tensor: Tensor) -> ReductionType | None:
         """How a loss, or what layers computed from one, joins samples; not reduced, its sum is minimised."""
-        nodes = self.training._all_nodes()
+        nodes = self.training.nodes
         after = reached_from(set(self._nodes), nodes, frozenset())
         found = _reduction(tensor, {t: node for node in nodes for t in node.results if t in after})
         return ReductionType.SUM if found == ReductionType.NONE else found
 
     def _class_axes(self) -> dict[str, int]:
         """Where labels have their classes, by name; 0 where nobody can tell."""
-        names = {tensor: name for name, tensor in self.training._declared.labels.items()}
+        names = {tensor: name for name, tensor in definition_of(self.training).declared.labels.items()}
         labelled = [node for node in self._nodes if node.labels and node.labels[0] in names]
         return {names[node.labels[0]]: _class_axis(node) or 0 for node in labelled}
 
@@ -271,7 +273,7 @@ class Model:
         axis = _class_axis(self._nodes[0])
         if kind is not None and (len(shape) < 2 or (axis is not None and shape[axis] == 1)):
             return True
-        maker = next((node.layer for node in self.training._all_nodes() if self.prediction in node.results), None)
+        maker = next((node.layer for node in self.training.nodes if self.prediction in node.results), None)
         if kind is not None and isinstance(maker, SoftmaxLayer):
             return False
         raise DataError(
@@ -283,14 +285,14 @@ class Model:
     @property
     def parameters(self) -> list[Tensor]:
         """What the optimizer updates, each once, in the graph's order."""
-        return list(self.training._compile_if_needed().parameters)
+        return list(session_of(self.training).compile_if_needed().parameters)
 
     def slots(self) -> dict[str, tuple[Layer, Tensor]]:
         """Every parameter the optimizer updates as 'layer.slot'; a number is added where labels repeat."""
         updated = set(self.parameters)
         found: dict[str, tuple[Layer, Tensor]] = {}
         seen: set[Tensor] = set()
-        for node in self.training._all_nodes():
+        for node in self.training.nodes:
             for slot, parameter in node.layer.parameters.items():
                 tensor = parameter.tensor
                 if tensor in updated and tensor not in seen:
@@ -304,14 +306,14 @@ class Model:
 
     def kept_tensors(self) -> list[Tensor]:
         """Parameters and statistics: everything that training changes besides optimizer state."""
-        statistics = [t for node in self.training._all_nodes() for t in node.layer.statistics.values()]
-        layers = [p.tensor for node in self.training._all_nodes() for p in node.layer.parameters.values()]
+        statistics = [t for node in self.training.nodes for t in node.layer.statistics.values()]
+        layers = [p.tensor for node in self.training.nodes for p in node.layer.parameters.values()]
         return list(dict.fromkeys([*self.parameters, *layers, *statistics]))
 
     def weight_names(self) -> list[str]:
         """'layer.slot' for each of `kept_tensors`; a number is added where names repeat."""
         names: dict[Tensor, str] = {}
-        for node in self.training._all_nodes():
+        for node in self.training.nodes:
             slots = {slot: parameter.tensor for slot, parameter in node.layer.parameters.items()}
             for slot, tensor in {**slots, **node.layer.statistics}.items():
                 names.setdefault(tensor, f"{node.layer.label}.{slot}")
@@ -390,12 +392,13 @@ def model_from(
                 raise GraphError(
                     f"Trainer: a TrainingGraph has its {name}, another cannot be given", fix=f"leave {name} out"
                 )
-        if not graph._declared.inputs:
+        declared = definition_of(graph).declared
+        if not declared.inputs:
             raise GraphError("Trainer: the training graph has no inputs", fix="declare them with add_inputs first")
-        return Model(graph, graph._declared.inputs, device)
+        return Model(graph, declared.inputs, device)
     if isinstance(graph, InferenceGraph) or not isinstance(graph, Graph):
         raise TypeError(f"Trainer: needs a Graph or a TrainingGraph, not {type(graph).__name__}")
-    nodes = graph._all_nodes()
+    nodes = graph.nodes
     if not nodes:
         raise GraphError("Trainer: the graph has no layers")
     found = dict(inputs) if inputs is not None else _inputs_of(nodes)

@@ -6,6 +6,7 @@ import copy
 
 import numpy as np
 
+from mlcompute.runtime.session import session_of
 from mlcompute.runtime.storage import Storage
 from mlcompute.trainer.model import Model
 
@@ -17,11 +18,12 @@ class Snapshot:
         self._model = model
         model.training.wait()
         self._copies = [(storage, storage.array().copy()) for storage in _storages(model)]
-        state = model.training._state
+        session = session_of(model.training)
+        state = session.state
         self._time_step = None if state is None else state.time_step
         # Dropout takes its key from the platform with the first pass; taken now, it is the same after restoring.
-        random = model.training._random = model.training._random.current()
-        random.prepare(model.training._program("fused", model.feed.batch).random_keys)
+        random = session.random = session.random.current()
+        random.prepare(session.program("fused", model.feed.batch).random_keys)
         self._random = copy.copy(random)
 
     def restore(self) -> None:
@@ -29,11 +31,11 @@ class Snapshot:
         self._model.training.wait()
         for storage, kept in self._copies:
             storage.write(kept)
-        training = self._model.training
-        training._random = copy.copy(self._random)
-        if training._state is not None and self._time_step is not None:
-            training._state.time_step = self._time_step
-            training._state.optimizer._advance(self._time_step)
+        session = session_of(self._model.training)
+        session.random = copy.copy(self._random)
+        if session.state is not None and self._time_step is not None:
+            session.state.time_step = self._time_step
+            session.state.optimizer._advance(self._time_step)
 
 
 def is_finite(model: Model) -> bool:
@@ -46,7 +48,7 @@ def is_finite(model: Model) -> bool:
 def _storages(model: Model) -> list[Storage]:
     """Where the values lie."""
     found = [tensor._storage for tensor in model.kept_tensors() if tensor._storage is not None]
-    state = model.training._state
+    state = session_of(model.training).state
     if state is not None:
         found += [buffer for tensor in model.parameters for buffer in state.of(tensor)]
     return found

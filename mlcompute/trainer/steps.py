@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from mlcompute.enums import ExecutionOptions, ReductionType
 from mlcompute.execution import Execution
+from mlcompute.runtime.session import session_of
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.accumulation import Accumulator
 from mlcompute.trainer.data import Batch
@@ -100,7 +101,7 @@ class Steps:
             outcome.predictions.append(prediction[: len(prediction) // batch.size * batch.rows])
 
     def _fetched(self, tensor: Tensor) -> Array:
-        value = self._training.fetch(tensor)
+        value = session_of(self._training).fetch(tensor)
         assert value is not None
         return value
 

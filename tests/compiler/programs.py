@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from mlcompute import ops
-from mlcompute.compiler import Context, Description
+from mlcompute.compiler import Context, Request
 from mlcompute.compiler.context import Transform
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.verify import verify_steps
@@ -71,7 +71,7 @@ def apply(
     style: str = "fused",
 ) -> Context:
     """Run one pass over the steps of a trace, which has the new ones afterwards."""
-    context = Context(Description(), Supporting(supports), Program(style, 1), trace=trace, kept=frozenset(keep))
+    context = Context(Request(), Supporting(supports), Program(style, 1), trace=trace, kept=frozenset(keep))
     trace.steps = transform(trace.steps, context)
     return context
 

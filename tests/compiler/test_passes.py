@@ -7,7 +7,7 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import compiler, ops
-from mlcompute.compiler import PASSES, Context, Description, Pass, compile_program
+from mlcompute.compiler import PASSES, Context, Request, Pass, compile_program
 from mlcompute.compiler.index import Index
 from mlcompute.compiler.program import Program
 from mlcompute.devices.device import Traits
@@ -19,7 +19,7 @@ class Capable(Null):
     traits = Traits(fuses_elementwise=True, channels_last=True)
 
 
-def described(optimizer: bool = True) -> Description:
+def described(optimizer: bool = True) -> Request:
     """A convolution with a ReLU and a loss."""
     graph = mlc.Graph()
     x = graph.input((4, 2, 6, 6), "x")
@@ -28,7 +28,7 @@ def described(optimizer: bool = True) -> Description:
     training = mlc.TrainingGraph([graph], mlc.LossLayer.mean_squared_error(mlc.ReductionType.MEAN), sgd)
     training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=y.descriptor.shape)})
     training.compile(device=mlc.Device(mlc.DeviceType.CPU, engine=Null()))
-    return training._compile_if_needed()
+    return training._session.compile_if_needed()
 
 
 def applied(style: str, engine: Null, **settings: bool) -> list[str]:
@@ -99,9 +99,9 @@ def test_a_pass_that_makes_what_the_device_lacks_is_named(monkeypatch: pytest.Mo
 
 
 def test_what_passes_print(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    description = described()
+    request = described()
     monkeypatch.setenv("MLC_DEBUG", "passes")
-    compile_program(description, Capable(), "fused")
+    compile_program(request, Capable(), "fused")
     text = capsys.readouterr().err
     assert "lower (fused, batch 4): 0 -> " in text
     assert "+ Convolution" in text or "+ convolution" in text.lower()
@@ -134,7 +134,7 @@ def test_an_index_knows_makers_readers_and_aliases() -> None:
 def test_an_index_is_made_once_for_a_list() -> None:
     trace = Trace()
     ops.exp(trace.value((2,), FLOAT32, "input"))
-    context = Context(Description(), Null(), Program("fused", 1), trace=trace)
+    context = Context(Request(), Null(), Program("fused", 1), trace=trace)
     first = context.index(trace.steps)
     assert context.index(trace.steps) is first
     assert context.index(list(trace.steps)) is not first

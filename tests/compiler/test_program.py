@@ -65,7 +65,7 @@ def test_sizes_are_readable(elements: int, says: str) -> None:
 
 def test_every_style_is_sound_and_keeps_what_it_promises() -> None:
     training, _, _ = small_net()
-    programs = {style: training._compiled.get(style, 4) for style in ("fused", "split", "inference")}
+    programs = {style: training._session.compiled.get(style, 4) for style in ("fused", "split", "inference")}
     for style, program in programs.items():
         assert program.name == style
         verify_program(program)
@@ -79,9 +79,9 @@ def test_every_style_is_sound_and_keeps_what_it_promises() -> None:
 def test_smaller_batches_run_in_the_same_memory() -> None:
     training, _, _ = small_net(16)
     for style in ("fused", "split", "inference"):
-        full = training._compiled.get(style, 16)
+        full = training._session.compiled.get(style, 16)
         for batch in (1, 5, 15):
-            program = training._compiled.get(style, batch)
+            program = training._session.compiled.get(style, batch)
             verify_program(program)
             # A batch of one needs fewer steps (nothing to sum), so it has a plan of its own.
             assert program.plan.nbytes == full.plan.nbytes if batch > 1 else program.plan.nbytes <= full.plan.nbytes
@@ -90,12 +90,12 @@ def test_smaller_batches_run_in_the_same_memory() -> None:
 def test_a_program_nobody_needs_is_gone_at_once() -> None:
     """Without the cyclic collector, which may come much later than the memory is needed."""
     training, _, _ = small_net()
-    program = weakref.ref(training._compiled.get("fused", 4))
-    trace = weakref.ref(training._compiled.get("fused", 4).steps[0].inputs[0].trace)
+    program = weakref.ref(training._session.compiled.get("fused", 4))
+    trace = weakref.ref(training._session.compiled.get("fused", 4).steps[0].inputs[0].trace)
     gc.collect()
     gc.disable()
     try:
-        training.outdated()
+        training._session.outdated()
         assert program() is None
         assert trace() is None
     finally:

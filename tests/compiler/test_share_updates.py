@@ -1,4 +1,4 @@
-"""Many parameters alike: one description serves all of them, and nobody can tell from the numbers."""
+"""Many parameters alike: one request serves all of them, and nobody can tell from the numbers."""
 
 from __future__ import annotations
 

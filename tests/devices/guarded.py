@@ -79,8 +79,8 @@ def guarded_arrays(arrays: Mapping[Value, Array], side: str) -> tuple[dict[Value
 def run(graph: mlc.TrainingGraph, program: Program, engine: Cpu, side: str | None) -> dict[Value, Array]:
     """What a program keeps, run in guarded memory or (no side) in an arena as usual."""
     phases = tuple(program.phases)
-    course = graph._compiled.course(program, phases, mlc.ExecutionOptions.SYNCHRONOUS)
-    feeds: dict[Value, Any] = graph._feed(course, {}, "execute")
+    course = graph._session.compiled.specification(program, phases, mlc.ExecutionOptions.SYNCHRONOUS)
+    feeds: dict[Value, Any] = graph._session.collect_inputs(course, {}, "execute")
     keys = {value: np.array([1, 2, number, 4], np.uint32) for number, (value, _) in enumerate(program.random_keys)}
     scalars = {value: np.full((), 0.01, value.dtype) for value in program.scalars.values()}
     arrays = {**arrays_of(graph, program), **feeds, **keys, **scalars}
@@ -106,7 +106,7 @@ def check(built: Built | Job, engine: Cpu, side: str) -> None:
     graph = built.graph if isinstance(built, Built) else built.training
     for style in ("inference", "fused", "split"):
         built.bind()
-        program = graph._program(style, graph._compile_if_needed().batch_size)
+        program = graph._session.program(style, graph._session.compile_if_needed().batch_size)
         expected = run(graph, program, engine, None)
         for value, array in run(graph, program, engine, side).items():
             assert array.tobytes() == expected[value].tobytes(), f"{style}: {value!r} differs"

@@ -48,7 +48,7 @@ def check_guard_bytes(built: Built | Job, cpu: Cpu) -> None:
     graph = built.graph if isinstance(built, Built) else built.training
     for style in ("inference", "fused", "split"):
         built.bind()
-        program = graph._program(style, graph._compile_if_needed().batch_size)
+        program = graph._session.program(style, graph._session.compile_if_needed().batch_size)
         expected = run(graph, program, cpu, None)
         before, watched = program.plan, Watched(cpu.threads)
         program.plan = plan = planned(

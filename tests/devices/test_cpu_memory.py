@@ -33,9 +33,9 @@ class Counting(Cpu):
 
 def bookkeeping(job: Job) -> int:
     """Bytes of tapes and arguments: what the program is, not what it works on."""
-    assert job.training._compiled is not None
+    assert job.training._session.compiled is not None
     total = 64  # the arena begins at a cache line
-    for executable in job.training._compiled._executables.values():
+    for executable in job.training._session.compiled._executables.values():
         assert isinstance(executable, CpuExecutable)
         arrays: list[Any] = [executable._words, executable._barrier, *executable.program.constants.values()]
         arrays += [part for tape in executable._tapes.values() for one in tape for part in (one.job, one.tape)]

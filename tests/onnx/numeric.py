@@ -30,7 +30,7 @@ class Lowered:
 
 def lowered(graph: ImportedGraph, given: dict[str, Array]) -> Lowered:
     run = Lowering(training=False, float_type=FLOAT64)
-    used = {tensor for node in graph._all_nodes() for tensor in node.sources}
+    used = {tensor for node in graph.nodes for tensor in node.sources}
     variables: dict[str, Value] = {}
     others: dict[Value, Array] = {}
     start: dict[str, Array] = {}
@@ -43,7 +43,7 @@ def lowered(graph: ImportedGraph, given: dict[str, Array]) -> Lowered:
             variables[name], start[name] = value, _generic(data)
         else:
             others[value] = data
-    for node in graph._all_nodes():
+    for node in graph.nodes:
         run.add(node.layer, node.sources, node.results)
     for tensor, value in run.persistent.items():
         data = _data(tensor).astype(value.dtype)

@@ -26,13 +26,13 @@ TYPES = {kind.numpy: kind for kind in mlc.DataType if kind not in (mlc.DataType.
 
 def trained(graph: mlc.Graph) -> dict[str, mlc.Tensor]:
     """The tensors an optimizer changes, by label."""
-    slots = [slot for node in graph._all_nodes() if node.updates for slot in node.layer.parameters.values()]
+    slots = [slot for node in graph.nodes if node.updates for slot in node.layer.parameters.values()]
     tensors = dict.fromkeys(slot.tensor for slot in slots if slot.is_updatable)
     return {tensor.label: tensor for tensor in tensors}
 
 
 def statistics(graph: mlc.Graph) -> dict[str, mlc.Tensor]:
-    return {t.label: t for node in graph._all_nodes() for t in node.layer.statistics.values()}
+    return {t.label: t for node in graph.nodes for t in node.layer.statistics.values()}
 
 
 def numbers(tensors: dict[str, mlc.Tensor]) -> dict[str, Array]:
@@ -41,7 +41,7 @@ def numbers(tensors: dict[str, mlc.Tensor]) -> dict[str, Array]:
 
 def labelled(graph: mlc.Graph) -> None:
     """A name for every tensor that is kept, so that it can be found again."""
-    for number, node in enumerate(graph._all_nodes()):
+    for number, node in enumerate(graph.nodes):
         kept = {name: slot.tensor for name, slot in node.layer.parameters.items()} | node.layer.statistics
         for name, tensor in kept.items():
             tensor.label = f"{node.layer.label}{number}.{name}"

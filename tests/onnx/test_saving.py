@@ -102,7 +102,7 @@ def test_rebuilt_operators_give_the_same_numbers(tmp_path: Path) -> None:
             continue
         graph, given = found
         path = tmp_path / "one.safetensors"
-        used = {tensor for node in graph._all_nodes() for tensor in node.sources}
+        used = {tensor for node in graph.nodes for tensor in node.sources}
         run = mlc.InferenceGraph([graph])
         run.add_inputs({name: tensor for name, tensor in graph.inputs.items() if tensor in used})
         run.add_outputs(graph.outputs)

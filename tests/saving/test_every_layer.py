@@ -57,12 +57,12 @@ def run(graph: mlc.TrainingGraph | mlc.InferenceGraph, joined: Joined) -> dict[s
     if isinstance(graph, mlc.InferenceGraph):
         graph.execute(joined.inputs, joined.labels, joined.weights).wait()
     else:
-        declared = graph._declared
+        declared = graph._definition.declared
         tensors = {**declared.inputs, **declared.labels, **declared.label_weights}
         data = {**joined.inputs, **joined.labels, **joined.weights}
         graph.bind_and_write_data(data, for_inputs=tensors, to=device())
         graph.execute_forward().wait()
-    return {name: np.asarray(tensor.data) for name, tensor in graph._declared.outputs.items()}
+    return {name: np.asarray(tensor.data) for name, tensor in graph._definition.declared.outputs.items()}
 
 
 def device() -> mlc.Device:

@@ -111,11 +111,11 @@ def test_everything_declared_comes_back(tmp_path: Path) -> None:
     assert encoder.is_debugging_enabled
     assert not encoder.biases_parameter.is_updatable
     assert encoder.weights_parameter.is_updatable
-    assert loaded._options == training._options
+    assert loaded._session.options == training._session.options
     feeds = {"x": normal(4, 3, seed=8)}
     losses = [graph.execute(feeds, {"t": normal(4, 2)}).result.data for graph in (training, loaded)]
     assert_same(losses[:1], losses[1:])
-    gradients = [graph._declared.outputs["dh"].data for graph in (training, loaded)]
+    gradients = [graph._definition.declared.outputs["dh"].data for graph in (training, loaded)]
     assert gradients[0] is not None
     assert_same(gradients[:1], gradients[1:])
     assert_same(values_of(loaded), values_of(training))

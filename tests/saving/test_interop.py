@@ -82,7 +82,7 @@ def test_a_linear_layer_of_torch_gives_the_same_numbers_here(tmp_path: Path) -> 
     mlc.restore(graph, tmp_path / "torch", rename=names)
     graph.compile(device=reference())
     inference = mlc.InferenceGraph([graph])
-    inference.add_inputs({"x": graph._declared.inputs["x"]})
+    inference.add_inputs({"x": graph._definition.declared.inputs["x"]})
     inference.compile(device=reference())
     x = np.float32([[1, 2], [3, 4]])
     expected = linear(torch.from_numpy(x)).detach().numpy()

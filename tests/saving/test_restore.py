@@ -214,7 +214,7 @@ def test_gradients_from_before_do_not_update_what_was_restored(tmp_path: Path) -
     graph = small(1.0)
     graph.compile(device=reference())
     mlc.save(tmp_path / "g", graph)
-    declared = {**graph._declared.inputs, **graph._declared.labels}
+    declared = {**graph._definition.declared.inputs, **graph._definition.declared.labels}
     graph.bind_and_write_data({"x": np.ones((2, 2)), "t": np.zeros((2, 2))}, for_inputs=declared, to=reference())
     graph.execute_forward()
     graph.execute_gradient()

@@ -68,7 +68,7 @@ def test_a_graph_loaded_without_a_device_goes_on_when_it_is_compiled(tmp_path: P
 def test_passes_run_one_by_one_and_smaller_batches_go_on_too(tmp_path: Path) -> None:
     def go_on(graph: mlc.TrainingGraph) -> None:
         inputs, labels = batch(3)
-        declared = {**graph._declared.inputs, **graph._declared.labels}
+        declared = {**graph._definition.declared.inputs, **graph._definition.declared.labels}
         graph.bind_and_write_data({**inputs, **labels}, for_inputs=declared, to=reference())
         graph.execute_forward()
         graph.execute_gradient()

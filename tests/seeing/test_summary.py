@@ -59,9 +59,9 @@ def test_inference_graphs_tell_theirs() -> None:
 def test_a_summary_compiles_nothing() -> None:
     net = Regression(sgd())
     net.graph.node(mlc.ActivationLayer.relu(), source=net.y)
-    before = net.training._compiled
+    before = net.training._session.compiled
     summary = net.training.summary()
-    assert net.training._compiled is before
+    assert net.training._session.compiled is before
     assert summary.device_memory is None
     assert "note  the graph has changed since it was compiled: kernels and memory are not known yet" in str(summary)
     waiting = mlc.TrainingGraph([], mlc.LossLayer.mean_squared_error(mlc.ReductionType.MEAN), sgd())

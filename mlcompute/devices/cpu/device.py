@@ -23,10 +23,10 @@ from mlcompute.devices.cpu.runtime.memory import address_of
 from mlcompute.devices.cpu.runtime.threads import BARRIER_WORDS, ENTRY_WORDS, FAILED, Team
 from mlcompute.devices.device import Buffer, Engine, Executable, Profile, Traits
 from mlcompute.devices.host_memory import HostBuffer, allocate
+from mlcompute.devices.interrupts import held
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.enums import DeviceType
 from mlcompute.errors import ExecutionError
-from mlcompute.interrupts import held
 from mlcompute.ops.op import Array, Step, Value, overwritten_by, run_meaning
 
 #: Work below this many estimated nanoseconds is not worth waking a second thread for.
@@ -397,5 +397,6 @@ def _conflicts(new: tuple[Operand, bool, int, int, int], old: tuple[Operand, boo
     same_bytes = begin == other_begin and operand.offset == other.offset == 0
     same_width = operand.size * operand.dtype.itemsize == other.size * other.dtype.itemsize
     return not (same_rows and same_bytes and same_width)
+
 
 register("cpu", lambda: [Cpu()])

@@ -13,7 +13,7 @@ from mlcompute.devices import kernel_files
 from mlcompute.devices.cpu.codegen.code import Code, generator
 from mlcompute.devices.cpu.jit.linker import ExecutableMemory, LinkedCode, link
 from mlcompute.devices.cpu.runtime.machine import identity
-from mlcompute.interrupts import held
+from mlcompute.devices.interrupts import held
 
 #: What a cached kernel is: linked code that only has to be copied, or an object file for LLVM to load.
 _LINKED, _OBJECT = b"linked ", b"object "

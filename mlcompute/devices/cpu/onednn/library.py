@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from ctypes import POINTER, byref, c_char, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
 from typing import Any
 
+from mlcompute.devices.interrupts import Blocked
 from mlcompute.errors import DeviceError
-from mlcompute.interrupts import Blocked
 
 Shape = tuple[int, ...]
 

@@ -15,8 +15,8 @@ from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.runtime.machine import MAX_THREADS, default_thread_count
 from mlcompute.devices.host_memory import allocate
+from mlcompute.devices.interrupts import SIG_BLOCK, SIG_SETMASK, SIGNAL_SET
 from mlcompute.errors import DeviceError
-from mlcompute.interrupts import SIG_BLOCK, SIG_SETMASK, SIGNAL_SET
 from mlcompute.ops.op import Array
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)

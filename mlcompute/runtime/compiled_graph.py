@@ -1,4 +1,4 @@
-"""The programs of one compiled graph: one per style and batch size, compiled at first use, all in one arena."""
+"""A compiled graph: programs, one per style and batch size, their executables and memory, all in one arena."""
 
 from __future__ import annotations
 
@@ -8,87 +8,47 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.compiler import Description, compile_program
+from mlcompute.compiler import Request, compile_program
 from mlcompute.compiler.program import Program
 from mlcompute.enums import ExecutionOptions
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.lstm import LSTMLayer
 from mlcompute.ops.op import Array, Value
+from mlcompute.runtime.run_specification import InputSlot, RunSpecification
 from mlcompute.runtime.storage import Clock, Storage
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
     from mlcompute.devices.device import Engine, Executable
-    from mlcompute.feeding import Again
     from mlcompute.graph import Node
+    from mlcompute.runtime.inputs import CallCache
 
 
-class Fed(NamedTuple):
-    """An input some phases of a program read.
+class CompiledGraph:
+    """What compiling a request gives. Nothing here waits for a run: runs keep the executable they were queued with.
 
-    rows             how many leading rows of it; 0 for all
-    rows_per_sample  how many of them make a sample; 0 when its first axis does not count samples
+    node_count  nodes the request was made from; more of them mean that it is out of date
     """
 
-    tensor: Tensor
-    value: Value
-    rows: int
-    rows_per_sample: int
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Course:
-    """Some phases of a program under some options: what all such runs share, looked up once.
-
-    fed          what the caller supplies
-    result       what a run gives; None without a forward pass
-    result_value where it can be read
-    begins       a forward pass runs: what the last run left is overwritten
-    updates      the optimizer runs
-    skips        data that was fed before is used again
-    synchronous  the caller waits for the run
-    profiles, measures, prints   time per layer is kept; the time of the run is kept; times are printed
-    """
-
-    program: Program
-    phases: tuple[str, ...]
-    fed: list[Fed]
-    result: Tensor | None
-    result_value: Value | None
-    begins: bool
-    updates: bool
-    skips: bool
-    synchronous: bool
-    profiles: bool
-    measures: bool
-    prints: bool
-
-
-class Programs:
-    """What compiling a description gives. Nothing here waits for a run: runs keep the executable they were queued with.
-
-    size  number of nodes the description was made from; more of them mean that it is out of date
-    """
-
-    def __init__(self, description: Description, engine: Engine, size: int) -> None:
-        self.description = description
-        self.size = size
-        #: The newest node of all graphs when `size` was last found to be right.
+    def __init__(self, request: Request, engine: Engine, node_count: int) -> None:
+        self.request = request
+        self.node_count = node_count
+        #: The newest node of all graphs when `node_count` was last found to be right.
         self.newest_node = -1
         #: An input whose first axis does not count samples, though it could: a smaller batch has no meaning for it.
         self.unbatched: Tensor | None = None
         #: Bytes of the arena. Programs of one graph never run at the same time: the largest plan is enough for all.
         self.arena_size = 0
         #: Tensors the losses' labels are fed to.
-        self.labels = [t for node in description.nodes for t in node.labels if t in description.inputs]
+        self.labels = [t for node in request.nodes for t in node.labels if t in request.inputs]
         #: Tensors variable-length recurrent layers read the lengths of their sequences from.
         self.lengths = [
             node.sources[-1]
-            for node in description.nodes
+            for node in request.nodes
             if isinstance(node.layer, LSTMLayer) and len(node.sources) in (2, 4)
         ]
         #: Where parameters, statistics and states lie, looked up anew when one of them was rebound.
@@ -99,9 +59,9 @@ class Programs:
         self.clock = Clock(engine)
         weakref.finalize(self, self.clock.retire)
         #: The last `execute`, if one that asks for the same needs no looking up.
-        self.again: Again | None = None
+        self.call_cache: CallCache | None = None
         #: Inputs as errors about them begin, by the method that was called.
-        self.spelled: dict[tuple[str, Tensor], str] = {}
+        self.error_prefixes: dict[tuple[str, Tensor], str] = {}
         #: MLC_DEBUG=time: every run is timed layer by layer, and the times are printed.
         self._prints_times = "time" in os.environ.get("MLC_DEBUG", "").split(",")
         self.engine = engine
@@ -113,7 +73,7 @@ class Programs:
         self._scalars: dict[Program, dict[str, tuple[Value, Array]]] = {}
         #: Does the device compute in the host's memory? If not, what the host writes must be sent.
         self.shares_memory = engine.wrap(np.empty(0, np.uint8)) is not None
-        self._courses: dict[tuple[Program, tuple[str, ...], int], Course] = {}
+        self._specifications: dict[tuple[Program, tuple[str, ...], int], RunSpecification] = {}
         self._lock = threading.RLock()
 
     def get(self, style: str, batch_size: int, with_losses: bool = True) -> Program:
@@ -124,9 +84,9 @@ class Programs:
             return found
         with self._lock:
             full = None
-            if batch_size < self.description.batch_size:
-                full = self.get(style, self.description.batch_size, with_losses)
-            wanted = self.description if with_losses else without_losses(self.description)
+            if batch_size < self.request.batch_size:
+                full = self.get(style, self.request.batch_size, with_losses)
+            wanted = self.request if with_losses else without_losses(self.request)
             program = compile_program(_leading(wanted, batch_size), self.engine, style, batch_size, full)
             if program.plan.nbytes > self.arena_size:
                 self.arena_size = program.plan.nbytes
@@ -170,20 +130,21 @@ class Programs:
         if not self.shares_memory:
             executable.inputs[value].write(array)
 
-    def course(self, program: Program, phases: tuple[str, ...], options: ExecutionOptions) -> Course:
+    def specification(self, program: Program, phases: tuple[str, ...], options: ExecutionOptions) -> RunSpecification:
         """What runs of some phases share."""
         key = (program, phases, int(options))
-        found = self._courses.get(key)
+        found = self._specifications.get(key)
         if found is None:
             asked = ExecutionOptions(options)
             prints, begins = self._prints_times, "forward" in phases
             profiles = prints or ExecutionOptions.PER_LAYER_PROFILING in asked
-            found = self._courses[key] = Course(
+            found = self._specifications[key] = RunSpecification(
                 program,
                 phases,
-                self._fed(program, phases),
+                self._inputs(program, phases),
                 self._results[program] if begins else None,
                 self._result_value(program),
+                trains=program.name != "inference",
                 begins=begins,
                 updates="update" in phases,
                 skips=ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE in asked,
@@ -200,7 +161,7 @@ class Programs:
         value = program.values.get(result) if result is not None else None
         return value if value in program.kept and result not in program.persistent else None
 
-    def _fed(self, program: Program, phases: Sequence[str]) -> list[Fed]:
+    def _inputs(self, program: Program, phases: Sequence[str]) -> list[InputSlot]:
         """What the caller supplies for some phases: user gradients come with the gradient phase, all else with forward.
 
         So what only the gradient steps read is there from the forward pass on, as it was then.
@@ -209,9 +170,9 @@ class Programs:
         read = {value for step in program.steps for value in step.inputs} | program.kept
         found = []
         for tensor, value in program.inputs.items():
-            arrives_with = "gradient" if tensor in self.description.user_gradients else "forward"
+            arrives_with = "gradient" if tensor in self.request.user_gradients else "forward"
             if value in read and arrives_with in phases:
-                found.append(fed_input(tensor, value, self.description))
+                found.append(InputSlot.of(tensor, value, self.request))
         return found
 
     def scalars_of(self, program: Program) -> dict[str, tuple[Value, Array]]:
@@ -238,46 +199,30 @@ class Programs:
         return found
 
 
-def fed_input(tensor: Tensor, value: Value, description: Description) -> Fed:
-    """What a run reads of an input."""
-    rows = value.shape[0] if value.shape != tensor.descriptor.shape else 0
-    return Fed(tensor, value, rows, rows_per_sample(tensor, description))
-
-
-def rows_per_sample(tensor: Tensor, description: Description) -> int:
-    """How many rows of a tensor that is fed belong to one sample; 0 when its first axis does not count samples."""
-    # The gradient of a result has its shape.
-    known = description.inputs.get(description.user_gradients.get(tensor, tensor))
-    if known is not None:
-        return known
-    rows, batch = tensor.descriptor.shape[0], description.batch_size
-    return 0 if rows % batch else rows // batch
-
-
-def without_losses(description: Description) -> Description:
+def without_losses(request: Request) -> Request:
     """The same graph up to the predictions, for runs without labels."""
     dropped: set[Tensor] = set()
     nodes, others = [], []
-    for node in description.nodes:
+    for node in request.nodes:
         if isinstance(node.layer, LossLayer) or not dropped.isdisjoint((*node.sources, *node.labels)):
             dropped.update(node.results)
             others.append(node)
         else:
             nodes.append(node)
-    labels = {t for node in description.nodes for t in node.labels} | set(description.label_weights.values())
+    labels = {t for node in request.nodes for t in node.labels} | set(request.label_weights.values())
     used = {t for node in nodes for t in node.sources}
     result = _prediction(nodes, others)
-    return Description(
+    return Request(
         nodes=nodes,
-        batch_size=description.batch_size,
-        inputs={t: scale for t, scale in description.inputs.items() if t in used or t not in labels},
-        constants=description.constants,
-        shared=description.shared,
-        kept=[t for t in description.kept if t not in dropped and t is not description.total]
+        batch_size=request.batch_size,
+        inputs={t: scale for t, scale in request.inputs.items() if t in used or t not in labels},
+        constants=request.constants,
+        shared=request.shared,
+        kept=[t for t in request.kept if t not in dropped and t is not request.total]
         + ([result] if result is not None else []),
         result=result,
-        debugged=[t for t in description.debugged if t not in dropped],
-        fuses=description.fuses,
+        debugged=[t for t in request.debugged if t not in dropped],
+        fuses=request.fuses,
     )
 
 
@@ -292,16 +237,14 @@ def _prediction(nodes: Sequence[Node], dropped: Sequence[Node]) -> Tensor | None
     return nodes[-1].results[0] if nodes else None
 
 
-def _leading(description: Description, batch_size: int) -> Description:
+def _leading(request: Request, batch_size: int) -> Request:
     """For a smaller batch: the leading samples of constants that have one row per sample."""
-    full = description.batch_size
+    full = request.batch_size
     constants = {
-        tensor: array[:batch_size]
-        if full > 1 and array.shape[0] == full and tensor not in description.shared
-        else array
-        for tensor, array in description.constants.items()
+        tensor: array[:batch_size] if full > 1 and array.shape[0] == full and tensor not in request.shared else array
+        for tensor, array in request.constants.items()
     }
-    return description if batch_size == full else dataclasses.replace(description, constants=constants)
+    return request if batch_size == full else dataclasses.replace(request, constants=constants)
 
 
 def _print_if_asked(program: Program) -> None:

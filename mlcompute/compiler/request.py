@@ -1,4 +1,4 @@
-"""Description: what a training or inference graph asks the compiler for."""
+"""Request: what a training or inference graph asks the compiler for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlcompute.tensor import Tensor
 
 
 @dataclass(eq=False)
-class Description:
+class Request:
     """What a training or inference graph asks the compiler for.
 
     inputs          tensors fed before each run -> samples they hold per sample of the batch; 0: not scaled

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.errors import DataError
-from mlcompute.feeding import Named
+from mlcompute.runtime.inputs import Named
 from mlcompute.tensor import Tensor
 
 #: Under this name the lengths of variable-length sequences are fed, whatever name they were declared with.

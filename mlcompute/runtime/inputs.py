@@ -1,8 +1,7 @@
-"""Feeding: where the data of a run comes from, and where its outputs go."""
+"""Where the data of a run comes from: the call, the tensors, the run before, or a linked graph."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,74 +10,70 @@ import numpy as np
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError
 from mlcompute.ops.op import Array, Value
-from mlcompute.programs import Course, Fed
+from mlcompute.runtime.run_specification import InputSlot, RunSpecification
 from mlcompute.tensor import Tensor, moments
 from mlcompute.tensor_data import ArrayLike, read_array
 
 #: Data by the names given to add_inputs or add_outputs.
 Named = Mapping[str, ArrayLike]
 #: An array, or how to get it when the run's turn has come: results of runs queued before it do not exist earlier.
-Feeds = dict[Value, "Array | Callable[[], Array | None]"]
+InputData = dict[Value, "Array | Callable[[], Array | None]"]
+#: For a tensor that another graph, linked with this one, computes: how to get its value.
+Linked = Callable[[Tensor], "Callable[[], Array | None] | None"]
 
 
-class Feeding:
-    """The data of one graph's runs: given with the call, attached to the tensor, fed before, or from a linked graph.
+class Inputs:
+    """The data of one graph's runs: given with the call, attached to the tensor, fed before, or from a linked graph."""
 
-    linked  a method of the graph that gives, for a tensor another graph computes, how to get its value
-    """
-
-    def __init__(self, linked: Callable[[Tensor], Callable[[], Array | None] | None]) -> None:
-        # Held weakly: a graph nobody uses any more goes at once, and its memory with it.
-        self._linked = weakref.WeakMethod(linked)
+    def __init__(self) -> None:
         #: What the last runs were fed, and when: SKIP_WRITING_INPUT_DATA_TO_DEVICE uses it again.
         self._before: dict[Tensor, tuple[int, Array]] = {}
 
     def collect(
         self,
-        inputs: Iterable[Fed],
+        slots: Iterable[InputSlot],
         data: Mapping[Tensor, Any],
         who: Callable[[Tensor], str],
+        linked: Linked,
         *,
         skips: bool,
         copies: bool,
-    ) -> Feeds:
+    ) -> InputData:
         """Something for every input: `skips` what was fed before; `copies` what is read after the call has returned."""
-        feeds: Feeds = {}
-        for tensor, value, rows, per_sample in inputs:
+        inputs: InputData = {}
+        for tensor, value, rows, per_sample in slots:
             if tensor in data and not skips:
                 array = read_array(data[tensor], tensor.descriptor, who(tensor), rows, rows_per_sample=per_sample)
             else:
-                standing = self._standing(tensor, skips)
+                standing = self._standing(tensor, skips, linked)
                 if not isinstance(standing, np.ndarray):
-                    feeds[value] = self._later(tensor, value, per_sample, standing, who)
+                    inputs[value] = self._later(tensor, value, per_sample, standing, who)
                     continue
                 array = _fitting(standing, value, who(tensor), per_sample)
-            feeds[value] = array.copy() if copies else array
-        return feeds
+            inputs[value] = array.copy() if copies else array
+        return inputs
 
-    def remember(self, inputs: Iterable[Fed], feeds: Feeds) -> None:
+    def remember(self, slots: Iterable[InputSlot], inputs: InputData) -> None:
         """The run was accepted: later ones may use its data again."""
         moment = next(moments)
-        for tensor, value, *_ in inputs:
-            array = feeds.get(value)
+        for tensor, value, *_ in slots:
+            array = inputs.get(value)
             if isinstance(array, np.ndarray):
                 self._before[tensor] = (moment, array)
 
-    def has(self, tensor: Tensor, data: Mapping[Tensor, Any], skips: bool) -> bool:
+    def has(self, tensor: Tensor, data: Mapping[Tensor, Any], skips: bool, linked: Linked) -> bool:
         """Would a run have data for a tensor? A call that brings data speaks for all inputs, attached ones included."""
         if data and not skips:
             return tensor in data
-        return isinstance(self._standing(tensor, skips), np.ndarray)
+        return isinstance(self._standing(tensor, skips, linked), np.ndarray)
 
-    def _standing(self, tensor: Tensor, skips: bool) -> Array | Callable[[], Array | None] | None:
+    def _standing(self, tensor: Tensor, skips: bool, linked: Linked) -> Array | Callable[[], Array | None] | None:
         """What a run that brings no data finds: the latest of what was attached and fed, a linked value, own data."""
         array = tensor._bound
         when, before = self._before.get(tensor, (0, None))
         if skips and before is not None and when > tensor._bound_at:
             array = before
         if array is None:
-            linked = self._linked()
-            assert linked is not None  # the graph is running a method of its own
             return linked(tensor) or (tensor._storage.array() if tensor._storage is not None else None)
         return array
 
@@ -109,30 +104,34 @@ class Feeding:
         return get
 
 
-class Again:
+class CallCache:
     """A call whose data all came by name. When the next one gives the same names, nothing needs to be looked up.
 
     named  of inputs, labels and label weights: names, and the values they are the data of
     """
 
-    __slots__ = ("_batch_size", "_named", "_options", "course")
+    __slots__ = ("_batch_size", "_named", "_options", "specification")
 
     def __init__(
-        self, course: Course, options: ExecutionOptions, batch_size: int, named: Sequence[Sequence[tuple[str, Value]]]
+        self,
+        specification: RunSpecification,
+        options: ExecutionOptions,
+        batch_size: int,
+        named: Sequence[Sequence[tuple[str, Value]]],
     ) -> None:
-        self.course = course
+        self.specification = specification
         self._options, self._batch_size, self._named = options, batch_size, named
 
     @staticmethod
     def after(
-        course: Course,
+        specification: RunSpecification,
         options: ExecutionOptions,
         batch_size: int,
         given: Sequence[Named | None],
         declared: Sequence[Mapping[str, Tensor]],
-    ) -> Again | None:
+    ) -> CallCache | None:
         """What to remember of a call; None unless every name stood for one input, and every input had a name."""
-        values = {tensor: value for tensor, value, *_ in course.fed}
+        values = {tensor: value for tensor, value, *_ in specification.inputs}
         named: list[list[tuple[str, Value]]] = []
         for data, tensors in zip(given, declared, strict=True):
             named.append([])
@@ -141,14 +140,18 @@ class Again:
                 if value is None:
                     return None
                 named[-1].append((name, value))
-        return Again(course, options, batch_size, named) if any(named) and not values and not course.skips else None
+        return (
+            CallCache(specification, options, batch_size, named)
+            if any(named) and not values and not specification.skips
+            else None
+        )
 
-    def feeds(self, options: ExecutionOptions, batch_size: int, given: Sequence[Named | None]) -> Feeds | None:
+    def data(self, options: ExecutionOptions, batch_size: int, given: Sequence[Named | None]) -> InputData | None:
         """The data of a call that asks for the same; None when it does not, or when its data must be converted."""
         if options is not self._options or batch_size != self._batch_size:
             return None
-        copies = not self.course.synchronous
-        feeds: Feeds = {}
+        copies = not self.specification.synchronous
+        inputs: InputData = {}
         for data, named in zip(given, self._named, strict=True):
             if (len(data) if type(data) is dict else 0 if data is None else -1) != len(named):
                 return None
@@ -161,14 +164,14 @@ class Again:
                     or not array.flags.c_contiguous
                 ):
                     return None
-                feeds[value] = array.copy() if copies else array
-        return feeds
+                inputs[value] = array.copy() if copies else array
+        return inputs
 
 
-def resolved(feeds: Feeds) -> dict[Value, Array]:
+def resolved(inputs: InputData) -> dict[Value, Array]:
     """The arrays themselves, now that the run's turn has come."""
     arrays: dict[Value, Array] = {}
-    for value, array in feeds.items():
+    for value, array in inputs.items():
         found = array if isinstance(array, np.ndarray) else array()
         assert found is not None
         arrays[value] = found

@@ -12,13 +12,14 @@ from mlcompute.compiler.differentiate import differentiate
 from mlcompute.compiler.expand import expanded
 from mlcompute.compiler.lower import Lowering
 from mlcompute.compiler.substitution import Substitution
-from mlcompute.debug import bindings_of_copies
-from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import ExecutionError
-from mlcompute.feeding import Named
 from mlcompute.graph import Node
 from mlcompute.layers.layer import Layer
 from mlcompute.ops.op import Array, Step, Trace, Value, run_meaning
+from mlcompute.runtime.calls import expect_labels
+from mlcompute.runtime.dry_run import bindings_of_copies
+from mlcompute.runtime.inputs import Named
+from mlcompute.runtime.session import session_of
 from mlcompute.tensor import Tensor
 from mlcompute.training import TrainingGraph
 
@@ -95,18 +96,19 @@ def check_gradients(
     """
     if not isinstance(graph, TrainingGraph):
         raise TypeError(f"check_gradients: needs a TrainingGraph, not {type(graph).__name__}")
-    graph.wait()
-    batch = graph._batch(batch_size, "check_gradients")
-    data = graph._named_data("check_gradients", inputs_data, loss_labels_data, loss_label_weights_data)
-    description = graph._compile_if_needed()
-    graph._expect_labels()
-    if not description.minimised:
+    session = session_of(graph)
+    session.wait()
+    batch = session.batch(batch_size, "check_gradients")
+    data = session.named_data("check_gradients", inputs_data, loss_labels_data, loss_label_weights_data)
+    request = session.compile_if_needed()
+    expect_labels(session)
+    if not request.minimised:
         raise ExecutionError("check_gradients: the graph has no loss", fix="give the training graph a loss layer")
-    assert graph._device is not None
-    engine = graph._device.engine
-    program = compile_program(description, engine, "split", batch)
+    assert session.device is not None
+    engine = session.device.engine
+    program = compile_program(request, engine, "split", batch)
     phases = ("forward", "gradient")
-    memory = bindings_of_copies("check_gradients", graph, program, phases, data, ExecutionOptions.NONE)
+    memory = bindings_of_copies("check_gradients", session, program, phases, data)
     fed = {tensor: memory[value] for tensor, value in program.inputs.items() if value in memory}
     kept = {tensor: memory[value].copy() for tensor, value in program.persistent.items()}
     keys = [memory[value] for value, _ in program.random_keys]
@@ -114,14 +116,14 @@ def check_gradients(
     executable.run_once(engine, phases, memory)
     compiled = {
         tensor: executable.read(program.gradients[tensor])
-        for tensor in description.parameters
+        for tensor in request.parameters
         if tensor in program.gradients
     }
-    exact = _Exact(description.nodes, {**fed, **kept}, keys, description.label_weights)
-    against = exact.compare(description.minimised, compiled)
+    exact = _Exact(request.nodes, {**fed, **kept}, keys, request.label_weights)
+    against = exact.compare(request.minimised, compiled)
     rng = np.random.default_rng(0)
     rows: list[Checked] = []
-    for node in description.nodes:
+    for node in request.nodes:
         rows += exact.check(node, rng, directions, against)
     return GradientReport(tuple(rows))
 

@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.compiled import CompiledGraph
-from mlcompute.compiler import Description, compile_program
+from mlcompute.compiler import compile_program
 from mlcompute.compiler.program import Program
+from mlcompute.compiler.request import Request
 from mlcompute.devices.reference import Reference
-from mlcompute.enums import ExecutionOptions
-from mlcompute.feeding import Named, resolved
+from mlcompute.graph import Graph
+from mlcompute.inference import InferenceGraph
 from mlcompute.ops.op import Array, Step, Value, overwritten_by
-from mlcompute.programs import fed_input, without_losses
+from mlcompute.runtime.calls import expect_labels
+from mlcompute.runtime.compiled_graph import without_losses
+from mlcompute.runtime.dry_run import bindings_of_copies
+from mlcompute.runtime.inputs import Named
+from mlcompute.runtime.session import Session, session_of
 from mlcompute.tensor import Tensor
-from mlcompute.tensor_data import read_array
 from mlcompute.training import TrainingGraph
 
 
@@ -49,7 +52,7 @@ class Finding:
 
 
 def find_nan(
-    graph: CompiledGraph,
+    graph: TrainingGraph | InferenceGraph,
     inputs_data: Named | None = None,
     loss_labels_data: Named | None = None,
     loss_label_weights_data: Named | None = None,
@@ -71,73 +74,36 @@ def find_nan(
     >>> print(mlc.debug.find_nan(graph, {"x": np.float32([[1, -1]])}))
     layer 'Arithmetic', forward pass: 'log' gives NaN in 1 of 2 elements from finite numbers
     """
-    if not isinstance(graph, CompiledGraph):
+    session = session_of(graph) if isinstance(graph, Graph) else None
+    if session is None:
         raise TypeError(f"find_nan: needs a TrainingGraph or InferenceGraph, not {type(graph).__name__}")
-    graph.wait()
-    batch = graph._batch(batch_size, "find_nan")
-    data = graph._named_data("find_nan", inputs_data, loss_labels_data, loss_label_weights_data)
-    options = ExecutionOptions.NONE if data else ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE
-    description, style, phases = _what_to_run(graph, data, options)
+    session.wait()
+    batch = session.batch(batch_size, "find_nan")
+    data = session.named_data("find_nan", inputs_data, loss_labels_data, loss_label_weights_data)
+    skips = not data
+    request, style, phases = _what_to_run(session, data, skips)
     bad: dict[Value, tuple[str, int]] = {}
 
     def watch(step: Step, arrays: Sequence[Array]) -> None:
         bad.update(_bad(zip(step.results, arrays, strict=True)))
 
     engine = Reference(watch)
-    program = compile_program(description, engine, style, batch)
-    memory = bindings_of_copies("find_nan", graph, program, phases, data, options)
+    program = compile_program(request, engine, style, batch)
+    memory = bindings_of_copies("find_nan", session, program, phases, data, skips=skips)
     bad.update(_bad(memory.items()))
     engine.build(program, engine.allocate(program.plan.nbytes)).run_once(engine, phases, memory)
-    return _Search(graph, program, bad).first(phases)
+    return _Search(session, program, bad).first(phases)
 
 
-def _what_to_run(
-    graph: CompiledGraph, data: dict[Tensor, Any], options: ExecutionOptions
-) -> tuple[Description, str, tuple[str, ...]]:
-    description = graph._compile_if_needed()
-    if not isinstance(graph, TrainingGraph):
-        has_labels = graph._has_labels(data, options)
-        return description if has_labels else without_losses(description), "inference", ("forward",)
-    graph._expect_labels()
-    if not description.minimised and not any(tensor._bound is not None for tensor in description.user_gradients):
-        return description, "split", ("forward",)
+def _what_to_run(session: Session, data: dict[Tensor, Any], skips: bool) -> tuple[Request, str, tuple[str, ...]]:
+    request = session.compile_if_needed()
+    if session.definition.learning is None:
+        return request if session.has_labels(data, skips) else without_losses(request), "inference", ("forward",)
+    expect_labels(session)
+    if not request.minimised and not any(tensor._bound is not None for tensor in request.user_gradients):
+        return request, "split", ("forward",)
     phases = ("forward", "gradient", "update")
-    return description, "split", phases if graph.optimizer is not None else phases[:2]
-
-
-def bindings_of_copies(
-    method: str,
-    graph: CompiledGraph,
-    program: Program,
-    phases: tuple[str, ...],
-    data: dict[Tensor, Any],
-    options: ExecutionOptions,
-) -> dict[Value, Array]:
-    """Copies of everything a run of the program reads from outside. `method` is who asks, for messages."""
-    description = graph._compile_if_needed()
-    read = {value for step in program.steps if step.phase in phases for value in step.inputs}
-    fed = [fed_input(tensor, value, description) for tensor, value in program.inputs.items() if value in read]
-    skips = ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE in options
-
-    def who(tensor: Tensor) -> str:
-        return f"{method}: '{graph._name_of(tensor)}'"
-
-    feeds = graph._feeding.collect(fed, data, who, skips=skips, copies=True)
-    memory = resolved(feeds)
-    for tensor, value in program.persistent.items():
-        if tensor in data:
-            memory[value] = read_array(data[tensor], tensor.descriptor, f"'{tensor.label}'").copy()
-        else:
-            assert tensor._storage is not None
-            memory[value] = tensor._storage.array().copy()
-    if isinstance(graph, TrainingGraph):
-        memory.update(graph._random.current().keys(program.random_keys))
-        for tensor, values in program.states.items():
-            memory.update(zip(values, [state.array().copy() for state in graph._states_of(tensor)], strict=True))
-        if program.scalars and graph._state is not None:
-            numbers = graph._state.optimizer.scalars(graph._state.time_step)
-            memory.update({value: np.asarray(numbers[name], value.dtype) for name, value in program.scalars.items()})
-    return memory
+    return request, "split", phases if request.optimizer is not None else phases[:2]
 
 
 def _bad(arrays: Iterable[tuple[Value, Array]]) -> dict[Value, tuple[str, int]]:
@@ -154,8 +120,8 @@ def _bad(arrays: Iterable[tuple[Value, Array]]) -> dict[Value, tuple[str, int]]:
 class _Search:
     """From the first bad result, gradient or new parameter back to the bad number it came from."""
 
-    def __init__(self, graph: CompiledGraph, program: Program, bad: dict[Value, tuple[str, int]]) -> None:
-        self.graph, self.program, self.bad = graph, program, bad
+    def __init__(self, session: Session, program: Program, bad: dict[Value, tuple[str, int]]) -> None:
+        self.session, self.program, self.bad = session, program, bad
         self.makers = {value: index for index, step in enumerate(program.steps) for value in step.results}
         self.readers: dict[Value, int] = {}
         for index, step in enumerate(program.steps):
@@ -204,8 +170,8 @@ class _Search:
             return "state", value.label
         tensor = next(tensor for tensor, known in self.program.values.items() if known is value)
         if value.kind == "input":
-            return "input", self.graph._name_of(tensor)
-        for layer in self.graph.layers:
+            return "input", self.session.name_of(tensor)
+        for layer in (node.layer for node in self.session.definition.nodes()):
             for name, slot in {**{n: s.tensor for n, s in layer.parameters.items()}, **layer.statistics}.items():
                 if slot is tensor:
                     return "parameter", name

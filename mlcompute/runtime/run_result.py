@@ -9,11 +9,11 @@ from mlcompute.tensor import Tensor, tensor_ids
 from mlcompute.tensor_data import Array
 
 
-class Runner(Protocol):
-    """A graph whose latest run gave the result."""
+class Keeper(Protocol):
+    """Whoever knows the memory in which the result still lies."""
 
-    def keep_latest_result(self) -> None:
-        """Give the latest run's result memory of its own: `RunResult.keep`."""
+    def keep_result(self) -> None:
+        """Give the result memory of its own: `RunResult.keep`."""
 
 
 class RunResult(Tensor):
@@ -25,14 +25,14 @@ class RunResult(Tensor):
 
     #: The graph's own tensor.
     of: Tensor
-    _graph: weakref.ref[Runner]
+    _keeper: weakref.ref[Keeper]
     _kept: Array | None
 
-    def __init__(self, tensor: Tensor, graph: weakref.ref[Runner]) -> None:
+    def __init__(self, tensor: Tensor, keeper: weakref.ref[Keeper]) -> None:
         # A copy of its facts: building a tensor from arguments would cost a small step ten microseconds.
         facts = tensor.__dict__.copy()
         facts["_tensor_id"], facts["_residents"] = next(tensor_ids), None
-        facts["of"], facts["_graph"], facts["_kept"] = tensor, graph, None
+        facts["of"], facts["_keeper"], facts["_kept"] = tensor, keeper, None
         self.__dict__ = facts
 
     @property
@@ -45,7 +45,7 @@ class RunResult(Tensor):
         self._kept = values
 
     def _now(self) -> Array | None:
-        graph = self._graph()
-        if self._kept is None and graph is not None:
-            graph.keep_latest_result()
+        keeper = self._keeper()
+        if self._kept is None and keeper is not None:
+            keeper.keep_result()
         return self._kept

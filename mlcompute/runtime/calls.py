@@ -1,0 +1,144 @@
+"""What `execute` and its parts ask for: which program, which phases, on what data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlcompute.enums import ExecutionOptions
+from mlcompute.errors import ExecutionError
+from mlcompute.execution import Execution, asks
+from mlcompute.graph import Node
+from mlcompute.runtime.inputs import CallCache, InputData, Named
+from mlcompute.runtime.passes import Passes
+from mlcompute.runtime.run import Call, Run
+from mlcompute.runtime.run_specification import RunSpecification
+from mlcompute.runtime.session import Session
+from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import read_array
+
+
+def execute(session: Session, call: Call, batch_size: int, given: Sequence[Named | None]) -> Execution:
+    """One whole run. `given` are inputs, labels and label weights by name."""
+    compiled = session.compiled
+    if compiled is not None and compiled.newest_node == Node.newest:
+        cache = compiled.call_cache  # another thread may replace it
+        inputs = None if cache is None else cache.data(call.options, batch_size, given)
+        if cache is not None and inputs is not None:  # a small network gains by it
+            return Run(session, cache.specification, inputs, call).submit()
+    batch = session.batch(batch_size, call.method)
+    data = session.named_data(call.method, *given)
+    is_inference = session.definition.learning is None or asks(call.options, ExecutionOptions.FORWARD_FOR_INFERENCE)
+    look_up = _inference if is_inference else _training_step
+    specification, inputs = look_up(session, batch, data, call)
+    assert session.compiled is not None
+    # Without a loss it depends on what is bound when a step runs whether it has a gradient pass.
+    if session.compiled.request.minimised or session.definition.learning is None:
+        declared = session.definition.declared
+        names = (declared.inputs, declared.labels, declared.label_weights)
+        session.compiled.call_cache = CallCache.after(specification, call.options, batch_size, given, names)
+    return Run(session, specification, inputs, call).submit()
+
+
+def _inference(
+    session: Session, batch: int, data: Mapping[Tensor, Any], call: Call
+) -> tuple[RunSpecification, InputData]:
+    """The forward pass in inference mode; up to the predictions when there are no labels."""
+    skips = asks(call.options, ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE)
+    program = session.program("inference", batch, session.has_labels(data, skips))
+    assert session.compiled is not None
+    specification = session.compiled.specification(program, ("forward",), call.options)
+    return specification, session.collect_inputs(specification, data, call.method)
+
+
+def _training_step(
+    session: Session, batch: int, data: Mapping[Tensor, Any], call: Call
+) -> tuple[RunSpecification, InputData]:
+    phases = phases_to_execute(session)
+    assert session.compiled is not None
+    specification = session.compiled.specification(session.program("fused", batch), phases, call.options)
+    inputs = session.collect_inputs(specification, data, call.method)
+    # Data fed for tensors the optimizer updates replaces their values when the run's turn has come.
+    call.replaced = [
+        (tensor._storage, read_array(data[tensor], tensor.descriptor, f"'{session.name_of(tensor)}'").copy())
+        for tensor in session.definition.kept_inputs()
+        if tensor in data and tensor._storage is not None
+    ]
+    return specification, inputs
+
+
+def phases_to_execute(session: Session) -> tuple[str, ...]:
+    """The phases of a training graph's `execute`."""
+    request = session.compile_if_needed()
+    expect_labels(session)
+    fed = any(gradient._bound is not None for gradient in request.user_gradients)
+    if not request.minimised and not fed:
+        if request.optimizer is not None and request.parameters:
+            raise ExecutionError(
+                "TrainingGraph.execute: there is nothing to minimise",
+                expected="a loss layer, or a gradient bound to a tensor of allocate_user_gradient",
+                fix="give the graph a loss layer, or run execute_forward and execute_gradient by themselves",
+            )
+        return ("forward",)
+    return ("forward", "gradient") if request.optimizer is None else ("forward", "gradient", "update")
+
+
+def expect_labels(session: Session) -> None:
+    """Refuse a run while the loss cannot be placed."""
+    if session.definition.waits_for_labels:
+        raise ExecutionError(
+            "TrainingGraph: the loss layer has no labels", fix="declare them: add_inputs(..., loss_labels={...})"
+        )
+
+
+def execute_forward(session: Session, call: Call, batch_size: int) -> Execution:
+    """The forward pass by itself, on data that was attached."""
+    batch = session.batch(batch_size, call.method)
+    if asks(call.options, ExecutionOptions.FORWARD_FOR_INFERENCE):
+        specification, inputs = _inference(session, batch, {}, call)
+        return Run(session, specification, inputs, call).submit()
+    expect_labels(session)
+    program = session.program("split", batch)
+    assert session.compiled is not None
+    specification = session.compiled.specification(program, ("forward",), call.options)
+    # Copied in any case: the gradient pass needs the same numbers, whatever becomes of the caller's memory.
+    inputs = session.collect_inputs(specification, {}, call.method, copies=True)
+    passes = Passes(program, session.compiled.executable(program))
+    return Run(session, specification, inputs, call, passes).submit()
+
+
+def execute_gradient(session: Session, call: Call, batch_size: int) -> Execution:
+    """The gradient pass by itself, after a forward pass."""
+    passes = _passes_after(session, "forward", call.method, batch_size)
+    assert session.compiled is not None
+    specification = session.compiled.specification(passes.program, ("gradient",), call.options)
+    inputs = session.collect_inputs(specification, {}, call.method)
+    return Run(session, specification, inputs, call, passes).submit()
+
+
+def execute_optimizer_update(session: Session, call: Call) -> Execution:
+    """The update by itself, after a gradient pass."""
+    session.compile_if_needed()
+    if session.state is None:
+        raise ExecutionError(f"TrainingGraph.{call.method}: the graph has no optimizer", fix="call compile_optimizer")
+    passes = _passes_after(session, "gradient", call.method)
+    assert session.compiled is not None
+    specification = session.compiled.specification(passes.program, ("update",), call.options)
+    return Run(session, specification, {}, call, passes).submit()
+
+
+def _passes_after(session: Session, needed: str, method: str, batch_size: int = 0) -> Passes:
+    """The passes asked for so far, of which `needed` must be one."""
+    session.compile_if_needed()
+    session.raise_unseen_error()
+    passes = session.passes
+    if passes is None or needed not in passes.queued:
+        raise ExecutionError(
+            f"TrainingGraph.{method}: no {needed} pass was run",
+            fix=f"call execute_{needed} before it, with no other run of the graph in between",
+        )
+    if batch_size not in (0, passes.program.batch_size):
+        raise ExecutionError(
+            f"TrainingGraph.{method}: batch_size is {batch_size}, the forward pass ran {passes.program.batch_size}"
+        )
+    return passes

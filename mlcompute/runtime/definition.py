@@ -1,0 +1,196 @@
+"""What a training or inference graph is, before it is compiled: layers, names of its data, and what it learns."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, overload
+
+from mlcompute.graph import Graph, Node
+from mlcompute.layers.layer import Layer
+from mlcompute.layers.loss import LossLayer
+from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.runtime.declarations import Declarations
+from mlcompute.tensor import Tensor, TensorParameter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from mlcompute.inference import InferenceGraph
+    from mlcompute.training import TrainingGraph
+
+
+class Learning:
+    """What a training graph adds: a loss, an optimizer, what is updated, where gradients come from and where they end.
+
+    loss_node            the loss layer given to the constructor with its source and labels; None while those are not
+                         declared
+    stopped              tensors no gradient passes
+    training_parameters  inputs that the optimizer updates besides the layers' own parameters
+    user_gradients       result -> the tensor the caller's gradient is fed to
+    gradient_tensors     tensor -> the tensor that holds its gradient; `gradient_of` leads back
+    """
+
+    def __init__(self, loss_layer: LossLayer | None, optimizer: Optimizer | None) -> None:
+        self.loss_layer = loss_layer
+        self.optimizer = optimizer
+        self.loss_node: Node | None = None
+        self.stopped: set[Tensor] = set()
+        self.training_parameters: list[TensorParameter] = []
+        self.user_gradients: dict[Tensor, Tensor] = {}
+        self.gradient_tensors: dict[Tensor, Tensor] = {}
+        self.gradient_of: dict[Tensor, Tensor] = {}
+        #: Warnings that were given.
+        self.warned: set[str] = set()
+
+    def __copy__(self) -> Self:
+        copied = object.__new__(type(self))
+        for name, value in vars(self).items():
+            vars(copied)[name] = copy.copy(value) if isinstance(value, (list, dict, set)) else value
+        return copied
+
+    def gradient_tensor(self, tensor: Tensor) -> Tensor:
+        """The tensor that holds a tensor's gradient."""
+        if tensor not in self.gradient_tensors:
+            gradient = Tensor(tensor.descriptor)
+            gradient.label = f"gradient of {tensor.label}"
+            self.gradient_tensors[tensor] = gradient
+            self.gradient_of[gradient] = tensor
+        return self.gradient_tensors[tensor]
+
+
+class Definition:
+    """Layers and names of one training or inference graph.
+
+    who       what messages call the graph
+    own       nodes that were added to it directly; it grows as they are
+    graphs    the graphs it is made of
+    learning  None for a graph that runs forward only
+    """
+
+    def __init__(self, who: str, own: list[Node], graphs: Sequence[Graph], learning: Learning | None = None) -> None:
+        for graph in graphs:
+            if not isinstance(graph, Graph):
+                raise TypeError(f"{who}: graph_objects must be Graphs, not {type(graph).__name__}")
+        self.who = who
+        self.own = own
+        self.graphs = list(graphs)
+        self.learning = learning
+        self.declared = Declarations(who)
+        #: The sum of several losses, once there are several.
+        self._total: Tensor | None = None
+
+    def copied(self, own: list[Node]) -> Definition:
+        """The same layers and names for another graph."""
+        copied = Definition(self.who, own, self.graphs, copy.copy(self.learning))
+        copied.declared = copy.copy(self.declared)
+        return copied
+
+    # Nodes ----------------------------------------------------------------------------------------------------------
+
+    def nodes(self) -> list[Node]:
+        """All nodes in an order of execution, the loss last."""
+        nodes = self.nodes_before_loss()
+        loss = self.learning.loss_node if self.learning is not None else None
+        return nodes if loss is None else [*nodes, loss]
+
+    def nodes_before_loss(self) -> list[Node]:
+        """All nodes but that of the loss given to the constructor."""
+        nodes = {node: None for graph in self.graphs for node in graph.nodes}
+        nodes.update(dict.fromkeys(self.own))
+        # Sources always exist before their consumers, so creation order is an order of execution.
+        return sorted(nodes, key=lambda node: node.order)
+
+    def node_of(self, layer: Layer) -> Node | None:
+        """The node of a layer; None for a layer the graph does not contain."""
+        if self.learning is not None and layer is self.learning.loss_layer:
+            return self.learning.loss_node
+        inner = (graph.node_of(layer) for graph in self.graphs)
+        found = next((node for node in inner if node is not None), None)
+        return found or next((node for node in self.own if node.layer is layer), None)
+
+    @property
+    def node_count(self) -> int:
+        """Number of nodes without the loss: they are never removed, so more of them is all that can change."""
+        return len(self.own) + sum(graph.node_count for graph in self.graphs)
+
+    def place_loss(self) -> None:
+        """Put the loss given to the constructor behind the last layer, as soon as its labels are declared."""
+        if self.learning is not None:
+            self.learning.loss_node = self._loss_node(self.learning)
+
+    def _loss_node(self, learning: Learning) -> Node | None:
+        loss, known = learning.loss_layer, learning.loss_node
+        nodes = self.nodes_before_loss()
+        taken = {label for node in nodes for label in node.labels}
+        labels = [label for label in self.declared.labels.values() if label not in taken]
+        if loss is None or not nodes or not labels:
+            return None
+        source = nodes[-1].results[0]
+        if known is not None and known.sources == [source] and known.labels == labels:
+            return known
+        for graph in self.graphs:
+            graph.before_loss(source)
+        return Node.of(loss, [source], labels)
+
+    @property
+    def waits_for_labels(self) -> bool:
+        """Is there a loss that cannot be placed before its labels are declared?"""
+        learning = self.learning
+        return learning is not None and learning.loss_layer is not None and learning.loss_node is None
+
+    # Tensors --------------------------------------------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> set[Tensor]:
+        """Tensors no gradient passes, as the graph itself says."""
+        return self.learning.stopped if self.learning is not None else set()
+
+    def updated_tensors(self) -> list[Tensor]:
+        """What an optimizer shall update: parameters of layers and training parameters."""
+        if self.learning is None:
+            return []
+        tensors: dict[Tensor, None] = {}
+        for node in self.nodes():
+            if node.updates:
+                slots = node.layer.parameters.values()
+                tensors.update(dict.fromkeys(slot.tensor for slot in slots if slot.is_updatable))
+        parameters = self.learning.training_parameters
+        tensors.update(dict.fromkeys(p.tensor for p in parameters if p.is_updatable))
+        return list(tensors)
+
+    def kept_inputs(self) -> set[Tensor]:
+        """Inputs that live on between runs because an optimizer updates them."""
+        return {p.tensor for p in self.learning.training_parameters} if self.learning is not None else set()
+
+    def used_tensors(self) -> set[Tensor]:
+        """Tensors of earlier linked graphs to whose gradients this one may contribute."""
+        read = (tensor for node in self.nodes() for tensor in (*node.sources, *node.labels))
+        return {*self.updated_tensors(), *read}
+
+    def used_by_caller(self) -> set[Tensor]:
+        """Results that the caller's own code goes on computing with."""
+        inner = (definition_of(graph) for graph in self.graphs)
+        found = {tensor for definition in inner if definition is not None for tensor in definition.used_by_caller()}
+        return found | set(self.learning.user_gradients) if self.learning is not None else found
+
+    def source_of(self, gradient: Tensor) -> Tensor | None:
+        """The tensor whose gradient a gradient tensor holds; None for other tensors."""
+        return self.learning.gradient_of.get(gradient) if self.learning is not None else None
+
+    def total(self) -> Tensor:
+        """The sum of several losses."""
+        if self._total is None:
+            self._total = Tensor(shape=(1,))
+            self._total.label = "total loss"
+        return self._total
+
+
+@overload
+def definition_of(graph: TrainingGraph | InferenceGraph) -> Definition: ...
+@overload
+def definition_of(graph: Graph) -> Definition | None: ...
+def definition_of(graph: Graph) -> Definition | None:
+    """What a training or inference graph is made of; None for a plain graph."""
+    found: Definition | None = getattr(graph, "_definition", None)
+    return found

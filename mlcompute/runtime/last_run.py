@@ -1,0 +1,97 @@
+"""What can be read of a graph: the values of its last run, which lie in its memory until the next one begins."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+
+from mlcompute.devices.device import Executable
+from mlcompute.ops.op import Array, Value
+from mlcompute.runtime.passes import Passes
+from mlcompute.runtime.run_result import RunResult
+from mlcompute.runtime.run_specification import RunSpecification
+from mlcompute.tensor import Tensor
+
+_numbers = itertools.count(1)
+
+
+class LastRun:
+    """The last run of one graph.
+
+    number  rises with every run, over all graphs; 0 before the first
+    passes  the passes run one by one that the last run belonged to; None: it was a run of another kind
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.passes: Passes | None = None
+        #: What ran; None while a run is overwriting what the one before it left.
+        self.executable: Executable | None = None
+        #: Its result. Held weakly: only what somebody may still read is copied before the next run.
+        self._result: weakref.ref[RunResult] | None = None
+        self._result_value: Value | None = None
+        self._keeping = threading.Lock()
+
+    def is_overwritten(self) -> None:
+        """Another run is about to begin: give the result memory of its own, if somebody holds it."""
+        if self._result is not None:
+            self.keep_result()
+            self._result = None
+        self.executable = None
+
+    def finished(self, executable: Executable, specification: RunSpecification) -> RunResult | None:
+        """A run has succeeded. Its result, if it has one."""
+        self.executable = executable
+        self.number = next(_numbers)
+        if specification.result is None:
+            return None
+        result = RunResult(specification.result, weakref.ref(self))
+        self._result, self._result_value = weakref.ref(result), specification.result_value
+        return result
+
+    def keep_result(self) -> None:
+        """Copy the result out of the graph's memory, if somebody holds it."""
+        if self._result is None or self._result() is None:
+            return
+        with self._keeping:  # a reader and the queue's thread may both be here
+            result = self._result() if self._result is not None else None
+            if result is not None and not result.is_kept:
+                value, executable = self._result_value, self.executable
+                kept = executable.read(value) if value is not None and executable is not None else self.value(result.of)
+                result.keep(kept)
+
+    def computed(self, tensor: Tensor) -> bool:
+        """Did it compute this tensor?"""
+        return self.executable is not None and tensor in self.executable.program.values
+
+    def value(self, tensor: Tensor) -> Array | None:
+        """The value of a result; None when it was not kept."""
+        if self.executable is None:
+            return None
+        program = self.executable.program
+        value = program.values.get(tensor)
+        if value is None or value not in program.kept or tensor in program.persistent:
+            return None
+        return self.executable.read(value)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Was it a gradient pass by itself, or an update after one?"""
+        return self.passes is not None and "gradient" in self.passes.finished
+
+    def gradient(self, tensor: Tensor) -> Array | None:
+        """The gradient of a tensor as of a gradient pass that was run by itself."""
+        if self.passes is None or not self.has_gradients:
+            return None
+        value = self.passes.program.gradients.get(tensor)
+        return None if value is None else self.passes.executable.read(value)
+
+    def kept_gradient(self, tensor: Tensor) -> Array | None:
+        """The gradient of a tensor, also of a fused run if it was an output or its layer is being debugged."""
+        gradient = self.gradient(tensor)
+        if gradient is not None or self.executable is None:
+            return gradient
+        program = self.executable.program
+        value = program.gradients.get(tensor) if program.name == "fused" else None
+        return self.executable.read(value) if value is not None and value in program.kept else None

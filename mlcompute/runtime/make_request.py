@@ -1,0 +1,245 @@
+"""From what a graph is to what the compiler is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from mlcompute.compiler.request import Request
+from mlcompute.enums import GraphCompilationOptions
+from mlcompute.errors import CompileError, GraphError
+from mlcompute.graph import Node
+from mlcompute.layers.layer import Layer
+from mlcompute.layers.loss import LossLayer
+from mlcompute.ops.op import Array
+from mlcompute.runtime.definition import Definition, Learning
+from mlcompute.runtime.objective import objective_terms
+from mlcompute.runtime.training_warnings import warn_about_training
+from mlcompute.tensor import Tensor
+
+
+def make_request(
+    definition: Definition,
+    options: GraphCompilationOptions,
+    constants: Mapping[Tensor, Array],
+    earlier: Sequence[Definition] = (),
+    later: Sequence[Definition] = (),
+) -> Request:
+    """What to compile. `earlier` and `later` are linked graphs."""
+    definition.place_loss()
+    nodes = definition.nodes()
+    request = Request(nodes=nodes, constants=dict(constants))
+    produced = {result for node in nodes for result in node.results}
+    _declare_inputs(request, definition, options, produced, [*earlier, *later])
+    request.label_weights = _weights_by_layer(definition, nodes)
+    request.minimised = minimised_terms(definition, earlier, later)
+    request.total = definition.total() if len(request.minimised) > 1 else None
+    last = nodes[-1].results[0] if nodes else None
+    request.result = request.total or next(iter(request.minimised), last)
+    request.kept = _kept_results(request, definition, [*earlier, *later])
+    debugs = GraphCompilationOptions.DEBUG_LAYERS in options
+    if debugs:
+        request.debugged = [
+            tensor for node in nodes if node.layer.is_debugging_enabled for tensor in (*node.results, *node.sources)
+        ]
+    request.fuses = not debugs and GraphCompilationOptions.DISABLE_LAYER_FUSION not in options
+    for name, tensor in definition.declared.outputs.items():
+        if tensor not in produced and tensor not in request.inputs and definition.source_of(tensor) is None:
+            raise GraphError(f"{definition.who}: output '{name}' is computed by no layer of the graph")
+    for node in nodes:
+        _check_parameters(node.layer)
+    if definition.learning is not None:
+        _add_learning(request, definition, definition.learning, options, earlier, later)
+        warn_about_training(request, definition.learning)
+    return request
+
+
+# Inputs and the batch -------------------------------------------------------------------------------------------------
+
+
+def _declare_inputs(
+    request: Request,
+    definition: Definition,
+    options: GraphCompilationOptions,
+    produced: set[Tensor],
+    linked: Sequence[Definition],
+) -> None:
+    fed = dict.fromkeys(definition.declared.fed)
+    used = dict.fromkeys(t for node in request.nodes for t in (*node.sources, *node.labels))
+    for tensor in used:
+        # What nobody computes and nobody gave data to must be fed, declared or not.
+        if tensor not in produced and not tensor.keeps_data:
+            if tensor not in fed:
+                _expect_nobody_computes(tensor, request, definition, options, linked)
+            fed.setdefault(tensor)
+    elsewhere = {*produced, *request.constants, *definition.kept_inputs()}
+    inputs = [tensor for tensor in fed if tensor not in elsewhere]
+    axes = _source_axes(request.nodes, [*inputs, *request.constants])
+    request.shared = {tensor for tensor, counted in axes.items() if None in counted}
+    request.batch_size = _batch_extent(definition, inputs, axes)
+    for tensor in inputs:
+        extent, batch = tensor.descriptor.shape[0], request.batch_size
+        scales = extent % batch == 0 and all(axis == 0 for axis in axes.get(tensor, {0}))
+        request.inputs[tensor] = extent // batch if scales else 0
+
+
+def _expect_nobody_computes(
+    tensor: Tensor,
+    request: Request,
+    definition: Definition,
+    options: GraphCompilationOptions,
+    linked: Sequence[Definition],
+) -> None:
+    """Refuse a source that a layer of another graph computes: nothing would ever be fed for it."""
+    if tensor._producer is None or tensor._bound is not None or tensor in request.constants:
+        return
+    if not linked and GraphCompilationOptions.LINK_GRAPHS in options:
+        return  # it is yet to be linked
+    if any(tensor in node.results for other in linked for node in other.nodes()):
+        return
+    node = tensor._producer()
+    readers = [node.layer.who for node in request.nodes if tensor in (*node.sources, *node.labels)]
+    made_by = "a layer of a graph that is gone" if node is None else f"{node.layer.who} of another graph"
+    raise GraphError(
+        f"{definition.who}: {readers[0]} reads {tensor!r}, which is computed by {made_by}",
+        fix="put that graph into graph_objects too, link the two, or declare the tensor in add_inputs and feed it",
+    )
+
+
+def _batch_extent(definition: Definition, inputs: list[Tensor], axes: dict[Tensor, set[int | None]]) -> int:
+    """The number of samples: that of the first declared input, but where there are labels one they agree with.
+
+    An axis of 1 holds something that all samples share.
+    """
+    extents: dict[Tensor, int] = {}
+    for tensor in inputs:
+        counted = [axis for axis in axes.get(tensor, {0}) if axis is not None]
+        if counted and (extent := tensor.descriptor.shape[min(counted)]) > 1:
+            extents[tensor] = extent
+    declared = definition.declared
+    labels = {extents[tensor] for tensor in declared.labels.values() if tensor in extents}
+    named = [extents[tensor] for tensor in declared.inputs.values() if tensor in extents]
+    agreed = [extent for extent in named if extent in labels]
+    return next(iter((*agreed, *named, *extents.values())), 1)
+
+
+def input_without_batch(definition: Definition, request: Request) -> Tensor | None:
+    """An input whose first axis does not count samples, though it could: another batch size has no meaning for it."""
+    inputs = definition.declared.inputs.values()
+    axes = _source_axes(request.nodes, inputs)
+    for tensor in inputs:
+        could_count = tensor.descriptor.shape[0] != 1 and all(axis == 0 for axis in axes.get(tensor, {0}))
+        if could_count and request.inputs.get(tensor) == 0:
+            return tensor
+    return None
+
+
+def _source_axes(nodes: list[Node], tensors: Iterable[Tensor]) -> dict[Tensor, set[int | None]]:
+    """Which axes of some tensors count samples, in the eyes of the layers that read them; None: samples share it."""
+    asked, axes = frozenset(tensors), dict[Tensor, set[int | None]]()
+    for node in nodes:
+        if asked.isdisjoint(node.sources):
+            continue
+        descriptors = [source.descriptor for source in node.sources]
+        for index, tensor in enumerate(node.sources):
+            axes.setdefault(tensor, set()).add(node.layer.source_batch_axis(index, descriptors))
+    return axes
+
+
+# Losses and results ---------------------------------------------------------------------------------------------------
+
+
+def minimised_terms(
+    definition: Definition, earlier: Sequence[Definition] = (), later: Sequence[Definition] = ()
+) -> list[Tensor]:
+    """The tensors whose sum is minimised (where it runs forward only: would be)."""
+    read = {t for other in later for node in other.nodes() for t in (*node.sources, *node.labels)}
+    return objective_terms(
+        definition.nodes(),
+        before=[node for other in earlier for node in other.nodes()],
+        stopped=definition.stopped.union(*(graph.stopped_tensors for graph in definition.graphs)),
+        used_elsewhere=read | definition.used_by_caller(),
+    )
+
+
+def _kept_results(request: Request, definition: Definition, linked: Sequence[Definition]) -> list[Tensor]:
+    """Tensors readable after every run: outputs, losses, the result, and what linked graphs read."""
+    kept = [*definition.declared.outputs.values(), *request.minimised]
+    kept += [request.result] if request.result is not None else []
+    kept += [node.results[0] for node in request.nodes if isinstance(node.layer, LossLayer)]
+    read = {tensor for other in linked for node in other.nodes() for tensor in (*node.sources, *node.labels)}
+    kept += [result for node in request.nodes for result in node.results if result in read]
+    return kept
+
+
+def _weights_by_layer(definition: Definition, nodes: list[Node]) -> dict[Layer, Tensor]:
+    """Which tensor weighs the labels of which loss: its own, or the one declared for the only loss."""
+    losses = [node.layer for node in nodes if isinstance(node.layer, LossLayer)]
+    weights: dict[Layer, Tensor] = {loss: loss.weights for loss in losses if loss.weights is not None}
+    spare = [tensor for tensor in definition.declared.label_weights.values() if tensor not in weights.values()]
+    without = [loss for loss in losses if loss not in weights]
+    if spare and len(spare) != len(without) and not definition.waits_for_labels:
+        raise GraphError(
+            f"{definition.who}: {len(spare)} label weights were declared for {len(without)} losses without weights"
+        )
+    weights.update(zip(without, spare, strict=False))
+    return weights
+
+
+def _check_parameters(layer: Layer) -> None:
+    slots = {name: slot.tensor for name, slot in layer.parameters.items()} | layer.statistics
+    for name, tensor in slots.items():
+        if not tensor.keeps_data:
+            raise CompileError(
+                f"{layer.who}: {name} has no data",
+                tensor=repr(tensor),
+                fix="create it with data, fill_with_data or random_initializer_type",
+            )
+
+
+# Learning -------------------------------------------------------------------------------------------------------------
+
+
+def _add_learning(
+    request: Request,
+    definition: Definition,
+    learning: Learning,
+    options: GraphCompilationOptions,
+    earlier: Sequence[Definition],
+    later: Sequence[Definition],
+) -> None:
+    request.optimizer = learning.optimizer
+    request.stopped = learning.stopped
+    request.parameters = [tensor for tensor in definition.updated_tensors() if tensor not in learning.stopped]
+    request.user_gradients = {gradient: tensor for tensor, gradient in learning.user_gradients.items()}
+    if GraphCompilationOptions.COMPUTE_ALL_GRADIENTS in options or not request.parameters:
+        labels = {t for node in request.nodes for t in node.labels} - {
+            t for node in request.nodes for t in node.sources
+        }
+        request.wanted = [
+            tensor
+            for tensor in request.inputs
+            if tensor.descriptor.data_type.is_floating and tensor not in learning.stopped | labels
+        ]
+    sources = (learning.gradient_of.get(tensor) for tensor in definition.declared.outputs.values())
+    request.kept_gradients = [tensor for tensor in sources if tensor is not None]
+    _add_links(request, learning, earlier, later)
+    if not request.minimised and not request.user_gradients and not definition.waits_for_labels:
+        # Nothing else starts a gradient pass: the gradient of the final result may be fed.
+        last = request.nodes[-1].results[0]
+        if last.descriptor.data_type.is_floating:
+            request.user_gradients[learning.gradient_tensor(last)] = last
+
+
+def _add_links(
+    request: Request, learning: Learning, earlier: Sequence[Definition], later: Sequence[Definition]
+) -> None:
+    """Gradients that come from later graphs, and parameters that belong to earlier ones."""
+    owned = {tensor for other in earlier for tensor in other.updated_tensors()}
+    produced = {result for other in earlier for node in other.nodes() for result in node.results}
+    request.wanted += [tensor for tensor in request.parameters if tensor in owned]
+    passed_on = [tensor for tensor in request.inputs if tensor in produced]
+    request.wanted += [tensor for tensor in passed_on if tensor not in learning.stopped]
+    request.parameters = [tensor for tensor in request.parameters if tensor not in owned]
+    own = [*request.parameters, *(result for node in request.nodes for result in node.results)]
+    used = {tensor for other in later for tensor in other.used_tensors()}
+    request.user_gradients.update({learning.gradient_tensor(tensor): tensor for tensor in own if tensor in used})

@@ -1,0 +1,105 @@
+"""What training and inference graphs have in common, as functions: both classes have them as methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mlcompute.enums import GraphCompilationOptions
+from mlcompute.layers.loss import LossLayer
+from mlcompute.runtime.inputs import Named
+from mlcompute.runtime.session import Session
+from mlcompute.seeing.layers import names_of
+from mlcompute.tensor import Tensor
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from mlcompute.device import Device
+    from mlcompute.inference import InferenceGraph
+    from mlcompute.seeing.profile import GraphProfile
+    from mlcompute.training import TrainingGraph
+
+    CompiledGraphs: TypeAlias = TrainingGraph | InferenceGraph
+
+
+def compile(
+    self: CompiledGraphs,
+    *,
+    options: GraphCompilationOptions = GraphCompilationOptions.NONE,
+    device: Device,
+    input_tensors: Mapping[str, Tensor] | None = None,
+    input_tensors_data: Named | None = None,
+) -> bool:
+    """Turn the graph into programs for a device. Needed before anything can run; may be repeated.
+
+    input_tensors, input_tensors_data   inputs that are constant, with their data: folded in, never fed again
+    """
+    from mlcompute.device import expect_device
+
+    expect_device(f"{type(self).__name__}.compile", "device", device)
+    self._session.compile(device, GraphCompilationOptions(options), input_tensors or {}, input_tensors_data or {})
+    return True
+
+
+def add_inputs(
+    self: CompiledGraphs,
+    inputs: Mapping[str, Tensor],
+    loss_labels: Mapping[str, Tensor] | None = None,
+    loss_label_weights: Mapping[str, Tensor] | None = None,
+) -> bool:
+    """Name the tensors fed at every run: inputs, labels and label weights. Further calls add to them."""
+    self._definition.declared.add_inputs(inputs, loss_labels, loss_label_weights)
+    self._session.outdated()
+    return True
+
+
+def add_outputs(self: CompiledGraphs, outputs: Mapping[str, Tensor]) -> bool:
+    """Name tensors whose values are wanted after a run: they stay readable and can be written to buffers."""
+    self._definition.declared.add_outputs(outputs)
+    self._session.outdated()
+    return True
+
+
+def wait(self: CompiledGraphs) -> None:
+    """Return when all queued runs of this graph have finished; raises an error nobody has seen yet.
+
+    Inside a completion handler it returns at once: what the run computed can be read there.
+    """
+    self._session.wait()
+
+
+def losses_of(session: Session) -> dict[str, Tensor]:
+    """Every loss by the label of its layer, and what was computed from losses in the end."""
+    nodes = session.definition.nodes()
+    ends = set(session.minimised())
+    return {
+        f"{name} {number}" if number else name: tensor
+        for name, node in zip(names_of(nodes), nodes, strict=True)
+        for number, tensor in enumerate(node.results)
+        if tensor in ends or isinstance(node.layer, LossLayer)
+    }
+
+
+def profile(
+    self: CompiledGraphs,
+    inputs_data: Named,
+    loss_labels_data: Named | None = None,
+    loss_label_weights_data: Named | None = None,
+    *,
+    steps: int = 10,
+    batch_size: int = 0,
+) -> GraphProfile:
+    """Where the time of `execute` goes: per layer and pass, with the kernels that run them.
+
+    Data is given as to `execute`. After one run to warm up, `steps` whole runs are timed, then `steps` more kernel
+    by kernel. All of it happens on copies and in memory of its own: parameters, optimizer state, random numbers
+    and readable results stay as they are.
+
+    print(graph.profile({"x": x}, {"t": t}))
+    graph.profile({"x": x}, {"t": t}).save_trace("step.json")   # open it in ui.perfetto.dev
+    """
+    from mlcompute.seeing.profile import profile
+
+    given = (inputs_data, loss_labels_data, loss_label_weights_data)
+    return profile(self, given, steps, batch_size)

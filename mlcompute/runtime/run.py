@@ -1,0 +1,210 @@
+"""One call, from its arguments to its result: it is accepted, queued, and carried out when its turn has come."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mlcompute.devices.device import Profile
+from mlcompute.devices.interrupts import held
+from mlcompute.enums import ExecutionOptions
+from mlcompute.errors import DataError
+from mlcompute.execution import Execution, GraphCompletionHandler
+from mlcompute.ops.op import Array, Value
+from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.runtime.inputs import InputData, Named, resolved
+from mlcompute.runtime.passes import Passes
+from mlcompute.runtime.run_specification import RunSpecification
+from mlcompute.runtime.storage import Storage
+from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import expect_apart, write_target
+
+if TYPE_CHECKING:
+    from mlcompute.runtime.session import Session
+
+
+@dataclass(slots=True)
+class Call:
+    """What a caller asked for, besides the data that is fed.
+
+    replaced   data given for tensors the optimizer updates: new values of them
+    """
+
+    method: str
+    options: ExecutionOptions
+    completion_handler: GraphCompletionHandler | None = None
+    outputs_data: Named | None = None
+    replaced: Sequence[tuple[Storage, Array]] = ()
+
+
+class Run:
+    """Some phases of a program on some data.
+
+    passes  the passes run one by one it belongs to; None: it stands alone, and passes run before it lose their memory
+    """
+
+    __slots__ = (
+        "call", "compiled", "executable", "inputs", "keys", "passes", "profile", "random", "replaced", "session",
+        "settings", "specification", "storages", "targets",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        session: Session,
+        specification: RunSpecification,
+        inputs: InputData,
+        call: Call,
+        passes: Passes | None = None,
+    ) -> None:
+        session.raise_unseen_error()
+        assert session.compiled is not None
+        self.session, self.specification, self.inputs, self.call, self.passes = (
+            session, specification, inputs, call, passes
+        )  # fmt: skip
+        self.compiled = compiled = session.compiled
+        program = specification.program
+        self.storages = session.storages(program)
+        self.executable = compiled.executable(program) if passes is None else passes.executable
+        self.profile = Profile() if specification.profiles else None
+        self.targets = output_targets(session, specification, call) if call.outputs_data else ()
+        #: What a training pass moves on: random numbers, and with an update the time step.
+        self.settings: Optimizer | None = None
+        self.keys: Sequence[tuple[Value, int]] = ()
+        self.replaced: list[tuple[Storage, Array]] | None = None
+        if specification.trains:
+            self.random = session.random = session.random.current()
+            if specification.begins:
+                self.keys = program.random_keys
+            if specification.updates and session.state is not None:
+                self.settings = session.state.optimizer
+                if not specification.synchronous:
+                    # The caller may change the rate while the run is queued; what it was when it was asked for counts.
+                    self.settings = self.settings._frozen()
+
+    def submit(self) -> Execution:
+        """Queue the run. Nothing can be refused any more; what can fail now fails in the run."""
+        session, specification = self.session, self.specification
+        device = session.device
+        assert device is not None
+        if self.compiled.crosses_devices:
+            # Runs of one device follow each other; what another one may still change must be waited for.
+            for tensor in specification.program.persistent:
+                tensor._wait()
+        execution = Execution(
+            device.queue,
+            self.carry_out,
+            measures_time=specification.measures,
+            profile=self.profile,
+            completion_handler=self.call.completion_handler,
+        )
+        with held:  # all of this or nothing: Ctrl-C must not leave passes that are asked for and never run
+            session.inputs.remember(specification.inputs, self.inputs)
+            if self.keys:
+                self.random.prepare(self.keys)
+            session.passes = self.passes
+            if self.passes is not None:
+                self.passes.queued.update(specification.phases)
+            device.queue.submit(execution, specification.synchronous, session.unsettled)
+        return execution.wait() if specification.synchronous else execution
+
+    def carry_out(self) -> Tensor | None:
+        """The run's turn has come. Its result, if it has one."""
+        specification, last = self.specification, self.session.last
+        try:
+            self._compute()
+        except BaseException:
+            self._finish(False)
+            raise
+        result = last.finished(self.executable, specification)
+        self._finish(True)
+        if specification.prints:
+            print(self.profile, file=sys.stderr)
+        return result
+
+    def _compute(self) -> None:
+        specification, compiled, executable = self.specification, self.compiled, self.executable
+        phases, last = specification.phases, self.session.last
+        inputs = resolved(self.inputs)
+        if self.passes is not None:
+            self.passes.begin(phases)
+        if specification.trains:
+            self._prepare_training(inputs)
+        last.passes = self.passes
+        if specification.begins:
+            last.is_overwritten()
+        compiled.bind(executable, self.storages)
+        for value, array in inputs.items():
+            compiled.feed(executable, value, array)
+        try:
+            completion = executable.run(phases, self.profile)
+            if completion is not None:
+                completion.wait()
+        finally:
+            compiled.clock.tick()
+        for value, target in self.targets:
+            np.copyto(target, executable.read(value))
+
+    def _prepare_training(self, inputs: dict[Value, Array]) -> None:
+        if self.call.replaced:
+            self.replaced = []
+            for storage, array in self.call.replaced:
+                self.replaced.append((storage, storage.array().copy()))
+                storage.write(array)
+        if self.keys:
+            inputs.update(self.random.keys(self.keys))
+        if self.settings is not None and self.session.state is not None:
+            numbers = self.settings.scalars(self.session.state.time_step)
+            scalars = self.compiled.scalars_of(self.specification.program)
+            for name, (_, array) in scalars.items():
+                array[()] = numbers[name]
+            if not self.compiled.shares_memory:
+                inputs.update(scalars.values())
+
+    def _finish(self, succeeded: bool) -> None:
+        """What counts runs (time step, random passes) moves on only when a run succeeds."""
+        specification = self.specification
+        if self.passes is not None:
+            self.passes.end(specification.phases, succeeded)
+        if not succeeded:
+            for storage, array in self.replaced or ():
+                storage.write(array)
+        elif specification.trains:
+            if specification.begins:
+                self.random.advance()
+            if self.settings is not None and self.session.state is not None:
+                self.session.state.advance()
+
+
+def output_targets(session: Session, specification: RunSpecification, call: Call) -> list[tuple[Value, Array]]:
+    """(value, the caller's memory it is written to) pairs."""
+    definition, program = session.definition, specification.program
+    method = f"{definition.who}.{call.method}"
+    targets: list[tuple[Value, Array]] = []
+    for name, buffer in (call.outputs_data or {}).items():
+        who = f"{method}: output '{name}'"
+        declared = definition.declared.outputs
+        if name not in declared:
+            raise DataError(
+                f"{method}: '{name}' is not a declared output",
+                declared=", ".join(declared) or "none",
+                fix="declare it with add_outputs",
+            )
+        tensor = declared[name]
+        source = definition.source_of(tensor)
+        if source is not None and "gradient" not in specification.phases:
+            raise DataError(f"{who} is a gradient, which this call does not compute")
+        value = program.values.get(tensor) if source is None else program.gradients.get(source)
+        if value is None:
+            reason = "needs labels that were not given" if source is None else "has no gradient"
+            raise DataError(f"{who} {reason}")
+        rows = value.shape[0] if value.shape != tensor.descriptor.shape else 0
+        targets.append((value, write_target(buffer, tensor.descriptor, who, rows)))
+    if len(targets) > 1:
+        names = (f"output '{name}'" for name in call.outputs_data or {})
+        memory = (target for _, target in targets)
+        expect_apart(dict(zip(names, memory, strict=True)), method)
+    return targets

@@ -1,0 +1,515 @@
+"""What a training or inference graph has at run time: a device, compiled programs, queued runs and the last run."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from mlcompute.compiler.collector import collector_paused
+from mlcompute.compiler.program import Program
+from mlcompute.compiler.request import Request
+from mlcompute.enums import DeviceType, GraphCompilationOptions
+from mlcompute.errors import CompileError, DataError, DeviceError, ExecutionError, GraphError, ShapeError
+from mlcompute.graph import Graph, Node
+from mlcompute.ops.op import Array, Value, overwritten_by
+from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.platform import RandomPasses
+from mlcompute.runtime.compiled_graph import CompiledGraph
+from mlcompute.runtime.definition import Definition
+from mlcompute.runtime.inputs import InputData, Inputs, Named
+from mlcompute.runtime.last_run import LastRun
+from mlcompute.runtime.make_request import input_without_batch, make_request, minimised_terms
+from mlcompute.runtime.optimizer_state import OptimizerState
+from mlcompute.runtime.passes import Passes
+from mlcompute.runtime.run_specification import RunSpecification, rows_per_sample
+from mlcompute.runtime.storage import Storage
+from mlcompute.runtime.training_warnings import warn_about_untrained
+from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import read_array
+
+if TYPE_CHECKING:
+    from mlcompute.device import Device
+    from mlcompute.execution import Execution
+    from mlcompute.inference import InferenceGraph
+    from mlcompute.training import TrainingGraph
+
+
+class Session:
+    """One graph at run time. Its tensors know it: it may hold their values, or be changing them (see `Resident`).
+
+    device     what it was compiled for; None before
+    links      the sessions of linked graphs in order, itself among them; empty for a graph that stands alone
+    compiled   None when there is nothing compiled, or something it depends on has changed since
+    unsettled  runs that may still fail, or whose failure nobody may have seen
+    passes     the passes run one by one that were last asked for; None: some other run
+    state      of the optimizer; None without one
+    """
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition = definition
+        self.device: Device | None = None
+        self.options = GraphCompilationOptions.NONE
+        self.constants: dict[Tensor, Array] = {}
+        self.links: list[Session] = []
+        self.compiled: CompiledGraph | None = None
+        self.inputs = Inputs()
+        self.unsettled: deque[Execution] = deque()
+        self._settling = threading.Lock()
+        self.last = LastRun()
+        self.passes: Passes | None = None
+        self.random = RandomPasses()
+        optimizer = definition.learning.optimizer if definition.learning is not None else None
+        self.state = OptimizerState(optimizer) if optimizer is not None else None
+
+    def copied(self, definition: Definition) -> Session:
+        """For a graph over the same weights: it is compiled when it is first run, and shares the optimizer's state."""
+        if self.links:
+            raise GraphError(
+                f"{definition.who}: a linked graph cannot be copied by itself",
+                fix="copy.deepcopy copies all linked graphs with their weights; or make new graphs and link them",
+            )
+        self.wait()
+        copied = Session(definition)
+        copied.device, copied.options, copied.constants = self.device, self.options, dict(self.constants)
+        copied.random = copy.copy(self.random)
+        copied.state = None if self.state is None else self.state.shared()
+        copied._adopt_gradient_tensors()
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Session:
+        """For a graph with weights, optimizer and state of its own; linked graphs are copied with it."""
+        self.wait()
+        copied = memo[id(self)] = Session.__new__(Session)
+        Session.__init__(copied, copy.deepcopy(self.definition, memo))
+        copied.device, copied.options = self.device, self.options
+        copied.constants = copy.deepcopy(self.constants, memo)
+        copied.links = [copy.deepcopy(link, memo) for link in self.links]
+        copied.random = copy.copy(self.random)
+        if self.state is not None and copied.state is not None:
+            copied.state = self.state.copied(copied.state.optimizer, memo)
+        copied._adopt_gradient_tensors()
+        return copied
+
+    def _adopt_gradient_tensors(self) -> None:
+        if self.definition.learning is not None:
+            for gradient in self.definition.learning.gradient_of:
+                gradient._reside(self)
+
+    # Links ----------------------------------------------------------------------------------------------------------
+
+    def link(self, others: Sequence[Session]) -> None:
+        """Join the sessions of later graphs to this one, the first."""
+        group = list(dict.fromkeys([self, *others]))
+        for member in group:
+            if member.device is not None:
+                member._check_links(group, member.options)
+        for member in group:
+            member.links = group
+            member.outdated()
+
+    def _check_links(self, group: Sequence[Session], options: GraphCompilationOptions) -> None:
+        if len(group) > 1 and GraphCompilationOptions.LINK_GRAPHS not in options:
+            raise GraphError(
+                f"{self.definition.who}: a linked graph was compiled without LINK_GRAPHS",
+                fix="compile every linked graph with options=GraphCompilationOptions.LINK_GRAPHS",
+            )
+
+    @property
+    def earlier(self) -> list[Session]:
+        """Linked graphs before this one."""
+        return self.links[: self.links.index(self)] if self.links else []
+
+    @property
+    def later(self) -> list[Session]:
+        """Linked graphs after this one."""
+        return self.links[self.links.index(self) + 1 :] if self.links else []
+
+    def linked_value(self, tensor: Tensor) -> Callable[[], Array | None] | None:
+        """How to get a tensor that another graph, linked with this one, computes; None when none does."""
+        learns = self.definition.learning is not None
+        for other in self.earlier if learns else self.links:
+            if other is not self and any(tensor in node.results for node in other.definition.nodes()):
+                return functools.partial(other.latest, tensor)
+        source = self.definition.source_of(tensor)
+        users = [other for other in self.later if source in other.definition.used_tensors()]
+        return functools.partial(_sum_of_gradients, source, users) if source is not None and users else None
+
+    # Compiling ------------------------------------------------------------------------------------------------------
+
+    def compile(
+        self,
+        device: Device,
+        options: GraphCompilationOptions,
+        input_tensors: Mapping[str, Tensor],
+        input_tensors_data: Named,
+    ) -> None:
+        """Compile and build for a device; when that fails, everything stays as it was."""
+        who = self.definition.who
+        if device.actual_device_type == DeviceType.ANE and self.definition.learning is not None:
+            raise DeviceError(f"{who}.compile: the ANE runs inference graphs only")
+        if not self.definition.nodes():
+            raise CompileError(f"{who}.compile: the graph has no layers", fix="add layers with node() first")
+        self.definition.declared.check("compile (input_tensors)", input_tensors)
+        self._check_links(self.links, options)
+        for other in self.links:
+            if other is not self and other.device is not None and other.device.engine.name != device.engine.name:
+                raise GraphError(
+                    f"{who}.compile: it is linked with a graph that was compiled for another device",
+                    devices=f"{device!r} here, {other.device!r} there",
+                    fix="compile linked graphs for one device",
+                )
+        constants = {
+            tensor: read_array(input_tensors_data[name], tensor.descriptor, f"'{name}'").copy()
+            for name, tensor in input_tensors.items()
+            if name in input_tensors_data
+        }
+        self.wait()
+        before = (self.device, self.options, self.constants)
+        self.device, self.options, self.constants = device, options, constants
+        try:
+            self._compile(builds=True)
+        except BaseException:  # Ctrl-C too
+            self.device, self.options, self.constants = before
+            raise
+        for node in self.definition.nodes_before_loss():
+            node.layer._device_type = device.actual_device_type
+
+    def use_optimizer(self, optimizer: Optimizer) -> None:
+        """Replace the optimizer, compiling again; the state of the one before is dropped."""
+        learning = self.definition.learning
+        assert learning is not None
+        self.compile_if_needed()
+        self.wait()
+        before = learning.optimizer, self.state
+        if self.state is not None:
+            self.state.retire(self, self.definition.updated_tensors())
+        learning.optimizer, self.state = optimizer, OptimizerState(optimizer)
+        try:
+            self._compile(builds=True)
+        except BaseException:  # Ctrl-C too
+            learning.optimizer, self.state = before
+            raise
+
+    def compile_if_needed(self) -> Request:
+        """Compile what was declared or changed since the last time. What was asked of the compiler."""
+        if self.device is None:
+            raise ExecutionError(
+                f"{self.definition.who}: the graph is not compiled", fix="call compile(device=...) first"
+            )
+        if self.compiled is not None and self.compiled.newest_node != Node.newest:
+            # Some graph has got a node; is it one of those this one is made of, or linked with?
+            if self.compiled.node_count == self.node_count:
+                self.compiled.newest_node = Node.newest
+            else:
+                self.compiled = None
+        if self.compiled is None:
+            self._compile()
+        assert self.compiled is not None
+        return self.compiled.request
+
+    @property
+    def node_count(self) -> int:
+        """Nodes of this and all linked graphs."""
+        return sum(other.definition.node_count for other in self.links or [self])
+
+    @property
+    def main_style(self) -> str:
+        """The style whose memory `device_memory_size` speaks of right after compile."""
+        return "inference" if self.definition.learning is None else "fused"
+
+    def request(self) -> Request:
+        """What is asked of the compiler."""
+        earlier, later = ([other.definition for other in some] for some in (self.earlier, self.later))
+        return make_request(self.definition, self.options, self.constants, earlier, later)
+
+    @collector_paused()
+    def _compile(self, *, builds: bool = False) -> None:
+        """Compile the graph; when that fails, everything stays as it was.
+
+        builds  make kernels and memory, too, instead of when a run first needs them
+        """
+        assert self.device is not None
+        learning = self.definition.learning
+        loss_before = learning.loss_node if learning is not None else None
+        try:
+            node_count = self.node_count
+            request = self.request()
+            compiled = CompiledGraph(request, self.device.engine, node_count)
+            compiled.unbatched = input_without_batch(self.definition, request)
+            if not self.definition.waits_for_labels:
+                program = compiled.get(self.main_style, request.batch_size)
+                if builds:
+                    compiled.executable(program)
+            self._adopt(compiled)
+        except BaseException:  # Ctrl-C too
+            if learning is not None:
+                learning.loss_node = loss_before
+            raise
+
+    def _adopt(self, compiled: CompiledGraph) -> None:
+        request, learning = compiled.request, self.definition.learning
+        if self.state is not None and learning is not None:
+            self.state.check_callers(request.parameters)
+            if not self.definition.waits_for_labels:
+                program = compiled.get(self.main_style, request.batch_size)
+                if not self.links:  # of linked graphs, later ones may still be built
+                    warn_about_untrained(request, learning, program.states.keys())
+                self.state.claim(self, program.states.keys())
+            self.state.prepare(request.parameters)
+        self.compiled, self.passes = compiled, None
+        for tensor in self._resident_tensors(request):
+            if tensor.keeps_data:
+                self._look_for_other_devices(tensor, compiled)
+            tensor._reside(self)
+            tensor._device = self.device
+        self._adopt_gradient_tensors()
+
+    def _look_for_other_devices(self, tensor: Tensor, compiled: CompiledGraph) -> None:
+        """Runs on several devices that share a tensor must wait for each other."""
+        for other in tensor._residents or ():
+            others = other.compiled if isinstance(other, Session) else None
+            if others is not None and others.engine.name != compiled.engine.name:
+                compiled.crosses_devices = others.crosses_devices = True
+
+    def _resident_tensors(self, request: Request) -> set[Tensor]:
+        outputs = self.definition.declared.outputs.values()
+        tensors = {result for node in request.nodes for result in node.results} | {*outputs}
+        if request.total is not None:
+            tensors.add(request.total)
+        for node in request.nodes:
+            tensors.update(slot.tensor for slot in node.layer.parameters.values())
+            tensors.update(node.layer.statistics.values())
+            tensors.update(source for source in node.sources if source.keeps_data)
+        return tensors
+
+    def outdated(self) -> None:
+        """Something the programs depend on has changed: compile again before the next run."""
+        self.compiled = None
+
+    # Programs and memory --------------------------------------------------------------------------------------------
+
+    def program(self, style: str, batch_size: int, with_losses: bool = True) -> Program:
+        """The program for a style and batch size, compiled at its first use."""
+        assert self.compiled is not None
+        return self.compiled.get(style, batch_size, with_losses)
+
+    def memory_size(self) -> int:
+        """Bytes of arena and optimizer state; 0 before compile."""
+        if self.device is None:
+            return 0
+        self.compile_if_needed()
+        assert self.compiled is not None
+        return self.compiled.arena_size + self.state_bytes()
+
+    def state_bytes(self) -> int:
+        """Bytes of optimizer state."""
+        if self.state is None or self.compiled is None:
+            return 0
+        return self.state.nbytes(self.compiled.request.parameters)
+
+    def storages(self, program: Program) -> dict[Value, Storage]:
+        """Where parameters, statistics and states lie; looked up anew only when some tensor was rebound."""
+        assert self.compiled is not None
+        found = self.compiled.storages.get(program)
+        if found is None:
+            found = {}
+            for tensor, value in program.persistent.items():
+                if tensor._storage is None:
+                    raise CompileError(f"{self.definition.who}: {tensor!r} has no data")
+                found[value] = tensor._storage
+            for tensor, values in program.states.items():
+                assert self.state is not None
+                found.update(zip(values, self.state.of(tensor), strict=True))
+            overwritten = {value for step in program.steps for value in overwritten_by(step)}
+            for value, storage in found.items():
+                if value in overwritten:
+                    storage.overwritten_by(self.compiled.clock)
+            self.compiled.storages[program] = found
+        return found
+
+    def minimised(self) -> list[Tensor]:
+        """The tensors whose sum is minimised."""
+        earlier, later = ([other.definition for other in some] for some in (self.earlier, self.later))
+        return minimised_terms(self.definition, earlier, later)
+
+    # Data -----------------------------------------------------------------------------------------------------------
+
+    def batch(self, batch_size: int, method: str) -> int:
+        """The number of samples a call asks for, if the graph can run as many."""
+        request, who = self.compile_if_needed(), f"{self.definition.who}.{method}"
+        full = request.batch_size
+        if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)):
+            raise TypeError(f"{who}: batch_size must be a whole number, not {batch_size!r}")
+        if batch_size in (0, full):
+            return full
+        if batch_size < 0:
+            raise ShapeError(
+                f"{who}: batch_size is {batch_size}", expected=f"0 (the tensors' own, {full}) or the number of samples"
+            )
+        assert self.compiled is not None
+        fixed = next((tensor for tensor, array in self.constants.items() if array.shape[0] == full > 1), None)
+        if batch_size > full and fixed is not None and fixed not in request.shared:
+            raise ShapeError(
+                f"{who}: batch_size is {batch_size}, but '{self.name_of(fixed)}' was compiled as a "
+                f"constant of {full} samples",
+                fix=f"run at most {full} samples, or compile it again with more",
+            )
+        if self.compiled.unbatched is not None:
+            raise ShapeError(
+                f"{who}: batch_size is {batch_size}, but {self.compiled.unbatched!r} does not share the batch axis",
+                fix="pass batch_size=0 for graphs whose inputs have different first extents",
+            )
+        return int(batch_size)
+
+    def named_data(
+        self, method: str, inputs: Named | None, labels: Named | None, weights: Named | None
+    ) -> dict[Tensor, Any]:
+        """Data by tensor; unknown names are refused."""
+        assert self.compiled is not None
+        found = self.definition.declared.find(method, inputs, labels, weights, self.compiled.lengths)
+        for tensor, constant in self.constants.items():
+            if tensor in found:
+                who = f"{self.definition.who}.{method}: '{self.name_of(tensor)}'"
+                if not np.array_equal(read_array(found[tensor], tensor.descriptor, who), constant):
+                    raise DataError(
+                        f"{who} was compiled as a constant and cannot be fed other data", fix="compile it again"
+                    )
+        return found
+
+    def name_of(self, tensor: Tensor) -> str:
+        """What messages call a tensor."""
+        return self.definition.declared.name_of(tensor)
+
+    def rows_per_sample(self, tensor: Tensor) -> int | None:
+        """How many rows of a tensor belong to one sample; None where the graph cannot tell yet."""
+        if self.compiled is None or tensor.keeps_data:
+            return None
+        return rows_per_sample(tensor, self.compiled.request)
+
+    def collect_inputs(
+        self, specification: RunSpecification, data: Mapping[Tensor, Any], method: str, copies: bool | None = None
+    ) -> InputData:
+        """Something for every input of the phases that will run.
+
+        copies  by default when the run is queued: the caller may reuse the memory as soon as the call returns
+        """
+        assert self.compiled is not None
+        prefixes = self.compiled.error_prefixes
+
+        def who(tensor: Tensor) -> str:
+            if (method, tensor) not in prefixes:
+                prefixes[method, tensor] = f"{self.definition.who}.{method}: '{self.name_of(tensor)}'"
+            return prefixes[method, tensor]
+
+        copies = not specification.synchronous if copies is None else copies
+        return self.inputs.collect(
+            specification.inputs, data, who, self.linked_value, skips=specification.skips, copies=copies
+        )
+
+    def has_labels(self, data: Mapping[Tensor, Any], skips: bool) -> bool:
+        """Can the losses be computed in a run in inference mode?"""
+        assert self.compiled is not None
+        return not self.definition.waits_for_labels and all(
+            label in self.constants or self.inputs.has(label, data, skips, self.linked_value)
+            for label in self.compiled.labels
+        )
+
+    # Runs -----------------------------------------------------------------------------------------------------------
+
+    def raise_unseen_error(self) -> None:
+        """Raise what an earlier run failed with, if nobody was told."""
+        if self.unsettled:
+            with self._settling:
+                while self.unsettled and self.unsettled[0].is_done:
+                    run = self.unsettled.popleft()
+                    if not run.error_was_seen:
+                        run.raise_error()
+
+    def wait(self) -> None:
+        """Return when all queued runs have finished; raises an error nobody has seen yet.
+
+        Inside a completion handler it returns at once: what the run computed can be read there.
+        """
+        with self._settling:
+            last = self.unsettled[-1] if self.unsettled else None
+        if last is not None:
+            if not last.queue.is_running_here():
+                last.queue.wait_for(last)
+            self.raise_unseen_error()
+
+    # Resident (see mlcompute.tensor) --------------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> str:
+        """What messages call the graph."""
+        return self.definition.who
+
+    @property
+    def last_run(self) -> int:
+        """Rises with every run, over all graphs."""
+        return self.last.number
+
+    def computes(self, tensor: Tensor) -> bool:
+        """Did the last run compute this tensor?"""
+        return self.definition.source_of(tensor) is not None or self.last.computed(tensor)
+
+    def fetch(self, tensor: Tensor) -> Array | None:
+        """The value a result or gradient tensor had in the last run; None when that run did not keep it."""
+        source = self.definition.source_of(tensor)
+        return self.last.value(tensor) if source is None else self.last.kept_gradient(source)
+
+    def latest(self, tensor: Tensor) -> Array | None:
+        """The value of a result in the last run, for a linked graph."""
+        self.wait()
+        return self.fetch(tensor)
+
+    def rebound(self, tensor: Tensor) -> None:
+        """A parameter or its optimizer state has got other memory: look it up again before the next run."""
+        if self.state is not None:
+            self.state.rebound(tensor)
+        if self.compiled is not None:
+            self.compiled.storages.clear()
+
+    def synchronize(self) -> None:
+        """Wait for queued runs and bring memory the caller has bound up to date with the device."""
+        self.wait()
+        for storages in self.compiled.storages.values() if self.compiled is not None else ():
+            for storage in storages.values():
+                if storage.is_callers:
+                    storage.array()
+
+    def __del__(self) -> None:
+        """Outputs somebody still holds stay readable without the graph that computed them."""
+        compiled, last = getattr(self, "compiled", None), getattr(self, "last", None)
+        if compiled is not None and last is not None and last.executable is not None and not sys.is_finalizing():
+            last.keep_result()
+            for tensor in compiled.request.kept:
+                if self.computes(tensor) and tensor._left[0] < last.number:
+                    tensor._left = (last.number, self.fetch(tensor))
+
+
+@overload
+def session_of(graph: TrainingGraph | InferenceGraph) -> Session: ...
+@overload
+def session_of(graph: Graph) -> Session | None: ...
+def session_of(graph: Graph) -> Session | None:
+    """What a training or inference graph has at run time; None for a plain graph."""
+    found: Session | None = getattr(graph, "_session", None)
+    return found
+
+
+def _sum_of_gradients(tensor: Tensor, users: Sequence[Session]) -> Array | None:
+    """What later linked graphs contribute to a tensor's gradient; None when one of them has yet to run its pass."""
+    for user in users:
+        user.wait()
+        if not user.last.has_gradients:
+            return None
+    parts = [part for user in users if (part := user.last.gradient(tensor)) is not None]
+    return sum(parts[1:], parts[0]) if parts else np.zeros(tensor.descriptor.shape, tensor.descriptor.data_type.numpy)

@@ -1,0 +1,133 @@
+"""Warnings about training graphs that most likely mean something else than they say."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+from mlcompute.compiler.request import Request
+from mlcompute.enums import ActivationType, LossType, ReductionType, SoftmaxOperation
+from mlcompute.errors import warn
+from mlcompute.graph import Node
+from mlcompute.layers.activation import ActivationLayer
+from mlcompute.layers.layer import Layer
+from mlcompute.layers.loss import LossLayer
+from mlcompute.layers.softmax import SoftmaxLayer
+from mlcompute.runtime.definition import Learning
+from mlcompute.runtime.objective import nodes_behind, reached_from
+from mlcompute.seeing.layers import names_of
+from mlcompute.tensor import Tensor
+
+
+def warn_about_training(request: Request, learning: Learning) -> None:
+    """Everything that can be said before the graph is compiled; each warning is given once."""
+    _warn_about_functions_taken_twice(request, learning)
+    if learning.optimizer is not None:
+        if learning.optimizer.gradient_rescale == 1.0:  # who rescales the gradient of a sum knows of the sum
+            _warn_about_sums(request, learning)
+        _warn_about_branches(request, learning)
+
+
+def _warn_about_functions_taken_twice(request: Request, learning: Learning) -> None:
+    producers = {result: node.layer for node in request.nodes for result in node.results}
+    for node in request.nodes:
+        loss, source = node.layer, producers.get(node.sources[0])
+        if not isinstance(loss, LossLayer) or source is None:
+            continue
+        function, other = _FUNCTIONS_IN_LOSSES.get(loss.descriptor.loss_type, ("", ""))
+        if function and function == _function_of(source):
+            _warn(
+                learning,
+                f"{source.who} feeds {loss.who}, which applies {function} itself: the {function} is taken twice. "
+                f"Remove the {function} layer, or use a {other} loss.",
+            )
+
+
+def _warn_about_sums(request: Request, learning: Learning) -> None:
+    """The sum of several elements is minimised: an easy thing to forget, as it grows with the batch."""
+    for node in request.nodes:
+        for tensor in node.results:
+            if tensor in request.minimised and not _is_one_number(node, tensor):
+                count = tensor.descriptor.element_count
+                reports = "`result` is the sum of all losses"
+                if request.total is None:
+                    reports = f"`result` holds the {count} elements as they are"
+                own = 'give the loss a reduction, "sum" or "mean", or ' if isinstance(node.layer, LossLayer) else ""
+                _warn(
+                    learning,
+                    f"{node.layer.who} has {count} elements, shape {tensor.descriptor.shape}, and no layer "
+                    f"consumes them: their sum is minimised; {reports}. To say what is meant, {own}end with a "
+                    'reduction layer: graph.reduce(loss, "mean", dimensions=...).',
+                )
+
+
+def _warn_about_branches(request: Request, learning: Learning) -> None:
+    """Layers that were added to look at a loss look like a second goal."""
+    layers = {result: node.layer for node in request.nodes for result in node.results}
+    for node in request.nodes:
+        if isinstance(node.layer, LossLayer):
+            reached = reached_from({node}, request.nodes, learning.stopped)
+            ends = [layers[tensor].who for tensor in request.minimised if tensor in reached]
+            if len(ends) > 1:
+                _warn(
+                    learning,
+                    f"{node.layer.who} leads to {len(ends)} results that no layer consumes, {', '.join(ends)}: "
+                    "the sum of all of them is minimised. Give those that are only to be looked at to "
+                    "stop_gradient([...]), or join them with layers.",
+                )
+
+
+def warn_about_untrained(request: Request, learning: Learning, trained: AbstractSet[Tensor]) -> None:
+    """Parameters that are to be updated, but that no gradient reaches: most often a head without a loss."""
+    starts = {*request.minimised, *request.user_gradients.values()}
+    if not starts:
+        return
+    untrained = {tensor for tensor in request.parameters if tensor not in trained}
+    if not untrained:
+        return
+    passing = nodes_behind(starts, request.nodes, learning.stopped)
+    unused = set(request.nodes) - nodes_behind(starts, request.nodes, frozenset())
+    for kind, reason in (
+        (unused, "nothing that is minimised is computed from it"),
+        (passing, "no gradient passes the layers between it and what is minimised"),
+    ):
+        idle = [
+            name
+            for name, node in zip(names_of(request.nodes), request.nodes, strict=True)
+            if node in kind and untrained & {slot.tensor for slot in node.layer.parameters.values()}
+        ]
+        if idle:
+            shown = ", ".join(f"'{name}'" for name in idle[:5]) + (", ..." if len(idle) > 5 else "")
+            each, leave = ("each ", "them") if len(idle) > 1 else ("", "it")
+            _warn(
+                learning,
+                f"TrainingGraph: {shown} will not be trained: {reason}. Add a loss for {each}result "
+                f"(graph.loss), or leave {leave} out of training on purpose: layer.updates = False.",
+            )
+
+
+def _warn(learning: Learning, message: str) -> None:
+    """Say something about the graph, once."""
+    if message not in learning.warned:
+        learning.warned.add(message)
+        warn(message)
+
+
+def _is_one_number(node: Node, tensor: Tensor) -> bool:
+    """Is it one number, or by its nature a sum over samples, as the YOLO loss is?"""
+    layer = node.layer
+    is_sum = isinstance(layer, LossLayer) and layer.descriptor.reduction_type == ReductionType.SUM
+    return is_sum or tensor.descriptor.element_count == 1
+
+
+#: What a loss applies to its source, and the loss that does not.
+_FUNCTIONS_IN_LOSSES = {
+    LossType.SOFTMAX_CROSS_ENTROPY: ("softmax", "categorical cross entropy"),
+    LossType.SIGMOID_CROSS_ENTROPY: ("sigmoid", "log"),
+}
+
+
+def _function_of(layer: Layer) -> str:
+    if isinstance(layer, SoftmaxLayer) and layer.operation == SoftmaxOperation.SOFTMAX:
+        return "softmax"
+    is_sigmoid = isinstance(layer, ActivationLayer) and layer.descriptor.activation_type == ActivationType.SIGMOID
+    return "sigmoid" if is_sigmoid else ""
