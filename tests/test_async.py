@@ -341,7 +341,8 @@ def test_an_error_nobody_has_seen_is_raised_when_data_is_read() -> None:
     with pytest.raises(mlc.ExecutionError, match="index 9"):
         _ = weights.data
     np.testing.assert_array_equal(weights.data, before)
-    assert net.training.result_tensors(net.training._definition.learning.loss_layer)[0].data is None, "the memory was reused"
+    loss = net.training._definition.learning.loss_layer
+    assert net.training.result_tensors(loss)[0].data is None, "the memory was reused"
 
 
 def test_an_error_is_not_lost_behind_a_run_that_succeeds() -> None:

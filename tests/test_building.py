@@ -321,7 +321,8 @@ def test_what_is_built_can_be_inspected_and_mixed_with_plain_nodes() -> None:
     training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=(2, 2))})
     training.compile(device=mlc.Device.cpu())
     data = {"x": np.ones((2, 3, 8, 8)), "t": np.ones((2, 2))}
-    training.bind_and_write_data(data, for_inputs={"x": x, "t": training._definition.declared.labels["t"]}, to=mlc.Device.cpu())
+    t = training._definition.declared.labels["t"]
+    training.bind_and_write_data(data, for_inputs={"x": x, "t": t}, to=mlc.Device.cpu())
     training.execute_forward().wait()
     training.execute_gradient().wait()
     dense = graph.layer("dense1")

@@ -17,8 +17,8 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import interrupts
-from mlcompute.devices.reference import Reference
 from mlcompute.devices.interrupts import Blocked, held
+from mlcompute.devices.reference import Reference
 from tests.nets import SYNC, CpuEngine, Regression, adam, normal
 
 ROOT = Path(__file__).parents[1]

@@ -7,7 +7,7 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import compiler, ops
-from mlcompute.compiler import PASSES, Context, Request, Pass, compile_program
+from mlcompute.compiler import PASSES, Context, Pass, Request, compile_program
 from mlcompute.compiler.index import Index
 from mlcompute.compiler.program import Program
 from mlcompute.devices.device import Traits

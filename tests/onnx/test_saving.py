@@ -121,7 +121,8 @@ def test_rebuilt_operators_give_the_same_numbers(tmp_path: Path) -> None:
         again.compile(device=device)
         for one in (run, again):
             one.execute(data).wait()
-        for (name, a), b in zip(run._declared.outputs.items(), again._declared.outputs.values(), strict=True):
+        outputs, others = run._definition.declared.outputs, again._definition.declared.outputs.values()
+        for (name, a), b in zip(outputs.items(), others, strict=True):
             np.testing.assert_array_equal(a.data, b.data, err_msg=f"{case.name}: {name}")
 
 

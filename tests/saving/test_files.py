@@ -263,7 +263,8 @@ def linked() -> list[mlc.TrainingGraph]:
 def train_linked(graphs: list[mlc.TrainingGraph], steps: range) -> list[dict[str, Any]]:
     first, second = graphs
     for step in steps:
-        first.bind_and_write_data({"x": normal(2, 3, seed=step)}, for_inputs=first._definition.declared.inputs, to=reference())
+        inputs = first._definition.declared.inputs
+        first.bind_and_write_data({"x": normal(2, 3, seed=step)}, for_inputs=inputs, to=reference())
         second.bind_and_write_data({"t": normal(2, 2)}, for_inputs=second._definition.declared.labels, to=reference())
         first.execute_forward()
         second.execute_forward()

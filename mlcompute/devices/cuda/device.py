@@ -13,9 +13,9 @@ from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.cuda.memory import CudaBuffer, Staging
 from mlcompute.devices.device import Buffer, Engine, Executable, Traits
+from mlcompute.devices.interrupts import held
 from mlcompute.enums import DeviceType
 from mlcompute.errors import DeviceError
-from mlcompute.interrupts import held
 from mlcompute.ops.op import Array, Step
 
 
