@@ -8,11 +8,11 @@ from mlcompute.devices.cuda import cudnn
 from mlcompute.devices.cuda.codegen.types import is_element
 from mlcompute.devices.cuda.cudnn import ConvolutionPlan, ConvolutionProblem, Direction
 from mlcompute.devices.cuda.kernels.direct_convolution import direct_launches, direct_workspace
-from mlcompute.devices.cuda.kernels.elementwise import nest_launches
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Row
 from mlcompute.devices.cuda.kernels.matmul import ALIGNMENT, aligned, no_gpu
+from mlcompute.devices.cuda.kernels.strided_copy import strided_copy
 from mlcompute.devices.cuda.libraries import current_gpu
-from mlcompute.devices.loop_nest import LoopNest, Operand, Operands, dense_strides
+from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
 from mlcompute.devices.precision import matmul_precision
 from mlcompute.ops.op import Step
 
@@ -81,7 +81,7 @@ def _library_launches(step: Step, operands: Operands, plan: ConvolutionPlan) -> 
     used = weights
     if reordered:
         used = _last_weights(step, operands, weights)
-        copy = nest_launches(step, _copy(step, *((used, weights) if makes_weights else (weights, used))))
+        copy = strided_copy(step, *((used, weights) if makes_weights else (weights, used)))
         (after if makes_weights else before).extend(copy)
     x, w, y = {
         Direction.FORWARD: (first, used, result),
@@ -106,20 +106,6 @@ def _last_weights(step: Step, operands: Operands, weights: Operand) -> Operand:
     by_o, by_height, by_width, by_c = dense_strides((o, height, width, c))
     offset = planned.offset // weights.dtype.itemsize
     return Operand(planned.base, offset, weights.shape, (by_o, by_c, by_height, by_width), weights.dtype)
-
-
-def _copy(step: Step, source: Operand, target: Operand) -> LoopNest:
-    """A copy in the order in which the target lies in memory."""
-    order = sorted(range(4), key=lambda axis: -target.strides[axis])
-    value = step.inputs[0]  # stands for what is copied
-    views = [
-        Operand(
-            each.base, each.offset, tuple(each.shape[axis] for axis in order),
-            tuple(each.strides[axis] for axis in order), each.dtype,
-        )
-        for each in (source, target)
-    ]  # fmt: skip
-    return LoopNest.of(views[0].shape, [(value, views[0])], [], [(value, views[1])])
 
 
 _ROW = Row(convolution_launches, supports_convolution, convolution_workspace)

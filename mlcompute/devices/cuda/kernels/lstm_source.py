@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__({form.threads}, 1) KERNEL(
     float* y, float* last_h, float* last_c, float* cells, int n, int steps, long long bias_stride,
     long long h0_row, long long h0_column, long long c0_row, long long c0_column{form.lengths}) {{
 {form.constants}
-    __shared__ __align__(16) float hs[S][4 * FOURS];
+    __align__(16) __shared__ float hs[S][4 * FOURS];
     __shared__ float zs[S][G];
     int j = threadIdx.x, first = blockIdx.x * S;
     int length[S];
@@ -213,7 +213,7 @@ extern "C" __global__ void __launch_bounds__({form.threads}, 1) KERNEL(
     long long weights_row, long long weights_column,
     long long h0_row, long long h0_column, long long c0_row, long long c0_column{form.lengths}) {{
 {form.constants}
-    __shared__ __align__(16) float dzs[S][4][4 * FOURS];
+    __align__(16) __shared__ float dzs[S][4][4 * FOURS];
     __shared__ float parts[S][G];
     int j = threadIdx.x, first = blockIdx.x * S;
     int q = j / H, unit = j % H;

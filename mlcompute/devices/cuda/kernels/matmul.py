@@ -32,28 +32,31 @@ def matmul_launches(step: Step, operands: Operands) -> Sequence[Launch | Library
     a, b, y = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
     if y.size == 0:
         return []
-    workspace = None
-    if workspace_bytes(step):
-        workspace = operands.workspace(step, 0, workspace_bytes(step))
-    return product_launches(step, a, b, y, workspace)
+    if current_gpu() is None and _is_for_library(a, b, y):
+        return [LibraryCall(step, "cuBLASLt", [a, b, y], [2], no_gpu)]
+    needed = workspace_bytes(step)
+    return product_launches(step, a, b, y, operands.workspace(step, 0, needed) if needed else None)
 
 
 def product_launches(
     step: Step, a: Operand, b: Operand, y: Operand, workspace: Operand | None
 ) -> Sequence[Launch | LibraryCall]:
-    """y = a b for any operands; `step` is what the launches are said to belong to, and whose meaning they have."""
+    """y = a b for any operands, as a step of its own or as a part of one; without a GPU by our own kernel."""
     gpu = current_gpu()
-    parts = _single_batches(a, b, y)
-    problems = [cublaslt.problem_of(*part, matmul_precision.allows_tf32) for part in parts]
-    if len(parts) > _MOST_CALLS or None in problems:
+    if gpu is None or not _is_for_library(a, b, y):
         return [tiled_launch(step, a, b, y)]
-    if gpu is None:
-        return [_described(step, a, b, y)]
-    return [
-        _call(step, gpu, problem, part, workspace)
-        for part, problem in zip(parts, problems, strict=True)
-        if problem is not None
-    ]
+    calls = []
+    for part in _single_batches(a, b, y):
+        problem = cublaslt.problem_of(*part, matmul_precision.allows_tf32)
+        assert problem is not None
+        calls.append(_call(step, gpu, problem, part, workspace))
+    return calls
+
+
+def _is_for_library(a: Operand, b: Operand, y: Operand) -> bool:
+    """Can cuBLASLt read the operands in place, in a few calls?"""
+    parts = _single_batches(a, b, y)
+    return len(parts) <= _MOST_CALLS and all(cublaslt.problem_of(*part, True) is not None for part in parts)
 
 
 def workspace_bytes(step: Step) -> int:
@@ -118,13 +121,8 @@ def aligned(address: int) -> int:
     return -(-address // ALIGNMENT) * ALIGNMENT
 
 
-def _described(step: Step, a: Operand, b: Operand, y: Operand) -> LibraryCall:
-    """The call where there is no GPU: it can be shown, and replaced by the step's meaning, but not made."""
-    return LibraryCall(step, "cuBLASLt", [a, b, y], [2], no_gpu)
-
-
 def no_gpu(stream: int, addresses: Sequence[int]) -> None:
-    """What a library call enqueues that was made without a GPU."""
+    """What a library call enqueues that was made without a GPU: it can only be shown, or replaced by its meaning."""
     raise AssertionError("this call was made on a thread without a GPU")
 
 

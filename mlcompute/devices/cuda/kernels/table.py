@@ -12,6 +12,7 @@ from mlcompute.devices.cuda.kernels import (
     normalization,
     pooling,
     random,
+    recurrent,
     reductions,
     softmax,
 )
@@ -29,4 +30,5 @@ KERNELS: dict[str, Row] = {
     **pooling.KERNELS,
     **indexing.KERNELS,
     **embedding.KERNELS,
+    **recurrent.KERNELS,
 }
