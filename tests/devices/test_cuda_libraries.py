@@ -78,9 +78,17 @@ def test_a_missing_library_names_the_wheel(monkeypatch: pytest.MonkeyPatch) -> N
         libraries.load.__wrapped__("cudnn", "a-wheel")
 
 
-def test_without_a_gpu_there_is_no_current_one() -> None:
-    found = libraries.current_gpu()
-    assert found is None or found.capability >= (7, 0)
+def test_what_is_built_is_for_one_gpu_at_a_time() -> None:
+    first, second = (libraries.Gpu(ordinal, "GPU", (9, 0), 132) for ordinal in range(2))
+    assert libraries.current_gpu() is None
+    with libraries.building_for(first):
+        with libraries.building_for(second):
+            assert libraries.current_gpu() is second
+        with pytest.raises(KeyError), libraries.building_for(None):
+            assert libraries.current_gpu() is None
+            raise KeyError
+        assert libraries.current_gpu() is first
+    assert libraries.current_gpu() is None
 
 
 def test_old_libraries_are_refused() -> None:

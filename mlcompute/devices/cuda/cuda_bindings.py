@@ -18,7 +18,7 @@ import numpy as np
 from mlcompute.devices.cuda.jit import nvrtc
 from mlcompute.devices.cuda.jit.cache import kernel_name, machine_code
 from mlcompute.devices.cuda.kernels.launch import Extents
-from mlcompute.devices.cuda.libraries import imported
+from mlcompute.devices.cuda.libraries import Gpu, imported
 from mlcompute.errors import DeviceError
 
 #: After these the context is of no use any more, whatever is called.
@@ -106,6 +106,7 @@ class CudaDriver:
         self._device = device
         self._context: Any = None
         self._functions: dict[str, int] = {}
+        self._shared: dict[int, int] = {}
         self._modules: list[Any] = []
         self._lock = threading.Lock()
 
@@ -119,6 +120,10 @@ class CudaDriver:
             f"{self.device_name}: NVRTC {nvrtc.version()} cannot compile for compute capability {major}.{minor}",
             fix="install another version of nvidia-cuda-nvrtc",
         )
+
+    def activate(self) -> Gpu | None:
+        self._enter()
+        return Gpu(self.ordinal, self.device_name, self.compute_capability, self.multiprocessors)
 
     def versions(self) -> dict[str, str]:
         version = self._check("cuDriverGetVersion", self._library.cuDriverGetVersion())
@@ -263,8 +268,12 @@ class CudaDriver:
             return [self._functions[source] for source in sources]
 
     def allow_shared_memory(self, function: int, nbytes: int) -> None:
-        which = self._library.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self._check("cuFuncSetAttribute", self._enter().cuFuncSetAttribute(function, which, nbytes))
+        # Programs share kernels: what one of them needs must not be taken from another.
+        with self._lock:
+            if nbytes > self._shared.get(function, 0):
+                which = self._library.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                self._check("cuFuncSetAttribute", self._enter().cuFuncSetAttribute(function, which, nbytes))
+                self._shared[function] = nbytes
 
     def begin_capture(self, stream: int) -> None:
         # Relaxed: other threads, and destructors on this one, may allocate and free memory meanwhile.

@@ -11,6 +11,7 @@ from mlcompute.devices.cuda import cuda_bindings
 from mlcompute.devices.cuda.driver import Driver
 from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.kernels.table import KERNELS
+from mlcompute.devices.cuda.libraries import building_for
 from mlcompute.devices.cuda.memory import CudaBuffer, Staging
 from mlcompute.devices.device import Buffer, Engine, Executable, Traits
 from mlcompute.devices.interrupts import held
@@ -67,7 +68,8 @@ class Cuda(Engine):
         return row is not None and row.supports(step)
 
     def workspace(self, step: Step) -> int:
-        return KERNELS[step.op.name].workspace(step)
+        with building_for(self.driver.activate()):
+            return KERNELS[step.op.name].workspace(step)
 
     def allocate(self, nbytes: int) -> Buffer:
         buffer = CudaBuffer(self.driver, self.staging, nbytes)
@@ -80,7 +82,7 @@ class Cuda(Engine):
 
     def build(self, program: Program, arena: Buffer) -> Executable:
         assert isinstance(arena, CudaBuffer)
-        with held:
+        with held, building_for(self.driver.activate()):
             return CudaExecutable(self, program, arena)
 
     def synchronize(self) -> None:

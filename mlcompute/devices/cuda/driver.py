@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mlcompute.devices.cuda.kernels.launch import Extents
+from mlcompute.devices.cuda.libraries import Gpu
 
 
 class Driver(Protocol):
@@ -27,6 +28,9 @@ class Driver(Protocol):
     architecture: str
     multiprocessors: int
     total_memory: int
+
+    def activate(self) -> Gpu | None:
+        """Make the device the current one of this thread. What libraries have to know of it; None without them."""
 
     def versions(self) -> dict[str, str]:
         """What it is made of here, for people to read."""
@@ -102,7 +106,7 @@ class Driver(Protocol):
         """Handles of kernels, each given as CUDA C++ in which the kernel is called `KERNEL`; compiled if need be."""
 
     def allow_shared_memory(self, function: int, nbytes: int) -> None:
-        """Let a kernel be launched with more dynamic shared memory than the 48 kB every device has."""
+        """Let a kernel be launched with so much dynamic shared memory: more than 48 kB in all must be asked for."""
 
     def begin_capture(self, stream: int) -> None:
         """From now on, what is enqueued on a stream is noted and not run."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 Work = Launch | LibraryCall
 #: Constants begin at multiples of so many bytes, as buffers do.
 _ALIGNMENT = 256
-#: Dynamic shared memory that every kernel may use without asking.
-_SHARED_BYTES = 48 << 10
 
 
 class CudaExecutable(Executable):
@@ -51,7 +49,7 @@ class CudaExecutable(Executable):
         functions = self._driver.functions([launch.source for launch in launches])
         self._functions = dict(zip(launches, functions, strict=True))
         for launch, function in self._functions.items():
-            if launch.shared_bytes > _SHARED_BYTES:
+            if launch.shared_bytes:
                 self._driver.allow_shared_memory(function, launch.shared_bytes)
         self._statuses = Statuses(engine, self._work)
         self._arguments = ArgumentBlock(launches, self._address, self._statuses)

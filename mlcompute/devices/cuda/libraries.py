@@ -1,10 +1,13 @@
-"""NVIDIA's Python packages and native libraries, loaded at the first use of a GPU; and which GPU is in use."""
+"""NVIDIA's Python packages and native libraries, loaded at the first use of a GPU; and which GPU they are for."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,30 +53,21 @@ class Gpu:
     multiprocessors: int
 
 
-def current_gpu() -> Gpu | None:
-    """The GPU whose context is current on this thread; None where there is none (kernels are then only described)."""
+_building = threading.local()
+
+
+@contextlib.contextmanager
+def building_for(gpu: Gpu | None) -> Iterator[None]:
+    """What is built on this thread meanwhile is for this GPU, whose context is current; for none: only described."""
+    before = current_gpu()
+    _building.gpu = gpu
     try:
-        driver = importlib.import_module("cuda.bindings.driver")
-        status, device = driver.cuCtxGetDevice()
-    except (ImportError, RuntimeError, OSError):  # no package, or no driver on this machine
-        return None
-    return _gpu(int(device)) if int(status) == 0 else None
+        yield
+    finally:
+        _building.gpu = before
 
 
-@functools.cache
-def _gpu(ordinal: int) -> Gpu:
-    driver = importlib.import_module("cuda.bindings.driver")
-    kind = driver.CUdevice_attribute
-
-    def ask(attribute: object) -> int:
-        return int(driver.cuDeviceGetAttribute(attribute, ordinal)[1])
-
-    return Gpu(
-        ordinal,
-        driver.cuDeviceGetName(128, ordinal)[1].split(b"\0")[0].decode(),
-        (
-            ask(kind.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
-            ask(kind.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
-        ),
-        ask(kind.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
-    )
+def current_gpu() -> Gpu | None:
+    """The GPU that what is being built on this thread is for; None where kernels are only described."""
+    found: Gpu | None = getattr(_building, "gpu", None)
+    return found

@@ -42,6 +42,9 @@ class EmulatedDriver:
         #: How often graphs were captured and launched, for tests.
         self.captures, self.graph_launches = 0, 0
 
+    def activate(self) -> None:
+        return None  # no library can be asked for anything
+
     def versions(self) -> dict[str, str]:
         return {"loops": "generated CUDA C++ on the host", "contractions": "NumPy"}
 

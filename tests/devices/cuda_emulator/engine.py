@@ -10,6 +10,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.devices.cuda.device import Cuda
 from mlcompute.devices.cuda.executable import CudaExecutable, Work
 from mlcompute.devices.cuda.kernels.launch import LibraryCall
+from mlcompute.devices.cuda.libraries import building_for
 from mlcompute.devices.cuda.memory import CudaBuffer
 from mlcompute.devices.device import Buffer, Executable
 from mlcompute.ops.op import Array, Step, Value, run_meaning
@@ -25,7 +26,8 @@ class EmulatedCuda(Cuda):
 
     def build(self, program: Program, arena: Buffer) -> Executable:
         assert isinstance(arena, CudaBuffer)
-        return EmulatedExecutable(self, program, arena)
+        with building_for(self.driver.activate()):
+            return EmulatedExecutable(self, program, arena)
 
 
 class EmulatedExecutable(CudaExecutable):
