@@ -15,7 +15,7 @@ from mlcompute.errors import DeviceError
 from mlcompute.execution import WorkQueue
 
 if TYPE_CHECKING:
-    from mlcompute.devices.device import Engine
+    from mlcompute.devices.device import Engine, GpuDevice
 
 #: One queue per device, which its engine's name tells: graphs that share weights on it also share the order of runs.
 _queues: dict[str, WorkQueue] = {}
@@ -50,11 +50,39 @@ def cpu_engine() -> Engine:
     return Reference(reason=reason)
 
 
+def gpu_engines() -> list[Engine]:
+    """An engine per GPU of this machine, none without the packages that drive them (`pip install mlcompute[cuda]`)."""
+    return devices.devices("cuda") if why_no_gpu_packages() is None else []
+
+
+def why_no_gpu_packages() -> str | None:
+    """Which package is missing without which no GPU can be looked for; None when there is none."""
+    try:
+        found = importlib.util.find_spec("cuda.bindings")
+    except ModuleNotFoundError:  # not even the package `cuda`
+        found = None
+    return None if found is not None else "the package cuda-bindings is not installed (pip install mlcompute[cuda])"
+
+
+def why_no_gpu() -> str:
+    """Why no GPU can be used here, for people to read."""
+    reason = why_no_gpu_packages()
+    if reason is None:
+        from mlcompute.devices.cuda.device import why_missing
+
+        error = why_missing()
+        reason = "" if error is None else error.message
+    return reason
+
+
 class Device:
     """Where a graph runs.
 
-    Device()  is the best device there is; Device.cpu() never fails; Device.gpu() and Device.ane() are None
-    where there is none.
+    Device()  is the best device there is: a GPU, else the CPU. Device.cpu() never fails; Device.gpu() and Device.ane()
+    are None where there is none.
+
+    gpu_devices   one of the machine's GPUs: its number, its identifier ("cuda:1"), or what another device's
+                  `gpu_devices` lists
 
     >>> import mlcompute as mlc
     >>> mlc.Device.cpu().type
@@ -72,17 +100,26 @@ class Device:
         try:
             self._type = DeviceType(type)
         except ValueError:
-            raise DeviceError(f"Device: {type!r} is not a device type", expected="DeviceType.CPU or ANY") from None
+            raise DeviceError(f"Device: {type!r} is not a device type", expected="DeviceType.CPU, GPU or ANY") from None
         self.selects_multiple_compute_devices = bool(selects_multiple_compute_devices)
-        if gpu_devices is not None or self._type in (DeviceType.GPU, DeviceType.ANE, DeviceType.COUNT):
-            wanted = "GPU" if gpu_devices is not None else self._type.name
+        if self._type in (DeviceType.ANE, DeviceType.COUNT):
             raise DeviceError(
-                f"Device: there is no {wanted} device here",
-                expected="CPU or ANY",
+                f"Device: there is no {self._type.name} device here",
+                expected="CPU, GPU or ANY",
                 fix="use Device.cpu(), or Device() for the best device there is",
             )
-        self.engine = engine or cpu_engine()
+        self.engine = engine or self._chosen(gpu_devices)
         self.queue = _queues.setdefault(self.engine.name, WorkQueue())
+
+    def _chosen(self, gpu_devices: Sequence[Any] | None) -> Engine:
+        if gpu_devices is not None:
+            return _listed(gpu_devices)
+        if self._type is DeviceType.GPU:
+            return _gpu("0")
+        # Whoever names an engine means it; else ANY is a GPU where there is one.
+        if self._type is DeviceType.ANY and not os.environ.get("MLCOMPUTE_ENGINE"):
+            return next(iter(gpu_engines()), None) or cpu_engine()
+        return cpu_engine()
 
     @classmethod
     def cpu(cls) -> Device:
@@ -113,9 +150,9 @@ class Device:
         return self.engine.device_type
 
     @property
-    def gpu_devices(self) -> list[Any]:
-        """Identifiers of the GPUs in use; empty on the CPU."""
-        return []
+    def gpu_devices(self) -> list[GpuDevice]:
+        """The GPU in use (identifier, name, memory, compute capability); empty on the CPU."""
+        return [self.engine.gpu] if self.engine.gpu is not None else []
 
     def __copy__(self) -> Device:
         copied = Device.__new__(Device)
@@ -127,6 +164,33 @@ class Device:
 
     def __repr__(self) -> str:
         return f"Device({self._type.name}, engine '{self.engine.name}')"
+
+
+def _listed(gpu_devices: Sequence[Any]) -> Engine:
+    """The engine of the one GPU that is listed."""
+    wanted = [gpu.identifier if hasattr(gpu, "identifier") else str(gpu) for gpu in gpu_devices]
+    if len(wanted) == 1:
+        return _gpu(wanted[0])
+    _gpu("0")  # where there is none, that is what to say
+    raise DeviceError(
+        f"Device: {len(wanted)} GPUs are listed, a graph runs on one",
+        listed=", ".join(wanted),
+        fix="list one GPU; compile other graphs for the others",
+    )
+
+
+def _gpu(wanted: str) -> Engine:
+    """A GPU by its number or its identifier."""
+    engines = gpu_engines()
+    for number, engine in enumerate(engines):
+        if wanted in (str(number), engine.name):
+            return engine
+    raise DeviceError(
+        f"Device: there is no GPU device '{wanted}' here" if engines else "Device: there is no GPU device here",
+        reason="" if engines else why_no_gpu(),
+        expected=", ".join(engine.name for engine in engines),
+        fix="use Device.cpu(), or Device() for the best device there is",
+    )
 
 
 def expect_device(who: str, name: str, given: object) -> Device:

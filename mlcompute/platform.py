@@ -210,7 +210,7 @@ class Platform:
 
     @classmethod
     def describe(cls) -> str:
-        """What the CPU engine is made of here: its loops, its contractions, its threads.
+        """What the CPU engine is made of here (its loops, its contractions, its threads), and a line for every GPU.
 
         >>> import mlcompute as mlc
         >>> print(mlc.Platform.describe())  # doctest: +SKIP
@@ -219,10 +219,11 @@ class Platform:
         contractions  oneDNN 3.2.0
         threads       2
         """
-        from mlcompute.device import cpu_engine
+        from mlcompute.device import cpu_engine, gpu_engines
 
         engine = cpu_engine()
         facts = {"engine": engine.name, **engine.facts()}
+        facts |= {gpu.name: ", ".join(gpu.facts().values()) for gpu in gpu_engines()}
         width = max(map(len, facts))
         return "\n".join(f"{name:<{width}}  {fact}" for name, fact in facts.items())
 

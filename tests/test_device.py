@@ -7,6 +7,7 @@ import copy
 import pytest
 
 import mlcompute as mlc
+from mlcompute.devices.device import GpuDevice
 from mlcompute.devices.reference import Reference
 
 
@@ -47,10 +48,41 @@ def test_without_a_gpu_the_factory_says_none_and_the_constructor_raises() -> Non
         mlc.Device(mlc.DeviceType.GPU)
 
 
-@pytest.mark.parametrize("gpus", [[], [object()]])
+@pytest.mark.parametrize("gpus", [[], [object()], [99], ["cuda:99"], [0, 0]])
 def test_gpus_that_are_not_there_cannot_be_listed(gpus: list[object]) -> None:
-    with pytest.raises(mlc.DeviceError, match="no GPU device here"):
+    with pytest.raises(mlc.DeviceError, match=r"no GPU device|GPUs are listed"):
         mlc.Device(gpu_devices=gpus)
+
+
+def test_gpus_are_listed_and_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Card(Reference):
+        device_type = mlc.DeviceType.GPU
+
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.name = f"cuda:{number}"
+
+        @property
+        def gpu(self) -> GpuDevice:
+            return GpuDevice(self.name, "Card", 8 << 30, (9, 0))
+
+    cards = [Card(0), Card(1)]
+    monkeypatch.delenv("MLCOMPUTE_ENGINE", raising=False)
+    monkeypatch.setattr("mlcompute.device.gpu_engines", lambda: cards)
+    assert mlc.Device().engine is cards[0], "the best there is"
+    assert mlc.Device.cpu().engine not in cards
+    first = mlc.Device.gpu()
+    assert first is not None
+    assert (first.type, first.actual_device_type, first.engine) == (mlc.DeviceType.GPU, mlc.DeviceType.GPU, cards[0])
+    assert [gpu.identifier for gpu in first.gpu_devices] == ["cuda:0"]
+    for wanted in (1, "1", "cuda:1", mlc.Device(gpu_devices=[1]).gpu_devices[0]):
+        assert mlc.Device(gpu_devices=[wanted]).engine is cards[1]
+    with pytest.raises(mlc.DeviceError, match="no GPU device '2' here") as caught:
+        mlc.Device(gpu_devices=[2])
+    assert "cuda:0, cuda:1" in str(caught.value)
+    with pytest.raises(mlc.DeviceError, match="2 GPUs are listed, a graph runs on one"):
+        mlc.Device(gpu_devices=first.gpu_devices * 2)
+    assert "cuda:1" in mlc.Platform.describe()
 
 
 @pytest.mark.parametrize("kind", [mlc.DeviceType.COUNT, 9, "cpu"])

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 #: Heavy or optional packages that `import mlcompute` must leave alone.
-OPTIONAL = "jax matplotlib ml_dtypes onnx onnxruntime rich safetensors sklearn tensorboardX torch"
+OPTIONAL = "cuda jax matplotlib ml_dtypes onnx onnxruntime rich safetensors sklearn tensorboardX torch"
 
 #: Makes packages look as if they were not installed: the same answers as for a name that does not exist.
 HIDE = """

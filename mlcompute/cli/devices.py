@@ -6,6 +6,7 @@ import argparse
 
 import mlcompute as mlc
 from mlcompute.cli.answer import Answer
+from mlcompute.device import gpu_engines, why_no_gpu
 
 EXAMPLES = ("mlcompute devices --json",)
 
@@ -18,7 +19,13 @@ def run(args: argparse.Namespace) -> Answer:
     """The engine behind every device."""
     engine = mlc.Device.cpu().engine
     facts = {"engine": engine.name, **engine.facts()}
-    gpu = mlc.Device.gpu()
-    text = [f"cpu  {mlc.Platform.describe().replace(chr(10), chr(10) + '     ')}"]
-    text.append("gpu  none found" if gpu is None else f"gpu  {gpu!r}")
-    return Answer("\n".join(text), {"cpu": facts, "gpu": None if gpu is None else repr(gpu)})
+    text = [_shown("cpu", facts)]
+    gpus = {engine.name: engine.facts() for engine in gpu_engines()}
+    text += [_shown(name, found) for name, found in gpus.items()] or [f"gpu  none: {why_no_gpu()}"]
+    return Answer("\n".join(text), {"cpu": facts, "gpu": gpus or None})
+
+
+def _shown(name: str, facts: dict[str, str]) -> str:
+    width = max(map(len, facts))
+    lines = [f"{key:<{width}}  {fact}" for key, fact in facts.items()]
+    return "\n".join(f"{name if number == 0 else '':<{len(name)}}  {line}" for number, line in enumerate(lines))

@@ -52,6 +52,22 @@ class Buffer(ABC):
         """Copy from the device into an array, after everything that was started before."""
 
 
+@dataclass(frozen=True)
+class GpuDevice:
+    """A GPU: what `Device.gpu_devices` lists, and `Device(gpu_devices=[...])` takes.
+
+    identifier   "cuda:0" is the first one
+    name         as its maker calls it
+    memory       bytes
+    compute_capability   its generation: (9, 0)
+    """
+
+    identifier: str
+    name: str
+    memory: int
+    compute_capability: tuple[int, int]
+
+
 class Engine(ABC):
     """A place where programs run: one device. It implements ops, never layers."""
 
@@ -63,6 +79,11 @@ class Engine(ABC):
     def facts(self) -> dict[str, str]:
         """What the engine is made of on this machine, for people to read."""
         return {}
+
+    @property
+    def gpu(self) -> GpuDevice | None:
+        """The GPU it runs on; None where it is something else."""
+        return None
 
     @abstractmethod
     def supports(self, step: Step) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from mlcompute.devices.cuda import cublaslt, cudnn
 from mlcompute.devices.cuda.jit import nvrtc
 from mlcompute.devices.cuda.jit.cache import kernel_name, machine_code
 from mlcompute.devices.cuda.kernels.launch import Extents
@@ -127,7 +128,17 @@ class CudaDriver:
 
     def versions(self) -> dict[str, str]:
         version = self._check("cuDriverGetVersion", self._library.cuDriverGetVersion())
-        return {"driver": f"CUDA {_version(version)}", "loops": f"NVRTC {nvrtc.version()}"}
+        libraries = []
+        for require in (cublaslt.require, cudnn.require):
+            try:
+                libraries.append(require().name)
+            except DeviceError as error:
+                libraries.append(error.message)
+        return {
+            "driver": f"CUDA {_version(version)}",
+            "loops": f"NVRTC {nvrtc.version()}",
+            "contractions": ", ".join(libraries),
+        }
 
     # Calls ------------------------------------------------------------------------------------------------------
 

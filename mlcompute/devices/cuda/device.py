@@ -13,7 +13,7 @@ from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.cuda.libraries import building_for
 from mlcompute.devices.cuda.memory import CudaBuffer, Staging
-from mlcompute.devices.device import Buffer, Engine, Executable, Traits
+from mlcompute.devices.device import Buffer, Engine, Executable, GpuDevice, Traits
 from mlcompute.devices.interrupts import held
 from mlcompute.enums import DeviceType
 from mlcompute.errors import DeviceError
@@ -63,9 +63,17 @@ class Cuda(Engine):
         memory = f"{driver.total_memory / 2**30:.0f} GiB"
         return {"device": f"{driver.device_name} ({driver.architecture}), {memory}", **driver.versions()}
 
+    @property
+    def gpu(self) -> GpuDevice:
+        driver = self.driver
+        return GpuDevice(self.name, driver.device_name, driver.total_memory, driver.compute_capability)
+
     def supports(self, step: Step) -> bool:
         row = KERNELS.get(step.op.name)
-        return row is not None and row.supports(step)
+        if row is None:
+            return False
+        with building_for(self.driver.activate()):
+            return row.supports(step)
 
     def workspace(self, step: Step) -> int:
         with building_for(self.driver.activate()):

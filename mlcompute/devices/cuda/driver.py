@@ -21,6 +21,7 @@ class Driver(Protocol):
     architecture     what kernels are compiled for: "sm_90"
     multiprocessors  how many thread blocks run side by side, at least
     total_memory     bytes
+    compute_capability   its generation: (9, 0)
     """
 
     ordinal: int
@@ -28,6 +29,7 @@ class Driver(Protocol):
     architecture: str
     multiprocessors: int
     total_memory: int
+    compute_capability: tuple[int, int]
 
     def activate(self) -> Gpu | None:
         """Make the device the current one of this thread. What libraries have to know of it; None without them."""

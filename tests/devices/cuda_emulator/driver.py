@@ -27,6 +27,7 @@ class EmulatedDriver:
     architecture = "sm_90"
     multiprocessors = 4
     total_memory = 1 << 30
+    compute_capability = (9, 0)
 
     def __init__(self, ordinal: int = 0) -> None:
         self.ordinal = ordinal
