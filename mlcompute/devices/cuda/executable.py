@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -209,28 +210,25 @@ def _release(engine: Cuda, graph: int) -> None:
         engine.driver.free_graph(graph)
 
 
-def _operands_of(work: Work) -> tuple[list[Operand], list[Operand]]:
-    """What a launch or call reads, and what it writes."""
+def _bases(work: Work) -> tuple[set[Value], set[Value]]:
+    """Whose memory a launch or call touches, and what of that it writes."""
     arguments = work.arguments if isinstance(work, Launch) else work.operands
-    writes = set(work.writes)
-    found = [(number in writes, each) for number, each in enumerate(arguments) if isinstance(each, Operand)]
-    return [each for written, each in found if not written], [each for written, each in found if written]
+    found = {number: each.base for number, each in enumerate(arguments) if isinstance(each, Operand)}
+    return set(found.values()), {found[number] for number in work.writes}
 
 
 def _needed(work: list[Work], program: Program, operands: Operands) -> list[Work]:
-    """Work without what only writes results that are never read: a step may return more than is used."""
-    read = {operands[value].base for value in program.kept}
-    for each in work:
-        read.update(operand.base for operand in _operands_of(each)[0])
+    """Work without what only writes results that nobody else touches: a step may return more than is used."""
+    kept = {operands[value].base for value in program.kept}
+    touched = Counter(base for each in work for base in _bases(each)[0])
     workspaces = set(program.plan.workspaces.values())
 
+    def is_used(base: Value) -> bool:
+        return base in kept or touched[base] > 1 or base in workspaces or base not in program.plan.placements
+
     def is_needed(each: Work) -> bool:
-        bases = [operand.base for operand in _operands_of(each)[1]]
-        fails = isinstance(each, Launch) and any(isinstance(argument, Status) for argument in each.arguments)
-        return (
-            not bases
-            or fails
-            or any(base in read or base in workspaces or base not in program.plan.placements for base in bases)
-        )
+        written = _bases(each)[1]
+        may_fail = isinstance(each, Launch) and any(isinstance(argument, Status) for argument in each.arguments)
+        return may_fail or not written or any(map(is_used, written))
 
     return [each for each in work if is_needed(each)]
