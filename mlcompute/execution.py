@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlcompute.devices.interrupts import held
@@ -109,7 +109,7 @@ class WorkQueue:
         with held:
             with self._lock:
                 if not job.is_done:
-                    job.listeners.append(tell)
+                    job.listeners = (*job.listeners, tell)
                     return
             tell()
 
@@ -241,7 +241,7 @@ class Execution:
         #: Has the run finished, well or not? Set by the queue.
         self.is_done = False
         #: Called by the queue when the run has finished.
-        self.listeners: list[Callable[[], None]] = []
+        self.listeners: Sequence[Callable[[], None]] = ()
         #: Time per layer and phase; only with PER_LAYER_PROFILING.
         self.profile = profile
         #: Has anybody been told about the error? If not, the next call on the graph raises it.

@@ -89,6 +89,10 @@ def _checked_member(name: str, kind: type[_Enum], value: object) -> _Enum:
         raise DataError(f"OptimizerDescriptor: {name} is {value!r}", expected=members) from None
 
 
+_NO_CLIPPING_BY_VALUE = {"clip_min": -math.inf, "clip_max": math.inf}
+_NO_CLIPPING_BY_NORM = {"clip_norm": math.inf}
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizerDescriptor:
     """The settings all optimizers share. Immutable.
@@ -302,13 +306,12 @@ class Optimizer(ABC):
 
     def _limits(self) -> dict[str, float]:
         """The numbers clipping reads; infinities switch it off."""
-        on = self.applies_gradient_clipping
-        if self.gradient_clipping_type == GradientClippingType.BY_VALUE:
-            return {
-                "clip_min": self.gradient_clip_min if on else -math.inf,
-                "clip_max": self.gradient_clip_max if on else math.inf,
-            }
-        return {"clip_norm": self.maximum_clipping_norm if on else math.inf}
+        by_value = self._descriptor.gradient_clipping_type is GradientClippingType.BY_VALUE
+        if not self.applies_gradient_clipping:
+            return _NO_CLIPPING_BY_VALUE if by_value else _NO_CLIPPING_BY_NORM
+        if by_value:
+            return {"clip_min": self.gradient_clip_min, "clip_max": self.gradient_clip_max}
+        return {"clip_norm": self.maximum_clipping_norm}
 
     @property
     def has_penalty(self) -> bool:

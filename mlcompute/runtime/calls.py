@@ -25,7 +25,7 @@ def execute(session: Session, call: Call, batch_size: int, given: Sequence[Named
         cache = compiled.call_cache  # another thread may replace it
         inputs = None if cache is None else cache.data(call.options, batch_size, given)
         if cache is not None and inputs is not None:  # a small network gains by it
-            return Run(session, cache.specification, inputs, call).submit()
+            return Run(session, cache.specification, inputs, call, are_arrays=True).submit()
     batch = session.batch(batch_size, call.method)
     data = session.named_data(call.method, *given)
     is_inference = session.definition.learning is None or asks(call.options, ExecutionOptions.FORWARD_FOR_INFERENCE)

@@ -26,8 +26,10 @@ class Inputs:
     """The data of one graph's runs: given with the call, attached to the tensor, fed before, or from a linked graph."""
 
     def __init__(self) -> None:
-        #: What the last runs were fed, and when: SKIP_WRITING_INPUT_DATA_TO_DEVICE uses it again.
+        #: What the last runs were fed, and when: SKIP_WRITING_INPUT_DATA_TO_DEVICE uses it again. The data of runs with
+        #: the same inputs is looked through only when another run comes, or somebody asks.
         self._before: dict[Tensor, tuple[int, Array]] = {}
+        self._latest: tuple[int, Sequence[InputSlot], InputData] = (0, (), {})
 
     def collect(
         self,
@@ -53,9 +55,14 @@ class Inputs:
             inputs[value] = array.copy() if copies else array
         return inputs
 
-    def remember(self, slots: Iterable[InputSlot], inputs: InputData) -> None:
+    def remember(self, slots: Sequence[InputSlot], inputs: InputData) -> None:
         """The run was accepted: later ones may use its data again."""
-        moment = next(moments)
+        if slots is not self._latest[1]:
+            self._look_through()
+        self._latest = (next(moments), slots, inputs)
+
+    def _look_through(self) -> None:
+        moment, slots, inputs = self._latest
         for tensor, value, *_ in slots:
             array = inputs.get(value)
             if isinstance(array, np.ndarray):
@@ -70,6 +77,7 @@ class Inputs:
     def _standing(self, tensor: Tensor, skips: bool, linked: Linked) -> Array | Callable[[], Array | None] | None:
         """What a run that brings no data finds: the latest of what was attached and fed, a linked value, own data."""
         array = tensor._bound
+        self._look_through()
         when, before = self._before.get(tensor, (0, None))
         if skips and before is not None and when > tensor._bound_at:
             array = before
@@ -152,15 +160,19 @@ class CallCache:
             return None
         copies = not self.specification.synchronous
         inputs: InputData = {}
-        for data, named in zip(given, self._named, strict=True):
-            if (len(data) if type(data) is dict else 0 if data is None else -1) != len(named):
+        for data, named in zip(given, self._named):  # noqa: B905  both have three, and a small step pays for the check
+            if data is None:
+                if named:
+                    return None
+                continue
+            if type(data) is not dict or len(data) != len(named):
                 return None
             for name, value in named:
-                array = data.get(name)  # type: ignore[union-attr]  # None has no names
+                array = data.get(name)
                 if (
                     type(array) is not np.ndarray
                     or array.shape != value.shape
-                    or array.dtype != value.dtype
+                    or (array.dtype is not value.dtype and array.dtype != value.dtype)
                     or not array.flags.c_contiguous
                 ):
                     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,12 +44,13 @@ class Call:
 class Run:
     """Some phases of a program on some data.
 
-    passes  the passes run one by one it belongs to; None: it stands alone, and passes run before it lose their memory
+    passes      the passes run one by one it belongs to; None: it stands alone, passes run before it lose their memory
+    are_arrays  all inputs are there, none has yet to be computed by a run before it
     """
 
     __slots__ = (
-        "call", "compiled", "executable", "inputs", "keys", "passes", "profile", "random", "replaced", "session",
-        "settings", "specification", "storages", "targets",
+        "are_arrays", "call", "compiled", "executable", "inputs", "keys", "passes", "profile", "random", "replaced",
+        "session", "settings", "specification", "storages", "targets",
     )  # fmt: skip
 
     def __init__(
@@ -59,12 +60,15 @@ class Run:
         inputs: InputData,
         call: Call,
         passes: Passes | None = None,
+        *,
+        are_arrays: bool = False,
     ) -> None:
         session.raise_unseen_error()
         assert session.compiled is not None
         self.session, self.specification, self.inputs, self.call, self.passes = (
             session, specification, inputs, call, passes
         )  # fmt: skip
+        self.are_arrays = are_arrays
         self.compiled = compiled = session.compiled
         program = specification.program
         self.storages = session.storages(program)
@@ -128,7 +132,7 @@ class Run:
     def _compute(self) -> None:
         specification, compiled, executable = self.specification, self.compiled, self.executable
         phases, last = specification.phases, self.session.last
-        inputs = resolved(self.inputs)
+        inputs: Any = dict(self.inputs) if self.are_arrays else resolved(self.inputs)
         if self.passes is not None:
             self.passes.begin(phases)
         if specification.trains:

@@ -236,8 +236,9 @@ class CpuExecutable(Executable):
 
     def _segments(self, phases: Sequence[str]) -> list[_Segment]:
         key = tuple(phases)
-        if key not in self._tapes:
-            segments: list[_Segment] = []
+        segments = self._tapes.get(key)
+        if segments is None:
+            segments = self._tapes[key] = []
             run: list[Entry] = []
             for entry in self._entries:
                 step = entry if isinstance(entry, Step) else entry.step
@@ -252,8 +253,7 @@ class CpuExecutable(Executable):
                 segments.append(_Segment(step=entry))
             if run:
                 segments.append(self._native(run))
-            self._tapes[key] = segments
-        return self._tapes[key]
+        return segments
 
     def _native(self, entries: list[Entry]) -> _Segment:
         barriers = _barriers(entries, self.program)
