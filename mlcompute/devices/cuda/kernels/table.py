@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlcompute.devices.cuda.kernels import (
+    attention,
     convolution,
     copies,
     elementwise,
@@ -31,4 +32,5 @@ KERNELS: dict[str, Row] = {
     **indexing.KERNELS,
     **embedding.KERNELS,
     **recurrent.KERNELS,
+    **attention.KERNELS,
 }
