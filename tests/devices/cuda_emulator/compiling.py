@@ -20,6 +20,11 @@ HEADER = (Path(__file__).parent / "emulator.h").read_text()
 COMPILER = shutil.which("g++")
 #: Kernels per shared library at most: several are compiled side by side.
 _TOGETHER = 24
+# Without the last, shared memory of equally named functions would be one and the same in all libraries.
+_OPTIONS = (
+    *("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-fno-strict-aliasing"),
+    *("-fno-builtin-malloc", "-mf16c", "-march=native", "-fno-gnu-unique"),
+)
 _WAITS = re.compile(r"__syncthreads|__syncwarp|__shfl|__ballot|__any_sync|__all_sync")
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w ]+?)\s+(\w+)\[\]\s*;")
 _PARAMETERS = re.compile(r"KERNEL\s*\(([^)]*)\)")
@@ -57,15 +62,14 @@ def compiled(sources: Sequence[str]) -> list[Kernel]:
 
 def _library(sources: Sequence[str]) -> Any:
     text = "\n".join([HEADER, COMMON, *(_wrapped(source, number) for number, source in enumerate(sources))])
-    path = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
+    name = hashlib.sha256("\n".join([*_OPTIONS, text]).encode()).hexdigest()[:24]
+    path = _folder() / f"{name}.so"
     if not path.exists():
         assert COMPILER, "the emulator needs g++"
         with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
             file, made = Path(scratch) / "kernels.cpp", Path(scratch) / "kernels.so"
             file.write_text(text)
-            options = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-fno-strict-aliasing"]
-            options += ["-fno-builtin-malloc", "-mf16c", "-march=native"]
-            ran = subprocess.run([COMPILER, *options, str(file), "-o", str(made)], capture_output=True, text=True)
+            ran = subprocess.run([COMPILER, *_OPTIONS, str(file), "-o", str(made)], capture_output=True, text=True)
             if ran.returncode:
                 numbered = "\n".join(f"{n + 1:5} {line}" for n, line in enumerate(text.splitlines()))
                 raise RuntimeError(f"{ran.stderr[:4000]}\n{numbered[-20000:]}")

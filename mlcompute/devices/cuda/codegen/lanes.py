@@ -87,9 +87,9 @@ class Lanes:
 
     @property
     def items(self) -> int:
-        """Iterations of one lane, if there are so few that it can keep its elements in registers; else 0."""
-        items = power_of_two(-(-self.length // self.lanes))
-        return items if items <= HELD and self.splits == 1 else 0
+        """Registers a lane has for its iterations, if there are so few that it can keep all elements; else 0."""
+        items = -(-self.length // self.lanes)
+        return 0 if items > HELD or self.splits > 1 else 2 if items <= 2 else HELD
 
     def constants(self) -> str:
         """Definitions that stand before the kernel."""
@@ -124,19 +124,22 @@ def lanes_for(axes: ReductionAxes, width: int, *, splits_limit: int = 1, hold: b
 
 
 def _rows(units: int, length: int, threads: int, hold: bool) -> tuple[int, int]:
-    """Results per block and lanes: a few lanes of a warp for short rows, a block for long ones."""
-    lanes = min(32, power_of_two(-(-length // 4))) if length < 512 else 128 if length < 2048 else threads
-    while units * lanes < FEW_THREADS and lanes < min(threads, power_of_two(length)):
-        lanes *= 2
+    """Results per block and lanes: a few lanes of a warp for short rows, a block for long ones.
+
+    Few different numbers, so that few different kernels are compiled.
+    """
+    lanes = 1 if length <= 2 else 8 if length <= 32 else 32 if length < 512 else 128 if length < 2048 else threads
+    if units * lanes < FEW_THREADS and length > lanes:
+        lanes = 32 if length <= 64 else threads
     if hold and length > HELD * threads:
-        lanes = min(1024, power_of_two(-(-length // HELD)))
-    return (min(threads // lanes, power_of_two(units)) if lanes <= 32 else 1), lanes
+        lanes = 1024 if length > HELD * 512 else 512
+    return (threads // lanes if lanes <= 32 else 1), lanes
 
 
 def _columns(units: int, length: int, threads: int, hold: bool) -> tuple[int, int]:
     """Results per block and lanes: a warp reads neighbouring columns, further warps further rows."""
-    lanes = min(threads // min(32, power_of_two(units)), power_of_two(length))
-    return min(threads // lanes, power_of_two(units)), lanes
+    results = threads if length <= 2 else 32 if units >= 16 else 4 if units > 1 else 1
+    return results, threads // results
 
 
 def most_splits(results: int, elements: int) -> int:

@@ -6,7 +6,8 @@
 Lanes keep few elements in registers, so that memory is read once. Few results with many elements (batch norm) take two
 launches: splits of the elements have statistics of their own, and those who write combine them first. Lanes update mean
 and variance element by element (Welford), and those of parts become those of all as in T. Chan, G. Golub, R. LeVeque,
-"Updating formulae and a pairwise algorithm for computing sample variances", 1979: a large mean costs no digits.
+"Updating formulae and a pairwise algorithm for computing sample variances", 1979. All of it is about the first element
+of every result, so that a large mean costs no digits.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class _Statistics:
     held       statements over all elements in registers: a list of passes, and what stands between them
     streamed   the same in one pass over memory
     merge      the body of a function of two of them
+    origin     the operand whose first element is the origin of a result: `origin[v]`; empty for none
     """
 
     fields: tuple[str, ...]
@@ -50,6 +52,7 @@ class _Statistics:
     held: tuple[str, str, str]
     streamed: str
     merge: str
+    origin: str = ""
 
 
 _EACH = "            #pragma unroll\n            for (int v = 0; v < WIDTH; ++v) "
@@ -58,17 +61,17 @@ _MOMENTS = _Statistics(
     ("n", "mean", "m2"),
     "0, 0, 0",
     (
-        _EACH + "{ acc[v].n += 1; acc[v].mean += xs[v]; }",
+        _EACH + "{ acc[v].n += 1; acc[v].mean += xs[v] - origin[v]; }",
         "    #pragma unroll\n    for (int v = 0; v < WIDTH; ++v) if (acc[v].n > 0) acc[v].mean /= acc[v].n;",
-        _EACH + "{ const real d = xs[v] - acc[v].mean; acc[v].m2 += d * d; }",
+        _EACH + "{ const real d = xs[v] - origin[v] - acc[v].mean; acc[v].m2 += d * d; }",
     ),
     "            const real count = acc[0].n + 1, share = 1 / count;\n"
     + _EACH
     + """{
-                const real d = xs[v] - acc[v].mean;
+                const real x = xs[v] - origin[v], d = x - acc[v].mean;
                 acc[v].n = count;
                 acc[v].mean += d * share;
-                acc[v].m2 += d * (xs[v] - acc[v].mean);
+                acc[v].m2 += d * (x - acc[v].mean);
             }""",
     """
     const real n = a.n + b.n;
@@ -76,6 +79,7 @@ _MOMENTS = _Statistics(
     const real d = b.mean - a.mean, share = b.n / n;
     return Acc{n, a.mean + d * share, a.m2 + b.m2 + d * d * a.n * share};
 """,
+    "x",
 )
 _ADD_PRODUCTS = _EACH + "{ acc[v].dy += dys[v]; acc[v].dyy += dys[v] * ys[v]; }"
 _SUMS = _Statistics(
@@ -110,10 +114,10 @@ def normalize_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     """y, mean and variance."""
     x, (y, mean, variance) = operands[step.inputs[0]], (operands[value] for value in step.results)
     form = _Form(
-        {"x": x}, {"y": y}, {}, {"mean": "total[v].mean", "variance": "total[v].m2 / total[v].n"},
+        {"x": x}, {"y": y}, {}, {"mean": "origin[v] + total[v].mean", "variance": "total[v].m2 / total[v].n"},
         {"mean": mean, "variance": variance}, _MOMENTS,
         {"centre": "total[v].mean", "factor": "1 / sqrt(total[v].m2 / total[v].n + epsilon)"},
-        "(xs[v] - centre[ROWS ? 0 : v]) * factor[ROWS ? 0 : v]",
+        "(xs[v] - origin[v] - centre[ROWS ? 0 : v]) * factor[ROWS ? 0 : v]",
         {"epsilon": step.attributes["epsilon"]},
     )  # fmt: skip
     return _launches(step, operands, form)
@@ -161,9 +165,18 @@ def _before(form: _Form, plan: Lanes) -> str:
 def _start(source: KernelSource, form: _Form, plan: Lanes, names: Sequence[str]) -> str:
     """Who a thread is and where its elements are; `names` are operands in the order of the axes' strides."""
     starts = [name and f"{name}_start" for name in names]
+    begin, origin = "", form.statistics.origin
+    if origin:
+        dtype = form.read[origin].dtype
+        element = loaded(dtype, f"{origin}[{origin}_start + {origin}_at(0) + (ROWS ? 0 : v)]")
+        # Groups of columns are neighbours: a width of more than 1 is only possible for those.
+        begin = f"""
+    real origin[WIDTH];
+    #pragma unroll
+    for (int v = 0; v < WIDTH; ++v) origin[v] = alive ? {element} : 0;"""
     return f"""{whoami(source, plan)}
     {source.unraveled("k", plan.kept, starts, "k")}
-{each_element(source, plan, names[: len(form.read) + len(form.written)])}
+{each_element(source, plan, names[: len(form.read) + len(form.written)])}{begin}
     Acc acc[WIDTH];
     #pragma unroll
     for (int v = 0; v < WIDTH; ++v) acc[v] = Acc{{{form.statistics.identity}}};"""
