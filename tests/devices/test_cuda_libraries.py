@@ -15,15 +15,18 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import ops
-from mlcompute.devices.cuda import cublaslt, libraries, tuning
+from mlcompute.devices.cuda import cublaslt, cudnn, libraries, tuning
 from mlcompute.devices.cuda.cublaslt import library as lt
 from mlcompute.devices.cuda.cudnn import library as dnn
 from mlcompute.devices.cuda.cudnn import problem_of as convolution_problem
 from mlcompute.devices.cuda.cudnn.convolution import is_allowed
+from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.kernels import convolution as convolution_kernels
 from mlcompute.devices.cuda.kernels import matmul as matmul_kernels
+from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.loop_nest import Operands
 from mlcompute.ops.op import Array, Trace, Value
+from tests.devices.cuda_emulator import EmulatedCuda
 from tests.devices.cuda_ops import emulated, gpu, run_on
 from tests.harness import assert_close, forward
 
@@ -431,6 +434,117 @@ def test_choices_are_remembered_on_disk(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("MLCOMPUTE_CACHE", "")
     tuning.remember("problem", b"algorithm 3")
     assert tuning.recall("problem") is None
+
+
+# Calls as they would be on a GPU, interpreted in NumPy --------------------------------------------------------------
+
+
+def _memory(address: int, count: int) -> Array:
+    """Floats of the emulated device."""
+    return np.frombuffer((ctypes.c_float * count).from_address(address), np.float32)
+
+
+class InterpretedProduct:
+    """Stands for `cublaslt.Product`."""
+
+    driver: Any
+
+    def __init__(self, problem: cublaslt.Problem, gpu: libraries.Gpu, workspace_bytes: int) -> None:
+        self.problem, self.workspace_bytes = problem, workspace_bytes
+
+    def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int) -> None:
+        self.driver.enqueue(lambda: self.run(a, b, y, workspace), stream)
+
+    def run(self, a: int, b: int, y: int, workspace: int) -> None:
+        assert workspace % 256 == 0
+        _memory(workspace, self.workspace_bytes // 4)[:] = np.nan  # nobody else's
+        p = self.problem
+        sizes = (
+            (m.columns - 1) * m.leading + m.rows + (p.batch - 1) * m.batch_stride for m in (p.second, p.first, p.result)
+        )
+        _interpreted(p, *(_memory(address, size) for address, size in zip((a, b, y), sizes, strict=True)))
+
+
+class InterpretedPlan:
+    """Stands for `cudnn.ConvolutionPlan`."""
+
+    driver: Any
+    engine, workspace_bytes = 7, 100
+
+    def __init__(self, problem: Any) -> None:
+        self.problem = problem
+
+    def enqueue(self, stream: int, x: int, w: int, y: int, workspace: int) -> None:
+        self.driver.enqueue(lambda: self.run(x, w, y, workspace), stream)
+
+    def run(self, x: int, w: int, y: int, workspace: int) -> None:
+        assert workspace % 256 == 0
+        _memory(workspace, self.workspace_bytes // 4)[:] = np.nan
+        p = self.problem
+        arrays = {}
+        for name, address, shape in (("x", x, p.x), ("w", w, p.w), ("y", y, p.y)):
+            assert address % p.alignment == 0
+            strides = tuple(4 * stride for stride in p.memory_strides(shape))
+            arrays[name] = np.lib.stride_tricks.as_strided(_memory(address, int(np.prod(shape))), shape, strides)
+        attributes = {"strides": p.strides, "dilations": p.dilations, "padding": p.padding, "groups": p.groups}
+        meaning = ops.TABLE[p.direction.value].meaning
+        if p.direction.name == "FORWARD":
+            arrays["y"][:] = meaning(arrays["x"], arrays["w"], **attributes)
+        elif p.direction.name == "INPUT_GRADIENT":
+            arrays["x"][:] = meaning(arrays["y"], arrays["w"], shape=p.x, **attributes)
+        else:
+            arrays["w"][:] = meaning(arrays["x"], arrays["y"], shape=p.w, **attributes)
+
+
+class InterpretedCuda(EmulatedCuda):
+    """The emulated device, for which everything is built as for a GPU with libraries."""
+
+    def workspace(self, step: Any) -> int:
+        with libraries.building_for(libraries.Gpu(0, "interpreted", (9, 0), 4)):
+            return KERNELS[step.op.name].workspace(step)
+
+    def build(self, program: Any, arena: Any) -> CudaExecutable:
+        with libraries.building_for(libraries.Gpu(0, "interpreted", (9, 0), 4)):
+            return CudaExecutable(self, program, arena)
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> InterpretedCuda:
+    monkeypatch.setattr(cublaslt, "Product", InterpretedProduct)
+    monkeypatch.setattr(cudnn, "find_plan", lambda problem, gpu, allows_tf32: InterpretedPlan(problem))
+    engine = InterpretedCuda()
+    monkeypatch.setattr(InterpretedProduct, "driver", engine.driver, raising=False)
+    monkeypatch.setattr(InterpretedPlan, "driver", engine.driver, raising=False)
+    return engine
+
+
+@pytest.mark.parametrize("name", MATMULS)
+def test_calls_of_cublaslt(name: str, interpreted: InterpretedCuda) -> None:
+    shape_a, shape_b, fn = MATMULS[name]
+    arrays = [numbers(*shape_a), numbers(*shape_b, seed=1)]
+    found, kernels = run_on(interpreted, lambda a, b: [fn(a, b)], arrays)
+    assert ("cuBLASLt" in kernels) == (name not in ("every other column of a", "a repeated row"))
+    assert_close(found[0], forward(lambda a, b: [fn(a, b)], *arrays)[0], scale=4.0)
+
+
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_calls_of_cudnn(direction: str, case: str, last: bool, interpreted: InterpretedCuda) -> None:
+    fn, shapes = _described(direction, case, last, CONVOLUTIONS)
+    arrays = [numbers(*shape, seed=number) for number, shape in enumerate(shapes)]
+    found, kernels = run_on(interpreted, fn, arrays)
+    assert ("cuDNN engine 7" in kernels) == ("depthwise" not in case)
+    assert_close(found[0], forward(fn, *arrays)[0])
+
+
+def test_what_cudnn_has_no_engine_for_is_ours(interpreted: InterpretedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudnn, "find_plan", lambda problem, gpu, allows_tf32: None)
+    fn, shapes = _described("forward", "padded", True, CONVOLUTIONS)
+    arrays = [numbers(*shape) for shape in shapes]
+    found, kernels = run_on(interpreted, fn, arrays)
+    assert kernels == "direct convolution"
+    assert_close(found[0], forward(fn, *arrays)[0])
 
 
 # On a GPU -----------------------------------------------------------------------------------------------------------

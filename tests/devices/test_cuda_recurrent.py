@@ -14,7 +14,10 @@ from mlcompute.devices.cuda.kernels.lstm_source import Form
 from mlcompute.devices.device import Engine
 from mlcompute.ops.op import Array, Trace, Value
 from tests.devices.cuda_ops import emulated, gpu, run_on
+from tests.devices.test_cuda_libraries import InterpretedCuda, interpreted
 from tests.harness import assert_close, forward
+
+__all__ = ["interpreted"]  # a fixture
 
 #: (samples, times, inputs, hidden)
 SIZES = [(3, 4, 5, 6), (1, 1, 1, 1), (2, 3, 4, 7), (7, 2, 3, 9), (5, 3, 2, 33)]
@@ -83,6 +86,12 @@ def test_time_by_time(
 ) -> None:
     monkeypatch.setattr(recurrent, "MOST_HIDDEN", 0)
     assert "lstm gates" in check(emulated(), size, reverse, lengths)
+
+
+@pytest.mark.parametrize("most", [256, 0], ids=["one kernel", "time by time"])
+def test_products_by_the_library(most: int, interpreted: InterpretedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent, "MOST_HIDDEN", most)
+    assert "cuBLASLt" in check(interpreted, (7, 3, 5, 6), True, True)
 
 
 @pytest.mark.parametrize("shared_bytes", [0, 16 * 160 * 3])
