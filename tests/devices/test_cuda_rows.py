@@ -11,10 +11,9 @@ import pytest
 from mlcompute.devices.cuda.codegen import kernel_source, lanes
 from mlcompute.ops.op import Array, Value
 from mlcompute.ops.views import broadcast, slice_, transpose
-from tests.devices.cuda_emulator.bench import check, op, run
-from tests.devices.cuda_emulator.compiling import COMPILER
+from tests.devices.cuda_emulator.bench import check, needs_engine, op, run
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="the emulator needs g++")
+pytestmark = needs_engine
 
 FOLDS = ("sum", "max", "min", "any", "all")
 EXTREMES = ("argmax", "argmin")

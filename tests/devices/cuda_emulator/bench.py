@@ -1,25 +1,39 @@
-"""A few ops on the emulated engine, compared with their NumPy meanings."""
+"""A few ops on the emulated engine, compared with their NumPy meanings; with MLCOMPUTE_ENGINE=cuda on a real GPU."""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
+from mlcompute import devices
 from mlcompute.compiler.fuse_elementwise import fused
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
+from mlcompute.devices.cuda.device import Cuda
 from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.ops.op import Array, Trace, Value, emit_all
+from tests.devices.cuda_emulator.compiling import COMPILER
 from tests.devices.cuda_emulator.engine import EmulatedCuda
 from tests.harness import assert_close, interpret
 
 Described = Callable[..., "Value | Sequence[Value]"]
 
 
+ON_GPU = os.environ.get("MLCOMPUTE_ENGINE") == "cuda"
+needs_engine = pytest.mark.skipif(COMPILER is None and not ON_GPU, reason="the emulator needs g++")
+
+
 @functools.cache
-def engine() -> EmulatedCuda:
-    return EmulatedCuda()
+def engine() -> Cuda:
+    if not ON_GPU:
+        return EmulatedCuda()
+    found = devices.devices("cuda")[0]
+    assert isinstance(found, Cuda)
+    return found
 
 
 def op(name: str, **attributes: Any) -> Described:
