@@ -106,7 +106,7 @@ __device__ __forceinline__ float row_sum(float x) {{
 
 #: What every block begins with: which rows of which head of which sample it owns, and which of them the lane has.
 _BEGIN = """
-    extern __shared__ float shared[];
+    extern __shared__ __align__(16) float shared[];
     long long tiles = ({count} + ROWS - 1) / ROWS, unit = blockIdx.x / tiles;
     int first = (int)(blockIdx.x % tiles) * ROWS, own = threadIdx.x / 32 * 16;
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
