@@ -12,6 +12,7 @@ from mlcompute.compiler.collector import collector_paused
 from mlcompute.compiler.context import Context, Pass
 from mlcompute.compiler.expand import expand
 from mlcompute.compiler.fuse_elementwise import fuse_elementwise
+from mlcompute.compiler.fuse_epilogues import fuse_epilogues
 from mlcompute.compiler.fuse_norm_gradient import fuse_norm_gradient
 from mlcompute.compiler.fuse_update_into_matmul import fuse_update_into_matmul
 from mlcompute.compiler.lower import lower
@@ -56,6 +57,10 @@ def _fuses_elementwise(context: Context) -> bool:
     return context.fuses_elementwise
 
 
+def _fuses_epilogues(context: Context) -> bool:
+    return context.request.fuses and context.engine.traits.fuses_epilogues
+
+
 def _is_one_call(context: Context) -> bool:
     return context.style != "split"
 
@@ -78,6 +83,7 @@ PASSES = [
     Pass(pool_indices, when=_is_fused),
     Pass(rematerialize, when=_is_fused),
     Pass(unmerge_aliased_updates),
+    Pass(fuse_epilogues, when=_fuses_epilogues),
     Pass(fuse_elementwise, when=_fuses_elementwise),
     Pass(schedule_updates, when=_is_one_call),
     Pass(fuse_update_into_matmul, when=_fuses_updates),

@@ -22,10 +22,12 @@ class Traits:
     """What the compiler should know of a device before it chooses a form for the steps.
 
     fuses_elementwise  a run of elementwise ops is one kernel, so one step should be made of it
+    fuses_epilogues    a matmul can add a bias and apply relu before it stores its result
     channels_last      the fastest image kernels are those for (N, H, W, C)
     """
 
     fuses_elementwise: bool = False
+    fuses_epilogues: bool = False
     channels_last: bool = False
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import ops
+from mlcompute.compiler.fuse_epilogues import fuse_epilogues
 from mlcompute.devices.cuda import cublaslt, cudnn, libraries, tuning
 from mlcompute.devices.cuda.cublaslt import library as lt
 from mlcompute.devices.cuda.cudnn import library as dnn
@@ -26,6 +27,7 @@ from mlcompute.devices.cuda.kernels import matmul as matmul_kernels
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.loop_nest import Operands
 from mlcompute.ops.op import Array, Trace, Value
+from tests.compiler.programs import apply
 from tests.devices.cuda_emulator import EmulatedCuda
 from tests.devices.cuda_ops import emulated, gpu, run_on
 from tests.harness import assert_close, forward
@@ -451,18 +453,25 @@ class InterpretedProduct:
 
     def __init__(self, problem: cublaslt.Problem, gpu: libraries.Gpu, workspace_bytes: int) -> None:
         self.problem, self.workspace_bytes = problem, workspace_bytes
+        self.has_epilogue = problem.epilogue != lt.EPILOGUE_DEFAULT
 
-    def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int) -> None:
-        self.driver.enqueue(lambda: self.run(a, b, y, workspace), stream)
+    def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, bias: int = 0) -> None:
+        self.driver.enqueue(lambda: self.run(a, b, y, workspace, bias), stream)
 
-    def run(self, a: int, b: int, y: int, workspace: int) -> None:
+    def run(self, a: int, b: int, y: int, workspace: int, bias: int) -> None:
         assert workspace % 256 == 0
         _memory(workspace, self.workspace_bytes // 4)[:] = np.nan  # nobody else's
         p = self.problem
-        sizes = (
+        sizes = [
             (m.columns - 1) * m.leading + m.rows + (p.batch - 1) * m.batch_stride for m in (p.second, p.first, p.result)
-        )
+        ]
         _interpreted(p, *(_memory(address, size) for address, size in zip((a, b, y), sizes, strict=True)))
+        assert bool(bias) == self.has_epilogue
+        if bias:
+            rows = _memory(y, sizes[2]).reshape(-1, p.result.rows)  # all results here are dense
+            rows += _memory(bias, p.result.rows)
+            if p.epilogue == lt.EPILOGUE_RELU_BIAS:
+                np.maximum(rows, 0, out=rows)
 
 
 class InterpretedPlan:
@@ -527,6 +536,35 @@ def test_calls_of_cublaslt(name: str, interpreted: InterpretedCuda) -> None:
     assert_close(found[0], forward(lambda a, b: [fn(a, b)], *arrays)[0], scale=4.0)
 
 
+def _with_bias(fn: Any, relu: bool) -> Any:
+    """fn(a, b) + bias as the compiler fuses it."""
+
+    def described(a: Value, b: Value, bias: Value) -> list[Value]:
+        z = fn(a, b) + bias
+        y = ops.relu(z) if relu else z
+        apply(fuse_epilogues, a.trace, [y])
+        return [y]
+
+    return described
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("name", ["plain", "b transposed", "batch", "heads", "every other column of a", "one column"])
+def test_bias_and_relu_by_cublaslt(name: str, relu: bool, interpreted: InterpretedCuda) -> None:
+    shape_a, shape_b, fn = MATMULS[name]
+    product = forward(lambda a, b: [fn(a, b)], numbers(*shape_a), numbers(*shape_b))[0]
+    arrays = [numbers(*shape_a), numbers(*shape_b, seed=1), numbers(product.shape[-1])]
+    expected = forward(_with_bias(fn, relu), *arrays)
+    in_one_call = name not in ("heads", "every other column of a")
+    for engine in (interpreted, emulated()):
+        found, kernels = run_on(engine, _with_bias(fn, relu), arrays)
+        assert ("cuBLASLt with bias" in kernels) == (in_one_call or (name == "heads" and engine is not interpreted))
+        assert ("bias" in kernels.split(", ")) == (
+            not in_one_call and not (name == "heads" and engine is not interpreted)
+        )
+        assert_close(found[0], expected[0], scale=4.0)
+
+
 @pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -570,6 +608,23 @@ def test_matmul_on_a_gpu(name: str, precision: str) -> None:
         mlc.Platform.set_matmul_precision("high")
     (expected,) = forward(lambda a, b: [fn(a, b)], *(array.astype(np.float64) for array in arrays))
     _assert_products(found[0], expected, precision)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("name", [*MATMULS, *_LARGE])
+def test_bias_and_relu_on_a_gpu(name: str, relu: bool) -> None:
+    """The same bits as in two steps; and what is no number stays so."""
+    engine = gpu()
+    shape_a, shape_b, fn = (MATMULS | _LARGE)[name]
+    arrays = [numbers(*shape_a), numbers(*shape_b, seed=1)]
+    (product,) = forward(lambda a, b: [fn(a, b)], *arrays)
+    arrays.append(numbers(product.shape[-1], seed=2))
+    for special in (1.0, np.nan):
+        arrays[2][0] *= np.float32(special)
+        plain, _ = run_on(engine, lambda a, b: [fn(a, b)], arrays[:2])
+        found, kernels = run_on(engine, _with_bias(fn, relu), arrays)
+        expected = plain[0] + arrays[2]
+        np.testing.assert_array_equal(found[0], np.maximum(expected, 0) if relu else expected, err_msg=kernels)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int32", "bool"])

@@ -24,7 +24,7 @@ class Cuda(Engine):
     """One NVIDIA GPU. Work of all its programs and copies is in one stream, in the order in which it was started."""
 
     device_type = DeviceType.GPU
-    traits = Traits(fuses_elementwise=True, channels_last=True)
+    traits = Traits(fuses_elementwise=True, fuses_epilogues=True, channels_last=True)
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver

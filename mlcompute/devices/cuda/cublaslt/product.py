@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_uint32, c_uint64
+from dataclasses import replace
 
 from mlcompute.devices.cuda import tuning
 from mlcompute.devices.cuda.cublaslt import library as lt
-from mlcompute.devices.cuda.cublaslt.layout import Matrix, Problem
+from mlcompute.devices.cuda.cublaslt.layout import BASE_ALIGNMENT, Matrix, Problem
 from mlcompute.devices.cuda.libraries import Gpu
 from mlcompute.errors import DeviceError
 
@@ -31,10 +32,12 @@ class Product:
         self._layouts = [self._layout(matrix) for matrix in (problem.first, problem.second, problem.result)]
         self._one, self._zero = c_float(1.0), c_float(0.0)
         self._algorithm = self._choose(gpu)
+        #: Can the algorithm apply the epilogue? It is chosen without: then sums are the same with it and without.
+        self.has_epilogue = problem.epilogue != lt.EPILOGUE_DEFAULT and self._can_apply(problem.epilogue)
 
     def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, bias: int = 0) -> None:
-        """Put the product of matrices at these addresses on a stream."""
-        if bias:
+        """Put the product of matrices at these addresses on a stream, with the epilogue where it has one."""
+        if self.has_epilogue:
             self._lt.set("MatmulDesc", self._operation, lt.DESC_BIAS_POINTER, c_uint64(bias))
         self._run(self._algorithm, stream, a, b, y, workspace)
 
@@ -57,9 +60,16 @@ class Product:
         problem, handle = self.problem, self._lt.owned(self, "MatmulDesc", self.problem.compute_type, lt.REAL_32F)
         for attribute, matrix in ((lt.DESC_TRANSA, problem.first), (lt.DESC_TRANSB, problem.second)):
             self._lt.set("MatmulDesc", handle, attribute, c_int32(lt.OP_T if matrix.transposed else lt.OP_N))
-        if problem.epilogue != lt.EPILOGUE_DEFAULT:
-            self._lt.set("MatmulDesc", handle, lt.DESC_EPILOGUE, c_uint32(problem.epilogue))
         return handle
+
+    def _can_apply(self, epilogue: int) -> bool:
+        self._lt.set("MatmulDesc", self._operation, lt.DESC_EPILOGUE, c_uint32(epilogue))
+        # Looked at, but not followed.
+        self._lt.set("MatmulDesc", self._operation, lt.DESC_BIAS_POINTER, c_uint64(BASE_ALIGNMENT))
+        if self._fits(self._algorithm):
+            return True
+        self._lt.set("MatmulDesc", self._operation, lt.DESC_EPILOGUE, c_uint32(lt.EPILOGUE_DEFAULT))
+        return False
 
     def _layout(self, matrix: Matrix) -> int:
         handle = self._lt.owned(
@@ -74,7 +84,8 @@ class Product:
 
     def _choose(self, gpu: Gpu) -> lt.Algorithm:
         """What was measured before; what is measured now, with MLCOMPUTE_TUNE=1; else what cuBLASLt thinks best."""
-        key = f"{self._lt.name}\n{gpu}\n{self.problem}\n{self.workspace_bytes}"
+        plain = replace(self.problem, epilogue=lt.EPILOGUE_DEFAULT)
+        key = f"{self._lt.name}\n{gpu}\n{plain}\n{self.workspace_bytes}"
         kept = tuning.recall(key)
         if kept is not None and len(kept) == ctypes.sizeof(lt.Algorithm):
             algorithm = lt.Algorithm.from_buffer_copy(kept)

@@ -5,22 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from mlcompute.devices.cuda import cublaslt
+from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored
+from mlcompute.devices.cuda.cublaslt.library import EPILOGUE_BIAS, EPILOGUE_RELU_BIAS
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
 from mlcompute.devices.cuda.libraries import Gpu, current_gpu
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, broadcast_strides, collapsed_axes
 from mlcompute.devices.precision import matmul_precision
-from mlcompute.ops.op import Step
+from mlcompute.ops.op import Step, inner_steps
 
 #: cuBLASLt wants its workspace aligned to this, and more of it than this brings nothing.
 ALIGNMENT = 256
 _MOST_WORKSPACE = 32 << 20
 #: Batches that need several calls of cuBLASLt are given to our own kernel when there would be more than this many.
 _MOST_CALLS = 8
+#: What the printed program calls products with bias, without and with relu.
+_EPILOGUES = ("cuBLASLt with bias", "cuBLASLt with bias and relu")
 _TYPES = (np.dtype(np.float32), np.dtype(np.float16))
 
 #: Our own kernel: a block of 16 x 16 threads computes 64 x 64 results, 16 terms of the sums at a time.
@@ -49,7 +54,9 @@ def product_launches(
     for part in _single_batches(a, b, y):
         problem = cublaslt.problem_of(*part, matmul_precision.allows_tf32)
         assert problem is not None
-        calls.append(_call(step, gpu, problem, part, workspace))
+        call = _call(step, gpu, problem, part, workspace)
+        assert call is not None
+        calls.append(call)
     return calls
 
 
@@ -57,6 +64,28 @@ def _is_for_library(a: Operand, b: Operand, y: Operand) -> bool:
     """Can cuBLASLt read the operands in place, in a few calls?"""
     parts = _single_batches(a, b, y)
     return len(parts) <= _MOST_CALLS and all(cublaslt.problem_of(*part, True) is not None for part in parts)
+
+
+def epilogue_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
+    """relu(a b + bias), or without relu: in one call where cuBLASLt can, else in a second pass over the result."""
+    a, b, bias = (operands[value] for value in step.inputs)
+    y = operands[step.results[0]]
+    if y.size == 0:
+        return []
+    applies_relu = inner_steps(step)[-1].op.name == "relu"
+    gpu, parts = current_gpu(), _single_batches(a, b, y)
+    if gpu is None and _is_for_library(a, b, y):
+        return [LibraryCall(step, _EPILOGUES[applies_relu], [a, b, y, bias], [2], no_gpu)]
+    needed = workspace_bytes(step)
+    workspace = operands.workspace(step, 0, needed) if needed else None
+    if gpu is not None and len(parts) == 1 and bias.is_dense:
+        problem = cublaslt.problem_of(*parts[0], matmul_precision.allows_tf32)
+        if problem is not None:
+            epilogue = EPILOGUE_RELU_BIAS if applies_relu else EPILOGUE_BIAS
+            call = _call(step, gpu, replace(problem, epilogue=epilogue), parts[0], workspace, bias)
+            if call is not None:
+                return [call]
+    return [*product_launches(step, a, b, y, workspace), _bias_launch(step, y, bias, applies_relu)]
 
 
 def workspace_bytes(step: Step) -> int:
@@ -103,17 +132,31 @@ def _batch_axes(a: Operand, b: Operand, y: Operand) -> list[Axis]:
 
 
 def _call(
-    step: Step, gpu: Gpu, problem: cublaslt.Problem, part: Sequence[Operand], workspace: Operand | None
-) -> LibraryCall:
+    step: Step,
+    gpu: Gpu,
+    problem: cublaslt.Problem,
+    part: Sequence[Operand],
+    workspace: Operand | None,
+    bias: Operand | None = None,
+) -> LibraryCall | None:
+    """One product; None when its algorithm cannot apply the epilogue."""
     nbytes = 0 if workspace is None else workspace.size - ALIGNMENT
     product = cublaslt.Product(problem, gpu, nbytes)
+    if bias is not None and not product.has_epilogue:
+        return None
+    memory, writes = [*part], [2]
+    if workspace is not None:
+        memory, writes = [*memory, workspace], [2, 3]
+    if bias is not None:
+        memory = [*memory, bias]
 
     def enqueue(stream: int, addresses: Sequence[int]) -> None:
-        a, b, y, *more = addresses
-        product.enqueue(stream, a, b, y, aligned(more[0]) if more else 0)
+        a, b, y = addresses[:3]
+        scratch = 0 if workspace is None else aligned(addresses[3])
+        product.enqueue(stream, a, b, y, scratch, 0 if bias is None else addresses[-1])
 
-    memory = [*part] if workspace is None else [*part, workspace]
-    return LibraryCall(step, "cuBLASLt", memory, [2] if workspace is None else [2, 3], enqueue, [product])
+    name = "cuBLASLt" if bias is None else _EPILOGUES[problem.epilogue == EPILOGUE_RELU_BIAS]
+    return LibraryCall(step, name, memory, writes, enqueue, [product])
 
 
 def aligned(address: int) -> int:
@@ -124,6 +167,22 @@ def aligned(address: int) -> int:
 def no_gpu(stream: int, addresses: Sequence[int]) -> None:
     """What a library call enqueues that was made without a GPU: it can only be shown, or replaced by its meaning."""
     raise AssertionError("this call was made on a thread without a GPU")
+
+
+def _bias_launch(step: Step, y: Operand, bias: Operand, applies_relu: bool) -> Launch:
+    """y = relu(y + bias) in place."""
+    value = "maximum<float>(x, 0.0f)" if applies_relu else "x"
+    source = f"""
+extern "C" __global__ void __launch_bounds__({BLOCK}) KERNEL(
+    float* y, const float* bias, long long count, long long columns, long long stride) {{
+    long long at = (long long)blockIdx.x * {BLOCK} + threadIdx.x;
+    if (at >= count) return;
+    float x = y[at] + bias[at % columns * stride];
+    y[at] = {value};
+}}
+"""
+    arguments: list[Argument] = [y, bias, *map(np.int64, (y.size, y.shape[-1], bias.strides[-1]))]
+    return Launch(step, "bias", source, arguments, [0], blocks_for(y.size), (BLOCK, 1, 1))
 
 
 # Our own kernel -------------------------------------------------------------------------------------------------------
@@ -207,4 +266,7 @@ extern "C" __global__ void __launch_bounds__({_THREADS * _THREADS}) KERNEL(
 """
 
 
-KERNELS: dict[str, Row] = {"matmul": Row(matmul_launches, supports_matmul, workspace_bytes)}
+KERNELS: dict[str, Row] = {
+    "matmul": Row(matmul_launches, supports_matmul, workspace_bytes),
+    "matmul_epilogue": Row(epilogue_launches, supports_matmul, workspace_bytes),
+}
