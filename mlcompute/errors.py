@@ -73,7 +73,7 @@ class FileError(Error, ValueError):
 
 def warn(message: str) -> None:
     """A UserWarning that names the caller's line: the first one outside this package."""
-    frame, level = sys._getframe(1), 2
+    frame, level = sys._getframe(1), 2  # noqa: SLF001  documented, whatever its name
     # Decorators made with contextlib put a frame of their own between ours.
     while frame.f_back is not None and (frame.f_code.co_filename.startswith(_HERE) or _is_contextlib(frame)):
         frame, level = frame.f_back, level + 1

@@ -161,24 +161,28 @@ class WorkQueue:
                 self._run(job, releases=True)
             del job
 
-    def _before_fork(self) -> None:
+    def before_fork(self) -> None:
+        """A process is about to fork."""
         # A child with half a step's numbers would be of no use: let the running job finish, and no other begin. One
         # that waits for something else to happen must not stop the fork, though.
         self._lock.acquire()
         if not self.is_running_here():
             self._wait_until_idle(_FORK_WAITS)
 
-    def _after_fork_in_parent(self) -> None:
+    def after_fork_in_parent(self) -> None:
+        """A process has forked: in the parent."""
         self._lock.release()
 
-    def _at_exit(self) -> None:
+    def at_exit(self) -> None:
+        """The process is about to end."""
         # Memory goes away when the process ends, and native code must not be using it then.
         with self._lock:
             self._jobs.clear()
             if not self.is_running_here():
                 self._wait_until_idle(_EXIT_WAITS)
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
+        """A process has forked: in the child."""
         # Threads do not survive a fork: the child starts with an empty queue, and what was queued failed for it. The
         # run whose completion handler has forked did not: the child is still inside it.
         mine = self._running if self.is_running_here() else []
@@ -203,11 +207,11 @@ def _each(method: Callable[[WorkQueue], None]) -> Callable[[], None]:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_each(WorkQueue._before_fork),
-        after_in_parent=_each(WorkQueue._after_fork_in_parent),
-        after_in_child=_each(WorkQueue._after_fork),
+        before=_each(WorkQueue.before_fork),
+        after_in_parent=_each(WorkQueue.after_fork_in_parent),
+        after_in_child=_each(WorkQueue.after_fork),
     )
-atexit.register(_each(WorkQueue._at_exit))
+atexit.register(_each(WorkQueue.at_exit))
 
 
 class Execution:
@@ -297,12 +301,14 @@ class Execution:
     @property
     def result(self) -> Tensor | None:
         """The final result (the loss, or the last layer's result), waiting for it. Its data stays this run's."""
-        return self.wait()._result
+        self.wait()
+        return self._result
 
     @property
     def execution_time(self) -> float:
         """Seconds the run took; 0.0 unless PROFILING was asked for."""
-        return self.wait()._seconds
+        self.wait()
+        return self._seconds
 
     def __bool__(self) -> bool:
         return True

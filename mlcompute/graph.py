@@ -48,7 +48,7 @@ class Node:
     def of(cls, layer: Layer, sources: list[Tensor], labels: list[Tensor], updates: bool = True) -> Node:
         """A layer with new tensors for its results, if its sources and labels fit."""
         descriptors = [tensor.descriptor for tensor in (*sources, *labels)]
-        known = tuple([tensor._feature_axis for tensor in (*sources, *labels)])
+        known = tuple([tensor.feature_axis for tensor in (*sources, *labels)])
         try:
             layer.check_sources(descriptors)
             layer.source_feature_axes = known
@@ -59,15 +59,15 @@ class Node:
             raise
         shapes = [descriptor.shape for descriptor in descriptors]
         for tensor in results:
-            if tensor._feature_axis is None:
-                tensor._feature_axis = layer.feature_axis(known, shapes, tensor.descriptor.shape)
+            if tensor.feature_axis is None:
+                tensor.feature_axis = layer.feature_axis(known, shapes, tensor.descriptor.shape)
         return cls(layer, sources, labels, results, updates)
 
     def __post_init__(self) -> None:
         Node.newest = self.order
-        self.layer._node = weakref.ref(self)
+        self.layer.node_reference = weakref.ref(self)
         for tensor in self.results:
-            tensor._producer = weakref.ref(self)
+            tensor.producer = weakref.ref(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Node:
         sources, labels, results = copy.deepcopy((self.sources, self.labels, self.results), memo)
@@ -76,7 +76,7 @@ class Node:
 
 
 def _producer_label(tensor: Tensor) -> str:
-    producer = tensor._producer() if tensor._producer is not None else None
+    producer = tensor.producer() if tensor.producer is not None else None
     return f"from '{producer.layer.label}'" if producer is not None else f"'{tensor.label}'"
 
 
@@ -113,7 +113,7 @@ class Graph:
         for name, value in vars(self).items():
             vars(copied)[name] = copy.deepcopy(value, memo)
         for node in vars(copied)["_nodes"]:
-            node.layer._join(copied)
+            node.layer.join(copied)
         return copied
 
     @classmethod
@@ -199,8 +199,9 @@ class Graph:
         return listed
 
     def _add(self, layer: Layer, sources: list[Tensor], labels: list[Tensor], updates: bool) -> list[Tensor]:
-        owner = layer._graph() if layer._graph is not None else None
-        if owner is not None or (layer._graph is not None and layer._node is not None and layer._node() is not None):
+        owner = layer.graph_reference() if layer.graph_reference is not None else None
+        node = layer.node_reference() if layer.node_reference is not None else None
+        if owner is not None or (layer.graph_reference is not None and node is not None):
             where = "this graph" if owner is self else "another graph"
             raise GraphError(
                 f"{layer.who}: the layer is already part of {where}",
@@ -210,7 +211,7 @@ class Graph:
         node = Node.of(layer, sources, labels, updates)
         self._nodes.append(node)
         self._node_of[layer] = node
-        layer._join(self)
+        layer.join(self)
         return node.results
 
     def split(
@@ -336,7 +337,7 @@ class Graph:
             array = read_array(data, tensor.descriptor, f"{who}: '{name}'", rows, rows_per_sample=per_sample)
             bound.append((tensor, array))
         for tensor, array in bound:
-            tensor._bind_input(array, to)
+            tensor.bind_input(array, to)
         return True
 
     def _rows_per_sample(self, tensor: Tensor) -> int:

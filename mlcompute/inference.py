@@ -15,7 +15,7 @@ from mlcompute.runtime import calls, members
 from mlcompute.runtime.definition import Definition
 from mlcompute.runtime.inputs import Named
 from mlcompute.runtime.run import Call
-from mlcompute.runtime.session import Session
+from mlcompute.runtime.session import Session, session_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ class InferenceGraph(Graph):
     def __copy__(self) -> Self:
         """A graph of its own over the same weights, with the same names; it is compiled when it is first run."""
         copied = super().__copy__()
-        copied._definition = self._definition.copied(copied._nodes)
-        copied._session = self._session.copied(copied._definition)
+        definition = self._definition.copied(vars(copied)["_nodes"])
+        vars(copied).update(_definition=definition, _session=self._session.copied(definition))
         return copied
 
     def link(self, graphs: Sequence[InferenceGraph]) -> bool:
@@ -113,7 +113,7 @@ class InferenceGraph(Graph):
             if not isinstance(graph, InferenceGraph):
                 who = type(self).__name__
                 raise GraphError(f"{who}.link: {type(graph).__name__} cannot be linked with {who}")
-        self._session.link([graph._session for graph in graphs])
+        self._session.link([session_of(graph) for graph in graphs])
         return True
 
     def execute(

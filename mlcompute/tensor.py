@@ -132,32 +132,32 @@ class Tensor(Exchanged):
         self._tensor_id = next(tensor_ids)
         self.label = f"data{self._tensor_id}"
         #: The values of a tensor that keeps some between runs, wherever they lie.
-        self._storage: Storage | None = None
+        self.storage: Storage | None = None
         #: The bound on the random values that fans guessed from the shape gave; see `set_fans`.
-        self._unscaled: tuple[RandomInitializerType, float] | None = None
+        self.unscaled: tuple[RandomInitializerType, float] | None = None
         self._device: Device | None = None
         #: Data attached by a graph's bind_and_write_data, for tensors that are fed rather than kept.
-        self._bound: Array | None = None
-        self._bound_at = 0
-        self._residents: weakref.WeakSet[Any] | None = None
+        self.bound_data: Array | None = None
+        self.bound_at = 0
+        self.residents: weakref.WeakSet[Any] | None = None
         #: What graphs that are gone computed last, and in which run.
-        self._left: tuple[int, Array | None] = (0, None)
-        self._producer: weakref.ref[Any] | None = None
+        self.left_values: tuple[int, Array | None] = (0, None)
+        self.producer: weakref.ref[Any] | None = None
         #: The axis that holds features (channels, classes); None where nobody can tell. Sequences have them last.
-        self._feature_axis = None if descriptor.sequence_lengths is None else 2
+        self.feature_axis = None if descriptor.sequence_lengths is None else 2
         #: Has a warning said that its values are not kept?
         self._told = False
-        self._optimizer_data: list[Storage] = []
+        self.optimizer_storages: list[Storage] = []
         #: Did the caller supply that state? State an earlier graph left behind is not taken over.
-        self._optimizer_data_is_callers = False
+        self.has_callers_optimizer_data = False
         if data is not None:
-            self._storage = Storage(owned(read_array(data, descriptor, f"Tensor '{self.label}'"), data))
+            self.storage = Storage(owned(read_array(data, descriptor, f"Tensor '{self.label}'"), data))
         elif shared_data is not None:
             shared = shared_array(shared_data, descriptor, f"Tensor '{self.label}': shared_data")
-            self._storage = Storage(shared, is_callers=True)
+            self.storage = Storage(shared, is_callers=True)
         elif fill_with_data is not None:
             element = _element(fill_with_data, descriptor.data_type, self.label)
-            self._storage = Storage(np.full(descriptor.shape, element))
+            self.storage = Storage(np.full(descriptor.shape, element))
         elif random_initializer_type is not None:
             self._initialize(random_initializer_type)
 
@@ -176,17 +176,17 @@ class Tensor(Exchanged):
             values, scale = stream.normal(d.element_count), math.sqrt(2.0 / (fan_in + fan_out))
         else:
             raise DataError(f"Tensor '{self.label}': {kind!r} is not a random initializer")
-        self._storage = Storage((values * scale).reshape(d.shape).astype(d.data_type.numpy))
+        self.storage = Storage((values * scale).reshape(d.shape).astype(d.data_type.numpy))
         if kind != RandomInitializerType.UNIFORM:
-            self._unscaled = (kind, fan_in + fan_out)
+            self.unscaled = (kind, fan_in + fan_out)
 
     def set_fans(self, fan_in: float, fan_out: float) -> None:
         """Rescale Glorot or Xavier values to a layer's true fans, once: (1, in*out, h, w) does not tell them."""
-        if self._unscaled is not None and self._storage is not None:
-            _, guessed = self._unscaled
-            values = self._storage.array()
-            self._storage.write(values * values.dtype.type(math.sqrt(guessed / (fan_in + fan_out))))
-            self._unscaled = None
+        if self.unscaled is not None and self.storage is not None:
+            _, guessed = self.unscaled
+            values = self.storage.array()
+            self.storage.write(values * values.dtype.type(math.sqrt(guessed / (fan_in + fan_out))))
+            self.unscaled = None
 
     @property
     def tensor_id(self) -> int:
@@ -218,46 +218,46 @@ class Tensor(Exchanged):
         >>> before, w.data
         (array([1., 1.], dtype=float32), array([3., 3.], dtype=float32))
         """
-        found = self._now()
-        if found is not None and (self._storage is not None or found is self._bound):
+        found = self.current_values()
+        if found is not None and (self.storage is not None or found is self.bound_data):
             found = found.copy()
         return None if found is None else read_only(found)
 
     @data.setter
     def data(self, values: ArrayLike) -> None:
         who = f"Tensor '{self.label}'.data"
-        if self._storage is None:
+        if self.storage is None:
             raise DataError(
                 f"{who} cannot be set: the tensor keeps no data of its own",
                 fix="create it with data; data of inputs is passed to execute or attached with bind_and_write_data",
             )
         fresh = read_array(values, self._descriptor, who)
-        self._wait()
-        self._storage.write(fresh)
-        self._unscaled, self._bound = None, None
+        self.wait_for_runs()
+        self.storage.write(fresh)
+        self.unscaled, self.bound_data = None, None
 
     @property
     def keeps_data(self) -> bool:
         """Does the tensor keep values of its own between runs, as parameters do? Inputs and results do not."""
-        return self._storage is not None
+        return self.storage is not None
 
-    def _now(self) -> Array | None:
+    def current_values(self) -> Array | None:
         """The values in memory that may change with the next run; waits for queued work."""
-        residents = self._wait()
-        if self._storage is not None:
-            return self._storage.array()
-        run, left = self._left
+        residents = self.wait_for_runs()
+        if self.storage is not None:
+            return self.storage.array()
+        run, left = self.left_values
         for resident in residents:
             if resident.last_run > run and resident.computes(self):
                 found = resident.fetch(self)
                 if found is None:
                     self._say_not_kept(resident)
                 return found
-        return left if self._bound is None else self._bound
+        return left if self.bound_data is None else self.bound_data
 
     def _say_not_kept(self, resident: Resident) -> None:
         """A step keeps outputs and losses only; whoever reads another result is told so, once."""
-        producer = self._producer() if self._producer is not None else None
+        producer = self.producer() if self.producer is not None else None
         if producer is None or self._told:
             return
         self._told = True
@@ -270,42 +270,44 @@ class Tensor(Exchanged):
             stacklevel=4,  # whoever reads `data`
         )
 
-    def _wait(self) -> list[Resident]:
+    def wait_for_runs(self) -> list[Resident]:
         """Wait for every graph that may be changing the tensor; they come back latest first."""
-        if not self._residents:
+        if not self.residents:
             return []
-        residents = list(self._residents)
+        residents = list(self.residents)
         for resident in residents:
             resident.wait()
         return sorted(residents, key=lambda resident: -int(resident.last_run))
 
-    def _reside(self, resident: Resident) -> None:
-        if self._residents is None:
-            self._residents = weakref.WeakSet()
-        self._residents.add(resident)
+    def reside(self, resident: Resident, device: Device | None = None) -> None:
+        """A compiled graph may hold the tensor's values, or change them, on a device."""
+        if self.residents is None:
+            self.residents = weakref.WeakSet()
+        self.residents.add(resident)
+        self._device = device or self._device
 
-    def _bind_input(self, array: Array, device: Device) -> None:
+    def bind_input(self, array: Array, device: Device) -> None:
         """Attach data for the coming runs; a tensor that keeps its data between runs takes over the new values."""
-        if self._storage is not None and array.shape == self._storage.shape:
+        if self.storage is not None and array.shape == self.storage.shape:
             self._rebind(array)
-        self._bound = array
-        self._bound_at = next(moments)
+        self.bound_data = array
+        self.bound_at = next(moments)
         self._device = device
 
     def _rebind(self, array: Array) -> None:
-        residents = self._wait()
-        if self._storage is None:
-            self._storage = Storage(array, is_callers=True)
+        residents = self.wait_for_runs()
+        if self.storage is None:
+            self.storage = Storage(array, is_callers=True)
         else:
-            self._storage.bind(array, is_callers=True)
-        self._unscaled = None
+            self.storage.bind(array, is_callers=True)
+        self.unscaled = None
         for resident in residents:
             resident.rebound(self)
 
     @property
     def has_valid_numerics(self) -> bool:
         """True when there is no NaN and no infinity in the data; also without data."""
-        data = self._now()
+        data = self.current_values()
         return data is None or data.dtype.kind != "f" or bool(np.isfinite(data).all())
 
     @property
@@ -314,30 +316,30 @@ class Tensor(Exchanged):
 
         Buffers that were bound are the caller's memory itself. Others are read-only copies, as the state is now.
         """
-        self._wait()
-        if self._optimizer_data_is_callers:
-            return [TensorData(state.array()) for state in self._optimizer_data]
-        return [TensorData(immutable_bytes_no_copy=state.array().copy()) for state in self._optimizer_data]
+        self.wait_for_runs()
+        if self.has_callers_optimizer_data:
+            return [TensorData(state.array()) for state in self.optimizer_storages]
+        return [TensorData(immutable_bytes_no_copy=state.array().copy()) for state in self.optimizer_storages]
 
     @property
     def optimizer_device_data(self) -> list[TensorOptimizerDeviceData]:
         """Handles of the same state on the device."""
-        return [TensorOptimizerDeviceData(state) for state in self._optimizer_data]
+        return [TensorOptimizerDeviceData(state) for state in self.optimizer_storages]
 
     def synchronize_data(self) -> bool:
         """Bring `data`, and memory that was bound, up to date with the device, waiting for queued work.
 
         True on success.
         """
-        self._wait()
-        if self._storage is not None:
-            self._storage.array()
+        self.wait_for_runs()
+        if self.storage is not None:
+            self.storage.array()
         return True
 
     def synchronize_optimizer_data(self) -> bool:
         """Bring `optimizer_data` up to date with the device, waiting for queued work. True on success."""
-        self._wait()
-        for state in self._optimizer_data:
+        self.wait_for_runs()
+        for state in self.optimizer_storages:
             state.array()
         return True
 
@@ -346,7 +348,7 @@ class Tensor(Exchanged):
     ) -> bool:
         """Copy the first `length` bytes (all by default) of the values into a writable buffer."""
         who = f"Tensor '{self.label}'.copy_data_from_device_memory"
-        data = self._now()
+        data = self.current_values()
         if data is None:
             raise DataError(f"{who}: the tensor has no data", fix="run a graph that computes it first")
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -388,18 +390,18 @@ class Tensor(Exchanged):
             for index, state in enumerate(data)
         ]
         memory = {f"state {index}": state for index, state in enumerate(states)}
-        if self._storage is not None:
-            memory["the parameter"] = self._storage.array()
+        if self.storage is not None:
+            memory["the parameter"] = self.storage.array()
         expect_apart(memory, f"Tensor '{self.label}'.bind_optimizer_data")
-        residents = self._wait()
-        before = self._optimizer_data, self._optimizer_data_is_callers
+        residents = self.wait_for_runs()
+        before = self.optimizer_storages, self.has_callers_optimizer_data
         bound = [Storage(state, is_callers=True) for state in states]
-        self._optimizer_data, self._optimizer_data_is_callers = bound, True
+        self.optimizer_storages, self.has_callers_optimizer_data = bound, True
         try:
             for resident in residents:
                 resident.rebound(self)
         except DataError:
-            self._optimizer_data, self._optimizer_data_is_callers = before
+            self.optimizer_storages, self.has_callers_optimizer_data = before
             raise
         return True
 
@@ -441,7 +443,7 @@ class Tensor(Exchanged):
         return Tensor(shape=self._descriptor.shape, data=((q - b) * s).astype(np.float32))
 
     def _numbers(self, who: str, *types: DataType) -> Array:
-        data = self._now()
+        data = self.current_values()
         if data is None:
             raise DataError(f"{who}: the tensor has no data")
         if self._descriptor.data_type not in types:
@@ -476,23 +478,23 @@ class Tensor(Exchanged):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """A tensor of its own with the same values; what a graph computed stays with the graph."""
-        self._wait()
+        self.wait_for_runs()
         copied = memo[id(self)] = object.__new__(type(self))
         vars(copied).update(vars(self))
         copied._tensor_id = next(tensor_ids)
-        copied._storage = None if self._storage is None else self._storage.copy()
-        copied._bound = None if self._bound is None else self._bound.copy()
-        copied._residents, copied._left = None, (0, None)
-        copied._optimizer_data = [state.copy() for state in self._optimizer_data]
+        copied.storage = None if self.storage is None else self.storage.copy()
+        copied.bound_data = None if self.bound_data is None else self.bound_data.copy()
+        copied.residents, copied.left_values = None, (0, None)
+        copied.optimizer_storages = [state.copy() for state in self.optimizer_storages]
         return copied
 
     def __copy__(self) -> Tensor:
         copied = Tensor(self._descriptor)
-        data = self._now()
-        copied._storage = None if data is None else Storage(data.copy())
-        copied._unscaled = self._unscaled
-        copied._optimizer_data = [state.copy() for state in self._optimizer_data]
-        copied._optimizer_data_is_callers = self._optimizer_data_is_callers
+        data = self.current_values()
+        copied.storage = None if data is None else Storage(data.copy())
+        copied.unscaled = self.unscaled
+        copied.optimizer_storages = [state.copy() for state in self.optimizer_storages]
+        copied.has_callers_optimizer_data = self.has_callers_optimizer_data
         return copied
 
     def __repr__(self) -> str:
@@ -527,7 +529,7 @@ class TensorParameter:
     def is_updatable(self, value: bool) -> None:
         if bool(value) != self._is_updatable:
             self._is_updatable = bool(value)
-            for resident in list(self._tensor._residents or ()):
+            for resident in list(self._tensor.residents or ()):
                 resident.outdated()
 
 

@@ -18,7 +18,7 @@ from mlcompute.runtime import calls, members
 from mlcompute.runtime.definition import Definition, Learning
 from mlcompute.runtime.inputs import Named
 from mlcompute.runtime.run import Call
-from mlcompute.runtime.session import Session
+from mlcompute.runtime.session import Session, session_of
 from mlcompute.tensor import Tensor, TensorOptimizerDeviceData, TensorParameter
 from mlcompute.tensor_data import ArrayLike
 
@@ -130,8 +130,8 @@ class TrainingGraph(Graph):
         It shares its optimizer, and so moments and step count, with its copy.
         """
         copied = super().__copy__()
-        copied._definition = self._definition.copied(copied._nodes)
-        copied._session = self._session.copied(copied._definition)
+        definition = self._definition.copied(vars(copied)["_nodes"])
+        vars(copied).update(_definition=definition, _session=self._session.copied(definition))
         return copied
 
     @property
@@ -156,7 +156,7 @@ class TrainingGraph(Graph):
             if not isinstance(graph, TrainingGraph):
                 who = type(self).__name__
                 raise GraphError(f"{who}.link: {type(graph).__name__} cannot be linked with {who}")
-        self._session.link([graph._session for graph in graphs])
+        self._session.link([session_of(graph) for graph in graphs])
         return True
 
     # Declaring ------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class TrainingGraph(Graph):
 
     def _gradient_tensor(self, tensor: Tensor) -> Tensor:
         gradient = self._learning.gradient_tensor(tensor)
-        gradient._reside(self._session)
+        gradient.reside(self._session)
         return gradient
 
     def gradient_data(self, for_parameter: Tensor, layer: Layer) -> Array | None:

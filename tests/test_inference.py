@@ -130,7 +130,7 @@ def test_read_only_weights_are_copied_when_training_begins() -> None:
     data = normal(4, 3, seed=1)
     before = given.copy()
     assert_close(inference.execute({"x": data}).result.data, data @ given.T)
-    assert weights._storage.array() is given
+    assert weights.storage.array() is given
     training = mlc.TrainingGraph([graph], mlc.LossLayer.mean_squared_error(MEAN), sgd())
     training.add_inputs({"x": x}, {"t": t})
     training.compile(device=cpu())

@@ -116,7 +116,7 @@ def test_a_copy_is_equal_and_independent(kind: str) -> None:
         copied.applies_gradient_clipping = False
         assert optimizer.applies_gradient_clipping
         copied.applies_gradient_clipping = True
-        copied._advance(30)
+        copied.advance_to(30)
         assert (copied == optimizer) == (kind in ("sgd", "rmsprop"))
     assert optimizer != KINDS[kind](OptimizerDescriptor(**EVERYTHING))
 
@@ -137,7 +137,7 @@ def test_optimizers_of_different_kinds_are_not_equal() -> None:
 def test_time_step_follows_the_training_graph() -> None:
     optimizer = AdamOptimizer(OptimizerDescriptor(learning_rate=0.5), time_step=4)
     assert optimizer.time_step == 4
-    optimizer._advance(5)
+    optimizer.advance_to(5)
     assert optimizer.time_step == 5
 
 

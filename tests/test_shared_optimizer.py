@@ -160,7 +160,7 @@ def test_a_copy_of_an_optimizer_remembers_no_weights(device: mlc.Device) -> None
     step(graphs.training(mlc.LossLayer.mean_squared_error))
     for copied in (copy.copy(graphs.optimizer), copy.deepcopy(graphs.optimizer)):
         assert copied == graphs.optimizer
-        assert not copied._buffers
+        assert not copied.buffers
 
 
 def test_an_optimizer_keeps_no_weights_alive() -> None:
@@ -176,7 +176,7 @@ def test_an_optimizer_keeps_no_weights_alive() -> None:
         assert weights() is None
     finally:
         gc.enable()
-    assert not optimizer._buffers
+    assert not optimizer.buffers
 
 
 def test_a_checkpoint_restores_what_is_shared(tmp_path: Path, device: mlc.Device) -> None:

@@ -70,7 +70,7 @@ def softmax(self: Graph, x: Tensor, *, dimension: int | None = None, logarithm: 
     """
     if dimension is None:
         shape = expect_rank(self, "softmax", x, range(1, 16), "at least one axis").descriptor.shape
-        dimension = class_axis_of(shape, x._feature_axis)
+        dimension = class_axis_of(shape, x.feature_axis)
         if dimension is None:
             raise ShapeError(
                 f"{type(self).__name__}.softmax: along axis 1 or axis 2 of {shape}?",

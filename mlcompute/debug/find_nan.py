@@ -100,7 +100,7 @@ def _what_to_run(session: Session, data: dict[Tensor, Any], skips: bool) -> tupl
     if session.definition.learning is None:
         return request if session.has_labels(data, skips) else without_losses(request), "inference", ("forward",)
     expect_labels(session)
-    if not request.minimised and not any(tensor._bound is not None for tensor in request.user_gradients):
+    if not request.minimised and not any(tensor.bound_data is not None for tensor in request.user_gradients):
         return request, "split", ("forward",)
     phases = ("forward", "gradient", "update")
     return request, "split", phases if request.optimizer is not None else phases[:2]

@@ -44,7 +44,7 @@ class Remote(Engine):
     def __init__(self, name: str = "remote") -> None:
         self.name = name
         self.transfers = Transfers()
-        self._stream = _Stream()
+        self.stream = _Stream()
 
     def facts(self) -> dict[str, str]:
         return {"loops": f"NumPy {np.__version__}", "contractions": "NumPy", "memory": "its own"}
@@ -63,7 +63,7 @@ class Remote(Engine):
         return _RemoteExecutable(self, program, arena)
 
     def synchronize(self) -> None:
-        self._stream.run(lambda: None).wait()
+        self.stream.run(lambda: None).wait()
 
 
 class _RemoteBuffer(Buffer):
@@ -82,7 +82,7 @@ class _RemoteBuffer(Buffer):
     def write(self, array: Array, offset: int = 0) -> None:
         # Behind what was started before, like a copy in a stream; from a copy, so that the caller may go on.
         own = np.array(array)
-        self._engine._stream.run(lambda: self.memory.write(own, offset))
+        self._engine.stream.run(lambda: self.memory.write(own, offset))
         self._engine.transfers.writes += 1
         self._engine.transfers.bytes_written += own.nbytes
 
@@ -103,10 +103,10 @@ class _RemoteExecutable(Executable):
     def bind(self, value: Value, buffer: Buffer) -> None:
         assert isinstance(buffer, _RemoteBuffer)
         typed = buffer.memory.host[: value.nbytes].view(value.dtype).reshape(value.shape)
-        self._engine._stream.run(lambda: self._inner.bind(value, HostBuffer(typed)))
+        self._engine.stream.run(lambda: self._inner.bind(value, HostBuffer(typed)))
 
     def run(self, phases: Sequence[str], profile: Profile | None = None) -> Completion | None:
-        return self._engine._stream.run(lambda: self._inner.run(phases, profile))
+        return self._engine.stream.run(lambda: self._inner.run(phases, profile))
 
     def read(self, value: Value) -> Array:
         self._engine.synchronize()

@@ -82,15 +82,15 @@ class Layer(ABC):
         self._layer_id = next(_ids)
         self.label = self.default_label
         self.is_debugging_enabled = False
-        self._device_type: DeviceType | None = None
-        self._graph: weakref.ref[Graph] | None = None
-        self._node: weakref.ref[Node] | None = None
+        self.compiled_device_type: DeviceType | None = None
+        self.graph_reference: weakref.ref[Graph] | None = None
+        self.node_reference: weakref.ref[Node] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """An equal layer with tensors of its own, part of no graph."""
         copied = memo[id(self)] = object.__new__(type(self))
         for name, value in vars(self).items():
-            vars(copied)[name] = None if name in ("_graph", "_node") else copy.deepcopy(value, memo)
+            vars(copied)[name] = None if name in ("graph_reference", "node_reference") else copy.deepcopy(value, memo)
         copied._layer_id = next(_ids)
         return copied
 
@@ -101,18 +101,18 @@ class Layer(ABC):
         `disable_update` of `node` and `updates=False` of the builders set it; it may be changed at any time and takes
         effect at the next run. A normalization that is not trained uses its running statistics, as in inference.
         """
-        node = self._node() if self._node is not None else None
+        node = self.node_reference() if self.node_reference is not None else None
         return node is None or node.updates
 
     @updates.setter
     def updates(self, value: bool) -> None:
-        node = self._node() if self._node is not None else None
+        node = self.node_reference() if self.node_reference is not None else None
         if node is None:
             raise GraphError(f"{self.who}: the layer is part of no graph", fix="set it when the layer has been added")
         if bool(value) != node.updates:
             node.updates = bool(value)
             own = [slot.tensor for slot in self.parameters.values()] + list(self.statistics.values())
-            for resident in {resident for tensor in own for resident in tensor._residents or ()}:
+            for resident in {resident for tensor in own for resident in tensor.residents or ()}:
                 resident.outdated()
 
     @classmethod
@@ -160,8 +160,8 @@ class Layer(ABC):
         stays = (axis for axis, shape in zip(known, sources, strict=True) if len(shape) == len(result))
         return next((axis for axis in stays if axis is not None), None)
 
-    def _join(self, graph: Graph) -> None:
-        self._graph = weakref.ref(graph)
+    def join(self, graph: Graph) -> None:
+        self.graph_reference = weakref.ref(graph)
 
     # Helpers for concrete layers -----------------------------------------------------------------------------
 

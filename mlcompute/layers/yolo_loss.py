@@ -52,7 +52,7 @@ class YOLOLossDescriptor:
         who = "YOLOLossDescriptor"
         self._anchor_box_count = whole(who, "anchor_box_count", anchor_box_count, 1)
         self._anchor_boxes = _float32_bytes(who, anchor_boxes)
-        sizes = self._anchor_boxes_array
+        sizes = self.anchor_boxes_array
         if sizes.size != 2 * self._anchor_box_count:
             raise ShapeError(
                 f"{who}: anchor_boxes has {sizes.size} numbers, {self._anchor_box_count} anchors need "
@@ -78,7 +78,7 @@ class YOLOLossDescriptor:
         self.maximum_iou_for_object_absence = 0.3
 
     @property
-    def _anchor_boxes_array(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def anchor_boxes_array(self) -> np.ndarray[Any, np.dtype[np.float32]]:
         return np.frombuffer(self._anchor_boxes, np.float32)
 
     def copy(self) -> YOLOLossDescriptor:
@@ -89,7 +89,7 @@ class YOLOLossDescriptor:
         return isinstance(other, YOLOLossDescriptor) and vars(self) == vars(other)
 
     def __repr__(self) -> str:
-        anchors = self._anchor_boxes_array.reshape(-1, 2).tolist()
+        anchors = self.anchor_boxes_array.reshape(-1, 2).tolist()
         rest = ", ".join(f"{name}={getattr(self, name)}" for name in ("should_rescore", *_SCALES, *_THRESHOLDS))
         return f"YOLOLossDescriptor({anchors}, {rest})"
 
@@ -149,7 +149,7 @@ class YOLOLossLayer(LossLayer):
         grid = (n, anchors, channels // anchors, height * width)
         x = ops.reshape(prediction, grid)
         t = ops.stop_gradient(ops.reshape(ops.convert(labels, x.dtype), grid))
-        sizes = x.trace.constant(d._anchor_boxes_array.reshape(1, anchors, 2, 1), x.dtype)
+        sizes = x.trace.constant(d.anchor_boxes_array.reshape(1, anchors, 2, 1), x.dtype)
 
         raw_xy, raw_wh, raw_confidence = _part(x, 0, 2), _part(x, 2, 4), _part(x, 4, 5)
         true_xy, true_wh, true_confidence = _part(t, 0, 2), ops.relu(_part(t, 2, 4)), _part(t, 4, 5)

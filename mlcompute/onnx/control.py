@@ -87,7 +87,7 @@ def _subgraph(importer: Importer, graph: Any, names: Names, place: Place, given:
     if place.depth > 32:
         raise NotImportedError("sub-graphs are nested too deeply")
     inner = Names(dict(given), names)
-    importer._initializers(graph, inner)
+    importer.read_initializers(graph, inner)
     before = len(importer.problems)
     below = Place(place.versions, place.attributes, place.prefix, place.depth + 1, place.attends)
     importer.nodes(graph.node, inner, below)

@@ -389,7 +389,7 @@ class GraphWriter:
         """The tensors an optimizer may change."""
         slots = [slot for node in self.request.nodes if node.updates for slot in node.layer.parameters.values()]
         for tensor in self.run.persistent:
-            for resident in tensor._residents or ():
+            for resident in tensor.residents or ():
                 learning = resident.definition.learning
                 if learning is not None:
                     slots += [slot for slot in learning.training_parameters if slot.tensor is tensor]
@@ -527,7 +527,7 @@ _PLAIN = {"float32", "float16", "bool", "int8", "uint8", "int32", "int64"}
 
 
 def _host(tensor: Tensor) -> Any:
-    data = tensor._now()  # large, and written out at once
+    data = tensor.current_values()  # large, and written out at once
     assert data is not None
     return data
 

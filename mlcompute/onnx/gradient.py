@@ -86,5 +86,5 @@ def _again(use: Use, names: Sequence[str], values: Mapping[str, Value], call: Ca
     scope = Scope(call.trace, of, of)
     for operand, name in zip(use.operands, names, strict=True):
         if operand is not None and not isinstance(operand, Known):
-            scope._made[id(operand)] = values[name]
+            scope.made[id(operand)] = values[name]
     return use.describe(scope)

@@ -105,7 +105,7 @@ class Importer:
     def run(self) -> ImportedGraph:
         graph = self.model.graph
         place = Place(operator_sets(self.model) or {"": 1})
-        self._initializers(graph, self.names, outermost=True)
+        self.read_initializers(graph, self.names, outermost=True)
         self.given.check(self.uses)
         for info in graph.input:
             if info.name not in self.names.operands:
@@ -124,7 +124,7 @@ class Importer:
         self._note_training()
         return self.graph
 
-    def _initializers(self, graph: GraphProto, names: Names, outermost: bool = False) -> None:
+    def read_initializers(self, graph: GraphProto, names: Names, outermost: bool = False) -> None:
         if id(graph) not in self.read:
             found: dict[str, Operand] = {}
             for number, tensor in enumerate(graph.initializer):
@@ -542,8 +542,8 @@ class Importer:
         """An embedding that is also the head of a network is often written twice, once transposed."""
         weights = self.graph.weights
         matrices = {
-            name: tensor._storage.array() for name, tensor in weights.items()  # `data` would copy all of them
-            if len(tensor.descriptor.shape) == 2 and not isinstance(tensor, CopiedTensor) and tensor._storage
+            name: tensor.storage.array() for name, tensor in weights.items()  # `data` would copy all of them
+            if len(tensor.descriptor.shape) == 2 and not isinstance(tensor, CopiedTensor) and tensor.storage
         }  # fmt: skip
         reasons = {name: judgement.reason for name, judgement in self.graph.judgements.items()}
         for table in [name for name in matrices if "of Gather" in reasons.get(name, "")][:16]:

@@ -117,7 +117,7 @@ def _embedding(out: GraphWriter, node: Node, layer: EmbeddingLayer) -> bool:
         return False
     # The row of the padding is not trained: it is chosen from a constant.
     (source,), (result,) = node.sources, node.results
-    table = layer.weights._now()
+    table = layer.weights.current_values()
     assert table is not None
     row = table.reshape(d.embedding_count, d.embedding_dimension)[d.padding_index].copy()
     indices = writer.name(out.run.values[source])

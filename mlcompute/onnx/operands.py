@@ -45,7 +45,7 @@ class Weight:
 
     @property
     def array(self) -> Array:
-        data = self.tensor._now()  # large, and only looked at
+        data = self.tensor.current_values()  # large, and only looked at
         assert data is not None
         return data.reshape(self.shape)
 
@@ -205,15 +205,15 @@ class Scope:
     float_type: np.dtype[Any] | None = None
     batch: tuple[int, int] | None = None
     shape_now: Callable[[Source], Shape] | None = None
-    _known: dict[int, Array] = field(default_factory=dict)
-    _made: dict[int, Value] = field(default_factory=dict)
+    known_arrays: dict[int, Array] = field(default_factory=dict)
+    made: dict[int, Value] = field(default_factory=dict)
     _derived: dict[int, list[Answer]] = field(default_factory=dict)
 
     def value_of(self, operand: Operand) -> Value:
         key = id(operand)
-        if key not in self._made:
-            self._made[key] = self._make(operand)
-        return self._made[key]
+        if key not in self.made:
+            self.made[key] = self._make(operand)
+        return self.made[key]
 
     def _make(self, operand: Operand) -> Value:
         if isinstance(operand, Known):
@@ -237,7 +237,7 @@ class Scope:
 
     def known(self, operand: Known) -> Array:
         """The numbers of a constant in the batch that is described."""
-        return operand.array if self.shape_now is None else known_now(operand, self.shape_now, self._known)
+        return operand.array if self.shape_now is None else known_now(operand, self.shape_now, self.known_arrays)
 
     def _constant(self, array: Array) -> Value:
         if self.exact:
@@ -287,7 +287,7 @@ def folded(
         return _no_source(operand) if shape_now is None else trace.value(shape_now(operand), operand.dtype)
 
     scope = Scope(trace, source, lambda weight: trace.given(_numbers(weight)), exact=True, shape_now=shape_now)
-    scope._known = {} if known is None else known
+    scope.known_arrays = {} if known is None else known
     answers = use.describe(scope)
     arrays: dict[Value, Array] = dict(trace.constants)
     left = Counter(value for step in trace.steps for value in step.inputs)
@@ -332,8 +332,8 @@ def sketch(
     answers = use.describe(scope)
     same = {}
     for operand in use.operands:
-        if operand is not None and id(operand) in scope._made:
-            same[id(scope._made[id(operand)])] = operand
+        if operand is not None and id(operand) in scope.made:
+            same[id(scope.made[id(operand)])] = operand
     for answer in answers:
         if isinstance(answer, Value) and not is_carried(answer.dtype):
             raise DataError(f"{use.row.name}: gives {answer.dtype}, which no tensor can hold")

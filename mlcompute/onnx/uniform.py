@@ -34,14 +34,15 @@ class CopiedTensor(Tensor):
         return np.asarray(self._numbers, self.descriptor.data_type.numpy) if self._is_open else None
 
     @property
-    def _storage(self) -> Storage | None:
+    def storage(self) -> Storage | None:  # an attribute of other tensors
+        """The values, made when they are first asked for."""
         if self._is_open:
             array: Array = np.full(self.descriptor.shape, self._numbers, self.descriptor.data_type.numpy)
-            self._storage = Storage(array)
+            self.storage = Storage(array)
         return self._made
 
-    @_storage.setter
-    def _storage(self, storage: Storage | None) -> None:
+    @storage.setter
+    def storage(self, storage: Storage | None) -> None:
         self._made = storage
         if self._is_open:
             self._is_open, self._numbers = False, None

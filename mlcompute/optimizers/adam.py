@@ -51,7 +51,7 @@ class _Moments(Optimizer):
         return self._beta2
 
     @property
-    def _first_step(self) -> int:
+    def first_step(self) -> int:
         return self._begins_at
 
     def __setstate__(self, state: dict[str, object]) -> None:

@@ -205,11 +205,11 @@ class Optimizer(ABC):
 
     def _remember_nothing(self) -> None:
         #: State per parameter, and one clock per set of parameters that graphs update: see runtime/optimizer_state.py.
-        self._buffers: WeakKeyDictionary[Tensor, list[Storage]] = WeakKeyDictionary()
-        self._clocks: list[Clock] = []
+        self.buffers: WeakKeyDictionary[Tensor, list[Storage]] = WeakKeyDictionary()
+        self.clocks: list[Clock] = []
 
     @property
-    def _first_step(self) -> int:
+    def first_step(self) -> int:
         """Number of the first update of parameters it has not seen yet."""
         return 1
 
@@ -220,7 +220,7 @@ class Optimizer(ABC):
 
     def __getstate__(self) -> dict[str, object]:
         # A copy has the settings and the number of the step, and remembers nothing about parameters.
-        return {name: value for name, value in vars(self).items() if name not in ("_buffers", "_clocks")}
+        return {name: value for name, value in vars(self).items() if name not in ("buffers", "clocks")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
@@ -248,7 +248,7 @@ class Optimizer(ABC):
             usual = "1e-4 to 1e-1 are usual"
             warn(f"{who}: learning_rate is {rate:g}, more than {self.largest_sensible_rate:g}: {usual}, is it meant?")
 
-    def _schedule_rate(self, value: float) -> None:
+    def schedule_rate(self, value: float) -> None:
         """Set the rate of one step among many: 0, where a warm-up starts and a decay ends, is nothing to warn about."""
         rate = checked_rate(type(self).__name__, value)
         if rate == 0.0:
@@ -323,13 +323,13 @@ class Optimizer(ABC):
         direction = w if self.regularization_type == RegularizationType.L2 else ops.sign(w)
         return direction * self.regularization_scale
 
-    def _frozen(self) -> Optimizer:
+    def frozen(self) -> Optimizer:
         """The settings as they are now, for a run that is queued."""
         frozen = object.__new__(type(self))
         vars(frozen).update(vars(self))
         return frozen
 
-    def _advance(self, time_step: int) -> None:
+    def advance_to(self, time_step: int) -> None:
         """Told by the training graph, after all parameters were updated, which number the next update has."""
         self._time_step = time_step
 

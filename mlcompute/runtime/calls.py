@@ -60,9 +60,9 @@ def _training_step(
     inputs = session.collect_inputs(specification, data, call.method)
     # Data fed for tensors the optimizer updates replaces their values when the run's turn has come.
     call.replaced = [
-        (tensor._storage, read_array(data[tensor], tensor.descriptor, f"'{session.name_of(tensor)}'").copy())
+        (tensor.storage, read_array(data[tensor], tensor.descriptor, f"'{session.name_of(tensor)}'").copy())
         for tensor in session.definition.kept_inputs()
-        if tensor in data and tensor._storage is not None
+        if tensor in data and tensor.storage is not None
     ]
     return specification, inputs
 
@@ -71,7 +71,7 @@ def phases_to_execute(session: Session) -> tuple[str, ...]:
     """The phases of a training graph's `execute`."""
     request = session.compile_if_needed()
     expect_labels(session)
-    fed = any(gradient._bound is not None for gradient in request.user_gradients)
+    fed = any(gradient.bound_data is not None for gradient in request.user_gradients)
     if not request.minimised and not fed:
         if request.optimizer is not None and request.parameters:
             raise ExecutionError(

@@ -42,8 +42,8 @@ def bindings_of_copies(
         if tensor in data:
             memory[value] = read_array(data[tensor], tensor.descriptor, f"'{tensor.label}'").copy()
         else:
-            assert tensor._storage is not None
-            memory[value] = tensor._storage.array().copy()
+            assert tensor.storage is not None
+            memory[value] = tensor.storage.array().copy()
     memory.update(session.random.current().keys(program.random_keys))
     if session.state is not None:
         for tensor, values in program.states.items():

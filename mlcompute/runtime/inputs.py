@@ -76,13 +76,13 @@ class Inputs:
 
     def _standing(self, tensor: Tensor, skips: bool, linked: Linked) -> Array | Callable[[], Array | None] | None:
         """What a run that brings no data finds: the latest of what was attached and fed, a linked value, own data."""
-        array = tensor._bound
+        array = tensor.bound_data
         self._look_through()
         when, before = self._before.get(tensor, (0, None))
-        if skips and before is not None and when > tensor._bound_at:
+        if skips and before is not None and when > tensor.bound_at:
             array = before
         if array is None:
-            return linked(tensor) or (tensor._storage.array() if tensor._storage is not None else None)
+            return linked(tensor) or (tensor.storage.array() if tensor.storage is not None else None)
         return array
 
     def _later(

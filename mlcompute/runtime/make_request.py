@@ -90,13 +90,13 @@ def _expect_nobody_computes(
     linked: Sequence[Definition],
 ) -> None:
     """Refuse a source that a layer of another graph computes: nothing would ever be fed for it."""
-    if tensor._producer is None or tensor._bound is not None or tensor in request.constants:
+    if tensor.producer is None or tensor.bound_data is not None or tensor in request.constants:
         return
     if not linked and GraphCompilationOptions.LINK_GRAPHS in options:
         return  # it is yet to be linked
     if any(tensor in node.results for other in linked for node in other.nodes()):
         return
-    node = tensor._producer()
+    node = tensor.producer()
     readers = [node.layer.who for node in request.nodes if tensor in (*node.sources, *node.labels)]
     made_by = "a layer of a graph that is gone" if node is None else f"{node.layer.who} of another graph"
     raise GraphError(

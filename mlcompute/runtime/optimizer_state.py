@@ -34,8 +34,8 @@ class OptimizerState:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self._buffers: weakref.WeakKeyDictionary[Tensor, list[Storage]] = optimizer._buffers
-        self._clock = Clock(optimizer._first_step)
+        self._buffers: weakref.WeakKeyDictionary[Tensor, list[Storage]] = optimizer.buffers
+        self._clock = Clock(optimizer.first_step)
 
     def shared(self) -> OptimizerState:
         """For another graph that starts with the same parameters."""
@@ -67,24 +67,24 @@ class OptimizerState:
         Refused where the sets of two graphs overlap only in part and the optimizer counts its updates: there would be
         no one number for what they share.
         """
-        mine, clocks = self._clock, self.optimizer._clocks
+        mine, clocks = self._clock, self.optimizer.clocks
         is_mine_alone = mine.users <= {user}
         for clock in list(clocks) if updated else ():
             others = set(clock.updated)
             if (clock is mine and is_mine_alone) or others.isdisjoint(updated):
                 continue
             if others == updated:
-                if not mine.updated and mine.time_step != self.optimizer._first_step:
+                if not mine.updated and mine.time_step != self.optimizer.first_step:
                     clock.time_step = mine.time_step  # restored before the graph was compiled
                 self._use(clock, user)
                 return
             if self.optimizer.counts:
                 raise _overlapping(self.optimizer, updated, others)
-        self._use(mine if is_mine_alone else Clock(self.optimizer._first_step), user)
+        self._use(mine if is_mine_alone else Clock(self.optimizer.first_step), user)
         self._clock.updated = weakref.WeakSet(updated)
 
     def _use(self, clock: Clock, user: object) -> None:
-        clocks = self.optimizer._clocks
+        clocks = self.optimizer.clocks
         self._clock.users.discard(user)
         self._clock = clock
         clock.users.add(user)
@@ -93,19 +93,19 @@ class OptimizerState:
     def prepare(self, parameters: Iterable[Tensor]) -> None:
         """Buffers for every parameter: the caller's, those from before, or zeros."""
         for tensor in parameters:
-            if tensor._optimizer_data_is_callers:
-                self._buffers[tensor] = tensor._optimizer_data
+            if tensor.has_callers_optimizer_data:
+                self._buffers[tensor] = tensor.optimizer_storages
             elif tensor not in self._buffers:
                 descriptor = tensor.state_descriptor
                 shape, dtype = descriptor.shape, descriptor.data_type.numpy
                 self._buffers[tensor] = [Storage(np.zeros(shape, dtype)) for _ in self.optimizer.state_names]
-            tensor._optimizer_data = self._buffers[tensor]
+            tensor.optimizer_storages = self._buffers[tensor]
 
     def check_callers(self, parameters: Iterable[Tensor]) -> None:
         """Refuse buffers the caller has supplied that do not fit."""
         for tensor in parameters:
-            if tensor._optimizer_data_is_callers:
-                self.check(tensor, tensor._optimizer_data)
+            if tensor.has_callers_optimizer_data:
+                self.check(tensor, tensor.optimizer_storages)
 
     def check(self, tensor: Tensor, buffers: Sequence[object]) -> None:
         """Refuse another number of buffers than the optimizer has states."""
@@ -119,9 +119,9 @@ class OptimizerState:
 
     def rebound(self, tensor: Tensor) -> None:
         """The caller has supplied other buffers for a tensor."""
-        if tensor in self._buffers and tensor._optimizer_data_is_callers:
-            self.check(tensor, tensor._optimizer_data)
-            self._buffers[tensor] = tensor._optimizer_data
+        if tensor in self._buffers and tensor.has_callers_optimizer_data:
+            self.check(tensor, tensor.optimizer_storages)
+            self._buffers[tensor] = tensor.optimizer_storages
 
     def of(self, tensor: Tensor) -> list[Storage]:
         """The buffers of a parameter, in layout order."""
@@ -139,8 +139,8 @@ class OptimizerState:
         forgets = self._clock.users <= {user}
         for tensor in parameters:
             buffers = self._buffers.get(tensor)
-            if buffers is not None and tensor._optimizer_data is buffers:
-                tensor._optimizer_data, tensor._optimizer_data_is_callers = [], False
+            if buffers is not None and tensor.optimizer_storages is buffers:
+                tensor.optimizer_storages, tensor.has_callers_optimizer_data = [], False
             if forgets:
                 self._buffers.pop(tensor, None)
         self._clock.users.discard(user)
@@ -150,7 +150,7 @@ class OptimizerState:
     def advance(self) -> None:
         """One update of all parameters has succeeded."""
         self.time_step += 1
-        self.optimizer._advance(self.time_step)
+        self.optimizer.advance_to(self.time_step)
 
 
 def _overlapping(optimizer: Optimizer, updated: AbstractSet[Tensor], others: AbstractSet[Tensor]) -> GraphError:

@@ -87,7 +87,7 @@ class Run:
                 self.settings = session.state.optimizer
                 if not specification.synchronous:
                     # The caller may change the rate while the run is queued; what it was when it was asked for counts.
-                    self.settings = self.settings._frozen()
+                    self.settings = self.settings.frozen()
 
     def submit(self) -> Execution:
         """Queue the run. Nothing can be refused any more; what can fail now fails in the run."""
@@ -97,7 +97,7 @@ class Run:
         if self.compiled.crosses_devices:
             # Runs of one device follow each other; what another one may still change must be waited for.
             for tensor in specification.program.persistent:
-                tensor._wait()
+                tensor.wait_for_runs()
         execution = Execution(
             device.queue,
             self.carry_out,

@@ -31,7 +31,7 @@ class RunResult(Tensor):
     def __init__(self, tensor: Tensor, keeper: weakref.ref[Keeper]) -> None:
         # A copy of its facts: building a tensor from arguments would cost a small step ten microseconds.
         facts = tensor.__dict__.copy()
-        facts["_tensor_id"], facts["_residents"] = next(tensor_ids), None
+        facts["_tensor_id"], facts["residents"] = next(tensor_ids), None
         facts["of"], facts["_keeper"], facts["_kept"] = tensor, keeper, None
         self.__dict__ = facts
 
@@ -44,7 +44,7 @@ class RunResult(Tensor):
         """Here are the values, in memory that nobody else writes."""
         self._kept = values
 
-    def _now(self) -> Array | None:
+    def current_values(self) -> Array | None:
         keeper = self._keeper()
         if self._kept is None and keeper is not None:
             keeper.keep_result()

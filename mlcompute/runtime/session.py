@@ -80,7 +80,7 @@ class Session:
         copied.device, copied.options, copied.constants = self.device, self.options, dict(self.constants)
         copied.random = copy.copy(self.random)
         copied.state = None if self.state is None else self.state.shared()
-        copied._adopt_gradient_tensors()
+        copied.adopt_gradient_tensors()
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
@@ -94,13 +94,14 @@ class Session:
         copied.random = copy.copy(self.random)
         if self.state is not None and copied.state is not None:
             copied.state = self.state.copied(copied.state.optimizer, memo)
-        copied._adopt_gradient_tensors()
+        copied.adopt_gradient_tensors()
         return copied
 
-    def _adopt_gradient_tensors(self) -> None:
+    def adopt_gradient_tensors(self) -> None:
+        """What they hold is asked of this session from now on."""
         if self.definition.learning is not None:
             for gradient in self.definition.learning.gradient_of:
-                gradient._reside(self)
+                gradient.reside(self)
 
     # Links ----------------------------------------------------------------------------------------------------------
 
@@ -109,12 +110,13 @@ class Session:
         group = list(dict.fromkeys([self, *others]))
         for member in group:
             if member.device is not None:
-                member._check_links(group, member.options)
+                member.check_links(group, member.options)
         for member in group:
             member.links = group
             member.outdated()
 
-    def _check_links(self, group: Sequence[Session], options: GraphCompilationOptions) -> None:
+    def check_links(self, group: Sequence[Session], options: GraphCompilationOptions) -> None:
+        """Refuse linked graphs that were not compiled to be linked."""
         if len(group) > 1 and GraphCompilationOptions.LINK_GRAPHS not in options:
             raise GraphError(
                 f"{self.definition.who}: a linked graph was compiled without LINK_GRAPHS",
@@ -157,7 +159,7 @@ class Session:
         if not self.definition.nodes():
             raise CompileError(f"{who}.compile: the graph has no layers", fix="add layers with node() first")
         self.definition.declared.check("compile (input_tensors)", input_tensors)
-        self._check_links(self.links, options)
+        self.check_links(self.links, options)
         for other in self.links:
             if other is not self and other.device is not None and other.device.engine.name != device.engine.name:
                 raise GraphError(
@@ -179,7 +181,7 @@ class Session:
             self.device, self.options, self.constants = before
             raise
         for node in self.definition.nodes_before_loss():
-            node.layer._device_type = device.actual_device_type
+            node.layer.compiled_device_type = device.actual_device_type
 
     def use_optimizer(self, optimizer: Optimizer) -> None:
         """Replace the optimizer, compiling again; the state of the one before is dropped."""
@@ -267,13 +269,12 @@ class Session:
         for tensor in self._resident_tensors(request):
             if tensor.keeps_data:
                 self._look_for_other_devices(tensor, compiled)
-            tensor._reside(self)
-            tensor._device = self.device
-        self._adopt_gradient_tensors()
+            tensor.reside(self, self.device)
+        self.adopt_gradient_tensors()
 
     def _look_for_other_devices(self, tensor: Tensor, compiled: CompiledGraph) -> None:
         """Runs on several devices that share a tensor must wait for each other."""
-        for other in tensor._residents or ():
+        for other in tensor.residents or ():
             others = other.compiled if isinstance(other, Session) else None
             if others is not None and others.engine.name != compiled.engine.name:
                 compiled.crosses_devices = others.crosses_devices = True
@@ -321,9 +322,9 @@ class Session:
         if found is None:
             found = {}
             for tensor, value in program.persistent.items():
-                if tensor._storage is None:
+                if tensor.storage is None:
                     raise CompileError(f"{self.definition.who}: {tensor!r} has no data")
-                found[value] = tensor._storage
+                found[value] = tensor.storage
             for tensor, values in program.states.items():
                 assert self.state is not None
                 found.update(zip(values, self.state.of(tensor), strict=True))
@@ -491,8 +492,8 @@ class Session:
         if compiled is not None and last is not None and last.executable is not None and not sys.is_finalizing():
             last.keep_result()
             for tensor in compiled.request.kept:
-                if self.computes(tensor) and tensor._left[0] < last.number:
-                    tensor._left = (last.number, self.fetch(tensor))
+                if self.computes(tensor) and tensor.left_values[0] < last.number:
+                    tensor.left_values = (last.number, self.fetch(tensor))
 
 
 @overload

@@ -55,7 +55,7 @@ class Checkpoint:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fsdecode(path)
-        who = self._who = f"mlcompute.Checkpoint: {self.path}"
+        who = self.who = f"mlcompute.Checkpoint: {self.path}"
         self._lock = threading.Lock()
         try:
             self._file: BinaryIO = open(self.path, "rb", buffering=0)  # noqa: SIM115  (kept open: it may be replaced)
@@ -87,10 +87,10 @@ class Checkpoint:
         self._opened_as = os.fstat(self._file.fileno())
         size = self._opened_as.st_size
         first = self._at(0, min(8, size)).tobytes()
-        length = header_length(first, size, self._who)
+        length = header_length(first, size, self.who)
         self._header_bytes = first + self._at(8, length).tobytes()
         self._data_start = 8 + length
-        return parse_header(self._file, self._header_bytes[8:], self._who)
+        return parse_header(self._file, self._header_bytes[8:], self.who)
 
     @property
     def is_plain(self) -> bool:
@@ -104,7 +104,7 @@ class Checkpoint:
         version = self._text("version")
         if not version.isascii() or not version.isdigit() or not 1 <= int(version[:9]) <= FORMAT_VERSION:
             raise FileError(
-                f"{self._who}: the file has format version {version[:40]!r}",
+                f"{self.who}: the file has format version {version[:40]!r}",
                 expected=f"1 to {FORMAT_VERSION}",
                 fix="it was written by a later version of mlcompute: install that one, or save again with this one",
             )
@@ -114,15 +114,15 @@ class Checkpoint:
             return
         stated = self._text("header").encode()
         if self._header_bytes.count(stated) != 1:
-            raise FileError(f"{self._who}: the header's hash is damaged")
+            raise FileError(f"{self.who}: the header's hash is damaged")
         if hashlib.sha256(self._header_bytes.replace(stated, NO_HASH.encode())).hexdigest().encode() != stated:
-            raise FileError(f"{self._who}: the header is damaged: its hash differs", fix="use an earlier file")
+            raise FileError(f"{self.who}: the header is damaged: its hash differs", fix="use an earlier file")
         manifest = self._json("manifest", dict)
         if manifest.keys() != self._header.entries.keys():
-            raise FileError(f"{self._who}: the manifest does not list the tensors of the file")
+            raise FileError(f"{self.who}: the manifest does not list the tensors of the file")
         for name, entry in self._header.entries.items():
             if self._hash(entry) != manifest[name]:
-                raise FileError(f"{self._who}: '{name}' is damaged: its hash differs", fix="use an earlier file")
+                raise FileError(f"{self.who}: '{name}' is damaged: its hash differs", fix="use an earlier file")
         self._header_bytes = b""
 
     def _hash(self, entry: Entry) -> str:
@@ -134,7 +134,7 @@ class Checkpoint:
     def _text(self, key: str) -> str:
         text = self._header.metadata.get(PREFIX + key)
         if text is None:
-            raise FileError(f"{self._who}: there is no {key} in the file")
+            raise FileError(f"{self.who}: there is no {key} in the file")
         return text
 
     def _json(self, key: str, kind: type = object) -> JSON:
@@ -148,7 +148,7 @@ class Checkpoint:
                 raise ValueError(f"it is no {kind.__name__}")
             return value
         except (ValueError, RecursionError) as error:
-            raise FileError(f"{self._who}: its {key} cannot be read: {shortened(error)}") from error
+            raise FileError(f"{self.who}: its {key} cannot be read: {shortened(error)}") from error
 
     def _at(self, position: int, count: int) -> Array:
         """Bytes of the file, in memory of their own."""
@@ -159,7 +159,7 @@ class Checkpoint:
             while done < count:
                 found = self._file.readinto(raw.data[done:])  # type: ignore[attr-defined]
                 if not found:
-                    raise FileError(f"{self._who}: the file became shorter while it was read")
+                    raise FileError(f"{self.who}: the file became shorter while it was read")
                 done += found
         return raw
 
@@ -168,7 +168,7 @@ class Checkpoint:
         now, then = os.fstat(self._file.fileno()), self._opened_as
         if (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns):
             raise FileError(
-                f"{self._who}: another program has written into the file since it was opened",
+                f"{self.who}: another program has written into the file since it was opened",
                 fix="open it again when it is complete; replace files by renaming, as mlcompute.save does",
             )
 
@@ -201,14 +201,14 @@ class Checkpoint:
         if name not in self._header.entries:
             raise KeyError(name)
         if not self._close.alive:
-            raise FileError(f"{self._who}: the file was closed")
+            raise FileError(f"{self.who}: the file was closed")
         entry = self._header.entries[name]
         try:
             raw = self._at(self._data_start + entry.start, entry.nbytes)
             self._expect_unchanged()
         except OSError as error:
-            raise FileError(f"{self._who}: cannot be read: {error.strerror or error}") from error
-        return decoded(raw, entry, f"{self._who}: '{name}'")
+            raise FileError(f"{self.who}: cannot be read: {error.strerror or error}") from error
+        return decoded(raw, entry, f"{self.who}: '{name}'")
 
     def __contains__(self, name: object) -> bool:
         return name in self._header.entries

@@ -33,11 +33,11 @@ _ELSEWHERE: dict[tuple[str, str], Callable[[Any], object]] = {
     ("PaddingLayer", "padding"): lambda p: [p.padding_top, p.padding_bottom, p.padding_left, p.padding_right],
     ("SplitLayer", "split_count"): lambda s: None if s.split_section_lengths else s.split_count,
     ("YOLOLossLayer", "descriptor"): lambda y: y.yolo_loss_descriptor,
-    ("YOLOLossDescriptor", "anchor_boxes"): lambda d: d._anchor_boxes_array.tolist(),
-    ("SGDOptimizer", "descriptor"): lambda o: o._descriptor,
-    ("AdamOptimizer", "descriptor"): lambda o: o._descriptor,
-    ("AdamWOptimizer", "descriptor"): lambda o: o._descriptor,
-    ("RMSPropOptimizer", "descriptor"): lambda o: o._descriptor,
+    ("YOLOLossDescriptor", "anchor_boxes"): lambda d: d.anchor_boxes_array.tolist(),
+    ("SGDOptimizer", "descriptor"): lambda o: o.descriptor,
+    ("AdamOptimizer", "descriptor"): lambda o: o.descriptor,
+    ("AdamWOptimizer", "descriptor"): lambda o: o.descriptor,
+    ("RMSPropOptimizer", "descriptor"): lambda o: o.descriptor,
 }
 
 #: Arguments that files of earlier versions lack, and what graphs were built with then.

@@ -51,7 +51,7 @@ def save(
     runs = _finished_runs(graph)
     names = names_of(graph)
     description = describe(graph)
-    kept = {name: tensor._storage.array() for tensor, name in names.items() if tensor._storage is not None}
+    kept = {name: tensor.storage.array() for tensor, name in names.items() if tensor.storage is not None}
     kept.update(optimizer_arrays(graph, names))
     kept.update(_constants(graph, names))
     kept.update({ARRAYS + name: array for name, array in _checked_arrays(arrays or {}).items()})
@@ -77,7 +77,7 @@ def _finished_runs(graph: Graph) -> int:
     """Wait for queued runs, also of others that share tensors; a number that rises with every run."""
     latest = 0
     tensors = names_of(graph)
-    residents = {resident for tensor in tensors for resident in list(tensor._residents or ())}
+    residents = {resident for tensor in tensors for resident in list(tensor.residents or ())}
     for resident in residents:
         resident.wait()
         latest = max(latest, resident.last_run)
@@ -211,7 +211,7 @@ def load(path: str | os.PathLike[str], device: Device | None = None) -> Graph:
         names = {tensor: name for name, tensor in rebuilt.tensors.items()}
         state = SavedState(checkpoint, graph, names) if isinstance(graph, TrainingGraph) else None
         for name in rebuilt.valued:
-            rebuilt.tensors[name]._storage = Storage(checkpoint[name])
+            rebuilt.tensors[name].storage = Storage(checkpoint[name])
         folded = {tensor: checkpoint[CONSTANTS + name] for name, tensor in constants.items()}
     if isinstance(graph, (TrainingGraph, InferenceGraph)):
         session_of(graph).constants = folded

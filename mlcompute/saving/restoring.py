@@ -122,15 +122,15 @@ def restore(
             dict(checkpoint.arrays),
         )
     for tensor in (*wanted.values(), *names):
-        tensor._wait()
+        tensor.wait_for_runs()
     # Whatever takes memory comes before the first value is changed.
-    stores = {name: storage for name in values if (storage := wanted[name]._storage) is not None}
+    stores = {name: storage for name in values if (storage := wanted[name].storage) is not None}
     for storage in stores.values():
         storage.memory()
     fitted = {name: values[name].reshape(s.shape).astype(s.dtype, copy=False) for name, s in stores.items()}
     for name, storage in stores.items():
         storage.write(fitted[name])
-        wanted[name]._unscaled = None
+        wanted[name].unscaled = None
     if state is not None:
         state.apply()
     return report

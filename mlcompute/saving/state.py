@@ -27,10 +27,10 @@ def optimizer_arrays(graph: Graph, names: Mapping[Tensor, str]) -> dict[str, Arr
     optimizer = session.state.optimizer
     arrays: dict[str, Array] = {}
     for tensor, name in names.items():
-        buffers = optimizer._buffers.get(tensor)
-        if tensor._optimizer_data_is_callers:
+        buffers = optimizer.buffers.get(tensor)
+        if tensor.has_callers_optimizer_data:
             # Bound by the caller, perhaps for a graph that is yet to be compiled.
-            buffers = tensor._optimizer_data
+            buffers = tensor.optimizer_storages
         if buffers is not None:
             session.state.check(tensor, buffers)
             for state, buffer in zip(optimizer.state_names, buffers, strict=True):
@@ -57,7 +57,7 @@ class SavedState:
 
     def __init__(self, checkpoint: Checkpoint, graph: TrainingGraph, names: Mapping[Tensor, str]) -> None:
         self._session, self._state, self._tensors = session_of(graph), checkpoint.state, set(names)
-        self._who = checkpoint._who
+        self._who = checkpoint.who
         self._buffers = self._read_buffers(checkpoint, names)
         self._check_numbers()
 
@@ -113,16 +113,16 @@ class SavedState:
         if state is None:
             return
         state.time_step = saved["time_step"]
-        state.optimizer._advance(state.time_step)
-        state.optimizer._schedule_rate(saved["learning_rate"])
+        state.optimizer.advance_to(state.time_step)
+        state.optimizer.schedule_rate(saved["learning_rate"])
         state.optimizer.applies_gradient_clipping = saved.get("applies_gradient_clipping") is True
-        for tensor in {*state.optimizer._buffers, *self._buffers} & self._tensors:
+        for tensor in {*state.optimizer.buffers, *self._buffers} & self._tensors:
             values = self._buffers.get(tensor)
-            present = state.optimizer._buffers.get(tensor)
+            present = state.optimizer.buffers.get(tensor)
             if present is None and values is not None:
                 # Not compiled yet: these become the buffers when it is.
-                state.optimizer._buffers[tensor] = tensor._optimizer_data = [Storage(array) for array in values]
-                tensor._optimizer_data_is_callers = False
+                state.optimizer.buffers[tensor] = tensor.optimizer_storages = [Storage(array) for array in values]
+                tensor.has_callers_optimizer_data = False
             elif present is not None:
                 for index, buffer in enumerate(present):
                     # State that is not in the file had not been made yet when it was saved.

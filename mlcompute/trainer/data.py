@@ -136,7 +136,7 @@ class Arrays(Data):
         stops: Callable[[], bool] = lambda: False,
         least: int = 1,
     ) -> Generator[Batch, None, None]:
-        ahead = Prefetch(self._chunks(size, epoch, seed, skip * size), stops=stops)
+        ahead = Prefetch(self.chunks(size, epoch, seed, skip * size), stops=stops)
         try:
             for chunk in ahead:
                 for batch in self._cut(chunk, size):
@@ -147,9 +147,9 @@ class Arrays(Data):
 
     def first(self, rows: int) -> Batch:
         """The first samples."""
-        return next(iter(self._cut(next(self._chunks(rows, 0, None, 0)), rows)))
+        return next(iter(self._cut(next(self.chunks(rows, 0, None, 0)), rows)))
 
-    def _chunks(self, size: int, epoch: int, seed: int | None, start: int) -> Iterator[Batch]:
+    def chunks(self, size: int, epoch: int, seed: int | None, start: int) -> Iterator[Batch]:
         order = None if seed is None else order_of(seed, epoch, self.count)
         per_chunk = min(max(_CHUNK_BYTES // max(self._row_bytes * size, 1), 1), _CHUNK_BATCHES) * size
         for first in range(start, self.count, per_chunk):
@@ -266,7 +266,7 @@ class Stream(Data):
                 f"{who} has {whole.count} samples, the graph was built for {self._feed.batch}",
                 fix=f"give batches of at most {self._feed.batch}, or build the graph's inputs for larger ones",
             )
-        batch = next(iter(whole._chunks(whole.count, 0, None, 0)))
+        batch = next(iter(whole.chunks(whole.count, 0, None, 0)))
         inputs, labels, weights = map(_owned, columns, batch[:3])
         return Batch(inputs, labels, weights, batch.rows)
 

@@ -336,7 +336,7 @@ def _class_axis(node: Node) -> int | None:
     layer, shape = node.layer, node.sources[0].descriptor.shape
     if _is_over_classes(layer):
         return layer.class_axis(shape)
-    return class_axis_of(shape, node.sources[0]._feature_axis)
+    return class_axis_of(shape, node.sources[0].feature_axis)
 
 
 #: Layers whose result for all samples together is that of the batches, added up.
@@ -408,7 +408,7 @@ def model_from(
     if own:
         known = {*found.values(), *(result for node in nodes for result in node.results)}
         labels_of_losses = [label for node in own for label in node.labels if label not in known]
-        wanted = [label for label in labels_of_losses if not label.keeps_data and label._producer is None]
+        wanted = [label for label in labels_of_losses if not label.keeps_data and label.producer is None]
         labels = _by_label("labels", wanted)
         layer = None
     else:
@@ -428,7 +428,7 @@ def _inputs_of(nodes: list[Node]) -> dict[str, Tensor]:
     produced = {result for node in nodes for result in node.results}
     used = dict.fromkeys(source for node in nodes for source in node.sources)
     # What a layer of another graph computes is for that graph to bring along: compiling says so.
-    fed = [t for t in used if t not in produced and not t.keeps_data and t._producer is None]
+    fed = [t for t in used if t not in produced and not t.keeps_data and t.producer is None]
     return _by_label("inputs", fed)
 
 

@@ -35,7 +35,7 @@ class Snapshot:
         session.random = copy.copy(self._random)
         if session.state is not None and self._time_step is not None:
             session.state.time_step = self._time_step
-            session.state.optimizer._advance(self._time_step)
+            session.state.optimizer.advance_to(self._time_step)
 
 
 def is_finite(model: Model) -> bool:
@@ -47,7 +47,7 @@ def is_finite(model: Model) -> bool:
 
 def _storages(model: Model) -> list[Storage]:
     """Where the values lie."""
-    found = [tensor._storage for tensor in model.kept_tensors() if tensor._storage is not None]
+    found = [tensor.storage for tensor in model.kept_tensors() if tensor.storage is not None]
     state = session_of(model.training).state
     if state is not None:
         found += [buffer for tensor in model.parameters for buffer in state.of(tensor)]

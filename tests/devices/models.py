@@ -46,7 +46,7 @@ class Job:
     def lasting(self, statistics: bool = True) -> list[Array]:
         """Copies of parameters, optimizer state and statistics."""
         tensors = [slot.tensor for layer in self.training.layers for slot in layer.parameters.values()]
-        arrays = [array for t in tensors for array in (t.data, *(state.array() for state in t._optimizer_data))]
+        arrays = [array for t in tensors for array in (t.data, *(state.array() for state in t.optimizer_storages))]
         if statistics:
             arrays += [t.data for layer in self.training.layers for t in layer.statistics.values()]
         return [np.array(array) for array in arrays]

@@ -68,7 +68,7 @@ def check_plan(build: Callable[[Cpu], Job], passes: bool) -> None:
         job.step()
         job.step()
         assert job.training.device_memory_size == promised, "the need has grown"
-        state = sum(array.nbytes for tensor in tensors.values() for array in tensor._optimizer_data)
+        state = sum(array.nbytes for tensor in tensors.values() for array in tensor.optimizer_storages)
         assert sum(engine.asked) == promised - state, "another arena than planned"
         if passes:
             job.forward()

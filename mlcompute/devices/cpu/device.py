@@ -39,9 +39,7 @@ _engines: weakref.WeakSet[Cpu] = weakref.WeakSet()
 def _after_fork() -> None:
     # Threads do not survive a fork: the child starts its own when it first needs them.
     for engine in list(_engines):
-        if engine._team is not None:
-            engine._team.forget()
-            engine._team = None
+        engine.forget_team()
 
 
 if hasattr(os, "register_at_fork"):
@@ -61,6 +59,12 @@ class Cpu(Engine):
         self._team: Team | None = None
         self._stop_team: weakref.finalize[..., Cpu] | None = None
         _engines.add(self)
+
+    def forget_team(self) -> None:
+        """The worker threads are gone."""
+        if self._team is not None:
+            self._team.forget()
+            self._team = None
 
     @property
     def team(self) -> Team:

@@ -40,7 +40,7 @@ def load(name: str, wheel: str) -> tuple[ctypes.CDLL, str]:
             fix=f"pip install {wheel}",
         ) from error
     path = found.abs_path or f"lib{name}"
-    return ctypes.CDLL(path, handle=found._handle_uint), path
+    return ctypes.CDLL(path, handle=found._handle_uint), path  # noqa: SLF001  loaded already: by its handle, not again
 
 
 @dataclass(frozen=True)

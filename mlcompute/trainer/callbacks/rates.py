@@ -38,7 +38,7 @@ class LearningRateScheduler(Callback):
 
     def _set(self, rate: float, when: str) -> None:
         try:
-            self.trainer.optimizer._schedule_rate(rate)
+            self.trainer.optimizer.schedule_rate(rate)
         except DataError as error:
             name = type(self.schedule).__name__ if isinstance(self.schedule, Schedule) else "function"
             raise DataError(

@@ -148,38 +148,38 @@ class Code:
     def set(self, type_: str, slot: str, value: str) -> None:
         self.do(f"store {type_} {value}, ptr {slot}")
 
-    def _label(self, hint: str) -> str:
+    def new_label(self, hint: str) -> str:
         self._count += 1
         return f"{hint}{self._count}"
 
-    def _start(self, label: str) -> None:
+    def start_block(self, label: str) -> None:
         self._lines.append(f"{label}:")
 
     @contextlib.contextmanager
     def loop(self, begin: str | int, end: str | int, step: str | int = 1) -> Iterator[str]:
         """for (i = begin; i < end; i += step)"""
         slot = self.variable("i64", str(begin))
-        head, body, done = self._label("head"), self._label("body"), self._label("done")
+        head, body, done = self.new_label("head"), self.new_label("body"), self.new_label("done")
         self.do(f"br label %{head}")
-        self._start(head)
+        self.start_block(head)
         index = self.get("i64", slot)
         more = self.let(f"icmp slt i64 {index}, {end}")
         self.do(f"br i1 {more}, label %{body}, label %{done}")
-        self._start(body)
+        self.start_block(body)
         yield index
         self.set("i64", slot, self.add(index, step))
         self.do(f"br label %{head}")
-        self._start(done)
+        self.start_block(done)
 
     @contextlib.contextmanager
     def when(self, condition: str) -> Iterator[None]:
         """if (condition) { ... }"""
-        then, done = self._label("then"), self._label("done")
+        then, done = self.new_label("then"), self.new_label("done")
         self.do(f"br i1 {condition}, label %{then}, label %{done}")
-        self._start(then)
+        self.start_block(then)
         yield
         self.do(f"br label %{done}")
-        self._start(done)
+        self.start_block(done)
 
     def share(self, count: str | int, grain: int = 1, max_threads: str | None = None) -> tuple[str, str]:
         """This thread's part [begin, end) of `count` units, in full multiples of `grain`.

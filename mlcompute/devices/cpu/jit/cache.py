@@ -23,14 +23,14 @@ class KernelCache:
     """Compiled kernels of this process, by what determines their code."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._addresses: dict[str, int] = {}
         self._loaded: list[object] = []
 
     def addresses(self, kernels: Iterable[Code]) -> list[int]:
         """Addresses of the kernels, compiling those not seen before together."""
         kernels = list(kernels)
-        with self._lock:
+        with self.lock:
             missing = {_key(code): code for code in kernels if _key(code) not in self._addresses}
             if missing:
                 # Memory changes hands inside: an interruption at the wrong moment would free it twice.
@@ -58,9 +58,9 @@ kernel_cache = KernelCache()
 if hasattr(os, "register_at_fork"):
     # LLVM has locks of its own: a child of a process that was compiling on another thread could wait for them forever.
     os.register_at_fork(
-        before=kernel_cache._lock.acquire,
-        after_in_parent=kernel_cache._lock.release,
-        after_in_child=kernel_cache._lock.release,
+        before=kernel_cache.lock.acquire,
+        after_in_parent=kernel_cache.lock.release,
+        after_in_child=kernel_cache.lock.release,
     )
 
 

@@ -137,7 +137,7 @@ def _private_functions() -> _PrivateFunctions | None:
     names = ("RunNewModulePassManager", "RunNewFunctionPassManager", "TargetMachineEmitToMemory")
     buffers = ("GetBufferStart", "GetBufferSize", "DisposeMemoryBuffer")
     try:
-        unlocked = [getattr(library, f"LLVMPY_{name}")._cfn for name in names]
+        unlocked = [getattr(library, f"LLVMPY_{name}")._cfn for name in names]  # noqa: SLF001  what the docstring says
         return _PrivateFunctions(*unlocked, *(getattr(library, f"LLVMPY_{name}") for name in buffers))
     except AttributeError:
         return None

@@ -264,14 +264,14 @@ class _Tiles:
         with code.loop(0, count) as row:
             pixels = self.copy_pixels(image, code.add(start, row), "pixels", f.inputs, top, left)
             with code.loop(0, self.row_tiles) as tile, code.loop(0, self.depth, vector_lanes()) as channel:
-                values = self._square(pixels, tile, channel, f.inputs)
+                values = self.square(pixels, tile, channel, f.inputs)
                 number_ = code.add(code.mul(row, self.row_tiles), tile)
                 offset = code.add(code.mul(number_, self.depth), channel)
                 for point, value in enumerate(_transform(f.from_x, values)):
                     at = code.add(offset, code.mul(self.x_points, point))
                     Line(code, self.memory["x"], "float").store(at, value)
 
-    def _square(self, pixels: DenseArray, tile: str, channel: str, extent: int) -> list[SimdValue]:
+    def square(self, pixels: DenseArray, tile: str, channel: str, extent: int) -> list[SimdValue]:
         """The pixels of a tile, row by row."""
         code, column = self.code, self.code.mul(tile, self.form.outputs)
         values = []
@@ -408,7 +408,7 @@ def _transform_dy(tiles: _Tiles, dy: DenseArray, start: str, rows: str, count: s
     with code.loop(0, rows) as row:
         pixels = tiles.copy_pixels(dy, code.add(start, row), "pixels", f.outputs, 0, 0)
         with code.loop(0, tiles.row_tiles) as tile, code.loop(0, tiles.channels, vector_lanes()) as channel:
-            values = tiles._square(pixels, tile, channel, f.outputs)
+            values = tiles.square(pixels, tile, channel, f.outputs)
             number_ = code.add(code.mul(row, tiles.row_tiles), tile)
             offset = _packed(code, tiles.sizes, number_, channel, count)
             for point, value in enumerate(_transform(transposed(f.to_y), values)):

@@ -32,16 +32,16 @@ class Descriptor:
             strides = dims(strides_of(shape, layout))
             name = "memory_desc_create_with_strides"
             handle = library.create(name, rank, dims(shape), _FLOAT32, strides, doing=doing)
-        self._adopt(library, handle)
+        self.adopt(library, handle)
 
     @classmethod
     def copy_of(cls, handle: int) -> Descriptor:
         """A descriptor equal to one owned by a primitive."""
         library, new = require(), cls.__new__(cls)
-        new._adopt(library, library.create("memory_desc_clone", handle))
+        new.adopt(library, library.create("memory_desc_clone", handle))
         return new
 
-    def _adopt(self, library: OneDNN, handle: int) -> None:
+    def adopt(self, library: OneDNN, handle: int) -> None:
         self._library, self.handle = library, handle
         own(self, library.destroyer("memory_desc"), handle)
 

@@ -78,7 +78,7 @@ class Cudnn:
     """The functions of libcudnn, called with errors that say what was being done."""
 
     def __init__(self, library: ctypes.CDLL, path: str) -> None:
-        self.path, self._library = path, library
+        self.path, self.library = path, library
         for name, arguments in _SIGNATURES.items():
             try:
                 function = getattr(library, f"cudnn{name}")
@@ -100,7 +100,7 @@ class Cudnn:
 
     def status(self, name: str, *arguments: Any) -> int:
         """What cudnn<name> answers: 0 on success."""
-        return int(getattr(self._library, f"cudnn{name}")(*arguments))
+        return int(getattr(self.library, f"cudnn{name}")(*arguments))
 
     def call(self, name: str, *arguments: Any, doing: str = "") -> None:
         """Call cudnn<name>; a DeviceError saying what was being done unless it answers success."""
@@ -110,10 +110,10 @@ class Cudnn:
 
     def error(self, status: int, name: str, doing: str = "") -> CudnnError:
         """The error for a status other than 0."""
-        text = self._library.cudnnGetErrorString(status)
+        text = self.library.cudnnGetErrorString(status)
         reason = text.decode() if text else f"status {status}"
         buffer = ctypes.create_string_buffer(2048)
-        self._library.cudnnGetLastErrorString(buffer, len(buffer))
+        self.library.cudnnGetLastErrorString(buffer, len(buffer))
         said = " ".join(buffer.value.decode(errors="replace").split())
         return CudnnError(
             f"{self.name}: {doing or name}: {reason}", said=said, function=f"cudnn{name}", library=self.path
@@ -149,7 +149,7 @@ class Descriptor:
         self.handle = handle.value or 0
         #: Descriptors this one refers to.
         self._keeps: list[Descriptor] = []
-        weakref.finalize(self, cudnn._library.cudnnBackendDestroyDescriptor, self.handle).atexit = False
+        weakref.finalize(self, cudnn.library.cudnnBackendDestroyDescriptor, self.handle).atexit = False
 
     def set(self, attribute: int, type_: int, *values: Any) -> Descriptor:
         """Set an attribute to one or more values; descriptors are kept alive."""
