@@ -76,7 +76,9 @@ class Layer(ABC):
     any_batch_axis: ClassVar[bool] = False
 
     layer_id = ReadOnly[int]("A number no other layer of the process has.")
-    device_type = ReadOnly[DeviceType | None]("The kind of device the layer was compiled for; None before.")
+    device_type = ReadOnly[DeviceType | None](
+        "The kind of device the layer was compiled for; None before.", "compiled_device_type"
+    )
 
     def __init__(self) -> None:
         self._layer_id = next(_ids)

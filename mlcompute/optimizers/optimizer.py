@@ -227,6 +227,11 @@ class Optimizer(ABC):
         self._remember_nothing()
 
     @property
+    def descriptor(self) -> OptimizerDescriptor:
+        """The settings all optimizers share, as they were given."""
+        return self._descriptor
+
+    @property
     def learning_rate(self) -> float:
         """Step size. May be changed between updates."""
         return self._learning_rate
