@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
 from mlcompute.devices.cuda.memory import CudaBuffer, Pinned
 from mlcompute.devices.device import Completion
 from mlcompute.errors import ExecutionError
-from mlcompute.ops.op import overwritten_by
+from mlcompute.ops.op import Step, overwritten_by
 
 if TYPE_CHECKING:
     from mlcompute.devices.cuda.device import Cuda
@@ -30,10 +30,15 @@ class Statuses:
     """The status words of a program: two of `failed` for guarded kernels, then two of each status.
 
     A run begins with zeros and ends with a copy in pinned memory.
+
+    explain   what the NumPy meaning of a step says to the data that was found invalid; None when that is gone
     """
 
-    def __init__(self, engine: Cuda, work: Sequence[Launch | LibraryCall]) -> None:
+    def __init__(
+        self, engine: Cuda, work: Sequence[Launch | LibraryCall], explain: Callable[[Step], str | None]
+    ) -> None:
         self._engine, self._driver, self._work = engine, engine.driver, work
+        self._explain = explain
         self._places: dict[tuple[Launch, int], int] = {}
         self._found: list[tuple[Launch, Status]] = []
         for launch in work:
@@ -114,7 +119,7 @@ class Statuses:
             if failed and launch.step.phase in phases:
                 step = launch.step
                 return ExecutionError(
-                    f"layer '{step.layer}': {status.reason(int(index))}",
+                    f"layer '{step.layer}': {self._explain(step) or status.reason(int(index))}",
                     step=step.op.name,
                     phase=step.phase,
                     changed=", ".join(self._changed_before(launch, phases)),

@@ -19,7 +19,7 @@ from mlcompute.devices.cuda.memory import CudaBuffer
 from mlcompute.devices.device import Buffer, Completion, Executable, Profile
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.errors import DeviceError
-from mlcompute.ops.op import Array, Step, Value
+from mlcompute.ops.op import Array, Step, Value, run_meaning
 
 if TYPE_CHECKING:
     from mlcompute.devices.cuda.device import Cuda
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Work = Launch | LibraryCall
 #: Constants begin at multiples of so many bytes, as buffers do.
 _ALIGNMENT = 256
+#: Inputs of a step that failed are looked at up to so many bytes.
+_MOST_EXPLAINED = 1 << 30
 
 
 class CudaExecutable(Executable):
@@ -52,7 +54,7 @@ class CudaExecutable(Executable):
         for launch, function in self._functions.items():
             if launch.shared_bytes:
                 self._driver.allow_shared_memory(function, launch.shared_bytes)
-        self._statuses = Statuses(engine, self._work)
+        self._statuses = Statuses(engine, self._work, self._explain)
         self._arguments = ArgumentBlock(launches, self._address, self._statuses)
         #: Graphs by phases; None after the first run. Emptied when an address changes.
         self._graphs: dict[tuple[str, ...], _Graph | None] = {}
@@ -174,6 +176,30 @@ class CudaExecutable(Executable):
             self._driver.abort_capture(stream)
             raise
         return _Graph(self.engine, self._driver.end_capture(stream))
+
+    def _explain(self, step: Step) -> str | None:
+        """What the NumPy meaning of a step that failed says to its inputs, if no later step has overwritten them."""
+        place = self.program.steps.index(step)
+        if sum(value.nbytes for value in step.inputs) > _MOST_EXPLAINED or not all(
+            self._is_intact(self._operands[value].base, place) for value in step.inputs
+        ):
+            return None
+        try:
+            with np.errstate(all="ignore"):
+                run_meaning(step, [self.read(value) for value in step.inputs])
+        except (ValueError, IndexError) as error:
+            return str(error)
+        return None
+
+    def _is_intact(self, base: Value, place: int) -> bool:
+        """Does memory still hold what it held at a step, after all others?"""
+        placements = self.program.plan.placements
+        own = placements.get(base)
+        return own is None or not any(
+            other.first >= place and other.offset < own.offset + own.nbytes and own.offset < other.offset + other.nbytes
+            for value, other in placements.items()
+            if value is not base
+        )
 
     def _run_profiled(self, phases: Sequence[str], profile: Profile) -> None:
         """Kernel after kernel, with marks between them."""
