@@ -1,0 +1,212 @@
+"""How the CUDA engine behaves, in emulation and, where there is one, on a GPU."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import hashlib
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from mlcompute.device import gpu_engines, why_no_gpu
+from mlcompute.devices.cuda.device import Cuda
+from mlcompute.devices.device import Profile
+from mlcompute.errors import DeviceError, ExecutionError
+from tests.devices.cuda_emulator import EmulatedCuda
+from tests.devices.cuda_emulator.compiling import COMPILER
+from tests.devices.models import MODELS, Job, make
+
+ROOT = Path(__file__).parents[2]
+SYNC = mlc.ExecutionOptions.SYNCHRONOUS
+
+
+@functools.cache
+def emulated() -> EmulatedCuda:
+    return EmulatedCuda()
+
+
+@pytest.fixture(params=["emulated", "gpu"])
+def engine(request: pytest.FixtureRequest) -> Cuda:
+    if request.param == "emulated":
+        if COMPILER is None:
+            pytest.skip("the emulator needs g++")
+        return emulated()
+    found = gpu_engines()
+    if not found:
+        pytest.skip(f"there is no GPU: {why_no_gpu()}")
+    assert isinstance(found[0], Cuda)
+    return found[0]
+
+
+def digest(job: Job, steps: int) -> str:
+    for _ in range(steps):
+        job.step()
+    return hashlib.sha256(job.bits()).hexdigest()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_run_after_run(kind: str, engine: Cuda) -> None:
+    times = 3 if isinstance(engine, EmulatedCuda) else 20
+    assert len({digest(make(kind, engine), 4) for _ in range(times)}) == 1
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_training_agrees_with_the_cpu(kind: str, engine: Cuda) -> None:
+    mlc.Platform.set_matmul_precision("highest")
+    try:
+        mine, theirs = make(kind, engine), make(kind)
+        for _ in range(3):
+            mine.step()
+            theirs.step()
+        for a, b in zip(mine.lasting(), theirs.lasting(), strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
+    finally:
+        mlc.Platform.set_matmul_precision("high")
+
+
+def lookup(engine: Cuda, layers: int = 1) -> tuple[mlc.TrainingGraph, dict[str, np.ndarray], mlc.Tensor]:
+    """A trained table, and the step that reads rows of it."""
+    table = mlc.Tensor(shape=(3, 2), data=np.arange(6, dtype=np.float32).reshape(3, 2))
+    optimizer = mlc.SGDOptimizer(mlc.OptimizerDescriptor(learning_rate=0.1))
+    training = mlc.TrainingGraph([], mlc.LossLayer.mean_squared_error(mlc.ReductionType.MEAN), optimizer)
+    inputs = [mlc.Tensor(shape=(4,), data_type=mlc.DataType.INT32) for _ in range(layers)]
+    found = [training.node(mlc.EmbeddingLayer(mlc.EmbeddingDescriptor(3, 2), table), source=x) for x in inputs]
+    if layers > 1:
+        training.node(mlc.ArithmeticLayer(mlc.ArithmeticOperation.ADD), sources=found)
+    labels = mlc.Tensor(shape=(4, 2))
+    training.add_inputs({f"i{n}": x for n, x in enumerate(inputs)}, {"t": labels})
+    training.compile(device=mlc.Device(mlc.DeviceType.CPU, engine=engine))
+    return training, {f"i{n}": np.int32([0, 1, 2, 0]) for n in range(layers)}, table
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_an_index_out_of_range_is_an_error_and_nothing_else(engine: Cuda, layers: int) -> None:
+    training, data, table = lookup(engine, layers)
+    labels = {"t": np.zeros((4, 2), np.float32)}
+    last = f"i{layers - 1}"
+    for turn in range(4):  # launched one by one, captured, and from the graph
+        training.execute(data, labels, options=SYNC)
+        before = table.data.copy()
+        for bad in (7, -1, 2**31 - 1, -(2**31)):
+            with pytest.raises(ExecutionError, match=rf"layer 'Embedding.*': take: index {bad} at position"):
+                training.execute({**data, last: np.int32([0, bad, 1, 1])}, labels, options=SYNC)
+            np.testing.assert_array_equal(table.data, before, err_msg=f"turn {turn}")
+        with pytest.raises(ExecutionError, match="index 9"):
+            training.execute({**data, last: np.int32([9, 0, 1, 1])}, labels).wait()
+    loss = training.execute(data, labels, options=SYNC).result
+    assert loss is not None
+    assert np.isfinite(loss.data).all()
+
+
+def test_out_of_memory_is_an_error_and_the_process_goes_on(engine: Cuda) -> None:
+    job = make(next(iter(MODELS)), engine)
+    job.step()
+    with pytest.raises(DeviceError, match="out of memory") as caught:
+        engine.allocate(1 << 42)
+    assert f"{1 << 42} bytes" in str(caught.value)
+    assert "free" in str(caught.value)
+    job.step()
+
+
+def test_memory_comes_back(engine: Cuda) -> None:
+    driver = engine.driver
+    make(next(iter(MODELS)), engine).step()  # libraries and staging take memory once
+    gc.collect()
+    engine.synchronize()
+    before = driver.free_memory()
+    job = make(next(iter(MODELS)), engine)
+    job.step()
+    job.step()
+    del job
+    big = engine.allocate(256 << 20)
+    assert driver.free_memory() <= before - (256 << 20) + (2 << 20)
+    thread = threading.Thread(target=lambda buffers: buffers.clear(), args=([big],))
+    del big
+    thread.start()
+    thread.join()
+    gc.collect()
+    assert abs(driver.free_memory() - before) <= 4 << 20
+
+
+def test_buffers_of_all_sizes_keep_their_bytes(engine: Cuda) -> None:
+    rng = np.random.default_rng(0)
+    for size in (0, 1, 3, 255, 4096, (4 << 20) - 1, 4 << 20, (4 << 20) + 1, (9 << 20) + 7):
+        data = rng.integers(0, 256, size).astype(np.uint8)
+        buffer = engine.upload(data)
+        found = np.empty_like(data)
+        buffer.read(found)
+        np.testing.assert_array_equal(found, data)
+    buffer = engine.allocate(1 << 20)
+    found = np.ones(1 << 20, np.uint8)
+    buffer.read(found)
+    assert not found.any(), "memory begins with zeros"
+    for number in range(2000):  # more than the pinned memory holds of small ones, in order
+        buffer.write(np.full(600, number, np.int32), 400)
+    part = np.empty((20, 30), np.int32)
+    buffer.read(part.T[::-1].T, 400)
+    assert (part == 1999).all()
+
+
+def test_several_graphs_and_threads(engine: Cuda) -> None:
+    kinds = list(MODELS)
+    expected = {kind: digest(make(kind, engine), 6) for kind in kinds}
+    jobs = {kind: make(kind, engine) for kind in kinds}
+    errors: list[BaseException] = []
+
+    def train(kind: str) -> None:
+        try:
+            for _ in range(6):
+                jobs[kind].step(mlc.ExecutionOptions.NONE)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=train, args=(kind,)) for kind in kinds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    for kind, job in jobs.items():
+        job.training.synchronize_updates()
+        assert hashlib.sha256(job.bits()).hexdigest() == expected[kind], kind
+
+
+def test_a_profile_names_layers_and_phases(engine: Cuda) -> None:
+    job = make("mlp", engine)
+    for _ in range(2):
+        run = job.training.execute(job.inputs, job.labels, options=SYNC | mlc.ExecutionOptions.PER_LAYER_PROFILING)
+        assert isinstance(run.profile, Profile)
+        layers = {layer for layer, _ in run.profile.seconds}
+        assert {"first", "last"} <= layers
+        assert all(seconds >= 0 for seconds in run.profile.seconds.values())
+    assert digest(job, 2)
+
+
+CHILD = """
+import sys
+import numpy as np
+from tests.devices.models import make
+if sys.argv[1] == "emulated":
+    from tests.devices.cuda_emulator import EmulatedCuda
+    engine = EmulatedCuda()
+else:
+    from mlcompute.device import gpu_engines
+    engine = gpu_engines()[0]
+job = make("mlp", engine)
+for _ in range(3):
+    job.step()
+job.training.execute(job.inputs, job.labels)  # still running when the process ends
+print("done")
+"""
+
+
+def test_the_end_of_a_process_is_quiet(engine: Cuda) -> None:
+    kind = "emulated" if isinstance(engine, EmulatedCuda) else "gpu"
+    ran = subprocess.run([sys.executable, "-c", CHILD, kind], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "done\n", "")
