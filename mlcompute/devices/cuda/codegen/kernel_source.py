@@ -116,7 +116,7 @@ def vector_width(operands: Sequence[Operand], axes: Sequence[Axis], which: Seque
 
     which   the operands (positions in the strides of the axes) that move along that axis
     """
-    inner, outer = axes[-1], axes[:-1]
+    inner, outer = axes[-1], [axis for axis in axes[:-1] if axis.extent != 1]
     if any(inner.strides[position] != 1 for position in which):
         return 1
     for width in (4, 2):

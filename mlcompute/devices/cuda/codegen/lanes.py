@@ -20,7 +20,7 @@ from mlcompute.devices.cuda.kernels.launch import Extents
 from mlcompute.devices.loop_nest import Axis, ReductionAxes, iteration_count
 
 THREADS = 256
-#: Blocks that fill a large device, two for each multiprocessor.
+#: Blocks of 2 THREADS that fill a large device, two for each multiprocessor.
 BLOCKS = 264
 #: With fewer threads than this, more lanes are of use.
 FEW_THREADS = 1 << 14
@@ -97,12 +97,15 @@ class Lanes:
         return f"{sizes}\nconstexpr bool ROWS = {'true' if self.rows else 'false'};"
 
 
-def lanes_for(axes: ReductionAxes, width: int, *, splits_limit: int = 1, hold: bool = False) -> Lanes:
+def lanes_for(
+    axes: ReductionAxes, width: int, *, splits_limit: int = 1, hold: bool = False, large_blocks: bool = False
+) -> Lanes:
     """The plan for some loops.
 
     width          elements that can be moved at once along the innermost loop
     splits_limit   splits there is memory for
     hold           will lanes keep their elements in registers, if they are few?
+    large_blocks   are few splits better than many, since every block combines them again?
     """
     all_ = grouped(axes.axes, width)
     kept, reduced = (tuple(axis for axis in all_ if axis.reduced == which) for which in (False, True))
@@ -115,11 +118,13 @@ def lanes_for(axes: ReductionAxes, width: int, *, splits_limit: int = 1, hold: b
     plan = planned(THREADS)
     if plan.grid[0] >= BLOCKS // 2 or plan.units * plan.length * width < WORTH_SPLITS:
         return plan
-    large = planned(2 * THREADS)
-    tiles = large.grid[0]
-    splits = min(-(-BLOCKS // tiles), large.length // (large.lanes * LEAST_ITERATIONS), splits_limit)
+    large = planned(4 * THREADS if large_blocks else 2 * THREADS)
+    blocks = BLOCKS // 2 if large_blocks else BLOCKS
+    # Not more blocks than run side by side: the last few would run alone.
+    most = large.length // (large.lanes * LEAST_ITERATIONS)
+    splits = min(blocks // large.grid[0], most, splits_limit)
     if splits < 2:
-        return plan
+        return large if most > 1 and not plan.items else plan
     return replace(large, splits=-(-large.length // -(-large.length // splits)))
 
 
@@ -132,13 +137,13 @@ def _rows(units: int, length: int, threads: int, hold: bool) -> tuple[int, int]:
     if units * lanes < FEW_THREADS and length > lanes:
         lanes = 32 if length <= 64 else threads
     if hold and length > HELD * threads:
-        lanes = 1024 if length > HELD * 512 else 512
+        lanes = 1024 if length > HELD * 512 else max(threads, 512)
     return (threads // lanes if lanes <= 32 else 1), lanes
 
 
 def _columns(units: int, length: int, threads: int, hold: bool) -> tuple[int, int]:
     """Results per block and lanes: a warp reads neighbouring columns, further warps further rows."""
-    results = threads if length <= 2 else 32 if units >= 16 else 4 if units > 1 else 1
+    results = threads if length <= 2 else min(32, power_of_two(units))
     return results, threads // results
 
 

@@ -106,7 +106,8 @@ def _width(operands: Sequence[Operand], axes: Sequence[Axis], bounds: Sequence[t
     if any(stride != 1 for stride in inner.strides):
         return 1
     numbers = [inner.extent, *(number for pair in bounds for number in pair)]
-    numbers += [stride for axis in axes[:-1] for stride in axis.strides] + [one.offset for one in operands]
+    numbers += [stride for axis in axes[:-1] if axis.extent != 1 for stride in axis.strides]
+    numbers += [one.offset for one in operands]
     return next((width for width in (16 // nbytes, 4, 2) if all(number % width == 0 for number in numbers)), 1)
 
 
@@ -206,7 +207,7 @@ def _padded_width(x: Operand, y: Operand, axes: Sequence[_PaddedAxis]) -> int:
     if inner.strides != (1, 1) or inner.step != 1:
         return 1
     numbers = [inner.extent, inner.inner, inner.before, x.offset, y.offset]
-    numbers += [stride for axis in axes[:-1] for stride in axis.strides]
+    numbers += [stride for axis in axes[:-1] if axis.extent != 1 for stride in axis.strides]
     return next((w for w in (16 // x.dtype.itemsize, 4, 2) if all(number % w == 0 for number in numbers)), 1)
 
 

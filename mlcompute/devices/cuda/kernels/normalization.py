@@ -148,7 +148,7 @@ def _launches(step: Step, operands: Operands, form: _Form) -> Sequence[Launch]:
     strides = [*(each.strides for each in along), *(kept_strides(each, axes) for each in single)]
     loops = ReductionAxes.of(along[0].shape, axes, strides)
     width = vector_width(along, loops.axes, range(len(along)))
-    plan = lanes_for(loops, width, splits_limit=_splits(step), hold=True)
+    plan = lanes_for(loops, width, splits_limit=_splits(step), hold=True, large_blocks=True)
     if plan.splits == 1:
         return [_write(step, form, plan, loops.iterations, None)]
     nbytes = plan.splits * plan.result_count * len(form.statistics.fields) * _real(step).itemsize

@@ -131,9 +131,9 @@ class Segments:
     def _width(self) -> int:
         """Neighbouring results of one thread."""
         updates, y = self.updates, self.y
-        all_ = [*self.outer, Axis(1, (0, self.key_stride)), *self.inner]
-        width = vector_width([updates, y], all_, [0, 1])
-        return width if all(axis.strides[1] % width == 0 for axis in self.items) else 1
+        items = [Axis(axis.extent, (axis.strides[1], 0)) for axis in self.items]
+        axes = [*self.outer, *items, Axis(self.keys, (0, self.key_stride)), *self.inner]
+        return vector_width([updates, y], axes, [0, 1])
 
     def _result(self, source: KernelSource, width: int) -> str:
         """Statements that find a thread's result number k: `own`, its key, and where it lies in updates and y."""
