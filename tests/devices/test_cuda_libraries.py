@@ -536,6 +536,22 @@ def test_calls_of_cublaslt(name: str, interpreted: InterpretedCuda) -> None:
     assert_close(found[0], forward(lambda a, b: [fn(a, b)], *arrays)[0], scale=4.0)
 
 
+def test_what_cublaslt_has_no_algorithm_for_is_ours(
+    interpreted: InterpretedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise cublaslt.NoAlgorithmError("none")
+
+    monkeypatch.setattr(cublaslt, "Product", refuse)
+    arrays = [numbers(5, 7), numbers(7, 3, seed=1), numbers(3)]
+    found, kernels = run_on(interpreted, lambda a, b: [ops.matmul(a, b)], arrays[:2])
+    assert kernels == "tiled matmul (float32)"
+    assert_close(found[0], arrays[0] @ arrays[1])
+    found, kernels = run_on(interpreted, _with_bias(ops.matmul, True), arrays)
+    assert kernels == "tiled matmul (float32), bias"
+    assert_close(found[0], np.maximum(arrays[0] @ arrays[1] + arrays[2], 0))
+
+
 def _with_bias(fn: Any, relu: bool) -> Any:
     """fn(a, b) + bias as the compiler fuses it."""
 

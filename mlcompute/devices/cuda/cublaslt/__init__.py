@@ -6,6 +6,6 @@ and an algorithm, made once; `Product.enqueue` is all that happens at run time.
 
 from mlcompute.devices.cuda.cublaslt.layout import Matrix, Problem, problem_of
 from mlcompute.devices.cuda.cublaslt.library import CublasLt, require
-from mlcompute.devices.cuda.cublaslt.product import Product
+from mlcompute.devices.cuda.cublaslt.product import NoAlgorithmError, Product
 
-__all__ = ["CublasLt", "Matrix", "Problem", "Product", "problem_of", "require"]
+__all__ = ["CublasLt", "Matrix", "NoAlgorithmError", "Problem", "Product", "problem_of", "require"]

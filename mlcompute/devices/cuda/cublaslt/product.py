@@ -18,6 +18,10 @@ _CANDIDATES = 16
 _ITEM_BYTES = {lt.REAL_32F: 4, lt.REAL_16F: 2}
 
 
+class NoAlgorithmError(DeviceError):
+    """cuBLASLt cannot compute a product; another kernel has to."""
+
+
 class Product:
     """A problem's descriptors and algorithm on one GPU.
 
@@ -118,7 +122,7 @@ class Product:
             raise self._lt.error(status, "MatmulAlgoGetHeuristic", f"choosing an algorithm for the {self}")
         usable = [lt.Algorithm.from_buffer_copy(r.algorithm) for r in results[: found.value] if r.state == 0]
         if not usable:
-            raise DeviceError(f"{self._lt.name} has no algorithm for the {self}", problem=self.problem)
+            raise NoAlgorithmError(f"{self._lt.name} has no algorithm for the {self}", problem=self.problem)
         return usable
 
     def _fits(self, algorithm: lt.Algorithm) -> bool:

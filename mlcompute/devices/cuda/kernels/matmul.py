@@ -53,9 +53,9 @@ def product_launches(
     calls = []
     for part in _single_batches(a, b, y):
         problem = cublaslt.problem_of(*part, matmul_precision.allows_tf32)
-        assert problem is not None
-        call = _call(step, gpu, problem, part, workspace)
-        assert call is not None
+        call = None if problem is None else _call(step, gpu, problem, part, workspace)
+        if call is None:
+            return [tiled_launch(step, a, b, y)]
         calls.append(call)
     return calls
 
@@ -139,9 +139,11 @@ def _call(
     workspace: Operand | None,
     bias: Operand | None = None,
 ) -> LibraryCall | None:
-    """One product; None when its algorithm cannot apply the epilogue."""
-    nbytes = 0 if workspace is None else workspace.size - ALIGNMENT
-    product = cublaslt.Product(problem, gpu, nbytes)
+    """One product; None when there is no algorithm for it, or none that can apply the epilogue."""
+    try:
+        product = cublaslt.Product(problem, gpu, 0 if workspace is None else workspace.size - ALIGNMENT)
+    except cublaslt.NoAlgorithmError:
+        return None
     if bias is not None and not product.has_epilogue:
         return None
     memory, writes = [*part], [2]
