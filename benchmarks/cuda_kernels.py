@@ -1,0 +1,171 @@
+"""Single ops on a GPU: matmul, convolution, LSTM and attention, with their time, rate and kernels.
+
+    python -m benchmarks.cuda_kernels                    everything
+    python -m benchmarks.cuda_kernels attention lstm     what has one of these words in its name
+    MLCOMPUTE_TUNE=1 python -m benchmarks.cuda_kernels   with measured algorithms
+
+Every op is a program of its own, captured as a graph and launched often; data lies on the device.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mlcompute import devices, ops
+from mlcompute.compiler.plan_memory import planned
+from mlcompute.compiler.program import Program
+from mlcompute.devices.device import Engine
+from mlcompute.ops.op import Shape, Trace, Value
+
+_ROUNDS, _LAUNCHES = 7, 20
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A function on values of these shapes, and how many multiplications and additions it is."""
+
+    name: str
+    fn: Callable[..., Sequence[Value]]
+    shapes: Sequence[Shape]
+    flops: float
+
+
+def matmul(name: str, m: int, k: int, n: int, a_transposed: bool = False, b_transposed: bool = False) -> Workload:
+    def fn(a: Value, b: Value) -> Sequence[Value]:
+        return [ops.matmul(ops.transpose(a) if a_transposed else a, ops.transpose(b) if b_transposed else b)]
+
+    shapes = [(k, m) if a_transposed else (m, k), (n, k) if b_transposed else (k, n)]
+    return Workload(f"matmul {name} {m}x{k}x{n}", fn, shapes, 2.0 * m * n * k)
+
+
+def convolutions(name: str, x: Shape, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> list[Workload]:
+    """A convolution with "same" padding, channels last, and its two gradients."""
+    n, c, height, width = x
+    w = (outputs, c // groups, kernel, kernel)
+    pad = (kernel - 1) // 2
+    y = (n, (height - 1) // stride + 1, (width - 1) // stride + 1, outputs)
+    a: dict[str, Any] = {
+        "strides": (stride, stride), "dilations": (1, 1), "padding": (pad,) * 4, "groups": groups,
+        "channels_last": True,
+    }  # fmt: skip
+    image = (n, height, width, c)
+    flops = 2.0 * np.prod(y) * np.prod(w[1:])
+    title = f"convolution {name} {x}->{outputs} {kernel}x{kernel}/{stride}"
+    return [
+        Workload(title, lambda x, w: [ops.emit("convolution", x, w, **a)], [image, w], flops),
+        Workload(
+            f"{title} dx", lambda d, w: [ops.emit("convolution_input_gradient", d, w, shape=x, **a)], [y, w], flops
+        ),
+        Workload(
+            f"{title} dw", lambda x, d: [ops.emit("convolution_weight_gradient", x, d, shape=w, **a)], [image, y], flops
+        ),
+    ]
+
+
+def lstm(n: int, t: int, inputs: int, hidden: int) -> list[Workload]:
+    """One direction and its gradient."""
+    a = {"reverse": False, "has_lengths": False}
+    states = [(n, hidden), (n, hidden)]
+    weights = [(4 * hidden, inputs), (4 * hidden, hidden)]
+    made = [(n, t, hidden), (n, t, 4 * hidden), (n, t, hidden)]
+    flops = 8.0 * n * t * hidden * (inputs + hidden)
+    title = f"lstm {n}x{t}x{inputs}->{hidden}"
+    forward = [(n, t, inputs), *weights, (4 * hidden,), *states]
+    backward = [(n, t, hidden), *states, (n, t, inputs), *weights, *states, *made]
+    return [
+        Workload(title, lambda *v: ops.emit_all("lstm", *v, **a), forward, flops),
+        Workload(f"{title} gradient", lambda *v: ops.emit_all("lstm_gradient", *v, **a), backward, 2 * flops),
+    ]
+
+
+def attention(name: str, n: int, heads: int, length: int, width: int, mask: bool) -> list[Workload]:
+    """Attention and its gradient; heads lie beside each other in memory, as layers have them."""
+    a = {"scale": width**-0.5, "has_mask": mask, "has_keep": False}
+    one, more = (n, length, heads, width), [(length, length)] if mask else []
+
+    def heads_of(values: Sequence[Value], count: int) -> list[Value]:
+        return [ops.transpose(value, (0, 2, 1, 3)) for value in values[:count]] + list(values[count:])
+
+    flops = 4.0 * n * heads * length * length * width
+    title = f"attention {name} {n}x{heads}x{length}x{width}"
+    return [
+        Workload(title, lambda *v: [ops.emit("attention", *heads_of(v, 3), **a)], [one] * 3 + more, flops),
+        Workload(
+            f"{title} gradient", lambda *v: ops.emit_all("attention_gradient", *heads_of(v, 4), **a),
+            [one] * 4 + more, 2.5 * flops,
+        ),
+    ]  # fmt: skip
+
+
+WORKLOADS = [
+    matmul("mlp", 32, 784, 128, b_transposed=True),
+    matmul("mlp dw", 128, 32, 784, a_transposed=True),
+    matmul("gpt2", 4096, 768, 3072, b_transposed=True),
+    matmul("gpt2 dw", 3072, 4096, 768, a_transposed=True),
+    matmul("square", 4096, 4096, 4096),
+    *convolutions("lenet", (64, 1, 28, 28), 6, 5),
+    *convolutions("resnet20", (128, 16, 32, 32), 16, 3),
+    *convolutions("resnet20", (128, 16, 32, 32), 32, 3, stride=2),
+    *convolutions("resnet20", (128, 64, 8, 8), 64, 3),
+    *convolutions("resnet50", (64, 3, 224, 224), 64, 7, stride=2),
+    *convolutions("resnet50", (64, 256, 56, 56), 64, 1),
+    *convolutions("resnet50", (64, 128, 28, 28), 128, 3),
+    *convolutions("depthwise", (64, 96, 56, 56), 96, 3, groups=96),
+    *lstm(32, 50, 64, 128),
+    *lstm(64, 30, 256, 512),
+    *attention("transformer", 32, 4, 64, 32, mask=False),
+    *attention("gpt2", 8, 12, 512, 64, mask=True),
+]
+
+
+def measure(engine: Engine, workload: Workload) -> tuple[float, str]:
+    """Median seconds of a launch, and the names of the kernels."""
+    trace = Trace()
+    inputs = [trace.value(shape, np.dtype(np.float32), "input") for shape in workload.shapes]
+    results = list(workload.fn(*inputs))
+    plan = planned(trace.steps, results, workspace=engine.workspace)
+    program = Program("benchmark", 1, trace.steps, plan, dict(trace.constants), kept=set(results))
+    executable = engine.build(program, engine.allocate(plan.nbytes))
+    rng = np.random.default_rng(0)
+    for value in inputs:
+        executable.bind(value, engine.upload(0.1 * rng.standard_normal(value.shape, np.float32)))
+    times = []
+    for number in range(_ROUNDS + 2):
+        engine.synchronize()
+        start = time.perf_counter()
+        for _ in range(_LAUNCHES):
+            executable.run(("forward",))
+        engine.synchronize()
+        if number >= 2:  # the first rounds capture the graph and wake the device
+            times.append((time.perf_counter() - start) / _LAUNCHES)
+    return statistics.median(times), ", ".join(dict.fromkeys(executable.kernels.values()))
+
+
+def main(words: Sequence[str]) -> None:
+    """Print a line per workload."""
+    found = devices.devices("cuda")
+    if not found:
+        sys.exit("there is no GPU here")
+    engine = found[0]
+    print("\n".join(f"{name:<14}{fact}" for name, fact in engine.facts().items()))
+    for workload in WORKLOADS:
+        if words and not any(word in workload.name for word in words):
+            continue
+        try:
+            seconds, kernels = measure(engine, workload)
+        except Exception as error:  # the others are still worth knowing
+            print(f"{workload.name:<66} {type(error).__name__}: {error}")
+            continue
+        rate = workload.flops / seconds / 1e12
+        print(f"{workload.name:<66}{1e6 * seconds:>10.1f} us{rate:>8.1f} TFLOP/s   {kernels}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
