@@ -129,6 +129,22 @@ def test_a_row_without_keys_is_nan() -> None:
         assert_close(a, b, scale=4.0)
 
 
+def test_rows_without_keys_in_tiles_without_any() -> None:
+    """Tiles that are forbidden are skipped, but not their NaNs."""
+    attention, gradient = described("causal")
+    arrays = arrays_of("causal")
+    arrays[3][66:] = -np.inf
+    arrays[3][3] = -np.inf
+    expected = forward(attention, *arrays)[0]
+    found, _ = run_on(emulated(), attention, arrays, times=1)
+    assert np.isnan(expected[:, :, 66:]).all()
+    assert_close(found[0], expected, scale=4.0)
+    for dy in (np.ones(expected.shape, np.float32), np.zeros(expected.shape, np.float32)):
+        found, _ = run_on(emulated(), gradient, [dy, *arrays], times=1)
+        for a, b in zip(found, forward(gradient, dy, *arrays), strict=True):
+            assert_close(a, b, scale=4.0)
+
+
 def test_what_is_left_to_the_expansion() -> None:
     for dtype, width in ((np.float16, 8), (np.float32, 136)):
         trace = Trace()

@@ -4,6 +4,8 @@ A block has 4 warps; each owns 16 of the block's 64 queries (of its keys, for th
 through all keys (queries), a tile at a time. The softmax's maximum and sum are carried along and corrected when a
 larger score appears. The gradient goes through the keys twice, for the softmax first, then for dq; a second kernel
 makes dk and dv. Nothing is added in an order that depends on the run.
+
+Tiles in which the mask forbids everything, half of them where it is causal, are skipped.
 """
 
 from __future__ import annotations
@@ -43,30 +45,56 @@ class Form:
     @property
     def forward_bytes(self) -> int:
         q, v = self.pitches
-        return self.shared_bytes((ROWS, q), (self.inner, q), (self.inner, v))
+        return self.shared_bytes((ROWS, q), (self.inner, q), (self.inner, v), self._mask_tile)
 
     @property
     def gradient_bytes(self) -> int:
         q, v = self.pitches
-        return self.shared_bytes((ROWS, q), (ROWS, v), (self.inner, q), (self.inner, v), (2, self.inner))
+        tiles = (ROWS, q), (ROWS, v), (self.inner, q), (self.inner, v), (2, self.inner), self._mask_tile
+        return self.shared_bytes(*tiles)
+
+    @property
+    def _mask_tile(self) -> tuple[int, int]:
+        """The larger of the two that kernels have."""
+        return (ROWS, self.inner + 8) if self.has_mask else (0, 0)
 
     @property
     def head(self) -> str:
         """Functions, constants, and the parameters all kernels have."""
         q, v = self.pitches
         return f"""{tensor_core_text(self.exact)}
-enum {{ ROWS = {ROWS}, THREADS = {THREADS}, D = {self.width}, DV = {self.value_width}, INNER = {self.inner}, Q = {q},
-       V = {v}, PACK = {4 if self.packed else 1}, HAS_MASK = {int(self.has_mask)}, HAS_KEEP = {int(self.has_keep)} }};
+enum {{ ROWS = {ROWS}, THREADS = {THREADS}, D = {self.width}, DV = {self.value_width}, INNER = {self.inner} }};
+enum {{ Q = {q}, V = {v}, MASK = INNER + 8, PACK = {4 if self.packed else 1} }};
+enum {{ HAS_MASK = {int(self.has_mask)}, HAS_KEEP = {int(self.has_keep)} }};
 struct Strides {{ long long sample, head, row, column; }};
 struct Sizes {{ int heads, queries, keys, width, value_width; float scale; }};
 __device__ __forceinline__ const float* start(const float* p, Strides by, long long unit, int heads) {{
     return p + unit / heads * by.sample + unit % heads * by.head;
 }}
 // A score as softmax sees it; -inf where there is no key.
-__device__ __forceinline__ float score(float product, const float* mask, Strides by, int i, int j, Sizes z) {{
-    float x = product * z.scale;
-    if (HAS_MASK && i < z.queries && j < z.keys) x += mask[i * by.row + j * by.column];
-    return j < z.keys ? x : -INFINITY_F;
+__device__ __forceinline__ float score(float product, float mask, int j, Sizes z) {{
+    return j < z.keys ? (HAS_MASK ? product * z.scale + mask : product * z.scale) : -INFINITY_F;
+}}
+// The mask of queries from i and keys from j on, as a tile of R x C whose rows are P apart: is anything allowed there?
+// All threads of the block call it together; what they did with the last tile is done when it returns.
+template <int R, int C, int P>
+__device__ __forceinline__ bool load_mask(float* tile, const float* mask, Strides by, int i, int j, Sizes z) {{
+    __shared__ int allowed;
+    __syncthreads();
+    if (!HAS_MASK) return true;
+    if (threadIdx.x == 0) allowed = 0;
+    __syncthreads();
+    bool any = false;
+    for (int at = threadIdx.x; at < R * C; at += THREADS) {{
+        int row = at / C, column = at % C;
+        bool inside = i + row < z.queries && j + column < z.keys;
+        float x = inside ? mask[(i + row) * by.row + (j + column) * by.column] : 0.0f;
+        tile[row * P + column] = x;
+        any = any || (inside && x != -INFINITY_F);
+    }}
+    if (any) allowed = 1;
+    __syncthreads();
+    return allowed;
 }}
 __device__ __forceinline__ float kept(const float* keep, Strides by, int i, int j, Sizes z) {{
     return HAS_KEEP && i < z.queries && j < z.keys ? keep[i * by.row + j * by.column] : 1.0f;
@@ -141,12 +169,14 @@ _SCORES = """
         #pragma unroll
         for (int n = 0; n < INNER / 8; ++n)
             #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                x[n][e] = score(x[n][e], mask, mask_by, first + own + g + e / 2 * 8, key + 8 * n + 2 * t + e % 2, z);
+            for (int e = 0; e < 4; ++e) {
+                float m = HAS_MASK ? ms[(own + g + e / 2 * 8) * MASK + 8 * n + 2 * t + e % 2] : 0.0f;
+                x[n][e] = score(x[n][e], m, key + 8 * n + 2 * t + e % 2, z);
+            }
 """
 
 _KEYS = """
-        __syncthreads();
+        if (!load_mask<ROWS, INNER, MASK>(ms, mask, mask_by, first, key, z) && !{needed}) continue;
         load_tile<INNER, D, Q, THREADS, PACK>(ks, k + key * k_by.row, z.keys - key, z.width, k_by.row, k_by.column);
         load_tile<INNER, DV, V, THREADS, PACK>(
             vs, v + key * v_by.row, z.keys - key, z.value_width, v_by.row, v_by.column);
@@ -154,19 +184,24 @@ _KEYS = """
 """
 
 
+def _keys(needed: str) -> str:
+    """Loads tiles of keys and values; goes on to the next where everything is forbidden, unless it is needed."""
+    return _KEYS.replace("{needed}", needed)
+
+
 def forward_source(form: Form) -> str:
     """y (n, heads, l, dv), dense."""
     return f"""{form.head}
 extern "C" __global__ void __launch_bounds__({THREADS}) KERNEL({form.parameters("y")}) {{
 {_BEGIN.format(count="z.queries")}
-    float *qs = shared, *ks = qs + ROWS * Q, *vs = ks + INNER * Q;
+    float *qs = shared, *ks = qs + ROWS * Q, *vs = ks + INNER * Q, *ms = vs + INNER * V;
     q = start(q, q_by, unit, z.heads), k = start(k, k_by, unit, z.heads), v = start(v, v_by, unit, z.heads);
     {form.options}
     load_tile<ROWS, D, Q, THREADS, PACK>(
         qs, q + first * q_by.row, z.queries - first, z.width, q_by.row, q_by.column);
     float sum[DV / 8][4] = {{}}, most[2] = {{-INFINITY_F, -INFINITY_F}}, total[2] = {{0.0f, 0.0f}};
     for (int key = 0; key < z.keys; key += INNER) {{
-{_KEYS}{_SCORES}{_SOFTMAX}
+{_keys("false")}{_SCORES}{_SOFTMAX}
         if (HAS_KEEP)
             #pragma unroll
             for (int n = 0; n < INNER / 8; ++n)
@@ -200,7 +235,7 @@ def query_gradient_source(form: Form) -> str:
     return f"""{form.head}
 extern "C" __global__ void __launch_bounds__({THREADS}) KERNEL({form.parameters("dq", "logs", "deltas")}) {{
 {_BEGIN.format(count="z.queries")}
-    float *qs = shared, *ys = qs + ROWS * Q, *ks = ys + ROWS * V, *vs = ks + INNER * Q;
+    float *qs = shared, *ys = qs + ROWS * Q, *ks = ys + ROWS * V, *vs = ks + INNER * Q, *ms = vs + INNER * V;
     q = start(q, q_by, unit, z.heads), k = start(k, k_by, unit, z.heads), v = start(v, v_by, unit, z.heads);
     dy = start(dy, dy_by, unit, z.heads);
     {form.options}
@@ -210,7 +245,7 @@ extern "C" __global__ void __launch_bounds__({THREADS}) KERNEL({form.parameters(
         ys, dy + first * dy_by.row, z.queries - first, z.value_width, dy_by.row, dy_by.column);
     float most[2] = {{-INFINITY_F, -INFINITY_F}}, total[2] = {{0.0f, 0.0f}}, delta[2] = {{0.0f, 0.0f}};
     for (int key = 0; key < z.keys; key += INNER) {{
-{_KEYS}{_SCORES}{_SOFTMAX}
+{_keys("false")}{_SCORES}{_SOFTMAX}
         float d[INNER / 8][4] = {{}};
         multiply_rows<INNER / 8, DV / 8, V, V>(d, ys + own * V, vs);
         #pragma unroll
@@ -224,17 +259,24 @@ extern "C" __global__ void __launch_bounds__({THREADS}) KERNEL({form.parameters(
                         * kept(keep, keep_by, first + own + g + 8 * r, key + 8 * n + 2 * t + e % 2, z);
         }}
     }}
+    // A row without any key is NaN, and so is its gradient, wherever it comes from.
+    __shared__ int nan_rows;
+    if (threadIdx.x == 0) nan_rows = 0;
+    __syncthreads();
     #pragma unroll
     for (int r = 0; r < 2; ++r) {{
         float all = row_sum(total[r]);
+        if (all == 0.0f && first + own + g + 8 * r < z.queries) nan_rows = 1;
         delta[r] = row_sum(delta[r]) / all;
         most[r] += logf(all);
         int i = first + own + g + 8 * r;
         if (t == 0 && i < z.queries) logs[unit * z.queries + i] = most[r], deltas[unit * z.queries + i] = delta[r];
     }}
+    __syncthreads();
+    bool is_nan = nan_rows;
     float sum[D / 8][4] = {{}};
     for (int key = 0; key < z.keys; key += INNER) {{
-{_KEYS}{_SCORES}
+{_keys("is_nan")}{_SCORES}
         float d[INNER / 8][4] = {{}};
         multiply_rows<INNER / 8, DV / 8, V, V>(d, ys + own * V, vs);
         #pragma unroll
@@ -265,6 +307,7 @@ def key_gradient_source(form: Form) -> str:
 extern "C" __global__ void __launch_bounds__({THREADS}) KERNEL({form.parameters("dk", "dv", "logs", "deltas")}) {{
 {_BEGIN.format(count="z.keys")}
     float *ks = shared, *vs = ks + ROWS * Q, *qs = vs + ROWS * V, *ys = qs + INNER * Q, *stats = ys + INNER * V;
+    float* ms = stats + 2 * INNER;
     q = start(q, q_by, unit, z.heads), k = start(k, k_by, unit, z.heads), v = start(v, v_by, unit, z.heads);
     dy = start(dy, dy_by, unit, z.heads);
     {form.options}
@@ -273,16 +316,23 @@ extern "C" __global__ void __launch_bounds__({THREADS}) KERNEL({form.parameters(
         vs, v + first * v_by.row, z.keys - first, z.value_width, v_by.row, v_by.column);
     float sum_k[D / 8][4] = {{}}, sum_v[DV / 8][4] = {{}};
     for (int query = 0; query < z.queries; query += INNER) {{
-        __syncthreads();
-        load_tile<INNER, D, Q, THREADS, PACK>(
-            qs, q + query * q_by.row, z.queries - query, z.width, q_by.row, q_by.column);
-        load_tile<INNER, DV, V, THREADS, PACK>(
-            ys, dy + query * dy_by.row, z.queries - query, z.value_width, dy_by.row, dy_by.column);
+        bool any = load_mask<INNER, ROWS, ROWS + {PADDING}>(ms, mask, mask_by, query, first, z);
         for (int at = threadIdx.x; at < INNER; at += THREADS) {{
             bool inside = query + at < z.queries;
             stats[at] = inside ? logs[unit * z.queries + query + at] : 0.0f;
             stats[INNER + at] = inside ? deltas[unit * z.queries + query + at] : 0.0f;
         }}
+        if (!any) {{
+            // A row without any key is NaN, and so is what it gives to every key.
+            __syncthreads();
+            bool is_nan = false;
+            for (int at = 0; at < INNER; ++at) is_nan = is_nan || stats[INNER + at] != stats[INNER + at];
+            if (!is_nan) continue;
+        }}
+        load_tile<INNER, D, Q, THREADS, PACK>(
+            qs, q + query * q_by.row, z.queries - query, z.width, q_by.row, q_by.column);
+        load_tile<INNER, DV, V, THREADS, PACK>(
+            ys, dy + query * dy_by.row, z.queries - query, z.value_width, dy_by.row, dy_by.column);
         __syncthreads();
         float x[INNER / 8][4] = {{}}, d[INNER / 8][4] = {{}};
         multiply_rows<INNER / 8, D / 8, Q, Q>(x, ks + own * Q, qs);
@@ -294,7 +344,8 @@ extern "C" __global__ void __launch_bounds__({THREADS}) KERNEL({form.parameters(
                 int at = 8 * n + 2 * t + e % 2, i = query + at, j = first + own + g + e / 2 * 8;
                 float keeps = kept(keep, keep_by, i, j, z);
                 bool inside = i < z.queries && j < z.keys;
-                float p = inside ? expf(score(x[n][e], mask, mask_by, i, j, z) - stats[at]) : 0.0f;
+                float m = HAS_MASK ? ms[at * (ROWS + {PADDING}) + own + g + e / 2 * 8] : 0.0f;
+                float p = inside ? expf(score(x[n][e], m, j, z) - stats[at]) : 0.0f;
                 d[n][e] = inside ? p * (d[n][e] * keeps - stats[INNER + at]) * z.scale : 0.0f;
                 x[n][e] = p * keeps;
             }}
