@@ -1,4 +1,4 @@
-"""Single ops on a GPU: matmul, convolution, LSTM and attention, with their time, rate and kernels.
+"""Single ops on a GPU, with their time, rate (of arithmetic, or of memory where that is the limit) and kernels.
 
     python -m benchmarks.cuda_kernels                    everything
     python -m benchmarks.cuda_kernels attention lstm     what has one of these words in its name
@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,12 +29,29 @@ _ROUNDS, _LAUNCHES = 7, 20
 
 @dataclass(frozen=True)
 class Workload:
-    """A function on values of these shapes, and how many multiplications and additions it is."""
+    """A function on values of these shapes.
+
+    flops    multiplications and additions it is
+    nbytes   memory it must read and write at least, if that is what takes the time
+    indices  inputs that are indices -> how many they choose from
+    """
 
     name: str
     fn: Callable[..., Sequence[Value]]
     shapes: Sequence[Shape]
-    flops: float
+    flops: float = 0.0
+    nbytes: float = 0.0
+    indices: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def dtypes(self) -> list[np.dtype[Any]]:
+        return [np.dtype(np.int32 if i in self.indices else np.float32) for i in range(len(self.shapes))]
+
+    def rate(self, seconds: float) -> str:
+        """How fast it is, for people to read."""
+        if self.nbytes:
+            return f"{self.nbytes / seconds / 1e9:>8.0f} GB/s"
+        return f"{self.flops / seconds / 1e12:>8.1f} TFLOP/s"
 
 
 def matmul(name: str, m: int, k: int, n: int, a_transposed: bool = False, b_transposed: bool = False) -> Workload:
@@ -104,6 +121,69 @@ def attention(name: str, n: int, heads: int, length: int, width: int, mask: bool
     ]  # fmt: skip
 
 
+def memory(
+    name: str, shapes: Sequence[Shape], passes: float, indices: dict[int, int] | None = None, **attributes: Any
+) -> Workload:
+    """An op that memory limits. `passes`: over as many bytes as the first input has, reads and writes together."""
+    op, *_ = name.split()
+    title = f"{name} {shapes[0]}"
+    return Workload(
+        title, lambda *v: ops.emit_all(op, *v, **attributes), shapes,
+        nbytes=4.0 * passes * np.prod(shapes[0]), indices=indices or {},
+    )  # fmt: skip
+
+
+def pools(image: Shape, kernel: int, stride: int, padding: int) -> list[Workload]:
+    """Pooling channels-last, and its gradients."""
+    n, height, width, c = image
+    down, across = ((extent + 2 * padding - kernel) // stride + 1 for extent in (height, width))
+    a: dict[str, Any] = {
+        "kernel": (kernel, kernel), "strides": (stride, stride), "dilations": (1, 1), "padding": (padding,) * 4,
+        "channels_last": True,
+    }  # fmt: skip
+    pooled, part = (n, down, across, c), down * across / (height * width)
+    first = (n, c, height, width)
+    return [
+        memory("max_pool", [image], 1 + part, **a),
+        memory("max_pool_gradient", [pooled, image], 1 + 3 / part, **a),
+        memory("sum_pool", [image], 1 + part, **a),
+        memory("sum_pool_gradient", [pooled], 1 + 1 / part, shape=first, **a),
+    ]
+
+
+BATCH, LAYER = {"axes": (0, 1, 2), "epsilon": 1e-5}, {"axes": (1,), "epsilon": 1e-5}
+ROWS = [
+    memory("sum rows", [(8192, 4096)], 1, axes=(1,)),
+    memory("sum columns", [(8192, 4096)], 1, axes=(0,)),
+    memory("sum columns small", [(128, 1000)], 1, axes=(0,)),
+    memory("sum all", [(1 << 25,)], 1, axes=(0,)),
+    memory("max rows", [(65536, 100)], 1, axes=(1,)),
+    memory("argmax rows", [(8192, 1000)], 1, axis=1),
+    memory("argmax columns", [(1000, 8192)], 1, axis=0),
+    memory("softmax rows", [(128, 10)], 2, axis=1),
+    memory("softmax rows", [(8192, 1000)], 2, axis=1),
+    memory("softmax rows", [(2048, 50257)], 3, axis=1),
+    memory("softmax columns", [(64, 21, 4096)], 2, axis=1),
+    memory("log_softmax rows", [(8192, 1000)], 2, axis=1),
+    memory("normalize layer", [(8192, 768)], 2, **LAYER),
+    memory("normalize layer", [(64, 8192)], 2, **LAYER),
+    memory("normalize batch", [(64, 56, 56, 64)], 3, **BATCH),
+    memory("normalize batch", [(64, 56, 56, 256)], 3, **BATCH),
+    memory("normalize batch", [(64, 7, 7, 2048)], 3, **BATCH),
+    memory("normalize batch", [(128, 32, 32, 16)], 3, **BATCH),
+    memory("normalize_gradient layer", [(8192, 768)] * 2 + [(8192, 1)], 3, **LAYER),
+    memory("normalize_gradient batch", [(64, 56, 56, 64)] * 2 + [(1, 1, 1, 64)] * 2, 5, **BATCH),
+    memory("normalize_gradient batch", [(64, 7, 7, 2048)] * 2 + [(1, 1, 1, 2048)] * 2, 5, **BATCH),
+    *pools((64, 112, 112, 64), 3, 2, 1),
+    *pools((64, 7, 7, 2048), 7, 1, 0),
+    memory("take", [(50257, 768), (8, 1024)], 2 * 8192 / 50257, {1: 50257}, axis=0),
+    memory("take_gradient", [(8, 1024, 768), (8, 1024)], 1 + 50257 / 8192, {1: 50257}, axis=0, extent=50257),
+    memory("take_gradient small", [(32, 100, 64), (32, 100)], 1 + 500 / 3200, {1: 500}, axis=0, extent=500),
+    memory("gather", [(8192, 1000), (8192, 1000)], 3, {1: 1000}, axis=1),
+    memory("scatter_add", [(1024, 1000), (1024, 1000), (1024, 1000)], 4, {1: 1000}, axis=1),
+    memory("concatenate", [(64, 56, 56, 64)] * 2, 4, axis=3),
+    memory("pad", [(64, 56, 56, 64)], 2.07, before=(0, 1, 1, 0), after=(0, 1, 1, 0), value=0.0),
+]
 WORKLOADS = [
     matmul("mlp", 32, 784, 128, b_transposed=True),
     matmul("mlp dw", 128, 32, 784, a_transposed=True),
@@ -122,20 +202,25 @@ WORKLOADS = [
     *lstm(64, 30, 256, 512),
     *attention("transformer", 32, 4, 64, 32, mask=False),
     *attention("gpt2", 8, 12, 512, 64, mask=True),
+    *ROWS,
 ]
 
 
 def measure(engine: Engine, workload: Workload) -> tuple[float, str]:
     """Median seconds of a launch, and the names of the kernels."""
     trace = Trace()
-    inputs = [trace.value(shape, np.dtype(np.float32), "input") for shape in workload.shapes]
+    typed = zip(workload.shapes, workload.dtypes, strict=True)
+    inputs = [trace.value(shape, dtype, "input") for shape, dtype in typed]
     results = list(workload.fn(*inputs))
     plan = planned(trace.steps, results, workspace=engine.workspace)
     program = Program("benchmark", 1, trace.steps, plan, dict(trace.constants), kept=set(results))
     executable = engine.build(program, engine.allocate(plan.nbytes))
     rng = np.random.default_rng(0)
-    for value in inputs:
-        executable.bind(value, engine.upload(0.1 * rng.standard_normal(value.shape, np.float32)))
+    for number, value in enumerate(inputs):
+        array = 0.1 * rng.standard_normal(value.shape, np.float32)
+        if number in workload.indices:  # a few are frequent, as words are
+            array = (rng.zipf(1.2, value.shape) % workload.indices[number]).astype(np.int32)
+        executable.bind(value, engine.upload(array))
     times = []
     for number in range(_ROUNDS + 2):
         engine.synchronize()
@@ -163,8 +248,7 @@ def main(words: Sequence[str]) -> None:
         except Exception as error:  # the others are still worth knowing
             print(f"{workload.name:<66} {type(error).__name__}: {error}")
             continue
-        rate = workload.flops / seconds / 1e12
-        print(f"{workload.name:<66}{1e6 * seconds:>10.1f} us{rate:>8.1f} TFLOP/s   {kernels}", flush=True)
+        print(f"{workload.name:<66}{1e6 * seconds:>10.1f} us{workload.rate(seconds)}   {kernels}", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ class KernelSource:
     """
 
     def __init__(self, operands: Sequence[Operand], iterations: int = 0) -> None:
-        self.wide = max([iterations, *(reach(each.shape, each.strides) for each in operands)]) >= NARROW
+        # Threads beyond the last iteration count, too.
+        self.wide = 4096 + max([iterations, *(reach(each.shape, each.strides) for each in operands)]) >= NARROW
         self._parameters: list[str] = []
         self.arguments: list[Argument] = []
         self.writes: list[int] = []

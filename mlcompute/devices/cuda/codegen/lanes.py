@@ -142,8 +142,13 @@ def _rows(units: int, length: int, threads: int, hold: bool) -> tuple[int, int]:
 
 
 def _columns(units: int, length: int, threads: int, hold: bool) -> tuple[int, int]:
-    """Results per block and lanes: a warp reads neighbouring columns, further warps further rows."""
-    results = threads if length <= 2 else min(32, power_of_two(units))
+    """Results per block and lanes: neighbouring threads read neighbouring columns, others further rows."""
+    if length <= 2:
+        return threads, 1
+    results = min(32, power_of_two(units))
+    # Where there are few blocks, they get narrower, down to what is still a full line of the cache.
+    while results > 8 and -(-units // results) < BLOCKS // 2 and 2 * threads // results <= length:
+        results //= 2
     return results, threads // results
 
 

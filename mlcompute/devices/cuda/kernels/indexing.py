@@ -120,11 +120,16 @@ def scatter_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     y, axis, adds = operands[step.results[0]], step.attributes["axis"], step.op.name == "scatter_add"
     if not y.size:
         return _checks(step, indices, y.shape[axis] if y.shape else 0)
-    if are_few(y.size, indices.shape[axis]):
+    if _are_looked_up(step):
         return [_looked_up(step, updates, indices, base, y, axis)]
     if adds:
         return _added(step, operands, updates, indices, base, y, axis)
     return _last_ones(step, operands, updates, indices, base, y, axis)
+
+
+def _are_looked_up(step: Step) -> bool:
+    """Does every result look through its indices? Looks are cheaper than for `Segments`: only those along the axis."""
+    return are_few(step.results[0].size // 4, step.inputs[1].shape[step.attributes["axis"]])
 
 
 def _looked_up(step: Step, updates: Operand, indices: Operand, base: Operand, y: Operand, axis: int) -> Launch:
@@ -241,16 +246,20 @@ def _added(
     unindexed = tuple(0 if d == axis else stride for d, stride in enumerate(dense))
     items = collapsed_axes(indices.shape, [indices.strides, updates.strides, unindexed])
     one = [Axis(1, (1, 1))]
+    # Indices along the axis name places with the same other coordinates.
+    numbers = dense_strides(indices.shape)
+    first = tuple(0 if d == axis else stride for d, stride in enumerate(numbers))
     segments = Segments(
         step, updates, indices, items, flat, base, outer=one, inner=one, keys=y.size, key_stride=1,
         extent=y.shape[axis], along=dense[axis], base_axes=collapsed_axes(y.shape, [base.strides]),
+        line=(indices.shape[axis], numbers[axis]), line_axes=collapsed_axes(y.shape, [first]),
     )  # fmt: skip
     return segments.launches(operands)
 
 
 def _scatter_workspace(step: Step) -> int:
     y, indices = step.results[0], step.inputs[1]
-    if not y.size or are_few(y.size, indices.shape[step.attributes["axis"]]):
+    if not y.size or _are_looked_up(step):
         return 0
     if step.op.name == "scatter":
         return 4 * y.size

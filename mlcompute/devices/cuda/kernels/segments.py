@@ -26,7 +26,7 @@ from mlcompute.devices.loop_nest import Axis, Operand, Operands, iteration_count
 from mlcompute.ops.op import Step
 
 #: Up to so many items are looked through by every result, and up to so many looks in all.
-_FEW, _MOST_LOOKS = 4096, 1 << 27
+_FEW, _MOST_LOOKS = 4096, 1 << 28
 #: Items of a key that are sorted by a warp, and then added one after the other.
 _LIGHT = 32
 #: Threads that share a key with more.
@@ -66,6 +66,7 @@ class Segments:
     keys        how many there are; key_stride: from one to the next in y
     extent      valid indices, if fewer than keys; an item's key is where it starts + index `along`
     base        what sums start from, for every key; None: 0.   base_axes: loops over it
+    line        (count, stride) of the items that may have a key; line_axes: loops over the keys, strides: first item
     """
 
     step: Step
@@ -81,6 +82,8 @@ class Segments:
     extent: int = 0
     along: int = 1
     base_axes: Sequence[Axis] = ()
+    line: tuple[int, int] | None = None
+    line_axes: Sequence[Axis] = ()
 
     def launches(self, operands: Operands) -> Sequence[Launch]:
         """All launches, one if items are few."""
@@ -257,15 +260,19 @@ class Segments:
         source.pointer("starts", starts, element="int")
         source.pointer("listed", listed, written=True, element="int")
         keys = source.index("keys", self.keys)
-        body = f"""    const Index key = (Index)blockIdx.x * {BLOCK // 32} + threadIdx.x / 32;
-    const int lane = threadIdx.x % 32, count = key < {keys} ? counts[key] : 0;
-    if (count < 2 || count > {_LIGHT}) return;
-    const int begin = starts[key] - count;  // items were placed, which moved it to the end
-    const int mine = lane < count ? listed[begin + lane] : 2147483647;
-    int rank = 0;
-    for (int other = 0; other < count; ++other) rank += __shfl_sync(0xffffffffu, mine, other) < mine;
-    if (lane < count) listed[begin + rank] = mine;"""
-        return source.launch(self.step, "order", "", body, grid=blocks_for(self.keys, BLOCK // 32), block=BLOCK)
+        body = f"""    const Index key = (Index)blockIdx.x * {BLOCK} + threadIdx.x;
+    const int lane = threadIdx.x % 32, own = key < {keys} ? counts[key] : 0;
+    const int end = key < {keys} ? starts[key] : 0;  // items were placed, which moved it there
+    unsigned int unordered = __ballot_sync(0xffffffffu, own >= 2 && own <= {_LIGHT});
+    for (; unordered != 0; unordered &= unordered - 1) {{
+        const int turn = __ffs(unordered) - 1;
+        const int count = __shfl_sync(0xffffffffu, own, turn), begin = __shfl_sync(0xffffffffu, end, turn) - count;
+        const int mine = lane < count ? listed[begin + lane] : 2147483647;
+        int rank = 0;
+        for (int other = 0; other < count; ++other) rank += __shfl_sync(0xffffffffu, mine, other) < mine;
+        if (lane < count) listed[begin + rank] = mine;
+    }}"""
+        return source.launch(self.step, "order", "", body, grid=blocks_for(self.keys), block=BLOCK)
 
     def _sum(self, counts: Operand, starts: Operand, listed: Operand) -> Launch:
         source, width = self._source(), self._width
@@ -298,7 +305,10 @@ class Segments:
         source.pointer("counts", counts, element="int")
         source.pointer("long_keys", long, element="Index")
         source.pointer("y", self.y, written=True)
-        n, keys = source.index("n", self.indices.size), source.index("key_count", self.keys)
+        line_count, line_stride = self.line or (self.indices.size, 1)
+        n, keys = source.index("n", line_count), source.index("key_count", self.keys)
+        line = source.unraveled("own", self.line_axes, ["line_start"], "line")
+        along = source.index("line_stride", line_stride)
         across, count = source.extent("tiles", tiles), source.index("inner_count", iteration_count(inner))
         kind = sum_type(self.y.dtype)
         before = f"constexpr int COLUMNS = {columns}, LANES = {lanes}, WIDTH = {width}, WARPS = {_LONG // 32};\n"
@@ -316,12 +326,13 @@ class Segments:
     const int long_count = counts[{keys} + 1];
     for (int number = blockIdx.y; number < long_count; number += gridDim.y) {{
         const Index own = long_keys[number];
+        {line}
         {kind} sums[WIDTH] = {{}};
         int seen = 0;
         for (Index first = 0; first < {n}; first += {_LONG}) {{
-            const Index i = first + threadIdx.x;
+            const Index i = line_start + (first + threadIdx.x) * {along};
             bool match = false;
-            if (i < {n}) {{
+            if (first + threadIdx.x < {n}) {{
                 {self._key(source, "i", None)}
                 match = key == own;
             }}
