@@ -146,7 +146,6 @@ def test_constants_of_cublaslt_are_those_of_its_header() -> None:
             assert known[theirs + name.removeprefix(prefix)] == value, name
     assert known["CUBLASLT_EPILOGUE_BIAS"] == lt.EPILOGUE_BIAS
     assert known["CUBLASLT_EPILOGUE_BIAS"] | known["CUBLASLT_EPILOGUE_RELU"] == lt.EPILOGUE_RELU_BIAS
-    assert known["CUBLASLT_EPILOGUE_BGRADB"] == lt.EPILOGUE_BGRADB
 
 
 def test_constants_of_cudnn_are_those_of_its_header() -> None:

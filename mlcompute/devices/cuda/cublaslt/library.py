@@ -24,19 +24,15 @@ OP_N, OP_T = 0, 1
 LAYOUT_BATCH_COUNT, LAYOUT_STRIDED_BATCH_OFFSET = 5, 6
 #: cublasLtMatmulDescAttributes_t
 DESC_TRANSA, DESC_TRANSB, DESC_EPILOGUE, DESC_BIAS_POINTER = 3, 4, 7, 8
-DESC_EPILOGUE_AUX_POINTER, DESC_EPILOGUE_AUX_LD = 11, 12
 #: cublasLtMatmulPreferenceAttributes_t
 PREF_MAX_WORKSPACE_BYTES, PREF_REDUCTION_SCHEME_MASK = 1, 3
 PREF_MIN_ALIGNMENT_A_BYTES = 5  # those of B, C and D follow
 #: cublasLtReductionScheme_t: how parts of a sum that was split are added; in place is left out, its order is not said
 REDUCTION_COMPUTE_TYPE, REDUCTION_OUTPUT_TYPE = 2, 4
 #: cublasLtEpilogue_t
-EPILOGUE_DEFAULT, EPILOGUE_RELU, EPILOGUE_BIAS, EPILOGUE_RELU_BIAS = 1, 2, 4, 6
-EPILOGUE_BGRADA, EPILOGUE_BGRADB = 256, 512
+EPILOGUE_DEFAULT, EPILOGUE_BIAS, EPILOGUE_RELU_BIAS = 1, 4, 6
 #: cublasStatus_t
 STATUS_NOT_SUPPORTED = 15
-
-_NOT_INITIALIZED, _ALLOC_FAILED = 1, 3
 
 
 class Algorithm(ctypes.Structure):

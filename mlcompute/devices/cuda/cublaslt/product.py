@@ -13,8 +13,8 @@ from mlcompute.devices.cuda.cublaslt.layout import BASE_ALIGNMENT, Matrix, Probl
 from mlcompute.devices.cuda.libraries import Gpu
 from mlcompute.errors import DeviceError
 
-#: Algorithms asked for when they are to be measured.
-_CANDIDATES = 16
+#: Algorithms asked for: a few, because some do not fit after all; more when they are to be measured.
+_FEW, _CANDIDATES = 4, 16
 _ITEM_BYTES = {lt.REAL_32F: 4, lt.REAL_16F: 2}
 
 
@@ -95,7 +95,7 @@ class Product:
             algorithm = lt.Algorithm.from_buffer_copy(kept)
             if self._fits(algorithm):
                 return algorithm
-        candidates = self._candidates(_CANDIDATES if tuning.is_on() else 1)
+        candidates = self._candidates(_CANDIDATES if tuning.is_on() else _FEW)
         if not tuning.is_on():
             return candidates[0]
         best = candidates[self._fastest(candidates)]

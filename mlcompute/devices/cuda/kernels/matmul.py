@@ -78,7 +78,7 @@ def epilogue_launches(step: Step, operands: Operands) -> Sequence[Launch | Libra
         return [LibraryCall(step, _EPILOGUES[applies_relu], [a, b, y, bias], [2], no_gpu)]
     needed = workspace_bytes(step)
     workspace = operands.workspace(step, 0, needed) if needed else None
-    if gpu is not None and len(parts) == 1 and bias.is_dense:
+    if gpu is not None and len(parts) == 1 and bias.is_dense and bias.byte_offset % 16 == 0:
         problem = cublaslt.problem_of(*parts[0], matmul_precision.allows_tf32)
         if problem is not None:
             epilogue = EPILOGUE_RELU_BIAS if applies_relu else EPILOGUE_BIAS
