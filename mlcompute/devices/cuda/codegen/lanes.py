@@ -146,8 +146,10 @@ def _columns(units: int, length: int, threads: int, hold: bool) -> tuple[int, in
     if length <= 2:
         return threads, 1
     results = min(32, power_of_two(units))
-    # Where there are few blocks, they get narrower, down to what is still a full line of the cache.
-    while results > 8 and -(-units // results) < BLOCKS // 2 and 2 * threads // results <= length:
+    # Where there are few blocks, they get narrower, down to what is still a full line of the cache. Large blocks are
+    # for splits, which make more of them.
+    least = 8 if threads == THREADS else power_of_two(units) // 2
+    while results > max(least, 8) and -(-units // results) < BLOCKS // 2 and 2 * threads // results <= length:
         results //= 2
     return results, threads // results
 
