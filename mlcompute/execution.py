@@ -16,7 +16,7 @@ from mlcompute.devices.interrupts import held
 from mlcompute.errors import ExecutionError
 
 if TYPE_CHECKING:
-    from mlcompute.devices.device import Profile
+    from mlcompute.devices.device import Completion, Profile
     from mlcompute.enums import ExecutionOptions
     from mlcompute.tensor import Tensor
 
@@ -55,18 +55,27 @@ class WorkQueue:
         self._owner: int | None = None  # the thread that is running a job right now
         self._worker: threading.Thread | None = None
 
-    def submit(self, job: Execution, synchronous: bool, record: deque[Execution] | None = None) -> None:
-        """Run a job now (when nothing is queued and the caller wants to wait) or after those before it.
+    def submit(
+        self,
+        job: Execution,
+        here: bool,
+        record: deque[Execution] | None = None,
+        otherwise: Callable[[], None] | None = None,
+    ) -> None:
+        """Run a job on this thread when that is wanted and nothing is queued; else after those before it.
 
         Signals must be held: whoever submits has records of its own that go with the queue's.
 
-        record  gets the job if the queue does
+        record     gets the job if the queue does
+        otherwise  called before a job that was wanted here is queued
         """
         with self._lock:
-            here = synchronous and not self._jobs and self._owner is None
+            here = here and not self._jobs and self._owner is None
             if here:
                 self._owner = _get_ident()
             else:
+                if otherwise is not None:
+                    otherwise()
                 if self._worker is None:
                     # It may be that no more threads can be started: then the queue is as it was.
                     worker = threading.Thread(target=self._work, name="mlcompute", daemon=True)
@@ -222,8 +231,8 @@ class Execution:
     """
 
     __slots__ = (
-        "__weakref__", "_error", "_handler", "_measures_time", "_result", "_seconds", "_work", "error_was_seen",
-        "is_done", "listeners", "profile", "queue",
+        "__weakref__", "_error", "_handler", "_measures_time", "_result", "_seconds", "_work", "completion",
+        "error_was_seen", "is_done", "listeners", "profile", "queue",
     )  # fmt: skip
 
     def __init__(
@@ -242,6 +251,8 @@ class Execution:
         self._result: Tensor | None = None
         self._error: BaseException | None = None
         self._seconds = 0.0
+        #: Set by a run that was started and not waited for.
+        self.completion: Completion | None = None
         #: Has the run finished, well or not? Set by the queue.
         self.is_done = False
         #: Called by the queue when the run has finished.
@@ -294,9 +305,18 @@ class Execution:
         """Return when the run has finished; raises what it failed with."""
         if not self.is_done:
             self.queue.wait_for(self)
+        if self.completion is not None:
+            self.wait_for_device()
         if self._error is not None:
             self.raise_error()
         return self
+
+    def wait_for_device(self) -> None:
+        """Return when the device has done what was started."""
+        completion = self.completion
+        if completion is not None:
+            completion.wait()
+            self.completion = None
 
     @property
     def result(self) -> Tensor | None:
@@ -330,6 +350,10 @@ class Execution:
 
             self.queue.when_done(self, tell)
             yield from finished.__await__()
+        if self.completion is not None and not self.completion.is_done():
+            import asyncio
+
+            yield from asyncio.get_running_loop().run_in_executor(None, self.wait_for_device).__await__()
         self.raise_error()
         return self._result, self._seconds
 

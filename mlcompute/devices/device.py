@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -24,11 +24,13 @@ class Traits:
     fuses_elementwise  a run of elementwise ops is one kernel, so one step should be made of it
     fuses_epilogues    a matmul can add a bias and apply relu before it stores its result
     channels_last      the fastest image kernels are those for (N, H, W, C)
+    runs_ahead         a run is started and need not be waited for: those started after it wait for it on the device
     """
 
     fuses_elementwise: bool = False
     fuses_epilogues: bool = False
     channels_last: bool = False
+    runs_ahead: bool = False
 
 
 class Buffer(ABC):
@@ -136,8 +138,10 @@ class Executable(ABC):
     """A built program. Runs phases; values it keeps can be read afterwards."""
 
     program: Program
-    #: For whoever feeds it: the buffers of inputs.
+    #: The buffers of inputs, as they were last fed.
     inputs: dict[Value, Buffer]
+    #: May a run fail after it was started, because of the numbers it was fed?
+    can_fail: bool = True
     #: For whoever binds parameters: what they were last bound to, and how many changes there had been by then.
     bound_to: object = None
     bound_at: int = -1
@@ -149,6 +153,23 @@ class Executable(ABC):
     @abstractmethod
     def bind(self, value: Value, buffer: Buffer) -> None:
         """Use this memory for a value the arena does not hold, from the next run on."""
+
+    def feed(self, engine: Engine, inputs: Mapping[Value, Array]) -> None:
+        """Let the next run read these arrays: in place where the device can, else in memory of its own.
+
+        What is copied may be reused when the call returns.
+        """
+        for value, array in inputs.items():
+            buffer = self.inputs.get(value)
+            if buffer is not None and buffer.host is array:  # the same memory as last time
+                continue
+            if buffer is None or buffer.host is not None:
+                wrapped = engine.wrap(array)
+                buffer = self.inputs[value] = wrapped or engine.allocate(value.nbytes)
+                self.bind(value, buffer)
+                if wrapped is not None:
+                    continue
+            buffer.write(array)
 
     @abstractmethod
     def run(self, phases: Sequence[str], profile: Profile | None = None) -> Completion | None:
@@ -162,6 +183,10 @@ class Executable(ABC):
     @abstractmethod
     def read(self, value: Value) -> Array:
         """A copy of a kept value, as of the last run."""
+
+    def keep(self, value: Value) -> Array | Callable[[], Array]:
+        """A kept value as of the last run, or how to get it later, whatever has run by then."""
+        return self.read(value)
 
     def run_once(
         self, engine: Engine, phases: Sequence[str], arrays: Mapping[Value, Array], profile: Profile | None = None

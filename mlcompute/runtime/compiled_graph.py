@@ -115,20 +115,9 @@ class CompiledGraph:
         if executable.bound_to is not storages or executable.bound_at != Storage.changes:
             for value, storage in storages.items():
                 executable.bind(value, storage.buffer(self.engine))
-            for value, array in self.scalars_of(executable.program).values():
-                self.feed(executable, value, array)
+            if self.shares_memory:
+                executable.feed(self.engine, dict(self.scalars_of(executable.program).values()))
             executable.bound_to, executable.bound_at = storages, Storage.changes
-
-    def feed(self, executable: Executable, value: Value, array: Array) -> None:
-        """Let an executable read an array: in place where the device can, else a copy in memory of its own."""
-        known = executable.inputs.get(value)
-        if known is not None and known.host is array:  # the same memory as last time
-            return
-        if self.shares_memory or known is None:
-            buffer = executable.inputs[value] = self.engine.wrap(array) or self.engine.allocate(value.nbytes)
-            executable.bind(value, buffer)
-        if not self.shares_memory:
-            executable.inputs[value].write(array)
 
     def specification(self, program: Program, phases: tuple[str, ...], options: ExecutionOptions) -> RunSpecification:
         """What runs of some phases share."""
@@ -149,6 +138,7 @@ class CompiledGraph:
                 updates="update" in phases,
                 skips=ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE in asked,
                 synchronous=ExecutionOptions.SYNCHRONOUS in asked,
+                copies=ExecutionOptions.SYNCHRONOUS not in asked and not self.engine.traits.runs_ahead,
                 profiles=profiles,
                 measures=profiles or ExecutionOptions.PROFILING in asked,
                 prints=prints,

@@ -158,7 +158,7 @@ class CallCache:
         """The data of a call that asks for the same; None when it does not, or when its data must be converted."""
         if options is not self._options or batch_size != self._batch_size:
             return None
-        copies = not self.specification.synchronous
+        copies = self.specification.copies
         inputs: InputData = {}
         for data, named in zip(given, self._named):  # noqa: B905  both have three, and a small step pays for the check
             if data is None:

@@ -58,8 +58,10 @@ class LastRun:
             result = self._result() if self._result is not None else None
             if result is not None and not result.is_kept:
                 value, executable = self._result_value, self.executable
-                kept = executable.read(value) if value is not None and executable is not None else self.value(result.of)
-                result.keep(kept)
+                if value is not None and executable is not None:
+                    result.keep(executable.keep(value))
+                else:
+                    result.keep(self.value(result.of))
 
     def computed(self, tensor: Tensor) -> bool:
         """Did it compute this tensor?"""

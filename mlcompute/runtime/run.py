@@ -49,8 +49,8 @@ class Run:
     """
 
     __slots__ = (
-        "are_arrays", "call", "compiled", "executable", "inputs", "keys", "passes", "profile", "random", "replaced",
-        "session", "settings", "specification", "storages", "targets",
+        "are_arrays", "call", "compiled", "executable", "execution", "inputs", "is_ahead", "keys", "passes", "profile",
+        "random", "replaced", "session", "settings", "specification", "storages", "targets",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,8 @@ class Run:
         self.executable = compiled.executable(program) if passes is None else passes.executable
         self.profile = Profile() if specification.profiles else None
         self.targets = output_targets(session, specification, call) if call.outputs_data else ()
+        #: Started on this thread and not waited for: where nobody has to be told anything when it has finished.
+        self.is_ahead = not specification.synchronous and not specification.copies and self._can_be_ahead()
         #: What a training pass moves on: random numbers, and with an update the time step.
         self.settings: Optimizer | None = None
         self.keys: Sequence[tuple[Value, int]] = ()
@@ -85,9 +87,20 @@ class Run:
                 self.keys = program.random_keys
             if specification.updates and session.state is not None:
                 self.settings = session.state.optimizer
-                if not specification.synchronous:
+                if not specification.synchronous and not self.is_ahead:
                     # The caller may change the rate while the run is queued; what it was when it was asked for counts.
                     self.settings = self.settings.frozen()
+
+    def _can_be_ahead(self) -> bool:
+        nobody_is_told = self.call.completion_handler is None and not self.call.outputs_data
+        return nobody_is_told and not self.specification.measures and not self.executable.can_fail
+
+    def _copy_inputs(self) -> None:
+        """The run will be queued, and the caller may reuse the memory."""
+        arrays = self.inputs.items()
+        self.inputs = {value: array.copy() if isinstance(array, np.ndarray) else array for value, array in arrays}
+        if self.settings is not None:
+            self.settings = self.settings.frozen()
 
     def submit(self) -> Execution:
         """Queue the run. Nothing can be refused any more; what can fail now fails in the run."""
@@ -98,6 +111,8 @@ class Run:
             # Runs of one device follow each other; what another one may still change must be waited for.
             for tensor in specification.program.persistent:
                 tensor.wait_for_runs()
+        if not specification.synchronous and not specification.copies and not self.is_ahead:
+            self._copy_inputs()
         execution = Execution(
             device.queue,
             self.carry_out,
@@ -105,6 +120,8 @@ class Run:
             profile=self.profile,
             completion_handler=self.call.completion_handler,
         )
+        if self.is_ahead:
+            self.execution = execution
         with held:  # all of this or nothing: Ctrl-C must not leave passes that are asked for and never run
             session.inputs.remember(specification.inputs, self.inputs)
             if self.keys:
@@ -112,7 +129,10 @@ class Run:
             session.passes = self.passes
             if self.passes is not None:
                 self.passes.queued.update(specification.phases)
-            device.queue.submit(execution, specification.synchronous, session.unsettled)
+            if self.is_ahead:
+                device.queue.submit(execution, True, session.unsettled, self._copy_inputs)
+            else:
+                device.queue.submit(execution, specification.synchronous, session.unsettled)
         return execution.wait() if specification.synchronous else execution
 
     def carry_out(self) -> Tensor | None:
@@ -141,12 +161,14 @@ class Run:
         if specification.begins:
             last.is_overwritten()
         compiled.bind(executable, self.storages)
-        for value, array in inputs.items():
-            compiled.feed(executable, value, array)
+        executable.feed(compiled.engine, inputs)
         try:
             completion = executable.run(phases, self.profile)
             if completion is not None:
-                completion.wait()
+                if self.is_ahead:
+                    self.execution.completion = completion
+                else:
+                    completion.wait()
         finally:
             compiled.clock.tick()
         for value, target in self.targets:

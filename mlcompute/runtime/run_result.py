@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 from mlcompute.tensor import Tensor, tensor_ids
@@ -26,7 +27,7 @@ class RunResult(Tensor):
     #: The graph's own tensor.
     of: Tensor
     _keeper: weakref.ref[Keeper]
-    _kept: Array | None
+    _kept: Array | Callable[[], Array] | None
 
     def __init__(self, tensor: Tensor, keeper: weakref.ref[Keeper]) -> None:
         # A copy of its facts: building a tensor from arguments would cost a small step ten microseconds.
@@ -40,12 +41,14 @@ class RunResult(Tensor):
         """Are the values in memory of their own?"""
         return self._kept is not None
 
-    def keep(self, values: Array | None) -> None:
-        """Here are the values, in memory that nobody else writes."""
+    def keep(self, values: Array | Callable[[], Array] | None) -> None:
+        """Here are the values, in memory that nobody else writes, or a way to get them."""
         self._kept = values
 
     def current_values(self) -> Array | None:
         keeper = self._keeper()
         if self._kept is None and keeper is not None:
             keeper.keep_result()
+        if callable(self._kept):
+            self._kept = self._kept()
         return self._kept

@@ -52,6 +52,7 @@ class RunSpecification:
     updates      the optimizer runs
     skips        data that was fed before is used again
     synchronous  the caller waits for the run
+    copies       inputs are copied when they are collected: the run is queued, the caller may reuse the memory
     profiles, measures, prints   time per layer is kept; the time of the run is kept; times are printed
     """
 
@@ -65,6 +66,7 @@ class RunSpecification:
     updates: bool
     skips: bool
     synchronous: bool
+    copies: bool
     profiles: bool
     measures: bool
     prints: bool

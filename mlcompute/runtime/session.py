@@ -399,7 +399,7 @@ class Session:
     ) -> InputData:
         """Something for every input of the phases that will run.
 
-        copies  by default when the run is queued: the caller may reuse the memory as soon as the call returns
+        copies  by default as the specification says
         """
         assert self.compiled is not None
         prefixes = self.compiled.error_prefixes
@@ -409,7 +409,7 @@ class Session:
                 prefixes[method, tensor] = f"{self.definition.who}.{method}: '{self.name_of(tensor)}'"
             return prefixes[method, tensor]
 
-        copies = not specification.synchronous if copies is None else copies
+        copies = specification.copies if copies is None else copies
         return self.inputs.collect(
             specification.inputs, data, who, self.linked_value, skips=specification.skips, copies=copies
         )
@@ -443,6 +443,7 @@ class Session:
         if last is not None:
             if not last.queue.is_running_here():
                 last.queue.wait_for(last)
+            last.wait_for_device()
             self.raise_unseen_error()
 
     # Resident (see mlcompute.tensor) --------------------------------------------------------------------------------
