@@ -32,6 +32,10 @@ class Transfers:
     bytes_read: int = 0
 
 
+#: Families of ops that look at the numbers they are given: indices, lengths.
+_CHECKED = ("indexing", "recurrent")
+
+
 class Remote(Engine):
     """NumPy on a thread of its own, in memory of its own.
 
@@ -39,7 +43,7 @@ class Remote(Engine):
     """
 
     device_type = DeviceType.GPU
-    traits = Traits(fuses_elementwise=True, channels_last=True)
+    traits = Traits(fuses_elementwise=True, channels_last=True, runs_ahead=True)
 
     def __init__(self, name: str = "remote") -> None:
         self.name = name
@@ -99,6 +103,7 @@ class _RemoteExecutable(Executable):
         self._engine, self._arena = engine, arena
         self._inner = ReferenceExecutable(program, arena.memory.host)
         self.kernels: Mapping[Step, str] = self._inner.kernels
+        self.can_fail = any(step.op.family in _CHECKED for step in program.steps)
 
     def bind(self, value: Value, buffer: Buffer) -> None:
         assert isinstance(buffer, _RemoteBuffer)

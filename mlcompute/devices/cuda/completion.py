@@ -48,6 +48,7 @@ class Statuses:
                         self._places[launch, id(argument)] = 2 + 2 * len(self._found)
                         self._found.append((launch, argument))
         guarded = any(isinstance(each, Launch) and each.guarded for each in work)
+        self.can_fail = bool(self._found)
         size = 4 * (2 + 2 * len(self._found)) if self._found or guarded else 0
         self._words = CudaBuffer(self._driver, engine.staging, size)
         if size:
@@ -140,7 +141,7 @@ class CudaCompletion(Completion):
         self._lock = threading.Lock()
         self._is_finished = False
         self._error: ExecutionError | None = None
-        self._event = engine.events.pop() if engine.events else engine.driver.create_event()
+        self._event = engine.take_event()
         engine.driver.record(self._event, engine.stream)
         statuses.started(self)
 

@@ -10,6 +10,7 @@ from mlcompute.devices import register
 from mlcompute.devices.cuda import cuda_bindings
 from mlcompute.devices.cuda.driver import Driver
 from mlcompute.devices.cuda.executable import CudaExecutable
+from mlcompute.devices.cuda.input_blocks import SmallPart
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.cuda.libraries import building_for
 from mlcompute.devices.cuda.memory import CudaBuffer, Staging
@@ -24,7 +25,7 @@ class Cuda(Engine):
     """One NVIDIA GPU. Work of all its programs and copies is in one stream, in the order in which it was started."""
 
     device_type = DeviceType.GPU
-    traits = Traits(fuses_elementwise=True, fuses_epilogues=True, channels_last=True)
+    traits = Traits(fuses_elementwise=True, fuses_epilogues=True, channels_last=True, runs_ahead=True)
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -33,6 +34,8 @@ class Cuda(Engine):
         self.lock = threading.RLock()
         #: Marks that no run is using.
         self.events: list[int] = []
+        #: Pinned memory for small values on their way to the host that nobody is using.
+        self.small_parts: list[SmallPart] = []
         self._opened: _Opened | None = None
 
     def _open(self) -> _Opened:
@@ -52,6 +55,15 @@ class Cuda(Engine):
     def capture_stream(self) -> int:
         """Where graphs are captured: nothing that others enqueue meanwhile gets into them."""
         return self._open().capture_stream
+
+    @property
+    def copy_stream(self) -> int:
+        """Where large inputs are copied while kernels run."""
+        return self._open().copy_stream
+
+    def take_event(self) -> int:
+        """A mark that nobody uses."""
+        return self.events.pop() if self.events else self.driver.create_event()
 
     @property
     def staging(self) -> Staging:
@@ -102,6 +114,7 @@ class _Opened:
 
     def __init__(self, driver: Driver) -> None:
         self.stream, self.capture_stream = driver.create_stream(), driver.create_stream()
+        self.copy_stream = driver.create_stream()
         self.staging = Staging(driver, self.stream)
 
 

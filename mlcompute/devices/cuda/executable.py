@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,10 +13,11 @@ import numpy as np
 from mlcompute.compiler.program import Program
 from mlcompute.devices.cuda.arguments import ArgumentBlock
 from mlcompute.devices.cuda.completion import CudaCompletion, Statuses
+from mlcompute.devices.cuda.input_blocks import InputBlocks, KeptValue, SmallPart
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.cuda.memory import CudaBuffer
-from mlcompute.devices.device import Buffer, Completion, Executable, Profile
+from mlcompute.devices.device import Buffer, Completion, Engine, Executable, Profile
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.errors import DeviceError
 from mlcompute.ops.op import Array, Step, Value, run_meaning
@@ -46,6 +47,11 @@ class CudaExecutable(Executable):
         self._driver, self._arena = engine.driver, arena
         self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces)
         self._buffers: dict[Value, CudaBuffer] = {}
+        fed = [*program.inputs.values(), *program.scalars.values(), *(key for key, _ in program.random_keys)]
+        self._blocks = InputBlocks(engine, list(dict.fromkeys(fed)), has_turns=program.name != "split")
+        #: Where what was fed lies, and in which block.
+        self._fed: dict[Value, int] = {}
+        self._fed_turn = -1
         self._constants = self._place_constants()
         self._work = _needed(self._made(), program, self._operands)
         launches = [work for work in self._work if isinstance(work, Launch)]
@@ -56,8 +62,9 @@ class CudaExecutable(Executable):
                 self._driver.allow_shared_memory(function, launch.shared_bytes)
         self._statuses = Statuses(engine, self._work, self._explain)
         self._arguments = ArgumentBlock(launches, self._address, self._statuses)
-        #: Graphs by phases; None after the first run. Emptied when an address changes.
-        self._graphs: dict[tuple[str, ...], _Graph | None] = {}
+        self.can_fail = self._statuses.can_fail
+        #: Graphs by phases and block of inputs; None after the first run. Emptied when an address changes.
+        self._graphs: dict[tuple[tuple[str, ...], int], _Graph | None] = {}
 
     # Building ---------------------------------------------------------------------------------------------------
 
@@ -99,7 +106,8 @@ class CudaExecutable(Executable):
         if base in self._places:
             return self._constants.address + self._places[base] + operand.byte_offset
         buffer = self._buffers.get(base)
-        return None if buffer is None else buffer.address + operand.byte_offset
+        address = self._fed.get(base) if buffer is None else buffer.address
+        return None if address is None else address + operand.byte_offset
 
     def bind(self, value: Value, buffer: Buffer) -> None:
         assert isinstance(buffer, CudaBuffer)
@@ -111,6 +119,33 @@ class CudaExecutable(Executable):
             if known is None or known.address != buffer.address:
                 self._arguments.bind(value, buffer.address)
                 self._graphs = dict.fromkeys(self._graphs)
+
+    def feed(self, engine: Engine, inputs: Mapping[Value, Array]) -> None:
+        if not inputs:
+            return
+        with self.engine.lock:
+            for value in inputs:
+                if self._buffers.pop(value, None) is not None:  # it was bound to memory of its own
+                    self._fed_turn = -1
+                    self._graphs = dict.fromkeys(self._graphs)
+            self._blocks.send(inputs)
+
+    def _use_block(self) -> None:
+        """Kernels read the block that was fed last from now on."""
+        blocks = self._blocks
+        if self._fed_turn != blocks.turn:
+            self._fed_turn = blocks.turn
+            self._fed = {value: blocks.address(value, blocks.turn) for value in blocks.offsets}
+            for value, address in self._fed.items():
+                if value not in self._buffers:
+                    self._arguments.bind(value, address)
+
+    def keep(self, value: Value) -> Array | Callable[[], Array]:
+        operand = self._operands[value]
+        address = self._address(operand)
+        if address is None or not operand.is_dense or not 0 < value.nbytes <= SmallPart.NBYTES:
+            return self.read(value)
+        return KeptValue(self.engine, value, address)
 
     def read(self, value: Value) -> Array:
         operand = self._operands[value]
@@ -129,19 +164,23 @@ class CudaExecutable(Executable):
     # Running ----------------------------------------------------------------------------------------------------
 
     def run(self, phases: Sequence[str], profile: Profile | None = None) -> Completion | None:
-        engine, key = self.engine, tuple(phases)
+        engine = self.engine
         with engine.lock:
             self._statuses.settle()
+            key = (tuple(phases), self._blocks.turn)
+            graph = self._graphs.get(key)
+            if graph is None or profile is not None:
+                self._use_block()
             if profile is not None:
                 self._run_profiled(phases, profile)
             elif key not in self._graphs:
                 self._enqueue(phases, engine.stream)
                 self._graphs[key] = None
             else:
-                graph = self._graphs[key]
                 if graph is None:
                     graph = self._graphs[key] = self._captured(phases)
                 self._driver.launch_graph(graph.handle, engine.stream)
+            self._blocks.is_read()
             return CudaCompletion(engine, self._statuses, phases)
 
     def _of(self, phases: Sequence[str]) -> Iterable[Work]:

@@ -1,0 +1,135 @@
+"""What a program is fed: inputs, scalars and random keys in one block of device memory, which one copy fills.
+
+Small blocks are copied in the stream of the kernels, from pinned memory that is used in turn: the host fills one part
+while copies from the others are still waiting. Of large blocks there are two, used in turn: while a run reads one, the
+next batch is copied into the other in a stream of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mlcompute.devices.cuda.memory import CudaBuffer, Pinned
+from mlcompute.errors import DataError
+from mlcompute.ops.op import Array, Value
+
+if TYPE_CHECKING:
+    from mlcompute.devices.cuda.device import Cuda
+
+#: Copying so many bytes takes about as long as it takes two streams to wait for each other.
+SMALL_BYTES = 1 << 18
+#: Parts of pinned memory for small blocks: so many steps the host may be ahead of the device.
+_PARTS = 8
+_ALIGNMENT = 256
+
+
+class InputBlocks:
+    """The fed values of one program.
+
+    turns   how many blocks of device memory there are. Programs whose phases run one by one have one: a later phase
+            reads what was fed to an earlier one
+    """
+
+    def __init__(self, engine: Cuda, values: Sequence[Value], *, has_turns: bool) -> None:
+        self._engine, self._driver = engine, engine.driver
+        self.offsets: dict[Value, int] = {}
+        size = 0
+        for value in values:
+            self.offsets[value] = size
+            size += -(-max(value.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        self._overlaps = has_turns and size > SMALL_BYTES
+        self.turns = 2 if self._overlaps else 1
+        self._blocks = [CudaBuffer(self._driver, engine.staging, size) for _ in range(self.turns)]
+        count = 2 if size > SMALL_BYTES else _PARTS
+        self._parts = [_Part(engine, size, self.offsets) for _ in range(count)]
+        #: When the last run that reads a block has finished.
+        self._read = [self._driver.create_event() for _ in range(self.turns)] if self._overlaps else []
+        self._part = 0
+        #: The block that was fed last.
+        self.turn = 0
+
+    def address(self, value: Value, turn: int) -> int:
+        """Where a value lies in one of the blocks."""
+        return self._blocks[turn].address + self.offsets[value]
+
+    def send(self, inputs: Mapping[Value, Array]) -> None:
+        """Copy these arrays to the device, behind what was started before."""
+        driver, stream = self._driver, self._engine.stream
+        self._part = (self._part + 1) % len(self._parts)
+        part = self._parts[self._part]
+        if part.is_used:
+            driver.wait(part.event)
+        views = part.views
+        for value, array in inputs.items():
+            view = views[value]
+            if array.shape != view.shape:
+                raise DataError(f"{value}: an array of shape {array.shape} was fed")
+            view[...] = array
+        if self._overlaps:
+            self.turn = 1 - self.turn
+            stream = self._engine.copy_stream
+            driver.wait_on_stream(stream, self._read[self.turn])
+        block = self._blocks[self.turn].address
+        if len(inputs) == len(self.offsets):
+            driver.copy_to_device(block, part.address, part.memory.nbytes, stream)
+        else:  # the others keep what they were fed before
+            for value in inputs:
+                if value.nbytes:
+                    offset = self.offsets[value]
+                    driver.copy_to_device(block + offset, part.address + offset, value.nbytes, stream)
+        driver.record(part.event, stream)
+        part.is_used = True
+        if self._overlaps:
+            driver.wait_on_stream(self._engine.stream, part.event)
+
+    def is_read(self) -> None:
+        """A run that reads the block fed last has been started."""
+        if self._overlaps:
+            self._driver.record(self._read[self.turn], self._engine.stream)
+
+
+class _Part(Pinned):
+    """Pinned memory of a block's size; `event` marks when it has been copied from."""
+
+    def __init__(self, engine: Cuda, size: int, offsets: Mapping[Value, int]) -> None:
+        super().__init__(engine.driver, max(size, 1))
+        self.event = engine.take_event()
+        self.is_used = False
+        self.views = {
+            value: self.memory[offset : offset + value.nbytes].view(value.dtype).reshape(value.shape)
+            for value, offset in offsets.items()
+        }
+
+
+class KeptValue:
+    """A value that is on its way to the host: called, it waits for it and returns it."""
+
+    def __init__(self, engine: Cuda, value: Value, address: int) -> None:
+        self._engine, self._value = engine, value
+        self._memory = engine.small_parts.pop() if engine.small_parts else SmallPart(engine)
+        engine.driver.copy_to_host(self._memory.address, address, value.nbytes, engine.stream)
+        engine.driver.record(self._memory.event, engine.stream)
+
+    def __call__(self) -> Array:
+        self._engine.driver.wait(self._memory.event)
+        value = self._value
+        return np.array(self._memory.memory[: value.nbytes].view(value.dtype).reshape(value.shape))
+
+    def __del__(self) -> None:
+        memory = getattr(self, "_memory", None)
+        if memory is not None:
+            # Whoever takes it next copies into it behind this copy, in the same stream.
+            self._engine.small_parts.append(memory)
+
+
+class SmallPart(Pinned):
+    """Pinned memory for one small value."""
+
+    NBYTES = 4096
+
+    def __init__(self, engine: Cuda) -> None:
+        super().__init__(engine.driver, self.NBYTES)
+        self.event = engine.take_event()
