@@ -41,7 +41,7 @@ class _Statistics:
 
     fields     of what a lane keeps
     identity   before the first element
-    held       statements over all elements in registers: a list of passes, and what stands between them
+    held       statements over elements in registers: two passes (the second may be empty), and what is between them
     streamed   the same in one pass over memory
     merge      the body of a function of two of them
     origin     the operand whose first element is the origin of a result: `origin[v]`; empty for none
@@ -89,37 +89,53 @@ _SUMS = _Statistics(
 
 @dataclass(frozen=True)
 class _Form:
-    """One of the ops.
+    """One of the ops. Everything has a name in the kernel; expressions are those of column v.
 
-    read, written       operands along the elements, by name; one is written
-    known, found        operands with one element per result, read and written
-    statistics          what is found out
-    finish              statements after which `coefficients` are set, from `total` and the known ones
-    coefficients        names of numbers per result
-    stored              what is stored: an expression of the elements and the coefficients, per operand
+    read          operands along the elements: `NAMEs[v]`
+    written       the operand along the elements that `expression` goes to
+    known         operands with one element per result that are read: `NAME_known[v]`
+    found         operands with one element per result that are written, and what: expressions of `total[v]`
+    statistics    what `total` is
+    coefficients  numbers per result: expressions of `total[v]` and of what is known
+    expression    of the elements and the coefficients
+    numbers       further arguments
     """
 
     read: dict[str, Operand]
-    written: dict[str, Operand]
+    written: tuple[str, Operand]
     known: dict[str, Operand]
-    found: dict[str, str]
-    results: dict[str, Operand]
+    found: dict[str, tuple[Operand, str]]
     statistics: _Statistics
     coefficients: dict[str, str]
     expression: str
     numbers: dict[str, float]
 
+    @property
+    def operands(self) -> dict[str, Operand]:
+        """All of them, in the order of the loops' strides."""
+        found = {name: operand for name, (operand, _) in self.found.items()}
+        return {**self.read, self.written[0]: self.written[1], **self.known, **found}
+
+    @property
+    def along(self) -> list[Operand]:
+        """Those that have all elements."""
+        return [*self.read.values(), self.written[1]]
+
 
 def normalize_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     """y, mean and variance."""
     x, (y, mean, variance) = operands[step.inputs[0]], (operands[value] for value in step.results)
+    spread = "total[v].m2 / total[v].n"
     form = _Form(
-        {"x": x}, {"y": y}, {}, {"mean": "origin[v] + total[v].mean", "variance": "total[v].m2 / total[v].n"},
-        {"mean": mean, "variance": variance}, _MOMENTS,
-        {"centre": "total[v].mean", "factor": "1 / sqrt(total[v].m2 / total[v].n + epsilon)"},
-        "(xs[v] - origin[v] - centre[ROWS ? 0 : v]) * factor[ROWS ? 0 : v]",
-        {"epsilon": step.attributes["epsilon"]},
-    )  # fmt: skip
+        read={"x": x},
+        written=("y", y),
+        known={},
+        found={"mean": (mean, "origin[v] + total[v].mean"), "variance": (variance, spread)},
+        statistics=_MOMENTS,
+        coefficients={"centre": "total[v].mean", "factor": f"1 / sqrt({spread} + epsilon)"},
+        expression="(xs[v] - origin[v] - centre[ROWS ? 0 : v]) * factor[ROWS ? 0 : v]",
+        numbers={"epsilon": step.attributes["epsilon"]},
+    )
     return _launches(step, operands, form)
 
 
@@ -127,24 +143,29 @@ def normalize_gradient_launches(step: Step, operands: Operands) -> Sequence[Laun
     """dx, sum dy and sum dy y."""
     dy, y, variance, *scales = (operands[value] for value in step.inputs)
     dx, shift, slope = (operands[value] for value in step.results)
-    known = {"variance": variance, **dict(zip(("scale",), scales, strict=False))}
+    known = {"variance": variance}
+    if scales:
+        known["scale"] = scales[0]
     factor = f"{'scale_known[v]' if scales else '1'} / sqrt(variance_known[v] + epsilon)"
     form = _Form(
-        {"dy": dy, "y": y}, {"dx": dx}, known, {"shift": "total[v].dy", "slope": "total[v].dyy"},
-        {"shift": shift, "slope": slope}, _SUMS,
-        {"constant": "total[v].dy * share", "linear": "total[v].dyy * share", "factor": factor},
-        "(dys[v] - constant[ROWS ? 0 : v] - ys[v] * linear[ROWS ? 0 : v]) * factor[ROWS ? 0 : v]",
-        {"epsilon": step.attributes["epsilon"], "share": 1 / max(_elements(step), 1)},
-    )  # fmt: skip
+        read={"dy": dy, "y": y},
+        written=("dx", dx),
+        known=known,
+        found={"shift": (shift, "total[v].dy"), "slope": (slope, "total[v].dyy")},
+        statistics=_SUMS,
+        coefficients={"constant": "total[v].dy * share", "linear": "total[v].dyy * share", "factor": factor},
+        expression="(dys[v] - constant[ROWS ? 0 : v] - ys[v] * linear[ROWS ? 0 : v]) * factor[ROWS ? 0 : v]",
+        numbers={"epsilon": step.attributes["epsilon"], "share": 1 / max(_elements(step), 1)},
+    )
     return _launches(step, operands, form)
 
 
 def _launches(step: Step, operands: Operands, form: _Form) -> Sequence[Launch]:
     axes = step.attributes["axes"]
-    along = [*form.read.values(), *form.written.values()]
-    single = [*form.known.values(), *form.results.values()]
+    along, everything = form.along, list(form.operands.values())
     if not along[0].size:
         return []
+    single = everything[len(along) :]
     strides = [*(each.strides for each in along), *(kept_strides(each, axes) for each in single)]
     loops = ReductionAxes.of(along[0].shape, axes, strides)
     width = vector_width(along, loops.axes, range(len(along)))
@@ -176,7 +197,7 @@ def _start(source: KernelSource, form: _Form, plan: Lanes, names: Sequence[str])
     for (int v = 0; v < WIDTH; ++v) origin[v] = alive ? {element} : 0;"""
     return f"""{whoami(source, plan)}
     {source.unraveled("k", plan.kept, starts, "k")}
-{each_element(source, plan, names[: len(form.read) + len(form.written)])}{begin}
+{each_element(source, plan, names[: len(form.along)])}{begin}
     Acc acc[WIDTH];
     #pragma unroll
     for (int v = 0; v < WIDTH; ++v) acc[v] = Acc{{{form.statistics.identity}}};"""
@@ -207,11 +228,10 @@ def _find(step: Step, form: _Form, plan: Lanes, iterations: int, parts: Operand)
 
 def _write(step: Step, form: _Form, plan: Lanes, iterations: int, parts: Operand | None) -> Launch:
     """The results; statistics are found first, or combined from those of the splits."""
-    everything = {**form.read, **form.written, **form.known, **form.results}
-    real = _real_type(form)
+    everything, real = form.operands, _real_type(form)
     source = KernelSource(list(everything.values()), iterations)
     for name, operand in everything.items():
-        source.pointer(name, operand, written=name in form.written or name in form.results)
+        source.pointer(name, operand, written=name in form.found or name == form.written[0])
     number = np.float64 if real == "double" else np.float32
     for name, value in form.numbers.items():
         source.value(name, "real", number(value))
@@ -224,11 +244,11 @@ def _write(step: Step, form: _Form, plan: Lanes, iterations: int, parts: Operand
         lines.append(f"        {name}_known[v] = alive ? {element} : 0;")
     lines += [f"        {name}[v] = {value};" for name, value in form.coefficients.items()]
     store = "\n".join(
-        f"        {name}[{name}_start + v * {steps[name]}] = {stored(form.results[name].dtype, f'({value})')};"
-        for name, value in form.found.items()
+        f"        {name}[{name}_start + v * {steps[name]}] = {stored(operand.dtype, f'({value})')};"
+        for name, (operand, value) in form.found.items()
     )
     declared = [*(f"{name}_known[WIDTH]" for name in form.known), *(f"{name}[WIDTH]" for name in form.coefficients)]
-    ((target, made),) = form.written.items()
+    target, made = form.written
     body = f"""{_start(source, form, plan, list(everything))}
 {find}
     auto& total = acc;
