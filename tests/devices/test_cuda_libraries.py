@@ -369,19 +369,22 @@ DIRECTIONS = ("forward", "input", "weight")
 @pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_direct_convolutions(direction: str, case: str, last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution_kernels, "_library_problem", lambda step: None)
+@pytest.mark.parametrize("direct", [False, True], ids=["", "direct"])
+def test_our_convolutions(direct: bool, direction: str, case: str, last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudnn, "problem_of", lambda step: None)
+    if direct:
+        monkeypatch.setattr(convolution_kernels, "is_depthwise", lambda step: False)
     fn, shapes = _described(direction, case, last, CONVOLUTIONS)
     arrays = [numbers(*shape, seed=number) for number, shape in enumerate(shapes)]
     found, kernels = run_on(emulated(), fn, arrays, times=1)
-    assert "depthwise convolution" in kernels or "direct convolution" in kernels
+    assert ("depthwise convolution" in kernels) == ("depthwise" in case and not direct)
     assert_close(found[0], forward(fn, *arrays)[0])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_direct_convolutions_of_other_types(direction: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution_kernels, "_library_problem", lambda step: None)
+    monkeypatch.setattr(cudnn, "problem_of", lambda step: None)
     for case in ("padded", "depthwise"):
         fn, shapes = _described(direction, case, True, CONVOLUTIONS)
         arrays = [(0.3 * numbers(*shape, seed=number)).astype(dtype) for number, shape in enumerate(shapes)]

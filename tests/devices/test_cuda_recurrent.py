@@ -128,7 +128,7 @@ def test_a_length_out_of_range_is_an_error(most: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(recurrent, "MOST_HIDDEN", most)
     arrays = arrays_of(3, 4, 5, 6, True)
     arrays[-1][1] = 5
-    with pytest.raises(mlc.ExecutionError, match="a sequence length is 5; expected every length from 1 to 4"):
+    with pytest.raises(mlc.ExecutionError, match="every length from 1 to 4"):
         run_on(emulated(), described(False, True), arrays)
 
 

@@ -58,10 +58,6 @@ class ConvolutionProblem:
         return self.channels_last and channels > 1 and height * width > 1
 
     @property
-    def is_depthwise(self) -> bool:
-        return self.groups > 1 and self.w[1] == 1
-
-    @property
     def flops(self) -> float:
         n, o, height, width = self.y
         return 2.0 * n * o * height * width * self.w[1] * self.w[2] * self.w[3]

@@ -1,4 +1,7 @@
-"""Convolution and its gradients: cuDNN where it has an engine, else (and for depthwise ones) our direct kernels."""
+"""Convolution and its gradients: depthwise ones by our own kernels, others by cuDNN, or directly if it has no engine.
+
+cuDNN is slow for depthwise convolutions in float32.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,12 @@ from collections.abc import Sequence
 from mlcompute.devices.cuda import cudnn
 from mlcompute.devices.cuda.codegen.types import is_element
 from mlcompute.devices.cuda.cudnn import ConvolutionPlan, ConvolutionProblem, Direction
-from mlcompute.devices.cuda.kernels.direct_convolution import direct_launches, direct_workspace
+from mlcompute.devices.cuda.kernels.depthwise_convolution import (
+    depthwise_launches,
+    depthwise_workspace,
+    is_depthwise,
+)
+from mlcompute.devices.cuda.kernels.direct_convolution import direct_launches
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Row
 from mlcompute.devices.cuda.kernels.matmul import ALIGNMENT, aligned, no_gpu
 from mlcompute.devices.cuda.kernels.strided_copy import strided_copy
@@ -21,7 +29,9 @@ def convolution_launches(step: Step, operands: Operands) -> Sequence[Launch | Li
     """One convolution, or one of its gradients."""
     if step.results[0].size == 0:
         return []
-    problem = _library_problem(step)
+    if is_depthwise(step):
+        return depthwise_launches(step, operands)
+    problem = cudnn.problem_of(step)
     memory = [operands[value] for value in (*step.inputs, *step.results)]
     if problem is None or not all(operand.is_dense and _is_aligned(operand) for operand in memory):
         return direct_launches(step, operands)
@@ -33,22 +43,18 @@ def convolution_launches(step: Step, operands: Operands) -> Sequence[Launch | Li
 
 def convolution_workspace(step: Step) -> int:
     """Bytes for the weights in cuDNN's order and for its own work, or for parts of our sums."""
-    problem = _library_problem(step)
+    if is_depthwise(step):
+        return depthwise_workspace(step)
+    problem = cudnn.problem_of(step)
     plan = None if problem is None or current_gpu() is None else _plan(problem)
     if problem is None or plan is None:
-        return direct_workspace(step)
-    return max(_weight_bytes(step, problem) + plan.workspace_bytes + ALIGNMENT, direct_workspace(step))
+        return 0
+    return _weight_bytes(step, problem) + plan.workspace_bytes + ALIGNMENT
 
 
 def supports_convolution(step: Step) -> bool:
     """Is it of numbers that kernels can read?"""
     return all(is_element(value.dtype) and value.dtype.kind != "b" for value in (*step.inputs, *step.results))
-
-
-def _library_problem(step: Step) -> ConvolutionProblem | None:
-    """What cuDNN would compute; None for what it does not know, and for depthwise ones, at which it is slow."""
-    problem = cudnn.problem_of(step)
-    return None if problem is None or problem.is_depthwise else problem
 
 
 def _plan(problem: ConvolutionProblem) -> ConvolutionPlan | None:

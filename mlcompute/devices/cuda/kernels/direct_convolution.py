@@ -1,32 +1,23 @@
-"""Convolutions by their definition, one thread per result: any type, any strides, and fast for depthwise ones.
-
-Depthwise convolutions do little arithmetic per byte, so memory decides; neighbouring threads compute neighbouring
-results. Their weight gradient sums over all pixels: blocks sum slices of them, a second kernel adds those in order.
-"""
+"""Convolutions by their definition, one thread per result: any type, any strides. Slow; for what nothing else can."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, NARROW, blocks_for, reach
-from mlcompute.devices.cuda.codegen.types import DType, loaded, memory_type, register_type, stored
+from mlcompute.devices.cuda.codegen.types import loaded, memory_type, register_type, stored
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import Step
 
-#: Depthwise weight gradients: a block has this many channels side by side and pixels one behind the other.
-_CHANNELS, _PIXELS = 32, 8
-#: Blocks that should be at work, and pixels below which a slice is not worth one.
-_BLOCKS, _LEAST_PIXELS = 1024, 64
 _SIDES = {"convolution": "xwy", "convolution_input_gradient": "ywx", "convolution_weight_gradient": "xyw"}
 
 
 @dataclass(frozen=True)
-class _Problem:
+class Problem:
     """Operands as channels-first, with strides; x and y (n, c, h, w), w (o, c / groups, kh, kw)."""
 
     x: Operand
@@ -39,7 +30,7 @@ class _Problem:
     channels_last: bool
 
     @classmethod
-    def of(cls, step: Step, operands: Operands) -> _Problem:
+    def of(cls, step: Step, operands: Operands) -> Problem:
         a = step.attributes
         last = bool(a.get("channels_last"))
         found = {}
@@ -61,42 +52,22 @@ def _channels_first(operand: Operand) -> Operand:
 
 def direct_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     """A convolution or one of its gradients by our own kernels."""
-    p = _Problem.of(step, operands)
+    p = Problem.of(step, operands)
     if step.op.name == "convolution_weight_gradient":
-        return _depthwise_gradient(step, p, operands) if _slices(step) else [_weight_gradient(step, p)]
+        return [_weight_gradient(step, p)]
     is_forward = step.op.name == "convolution"
     result = p.y if is_forward else p.x
     source = _forward_source(p) if is_forward else _input_source(p)
-    kind = "depthwise" if p.groups > 1 and p.w.shape[1] == 1 else "direct"
     written = 2 if is_forward else 0
-    arguments = [p.x, p.w, p.y, *_numbers(p)]
-    return [Launch(step, f"{kind} convolution", source, arguments, [written], blocks_for(result.size), (BLOCK, 1, 1))]
-
-
-def direct_workspace(step: Step) -> int:
-    """Bytes for the sums of slices."""
-    return _slices(step) * step.results[0].size * 8 if _slices(step) else 0
-
-
-def _slices(step: Step) -> int:
-    """Parts of the pixels of a depthwise weight gradient on channels-last images; 0 for all other steps."""
-    a = step.attributes
-    if step.op.name != "convolution_weight_gradient" or not a.get("channels_last") or a["groups"] == 1:
-        return 0
-    outputs, channels, height, width = a["shape"]
-    if channels != 1 or not step.results[0].size:
-        return 0
-    pixels = math.prod(step.inputs[1].shape[:3])
-    others = -(-outputs // _CHANNELS) * height * width
-    slices: int = max(1, min(-(-_BLOCKS // others), -(-pixels // _LEAST_PIXELS)))
-    return slices
+    arguments = [p.x, p.w, p.y, *numbers(p)]
+    return [Launch(step, "direct convolution", source, arguments, [written], blocks_for(result.size), (BLOCK, 1, 1))]
 
 
 # Text -----------------------------------------------------------------------------------------------------------------
 
 
-def _numbers(p: _Problem) -> list[Argument]:
-    """Extents and strides, in the order of `_PARAMETERS`."""
+def numbers(p: Problem) -> list[Argument]:
+    """Extents and strides, in the order of `NAMES`."""
     kind = np.int64 if p.is_wide else np.int32
     top, _, left, _ = p.padding
     extents = (*p.x.shape, p.y.shape[1], *p.y.shape[2:], p.w.shape[1], top, left, p.groups)
@@ -104,22 +75,22 @@ def _numbers(p: _Problem) -> list[Argument]:
 
 
 _EXTENTS = ("N", "C", "H", "W", "O", "OH", "OW", "per_group", "top", "left", "groups")
-_NAMES = (*_EXTENTS, *(f"{side}{axis}" for side in "xwy" for axis in "0123"))
+NAMES = (*_EXTENTS, *(f"{side}{axis}" for side in "xwy" for axis in "0123"))
 
 
-def _head(p: _Problem, written: str, body: str, threads: int = BLOCK, more: str = "") -> str:
-    """A kernel: its parameters, and constants for what makes the loops short."""
+def kernel_text(p: Problem, written: str, body: str, threads: int = BLOCK, parameters: str = "") -> str:
+    """A kernel: its parameters (x, w, y and the numbers, if not said), and constants for what makes the loops short."""
     index = "long long" if p.is_wide else "int"
     memory = memory_type(p.x.dtype)
     pointers = ", ".join(f"{'' if side == written else 'const '}{memory}* {side}" for side in "xwy")
-    numbers = ", ".join(f"{index} {name}" for name in _NAMES)
+    parameters = parameters or f"{pointers}, {', '.join(f'{index} {name}' for name in NAMES)}"
     (_, _, height, width), (sy, sx), (dy, dx) = p.w.shape, p.strides, p.dilations
     constants = f"const int KH = {height}, KW = {width}, SY = {sy}, SX = {sx}, DY = {dy}, DX = {dx};"
-    text = f'extern "C" __global__ void __launch_bounds__({threads}) KERNEL({pointers}, {numbers}{more}) {{'
+    text = f'extern "C" __global__ void __launch_bounds__({threads}) KERNEL({parameters}) {{'
     return f"{text}\n    typedef {index} Index;\n    {constants}\n{body}}}\n"
 
 
-def _place(p: _Problem, names: Sequence[str], extents: Sequence[str]) -> str:
+def _place(p: Problem, names: Sequence[str], extents: Sequence[str]) -> str:
     """The thread's element of an image: the axis that lies contiguously changes fastest."""
     order = (1, 3, 2) if p.channels_last else (3, 2, 1)
     lines = [
@@ -131,13 +102,9 @@ def _place(p: _Problem, names: Sequence[str], extents: Sequence[str]) -> str:
     return "\n".join([*lines, f"    Index {names[0]} = at;", ""])
 
 
-def _sum_type(dtype: DType) -> str:
-    return register_type(dtype)
-
-
-def _forward_source(p: _Problem) -> str:
+def _forward_source(p: Problem) -> str:
     dtype = p.x.dtype
-    total = _sum_type(dtype)
+    total = register_type(dtype)
     element, weight = (loaded(dtype, text) for text in ("x[at_x + c * x1]", "w[o * w0 + c * w1 + u * w2 + v * w3]"))
     body = f"""{_place(p, ("n", "o", "i", "j"), ("N", "O", "OH", "OW"))}
     Index first = o / (O / groups) * per_group;
@@ -154,12 +121,12 @@ def _forward_source(p: _Problem) -> str:
     }}
     y[n * y0 + o * y1 + i * y2 + j * y3] = {stored(dtype, "sum")};
 """
-    return _head(p, "y", body)
+    return kernel_text(p, "y", body)
 
 
-def _input_source(p: _Problem) -> str:
+def _input_source(p: Problem) -> str:
     dtype = p.x.dtype
-    total = _sum_type(dtype)
+    total = register_type(dtype)
     element = loaded(dtype, "y[at_y + o * y1]")
     weight = loaded(dtype, "w[(first + o) * w0 + (c - group * per_group) * w1 + u * w2 + v * w3]")
     body = f"""{_place(p, ("n", "c", "r", "s"), ("N", "C", "H", "W"))}
@@ -177,12 +144,12 @@ def _input_source(p: _Problem) -> str:
     }}
     x[n * x0 + c * x1 + r * x2 + s * x3] = {stored(dtype, "sum")};
 """
-    return _head(p, "x", body)
+    return kernel_text(p, "x", body)
 
 
-def _weight_gradient(step: Step, p: _Problem) -> Launch:
+def _weight_gradient(step: Step, p: Problem) -> Launch:
     """A block per element of the gradient: its threads share the pixels, their sums are added pairwise."""
-    dtype, total = p.x.dtype, _sum_type(p.x.dtype)
+    dtype, total = p.x.dtype, register_type(p.x.dtype)
     term = f"{loaded(dtype, 'x[n * x0 + (o / (O / groups) * per_group + c) * x1 + r * x2 + s * x3]')} * {loaded(dtype, 'y[n * y0 + o * y1 + i * y2 + j * y3]')}"  # noqa: E501
     body = f"""
     __shared__ {total} sums[{BLOCK}];
@@ -203,58 +170,6 @@ def _weight_gradient(step: Step, p: _Problem) -> Launch:
     }}
     if (threadIdx.x == 0) w[o * w0 + c * w1 + u * w2 + v * w3] = {stored(dtype, "sums[0]")};
 """
-    arguments = [p.x, p.w, p.y, *_numbers(p)]
+    arguments = [p.x, p.w, p.y, *numbers(p)]
     grid = (p.w.size, 1, 1)
-    return Launch(step, "direct convolution", _head(p, "w", body), arguments, [1], grid, (BLOCK, 1, 1))
-
-
-def _depthwise_gradient(step: Step, p: _Problem, operands: Operands) -> Sequence[Launch]:
-    """Slices of the pixels for 32 channels and one place of the kernel per block; then the slices in order."""
-    dtype, total, slices = p.x.dtype, _sum_type(p.x.dtype), _slices(step)
-    wide = np.dtype(np.float32 if total == "float" else p.x.dtype)
-    parts = operands.workspace(step, 0, slices * p.w.size * wide.itemsize)
-    parts = Operand(parts.base, parts.offset // wide.itemsize, (slices, p.w.size), (p.w.size, 1), wide)
-    term = f"{loaded(dtype, 'x[n * x0 + (o / (O / groups)) * x1 + r * x2 + s * x3]')} * {loaded(dtype, 'y[n * y0 + o * y1 + i * y2 + j * y3]')}"  # noqa: E501
-    body = f"""
-    __shared__ {total} sums[{_PIXELS}][{_CHANNELS}];
-    Index at = blockIdx.x;
-    Index slice = at % slices; at /= slices;
-    Index v = at % KW; at /= KW;
-    Index u = at % KH; at /= KH;
-    Index o = at * {_CHANNELS} + threadIdx.x, pixels = N * OH * OW;
-    Index length = (pixels + slices - 1) / slices, end = min((slice + 1) * length, pixels);
-    {total} sum = 0;
-    if (o < O)
-        for (Index pixel = slice * length + threadIdx.y; pixel < end; pixel += {_PIXELS}) {{
-            Index j = pixel % OW, i = pixel / OW % OH, n = pixel / (OW * OH);
-            Index r = i * SY + u * DY - top, s = j * SX + v * DX - left;
-            if (r >= 0 && r < H && s >= 0 && s < W) sum = ({total})(sum + {term});
-        }}
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y == 0 && o < O) {{
-        for (int k = 1; k < {_PIXELS}; ++k) sum = ({total})(sum + sums[k][threadIdx.x]);
-        parts[slice * O * KH * KW + (o * KH + u) * KW + v] = sum;
-    }}
-"""
-    more = f", {total}* parts, {'long long' if p.is_wide else 'int'} slices"
-    number = np.int64(slices) if p.is_wide else np.int32(slices)
-    blocks = -(-p.y.shape[1] // _CHANNELS) * p.w.shape[2] * p.w.shape[3] * slices
-    summed = f"""
-extern "C" __global__ void __launch_bounds__({BLOCK}) KERNEL(
-    const {total}* parts, {memory_type(dtype)}* w, long long count, int slices) {{
-    long long at = (long long)blockIdx.x * {BLOCK} + threadIdx.x;
-    if (at >= count) return;
-    {total} sum = 0;
-    for (int k = 0; k < slices; ++k) sum = ({total})(sum + parts[k * count + at]);
-    w[at] = {stored(dtype, "sum")};
-}}
-"""
-    assert p.w.is_dense
-    name, block = "depthwise convolution", (_CHANNELS, _PIXELS, 1)
-    arguments: list[Argument] = [p.x, p.y, *_numbers(p), parts, number]
-    source = _head(p, "", body, _CHANNELS * _PIXELS, more).replace(f"const {memory_type(dtype)}* w, ", "")
-    first = Launch(step, name, source, arguments, [len(arguments) - 2], (blocks, 1, 1), block)
-    sizes: list[Argument] = [np.int64(p.w.size), np.int32(slices)]
-    last = Launch(step, name, summed, [parts, p.w, *sizes], [1], blocks_for(p.w.size), (BLOCK, 1, 1))
-    return [first, last]
+    return Launch(step, "direct convolution", kernel_text(p, "w", body), arguments, [1], grid, (BLOCK, 1, 1))

@@ -1,6 +1,6 @@
 """LSTMs with many hidden units: per time step a matmul with the recurrent weights, and a kernel for the gates.
 
-Also what both ways need: sums of columns, and copies without what lies beyond the sequences' ends.
+Also what both ways need: copies without what lies beyond the sequences' ends.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from mlcompute.devices.loop_nest import Operand
 from mlcompute.ops.op import Step
 
 Work = Launch | LibraryCall
-#: Sums of columns: a block has so many of them side by side, and rows one behind the other.
-_COLUMNS, _ROWS = 32, 8
 
 
 @dataclass(frozen=True)
@@ -226,30 +224,6 @@ extern "C" __global__ void __launch_bounds__({BLOCK}) KERNEL(
         operand, np.int64(operand.strides[0]), np.int32(operand.size), np.int32(times), lengths.status
     ]  # fmt: skip
     return Launch(step, "lengths check", source, arguments, [], blocks_for(operand.size), (BLOCK, 1, 1))
-
-
-def column_sums(step: Step, rows: Operand, sums: Operand) -> Launch:
-    """sums[j] = the sum of rows[i, j] over i, in a fixed order."""
-    source = f"""
-extern "C" __global__ void __launch_bounds__({_COLUMNS * _ROWS}) KERNEL(
-    const float* x, float* y, int rows, int columns) {{
-    __shared__ float sums[{_ROWS}][{_COLUMNS}];
-    int column = blockIdx.x * {_COLUMNS} + threadIdx.x;
-    float sum = 0.0f;
-    if (column < columns)
-        for (int row = threadIdx.y; row < rows; row += {_ROWS}) sum += x[(long long)row * columns + column];
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y == 0 && column < columns) {{
-        for (int k = 1; k < {_ROWS}; ++k) sum += sums[k][threadIdx.x];
-        y[column] = sum;
-    }}
-}}
-"""
-    count, columns = rows.shape
-    arguments: list[Argument] = [rows, sums, np.int32(count), np.int32(columns)]
-    grid = (-(-columns // _COLUMNS), 1, 1)
-    return Launch(step, "column sums", source, arguments, [1], grid, (_COLUMNS, _ROWS, 1))
 
 
 def masked_copy(step: Step, x: Operand, target: Operand, lengths: Operand) -> Launch:

@@ -15,6 +15,7 @@ import numpy as np
 
 from mlcompute.devices.cuda.codegen.types import FLOAT, DType, memory_type
 from mlcompute.devices.cuda.kernels import lstm_steps
+from mlcompute.devices.cuda.kernels.column_sums import column_sums
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row, Status
 from mlcompute.devices.cuda.kernels.lstm_source import MOST_HIDDEN, Form, backward_source, forward_source
 from mlcompute.devices.cuda.kernels.matmul import ALIGNMENT, product_launches
@@ -154,7 +155,7 @@ def gradient_launches(step: Step, operands: Operands) -> Sequence[Work]:
     launches += product_launches(step, dz, wx, dx, scratch)
     launches += product_launches(step, columns, reshaped(x, (rows, plan.inputs)), dwx, scratch)
     launches += product_launches(step, columns, reshaped(before, (rows, plan.hidden)), dwh, scratch)
-    launches.append(lstm_steps.column_sums(step, parts, db))
+    launches.append(column_sums(step, parts, db))
     return launches
 
 
