@@ -175,6 +175,7 @@ def _looked_up(step: Step, updates: Operand, indices: Operand, base: Operand, y:
     {register} result = {start};
     bool done = false;
     const Index n = {inside or "true"} ? {count} : 0;
+    #pragma unroll 4
     for ({loop}) {{
         const long long index = (long long)indices[index_start + j * index_along];
         if (c{axis} == 0) valid(index, {check});

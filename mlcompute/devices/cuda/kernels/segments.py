@@ -31,6 +31,8 @@ _FEW, _MOST_LOOKS = 4096, 1 << 28
 _LIGHT = 32
 #: Threads that share a key with more.
 _LONG = 512
+#: Items whose keys a block looks through at once.
+_TILE = 1024
 
 
 def are_few(results: int, items: int) -> bool:
@@ -185,21 +187,28 @@ class Segments:
         source.pointer("y", self.y, written=True)
         check = checked(source, self.step, self._extent)
         total, n = source.index("total", self.y.size // width), source.index("n", self.indices.size)
-        body = f"""{_number(total)}
+        body = f"""    __shared__ Index keys_of[{_TILE}];
+    const Index number = (Index)blockIdx.x * {BLOCK} + threadIdx.x, k = number < {total} ? number : 0;
     {self._result(source, width)}
     {self._start(source, "own", width)}
-    if (k == 0) {{
-        for (Index i = 0; i < {n}; ++i) {{
-            {source.unraveled("i", self.items, ["checked_at"], "checked")}
-            valid((long long)indices[checked_at], {check});
+    for (Index first = 0; first < {n}; first += {_TILE}) {{
+        const int count = {n} - first < {_TILE} ? (int)({n} - first) : {_TILE};
+        __syncthreads();  // the last tile may still be read
+        for (int place = threadIdx.x; place < count; place += {BLOCK}) {{
+            const Index item = first + place;
+            {self._key(source, "item", None)}
+            keys_of[place] = key;
+            if (blockIdx.x == 0) valid(index, {check});
+        }}
+        __syncthreads();
+        #pragma unroll 8
+        for (int place = 0; place < count; ++place) {{
+            if (keys_of[place] != own) continue;
+            const Index i = first + place;
+            {self._add(source, "i", width)}
         }}
     }}
-    #pragma unroll 8
-    for (Index i = 0; i < {n}; ++i) {{
-        {self._key(source, "i", None)}
-        if (key != own) continue;
-        {self._add(source, "i", width)}
-    }}
+    if (number >= {total}) return;
     {self._store(width)}"""
         grid = blocks_for(self.y.size // width)
         return source.launch(self.step, "sums by index", VALID, body, grid=grid, block=BLOCK)
