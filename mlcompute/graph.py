@@ -15,6 +15,7 @@ from mlcompute.errors import DataError, GraphError, ShapeError
 from mlcompute.layers.concatenation import ConcatenationLayer
 from mlcompute.layers.indexing import GatherLayer, ScatterLayer
 from mlcompute.layers.layer import Layer
+from mlcompute.layers.names import layer_names
 from mlcompute.layers.selection import SelectionLayer
 from mlcompute.layers.shaping import ReshapeLayer, TransposeLayer
 from mlcompute.layers.split import SplitLayer
@@ -75,9 +76,11 @@ class Node:
         return copied
 
 
-def _producer_label(tensor: Tensor) -> str:
+def _producer_label(tensor: Tensor, names: Mapping[Layer, str] | None = None) -> str:
     producer = tensor.producer() if tensor.producer is not None else None
-    return f"from '{producer.layer.label}'" if producer is not None else f"'{tensor.label}'"
+    if producer is None:
+        return f"'{tensor.label}'"
+    return f"from '{(names or {}).get(producer.layer, producer.layer.label)}'"
 
 
 class Graph:
@@ -351,10 +354,10 @@ class Graph:
         """The graph in Graphviz's DOT language; edges whose gradient is stopped are dashed."""
         names: dict[Tensor, str] = {}
         lines = ["digraph MLCGraph {", " node [style=filled];"]
-        edges = []
+        edges, layers = [], layer_names(node.layer for node in self.nodes)
         for number, node in enumerate(self.nodes):
             shapes = " ".join(_text(result.descriptor.shape) for result in node.results)
-            lines.append(f' layer{number} [shape=box, label="{_quoted(node.layer.label)}\\n{shapes}"];')
+            lines.append(f' layer{number} [shape=box, label="{_quoted(layers[node.layer])}\\n{shapes}"];')
             for tensor in (*node.sources, *node.labels):
                 if tensor not in names:
                     names[tensor] = f"tensor{tensor.tensor_id}"
@@ -368,10 +371,11 @@ class Graph:
 
     def __str__(self) -> str:
         lines = [f"{self._who} of {len(self.nodes)} layers"]
+        layers = layer_names(node.layer for node in self.nodes)
         for number, node in enumerate(self.nodes):
             results = ", ".join(map(repr, (result.descriptor for result in node.results)))
-            sources = ", ".join(_producer_label(tensor) for tensor in (*node.sources, *node.labels))
-            lines.append(f"{number:>5}  {node.layer.label:<16} {results:<28} {sources}")
+            sources = ", ".join(_producer_label(tensor, layers) for tensor in (*node.sources, *node.labels))
+            lines.append(f"{number:>5}  {layers[node.layer]:<16} {results:<28} {sources}")
         return "\n".join(lines)
 
 

@@ -95,7 +95,7 @@ class TrainingGraph(Graph):
 
     @property
     def losses(self) -> dict[str, Tensor]:
-        """Every loss by the label of its layer, and what was computed from losses in the end; readable after a run.
+        """Every loss by the name of its layer, and what was computed from losses in the end; readable after a run.
 
         With several of them `execute(...).result` is the sum that is minimised, and these are its parts.
         """

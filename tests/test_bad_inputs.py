@@ -399,10 +399,10 @@ def test_gather_and_scatter_indices(bad: list[list[int]]) -> None:
         graph, label = make()
         graph.compile(device=mlc.Device.cpu())
         with pytest.raises(mlc.ExecutionError, match=label):
-            graph.execute({"x": [[1.0, 2.0, 3.0]], "i": bad} if label == "Gather" else scattered(bad)).wait()
+            graph.execute({"x": [[1.0, 2.0, 3.0]], "i": bad} if label == "gather" else scattered(bad)).wait()
         good = [[2, 0]]
-        run = graph.execute({"x": [[1.0, 2.0, 3.0]], "i": good} if label == "Gather" else scattered(good))
-        np.testing.assert_array_equal(run.result.data, [[3.0, 1.0]] if label == "Gather" else [[6.0, 0.0, 5.0]])
+        run = graph.execute({"x": [[1.0, 2.0, 3.0]], "i": good} if label == "gather" else scattered(good))
+        np.testing.assert_array_equal(run.result.data, [[3.0, 1.0]] if label == "gather" else [[6.0, 0.0, 5.0]])
 
 
 def gathering() -> tuple[mlc.InferenceGraph, str]:
@@ -410,7 +410,7 @@ def gathering() -> tuple[mlc.InferenceGraph, str]:
     x, i = mlc.Tensor(shape=(1, 3)), mlc.Tensor(shape=(1, 2), data_type=mlc.DataType.INT32)
     graph.gather(1, source=x, indices=i)
     graph.add_inputs({"x": x, "i": i})
-    return graph, "Gather"
+    return graph, "gather"
 
 
 def scattering() -> tuple[mlc.InferenceGraph, str]:
@@ -419,7 +419,7 @@ def scattering() -> tuple[mlc.InferenceGraph, str]:
     onto = mlc.Tensor(shape=(1, 3))
     graph.scatter(1, source=x, indices=i, copy_from=onto, reduction_type=mlc.ReductionType.NONE)
     graph.add_inputs({"x": x, "i": i, "onto": onto})
-    return graph, "Scatter"
+    return graph, "scatter"
 
 
 def scattered(indices: list[list[int]]) -> dict[str, Any]:

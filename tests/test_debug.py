@@ -118,7 +118,7 @@ def test_bad_labels_are_named() -> None:
     net = Net()
     net.labels["t"][0, 0] = NAN
     found = net.find()
-    assert (found.origin, found.name, found.layer) == ("input", "t", "Loss")
+    assert (found.origin, found.name, found.layer) == ("input", "t", "loss")
 
 
 @pytest.mark.parametrize("bad", [NAN, INF])

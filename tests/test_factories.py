@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import pydoc
 
@@ -23,6 +24,7 @@ def test_signature_name_and_documentation_are_those_of_a_written_method() -> Non
     assert Box.small("tin", colour="blue") == "blue tin of 1 in Box"
     assert (Box.small.__qualname__, Box.small.__module__) == ("Box.small", __name__)
     assert str(inspect.signature(Box.small)) == "(name: 'str', *, colour: 'str' = 'red') -> 'str'"
+    assert inspect.signature(functools.wraps(Box.small)(lambda *given: None)) == inspect.signature(Box.small)
     shown = pydoc.plain(pydoc.render_doc(Box))
     assert "small(name: 'str', *, colour: 'str' = 'red') -> 'str'" in shown
     assert "A small one." in shown

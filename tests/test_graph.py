@@ -208,7 +208,7 @@ def test_printing() -> None:
     text = str(net.graph)
     assert text.splitlines()[0] == "Graph of 3 layers"
     assert "fc2" in text
-    assert "from 'Activation'" in text
+    assert "from 'activation'" in text
     rows = [line.split() for line in str(net.graph.summary()).splitlines()]
     assert rows[0] == ["layer", "kind", "result", "size", "parameters", "size"]
     assert rows[1] == ["fc1", "FullyConnected", "4x5", "80", "B", "20", "80", "B"]

@@ -176,7 +176,7 @@ def test_a_thousand_layers_run_forward_and_back() -> None:
     np.testing.assert_allclose(first, np.mean(expected**2), rtol=1e-5)
     second = training.execute({"x": x}, {"t": np.zeros((2, WIDTH), np.float32)}).result.data
     assert second < first
-    assert "FullyConnected 334" in str(next(iter(training.programs.values())))
+    assert "fully_connected_333" in str(next(iter(training.programs.values())))
 
 
 def test_deep_graphs_can_be_printed_and_dropped() -> None:

@@ -222,7 +222,7 @@ def test_several_losses_as_nodes_add_up() -> None:
     (loss1 + loss2).backward()
     run = training.execute({"x": data}, {"t1": a, "t2": b})
     assert_close(run.result.data, np.float32([(loss1 + loss2).item()]), what="what was minimised")
-    assert training.losses == {"Loss": first, "Loss 2": second}
+    assert training.losses == {"loss": first, "loss_1": second}
     assert_close(first.data, np.float32([loss1.item()]))
     assert_close(second.data, np.float32([loss2.item()]))
     for parameter, expected in zip(parameters_of(training), p, strict=True):

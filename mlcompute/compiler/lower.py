@@ -13,6 +13,7 @@ from mlcompute import ops
 from mlcompute.compiler.context import Context
 from mlcompute.errors import CompileError, ShapeError
 from mlcompute.layers.layer import Layer
+from mlcompute.layers.names import LayerNames, slot_name, slots_of
 from mlcompute.ops.op import FLOAT32, Shape, Step, Trace, Value, emit
 from mlcompute.tensor import Tensor
 
@@ -76,7 +77,9 @@ class Lowering:
         #: Random streams: scalar key value -> the seed the layer asked for.
         self.random_keys: list[tuple[Value, int]] = []
         self.weights_of: dict[Layer, Tensor] = {}
-        self._names: dict[str, int] = {}
+        self._name_of = LayerNames()
+        #: Tensors of the layers added so far by name.
+        self._slot_names: dict[Tensor, str] = {}
 
     def input(self, tensor: Tensor, shape: Shape | None = None) -> Value:
         """A value the caller feeds before each run."""
@@ -92,7 +95,8 @@ class Lowering:
         """The value a tensor has at this point: computed, fed, or kept in memory between runs."""
         value = self.values.get(tensor)
         if value is None:
-            value = self.trace.value(tensor.descriptor.shape, self.dtype_of(tensor), "parameter", tensor.label)
+            name = self._slot_names.get(tensor, tensor.label)
+            value = self.trace.value(tensor.descriptor.shape, self.dtype_of(tensor), "parameter", name)
             self.values[tensor] = self.persistent[tensor] = value
         return value
 
@@ -126,7 +130,9 @@ class Lowering:
     def add(self, layer: Layer, sources: Sequence[Tensor], results: Sequence[Tensor], updates: bool = True) -> None:
         """Append one layer's forward pass; `updates`: it is trained."""
         self.updates = updates
-        self.trace.layer = self._name(layer)
+        self.trace.layer = name = self._name_of(layer)
+        for slot, tensor in slots_of(layer).items():
+            self._slot_names.setdefault(tensor, slot_name(name, slot))
         values = [self.value_of(source) for source in sources]
         inputs = values
         if not layer.moves_data:
@@ -146,11 +152,6 @@ class Lowering:
                 answer = emit("reshape", answer, shape=answer.shape)
             self.values[tensor] = answer
         self.trace.layer = ""
-
-    def _name(self, layer: Layer) -> str:
-        """The layer's label, made unique among the layers of the graph."""
-        count = self._names[layer.label] = self._names.get(layer.label, 0) + 1
-        return layer.label if count == 1 else f"{layer.label} {count}"
 
     def _check(self, layer: Layer, index: int, tensor: Tensor, answer: Value) -> None:
         """The extents a layer computes are those it promised, apart from the number of samples."""

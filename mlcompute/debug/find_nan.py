@@ -72,7 +72,7 @@ def find_nan(
     >>> graph.add_inputs({"x": x}), graph.compile(device=mlc.Device.cpu())
     (True, True)
     >>> print(mlc.debug.find_nan(graph, {"x": np.float32([[1, -1]])}))
-    layer 'Arithmetic', forward pass: 'log' gives NaN in 1 of 2 elements from finite numbers
+    layer 'arithmetic', forward pass: 'log' gives NaN in 1 of 2 elements from finite numbers
     """
     session = session_of(graph) if isinstance(graph, Graph) else None
     if session is None:

@@ -40,7 +40,8 @@ class _Factory(classmethod):  # type: ignore[type-arg]
 
         whole = inspect.signature(make)
         owner, _, *rest = whole.parameters.values()
-        call.__signature__ = whole.replace(parameters=[owner, *rest])  # type: ignore[attr-defined]
+        called.__signature__ = whole.replace(parameters=[owner, *rest])  # type: ignore[attr-defined]
+        call.__wrapped__ = called  # type: ignore[attr-defined]  # inspect looks there for the signature
         call.__doc__, call.__module__ = doc, make.__module__
         super().__init__(call)
 

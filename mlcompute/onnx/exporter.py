@@ -16,6 +16,7 @@ from mlcompute.errors import DataError, Error, GraphError
 from mlcompute.graph import Node
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.layer import Layer
+from mlcompute.layers.names import has_default_label, layer_names
 from mlcompute.layers.normalization import BatchNormalizationLayer
 from mlcompute.onnx.imported import ImportedGraph
 from mlcompute.onnx.layer import OperatorLayer, array_now
@@ -115,6 +116,7 @@ class GraphWriter:
         self._derived: dict[int, list[str]] = {}
         self._natives: dict[int, bool] = {}
         self.writer = Writer(OPSET)
+        self._layer_names = layer_names(node.layer for node in request.nodes)
         #: What the model says otherwise than the graph.
         self.notes: list[str] = []
         #: (type in the model, type that is computed in) -> inputs and outputs.
@@ -204,7 +206,8 @@ class GraphWriter:
 
     def _name_weight(self, tensor: Tensor) -> None:
         value, writer = self.run.value_of(tensor), self.writer
-        name = writer.unique(tensor.label)
+        # Models keep the names they came with; other weights are called as in checkpoints.
+        name = writer.unique(value.label if has_default_label(tensor) else tensor.label)
         self.weights[name] = tensor
         if self._shapes.get(tensor, value.shape) != value.shape:
             name = writer.value("Reshape", name, self._ints(value.shape))
@@ -286,7 +289,7 @@ class GraphWriter:
     def write_node(self, kind: str, node: Node, *more: str, **attributes: Any) -> None:
         """A layer with one source and one result as one operator; `more`: its operands after the source."""
         source, result = (self.writer.name(self.run.values[tensor]) for tensor in (node.sources[0], node.results[0]))
-        name = self.writer.unique(f"node {node.layer.label}")
+        name = self.writer.unique(f"node {self._layer_names[node.layer]}")
         self.writer.node(kind, [source, *more], [result], name=name, **attributes)
 
     def _write_operator(self, part: _Part) -> None:

@@ -49,7 +49,7 @@ def training_model(graph: TrainingGraph, name: str) -> Model:
     if parameters:
         _gradients_and_update(graph, out, parameters, inputs, outputs, stored)
     for tensor, value in run.writes:  # running statistics
-        new = writer.unique(f"{tensor.label}_new")
+        new = writer.unique(f"{writer.name(run.values[tensor])}_new")
         writer.node("Identity", [writer.name(value)], [new])
         outputs[new] = out.border(tensor)
     return assemble(writer, name, inputs, outputs, stored)

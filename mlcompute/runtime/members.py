@@ -70,7 +70,7 @@ def wait(self: CompiledGraphs) -> None:
 
 
 def losses_of(session: Session) -> dict[str, Tensor]:
-    """Every loss by the label of its layer, and what was computed from losses in the end."""
+    """Every loss by the name of its layer, and what was computed from losses in the end."""
     nodes = session.definition.nodes()
     ends = set(session.minimised())
     return {

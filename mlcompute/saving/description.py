@@ -23,12 +23,13 @@ from mlcompute.errors import Error, FileError, GraphError
 from mlcompute.graph import Graph, Node
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.layer import Layer
+from mlcompute.layers.names import has_default_label
 from mlcompute.layers.split import SplitLayer
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.runtime.definition import Learning, definition_of
 from mlcompute.runtime.session import Session, session_of
 from mlcompute.saving.construction import constructed, described
-from mlcompute.saving.names import has_default_label, layer_names_of, names_of, nodes_of
+from mlcompute.saving.names import layer_names_of, names_of, nodes_of
 from mlcompute.saving.plain import JSON, shortened, to_text
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 from mlcompute.training import TrainingGraph

@@ -1,31 +1,22 @@
-"""Names for layers and tensors: readable, unique within a graph, and the same for the same graph every time."""
+"""Names for the layers and tensors of a graph, by the rule in layers/names.py, as files spell them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 
 from mlcompute.graph import Graph, Node
 from mlcompute.layers.layer import Layer
-from mlcompute.layers.loss import LossLayer
+from mlcompute.layers.names import (
+    UniqueNames,
+    file_name,
+    has_default_label,
+    layer_names,
+    result_name,
+    slot_name,
+    slots_of,
+)
 from mlcompute.runtime.definition import Learning, definition_of
 from mlcompute.tensor import Tensor
-
-
-class _Unique:
-    """Gives every name once: the second `conv` becomes `conv_1`, the third `conv_2`."""
-
-    def __init__(self, *taken: str) -> None:
-        self._taken = set(taken)
-        self._next: dict[str, int] = {}
-
-    def __call__(self, wanted: str) -> str:
-        name = wanted
-        while name in self._taken:
-            number = self._next[wanted] = self._next.get(wanted, 0) + 1
-            name = f"{wanted}_{number}"
-        self._taken.add(name)
-        return name
 
 
 def layer_names_of(graph: Graph) -> dict[Layer, str]:
@@ -39,8 +30,7 @@ def layer_names_of(graph: Graph) -> dict[Layer, str]:
     >>> list(layer_names_of(g).values())
     ['softmax', 'activation']
     """
-    unique = _Unique()
-    return {layer: unique(_base(layer)) for layer in layers_of(graph)}
+    return {layer: file_name(name) for layer, name in layer_names(layers_of(graph)).items()}
 
 
 def names_of(graph: Graph) -> dict[Tensor, str]:
@@ -61,25 +51,25 @@ def names_of(graph: Graph) -> dict[Tensor, str]:
     ['input', 'activation.result']
     """
     names: dict[Tensor, str] = {}
-    unique = _Unique("__metadata__")  # in a safetensors file this is no tensor
+    unique = UniqueNames("__metadata__")  # in a safetensors file this is no tensor
 
     def give(tensor: Tensor, name: str) -> None:
         if tensor not in names:
             names[tensor] = unique(name)
 
     for name, tensor in _declared(graph):
-        give(tensor, _clean(name) or "input")
-    layer_names = layer_names_of(graph)
+        give(tensor, file_name(name) or "input")
+    names_of_layers = layer_names_of(graph)
     for node in nodes_of(graph):
         for tensor in (*node.sources, *node.labels):
             give(tensor, _label(tensor) or "input")
-        _name_slots(node.layer, layer_names[node.layer], give)
+        _name_slots(node.layer, names_of_layers[node.layer], give)
         for index, tensor in enumerate(node.results):
-            give(tensor, f"{layer_names[node.layer]}.result" + (f"_{index}" if index else ""))
+            give(tensor, result_name(names_of_layers[node.layer], index))
     learning = _learning(graph)
     if learning is not None:
         if learning.loss_layer is not None:
-            _name_slots(learning.loss_layer, layer_names[learning.loss_layer], give)
+            _name_slots(learning.loss_layer, names_of_layers[learning.loss_layer], give)
         for parameter in learning.training_parameters:
             give(parameter.tensor, _label(parameter.tensor) or "parameter")
         for tensor, gradient in learning.user_gradients.items():
@@ -102,22 +92,9 @@ def layers_of(graph: Graph) -> list[Layer]:
     return list(dict.fromkeys(layers))
 
 
-def slots_of(layer: Layer) -> dict[str, Tensor]:
-    """A layer's own tensors by the name of their slot: parameters, statistics, and the label weights of a loss."""
-    slots = {name: slot.tensor for name, slot in layer.parameters.items()} | layer.statistics
-    if isinstance(layer, LossLayer) and layer.weights is not None:
-        slots["weights"] = layer.weights
-    return slots
-
-
-def has_default_label(tensor: Tensor) -> bool:
-    """Was the label never set? It then holds a number that differs from process to process."""
-    return tensor.label == f"data{tensor.tensor_id}"
-
-
 def _name_slots(layer: Layer, name: str, give: Callable[[Tensor, str], None]) -> None:
     for slot, tensor in slots_of(layer).items():
-        give(tensor, _clean(f"{name}.{slot}"))
+        give(tensor, file_name(slot_name(name, slot)))
 
 
 def _declared(graph: Graph) -> Iterator[tuple[str, Tensor]]:
@@ -133,18 +110,5 @@ def _learning(graph: Graph) -> Learning | None:
     return None if definition is None else definition.learning
 
 
-def _base(layer: Layer) -> str:
-    label = _clean(layer.label)
-    if layer.label == layer.default_label or not label:
-        # FullyConnected -> fully_connected, LSTM -> lstm.
-        label = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", layer.default_label or type(layer).__name__).lower()
-    return label
-
-
 def _label(tensor: Tensor) -> str:
-    return "" if has_default_label(tensor) else _clean(tensor.label)
-
-
-def _clean(name: str) -> str:
-    """A name without the slashes that set kinds of values apart in a file, and without what cannot be UTF-8."""
-    return name.replace("/", ".").encode("utf-8", "replace").decode("utf-8")
+    return "" if has_default_label(tensor) else file_name(tensor.label)

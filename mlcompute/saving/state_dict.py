@@ -23,9 +23,10 @@ from mlcompute.layers.embedding import EmbeddingLayer
 from mlcompute.layers.fully_connected import FullyConnectedLayer
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.lstm import LSTMLayer
+from mlcompute.layers.names import slot_name, slots_of
 from mlcompute.layers.normalization import Normalization
 from mlcompute.ops.op import Array, Shape
-from mlcompute.saving.names import layer_names_of, slots_of
+from mlcompute.saving.names import layer_names_of
 from mlcompute.tensor import Tensor
 
 
@@ -125,7 +126,7 @@ def _array(value: Any) -> Array:
 def _entries(graph: Graph) -> dict[str, _Entry]:
     """Every array of the graph's state dictionary. A tensor used by several layers appears under each of them."""
     return {
-        f"{name}.{key}": entry
+        slot_name(name, key): entry
         for layer, name in layer_names_of(graph).items()
         for key, entry in _of_layer(layer).items()
     }

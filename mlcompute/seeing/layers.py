@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mlcompute.layers.names import layer_names, slots_of
 from mlcompute.ops.op import Shape, Step, Value, inner_steps, overwritten_by
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ NO_LAYER = "(graph)"
 class LayerFacts:
     """One layer of a graph.
 
-    name              its label, made unique among the layers of the graph; programs and profiles use the same
+    name              by the rule in layers/names.py, as in programs, profiles and files
     kind              its class without "Layer"
     results           shapes of its results; `result_bytes`: what they take together
     parameters        elements the layer brings in (a tensor several layers share counts for the first)
@@ -45,14 +45,9 @@ class LayerFacts:
 
 
 def names_of(nodes: list[Node]) -> list[str]:
-    """The name of every node: its layer's label, numbered from the second with the same label on."""
-    seen: Counter[str] = Counter()
-    names = []
-    for node in nodes:
-        seen[node.layer.label] += 1
-        count = seen[node.layer.label]
-        names.append(node.layer.label if count == 1 else f"{node.layer.label} {count}")
-    return names
+    """The name of every node's layer, by the rule in layers/names.py."""
+    names = layer_names(node.layer for node in nodes)
+    return [names[node.layer] for node in nodes]
 
 
 def kind_of(node: Node) -> str:
@@ -140,7 +135,7 @@ class Owners:
 
     #: Tensor -> (layer, name of the slot) for parameters and statistics.
     slots: dict[Tensor, tuple[str, str]] = field(default_factory=dict)
-    #: Result -> (layer, "result" or "result 2" ...).
+    #: Result -> (layer, "result" or "result_1" ...).
     results: dict[Tensor, tuple[str, str]] = field(default_factory=dict)
 
     @classmethod
@@ -149,12 +144,10 @@ class Owners:
         owners = cls()
         nodes = graph.nodes
         for name, node in zip(names_of(nodes), nodes, strict=True):
-            for slot, parameter in node.layer.parameters.items():
-                owners.slots.setdefault(parameter.tensor, (name, slot))
-            for slot, tensor in node.layer.statistics.items():
+            for slot, tensor in slots_of(node.layer).items():
                 owners.slots.setdefault(tensor, (name, slot))
             for index, tensor in enumerate(node.results):
-                owners.results[tensor] = (name, "result" if index == 0 else f"result {index + 1}")
+                owners.results[tensor] = (name, "result" if index == 0 else f"result_{index}")
         return owners
 
     def layers_of_steps(self, program: Program) -> dict[Step, str]:

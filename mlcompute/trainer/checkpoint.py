@@ -12,7 +12,9 @@ from mlcompute.trainer.callbacks.callback import Callback
 from mlcompute.trainer.metrics import Array
 
 #: Raised when what is written changes its meaning.
-VERSION = 2
+VERSION = 3
+#: Files of earlier versions name layers by their labels as they are: `Loss`, `Loss 2`.
+ONE_RULE_FOR_NAMES = 3
 _ARRAY = "array of the file"
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from mlcompute.errors import DataError, Error
 from mlcompute.trainer.callbacks.callback import Callback
 from mlcompute.trainer.checkpoint import (
+    ONE_RULE_FOR_NAMES,
     VERSION,
     callback_keys,
     check_callbacks,
@@ -26,7 +27,7 @@ from mlcompute.trainer.checkpoint import (
 )
 from mlcompute.trainer.data import Batch, Data
 from mlcompute.trainer.evaluation import MeanLoss, evaluate
-from mlcompute.trainer.history import History
+from mlcompute.trainer.history import History, rename_layers
 from mlcompute.trainer.last_batch import (
     expect_independent_samples,
     expect_runs,
@@ -448,9 +449,10 @@ class Fitting:
         }
         return {"trainer": plain}, arrays
 
-    def _trained_names(self) -> list[str]:
+    def _trained_names(self, old: bool = False) -> list[str]:
         """What the weights being trained are called in a file whose own weights are others."""
-        return [f"trained weights/{name}" for name in self.trainer.model.weight_names()]
+        model = self.trainer.model
+        return [f"trained weights/{name}" for name in (model.old_weight_names() if old else model.weight_names())]
 
     def _check_settings(self, path: str) -> None:
         from mlcompute.saving import Checkpoint
@@ -476,22 +478,28 @@ class Fitting:
         with Checkpoint(path) as checkpoint:
             saved = checkpoint.progress["trainer"]
             arrays = {name: checkpoint.arrays[name] for name in checkpoint.arrays}
+        has_old_names = saved["version"] < ONE_RULE_FOR_NAMES
         # The graph first: whatever does not fit is refused before anything has changed.
         report = restore(self.trainer.training, path, exact=True)
         for note in report.notes:
             self.display.note(f"{path}: {note}; the numbers may differ from a run that never stopped")
         if saved.get("weights") == "evaluated":
-            self.trainer.set_weights([arrays[name] for name in self._trained_names()])
+            self.trainer.set_weights([arrays[name] for name in self._trained_names(has_old_names)])
         restore_callbacks(self.plan.callbacks, unpacked(saved["callbacks"], arrays))
         self.epoch, self.batch, self.step = saved["epoch"], saved["batch"], saved["step"]
         if "learning_rates" in saved:
             self._first_rate, self.trainer.learning_rate = map(float, saved["learning_rates"])
         self._counted = self.step
         self._mean.total, self._mean.rows = float(saved["loss"][0]), int(saved["loss"][1])
-        self._mean.terms.update({name: float(total) for name, total in saved.get("terms", {}).items()})
+        terms = {name: float(total) for name, total in saved.get("terms", {}).items()}
         for metric, (total, count) in zip(self.trainer.metrics, saved["metrics"], strict=True):
             metric.total, metric.count = float(total), int(count)
         self.history = self.trainer.history = History.from_state(saved["history"], arrays)
+        if has_old_names:
+            renamed = self.trainer.model.renamed_layers()
+            rename_layers(self.history, renamed)
+            terms = {renamed.get(name, name): total for name, total in terms.items()}
+        self._mean.terms.update(terms)
         if saved["stopped"]:
             self.trainer.stop(saved["stopped"])
 

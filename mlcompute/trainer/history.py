@@ -149,6 +149,15 @@ class History:
         return history
 
 
+def rename_layers(history: History, names: Mapping[str, str]) -> None:
+    """Other names for layers: those of losses among the epochs' numbers, and of layers whose norms were watched."""
+    columns = {old: new if new != "loss" else "loss_loss" for old, new in names.items()}
+    columns |= {f"val_{old}": f"val_{new}" for old, new in columns.items()}
+    history.epochs = [{columns.get(name, name): value for name, value in row.items()} for row in history.epochs]
+    norms = history.gradient_norms.items()
+    history.gradient_norms = {names.get(name.replace("#", " "), name): curve for name, curve in norms}
+
+
 def _same(a: Any, b: Any) -> bool:
     """Equal, NaN counting as itself."""
     if isinstance(a, dict) and isinstance(b, dict):

@@ -19,6 +19,7 @@ from mlcompute.layers.arguments import class_axis_of
 from mlcompute.layers.arithmetic import ArithmeticLayer
 from mlcompute.layers.concatenation import ConcatenationLayer
 from mlcompute.layers.loss import CLASS_SUMMED, LossDescriptor, LossLayer
+from mlcompute.layers.names import layer_names, old_layer_names, slot_name, slots_of
 from mlcompute.layers.reduction import ReductionLayer
 from mlcompute.layers.shaping import ReshapeLayer, TransposeLayer
 from mlcompute.layers.softmax import SoftmaxLayer
@@ -35,6 +36,7 @@ from mlcompute.optimizers import (
 from mlcompute.runtime.definition import definition_of
 from mlcompute.runtime.objective import reached_from
 from mlcompute.runtime.session import session_of
+from mlcompute.saving.names import names_of
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.data import Batch, Feed
 from mlcompute.trainer.metrics import Array
@@ -287,22 +289,9 @@ class Model:
         """What the optimizer updates, each once, in the graph's order."""
         return list(session_of(self.training).compile_if_needed().parameters)
 
-    def slots(self) -> dict[str, tuple[Layer, Tensor]]:
-        """Every parameter the optimizer updates as 'layer.slot'; a number is added where labels repeat."""
-        updated = set(self.parameters)
-        found: dict[str, tuple[Layer, Tensor]] = {}
-        seen: set[Tensor] = set()
-        for node in self.training.nodes:
-            for slot, parameter in node.layer.parameters.items():
-                tensor = parameter.tensor
-                if tensor in updated and tensor not in seen:
-                    seen.add(tensor)
-                    name, number = f"{node.layer.label}.{slot}", 1
-                    while name in found:
-                        number += 1
-                        name = f"{node.layer.label}#{number}.{slot}"
-                    found[name] = (node.layer, tensor)
-        return found
+    def names(self) -> dict[Tensor, str]:
+        """Every tensor of the training graph by name, as in checkpoints: 'layer.slot' for parameters."""
+        return names_of(self.training)
 
     def kept_tensors(self) -> list[Tensor]:
         """Parameters and statistics: everything that training changes besides optimizer state."""
@@ -311,12 +300,16 @@ class Model:
         return list(dict.fromkeys([*self.parameters, *layers, *statistics]))
 
     def weight_names(self) -> list[str]:
-        """'layer.slot' for each of `kept_tensors`; a number is added where names repeat."""
+        """'layer.slot' for each of `kept_tensors`."""
+        names = self.names()
+        return [names[tensor] for tensor in self.kept_tensors()]
+
+    def old_weight_names(self) -> list[str]:
+        """The same as files from before there was one rule for names have them."""
         names: dict[Tensor, str] = {}
         for node in self.training.nodes:
-            slots = {slot: parameter.tensor for slot, parameter in node.layer.parameters.items()}
-            for slot, tensor in {**slots, **node.layer.statistics}.items():
-                names.setdefault(tensor, f"{node.layer.label}.{slot}")
+            for slot, tensor in slots_of(node.layer).items():
+                names.setdefault(tensor, slot_name(node.layer.label, slot))
         found: dict[str, Tensor] = {}
         for tensor in self.kept_tensors():
             name, number = names.get(tensor, tensor.label), 1
@@ -325,6 +318,12 @@ class Model:
                 name = f"{names.get(tensor, tensor.label)} {number}"
             found[name] = tensor
         return list(found)
+
+    def renamed_layers(self) -> dict[str, str]:
+        """Old names of layers -> the names they have now."""
+        layers = [node.layer for node in self.training.nodes]
+        new = layer_names(layers)
+        return {old: new[layer] for layer, old in old_layer_names(layers).items()}
 
 
 def _is_over_classes(layer: Layer) -> TypeGuard[LossLayer]:

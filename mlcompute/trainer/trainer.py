@@ -144,10 +144,10 @@ class Trainer:
 
     @property
     def parameter_names(self) -> dict[Tensor, str]:
-        """'layer.slot' of every parameter."""
+        """'layer.slot' of every parameter, as in checkpoints."""
         if self._names is None:
-            self._names = {tensor: name for name, (_, tensor) in self.model.slots().items()}
-            self._names |= {t: t.label for t in self.parameters if t not in self._names}
+            names = self.model.names()
+            self._names = {tensor: names[tensor] for tensor in self.parameters}
         return self._names
 
     @property

@@ -71,7 +71,7 @@ def test_nothing_wraps_on_a_narrow_terminal(tmp_path: Path) -> None:
         "hidden",
         "hidden_relu",
         "scores",
-        "Loss",
+        "loss",
         "total",
         "memory",
         "device",

@@ -76,7 +76,7 @@ def test_layers_with_one_label_get_different_names() -> None:
     run, (y,) = lowered(Probe(lambda run, x: ops.exp(x)), x)
     run, (z,) = lowered(Probe(lambda run, x: ops.exp(x)), y, run=run)
     lowered(Probe(lambda run, x: ops.exp(x)), z, run=run)
-    assert [step.layer for step in run.trace.steps] == ["Probe", "Probe 2", "Probe 3"]
+    assert [step.layer for step in run.trace.steps] == ["probe", "probe_1", "probe_2"]
 
 
 def test_half_precision_is_computed_in_single_and_rounded_once() -> None:

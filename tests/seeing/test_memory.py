@@ -39,8 +39,8 @@ def test_bytes_in_use_are_those_some_tenant_covers() -> None:
 def test_tensors_have_names() -> None:
     _, timeline = of(Classifier())
     what = {tenant.what for tenant in timeline.tenants}
-    assert {"gradient of fc's weights", "gradient of conv's weights", "result of Loss"} <= what
-    assert [tenant.what for tenant in timeline.tenants if tenant.kept] == ["result of Loss"]
+    assert {"gradient of fc's weights", "gradient of conv's weights", "result of loss"} <= what
+    assert [tenant.what for tenant in timeline.tenants if tenant.kept] == ["result of loss"]
     assert {tenant.phase for tenant in timeline.tenants} <= {"forward", "gradient", "update", "workspace"}
     assert all(tenant.layer for tenant in timeline.tenants)
 

@@ -220,7 +220,7 @@ def test_clicking_through(page: Path, browser: Browser) -> None:
     assert browser.text("#layer h3") == "norm"
     assert browser.run("return document.activeElement.dataset.box") == "2"
     browser.type('[data-box="2"]', "end")
-    assert browser.text("#layer h3") == "Loss"
+    assert browser.text("#layer h3") == "loss"
 
     names = "return Array.from(document.querySelectorAll('.times tbody tr')).map(row => Number(row.dataset.time))"
     assert browser.run(names) != sorted(browser.run(names), reverse=True)

@@ -12,7 +12,7 @@ from tests.seeing.nets import HOSTILE, Classifier, chain
 
 def test_layers_shapes_parameters_and_bytes() -> None:
     summary = Classifier().graph.summary()
-    assert [layer.name for layer in summary.layers] == ["conv", "norm", "relu", "pool", "Reshape", "dropout", "fc"]
+    assert [layer.name for layer in summary.layers] == ["conv", "norm", "relu", "pool", "reshape", "dropout", "fc"]
     convolution, norm, *_, fc = summary.layers
     assert convolution.results == ((4, 4, 8, 8),)
     assert convolution.result_bytes == 4 * 4 * 8 * 8 * 4
@@ -32,7 +32,7 @@ def test_layers_shapes_parameters_and_bytes() -> None:
 def test_after_compile_kernels_device_and_memory() -> None:
     net = Classifier()
     summary = net.training.summary()
-    assert [layer.name for layer in summary.layers][-1] == "Loss"
+    assert [layer.name for layer in summary.layers][-1] == "loss"
     assert all(layer.device == "CPU" and layer.kernels for layer in summary.layers)
     assert summary.device_memory == net.training.device_memory_size
     assert summary.state_memory == 2 * 243 * 4, "two moments of Adam"
