@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import mlcompute as mlc
-from mlcompute import interrupts
+from mlcompute.devices import interrupts
 from mlcompute.devices.interrupts import Blocked, held
 from mlcompute.devices.reference import Reference
 from tests.nets import SYNC, CpuEngine, Regression, adam, normal
