@@ -94,7 +94,7 @@ def test_an_index_out_of_range_is_an_error_and_nothing_else(engine: Cuda, layers
         training.execute(data, labels, options=SYNC)
         before = table.data.copy()
         for bad in (7, -1, 2**31 - 1, -(2**31)):
-            with pytest.raises(ExecutionError, match=rf"layer 'Embedding.*': take: index {bad} at position"):
+            with pytest.raises(ExecutionError, match=rf"layer 'embedding.*': take: index {bad} at position"):
                 training.execute({**data, last: np.int32([0, bad, 1, 1])}, labels, options=SYNC)
             np.testing.assert_array_equal(table.data, before, err_msg=f"turn {turn}")
         with pytest.raises(ExecutionError, match="index 9"):
@@ -148,6 +148,16 @@ def test_buffers_of_all_sizes_keep_their_bytes(engine: Cuda) -> None:
     assert not found.any(), "memory begins with zeros"
     for number in range(2000):  # more than the pinned memory holds of small ones, in order
         buffer.write(np.full(600, number, np.int32), 400)
+    for number in range(300):  # the same for those that travel together
+        buffer.write(np.full(3, number, np.int16), 20000 + 6 * (number % 70))
+    small = np.empty((70, 3), np.int16)
+    buffer.read(small, 20000)
+    np.testing.assert_array_equal(small[:, 1], [n + 280 if n < 20 else n + 210 for n in range(70)])
+    unread = engine.upload(np.full(64, 7, np.uint8))  # collected, and its memory given back before it was sent
+    del unread
+    fresh = np.ones(64, np.uint8)
+    engine.allocate(64).read(fresh)
+    assert not fresh.any()
     part = np.empty((20, 30), np.int32)
     buffer.read(part.T[::-1].T, 400)
     assert (part == 1999).all()

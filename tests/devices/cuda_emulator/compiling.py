@@ -94,7 +94,7 @@ def _wrapped(source: str, number: int) -> str:
 
 def _type(parameter: str) -> str:
     """The type of a parameter written `type name`."""
-    text = parameter.replace("__restrict__", " ").strip()
+    text = parameter.replace("__restrict__", " ").replace("__grid_constant__ ", "").strip()
     type_ = re.sub(r"\w+$", "", text).strip()
     return type_.removeprefix("const ") if not type_.endswith("*") else type_
 
