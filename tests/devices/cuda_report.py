@@ -157,10 +157,9 @@ def training(engine: Cuda) -> None:
         job.step()
         job.step()
         seconds = median_time(job.step)
-        program = max(job.training._session.compile_if_needed()._programs.values(), key=lambda p: len(p.steps))
-        print(
-            f"{name:<14} first {first:6.2f} s   step {seconds * 1e6:9.1f} us   {len(program.steps)} steps", flush=True
-        )
+        executables = job.training._session.compiled._executables.values()
+        count = max(len(executable._work) for executable in executables)
+        print(f"{name:<14} first {first:6.2f} s   step {seconds * 1e6:9.1f} us   {count} launches", flush=True)
 
 
 def profile(engine: Cuda) -> None:
