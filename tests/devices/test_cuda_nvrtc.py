@@ -9,6 +9,7 @@ import pytest
 
 from mlcompute import ops
 from mlcompute.devices.cuda.jit import cache
+from mlcompute.devices.cuda.kernels import segments
 from mlcompute.errors import DeviceError
 
 nvrtc = pytest.importorskip("mlcompute.devices.cuda.jit.nvrtc")
@@ -76,6 +77,25 @@ def test_kernels_that_the_emulator_runs(monkeypatch: pytest.MonkeyPatch) -> None
     maps = ["exp", "log1p", "sigmoid", "softplus", "erf", "tanh", "asinh", "round", "rsqrt", "sin", "floor"]
     bench.check(lambda a: [bench.op(name)(a)[0] for name in maps], x)
     bench.check(bench.op("random_uniform", shape=(5, 3)), np.arange(4, dtype=np.uint32))
-    assert len(sources) > 20
+    windows = {"kernel": (2, 3), "strides": (2, 1), "dilations": (1, 1), "padding": (1, 0, 0, 1), "channels_last": True}
+    norm = {"axes": (0,), "epsilon": 1e-3}
+    statistics = rng.random((1, 6)).astype(np.float32)
+    image, indices = rng.random((1, 4, 5, 4)).astype(np.float32), np.array([0, 2, 2], np.int32)
+    for name, arrays, attributes in (
+        ("sum", [x], {"axes": (0,)}),
+        ("argmax", [x], {"axis": 1}),
+        ("softmax", [x], {"axis": 1}),
+        ("normalize", [x], norm),
+        ("normalize_gradient", [x, x, statistics], norm),
+        ("max_pool_places", [image], windows),
+        ("max_pool_gradient", [image[:, :2, :4], image], windows),
+        ("take_gradient", [x[:3], indices], {"axis": 0, "extent": 4}),
+        ("scatter_add", [x[:3], np.zeros((3, 6), np.int64), x], {"axis": 0}),
+        ("renormalize", [x, indices], {"maximum_norm": 1.0, "p": 2.0}),
+    ):
+        bench.check(bench.op(name, **attributes), *arrays, scale=4)
+    monkeypatch.setattr(segments, "_MOST_LOOKS", 0)
+    bench.check(bench.op("take_gradient", axis=0, extent=4), x[:3], indices)
+    assert len(sources) > 40
     for architecture in ARCHITECTURES:
         assert all(cache.machine_code(list(sources), architecture))

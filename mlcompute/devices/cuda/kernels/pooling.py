@@ -25,6 +25,8 @@ from mlcompute.ops.pooling import MOST_PLACES, PLACES
 _AXES = ("n", "c", "h", "w")
 #: Windows over the full image with at least so many elements are reductions.
 _WORTH_REDUCTION = 16
+#: Elements of a window's row that are written out at most.
+_UNROLLED = 8
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def _windows(source: KernelSource, step: Step, image: Operand, body: str) -> str
     for (int u = 0; u < KH; ++u) {{
         const Index y_in = h * SH - {top} + u * DH;
         if (y_in < 0 || y_in >= {height}) continue;
-        #pragma unroll
+        #pragma unroll {min(step.attributes["kernel"][1], _UNROLLED)}
         for (int t = 0; t < KW; ++t) {{
             const Index x_in = w * SW - {left} + t * DW;
             if (x_in < 0 || x_in >= {width}) continue;
