@@ -23,12 +23,14 @@ class Traits:
 
     fuses_elementwise  a run of elementwise ops is one kernel, so one step should be made of it
     fuses_epilogues    a matmul can add a bias and apply relu before it stores its result
+    updates_last       many updates are one kernel, so they should follow each other, and not their gradients
     channels_last      the fastest image kernels are those for (N, H, W, C)
     runs_ahead         a run is started and need not be waited for: those started after it wait for it on the device
     """
 
     fuses_elementwise: bool = False
     fuses_epilogues: bool = False
+    updates_last: bool = False
     channels_last: bool = False
     runs_ahead: bool = False
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mlcompute.devices.cuda.completion import Statuses
-from mlcompute.devices.cuda.kernels.launch import Launch, Status
+from mlcompute.devices.cuda.kernels.launch import Launch, Rows, Status
 from mlcompute.devices.loop_nest import Operand
 from mlcompute.ops.op import Value
 
-#: Bytes of a slot; larger arguments take several.
-_SLOT = 16
+#: Every argument begins at a multiple of so many bytes.
+_ALIGNMENT = 16
 
 
 class ArgumentBlock:
@@ -22,48 +22,51 @@ class ArgumentBlock:
     def __init__(
         self, launches: Sequence[Launch], address: Callable[[Operand], int | None], statuses: Statuses
     ) -> None:
-        slots: list[bytes] = []
-        pointers: list[int] = []
-        self._starts: dict[Launch, int] = {}
+        self._address = address
+        self._data = bytearray()
+        #: Where in the block addresses of values stand that are bound later, and perhaps again: (word, byte offset).
         self._patches: dict[Value, list[tuple[int, int]]] = {}
+        self._starts: dict[Launch, int] = {}
+        pointers: list[int] = []
         for launch in launches:
             self._starts[launch] = len(pointers)
-            values: list[bytes] = [_word(statuses.failed)] if launch.guarded else []
+            if launch.guarded:
+                pointers.append(len(self._data))
+                self._add(statuses.failed.to_bytes(8, sys.byteorder))
             for argument in launch.arguments:
+                pointers.append(len(self._data))
                 if isinstance(argument, Operand):
-                    known = address(argument)
-                    if known is None:
-                        # Memory of values that are bound later, and perhaps again.
-                        place = sum(map(_slots, values)) + len(slots)
-                        self._patches.setdefault(argument.base, []).append((place, argument.byte_offset))
-                    values.append(_word(known or 0))
+                    self._add(self._word(argument, 0))
                 elif isinstance(argument, Status):
-                    values.append(_word(statuses.address(launch, argument)))
+                    self._add(statuses.address(launch, argument).to_bytes(8, sys.byteorder))
+                elif isinstance(argument, Rows):
+                    fields = [field for row in argument.rows for field in row]
+                    self._add(b"".join(self._word(field, place) for place, field in enumerate(fields)))
                 else:
-                    values.append(argument.tobytes())
-            for value in values:
-                pointers.append(_SLOT * len(slots))
-                count = _slots(value)
-                padded = value.ljust(_SLOT * count, b"\0")
-                slots += [padded[_SLOT * part : _SLOT * (part + 1)] for part in range(count)]
-        self._memory = np.frombuffer(bytearray(b"".join(slots) or bytes(_SLOT)), np.uint8)
-        self._words = self._memory.view(np.uint64).reshape(-1, _SLOT // 8)
+                    self._add(argument.tobytes())
+        self._memory = np.frombuffer(self._data or bytearray(_ALIGNMENT), np.uint8)
+        self._words = self._memory.view(np.uint64)
         self._pointers = np.array(pointers or [0], np.uint64) + np.uint64(self._memory.ctypes.data)
         self._first = int(self._pointers.ctypes.data)
+
+    def _add(self, value: bytes) -> None:
+        self._data += value.ljust(-(-len(value) // _ALIGNMENT) * _ALIGNMENT, b"\0")
+
+    def _word(self, field: Operand | np.generic, place: int) -> bytes:
+        """A field of 8 bytes; `place` words behind the end of the block."""
+        if not isinstance(field, Operand):
+            return field.tobytes()
+        known = self._address(field)
+        if known is None:
+            patch = len(self._data) // 8 + place, field.byte_offset
+            self._patches.setdefault(field.base, []).append(patch)
+        return (known or 0).to_bytes(8, sys.byteorder)
 
     def bind(self, value: Value, address: int) -> None:
         """A value lies elsewhere now."""
         for place, offset in self._patches.get(value, ()):
-            self._words[place, 0] = address + offset
+            self._words[place] = address + offset
 
     def address(self, launch: Launch) -> int:
         """Where the addresses of a launch's arguments are."""
         return self._first + 8 * self._starts[launch]
-
-
-def _word(address: int) -> bytes:
-    return address.to_bytes(8, sys.byteorder)
-
-
-def _slots(value: bytes) -> int:
-    return max(1, -(-len(value) // _SLOT))

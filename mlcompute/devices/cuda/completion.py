@@ -129,7 +129,8 @@ class Statuses:
 
     def _changed_before(self, failed: Launch, phases: Sequence[str]) -> list[str]:
         """What had been overwritten when a kernel failed: an update does not wait for the last gradient."""
-        done = [each.step for each in self._work[: self._work.index(failed)] if each.step.phase in phases]
+        before = self._work[: self._work.index(failed)]
+        done = [step for each in before for step in each.steps if step.phase in phases]
         return list(dict.fromkeys(f"{value.kind} '{value.label}'" for step in done for value in overwritten_by(step)))
 
 

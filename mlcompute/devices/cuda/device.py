@@ -25,7 +25,9 @@ class Cuda(Engine):
     """One NVIDIA GPU. Work of all its programs and copies is in one stream, in the order in which it was started."""
 
     device_type = DeviceType.GPU
-    traits = Traits(fuses_elementwise=True, fuses_epilogues=True, channels_last=True, runs_ahead=True)
+    traits = Traits(
+        fuses_elementwise=True, fuses_epilogues=True, updates_last=True, channels_last=True, runs_ahead=True
+    )
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver

@@ -14,6 +14,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.devices.cuda.arguments import ArgumentBlock
 from mlcompute.devices.cuda.completion import CudaCompletion, Statuses
 from mlcompute.devices.cuda.input_blocks import InputBlocks, KeptValue, SmallPart
+from mlcompute.devices.cuda.kernels.elementwise import MOST_TOGETHER
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.cuda.memory import CudaBuffer
@@ -53,7 +54,7 @@ class CudaExecutable(Executable):
         self._fed: dict[Value, int] = {}
         self._fed_turn = -1
         self._constants = self._place_constants()
-        self._work = _needed(self._made(), program, self._operands)
+        self._work = _joined(_needed(self._made(), program, self._operands), program)
         launches = [work for work in self._work if isinstance(work, Launch)]
         functions = self._driver.functions([launch.source for launch in launches])
         self._functions = dict(zip(launches, functions, strict=True))
@@ -254,7 +255,9 @@ class CudaExecutable(Executable):
             self._statuses.report(stream)
             driver.synchronize(stream)
             for each, start, end in zip(work, marks, marks[1:], strict=False):
-                profile.add(each.step, driver.seconds_between(start, end))
+                seconds = driver.seconds_between(start, end)
+                for step, share in _shares(each):
+                    profile.add(step, share * seconds)
         finally:
             for mark in marks:
                 driver.free_event(mark)
@@ -275,25 +278,60 @@ def _release(engine: Cuda, graph: int) -> None:
         engine.driver.free_graph(graph)
 
 
-def _bases(work: Work) -> tuple[set[Value], set[Value]]:
-    """Whose memory a launch or call touches, and what of that it writes."""
-    arguments = work.arguments if isinstance(work, Launch) else work.operands
-    found = {number: each.base for number, each in enumerate(arguments) if isinstance(each, Operand)}
-    return set(found.values()), {found[number] for number in work.writes}
-
-
 def _needed(work: list[Work], program: Program, operands: Operands) -> list[Work]:
     """Work without what only writes results that nobody else touches: a step may return more than is used."""
     kept = {operands[value].base for value in program.kept}
-    touched = Counter(base for each in work for base in _bases(each)[0])
+    touched = Counter(base for each in work for base in each.touched[0])
     workspaces = set(program.plan.workspaces.values())
 
     def is_used(base: Value) -> bool:
         return base in kept or touched[base] > 1 or base in workspaces or base not in program.plan.placements
 
     def is_needed(each: Work) -> bool:
-        written = _bases(each)[1]
+        written = each.touched[1]
         may_fail = isinstance(each, Launch) and any(isinstance(argument, Status) for argument in each.arguments)
         return may_fail or not written or any(map(is_used, written))
 
     return [each for each in work if is_needed(each)]
+
+
+def _joined(work: list[Work], program: Program) -> list[Work]:
+    """Neighbours that update different parameters in the same way as one launch."""
+    joined: list[Work] = []
+    group: list[Launch] = []
+    touched: set[Value] = set()
+    written: set[Value] = set()
+
+    def close() -> None:
+        if len(group) > 1 and group[0].together is not None:
+            joined.append(group[0].together(group))
+        else:
+            joined.extend(group)
+        group.clear()
+        touched.clear()
+        written.clear()
+
+    for each in work:
+        every, changed = each.touched
+        # Memory of the arena may change hands between two launches; parameters and states stay where they are.
+        in_arena = any(value in program.plan.placements for value in changed)
+        if not isinstance(each, Launch) or each.together is None or in_arena:
+            close()
+            joined.append(each)
+            continue
+        if group:
+            alike = group[0].source == each.source and group[0].step.phase == each.step.phase
+            if not alike or every & written or changed & touched or len(group) == MOST_TOGETHER:
+                close()
+        group.append(each)
+        touched |= every
+        written |= changed
+    close()
+    return joined
+
+
+def _shares(work: Work) -> list[tuple[Step, float]]:
+    """Steps, and their parts of the time that a launch takes."""
+    if not isinstance(work, Launch) or not work.parts:
+        return [(work.step, 1.0)]
+    return [(part.step, part.grid[0] / work.grid[0]) for part in work.parts]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.devices.loop_nest import Operand, Operands
-from mlcompute.ops.op import Step
+from mlcompute.ops.op import Step, Value
 
 Extents = tuple[int, int, int]
 
@@ -31,8 +31,19 @@ class Status:
     reason: Callable[[int], str]
 
 
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """An argument: an array of structs of 8-byte fields, passed by value. The fields of a row are addresses and int64.
+
+    writes   which of a row's fields are written (positions)
+    """
+
+    rows: Sequence[Sequence[Operand | np.int64]]
+    writes: Sequence[int]
+
+
 #: Operands become addresses (`const float*` and the like), NumPy scalars are passed by value in their own type.
-Argument = Operand | np.generic | Status
+Argument = Operand | np.generic | Status | Rows
 
 
 @dataclass(eq=False)
@@ -45,6 +56,9 @@ class Launch:
     writes     which of the arguments are written (positions); the others are read
     guarded    does it overwrite parameters or state? Then its first argument is `const int* failed`, added when it is
                launched, and it must do nothing when `*failed` is not 0
+    together   makes one launch of several with equal sources none of which reads or overwrites what another writes;
+               None where there is no such way
+    parts      the launches it was made of in that way
     """
 
     step: Step
@@ -56,6 +70,28 @@ class Launch:
     block: Extents
     shared_bytes: int = 0
     guarded: bool = False
+    together: Callable[[Sequence[Launch]], Launch] | None = None
+    parts: Sequence[Launch] = ()
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps it carries out, or takes part in."""
+        return [part.step for part in self.parts] or [self.step]
+
+    @property
+    def touched(self) -> tuple[set[Value], set[Value]]:
+        """Whose memory it reads or writes, and what of that it writes."""
+        every, written, positions = set(), set(), set(self.writes)
+        for number, argument in enumerate(self.arguments):
+            if isinstance(argument, Operand):
+                every.add(argument.base)
+                if number in positions:
+                    written.add(argument.base)
+            elif isinstance(argument, Rows):
+                for row in argument.rows:
+                    every |= {field.base for field in row if isinstance(field, Operand)}
+                    written |= {field.base for k in argument.writes if isinstance(field := row[k], Operand)}
+        return every, written
 
 
 @dataclass(eq=False)
@@ -73,6 +109,16 @@ class LibraryCall:
     writes: Sequence[int]
     enqueue: Callable[[int, Sequence[int]], None]
     keeps: list[Any] = field(default_factory=list)
+
+    @property
+    def steps(self) -> list[Step]:
+        """The step it takes part in."""
+        return [self.step]
+
+    @property
+    def touched(self) -> tuple[set[Value], set[Value]]:
+        """Whose memory it reads or writes, and what of that it writes."""
+        return {operand.base for operand in self.operands}, {self.operands[k].base for k in self.writes}
 
 
 #: Makes the launches of a step. Only asked for steps that the table's `supports` said yes to.
