@@ -8,6 +8,7 @@ import hashlib
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,25 @@ def test_memory_comes_back(engine: Cuda) -> None:
     thread.join()
     gc.collect()
     assert abs(driver.free_memory() - before) <= 4 << 20
+
+
+def test_a_program_goes_with_its_graph(engine: Cuda) -> None:
+    """At once, and without the cyclic collector: memory of a device is too precious to wait."""
+    for kind in ("mlp", "transformer"):
+        job = make(kind, engine)
+        for _ in range(3):
+            job.step()
+        compiled = job.training._session.compiled
+        assert compiled is not None
+        programs = [weakref.ref(executable) for executable in compiled._executables.values()]
+        assert programs
+        gc.collect()
+        gc.disable()
+        try:
+            del job, compiled
+            assert all(program() is None for program in programs), kind
+        finally:
+            gc.enable()
 
 
 def test_buffers_of_all_sizes_keep_their_bytes(engine: Cuda) -> None:

@@ -22,7 +22,6 @@ class ArgumentBlock:
     def __init__(
         self, launches: Sequence[Launch], address: Callable[[Operand], int | None], statuses: Statuses
     ) -> None:
-        self._address = address
         self._data = bytearray()
         #: Where in the block addresses of values stand that are bound later, and perhaps again: (word, byte offset).
         self._patches: dict[Value, list[tuple[int, int]]] = {}
@@ -36,12 +35,12 @@ class ArgumentBlock:
             for argument in launch.arguments:
                 pointers.append(len(self._data))
                 if isinstance(argument, Operand):
-                    self._add(self._word(argument, 0))
+                    self._add(self._word(argument, 0, address))
                 elif isinstance(argument, Status):
                     self._add(statuses.address(launch, argument).to_bytes(8, sys.byteorder))
                 elif isinstance(argument, Rows):
                     fields = [field for row in argument.rows for field in row]
-                    self._add(b"".join(self._word(field, place) for place, field in enumerate(fields)))
+                    self._add(b"".join(self._word(field, place, address) for place, field in enumerate(fields)))
                 else:
                     self._add(argument.tobytes())
         self._memory = np.frombuffer(self._data or bytearray(_ALIGNMENT), np.uint8)
@@ -52,11 +51,11 @@ class ArgumentBlock:
     def _add(self, value: bytes) -> None:
         self._data += value.ljust(-(-len(value) // _ALIGNMENT) * _ALIGNMENT, b"\0")
 
-    def _word(self, field: Operand | np.generic, place: int) -> bytes:
+    def _word(self, field: Operand | np.generic, place: int, address: Callable[[Operand], int | None]) -> bytes:
         """A field of 8 bytes; `place` words behind the end of the block."""
         if not isinstance(field, Operand):
             return field.tobytes()
-        known = self._address(field)
+        known = address(field)
         if known is None:
             patch = len(self._data) // 8 + place, field.byte_offset
             self._patches.setdefault(field.base, []).append(patch)

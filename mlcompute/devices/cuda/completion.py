@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,8 @@ class Statuses:
         self, engine: Cuda, work: Sequence[Launch | LibraryCall], explain: Callable[[Step], str | None]
     ) -> None:
         self._engine, self._driver, self._work = engine, engine.driver, work
-        self._explain = explain
+        # Held weakly: a program that nobody uses any more goes at once, and its memory with it.
+        self._explain = weakref.WeakMethod(explain)
         self._places: dict[tuple[Launch, int], int] = {}
         self._found: list[tuple[Launch, Status]] = []
         for launch in work:
@@ -60,7 +62,7 @@ class Statuses:
         self._combined: set[Launch] = set()
         if len(self._found) > 1:
             self._prepare_combining()
-        self._last: CudaCompletion | None = None
+        self._last: weakref.ref[CudaCompletion] | None = None
 
     def _prepare_combining(self) -> None:
         self._function = self._driver.functions([_COMBINE])[0]
@@ -102,11 +104,12 @@ class Statuses:
 
     def started(self, completion: CudaCompletion) -> None:
         """A run has been started that will report."""
-        self._last = completion if self._found else None
+        self._last = weakref.ref(completion) if self._found else None
 
     def settle(self) -> None:
         """Before another run overwrites the report of the last one, that one must have been read."""
-        last, self._last = self._last, None
+        last = None if self._last is None else self._last()
+        self._last = None
         if last is not None:
             last.finish()
 
@@ -120,12 +123,16 @@ class Statuses:
             if failed and launch.step.phase in phases:
                 step = launch.step
                 return ExecutionError(
-                    f"layer '{step.layer}': {self._explain(step) or status.reason(int(index))}",
+                    f"layer '{step.layer}': {self._explained(step) or status.reason(int(index))}",
                     step=step.op.name,
                     phase=step.phase,
                     changed=", ".join(self._changed_before(launch, phases)),
                 )
         return None
+
+    def _explained(self, step: Step) -> str | None:
+        explain = self._explain()
+        return None if explain is None else explain(step)
 
     def _changed_before(self, failed: Launch, phases: Sequence[str]) -> list[str]:
         """What had been overwritten when a kernel failed: an update does not wait for the last gradient."""
