@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from mlcompute.compiler.accumulate_gradients import accumulate_gradients
 from mlcompute.compiler.add_gradients import add_gradients
 from mlcompute.compiler.add_updates import add_updates
 from mlcompute.compiler.channels_last import channels_last
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
     from mlcompute.devices.device import Engine
 
 #: Styles of execution. fused: one call, tight memory. split: phases run one by one and repeatedly, everything readable.
-#: inference: forward only, dropout off, running statistics used.
-STYLES = ("fused", "split", "inference")
+#: accumulate: split, and gradients of several batches are added up. inference: forward only, dropout off, running
+#: statistics used.
+STYLES = ("fused", "split", "accumulate", "inference")
 
 
 def _trains(context: Context) -> bool:
@@ -43,6 +45,10 @@ def _trains(context: Context) -> bool:
 
 def _has_optimizer(context: Context) -> bool:
     return _trains(context) and context.request.optimizer is not None
+
+
+def _accumulates(context: Context) -> bool:
+    return context.style == "accumulate"
 
 
 def _prefers_channels_last(context: Context) -> bool:
@@ -62,7 +68,7 @@ def _fuses_epilogues(context: Context) -> bool:
 
 
 def _is_one_call(context: Context) -> bool:
-    return context.style != "split"
+    return not context.program.runs_in_phases
 
 
 def _updates_early(context: Context) -> bool:
@@ -76,6 +82,7 @@ def _fuses_updates(context: Context) -> bool:
 PASSES = [
     Pass(lower),  # layers -> steps
     Pass(add_gradients, when=_trains),
+    Pass(accumulate_gradients, when=_accumulates),
     Pass(add_updates, when=_has_optimizer),
     Pass(mark_kept),
     Pass(expand),  # what the device lacks -> smaller ops

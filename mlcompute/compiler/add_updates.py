@@ -29,7 +29,7 @@ def add_updates(steps: list[Step], context: Context) -> list[Step]:
         updated.append((value, gradient, states))
     if not updated:
         return steps
-    program.scalars = {name: trace.value((), FLOAT32, "scalar", name) for name in optimizer.scalar_names}
+    program.scalars.update({name: trace.value((), FLOAT32, "scalar", name) for name in optimizer.scalar_names})
     if context.fuses_elementwise:
         updated = share_updates(trace, optimizer, updated, program.scalars, context.engine.supports)
     start = len(trace.steps)

@@ -46,7 +46,7 @@ class Context:
 
     @property
     def style(self) -> str:
-        """How the program will be run: "fused", "split" or "inference"."""
+        """How the program will be run: one of `STYLES`."""
         return self.program.name
 
     @property

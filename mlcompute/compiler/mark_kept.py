@@ -13,7 +13,7 @@ def mark_kept(steps: list[Step], context: Context) -> list[Step]:
     kept = [values[tensor] for tensor in (*request.kept, *request.debugged) if tensor in values]
     wanted = (*request.kept_gradients, *request.debugged)
     kept += [gradients[tensor] for tensor in wanted if tensor in gradients]
-    if context.style == "split":
+    if context.program.runs_in_phases:
         kept += [values[result] for node in request.nodes for result in node.results]
         kept += list(gradients.values())
     context.kept = frozenset(kept)

@@ -59,7 +59,7 @@ def plan_memory(steps: list[Step], context: Context) -> list[Step]:
     program, workspace = context.program, context.engine.workspace
     program.steps, program.kept = steps, set(context.kept)
     program.plan = plan_like(context.like, program, workspace) or planned(
-        steps, context.kept, rerunnable=context.style == "split", workspace=workspace
+        steps, context.kept, rerunnable=program.runs_in_phases, workspace=workspace
     )
     return steps
 

@@ -20,6 +20,7 @@ class Program:
     kept        tensors and gradients that stay readable after a run
     inputs      tensors the caller feeds; `persistent`: tensors whose host memory the steps read and write
     states      parameter -> its optimizer state values; `scalars`: numbers fed before each update
+    gradient_sums   parameter -> the sum of its gradients over several batches, kept between runs
     random_keys (key value, seed) pairs fed before each training pass
     kernels     how the device runs each step, and `notes` more about that: only in listings (`with_kernels`)
     """
@@ -35,6 +36,7 @@ class Program:
     inputs: dict[Tensor, Value] = field(default_factory=dict)
     persistent: dict[Tensor, Value] = field(default_factory=dict)
     states: dict[Tensor, list[Value]] = field(default_factory=dict)
+    gradient_sums: dict[Tensor, Value] = field(default_factory=dict)
     scalars: dict[str, Value] = field(default_factory=dict)
     random_keys: list[tuple[Value, int]] = field(default_factory=list)
     writes: list[Tensor] = field(default_factory=list)
@@ -44,6 +46,11 @@ class Program:
     def with_kernels(self, kernels: Mapping[Step, str], notes: Mapping[Step, str]) -> Program:
         """The same program with what a device made of it, for people to read."""
         return dataclasses.replace(self, kernels=kernels, notes=notes)
+
+    @property
+    def runs_in_phases(self) -> bool:
+        """May its phases be run one by one, and each of them again?"""
+        return self.name in ("split", "accumulate")
 
     @property
     def phases(self) -> list[str]:

@@ -84,7 +84,7 @@ def verify_plan(steps: list[Step], plan: MemoryPlan, keep: Iterable[Value] = (),
 
 def verify_program(program: Program) -> None:
     """All of the above, and everything a run needs is there."""
-    split = program.name == "split"
+    split = program.runs_in_phases
     verify_steps(program.steps, split=split)
     verify_plan(program.steps, program.plan, program.kept, rerunnable=split)
     for step in program.steps:

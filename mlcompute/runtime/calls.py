@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlcompute.compiler.accumulate_gradients import KEEP, SHARE
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import ExecutionError
 from mlcompute.execution import Execution, asks
@@ -113,6 +114,31 @@ def execute_gradient(session: Session, call: Call, batch_size: int) -> Execution
     assert session.compiled is not None
     specification = session.compiled.specification(passes.program, ("gradient",), call.options)
     inputs = session.collect_inputs(specification, {}, call.method)
+    return Run(session, specification, inputs, call, passes).submit()
+
+
+def execute_forward_and_gradient(
+    session: Session,
+    call: Call,
+    batch_size: int,
+    given: Sequence[Named | None],
+    sums: tuple[float, bool] | None = None,
+) -> Execution:
+    """Both passes on data by name; `execute_optimizer_update` may follow.
+
+    sums  (share, goes on): gradients times the share are added to the sums of the batches before, or begin new ones.
+          The gradients that can then be read, and the update that follows, are those of the sums
+    """
+    batch = session.batch(batch_size, call.method)
+    data = session.named_data(call.method, *given)
+    expect_labels(session)
+    program = session.program("split" if sums is None else "accumulate", batch)
+    assert session.compiled is not None
+    specification = session.compiled.specification(program, ("forward", "gradient"), call.options)
+    inputs = session.collect_inputs(specification, data, call.method)
+    if sums is not None:
+        call.scalars = {SHARE: sums[0], KEEP: float(sums[1])}
+    passes = Passes(program, session.compiled.executable(program))
     return Run(session, specification, inputs, call, passes).submit()
 
 

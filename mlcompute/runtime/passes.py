@@ -30,7 +30,7 @@ class Passes:
         """The turn of a pass has come. Refused when the one before it failed."""
         for phase in phases:
             needed = _BEFORE.get(phase)
-            if needed is not None and needed not in self.finished:
+            if needed is not None and needed not in self.finished and needed not in phases:
                 raise ExecutionError(
                     f"the {needed} pass before this {phase} pass failed", fix=f"run execute_{needed} again"
                 )

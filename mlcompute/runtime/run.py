@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ class Call:
     """What a caller asked for, besides the data that is fed.
 
     replaced   data given for tensors the optimizer updates: new values of them
+    scalars    numbers the program takes besides the optimizer's
     """
 
     method: str
@@ -39,6 +40,7 @@ class Call:
     completion_handler: GraphCompletionHandler | None = None
     outputs_data: Named | None = None
     replaced: Sequence[tuple[Storage, Array]] = ()
+    scalars: Mapping[str, float] | None = None
 
 
 class Run:
@@ -182,11 +184,14 @@ class Run:
                 storage.write(array)
         if self.keys:
             inputs.update(self.random.keys(self.keys))
+        numbers = self.call.scalars
         if self.settings is not None and self.session.state is not None:
             numbers = self.settings.scalars(self.session.state.time_step)
+        if numbers is not None:
             scalars = self.compiled.scalars_of(self.specification.program)
             for name, (_, array) in scalars.items():
-                array[()] = numbers[name]
+                if name in numbers:
+                    array[()] = numbers[name]
             if not self.compiled.shares_memory:
                 inputs.update(scalars.values())
 

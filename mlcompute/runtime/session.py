@@ -65,6 +65,8 @@ class Session:
         self.last = LastRun()
         self.passes: Passes | None = None
         self.random = RandomPasses()
+        #: Sums of gradients over several batches, where somebody asked for that.
+        self.gradient_sums: dict[Tensor, Storage] = {}
         optimizer = definition.learning.optimizer if definition.learning is not None else None
         self.state = OptimizerState(optimizer) if optimizer is not None else None
 
@@ -302,12 +304,12 @@ class Session:
         return self.compiled.get(style, batch_size, with_losses)
 
     def memory_size(self) -> int:
-        """Bytes of arena and optimizer state; 0 before compile."""
+        """Bytes of arena, optimizer state and sums of gradients; 0 before compile."""
         if self.device is None:
             return 0
         self.compile_if_needed()
         assert self.compiled is not None
-        return self.compiled.arena_size + self.state_bytes()
+        return self.compiled.arena_size + self.state_bytes() + sum(one.nbytes for one in self.gradient_sums.values())
 
     def state_bytes(self) -> int:
         """Bytes of optimizer state."""
@@ -328,6 +330,10 @@ class Session:
             for tensor, values in program.states.items():
                 assert self.state is not None
                 found.update(zip(values, self.state.of(tensor), strict=True))
+            for tensor, value in program.gradient_sums.items():
+                if tensor not in self.gradient_sums:
+                    self.gradient_sums[tensor] = Storage(np.zeros(value.shape, value.dtype))
+                found[value] = self.gradient_sums[tensor]
             overwritten = {value for step in program.steps for value in overwritten_by(step)}
             for value, storage in found.items():
                 if value in overwritten:

@@ -4,8 +4,8 @@ trainer.py     fit, evaluate, predict              model.py       training and i
 fitting.py     one call of fit: epochs and steps   evaluation.py  through the inference graph
 data.py        arrays and streams of batches       columns.py     one array for one tensor
 shuffling.py   the order of an epoch               prefetch.py    preparing batches on another thread
-steps.py       running steps, a few queued         accumulation.py several batches, one update
-metrics.py  schedules.py  callbacks/               history.py     what happened
+steps.py       running steps, a few queued         history.py     what happened
+metrics.py  schedules.py  callbacks/
 checkpoint.py  snapshot.py  signals.py             progress.py    what is shown
 nan_warning.py a loss that is no number any more   last_batch.py  short batches, filled up or left out
 """

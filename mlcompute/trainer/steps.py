@@ -7,11 +7,15 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from mlcompute.enums import ExecutionOptions, ReductionType
+from mlcompute.errors import GraphError
 from mlcompute.execution import Execution
+from mlcompute.runtime.calls import execute_forward_and_gradient
+from mlcompute.runtime.run import Call
 from mlcompute.runtime.session import session_of
 from mlcompute.tensor import Tensor
-from mlcompute.trainer.accumulation import Accumulator
 from mlcompute.trainer.data import Batch
 from mlcompute.trainer.evaluation import number
 from mlcompute.trainer.metrics import Array
@@ -56,17 +60,9 @@ class Steps:
         self._keeps = keeps_predictions
         self._may_queue = may_queue
         self._running: deque[Outcome] = deque()
-        self._accumulator: Accumulator | None = None
         #: Seconds a step took at best, on the caller's thread; decides whether queueing pays.
         self._fastest = float("inf")
         self._timed = 0
-
-    @property
-    def accumulator(self) -> Accumulator:
-        """What joins the gradients of several batches; made when first needed."""
-        if self._accumulator is None:
-            self._accumulator = Accumulator(self._model)
-        return self._accumulator
 
     def start(self, batches: Sequence[Batch], *, wants_gradients: bool = False) -> None:
         """Run a step, or queue it."""
@@ -106,15 +102,23 @@ class Steps:
         return value
 
     def _split(self, batches: Sequence[Batch], wants_gradients: bool) -> Outcome:
-        """Forward and gradient for every batch, then one update."""
+        """Forward and gradient for every batch, then one update, from the gradient of all samples together."""
         rows = sum(batch.rows for batch in batches)
         outcome = Outcome(batches, rows)
         reduction = self._model.reduction
+        if len(batches) > 1 and reduction is None:
+            raise GraphError(
+                "Trainer: gradients of losses with different reductions cannot be accumulated",
+                fix="give all losses one reduction: mean or sum",
+            )
+        session = session_of(self._training)
         loss, terms = 0.0, dict.fromkeys(self._model.terms, 0.0)
-        for batch in batches:
+        for index, batch in enumerate(batches):
             share = batch.rows / rows
             factor = share if reduction == ReductionType.MEAN else 1.0
-            self.accumulator.forward_and_gradient(batch, factor, is_only=len(batches) == 1)
+            sums = (factor, index > 0) if len(batches) > 1 else None
+            call, data = Call("execute", _SYNCHRONOUS), (batch.inputs, batch.labels, batch.weights)
+            execute_forward_and_gradient(session, call, batch.size, data, sums)
             self._read(outcome, batch)
             joined = 1.0 if reduction == ReductionType.SUM else share
             loss += outcome.loss * joined
@@ -122,11 +126,17 @@ class Steps:
                 terms[name] += value * joined
         outcome.loss, outcome.terms = loss, terms
         if wants_gradients:
-            outcome.gradients = self.accumulator.gradients()
+            outcome.gradients = {tensor: self._gradient(tensor) for tensor in self._model.parameters}
             for gradient in outcome.gradients.values():  # the update uses the graph's own: writing here would be lost
                 gradient.flags.writeable = False
-        self.accumulator.update(is_only=len(batches) == 1)
+        self._training.execute_optimizer_update(options=_SYNCHRONOUS)
         return outcome
+
+    def _gradient(self, tensor: Tensor) -> Array:
+        gradient = session_of(self._training).last.gradient(tensor)
+        if gradient is None:  # it does not reach the loss
+            gradient = np.zeros(tensor.descriptor.shape, tensor.descriptor.data_type.numpy)
+        return gradient
 
     def finished(self, at_most: int = _QUEUED) -> list[Outcome]:
         """Outcomes that are there, in order; waits until no more than `at_most` steps are still running."""

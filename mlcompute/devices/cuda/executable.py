@@ -49,7 +49,7 @@ class CudaExecutable(Executable):
         self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces)
         self._buffers: dict[Value, CudaBuffer] = {}
         fed = [*program.inputs.values(), *program.scalars.values(), *(key for key, _ in program.random_keys)]
-        self._blocks = InputBlocks(engine, list(dict.fromkeys(fed)), has_turns=program.name != "split")
+        self._blocks = InputBlocks(engine, list(dict.fromkeys(fed)), has_turns=not program.runs_in_phases)
         #: Where what was fed lies, and in which block.
         self._fed: dict[Value, int] = {}
         self._fed_turn = -1
