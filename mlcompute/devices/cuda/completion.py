@@ -156,6 +156,11 @@ class CudaCompletion(Completion):
     def is_done(self) -> bool:
         return self._is_finished or self._engine.driver.is_reached(self._event)
 
+    def wait_for_device(self) -> None:
+        """Return when the device has done its part."""
+        if not self._is_finished:
+            self._engine.driver.wait(self._event)
+
     def finish(self) -> None:
         """Wait, and learn how it went."""
         self._engine.driver.wait(self._event)

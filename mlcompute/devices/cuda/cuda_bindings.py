@@ -7,6 +7,7 @@ use: `import mlcompute` touches nothing of it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import threading
@@ -69,6 +70,20 @@ def _library() -> Any:
     return library
 
 
+#: What every step calls, and what it is given.
+_HOT = {"cuCtxSetCurrent": 1, "cuEventRecord": 2, "cuEventSynchronize": 1, "cuGraphLaunch": 2}
+
+
+@functools.cache
+def _direct_calls() -> Any:
+    """The driver's library itself. A step makes a handful of calls, and cuda-bindings takes longer than they do."""
+    library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    for name, count in _HOT.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = [ctypes.c_void_p] * count, ctypes.c_int
+    return library
+
+
 def _version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
@@ -106,6 +121,8 @@ class CudaDriver:
         self.architecture = self._best_architecture()
         self._device = device
         self._context: Any = None
+        self._context_handle = 0
+        self._calls = _direct_calls()
         self._functions: dict[str, int] = {}
         self._shared: dict[int, int] = {}
         self._modules: list[Any] = []
@@ -142,6 +159,11 @@ class CudaDriver:
 
     # Calls ------------------------------------------------------------------------------------------------------
 
+    def _check_code(self, name: str, code: int) -> None:
+        """DeviceError when a function that was called directly failed."""
+        if code:
+            self._fail(name, self._library.CUresult(code))
+
     def _check(self, name: str, answer: tuple[Any, ...]) -> Any:
         """What a function gave; DeviceError when it failed."""
         result = answer[0]
@@ -168,7 +190,9 @@ class CudaDriver:
             # The device's memory and some of the host's are taken only now. Retaining it twice does no harm.
             answer = self._library.cuDevicePrimaryCtxRetain(self._device)
             self._context = self._check("cuDevicePrimaryCtxRetain", answer)
-        self._library.cuCtxSetCurrent(self._context)
+            self._context_handle = int(self._context)
+        # Another library may have made another device the current one of this thread.
+        self._calls.cuCtxSetCurrent(self._context_handle)
         return self._library
 
     # Memory -----------------------------------------------------------------------------------------------------
@@ -244,7 +268,8 @@ class CudaDriver:
         self._release("cuEventDestroy", event)
 
     def record(self, event: int, stream: int) -> None:
-        self._check("cuEventRecord", self._enter().cuEventRecord(event, stream))
+        self._enter()
+        self._check_code("cuEventRecord", self._calls.cuEventRecord(event, stream))
 
     def is_reached(self, event: int) -> bool:
         (result,) = self._enter().cuEventQuery(event)
@@ -254,7 +279,8 @@ class CudaDriver:
         return True
 
     def wait(self, event: int) -> None:
-        self._check("cuEventSynchronize", self._enter().cuEventSynchronize(event))
+        self._enter()
+        self._check_code("cuEventSynchronize", self._calls.cuEventSynchronize(event))
 
     def wait_on_stream(self, stream: int, event: int) -> None:
         self._check("cuStreamWaitEvent", self._enter().cuStreamWaitEvent(stream, event, 0))
@@ -306,7 +332,8 @@ class CudaDriver:
             library.cuGraphDestroy(graph)
 
     def launch_graph(self, graph: int, stream: int) -> None:
-        self._check("cuGraphLaunch", self._enter().cuGraphLaunch(graph, stream))
+        self._enter()
+        self._check_code("cuGraphLaunch", self._calls.cuGraphLaunch(graph, stream))
 
     def free_graph(self, graph: int) -> None:
         self._release("cuGraphExecDestroy", graph)

@@ -49,7 +49,7 @@ class CudaExecutable(Executable):
         self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces)
         self._buffers: dict[Value, CudaBuffer] = {}
         fed = [*program.inputs.values(), *program.scalars.values(), *(key for key, _ in program.random_keys)]
-        self._blocks = InputBlocks(engine, list(dict.fromkeys(fed)), has_turns=not program.runs_in_phases)
+        self._blocks = InputBlocks(engine, list(dict.fromkeys(fed)), runs_at_once=not program.runs_in_phases)
         #: Where what was fed lies, and in which block.
         self._fed: dict[Value, int] = {}
         self._fed_turn = -1
@@ -136,7 +136,7 @@ class CudaExecutable(Executable):
         blocks = self._blocks
         if self._fed_turn != blocks.turn:
             self._fed_turn = blocks.turn
-            self._fed = {value: blocks.address(value, blocks.turn) for value in blocks.offsets}
+            self._fed = {value: blocks.address(value) for value in blocks.offsets}
             for value, address in self._fed.items():
                 if value not in self._buffers:
                     self._arguments.bind(value, address)
@@ -181,13 +181,15 @@ class CudaExecutable(Executable):
                 if graph is None:
                     graph = self._graphs[key] = self._captured(phases)
                 self._driver.launch_graph(graph.handle, engine.stream)
-            self._blocks.is_read()
-            return CudaCompletion(engine, self._statuses, phases)
+            completion = CudaCompletion(engine, self._statuses, phases)
+            self._blocks.is_read(completion)
+            return completion
 
     def _of(self, phases: Sequence[str]) -> Iterable[Work]:
         return (work for work in self._work if work.step.phase in phases)
 
     def _enqueue(self, phases: Sequence[str], stream: int) -> None:
+        self._blocks.copy(stream)
         self._statuses.reset(stream)
         for work in self._of(phases):
             self._enqueue_one(work, stream)
@@ -247,6 +249,7 @@ class CudaExecutable(Executable):
         work = list(self._of(phases))
         marks = [driver.create_event(timed=True) for _ in range(len(work) + 1)]
         try:
+            self._blocks.copy(stream)
             self._statuses.reset(stream)
             driver.record(marks[0], stream)
             for each, mark in zip(work, marks[1:], strict=True):

@@ -1,8 +1,8 @@
 """What a program is fed: inputs, scalars and random keys in one block of device memory, which one copy fills.
 
-Small blocks are copied in the stream of the kernels, from pinned memory that is used in turn: the host fills one part
-while copies from the others are still waiting. Of large blocks there are two, used in turn: while a run reads one, the
-next batch is copied into the other in a stream of its own.
+The copy of a small block is part of the captured graph. It comes from pinned memory, of which there are several parts
+with a graph each: the host fills one while runs that read the others are still waiting. Of large blocks there are two,
+used in turn: while a run reads one, the next batch is copied into the other in a stream of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mlcompute.devices.cuda.completion import CudaCompletion
 from mlcompute.devices.cuda.memory import CudaBuffer, Pinned
 from mlcompute.errors import DataError
 from mlcompute.ops.op import Array, Value
@@ -22,86 +23,118 @@ if TYPE_CHECKING:
 #: Copying so many bytes takes about as long as it takes two streams to wait for each other.
 SMALL_BYTES = 1 << 18
 #: Parts of pinned memory for small blocks: so many steps the host may be ahead of the device.
-_PARTS = 8
+_PARTS = 4
 _ALIGNMENT = 256
 
 
 class InputBlocks:
     """The fed values of one program.
 
-    turns   how many blocks of device memory there are. Programs whose phases run one by one have one: a later phase
-            reads what was fed to an earlier one
+    turn   which of several graphs reads what was fed last: each has addresses of its own
     """
 
-    def __init__(self, engine: Cuda, values: Sequence[Value], *, has_turns: bool) -> None:
+    def __init__(self, engine: Cuda, values: Sequence[Value], *, runs_at_once: bool) -> None:
+        """runs_at_once   are all phases one run? If not, a later phase reads what was fed to an earlier one."""
         self._engine, self._driver = engine, engine.driver
         self.offsets: dict[Value, int] = {}
         size = 0
         for value in values:
             self.offsets[value] = size
             size += -(-max(value.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
-        self._overlaps = has_turns and size > SMALL_BYTES
-        self.turns = 2 if self._overlaps else 1
-        self._blocks = [CudaBuffer(self._driver, engine.staging, size) for _ in range(self.turns)]
+        self._is_captured = runs_at_once and 0 < size <= SMALL_BYTES
+        self._overlaps = runs_at_once and size > SMALL_BYTES
+        self._blocks = [CudaBuffer(self._driver, engine.staging, size) for _ in range(2 if self._overlaps else 1)]
         count = 2 if size > SMALL_BYTES else _PARTS
         self._parts = [_Part(engine, size, self.offsets) for _ in range(count)]
         #: When the last run that reads a block has finished.
-        self._read = [self._driver.create_event() for _ in range(self.turns)] if self._overlaps else []
+        self._read = [self._driver.create_event() for _ in range(2)] if self._overlaps else []
         self._part = 0
-        #: The block that was fed last.
         self.turn = 0
 
-    def address(self, value: Value, turn: int) -> int:
-        """Where a value lies in one of the blocks."""
-        return self._blocks[turn].address + self.offsets[value]
+    def address(self, value: Value) -> int:
+        """Where a value lies in the block of this turn."""
+        return self._blocks[self.turn if self._overlaps else 0].address + self.offsets[value]
 
     def send(self, inputs: Mapping[Value, Array]) -> None:
-        """Copy these arrays to the device, behind what was started before."""
-        driver, stream = self._driver, self._engine.stream
+        """Let the next run read these arrays, which may be reused when the call returns."""
+        before = self._parts[self._part]
         self._part = (self._part + 1) % len(self._parts)
         part = self._parts[self._part]
-        if part.is_used:
-            driver.wait(part.event)
+        part.wait_until_free()
         views = part.views
         for value, array in inputs.items():
             view = views[value]
             if array.shape != view.shape:
                 raise DataError(f"{value}: an array of shape {array.shape} was fed")
             view[...] = array
+        if self._is_captured:
+            if len(inputs) != len(views):  # the others keep what they were fed before
+                for value in views.keys() - inputs.keys():
+                    views[value][...] = before.views[value]
+            self.turn = self._part
+            return
+        driver, stream = self._driver, self._engine.stream
         if self._overlaps:
             self.turn = 1 - self.turn
             stream = self._engine.copy_stream
             driver.wait_on_stream(stream, self._read[self.turn])
-        block = self._blocks[self.turn].address
-        if len(inputs) == len(self.offsets):
+        block = self._blocks[self.turn if self._overlaps else 0].address
+        if len(inputs) == len(views):
             driver.copy_to_device(block, part.address, part.memory.nbytes, stream)
         else:  # the others keep what they were fed before
             for value in inputs:
                 if value.nbytes:
                     offset = self.offsets[value]
                     driver.copy_to_device(block + offset, part.address + offset, value.nbytes, stream)
-        driver.record(part.event, stream)
-        part.is_used = True
+        part.is_copied(stream)
         if self._overlaps:
             driver.wait_on_stream(self._engine.stream, part.event)
 
-    def is_read(self) -> None:
-        """A run that reads the block fed last has been started."""
-        if self._overlaps:
+    def copy(self, stream: int) -> None:
+        """Before the first kernel of a run, or of a graph that is captured: fetch what was fed."""
+        if self._is_captured:
+            part = self._parts[self.turn]
+            self._driver.copy_to_device(self._blocks[0].address, part.address, part.memory.nbytes, stream)
+
+    def is_read(self, completion: CudaCompletion) -> None:
+        """A run that reads what was fed last has been started."""
+        if self._is_captured:
+            self._parts[self.turn].reader = completion
+        elif self._overlaps:
             self._driver.record(self._read[self.turn], self._engine.stream)
 
 
 class _Part(Pinned):
-    """Pinned memory of a block's size; `event` marks when it has been copied from."""
+    """Pinned memory of a block's size.
+
+    event    marks when it has been copied from, by itself
+    reader   the run that copies from it
+    """
 
     def __init__(self, engine: Cuda, size: int, offsets: Mapping[Value, int]) -> None:
         super().__init__(engine.driver, max(size, 1))
+        self._driver = engine.driver
         self.event = engine.take_event()
-        self.is_used = False
+        self.reader: CudaCompletion | None = None
+        self._is_copied = False
         self.views = {
             value: self.memory[offset : offset + value.nbytes].view(value.dtype).reshape(value.shape)
             for value, offset in offsets.items()
         }
+
+    def is_copied(self, stream: int) -> None:
+        """A copy from it has been enqueued."""
+        self._driver.record(self.event, stream)
+        self._is_copied = True
+
+    def wait_until_free(self) -> None:
+        """Return when nobody copies from it any more."""
+        if self.reader is not None:
+            self.reader.wait_for_device()
+            self.reader = None
+        if self._is_copied:
+            self._driver.wait(self.event)
+            self._is_copied = False
 
 
 class KeptValue:
