@@ -144,8 +144,9 @@ FILES = [
 @pytest.mark.parametrize("file", FILES)
 def test_the_library_on_a_gpu(file: str) -> None:
     """Tests of the whole library once more, on the GPU."""
-    environment = {**os.environ, "MLCOMPUTE_ENGINE": "cuda", "MLC_DEBUG": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    environment = {name: setting for name, setting in os.environ.items() if "PYTEST" not in name}
+    environment |= {"MLCOMPUTE_ENGINE": "cuda", "MLC_DEBUG": ""}
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
     command += ["--tb=short", f"tests/{file}"]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
     assert ran.returncode == 0, ran.stdout[-6000:]

@@ -154,6 +154,19 @@ def test_a_program_goes_with_its_graph(engine: Cuda) -> None:
             gc.enable()
 
 
+def test_a_graph_in_a_cycle_leaves_its_results(engine: Cuda) -> None:
+    """The cyclic collector calls destructors in any order: memory must outlive those that read it."""
+    for _ in range(5):
+        job = make("mlp", engine)
+        (output,) = [job.training.result_tensors(job.training.layers[-1])[0]]
+        job.step()
+        cycle: list[object] = [job]
+        cycle.append(cycle)
+        del job, cycle
+        gc.collect()
+        assert output.descriptor.shape
+
+
 def test_buffers_of_all_sizes_keep_their_bytes(engine: Cuda) -> None:
     rng = np.random.default_rng(0)
     for size in (0, 1, 3, 255, 4096, (4 << 20) - 1, 4 << 20, (4 << 20) + 1, (9 << 20) + 7):

@@ -109,7 +109,8 @@ class CudaDriver:
         self._not_ready = library.CUresult.CUDA_ERROR_NOT_READY
         self._is_lost = False
         device = self._check("cuDeviceGet", library.cuDeviceGet(ordinal))
-        self.device_name = self._check("cuDeviceGetName", library.cuDeviceGetName(128, device)).decode().strip("\0")
+        name: bytes = self._check("cuDeviceGetName", library.cuDeviceGetName(128, device))
+        self.device_name = name.split(b"\0")[0].decode()
         self.total_memory = int(self._check("cuDeviceTotalMem", library.cuDeviceTotalMem(device)))
 
         def attribute(name: str) -> int:

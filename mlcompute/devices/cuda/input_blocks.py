@@ -7,6 +7,7 @@ used in turn: while a run reads one, the next batch is copied into the other in 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,8 @@ class InputBlocks:
         count = 2 if size > SMALL_BYTES else _PARTS
         self._parts = [_Part(engine, size, self.offsets) for _ in range(count)]
         #: When the last run that reads a block has finished.
-        self._read = [self._driver.create_event() for _ in range(2)] if self._overlaps else []
+        self._read = [engine.take_event() for _ in range(2)] if self._overlaps else []
+        weakref.finalize(self, engine.events.extend, self._read).atexit = False
         self._part = 0
         self.turn = 0
 
@@ -115,6 +117,7 @@ class _Part(Pinned):
         super().__init__(engine.driver, max(size, 1))
         self._driver = engine.driver
         self.event = engine.take_event()
+        weakref.finalize(self, engine.events.append, self.event).atexit = False
         self.reader: CudaCompletion | None = None
         self._is_copied = False
         self.views = {

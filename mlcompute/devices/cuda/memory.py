@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 
@@ -100,23 +102,44 @@ class _Part(Pinned):
         weakref.finalize(self, driver.free_event, self.event).atexit = False
 
 
-class CudaBuffer(Buffer):
-    """Bytes on the device, given back with the last reference to them.
+class _DeviceMemory:
+    """Owns device memory."""
 
-    owner   whoever the memory belongs to, where it is not the buffer's own
+    __slots__ = ("_address", "_driver")
+
+    def __init__(self, driver: Driver, address: int) -> None:
+        self._driver, self._address = driver, address
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # When the interpreter ends, the driver may be gone already, and memory goes with the process.
+        if not is_finalizing():
+            self._driver.free(self._address)
+
+
+def _unseen(owner: object) -> Array:
+    """An owner of memory where the cyclic collector does not see it, which is in an array.
+
+    The collector calls destructors of unreachable objects in any order, and a graph's reads what the device computed.
+    What it does not see goes when nothing refers to it any more, after all of these.
     """
+    holder = np.empty((), object)
+    holder[()] = owner
+    return holder
 
-    __slots__ = ("__weakref__", "_nbytes", "_owner", "_staging", "address")
+
+class CudaBuffer(Buffer):
+    """Bytes on the device, given back with the last reference to them."""
+
+    __slots__ = ("__weakref__", "_memory", "_nbytes", "_staging", "address")
     host = None
 
     def __init__(self, driver: Driver, staging: Staging, nbytes: int) -> None:
         self._staging, self._nbytes = staging, nbytes
-        self._owner: object = None
+        self._memory: Array | None = None
         self.address = 0
         if nbytes:
             self.address = driver.allocate(nbytes)
-            # Not at exit: then the driver may be gone already, and memory goes with the process.
-            weakref.finalize(self, driver.free, self.address).atexit = False
+            self._memory = _unseen(_DeviceMemory(driver, self.address))
 
     @property
     def nbytes(self) -> int:
