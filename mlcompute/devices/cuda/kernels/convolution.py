@@ -1,6 +1,6 @@
-"""Convolution and its gradients: depthwise ones by our own kernels, others by cuDNN, or directly if it has no engine.
+"""Convolution and its gradients: by cuDNN, or directly if it has no engine.
 
-cuDNN is slow for depthwise convolutions in float32.
+Depthwise ones, and those of images with few channels, have kernels of our own: cuDNN is slow for them in float32.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from mlcompute.devices.cuda.kernels.depthwise_convolution import (
     is_depthwise,
 )
 from mlcompute.devices.cuda.kernels.direct_convolution import direct_launches
+from mlcompute.devices.cuda.kernels.few_channel_convolution import (
+    few_channel_launches,
+    few_channel_workspace,
+    has_few_channels,
+)
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Row
 from mlcompute.devices.cuda.kernels.matmul import ALIGNMENT, aligned, no_gpu
 from mlcompute.devices.cuda.kernels.strided_copy import strided_copy
@@ -31,6 +36,8 @@ def convolution_launches(step: Step, operands: Operands) -> Sequence[Launch | Li
         return []
     if is_depthwise(step):
         return depthwise_launches(step, operands)
+    if has_few_channels(step):
+        return few_channel_launches(step, operands)
     problem = cudnn.problem_of(step)
     memory = [operands[value] for value in (*step.inputs, *step.results)]
     if problem is None or not all(operand.is_dense and _is_aligned(operand) for operand in memory):
@@ -45,6 +52,8 @@ def convolution_workspace(step: Step) -> int:
     """Bytes for the weights in cuDNN's order and for its own work, or for parts of our sums."""
     if is_depthwise(step):
         return depthwise_workspace(step)
+    if has_few_channels(step):
+        return few_channel_workspace(step)
     problem = cudnn.problem_of(step)
     plan = None if problem is None or current_gpu() is None else _plan(problem)
     if problem is None or plan is None:

@@ -1,0 +1,200 @@
+"""Convolutions of images with few channels, channels-last: the first layer of a network, where cuDNN is slow.
+
+Neighbouring threads have neighbouring output channels. A thread has a strip of neighbouring pixels of one row: what it
+reads of the image serves several of them, and is the same for all threads beside it. Forward, it keeps its weights in
+registers; for the gradient of the weights, their sums. Blocks then have slices of the pixels, whose sums are added in
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlcompute.devices.cuda.codegen.indexing import BLOCK, NARROW
+from mlcompute.devices.cuda.codegen.types import loaded, memory_type, stored
+from mlcompute.devices.cuda.kernels.column_sums import column_sums
+from mlcompute.devices.cuda.kernels.direct_convolution import NAMES, Problem, kernel_text, numbers
+from mlcompute.devices.cuda.kernels.launch import Argument, Launch
+from mlcompute.devices.loop_nest import Operand, Operands
+from mlcompute.ops.op import Shape, Step
+
+#: Input channels; weights per output channel, and pixels of a row, that a thread has registers for.
+_MOST_CHANNELS, _MOST_WEIGHTS, _MOST_PIXELS = 4, 49, 40
+#: Neighbouring results of a thread: what leaves the fewest of them empty.
+_STRIPS = (8, 7, 6, 5, 4)
+#: Blocks that should be at work.
+_BLOCKS = 528
+#: Weights whose sums the threads of a block exchange at a time.
+_EXCHANGED = 8
+_FLOAT = np.dtype(np.float32)
+
+
+def has_few_channels(step: Step) -> bool:
+    """Is it a convolution, or the gradient of its weights, that the kernels here are for?"""
+    a, forward = step.attributes, step.op.name == "convolution"
+    values = (*step.inputs, *step.results)
+    if not a.get("channels_last") or a["groups"] != 1 or step.op.name == "convolution_input_gradient":
+        return False
+    if any(value.dtype not in (_FLOAT, np.dtype(np.float16)) or value.size >= NARROW for value in values):
+        return False
+    _, channels, height, width = step.inputs[1].shape if forward else a["shape"]
+    results = step.results[0].shape if forward else step.inputs[1].shape
+    row = _row_length(_strip(results), width, a["strides"][1], a["dilations"][1])
+    return channels <= _MOST_CHANNELS and channels * height * width <= _MOST_WEIGHTS and row <= _MOST_PIXELS
+
+
+def few_channel_launches(step: Step, operands: Operands) -> Sequence[Launch]:
+    """A convolution, or the gradient of its weights."""
+    p = Problem.of(step, operands)
+    n, _, height, width = p.y.shape
+    strip, lanes = _strip((n, height, width, 0)), _lanes(p.y.shape[1])
+    strips, slots = n * height * -(-width // strip), BLOCK // lanes
+    chunks = -(-p.y.shape[1] // lanes)
+    if step.op.name == "convolution":
+        blocks = max(1, min(-(-strips // slots), -(-4 * _BLOCKS // chunks)))
+        arguments: list[Argument] = [p.x, p.w, p.y, *numbers(p)]
+        source = _forward_source(p, strip, lanes)
+        grid = (blocks, chunks, 1)
+        return [Launch(step, "few channel convolution", source, arguments, [2], grid, (BLOCK, 1, 1))]
+    slices = _slices(step)
+    planned = operands.workspace(step, 0, slices * p.w.size * 4)
+    parts = Operand(planned.base, planned.offset // 4, (slices, p.w.size), (p.w.size, 1), _FLOAT)
+    arguments = [p.x, p.y, *numbers(p), parts]
+    source, grid = _gradient_source(p, strip, lanes), (slices, chunks, 1)
+    written = [len(arguments) - 1]
+    launch = Launch(step, "few channel convolution", source, arguments, written, grid, (BLOCK, 1, 1))
+    assert p.w.is_dense
+    return [launch, column_sums(step, parts, p.w)]
+
+
+def few_channel_workspace(step: Step) -> int:
+    """Bytes for the sums of slices."""
+    return _slices(step) * step.results[0].size * 4 if step.op.name == "convolution_weight_gradient" else 0
+
+
+def _slices(step: Step) -> int:
+    """Parts of the pixels of a weight gradient."""
+    n, height, width, channels = step.inputs[1].shape
+    lanes = _lanes(channels)
+    strips = n * height * -(-width // _strip((n, height, width, channels)))
+    most = -(-_BLOCKS // -(-channels // lanes))
+    return max(1, min(most, strips * lanes // (2 * BLOCK)))
+
+
+def _strip(shape: Shape) -> int:
+    """Results of a thread, for results (n, height, width, channels)."""
+    return min(_STRIPS, key=lambda strip: -(-shape[2] // strip) * strip)
+
+
+def _lanes(channels: int) -> int:
+    """Threads with neighbouring output channels."""
+    return min(32, 1 << (channels - 1).bit_length())
+
+
+def _row_length(strip: int, width: int, stride: int, dilation: int) -> int:
+    """Pixels of a row of the image that a strip of results is computed from."""
+    return (strip - 1) * stride + (width - 1) * dilation + 1
+
+
+# Text -----------------------------------------------------------------------------------------------------------------
+
+
+def _constants(p: Problem, strip: int, lanes: int) -> str:
+    _, channels, _, width = p.w.shape
+    row = _row_length(strip, width, p.strides[1], p.dilations[1])
+    sizes = f"CHANNELS = {channels}, STRIP = {strip}, ROW = {row}, LANES = {lanes}, SLOTS = {BLOCK // lanes}"
+    return f"""    const int {sizes};
+    const int WEIGHTS = CHANNELS * KH * KW, STRIPS = (OW + STRIP - 1) / STRIP, total = N * OH * STRIPS;
+    const int lane = threadIdx.x % LANES, slot = threadIdx.x / LANES, o = blockIdx.y * LANES + lane;
+"""
+
+
+#: Where the strip is: sample n, row i, columns from `from`; and the loop over what it is computed from.
+_PLACE = """
+        const int from = strip % STRIPS * STRIP, line = strip / STRIPS, i = line % OH, n = line / OH;
+        const int first = from * SX - left;"""
+
+
+def _rows(p: Problem, body: str) -> str:
+    """A loop over the rows and channels of the image under a strip, with its pixels in `row`."""
+    return f"""
+        #pragma unroll
+        for (int u = 0; u < KH; ++u) {{
+            const int r = i * SY + u * DY - top;
+            if (r < 0 || r >= H) continue;
+            #pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) {{
+                const Index at = n * x0 + c * x1 + r * x2;
+                float row[ROW];
+                #pragma unroll
+                for (int k = 0; k < ROW; ++k) {{
+                    const int s = first + k;
+                    row[k] = s >= 0 && s < W ? {loaded(p.x.dtype, "x[at + s * x3]")} : 0.0f;
+                }}
+                #pragma unroll
+                for (int v = 0; v < KW; ++v)
+                    #pragma unroll
+                    for (int k = 0; k < STRIP; ++k) {body}
+            }}
+        }}"""
+
+
+def _forward_source(p: Problem, strip: int, lanes: int) -> str:
+    product = "sum[k] += row[k * SX + v * DX] * weight[(c * KH + u) * KW + v];"
+    body = f"""{_constants(p, strip, lanes)}
+    __shared__ float staged[WEIGHTS][LANES + 1];  // one more: threads that store neighbours use all banks
+    for (int at = threadIdx.x; at < WEIGHTS * LANES; at += {BLOCK}) {{
+        const int place = at % WEIGHTS, own = blockIdx.y * LANES + at / WEIGHTS;
+        const int v = place % KW, u = place / KW % KH, c = place / (KW * KH);
+        if (own < O) staged[place][at / WEIGHTS] = {loaded(p.w.dtype, "w[own * w0 + c * w1 + u * w2 + v * w3]")};
+    }}
+    __syncthreads();
+    if (o >= O) return;
+    float weight[WEIGHTS];
+    #pragma unroll
+    for (int place = 0; place < WEIGHTS; ++place) weight[place] = staged[place][lane];
+    for (int strip = blockIdx.x * SLOTS + slot; strip < total; strip += gridDim.x * SLOTS) {{{_PLACE}
+        float sum[STRIP] = {{}};{_rows(p, product)}
+        #pragma unroll
+        for (int k = 0; k < STRIP; ++k)
+            if (from + k < OW) y[n * y0 + o * y1 + i * y2 + (from + k) * y3] = {stored(p.y.dtype, "sum[k]")};
+    }}
+"""
+    return kernel_text(p, "y", body)
+
+
+def _gradient_source(p: Problem, strip: int, lanes: int) -> str:
+    product = "sum[(c * KH + u) * KW + v] += row[k * SX + v * DX] * d[k];"
+    gradient = loaded(p.y.dtype, "y[n * y0 + o * y1 + i * y2 + (from + k) * y3]")
+    body = f"""{_constants(p, strip, lanes)}
+    const int EXCHANGED = {_EXCHANGED}, length = (total + gridDim.x - 1) / gridDim.x;
+    const int end = min((int)(blockIdx.x + 1) * length, total);
+    float sum[WEIGHTS] = {{}};
+    for (int strip = blockIdx.x * length + slot; strip < end && o < O; strip += SLOTS) {{{_PLACE}
+        float d[STRIP];
+        #pragma unroll
+        for (int k = 0; k < STRIP; ++k) d[k] = from + k < OW ? {gradient} : 0.0f;{_rows(p, product)}
+    }}
+    __shared__ float exchanged[EXCHANGED][SLOTS][LANES];
+    #pragma unroll
+    for (int begin = 0; begin < WEIGHTS; begin += EXCHANGED) {{
+        #pragma unroll
+        for (int k = 0; k < EXCHANGED; ++k)
+            if (begin + k < WEIGHTS) exchanged[k][slot][lane] = sum[begin + k];
+        __syncthreads();
+        for (int at = threadIdx.x; at < EXCHANGED * LANES; at += {BLOCK}) {{
+            const int k = at / LANES, own = blockIdx.y * LANES + at % LANES;
+            if (own < O && begin + k < WEIGHTS) {{
+                float all = exchanged[k][0][at % LANES];
+                for (int other = 1; other < SLOTS; ++other) all += exchanged[k][other][at % LANES];
+                parts[((Index)blockIdx.x * O + own) * WEIGHTS + begin + k] = all;
+            }}
+        }}
+        __syncthreads();
+    }}
+"""
+    index, memory = "long long" if p.is_wide else "int", memory_type(p.x.dtype)
+    names = ", ".join(f"{index} {name}" for name in NAMES)
+    return kernel_text(p, "", body, BLOCK, f"const {memory}* x, const {memory}* y, {names}, float* parts")

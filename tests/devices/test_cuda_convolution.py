@@ -1,0 +1,75 @@
+"""Convolutions by our own CUDA kernels, in emulation: what they mean, for any size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlcompute.devices.cuda.kernels import few_channel_convolution
+from mlcompute.ops.op import Array
+from tests.devices.cuda_emulator.bench import Described, check, needs_engine, op, run
+
+pytestmark = needs_engine
+
+Window = dict[str, Any]
+#: (n, height, width, channels), outputs, kernel, then what is not usual
+FEW_CHANNELS: list[tuple[tuple[int, int, int, int], int, tuple[int, int], Window]] = [
+    ((2, 9, 28, 1), 32, (5, 5), {"padding": (2, 2, 2, 2)}),
+    ((3, 8, 32, 3), 16, (3, 3), {"padding": (1, 1, 1, 1)}),
+    ((2, 7, 11, 2), 40, (3, 2), {"padding": (0, 1, 2, 0), "strides": (2, 2)}),
+    ((1, 9, 30, 4), 5, (2, 3), {"dilations": (2, 3)}),
+    ((2, 8, 8, 3), 65, (4, 4), {"strides": (4, 4)}),
+    ((1, 1, 1, 1), 1, (1, 1), {}),
+    ((1, 10, 10, 1), 3, (7, 7), {"padding": (3, 3, 3, 3)}),
+]
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def kernels(fn: Described, *arrays: Array) -> str:
+    _, _, executable = run(fn, arrays)
+    return ", ".join(executable.kernels.values())
+
+
+def window(changes: Window) -> Window:
+    usual = {"strides": (1, 1), "dilations": (1, 1), "padding": (0, 0, 0, 0), "groups": 1, "channels_last": True}
+    return {**usual, **changes}
+
+
+@pytest.mark.parametrize(("image", "outputs", "kernel", "changes"), FEW_CHANNELS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_images_with_few_channels(
+    image: tuple[int, int, int, int], outputs: int, kernel: tuple[int, int], changes: Window, dtype: Any
+) -> None:
+    a = window(changes)
+    x, w = normal(*image).astype(dtype), normal(outputs, image[3], *kernel, seed=1).astype(dtype)
+    (y,) = check(op("convolution", **a), x, w, scale=8)
+    assert "few channel" in kernels(op("convolution", **a), x, w)
+    dy = normal(*y.shape, seed=2).astype(dtype)
+    check(op("convolution_weight_gradient", shape=w.shape, **a), x, dy, scale=32)
+
+
+def test_a_batch_without_samples_has_no_gradient() -> None:
+    a = window({"padding": (1, 1, 1, 1)})
+    gradient = op("convolution_weight_gradient", shape=(4, 1, 3, 3), **a)
+    (found,) = check(gradient, normal(0, 6, 6, 1), normal(0, 6, 6, 4))
+    assert not found.any()
+
+
+def test_many_channels_and_long_kernels_stay_with_the_library() -> None:
+    a = window({})
+    for channels, kernel in ((5, 1), (2, 5), (1, 8)):
+        found = kernels(op("convolution", **a), normal(1, 9, 9, channels), normal(8, channels, kernel, kernel))
+        assert "few channel" not in found
+
+
+def test_slices_are_added_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_channel_convolution, "_BLOCKS", 3)
+    a = window({"padding": (2, 2, 2, 2)})
+    check(
+        op("convolution_weight_gradient", shape=(32, 1, 5, 5), **a), normal(8, 9, 9, 1), normal(8, 9, 9, 32), scale=32
+    )
