@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlcompute.devices.cuda.kernels import few_channel_convolution
+from mlcompute.devices.cuda.kernels import few_channel_convolution, tensor_core_convolution
 from mlcompute.ops.op import Array
 from tests.devices.cuda_emulator.bench import Described, check, needs_engine, op, run
 
@@ -73,3 +73,35 @@ def test_slices_are_added_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     check(
         op("convolution_weight_gradient", shape=(32, 1, 5, 5), **a), normal(8, 9, 9, 1), normal(8, 9, 9, 32), scale=32
     )
+
+
+#: (n, height, width, channels), outputs, kernel, then what is not usual
+SMALL: list[tuple[tuple[int, int, int, int], int, tuple[int, int], Window]] = [
+    ((2, 8, 8, 16), 16, (3, 3), {"padding": (1, 1, 1, 1)}),
+    ((3, 7, 11, 24), 40, (3, 3), {"padding": (1, 0, 2, 1), "strides": (2, 2)}),
+    ((2, 14, 14, 32), 64, (5, 5), {"padding": (2, 2, 2, 2)}),
+    ((1, 9, 10, 8), 8, (2, 3), {"dilations": (2, 3)}),
+    ((5, 5, 5, 64), 32, (4, 1), {}),
+]
+
+
+@pytest.mark.parametrize(("image", "outputs", "kernel", "changes"), SMALL)
+def test_weight_gradients_by_tensor_cores(
+    image: tuple[int, int, int, int], outputs: int, kernel: tuple[int, int], changes: Window
+) -> None:
+    a = window(changes)
+    x, w = normal(*image), normal(outputs, image[3], *kernel, seed=1)
+    (y,) = check(op("convolution", **a), x, w, scale=8)
+    gradient = op("convolution_weight_gradient", shape=w.shape, **a)
+    dy = normal(*y.shape, seed=2)
+    assert "tensor core" in kernels(gradient, x, dy)
+    check(gradient, x, dy, scale=32)
+
+
+def test_large_weight_gradients_stay_with_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = window({"padding": (1, 1, 1, 1)})
+    gradient = op("convolution_weight_gradient", shape=(8, 8, 3, 3), **a)
+    arrays = normal(1, 6, 6, 8), normal(1, 6, 6, 8)
+    assert "tensor core" in kernels(gradient, *arrays)
+    monkeypatch.setattr(tensor_core_convolution, "_MOST_FLOPS", 1000)
+    assert "tensor core" not in kernels(gradient, *arrays)

@@ -13,12 +13,15 @@ from mlcompute.ops.op import Step
 _COLUMNS, _ROWS = 32, 16
 
 
-def column_sums(step: Step, rows: Operand, sums: Operand) -> Launch:
-    """sums[j] = the sum of rows[i, j] over i; both are dense."""
+def column_sums(step: Step, rows: Operand, sums: Operand, groups: int = 1) -> Launch:
+    """sums[j] = the sum of rows[i, j] over i; both are dense.
+
+    groups   columns lie as (groups, others), and their sums as (others, groups)
+    """
     total = register_type(rows.dtype)
     source = f"""
 extern "C" __global__ void __launch_bounds__({_COLUMNS * _ROWS}) KERNEL(
-    const {memory_type(rows.dtype)}* x, {memory_type(sums.dtype)}* y, int rows, long long columns) {{
+    const {memory_type(rows.dtype)}* x, {memory_type(sums.dtype)}* y, int rows, long long columns, int groups) {{
     __shared__ {total} sums[{_ROWS}][{_COLUMNS}];
     long long column = (long long)blockIdx.x * {_COLUMNS} + threadIdx.x;
     {total} sum = 0;
@@ -30,12 +33,13 @@ extern "C" __global__ void __launch_bounds__({_COLUMNS * _ROWS}) KERNEL(
     __syncthreads();
     if (threadIdx.y == 0 && column < columns) {{
         for (int k = 1; k < {_ROWS}; ++k) sum = ({total})(sum + sums[k][threadIdx.x]);
-        y[column] = {stored(sums.dtype, "sum")};
+        const long long others = columns / groups;
+        y[column % others * groups + column / others] = {stored(sums.dtype, "sum")};
     }}
 }}
 """
     count, columns = rows.shape
     assert sums.size == columns
-    arguments: list[Argument] = [rows, sums, np.int32(count), np.int64(columns)]
+    arguments: list[Argument] = [rows, sums, np.int32(count), np.int64(columns), np.int32(groups)]
     grid = (-(-columns // _COLUMNS), 1, 1)
     return Launch(step, "column sums", source, arguments, [1], grid, (_COLUMNS, _ROWS, 1))
