@@ -37,7 +37,7 @@ class Workload:
     tokens: bool = False
 
     def batch(self) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and class numbers."""
+        """Inputs and integer class labels."""
         rng = np.random.default_rng(0)
         if self.tokens:
             inputs = rng.integers(0, self.classes, self.input_shape).astype(np.int32)

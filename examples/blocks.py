@@ -44,7 +44,7 @@ def max_pool(label: str = "pool") -> mlc.PoolingLayer:
 
 
 def one_hot(classes: np.ndarray, count: int) -> np.ndarray:
-    """Class numbers (n,) -> dense labels (n, count)."""
+    """Integer class labels (n,) -> dense labels (n, count)."""
     return np.eye(count, dtype=np.float32)[classes]
 
 

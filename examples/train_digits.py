@@ -3,7 +3,7 @@
 python examples/train_digits.py                 handwritten digits that come with scikit-learn
 python examples/train_digits.py --data FOLDER   MNIST, Fashion-MNIST or anything else in MNIST's file format
 
-Ctrl-C saves where it is and says so; --resume goes on from there, bit by bit as if nothing had happened.
+Ctrl-C saves where it is and says so; --resume goes on from there, bitwise as if nothing had happened.
 """
 
 from __future__ import annotations

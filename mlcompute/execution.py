@@ -29,7 +29,7 @@ _queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
 _FORK_WAITS, _EXIT_WAITS = 1.0, 10.0
 
 
-def asks(options: ExecutionOptions, option: ExecutionOptions) -> bool:
+def has_option(options: ExecutionOptions, option: ExecutionOptions) -> bool:
     """Is an option set? Whole numbers spare a small step the microseconds that arithmetic on enumerations takes."""
     return int.__and__(options, option) != 0
 

@@ -210,14 +210,14 @@ class Platform:
 
     @classmethod
     def describe(cls) -> str:
-        """What the CPU engine is made of here (its loops, its contractions, its threads), and a line for every GPU.
+        """What the CPU engine is made of here (loops, libraries, threads), and a line for every GPU.
 
         >>> import mlcompute as mlc
         >>> print(mlc.Platform.describe())  # doctest: +SKIP
-        engine        cpu
-        loops         LLVM 22.1.0 for znver4
-        contractions  oneDNN 3.2.0
-        threads       2
+        engine     cpu
+        loops      LLVM 22.1.0 for znver4
+        libraries  oneDNN 3.2.0
+        threads    2
         """
         from mlcompute.device import cpu_engine, gpu_engines
 

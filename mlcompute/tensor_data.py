@@ -239,7 +239,7 @@ def _misfit(
             return DataError(
                 f"{who}: whole numbers of shape {array.shape} for a tensor of shape {shape}",
                 expected=expected,
-                fix=f"class numbers become rows of zeros and one 1: {one_hot}; Trainer takes them as they are",
+                fix=f"integer class labels become rows of zeros and one 1: {one_hot}; Trainer takes them as they are",
             )
     if array.ndim <= 1:
         return DataError(
@@ -270,7 +270,7 @@ def _row_advice(rows: int, needed: int, most: int, rows_per_sample: int) -> str:
 
 
 def _one_hot_advice(given: tuple[int, ...], wanted: tuple[int, ...], most: int) -> str:
-    """How class numbers become labels with an axis of classes; empty when there is no such axis."""
+    """How integer class labels become labels with an axis of classes; empty when there is no such axis."""
     labels = f"labels[:{wanted[0]}]" if given[0] > most else "labels"
     if len(wanted) > 1 and _long(given[1:]) == _long(wanted[1:-1]):
         return f"np.eye({wanted[-1]}, dtype=np.float32)[{labels}]"

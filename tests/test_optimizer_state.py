@@ -58,7 +58,7 @@ def states_of(parameter: mlc.Tensor) -> list[Array]:
 @pytest.mark.parametrize("stop", [1, 5])
 @pytest.mark.parametrize("way", ["graph", "tensor", "before compile"])
 def test_exact_resumption(kind: str, stop: int, way: str) -> None:
-    """Saved weights, state and time step, loaded into a new graph, go on bit by bit."""
+    """Saved weights, state and time step, loaded into a new graph, go on bitwise."""
     whole = Regression(OPTIMIZERS[kind]())
     for step in range(10):
         whole.step(*data(step))

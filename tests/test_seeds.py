@@ -1,4 +1,4 @@
-"""Randomness: one seed repeats weights, dropout and whole runs bit by bit; without a seed nothing repeats."""
+"""Randomness: one seed repeats weights, dropout and whole runs bitwise; without a seed nothing repeats."""
 
 from __future__ import annotations
 

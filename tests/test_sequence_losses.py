@@ -139,7 +139,7 @@ def test_a_training_graph_over_sequences(engine: Any, reduction: mlc.ReductionTy
 
 @ENGINES
 def test_trainer_over_sequences(engine: Any) -> None:
-    """Class numbers (n, length), loss, accuracy and top-2 accuracy as PyTorch has them; a short last batch, too."""
+    """Integer class labels (n, length), loss, accuracy and top-2 accuracy as PyTorch's; a short last batch, too."""
     count = 2 * N + 2
     x, y = normal(count, T, M), classes(n=count)
     graph = mlc.Graph()
@@ -170,7 +170,7 @@ def test_trainer_over_sequences(engine: Any) -> None:
 
 
 def test_as_many_steps_as_classes() -> None:
-    """Where the shapes tell nothing: class numbers (n, c) of sequences (n, c, c)."""
+    """Where the shapes tell nothing: integer class labels (n, c) of sequences (n, c, c)."""
     graph = mlc.Graph()
     graph.dense(graph.input((N, C, M), "steps"), C, name="head")
     trainer = mlc.Trainer(graph, loss="softmax_cross_entropy", metrics=["accuracy"], optimizer=sgd(1e-9))

@@ -23,7 +23,7 @@ HELP = (
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples to learn from, and some to judge by. x has samples on axis 0, y is class numbers or targets.
+    """Samples to learn from, and some for validation. x has samples on axis 0, y is integer class labels or targets.
 
     x_test, y_test  None where there are none
     held_out        are they a part of the samples there were, and not a set of their own?
@@ -38,10 +38,11 @@ class Dataset:
 
     @property
     def class_count(self) -> int:
-        """How many classes the labels name; DataError when they are no class numbers."""
+        """How many classes the labels name; DataError when they are no integer class labels."""
         labels = np.asarray(self.y)
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size or labels.min() < 0:
-            raise DataError(f"{self.name}: y must be class numbers", given=f"{labels.dtype} of shape {labels.shape}")
+            given = f"{labels.dtype} of shape {labels.shape}"
+            raise DataError(f"{self.name}: y must be integer class labels", given=given)
         largest = max(int(np.max(given)) for given in (self.y, self.y_test) if given is not None and len(given))
         return largest + 1
 
@@ -93,7 +94,7 @@ def _digits() -> Dataset:
 
 
 def _held_out(name: str, x: Any, y: Any) -> Dataset:
-    """A fifth of the samples, always the same, to judge by; of fewer than five samples none."""
+    """A fifth of the samples, always the same, for validation; of fewer than five samples none."""
     order = np.random.default_rng(0).permutation(len(x))
     x, y, count = x[order], y[order], len(x) // 5
     return Dataset(name, x[count:], y[count:], x[:count], y[:count], True) if count else Dataset(name, x, y, None, None)

@@ -76,7 +76,8 @@ def run(args: argparse.Namespace) -> Answer:
             )
         validation = None if data.x_test is None else (data.x_test, data.y_test)
         if not args.json:
-            samples = f"{len(data.x):,} samples" + ("" if validation is None else f", {len(data.x_test):,} to judge by")
+            held_out = "" if validation is None else f", {len(data.x_test):,} for validation"
+            samples = f"{len(data.x):,} samples{held_out}"
             with _needing_a_reader("train with the output going to a file"):
                 print(fitted(f"{data.name}: {samples}\n{summary_of(trainer.training)}\n"), flush=True)
     with runs.made(args.model, folder) as out:

@@ -57,7 +57,7 @@ def _compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _clip(optimizer: Optimizer, g: Value, h: Mapping[str, Value], common: Value | None) -> Value:
-    """The clipped gradient. Switched off, all limits are infinite and g passes bit by bit, NaN and infinity too."""
+    """The clipped gradient. Switched off, all limits are infinite and g passes bitwise, NaN and infinity too."""
     if optimizer.gradient_clipping_type == GradientClippingType.BY_VALUE:
         return ops.minimum(ops.maximum(g, h["clip_min"]), h["clip_max"])
     if common is None:

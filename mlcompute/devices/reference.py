@@ -34,7 +34,7 @@ class Reference(Engine):
 
     def facts(self) -> dict[str, str]:
         because = {"because": self._reason} if self._reason else {}
-        return {**because, "loops": f"NumPy {np.__version__}", "contractions": "NumPy"}
+        return {**because, "loops": f"NumPy {np.__version__}", "libraries": "NumPy"}
 
     def supports(self, step: Step) -> bool:
         return True

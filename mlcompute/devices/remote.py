@@ -51,7 +51,7 @@ class Remote(Engine):
         self.stream = _Stream()
 
     def facts(self) -> dict[str, str]:
-        return {"loops": f"NumPy {np.__version__}", "contractions": "NumPy", "memory": "its own"}
+        return {"loops": f"NumPy {np.__version__}", "libraries": "NumPy", "memory": "its own"}
 
     def supports(self, step: Step) -> bool:
         return True

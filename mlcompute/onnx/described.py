@@ -89,7 +89,7 @@ def _uses(use: Use, most: int = _MOST_USES) -> int:
 
 
 def _describe(value: object, who: str) -> JSON:
-    """A number, text, list or array; arrays and bytes as text, so that they come back bit by bit."""
+    """A number, text, list or array; arrays and bytes as text, so that they come back bitwise identical."""
     if isinstance(value, np.generic):
         value = np.asarray(value)
     if isinstance(value, np.ndarray):

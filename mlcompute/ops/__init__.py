@@ -1,13 +1,14 @@
 """The closed table of ops every device must know, as functions on symbolic values.
 
-A file per family: views, maps, reductions, indexing, contractions, pooling, recurrent, attention. `TABLE` holds all.
+A file per family: views, elementwise, reductions, indexing, matmul and convolution, pooling, recurrent, attention.
+`TABLE` holds all.
 """
 
 from mlcompute.ops.attention import *
-from mlcompute.ops.contractions import *
 from mlcompute.ops.elementwise import *
 from mlcompute.ops.embedding import *
 from mlcompute.ops.indexing import *
+from mlcompute.ops.matmul_and_convolution import *
 from mlcompute.ops.op import *
 from mlcompute.ops.pooling import *
 from mlcompute.ops.recurrent import *

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from mlcompute.ops.contractions import matmul
+from mlcompute.ops.matmul_and_convolution import matmul
 from mlcompute.ops.op import Array, ArrayType, Op, Typed, Value, emit, emit_all, register
 from mlcompute.ops.reductions import softmax, sum_, sum_to
 from mlcompute.ops.views import transpose

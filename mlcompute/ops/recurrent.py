@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from mlcompute.errors import DataError
-from mlcompute.ops.contractions import matmul
 from mlcompute.ops.elementwise import select, sigmoid, tanh
 from mlcompute.ops.indexing import concatenate, take
+from mlcompute.ops.matmul_and_convolution import matmul
 from mlcompute.ops.op import TABLE, Array, ArrayType, Op, Typed, Value, emit_all, register
 from mlcompute.ops.reductions import sum_
 from mlcompute.ops.views import full, reshape, slice_axis, transpose

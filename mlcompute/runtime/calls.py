@@ -8,7 +8,7 @@ from typing import Any
 from mlcompute.compiler.accumulate_gradients import KEEP, SHARE
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import ExecutionError
-from mlcompute.execution import Execution, asks
+from mlcompute.execution import Execution, has_option
 from mlcompute.graph import Node
 from mlcompute.runtime.inputs import CallCache, InputData, Named
 from mlcompute.runtime.passes import Passes
@@ -29,7 +29,9 @@ def execute(session: Session, call: Call, batch_size: int, given: Sequence[Named
             return Run(session, cache.specification, inputs, call, are_arrays=True).submit()
     batch = session.batch(batch_size, call.method)
     data = session.named_data(call.method, *given)
-    is_inference = session.definition.learning is None or asks(call.options, ExecutionOptions.FORWARD_FOR_INFERENCE)
+    is_inference = session.definition.learning is None or has_option(
+        call.options, ExecutionOptions.FORWARD_FOR_INFERENCE
+    )
     look_up = _inference if is_inference else _training_step
     specification, inputs = look_up(session, batch, data, call)
     assert session.compiled is not None
@@ -45,7 +47,7 @@ def _inference(
     session: Session, batch: int, data: Mapping[Tensor, Any], call: Call
 ) -> tuple[RunSpecification, InputData]:
     """The forward pass in inference mode; up to the predictions when there are no labels."""
-    skips = asks(call.options, ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE)
+    skips = has_option(call.options, ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE)
     program = session.program("inference", batch, session.has_labels(data, skips))
     assert session.compiled is not None
     specification = session.compiled.specification(program, ("forward",), call.options)
@@ -95,7 +97,7 @@ def expect_labels(session: Session) -> None:
 def execute_forward(session: Session, call: Call, batch_size: int) -> Execution:
     """The forward pass by itself, on data that was attached."""
     batch = session.batch(batch_size, call.method)
-    if asks(call.options, ExecutionOptions.FORWARD_FOR_INFERENCE):
+    if has_option(call.options, ExecutionOptions.FORWARD_FOR_INFERENCE):
         specification, inputs = _inference(session, batch, {}, call)
         return Run(session, specification, inputs, call).submit()
     expect_labels(session)

@@ -1,4 +1,4 @@
-"""Plain data as strict JSON text: no duplicate keys, no NaN literals, and numbers come back bit by bit."""
+"""Plain data as strict JSON text: no duplicate keys, no NaN literals, and numbers come back bitwise identical."""
 
 from __future__ import annotations
 

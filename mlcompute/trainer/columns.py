@@ -43,7 +43,7 @@ class Column:
     """Samples for one tensor.
 
     scale    rows of the tensor per sample (more than 1 where the tensor's first extent is a multiple of the batch)
-    class_axis  labels are class numbers and become one-hot along this axis; 0: they are used as they are
+    class_axis  labels are integer class labels and become one-hot along this axis; 0: they are used as they are
     shared   the same data for every batch: the tensor's first axis does not count samples
     """
 
@@ -83,7 +83,7 @@ class Column:
 
 
 def one_hot(numbers: Array, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int = 0) -> Array:
-    """Class numbers (n, ...) -> samples of a shape with the classes on one axis: 1 at the class, 0 elsewhere."""
+    """Integer class labels (n, ...) -> samples of a shape with the classes on one axis: 1 at the class, 0 elsewhere."""
     n, before, after = len(numbers), int(np.prod(shape[:axis])), int(np.prod(shape[axis + 1 :]))
     labels = np.zeros((n, before, shape[axis], after), dtype)
     where = numbers.reshape(n, before, after)
@@ -117,7 +117,7 @@ def column(
         if low < 0 or high >= classes:
             ignored = "labels to be ignored, as PyTorch's ignore_index, get any class and a weight of 0"
             raise DataError(
-                f"{who}: class numbers go from {low} to {high}, the graph has {classes} classes",
+                f"{who}: integer class labels go from {low} to {high}, the graph has {classes} classes",
                 expected=f"0 to {classes - 1}",
                 fix=ignored if low < 0 else "",
             )
@@ -126,7 +126,7 @@ def column(
     if given != wanted:
         fix = rearrangement(array.shape, (len(array), *d.shape[1:]))
         if is_label and array.dtype.kind not in "iu" and _has_one_entry_for(array, d.shape, class_axis):
-            fix = "class numbers must be whole numbers: labels.astype(int)"
+            fix = "integer class labels must be whole numbers: labels.astype(int)"
         elif is_label and array.dtype.kind in "iu" and array.shape[1:] in (d.shape[1:-1], d.shape[2:]):
             fix = f"classes lie on axis {class_axis}: give the loss another class_axis=, or give one-hot labels"
         elif not wanted and not fix:

@@ -424,7 +424,7 @@ def _named(who: str, kind: str, tensors: Mapping[str, Tensor], given: Any) -> di
 
 
 def _are_samples(array: Any, tensor: Tensor) -> bool:
-    """Could this be the samples for a tensor, or class numbers for it, rather than one sample?"""
+    """Could this be the samples for a tensor, or integer class labels for it, rather than one sample?"""
     shape = tensor.descriptor.shape
     axes = getattr(array, "ndim", None)
     if axes is None:

@@ -198,8 +198,8 @@ class Trainer:
         """Train.
 
         x, y          arrays with samples on axis 0 (NumPy, or anything with DLPack or `__array__`), or dicts of them
-                      by name; labels may be class numbers, (n,), or (n, length) for sequences. Or x alone: an iterable
-                      of (inputs, labels) batches, or a function of the number of the epoch that gives one
+                      by name; labels may be integer class labels, (n,), or (n, length) for sequences. Or x alone: an
+                      iterable of (inputs, labels) batches, or a function of the number of the epoch that gives one
         batch_size    by default, and at most, what the graph was built for
         last_batch    what becomes of a batch with fewer samples. "smaller": it is run as it is. Some graphs, imported
                       ones above all, run full batches only. "pad": it is filled up with samples that count neither in
@@ -210,7 +210,7 @@ class Trainer:
         shuffle_seed  the order of an epoch is a function of this seed and the epoch, nothing else; by default 0 in the
                       first `fit` of a trainer, 1 in the second and so on, so that each has orders of its own
         accumulate    so many batches make one step, with the gradient of all their samples together
-        resume        go on from a checkpoint of a run with the same data and settings: bit by bit as if it had not
+        resume        go on from a checkpoint of a run with the same data and settings: bitwise as if it had not
                       stopped. Epochs count from the beginning of the first run
         checkpoint    where the state goes when Ctrl-C or SIGTERM stops the run. By default where a ModelCheckpoint
                       puts the last one, else training-stopped.safetensors in the working directory

@@ -113,7 +113,7 @@ def test_resuming_is_exact(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_text_tells_what_happened(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = call(capsys, "train", "net.py", "--epochs", "2", "--report", "page.html")
-    expected = ("net: 64 samples, 32 to judge by", "epoch 2/2", "val_accuracy", "checkpoint  runs", "page.html")
+    expected = ("net: 64 samples, 32 for validation", "epoch 2/2", "val_accuracy", "checkpoint  runs", "page.html")
     assert [part for part in expected if part not in text] == []
 
 

@@ -97,7 +97,7 @@ class Bench:
         return int(self._memory[operand.base].ctypes.data) + operand.byte_offset
 
     def check(self, compare: Callable[[Array, Array], None]) -> list[Array]:
-        """Compare with the meaning, and bit by bit between numbers of threads."""
+        """Compare with the meaning, and bitwise between numbers of threads."""
         first, *others = [self.run(threads) for threads in THREADS]
         for found, expected in zip(first, self.expected(), strict=True):
             assert (found.shape, found.dtype) == (expected.shape, expected.dtype)

@@ -1,4 +1,4 @@
-"""Networks that train while signals rain on the process: their numbers must be those of quiet runs, bit by bit.
+"""Networks that train while signals rain on the process: their numbers must be those of quiet runs, bitwise.
 
     python -m tests.devices.signal_storm --threads 1,2,4 --rate 10000 --repeats 10
 

@@ -111,7 +111,7 @@ def test_on_the_engine_with_real_threads(samples: int) -> None:
     """Projections seen as heads, forward and back in one program, whether threads share samples or heads."""
     sizes = (samples, 4, 48, 48, 16, 16)
     arrays, attributes = arrays_of(sizes, "heads"), attributes_of(sizes, "heads")
-    arrays[-1] = np.maximum(arrays[-1], np.float32(-9))  # no query without keys: NaNs cannot be compared bit by bit
+    arrays[-1] = np.maximum(arrays[-1], np.float32(-9))  # no query without keys: NaNs cannot be compared bitwise
     stored = [*(np.ascontiguousarray(array.swapaxes(1, 2)) for array in arrays[:4]), arrays[4]]
 
     def step(*values: Value) -> list[Value]:

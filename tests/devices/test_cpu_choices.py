@@ -69,11 +69,11 @@ def test_numbers_do_not_depend_on_it(choice: str, kind: str) -> None:
 
 def test_the_platform_says_what_is_missing() -> None:
     facts = answers(**CHOICES["without oneDNN"])["facts"]
-    assert "engine        cpu" in facts
+    assert "engine     cpu" in facts
     assert "NumPy, because oneDNN: switched off, MLCOMPUTE_ONEDNN is empty" in facts
     facts = answers(**CHOICES["NumPy"])["facts"]
-    assert "engine        reference" in facts
-    assert "because       MLCOMPUTE_ENGINE=reference asks for it" in facts
+    assert "engine     reference" in facts
+    assert "because    MLCOMPUTE_ENGINE=reference asks for it" in facts
 
 
 @pytest.mark.parametrize(

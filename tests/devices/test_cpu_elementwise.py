@@ -97,7 +97,7 @@ def awkward(dtype: np.dtype[Any], size: int, seed: int) -> Array:
 
 
 def assert_same(name: str, found: Array, expected: Array) -> None:
-    """Equal bit by bit, but for the payloads of NaN and, where NumPy itself does not decide, signs of zeros."""
+    """Equal bitwise, but for the payloads of NaN and, where NumPy itself does not decide, signs of zeros."""
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found, expected, err_msg=name)
     if found.dtype.kind == "f" and name not in EITHER_ZERO:

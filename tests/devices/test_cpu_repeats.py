@@ -1,4 +1,4 @@
-"""The same numbers, bit by bit: run after run, process after process, and with any number of threads."""
+"""The same numbers, bitwise: run after run, process after process, and with any number of threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training goes on from a file bit by bit as if it had never stopped."""
+"""Training goes on from a file bitwise as if it had never stopped."""
 
 from __future__ import annotations
 

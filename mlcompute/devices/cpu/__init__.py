@@ -1,1 +1,1 @@
-"""The CPU engine: oneDNN for contractions, LLVM loops for everything else, one native call per pass."""
+"""The CPU engine: oneDNN for matmul and convolution, LLVM loops for everything else, one native call per pass."""

@@ -88,7 +88,7 @@ class Cpu(Engine):
         version = ".".join(map(str, llvm.llvm_version_info))
         return {
             "loops": f"LLVM {version} for {llvm.get_host_cpu_name()}",
-            "contractions": library.name if library else f"NumPy, because {onednn.why_missing()}",
+            "libraries": library.name if library else f"NumPy, because {onednn.why_missing()}",
             "threads": str(self.threads),
         }
 

@@ -155,7 +155,7 @@ class CudaDriver:
         return {
             "driver": f"CUDA {_version(version)}",
             "loops": f"NVRTC {nvrtc.version()}",
-            "contractions": ", ".join(libraries),
+            "libraries": ", ".join(libraries),
         }
 
     # Calls ------------------------------------------------------------------------------------------------------

@@ -3,10 +3,10 @@
 from mlcompute.onnx.operators import (
     bits,
     by_design,
-    contractions,
+    elementwise,
     indexing,
     losses,
-    maps,
+    matmul_and_convolution,
     normalization,
     pooling,
     quantized,
@@ -19,6 +19,6 @@ from mlcompute.onnx.operators import (
 )
 
 __all__ = [
-    "bits", "by_design", "contractions", "indexing", "losses", "maps", "normalization", "pooling", "quantized",
-    "recurrent", "reductions", "sampling", "shapes", "signals", "training",
+    "bits", "by_design", "elementwise", "indexing", "losses", "matmul_and_convolution", "normalization", "pooling",
+    "quantized", "recurrent", "reductions", "sampling", "shapes", "signals", "training",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 
 from mlcompute import ops
 from mlcompute.errors import ShapeError
-from mlcompute.onnx.operators.contractions import convolved, product, with_bias
+from mlcompute.onnx.operators.matmul_and_convolution import convolved, product, with_bias
 from mlcompute.onnx.operators.windows import pads_of, spatial
 from mlcompute.onnx.rows import Call, NotImportedError, front, operator
 from mlcompute.onnx.types import carried, numpy_type

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlcompute import ops
 from mlcompute.errors import ShapeError
-from mlcompute.onnx.operators.maps import _elu
+from mlcompute.onnx.operators.elementwise import _elu
 from mlcompute.onnx.rows import Call, NotImportedError, operator
 from mlcompute.ops.op import Value
 

@@ -47,7 +47,7 @@ class EmulatedDriver:
         return None  # no library can be asked for anything
 
     def versions(self) -> dict[str, str]:
-        return {"loops": "generated CUDA C++ on the host", "contractions": "NumPy"}
+        return {"loops": "generated CUDA C++ on the host", "libraries": "NumPy"}
 
     def free_memory(self) -> int:
         return self.total_memory - sum(nbytes for _, nbytes in self._memory.values())

@@ -134,7 +134,7 @@ def nll_loss(
     return ops.reshape(loss, ())
 
 
-@said("nn.functional.cross_entropy", only=_labelled, why="labels are class numbers, without smoothing")
+@said("nn.functional.cross_entropy", only=_labelled, why="labels are integer class labels, without smoothing")
 def cross_entropy(
     x: Value, labels: Value, weight: Value | None = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> Value:

@@ -343,7 +343,7 @@ def _sqrt(x: SimdValue) -> SimdValue:
 
 
 def _rsqrt(x: SimdValue) -> SimdValue:
-    """1 / sqrt(x), both correctly rounded: what NumPy gives, bit by bit"""
+    """1 / sqrt(x), both correctly rounded: what NumPy gives, bitwise"""
     return 1.0 / x.sqrt()
 
 

@@ -193,7 +193,7 @@ for _window in POOLS:
 
 
 def test_every_contraction_has_a_sample() -> None:
-    assert not uncovered("contractions", SAMPLES)
+    assert not uncovered("matmul_and_convolution", SAMPLES)
     # Places are compared with max_pool_gradient below.
     assert not uncovered("pooling", SAMPLES, {"max_pool_places", "max_pool_spread"})
 
