@@ -53,18 +53,26 @@ class Settings:
 class Process:
     """A contender running in a process group of its own, so that its compilers end with it."""
 
-    def __init__(self, contender: Contender, threads: int, limit: float, cache: Path) -> None:
+    def __init__(
+        self,
+        contender: Contender,
+        threads: int,
+        limit: float,
+        cache: Path,
+        worker: str = "benchmarks.worker",
+        settings: dict[str, str] | None = None,
+    ) -> None:
         self.contender, self.limit = contender, limit
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._received = b""
         self._is_closed = False
         arguments = [contender.file, contender.framework, contender.variant, str(threads)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", *arguments],
+            [sys.executable, "-m", worker, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=environment(threads, cache),
+            env=environment(threads, cache) | (settings or {}),
             start_new_session=True,
         )
         self.ready = self._answer()
@@ -258,7 +266,9 @@ def best_peer(found: dict[str, Found]) -> str | None:
     return min(others, key=lambda name: others[name]) if others else None
 
 
-def disagreement(found: dict[str, Found]) -> tuple[float, list[str]]:
+def disagreement(
+    found: dict[str, Found], first: float = FIRST_TOLERANCE, later: float = LATER_TOLERANCE
+) -> tuple[float, list[str]]:
     """(largest relative difference, who is out of tolerance) of the losses, against the first contender's."""
     losses = {name: e["losses"] for name, e in found.items() if "losses" in e and name != YARDSTICK.name}
     if not losses:
@@ -269,7 +279,7 @@ def disagreement(found: dict[str, Found]) -> tuple[float, list[str]]:
         apart = [abs(a - b) / abs(b) for a, b in zip(own, reference, strict=True)]
         largest = max(largest, *apart)
         # Not `apart > tolerance`: what is not a number agrees with nobody.
-        if not (apart[0] <= FIRST_TOLERANCE and all(a <= LATER_TOLERANCE for a in apart)):
+        if not (apart[0] <= first and all(a <= later for a in apart)):
             wrong.append(name)
     return largest, wrong
 

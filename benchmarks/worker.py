@@ -21,7 +21,8 @@ from typing import Any
 CHECKED_STEPS = 5
 
 
-def main(file: str, framework: str, variant: str, threads: int) -> None:
+def main(file: str, framework: str, variant: str, threads: int, kind: type[Any] | None = None) -> None:
+    """Answer requests by the methods of a `kind` of worker."""
     # Frameworks print to standard output; the conversation keeps a descriptor of its own.
     out = os.dup(1)
     os.dup2(2, 1)
@@ -36,7 +37,7 @@ def main(file: str, framework: str, variant: str, threads: int) -> None:
         start = time.perf_counter()
         importlib.import_module(framework)
         seconds = time.perf_counter() - start
-        worker = Worker(importlib.import_module(f"benchmarks.contenders.{file}"), variant)
+        worker = (kind or Worker)(file, variant)
     except ImportError as error:
         answer({"error": f"cannot be imported: {error}"})
         return
@@ -58,8 +59,9 @@ def version(framework: str) -> str:
 class Worker:
     """The jobs of one contender, by mode."""
 
-    def __init__(self, contender: Any, variant: str) -> None:
-        self.contender, self.variant = contender, variant
+    def __init__(self, file: str, variant: str) -> None:
+        self.contender: Any = importlib.import_module(f"benchmarks.contenders.{file}")
+        self.variant = variant
         self.jobs: dict[str, Any] = {}
 
     def first(self, workload: str, mode: str) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +19,8 @@ LEARNING_RATE, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 NORM_EPSILON, HEADS, HIDDEN = 1e-5, 4, 128
 #: channels, stride of the first convolution, of the nine blocks of ResNet-20
 BLOCKS = [(16, 1), (16, 1), (16, 1), (32, 2), (32, 1), (32, 1), (64, 2), (64, 1), (64, 1)]
+#: Channels of a head in GPT-2, and how many times as wide as inside a bottleneck of ResNet-50 is outside.
+HEAD_WIDTH, EXPANSION = 64, 4
 
 
 @dataclass(frozen=True)
@@ -148,6 +153,70 @@ def transformer(batch: int = 8, time: int = 64, d: int = 128, layers: int = 2, v
     return Workload("transformer", title, "transformer", (batch, time), vocabulary, shapes, products, tokens=True)
 
 
+def bottleneck_stride(stage: int, index: int) -> int:
+    """Stride of the 3x3 convolution of a bottleneck: every stage but the first halves the image."""
+    return 2 if stage > 0 and index == 0 else 1
+
+
+def resnet50(
+    batch: int = 64, side: int = 224, width: int = 64, counts: Sequence[int] = (3, 4, 6, 3), classes: int = 1000
+) -> Workload:
+    """Bottlenecks whose 3x3 convolution has the stride, as in most implementations since the first."""
+    shapes: Shapes = {"stem.weight": (width, 3, 7, 7), **norm("stem", width)}
+    input_shape = (batch, 3, side, side)
+    products = [(batch * (side // 2) ** 2 * width * 3 * 49, False)]
+    side, inputs = side // 4, width  # after the stem and its max pooling
+    for stage, count in enumerate(counts):
+        inside = width << stage
+        outputs = EXPANSION * inside
+        for index in range(count):
+            at, stride = f"stage{stage}.block{index}", bottleneck_stride(stage, index)
+            parts = [("conv0", inside, inputs, 1, side), ("conv1", inside, inside, 3, side // stride)]
+            parts.append(("conv2", outputs, inside, 1, side // stride))
+            if index == 0:
+                parts.append(("shortcut", outputs, inputs, 1, side // stride))
+            for name, into, of, kernel, extent in parts:
+                shapes |= {f"{at}.{name}.weight": (into, of, kernel, kernel), **norm(f"{at}.{name}", into)}
+                products.append((batch * extent * extent * into * of * kernel * kernel, True))
+            side, inputs = side // stride, outputs
+    shapes |= dense("fc", inputs, classes)
+    products.append((batch * inputs * classes, True))
+    title = f"ResNet-{2 + 3 * sum(counts)}, {input_shape[2]} x {input_shape[3]}, batch {batch}"
+    return Workload("resnet50", title, "resnet50", input_shape, classes, shapes, products)
+
+
+def gpt2(batch: int = 8, time: int = 512, d: int = 768, layers: int = 12, vocabulary: int = 50304) -> Workload:
+    """Decoder with learned positions, GELU (tanh) and a head that shares the weights of the embedding.
+
+    The vocabulary of 50257 is rounded up to a multiple of 128, as is usual.
+    """
+    shapes: Shapes = {"embedding": (vocabulary, d), "positions": (time, d)}
+    products: list[Product] = []
+    tokens = batch * time
+    for index in range(layers):
+        at = f"layer{index}"
+        shapes |= norm(f"{at}.norm0", d) | dense(f"{at}.qkv", d, 3 * d) | dense(f"{at}.out", d, d)
+        shapes |= norm(f"{at}.norm1", d) | dense(f"{at}.up", d, 4 * d) | dense(f"{at}.down", 4 * d, d)
+        products += [(tokens * d * d * factor, True) for factor in (3, 1, 4, 4)]
+        products += [(tokens * time * d // 2, True)] * 2  # scores and their product with the values, half forbidden
+    shapes |= norm("norm", d)
+    products.append((tokens * d * vocabulary, True))
+    count = sum(math.prod(shape) for shape in shapes.values())
+    title = f"GPT-2 {count / 1e6:.0f}M, {time} tokens, batch {batch}"
+    return Workload("gpt2", title, "gpt2", (batch, time), vocabulary, shapes, products, tokens=True)
+
+
+def bottlenecks(names: Iterable[str]) -> list[tuple[str, int, int]]:
+    """(name, stage, number in its stage) of every bottleneck among the names of weights."""
+    found = (re.fullmatch(r"(stage(\d+)\.block(\d+))\.conv0\.weight", name) for name in names)
+    return [(match[1], int(match[2]), int(match[3])) for match in found if match]
+
+
+def layer_count(names: Iterable[str]) -> int:
+    """Layers of a transformer, by the names of its weights."""
+    return sum(name.endswith("qkv.weight") for name in names)
+
+
 def channels_last(weights: Weights, order: tuple[int, int, int, int]) -> Weights:
     """Weights for contenders that keep images as (n, h, w, c): kernels transposed, LeNet's dense layer permuted.
 
@@ -174,6 +243,8 @@ WORKLOADS = {
         transformer(),
     )
 }
+#: Too large for a CPU's table: benchmarks of GPUs have them, too.
+LARGE = {workload.name: workload for workload in (resnet50(), gpt2())}
 MODES: dict[str, str] = {
     "train": "training step",
     "split": "forward, gradient, update one by one",

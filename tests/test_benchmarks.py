@@ -9,7 +9,9 @@ from benchmarks import measure, table
 from benchmarks.__main__ import main
 from benchmarks.contenders import CONTENDERS, Contender, pytorch
 from benchmarks.contenders import ours as mlcompute
-from benchmarks.workloads import MODES, TINY, WORKLOADS
+from benchmarks.gpu import table as gpu_table
+from benchmarks.gpu.__main__ import main as gpu_main
+from benchmarks.workloads import LARGE, MODES, TINY, WORKLOADS, gpt2, resnet50
 
 
 def test_command_prints_a_table_and_writes_json(tmp_path, capsys):
@@ -84,3 +86,47 @@ def test_arithmetic_is_counted_by_hand():
     shortcuts, norms, head = 16 * 32 + 32 * 64, 2 * (7 * 16 + 7 * 32 + 7 * 64), 64 * 10 + 10
     weights = WORKLOADS["resnet20"].weights().values()
     assert sum(array.size for array in weights) == convolutions + shortcuts + norms + head
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        resnet50(batch=4, side=64, width=8, counts=(1, 2, 1), classes=10),
+        gpt2(batch=2, time=16, d=128, layers=2, vocabulary=100),
+        gpt2(batch=2, time=16, d=64, layers=1, vocabulary=5000),  # labels as class numbers
+    ],
+    ids=["resnet50", "gpt2", "gpt2 of many words"],
+)
+def test_large_networks_are_the_same_in_all_contenders(workload):
+    found = {}
+    for name, contender in (("mlcompute", mlcompute), ("torch", pytorch)):
+        job, losses = contender.build(workload, "train"), []
+        for _ in range(3):
+            job.step()
+            losses.append(float(job.result().mean()))
+        found[name] = {"losses": losses}
+    assert measure.disagreement(found)[1] == []
+
+
+def test_large_networks_have_the_sizes_they_are_known_by():
+    parameters = {name: sum(array.size for array in LARGE[name].weights().values()) for name in LARGE}
+    # GPT-2's table has 50304 - 50257 rows more, and 512 positions instead of 1024.
+    assert parameters == {"resnet50": 25_557_032, "gpt2": 124_439_808 + 47 * 768 - 512 * 768}
+
+
+def test_command_for_gpus_prints_a_table_and_writes_json(tmp_path, capsys):
+    path = tmp_path / "gpu.json"
+    arguments = ["--device", "cpu", "--only", "mlp1", "--contenders", "mlcompute,torch-graph", "--precisions", "tf32"]
+    assert gpu_main([*arguments, "--rounds", "2", "--seconds", "0.01", "--json", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "MLP 784-128-10, batch 1, TF32" in printed
+    # What fails is a row with its reason, not the end.
+    assert "torch-graph: AssertionError" in printed
+    stored = json.loads(path.read_text())
+    ours = stored["results"]["mlp1"]["tf32"]["mlcompute"]
+    assert len(ours["losses"]) == 5
+    assert ours["minimum"] <= ours["median"] <= ours["maximum"]
+    assert ours["waiting_median"] > 0
+    document = gpu_table.markdown(stored)
+    assert "| MLP 784-128-10, batch 1, TF32 | " in document
+    assert "- PyTorch in a CUDA graph: MLP 784-128-10, batch 1, TF32: AssertionError" in document

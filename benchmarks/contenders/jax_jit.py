@@ -16,12 +16,16 @@ from benchmarks.workloads import (
     BETA2,
     BLOCKS,
     EPSILON,
+    HEAD_WIDTH,
     HEADS,
     HIDDEN,
     LEARNING_RATE,
     NORM_EPSILON,
     Workload,
+    bottleneck_stride,
+    bottlenecks,
     channels_last,
+    layer_count,
 )  # fmt: skip
 
 Weights = dict[str, jax.Array]
@@ -38,7 +42,7 @@ def convolution(p: Weights, name: str, x: jax.Array, stride: int = 1) -> jax.Arr
 
 
 def pool(x: jax.Array) -> jax.Array:
-    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    return lax.reduce_window(x, np.array(-np.inf, x.dtype), lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
 def mlp(p: Weights, x: jax.Array, training: bool) -> jax.Array:
@@ -54,11 +58,24 @@ def lenet(p: Weights, x: jax.Array, training: bool) -> jax.Array:
     return dense(p, "fc1", jax.nn.relu(dense(p, "fc0", x.reshape(x.shape[0], -1))))
 
 
+def batch_norm(p: Weights, name: str, x: jax.Array, training: bool) -> jax.Array:
+    # Running statistics have their initial values here, 0 and 1; training does not read them.
+    wide = x.astype(jnp.float32)
+    mean, variance = (wide.mean((0, 1, 2)), wide.var((0, 1, 2))) if training else (0.0, 1.0)
+    y = (wide - mean) * lax.rsqrt(variance + NORM_EPSILON) * p[f"{name}.scale"] + p[f"{name}.shift"]
+    return y.astype(x.dtype)
+
+
+def layer_norm(p: Weights, name: str, x: jax.Array) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    mean, variance = wide.mean(-1, keepdims=True), wide.var(-1, keepdims=True)
+    y = (wide - mean) * lax.rsqrt(variance + NORM_EPSILON) * p[f"{name}.scale"] + p[f"{name}.shift"]
+    return y.astype(x.dtype)
+
+
 def resnet20(p: Weights, x: jax.Array, training: bool) -> jax.Array:
     def norm(name: str, x: jax.Array) -> jax.Array:
-        # Running statistics have their initial values here, 0 and 1; training does not read them.
-        mean, variance = (x.mean((0, 1, 2)), x.var((0, 1, 2))) if training else (0.0, 1.0)
-        return (x - mean) * lax.rsqrt(variance + NORM_EPSILON) * p[f"{name}.scale"] + p[f"{name}.shift"]
+        return batch_norm(p, name, x, training)
 
     x = jax.nn.relu(norm("stem", convolution(p, "stem", x)))
     for index, (_, stride) in enumerate(BLOCKS):
@@ -71,6 +88,22 @@ def resnet20(p: Weights, x: jax.Array, training: bool) -> jax.Array:
     return dense(p, "fc", x.mean((1, 2)))
 
 
+def resnet50(p: Weights, x: jax.Array, training: bool) -> jax.Array:
+    def normalized(x: jax.Array, name: str, stride: int = 1) -> jax.Array:
+        return batch_norm(p, name, convolution(p, name, x, stride), training)
+
+    x = jax.nn.relu(normalized(x, "stem", 2))
+    sides = ((0, 0), (1, 1), (1, 1), (0, 0))
+    x = lax.reduce_window(x, np.array(-np.inf, x.dtype), lax.max, (1, 3, 3, 1), (1, 2, 2, 1), sides)
+    for at, stage, index in bottlenecks(p):
+        stride = bottleneck_stride(stage, index)
+        h = jax.nn.relu(normalized(x, f"{at}.conv0"))
+        h = jax.nn.relu(normalized(h, f"{at}.conv1", stride))
+        h = normalized(h, f"{at}.conv2")
+        x = jax.nn.relu(h + (normalized(x, f"{at}.shortcut", stride) if index == 0 else x))
+    return dense(p, "fc", x.mean((1, 2)))
+
+
 def lstm(p: Weights, x: jax.Array, training: bool) -> jax.Array:
     def cell(state: Any, z: jax.Array) -> Any:
         h, c = state
@@ -78,22 +111,21 @@ def lstm(p: Weights, x: jax.Array, training: bool) -> jax.Array:
         c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
         return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
 
-    zero = jnp.zeros((x.shape[0], HIDDEN))
+    zero = jnp.zeros((x.shape[0], HIDDEN), x.dtype)
     (h, _), _ = lax.scan(cell, (zero, zero), (x @ p["input.weight"] + p["gates.bias"]).transpose(1, 0, 2))
     return dense(p, "fc", h)
 
 
 def transformer(p: Weights, x: jax.Array, training: bool) -> jax.Array:
     def norm(name: str, x: jax.Array) -> jax.Array:
-        mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-        return (x - mean) * lax.rsqrt(variance + NORM_EPSILON) * p[f"{name}.scale"] + p[f"{name}.shift"]
+        return layer_norm(p, name, x)
 
     def heads(a: jax.Array) -> jax.Array:
         return a.reshape(*a.shape[:2], HEADS, -1).transpose(0, 2, 1, 3)
 
     x = p["embedding"][x]
     n, t, d = x.shape
-    for index in range(sum(name.endswith("qkv.weight") for name in p)):
+    for index in range(layer_count(p)):
         at = f"layer{index}"
         q, k, v = (heads(part) for part in jnp.split(dense(p, f"{at}.qkv", norm(f"{at}.norm0", x)), 3, -1))
         a = jax.nn.softmax(q @ k.swapaxes(-1, -2) / np.sqrt(d // HEADS), -1) @ v
@@ -102,7 +134,31 @@ def transformer(p: Weights, x: jax.Array, training: bool) -> jax.Array:
     return dense(p, "fc", x)
 
 
-MODELS = {"mlp": mlp, "lenet": lenet, "resnet20": resnet20, "lstm": lstm, "transformer": transformer}
+def gpt2(p: Weights, x: jax.Array, training: bool) -> jax.Array:
+    x = p["embedding"][x] + p["positions"]
+    n, length, d = x.shape
+    # cuDNN's attention knows 16-bit types only.
+    implementation = "cudnn" if x.dtype == jnp.bfloat16 else "xla"
+    for index in range(layer_count(p)):
+        at = f"layer{index}"
+        parts = dense(p, f"{at}.qkv", layer_norm(p, f"{at}.norm0", x)).reshape(n, length, 3, -1, HEAD_WIDTH)
+        q, k, v = (parts[:, :, part] for part in range(3))
+        a = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+        x = x + dense(p, f"{at}.out", a.reshape(n, length, d))
+        h = jax.nn.gelu(dense(p, f"{at}.up", layer_norm(p, f"{at}.norm1", x)), approximate=True)
+        x = x + dense(p, f"{at}.down", h)
+    return layer_norm(p, "norm", x) @ p["embedding"].T  # the head shares the weights of the embedding
+
+
+MODELS = {
+    "mlp": mlp,
+    "lenet": lenet,
+    "resnet20": resnet20,
+    "lstm": lstm,
+    "transformer": transformer,
+    "resnet50": resnet50,
+    "gpt2": gpt2,
+}
 
 
 def build(workload: Workload, mode: str, variant: str = "") -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,16 @@ from benchmarks.workloads import (
     BETA2,
     BLOCKS,
     EPSILON,
+    HEAD_WIDTH,
     HEADS,
     HIDDEN,
     LEARNING_RATE,
     NORM_EPSILON,
     Weights,
     Workload,
+    bottleneck_stride,
+    bottlenecks,
+    layer_count,
 )  # fmt: skip
 
 
@@ -57,9 +62,15 @@ class Net:
     def relu(self, x: mlc.Tensor) -> mlc.Tensor:
         return self.graph.node(mlc.ActivationLayer.relu(), source=x)
 
-    def pool(self, x: mlc.Tensor) -> mlc.Tensor:
-        sizes = mlc.PoolingDescriptor.max_pooling((2, 2), (2, 2), mlc.PaddingPolicy.VALID)
+    def pool(self, x: mlc.Tensor, kernel: int = 2, padding: int = 0) -> mlc.Tensor:
+        policy = mlc.PaddingPolicy.USE_PADDING_SIZE
+        sizes = mlc.PoolingDescriptor.max_pooling((kernel, kernel), (2, 2), policy, (padding, padding))
         return self.graph.node(mlc.PoolingLayer(sizes), source=x)
+
+    def global_average(self, x: mlc.Tensor) -> mlc.Tensor:
+        n, c = x.descriptor.shape[:2]
+        mean = mlc.ReductionLayer(mlc.ReductionType.MEAN, dimensions=[2, 3])
+        return self.graph.reshape((n, c), source=self.graph.node(mean, source=x))
 
     def batch_norm(self, x: mlc.Tensor, name: str) -> mlc.Tensor:
         c = x.descriptor.shape[1]
@@ -73,6 +84,19 @@ class Net:
         beta, gamma = self.tensor(f"{name}.shift"), self.tensor(f"{name}.scale")
         layer = mlc.LayerNormalizationLayer(beta.descriptor.shape, beta, gamma, NORM_EPSILON)
         return self.graph.node(layer, source=x)
+
+    def embedding(self, x: mlc.Tensor, weights: mlc.Tensor) -> mlc.Tensor:
+        sizes = mlc.EmbeddingDescriptor(*weights.descriptor.shape)
+        return self.graph.node(mlc.EmbeddingLayer(sizes, weights), source=x)
+
+    def attention(self, x: mlc.Tensor, at: str, heads: int, *masks: mlc.Tensor) -> mlc.Tensor:
+        layer = mlc.MultiheadAttentionLayer(
+            mlc.MultiheadAttentionDescriptor(x.descriptor.shape[-1], heads),
+            [*self.quarters(f"{at}.qkv.weight", 3), self.tensor(f"{at}.out.weight")],
+            [*self.quarters(f"{at}.qkv.bias", 3), self.tensor(f"{at}.out.bias")],
+            has_key_mask=False if masks else None,
+        )
+        return self.graph.node(layer, sources=[x, x, x, *masks])
 
     def add(self, a: mlc.Tensor, b: mlc.Tensor) -> mlc.Tensor:
         return self.graph.node(mlc.ArithmeticLayer(mlc.ArithmeticOperation.ADD), sources=[a, b])
@@ -105,8 +129,21 @@ def resnet20(net: Net, x: mlc.Tensor) -> mlc.Tensor:
         if f"{at}.shortcut.weight" in net.weights:
             x = net.batch_norm(net.convolution(x, f"{at}.shortcut", stride), f"{at}.shortcut")
         x = net.relu(net.add(h, x))
-    x = net.graph.node(mlc.ReductionLayer(mlc.ReductionType.MEAN, dimensions=[2, 3]), source=x)
-    return net.dense(net.graph.reshape((x.descriptor.shape[0], 64), source=x), "fc")
+    return net.dense(net.global_average(x), "fc")
+
+
+def resnet50(net: Net, x: mlc.Tensor) -> mlc.Tensor:
+    def normalized(x: mlc.Tensor, name: str, stride: int = 1) -> mlc.Tensor:
+        return net.batch_norm(net.convolution(x, name, stride), name)
+
+    x = net.pool(net.relu(normalized(x, "stem", 2)), kernel=3, padding=1)
+    for at, stage, index in bottlenecks(net.weights):
+        stride = bottleneck_stride(stage, index)
+        h = net.relu(normalized(x, f"{at}.conv0"))
+        h = net.relu(normalized(h, f"{at}.conv1", stride))
+        h = normalized(h, f"{at}.conv2")
+        x = net.relu(net.add(h, normalized(x, f"{at}.shortcut", stride) if index == 0 else x))
+    return net.dense(net.global_average(x), "fc")
 
 
 def lstm(net: Net, x: mlc.Tensor) -> mlc.Tensor:
@@ -117,51 +154,107 @@ def lstm(net: Net, x: mlc.Tensor) -> mlc.Tensor:
 
 
 def transformer(net: Net, x: mlc.Tensor) -> mlc.Tensor:
-    vocabulary, d = net.weights["embedding"].shape
-    table = mlc.EmbeddingLayer(mlc.EmbeddingDescriptor(vocabulary, d), net.tensor("embedding"))
-    x = net.graph.node(table, source=x)
-    for index in range(sum(name.endswith("qkv.weight") for name in net.weights)):
+    x = net.embedding(x, net.tensor("embedding"))
+    for index in range(layer_count(net.weights)):
         at = f"layer{index}"
-        h = net.layer_norm(x, f"{at}.norm0")
-        attention = mlc.MultiheadAttentionLayer(
-            mlc.MultiheadAttentionDescriptor(d, HEADS),
-            [*net.quarters(f"{at}.qkv.weight", 3), net.tensor(f"{at}.out.weight")],
-            [*net.quarters(f"{at}.qkv.bias", 3), net.tensor(f"{at}.out.bias")],
-        )
-        x = net.add(x, net.graph.node(attention, sources=[h, h, h]))
+        x = net.add(x, net.attention(net.layer_norm(x, f"{at}.norm0"), at, HEADS))
         h = net.relu(net.dense(net.layer_norm(x, f"{at}.norm1"), f"{at}.up"))
         x = net.add(x, net.dense(h, f"{at}.down"))
     return net.dense(x, "fc")
 
 
-MODELS = {"mlp": mlp, "lenet": lenet, "resnet20": resnet20, "lstm": lstm, "transformer": transformer}
+def gpt2(net: Net, x: mlc.Tensor) -> mlc.Tensor:
+    length = x.descriptor.shape[1]
+    table = net.tensor("embedding")
+    vocabulary, d = table.descriptor.shape
+    numbers = np.arange(length, dtype=np.int32)[None]
+    places = mlc.Tensor(shape=(1, length), data=numbers, data_type=mlc.DataType.INT32)
+    forbidden = np.triu(np.ones((length, length), bool), 1)
+    causal = mlc.Tensor(shape=(length, length), data=forbidden, data_type=mlc.DataType.BOOLEAN)
+    x = net.add(net.embedding(x, table), net.embedding(places, net.tensor("positions")))
+    for index in range(layer_count(net.weights)):
+        at = f"layer{index}"
+        x = net.add(x, net.attention(net.layer_norm(x, f"{at}.norm0"), at, d // HEAD_WIDTH, causal))
+        h = net.dense(net.layer_norm(x, f"{at}.norm1"), f"{at}.up")
+        x = net.add(x, net.dense(net.graph.node(mlc.ActivationLayer.gelu(), source=h), f"{at}.down"))
+    # The head shares the weights of the embedding.
+    sizes = mlc.ConvolutionDescriptor(input_feature_channel_count=d, output_feature_channel_count=vocabulary)
+    return net.graph.node(mlc.FullyConnectedLayer(table, None, sizes), source=net.layer_norm(x, "norm"))
+
+
+MODELS = {
+    "mlp": mlp,
+    "lenet": lenet,
+    "resnet20": resnet20,
+    "lstm": lstm,
+    "transformer": transformer,
+    "resnet50": resnet50,
+    "gpt2": gpt2,
+}
+#: With more classes than this labels are class numbers, which a gather looks up: one-hot labels would be copied anew
+#: in every step.
+MOST_ONE_HOT = 4096
 SYNCHRONOUS = mlc.ExecutionOptions.SYNCHRONOUS
 
 
-def build(workload: Workload, mode: str, variant: str = "") -> Job:
+def described_network(workload: Workload) -> tuple[mlc.Graph, mlc.Tensor, mlc.Tensor]:
+    """The graph, its input, its prediction."""
     kind = mlc.DataType.INT32 if workload.tokens else mlc.DataType.FLOAT32
     net, x = Net(workload.weights()), mlc.Tensor(shape=workload.input_shape, data_type=kind)
-    y = MODELS[workload.model](net, x)
-    inputs, classes = workload.batch()
+    return net.graph, x, MODELS[workload.model](net, x)
+
+
+@dataclass
+class Training:
+    """A training graph that is not yet compiled, its inputs and labels, and a batch of both."""
+
+    graph: mlc.TrainingGraph
+    tensors: dict[str, mlc.Tensor]
+    inputs: dict[str, np.ndarray]
+    labels: dict[str, np.ndarray]
+
+
+def training(workload: Workload) -> Training:
+    graph, x, y = described_network(workload)
+    batch, classes = workload.batch()
+    if workload.tokens:  # one prediction per token: samples and tokens form one axis for the loss
+        y = graph.reshape((classes.size, workload.classes), source=y)
+    if workload.classes > MOST_ONE_HOT:
+        # The mean of |log softmax(y)[class]|: the cross entropy, as no logarithm of a probability is above 0.
+        places = mlc.Tensor(shape=(classes.size, 1), data_type=mlc.DataType.INT32)
+        logs = graph.node(mlc.SoftmaxLayer(mlc.SoftmaxOperation.LOG_SOFTMAX, 1), source=y)
+        y = graph.gather(1, source=logs, indices=places)
+        inputs = {"x": batch, "places": classes.reshape(-1, 1).astype(np.int32)}
+        tensors, labels = {"x": x, "places": places}, np.zeros(y.descriptor.shape, np.float32)
+        loss = mlc.LossLayer.mean_absolute_error(mlc.ReductionType.MEAN)
+    else:
+        inputs, tensors = {"x": batch}, {"x": x}
+        labels = np.eye(workload.classes, dtype=np.float32)[classes.reshape(-1)]
+        loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_count=workload.classes)
+    t = mlc.Tensor(shape=y.descriptor.shape)
+    rate = mlc.OptimizerDescriptor(learning_rate=LEARNING_RATE)
+    adam = mlc.AdamOptimizer(rate, beta1=BETA1, beta2=BETA2, epsilon=EPSILON)
+    trained = mlc.TrainingGraph([graph], loss, adam)
+    trained.add_inputs(tensors, {"t": t})
+    return Training(trained, tensors | {"t": t}, inputs, {"t": labels})
+
+
+def build(workload: Workload, mode: str, variant: str = "") -> Job:
     device = mlc.Device.cpu()
     if mode == "infer":
-        inference = mlc.InferenceGraph([net.graph])
+        network, x, y = described_network(workload)
+        images = {"x": workload.batch()[0]}
+        inference = mlc.InferenceGraph([network])
         inference.add_inputs({"x": x})
         inference.compile(device=device)
         return Job(
-            lambda: inference.execute({"x": inputs}, options=SYNCHRONOUS),
+            lambda: inference.execute(images, options=SYNCHRONOUS),
             lambda: data_of(y),
             lambda: {"bytes_planned": inference.device_memory_size},
         )
-    if workload.tokens:  # one prediction per token: samples and tokens form one axis for the loss
-        y = net.graph.reshape((classes.size, workload.classes), source=y)
-    t = mlc.Tensor(shape=y.descriptor.shape)
-    labels = np.eye(workload.classes, dtype=np.float32)[classes.reshape(-1)]
-    loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_count=workload.classes)
-    rate = mlc.OptimizerDescriptor(learning_rate=LEARNING_RATE)
-    adam = mlc.AdamOptimizer(rate, beta1=BETA1, beta2=BETA2, epsilon=EPSILON)
-    graph = mlc.TrainingGraph([net.graph], loss, adam)
-    graph.add_inputs({"x": x}, {"t": t})
+    described = training(workload)
+    graph, inputs, labels = described.graph, described.inputs, described.labels
+    given = inputs | labels
     begin = time.perf_counter()
     graph.compile(device=device)
     assert graph.programs  # asking for them makes their machine code
@@ -169,10 +262,10 @@ def build(workload: Workload, mode: str, variant: str = "") -> Job:
     results: list[mlc.Tensor | None] = [None]
 
     def train() -> None:
-        results[0] = graph.execute({"x": inputs}, {"t": labels}, options=SYNCHRONOUS).result
+        results[0] = graph.execute(inputs, labels, options=SYNCHRONOUS).result
 
     def split() -> None:
-        graph.bind_and_write_data({"x": inputs, "t": labels}, for_inputs={"x": x, "t": t}, to=device)
+        graph.bind_and_write_data(given, for_inputs=described.tensors, to=device)
         results[0] = graph.execute_forward(options=SYNCHRONOUS).result
         graph.execute_gradient(options=SYNCHRONOUS)
         graph.execute_optimizer_update(options=SYNCHRONOUS)

@@ -12,7 +12,21 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.contenders import Job
-from benchmarks.workloads import BETA1, BETA2, BLOCKS, EPSILON, HEADS, HIDDEN, LEARNING_RATE, NORM_EPSILON, Workload
+from benchmarks.workloads import (
+    BETA1,
+    BETA2,
+    BLOCKS,
+    EPSILON,
+    HEAD_WIDTH,
+    HEADS,
+    HIDDEN,
+    LEARNING_RATE,
+    NORM_EPSILON,
+    Workload,
+    bottleneck_stride,
+    bottlenecks,
+    layer_count,
+)  # fmt: skip
 
 
 def mlp(workload: Workload) -> nn.Module:
@@ -74,7 +88,7 @@ class Transformer(nn.Module):
     def __init__(self, workload: Workload) -> None:
         super().__init__()
         vocabulary, d = workload.shapes["embedding"]
-        count = sum(name.endswith("qkv.weight") for name in workload.shapes)
+        count = layer_count(workload.shapes)
         self.embedding = nn.Embedding(vocabulary, d)
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(d, HEADS, 4 * d, 0.0, layer_norm_eps=NORM_EPSILON, batch_first=True,
@@ -90,23 +104,91 @@ class Transformer(nn.Module):
         return self.head(x)
 
 
+class Bottleneck(nn.Module):
+    def __init__(self, inputs: int, inside: int, outputs: int, stride: int, changes: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            normalized(inputs, inside, 1, 1), nn.ReLU(),
+            normalized(inside, inside, 3, stride), nn.ReLU(),
+            normalized(inside, outputs, 1, 1),
+        )  # fmt: skip
+        self.shortcut = normalized(inputs, outputs, 1, stride) if changes else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.body(x) + self.shortcut(x))
+
+
+class ResNet50(nn.Module):
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        shapes = workload.shapes
+        width = shapes["stem.weight"][0]
+        blocks = []
+        for at, stage, index in bottlenecks(shapes):
+            inside, inputs = shapes[f"{at}.conv0.weight"][:2]
+            outputs = shapes[f"{at}.conv2.weight"][0]
+            blocks.append(Bottleneck(inputs, inside, outputs, bottleneck_stride(stage, index), index == 0))
+        self.body = nn.Sequential(normalized(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1), *blocks)
+        self.head = nn.Linear(outputs, workload.classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).mean((2, 3)))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.norm0, self.qkv, self.out = nn.LayerNorm(d, NORM_EPSILON), nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.norm1, self.up, self.down = nn.LayerNorm(d, NORM_EPSILON), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, length, d = x.shape
+        parts = self.qkv(self.norm0(x)).view(n, length, 3, -1, HEAD_WIDTH).permute(2, 0, 3, 1, 4)
+        a = F.scaled_dot_product_attention(*parts.unbind(0), is_causal=True)
+        x = x + self.out(a.transpose(1, 2).reshape(n, length, d))
+        return x + self.down(F.gelu(self.up(self.norm1(x)), approximate="tanh"))
+
+
+class GPT2(nn.Module):
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        d = workload.shapes["embedding"][1]
+        self.embedding = nn.Embedding(*workload.shapes["embedding"])
+        self.positions = nn.Embedding(*workload.shapes["positions"])
+        self.layers = nn.Sequential(*(DecoderLayer(d) for _ in range(layer_count(workload.shapes))))
+        self.norm = nn.LayerNorm(d, NORM_EPSILON)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.layers(self.embedding(x) + self.positions.weight))
+        return F.linear(x, self.embedding.weight)  # the head shares the weights of the embedding
+
+
 MODELS: dict[str, Callable[[Workload], nn.Module]] = {
     "mlp": mlp,
     "lenet": lenet,
     "resnet20": ResNet20,
     "lstm": Recurrent,
     "transformer": Transformer,
+    "resnet50": ResNet50,
+    "gpt2": GPT2,
 }
 
 
-def build(workload: Workload, mode: str, variant: str = "") -> Job:
-    """variant: "", "channels_last" or "compile"."""
-    model: Any = MODELS[workload.model](workload)
+def initialized(workload: Workload) -> tuple[nn.Module, list[nn.Parameter]]:
+    """The model with the workload's weights; those that are trained."""
+    model = MODELS[workload.model](workload)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with torch.no_grad():
         for parameter, array in zip(parameters, workload.weights().values(), strict=True):
             assert parameter.shape == array.shape
             parameter.copy_(torch.from_numpy(array))
+    return model, parameters
+
+
+def build(workload: Workload, mode: str, variant: str = "") -> Job:
+    """variant: "", "channels_last" or "compile"."""
+    model: Any
+    model, parameters = initialized(workload)
     inputs, classes = workload.batch()
     x, y = torch.from_numpy(inputs), torch.from_numpy(classes).reshape(-1)
     if variant == "channels_last" and x.dim() == 4:
