@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 from mlcompute.devices.cuda import tuning
@@ -13,8 +15,10 @@ from mlcompute.devices.cuda.libraries import Gpu
 
 #: Engines are skipped that want more memory than this for their work.
 MOST_WORKSPACE = 256 << 20
-#: Engines looked at, at most; when they are to be measured, so many of them.
-_CONFIGURATIONS, _CANDIDATES = 64, 8
+#: Engines that are asked for, and those of them that are looked at or measured.
+_CONFIGURATIONS, _CANDIDATES = 64, 12
+#: Problems with fewer multiplications and additions are small; an engine that needs so few bytes changes no layouts.
+_SMALL_FLOPS, _LITTLE_WORKSPACE = 4e9, 1024
 _NAMES = ("x", "w", "y")
 _OPERATIONS = {
     Direction.FORWARD: (dnn.KIND_CONVOLUTION_FORWARD, dnn.FORWARD_ATTRIBUTES),
@@ -54,42 +58,47 @@ class ConvolutionPlan:
 def find_plan(problem: ConvolutionProblem, gpu: Gpu, allows_tf32: bool) -> ConvolutionPlan | None:
     """The best plan whose results are the same in every run; None when cuDNN has none.
 
-    What was measured before is used; with MLCOMPUTE_TUNE=1 the first few are measured; else the first one is taken.
+    What was measured before is used; with MLCOMPUTE_TUNE=1 the first few are measured; else one is taken by its form.
     """
     cudnn = dnn.require()
     key = f"{cudnn.name}\n{gpu}\n{problem}\n{allows_tf32}"
-    kept = tuning.recall(key)
-    plans = _plans(cudnn, gpu, problem, allows_tf32)
-    if kept is not None and not tuning.is_on():
-        found = [plan for _, plan in zip(range(_CANDIDATES), plans, strict=False)]
-        return next((plan for plan in found if _signature(plan) == kept), found[0] if found else None)
+    plans = itertools.islice(_plans(cudnn, gpu, problem, allows_tf32), _CANDIDATES)
     if not tuning.is_on():
-        return next(plans, None)
-    candidates = [plan for _, plan in zip(range(_CANDIDATES), plans, strict=False)]
+        kept = tuning.recall(key)
+        if kept is None:
+            return _by_form(problem, plans)
+        candidates = list(plans)
+        signatures = _signatures(candidates)
+        return candidates[signatures.index(kept)] if kept in signatures else _by_form(problem, iter(candidates))
+    candidates = list(plans)
     if len(candidates) < 2:
         return candidates[0] if candidates else None
     item = 4 if problem.data_type == dnn.DATA_FLOAT else 2
-    sizes = [item * _size(shape) for shape in (problem.x, problem.w, problem.y)]
+    sizes = [item * math.prod(shape) for shape in (problem.x, problem.w, problem.y)]
     sizes.append(max(plan.workspace_bytes for plan in candidates))
-    best = candidates[tuning.fastest([_runner(plan) for plan in candidates], sizes)]
-    tuning.remember(key, _signature(best))
-    return best
+    best = tuning.fastest([_runner(plan) for plan in candidates], sizes)
+    tuning.remember(key, _signatures(candidates)[best])
+    return candidates[best]
+
+
+def _by_form(problem: ConvolutionProblem, plans: Iterator[ConvolutionPlan]) -> ConvolutionPlan | None:
+    """cuDNN's first proposal; of small problems, the first that works on the images as they lie, if one does.
+
+    Others bring images into another layout first, which their place in the list does not account for.
+    """
+    first = next(plans, None)
+    if first is None or problem.flops > _SMALL_FLOPS or problem.direction is Direction.WEIGHT_GRADIENT:
+        return first
+    return next((plan for plan in (first, *plans) if plan.workspace_bytes <= _LITTLE_WORKSPACE), first)
 
 
 def _runner(plan: ConvolutionPlan) -> tuning.Run:
     return lambda stream, addresses: plan.enqueue(stream, *addresses)
 
 
-def _signature(plan: ConvolutionPlan) -> bytes:
-    """What tells plans of one problem apart."""
-    return f"{plan.engine} {plan.workspace_bytes}".encode()
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
+def _signatures(plans: Sequence[ConvolutionPlan]) -> list[bytes]:
+    """What tells plans of one problem apart. An engine is proposed several times, with other settings."""
+    return [f"{number}: {plan.engine} {plan.workspace_bytes}".encode() for number, plan in enumerate(plans)]
 
 
 def _plans(cudnn: Cudnn, gpu: Gpu, problem: ConvolutionProblem, allows_tf32: bool) -> Iterator[ConvolutionPlan]:
