@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlcompute.devices.foreign_array import is_on_gpu
 from mlcompute.errors import DataError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def read_array(
     for wanted in (shape, whole) if shape[0] <= whole[0] else (shape,):
         if array.size == math.prod(wanted) and (array.ndim <= 1 or _long(array.shape) == _long(wanted)):
             return np.ascontiguousarray(np.ascontiguousarray(array).reshape(wanted)[: shape[0]])
-    kind = np.asarray(data).dtype.kind if not isinstance(data, TensorData) else ""
+    kind = _memory(data).dtype.kind if not isinstance(data, TensorData) else ""
     raise _misfit(array, kind, shape, whole, who, rows_per_sample)
 
 
@@ -167,6 +168,8 @@ def _memory(data: ArrayLike) -> Array:
         return np.frombuffer(data.bytes, np.uint8) if data.length else np.empty(0, np.uint8)
     if isinstance(data, (bytes, bytearray, mmap.mmap)):
         return np.frombuffer(data, np.uint8)
+    if is_on_gpu(data):
+        return np.empty(0, np.uint8)  # none of the host's memory is the caller's
     if not isinstance(data, np.ndarray) and hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
         data = np.from_dlpack(data)
     return np.asarray(data)
@@ -179,12 +182,27 @@ def expect_apart(named: Mapping[str, Array], who: str) -> None:
             raise DataError(f"{who}: {name} and {other} share memory", fix="give each its own buffer")
 
 
+def from_gpu(data: Any, who: str) -> Array:
+    """An array of another library in the memory of a GPU, copied to the host."""
+    from mlcompute.device import gpu_engines, why_no_gpu
+
+    for engine in gpu_engines():
+        found = engine.adopt(data, who)
+        if found is not None:
+            return np.asarray(found)
+    raise DataError(
+        f"{who}: the data lies on a GPU that cannot be used", reason=why_no_gpu(), fix="pass a copy on the host"
+    )
+
+
 def _typed(data: ArrayLike, descriptor: TensorDescriptor, who: str) -> Array:
     dtype = descriptor.data_type.numpy
     if isinstance(data, TensorData):
         data = data.bytes
     if isinstance(data, np.ma.MaskedArray) and np.ma.is_masked(data):
         raise DataError(f"{who}: some of the data is masked", fix="fill the gaps first: array.filled(number)")
+    if is_on_gpu(data):
+        data = from_gpu(data, who)
     try:
         if isinstance(data, (bytes, bytearray, memoryview, mmap.mmap)) and memoryview(data).format in ("B", "b", "c"):
             view = memoryview(data).cast("B")

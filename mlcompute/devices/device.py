@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mlcompute.compiler.program import Program
 from mlcompute.enums import DeviceType
@@ -114,6 +114,13 @@ class Engine(ABC):
             buffer = self.allocate(array.nbytes)
             buffer.write(array)
         return buffer
+
+    def adopt(self, data: object, who: str) -> Any:
+        """An array of another library in this device's memory, as something `Executable.feed` takes; None for others.
+
+        `fits` says whether a value can be read from it as it is; called, it gives itself; NumPy can convert it.
+        """
+        return None
 
     @abstractmethod
     def build(self, program: Program, arena: Buffer) -> Executable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.run_specification import InputSlot, RunSpecification
 from mlcompute.tensor import Tensor, moments
 from mlcompute.tensor_data import ArrayLike, read_array
+
+if TYPE_CHECKING:
+    from mlcompute.devices.device import Engine
 
 #: Data by the names given to add_inputs or add_outputs.
 Named = Mapping[str, ArrayLike]
@@ -40,12 +43,23 @@ class Inputs:
         *,
         skips: bool,
         copies: bool,
+        engine: Engine | None = None,
     ) -> InputData:
-        """Something for every input: `skips` what was fed before; `copies` what is read after the call has returned."""
+        """Something for every input: `skips` what was fed before; `copies` what is read after the call has returned.
+
+        engine   of the device that will run, which reads what lies there already without a copy on the host
+        """
         inputs: InputData = {}
         for tensor, value, rows, per_sample in slots:
             if tensor in data and not skips:
-                array = read_array(data[tensor], tensor.descriptor, who(tensor), rows, rows_per_sample=per_sample)
+                given = data[tensor]
+                if engine is not None and type(given) is not np.ndarray:
+                    there = engine.adopt(given, who(tensor))
+                    if there is not None and there.fits(value):
+                        inputs[value] = there
+                        self._before.pop(tensor, None)
+                        continue
+                array = read_array(given, tensor.descriptor, who(tensor), rows, rows_per_sample=per_sample)
             else:
                 standing = self._standing(tensor, skips, linked)
                 if not isinstance(standing, np.ndarray):

@@ -417,8 +417,9 @@ class Session:
 
         copies = specification.copies if copies is None else copies
         return self.inputs.collect(
-            specification.inputs, data, who, self.linked_value, skips=specification.skips, copies=copies
-        )
+            specification.inputs, data, who, self.linked_value, skips=specification.skips, copies=copies,
+            engine=self.compiled.engine,
+        )  # fmt: skip
 
     def has_labels(self, data: Mapping[Tensor, Any], skips: bool) -> bool:
         """Can the losses be computed in a run in inference mode?"""

@@ -9,12 +9,14 @@ from mlcompute.compiler.program import Program
 from mlcompute.devices import register
 from mlcompute.devices.cuda import cuda_bindings
 from mlcompute.devices.cuda.driver import Driver
+from mlcompute.devices.cuda.exchange import GpuArray, adopted
 from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.input_blocks import SmallPart
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.cuda.libraries import building_for
 from mlcompute.devices.cuda.memory import CudaBuffer, Staging
 from mlcompute.devices.device import Buffer, Engine, Executable, GpuDevice, Traits
+from mlcompute.devices.foreign_array import is_on_gpu
 from mlcompute.devices.interrupts import held
 from mlcompute.enums import DeviceType
 from mlcompute.errors import DeviceError
@@ -101,6 +103,9 @@ class Cuda(Engine):
 
     def wrap(self, array: Array) -> Buffer | None:
         return None
+
+    def adopt(self, data: object, who: str) -> GpuArray | None:
+        return adopted(self, data, who) if is_on_gpu(data) else None
 
     def build(self, program: Program, arena: Buffer) -> Executable:
         assert isinstance(arena, CudaBuffer)

@@ -13,6 +13,7 @@ import numpy as np
 from mlcompute.compiler.program import Program
 from mlcompute.devices.cuda.arguments import ArgumentBlock
 from mlcompute.devices.cuda.completion import CudaCompletion, Statuses
+from mlcompute.devices.cuda.exchange import GpuArray
 from mlcompute.devices.cuda.input_blocks import InputBlocks, KeptValue, SmallPart
 from mlcompute.devices.cuda.kernels.elementwise import MOST_TOGETHER
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
@@ -129,7 +130,17 @@ class CudaExecutable(Executable):
                 if self._buffers.pop(value, None) is not None:  # it was bound to memory of its own
                     self._fed_turn = -1
                     self._graphs = dict.fromkeys(self._graphs)
-            self._blocks.send(inputs)
+            given: Mapping[Value, Array | GpuArray] = inputs
+            lying_here = {value: array for value, array in given.items() if isinstance(array, GpuArray)}
+            if not lying_here:
+                self._blocks.send(inputs)
+                return
+            if self._blocks.is_captured:  # all of it comes from the host, in one copy
+                self._blocks.send({value: np.asarray(array) for value, array in inputs.items()})
+                return
+            self._blocks.send({value: array for value, array in inputs.items() if value not in lying_here})
+            for value, array in lying_here.items():
+                array.copy_to(self._blocks.address(value))
 
     def _use_block(self) -> None:
         """Kernels read the block that was fed last from now on."""

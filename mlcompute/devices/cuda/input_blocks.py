@@ -42,7 +42,7 @@ class InputBlocks:
         for value in values:
             self.offsets[value] = size
             size += -(-max(value.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
-        self._is_captured = runs_at_once and 0 < size <= SMALL_BYTES
+        self.is_captured = runs_at_once and 0 < size <= SMALL_BYTES
         self._overlaps = runs_at_once and size > SMALL_BYTES
         self._blocks = [CudaBuffer(self._driver, engine.staging, size) for _ in range(2 if self._overlaps else 1)]
         count = 2 if size > SMALL_BYTES else _PARTS
@@ -69,7 +69,7 @@ class InputBlocks:
             if array.shape != view.shape:
                 raise DataError(f"{value}: an array of shape {array.shape} was fed")
             view[...] = array
-        if self._is_captured:
+        if self.is_captured:
             if len(inputs) != len(views):  # the others keep what they were fed before
                 for value in views.keys() - inputs.keys():
                     views[value][...] = before.views[value]
@@ -94,13 +94,13 @@ class InputBlocks:
 
     def copy(self, stream: int) -> None:
         """Before the first kernel of a run, or of a graph that is captured: fetch what was fed."""
-        if self._is_captured:
+        if self.is_captured:
             part = self._parts[self.turn]
             self._driver.copy_to_device(self._blocks[0].address, part.address, part.memory.nbytes, stream)
 
     def is_read(self, completion: CudaCompletion) -> None:
         """A run that reads what was fed last has been started."""
-        if self._is_captured:
+        if self.is_captured:
             self._parts[self.turn].reader = completion
         elif self._overlaps:
             self._driver.record(self._read[self.turn], self._engine.stream)

@@ -33,8 +33,19 @@ _PARAMETERS = re.compile(r"KERNEL\s*\(([^)]*)\)")
 class Kernel:
     """A compiled kernel: call it with the address of its arguments' addresses, and its grid."""
 
-    def __init__(self, entry: Any, source: str) -> None:
-        self._entry, self._source = entry, source
+    def __init__(self, library: Any, number: int, source: str) -> None:
+        self._entry, self._source = library[f"entry{number}"], source
+        self._entry.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self._save, size = library[f"save{number}"], library[f"size{number}"]
+        self._save.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        size.restype = ctypes.c_ulong
+        self._size = size()
+
+    def saved(self, parameters: int) -> ctypes.Array[ctypes.c_char]:
+        """The arguments as they are now; its address is that of their addresses."""
+        memory = ctypes.create_string_buffer(self._size)
+        self._save(parameters, ctypes.addressof(memory))
+        return memory
 
     def __call__(self, parameters: int, grid: Sequence[int], block: Sequence[int]) -> None:
         failed = self._entry(parameters, (ctypes.c_uint * 6)(*grid, *block))
@@ -54,9 +65,7 @@ def compiled(sources: Sequence[str]) -> list[Kernel]:
     for batch in batches:
         library = _library(batch)
         for number, source in enumerate(batch):
-            entry = library[f"entry{number}"]
-            entry.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-            _kernels[source] = Kernel(entry, source)
+            _kernels[source] = Kernel(library, number, source)
     return [_kernels[source] for source in sources]
 
 
@@ -85,8 +94,16 @@ def _wrapped(source: str, number: int) -> str:
     arguments = ", ".join(f"*({type_}*)a[{place}]" for place, type_ in enumerate(types))
     text = _DYNAMIC.sub(r"\1* \2 = (\1*)dynamic_shared;", source).replace("KERNEL", f"kernel{number}")
     waits = int(bool(_WAITS.search(source)))
+    fields = "".join(f" {type_} a{place};" for place, type_ in enumerate(types))
+    copied = "".join(f" s->a{k} = *({type_}*)a[{k}]; s->at[{k}] = &s->a{k};" for k, type_ in enumerate(types))
+    saved = (
+        f"struct Saved {{ void* at[{max(len(types), 1)}];{fields} }};\n"
+        f'extern "C" unsigned long size{number}() {{ return sizeof(Saved); }}\n'
+        f'extern "C" void save{number}(void** a, Saved* s) {{{copied} }}\n'
+    )
     return (
-        f"namespace n{number} {{\n{text}\nstatic void body(void** a) {{ kernel{number}({arguments}); }}\n}}\n"
+        f"namespace n{number} {{\n{text}\n{saved}"
+        f"static void body(void** a) {{ kernel{number}({arguments}); }}\n}}\n"
         f'extern "C" int entry{number}(void** a, const unsigned int* extents) '
         f"{{ return run_grid(n{number}::body, a, extents, {waits}); }}\n"
     )

@@ -106,7 +106,9 @@ class EmulatedDriver:
         assert 1 <= grid[1] <= 65535, grid
         assert 1 <= grid[2] <= 65535, grid
         assert shared_bytes <= 227 << 10, shared_bytes
-        self._do(stream, lambda: self._kernels[function](parameters, grid, block))
+        kernel = self._kernels[function]
+        arguments = kernel.saved(parameters)  # a driver copies them when it is called
+        self._do(stream, lambda: kernel(ctypes.addressof(arguments), grid, block))
 
     def synchronize(self, stream: int) -> None:
         return

@@ -1,0 +1,83 @@
+"""Arrays of other libraries on this GPU: read where they are, or copied to the host."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlcompute.devices.foreign_array import ForeignArray, foreign_array
+from mlcompute.devices.loop_nest import dense_strides
+from mlcompute.ops.op import Array, Value
+
+if TYPE_CHECKING:
+    from mlcompute.devices.cuda.device import Cuda
+
+
+class GpuArray:
+    """An array on a GPU that an engine can read. Called, it is itself: an input that is there when a run's turn comes.
+
+    Its numbers must not be changed until the run that reads them has finished.
+    """
+
+    def __init__(self, engine: Cuda, foreign: ForeignArray) -> None:
+        self._engine, self._foreign = engine, foreign
+        self.shape, self.dtype = foreign.shape, foreign.dtype
+        self._is_read = engine.take_event()
+        self._ready = engine.take_event()
+        if foreign.stream is not None:
+            engine.driver.record(self._ready, foreign.stream)
+
+    def __call__(self) -> GpuArray:
+        return self
+
+    def __del__(self) -> None:
+        for event in (getattr(self, "_is_read", None), getattr(self, "_ready", None)):
+            if event is not None:
+                self._engine.events.append(event)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def fits(self, value: Value) -> bool:
+        """Can a run read it as it is?"""
+        return self.shape == value.shape and self.dtype == value.dtype and self._is_dense
+
+    @property
+    def _is_dense(self) -> bool:
+        extents = zip(self.shape, self._foreign.strides, dense_strides(self.shape), strict=True)
+        return all(stride == dense for extent, stride, dense in extents if extent > 1) or self.nbytes == 0
+
+    def copy_to(self, address: int) -> None:
+        """Enqueue a copy on the device, behind what its library was doing and before what it does next."""
+        driver, stream, foreign = self._engine.driver, self._engine.stream, self._foreign
+        assert self._is_dense
+        if not self.nbytes:
+            return
+        if foreign.stream is not None:
+            driver.wait_on_stream(stream, self._ready)
+        driver.copy_on_device(address, foreign.address, self.nbytes, stream)
+        if foreign.stream is not None:
+            driver.record(self._is_read, stream)
+            driver.wait_on_stream(foreign.stream, self._is_read)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        foreign, driver = self._foreign, self._engine.driver
+        steps = zip(self.shape, foreign.strides, strict=True)
+        last = sum((extent - 1) * stride for extent, stride in steps) if self.nbytes else -1
+        flat = np.empty(last + 1, self.dtype)
+        if foreign.stream is not None:
+            driver.wait_on_stream(self._engine.stream, self._ready)
+        self._engine.staging.fetch(flat, foreign.address)
+        strides = tuple(stride * self.dtype.itemsize for stride in foreign.strides)
+        array = np.array(np.lib.stride_tricks.as_strided(flat, self.shape, strides))
+        return array if dtype is None else array.astype(dtype)
+
+
+def adopted(engine: Cuda, data: object, who: str) -> GpuArray | None:
+    """An array on this engine's GPU; None for one on another."""
+    foreign = foreign_array(data, who)
+    return GpuArray(engine, foreign) if foreign.ordinal == engine.driver.ordinal else None
