@@ -17,6 +17,8 @@ from mlcompute.execution import WorkQueue
 if TYPE_CHECKING:
     from mlcompute.devices.device import Engine, GpuDevice
 
+#: What activations may be stored in.
+PRECISIONS = ("float32", "bf16")
 #: One queue per device, which its engine's name tells: graphs that share weights on it also share the order of runs.
 _queues: dict[str, WorkQueue] = {}
 
@@ -83,6 +85,9 @@ class Device:
 
     gpu_devices   one of the machine's GPUs: its number, its identifier ("cuda:1"), or what another device's
                   `gpu_devices` lists
+    precision     "float32"; or "bf16": activations and products in bfloat16, with half the memory and the bytes to
+                  move, while weights, sums, losses and the optimizer stay float32. A DeviceError where the device
+                  has no kernels for it
 
     >>> import mlcompute as mlc
     >>> mlc.Device.cpu().type
@@ -96,6 +101,7 @@ class Device:
         selects_multiple_compute_devices: bool = False,
         gpu_devices: Sequence[Any] | None = None,
         engine: Engine | None = None,
+        precision: str = "float32",
     ) -> None:
         try:
             self._type = DeviceType(type)
@@ -109,6 +115,7 @@ class Device:
                 fix="use Device.cpu(), or Device() for the best device there is",
             )
         self.engine = engine or self._chosen(gpu_devices)
+        self.precision = _supported(precision, self.engine)
         self.queue = _queues.setdefault(self.engine.name, WorkQueue())
 
     def _chosen(self, gpu_devices: Sequence[Any] | None) -> Engine:
@@ -127,12 +134,17 @@ class Device:
         return cls(DeviceType.CPU)
 
     @classmethod
-    def gpu(cls) -> Device | None:
-        """A GPU; None if there is none."""
+    def gpu(cls, *, precision: str = "float32") -> Device | None:
+        """A GPU; None if there is none.
+
+        precision   "float32" or "bf16": see `Device`
+        """
         try:
-            return cls(DeviceType.GPU)
+            engine = _gpu("0")
         except DeviceError:
+            _expect_precision(precision)
             return None
+        return cls(DeviceType.GPU, engine=engine, precision=precision)
 
     @classmethod
     def ane(cls) -> Device | None:
@@ -163,7 +175,29 @@ class Device:
         return self.__copy__()  # there is one engine and one queue
 
     def __repr__(self) -> str:
-        return f"Device({self._type.name}, engine '{self.engine.name}')"
+        precision = "" if self.precision == "float32" else f", precision '{self.precision}'"
+        return f"Device({self._type.name}, engine '{self.engine.name}'{precision})"
+
+
+def _expect_precision(precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise DeviceError(f"Device: {precision!r} is not a precision", expected=" or ".join(map(repr, PRECISIONS)))
+
+
+def _supported(precision: str, engine: Engine) -> str:
+    """`precision`, unless the engine lacks it, or the package it needs is not there."""
+    _expect_precision(precision)
+    if precision not in engine.precisions:
+        raise DeviceError(
+            f"Device: '{engine.name}' has no kernels for precision={precision!r}",
+            expected=", ".join(map(repr, engine.precisions)),
+            fix="leave precision out, or use another device",
+        )
+    if precision == "bf16" and importlib.util.find_spec("ml_dtypes") is None:
+        raise DeviceError(
+            "Device: precision='bf16' needs the package ml_dtypes, which is not installed", fix="pip install ml_dtypes"
+        )
+    return precision
 
 
 def _listed(gpu_devices: Sequence[Any]) -> Engine:

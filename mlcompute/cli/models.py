@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,12 @@ def inputs_of(graph: mlc.Graph) -> dict[str, mlc.Tensor]:
 
 def device_named(name: str) -> mlc.Device:
     """The device the user asked for."""
-    found = {"cpu": mlc.Device.cpu, "gpu": mlc.Device.gpu, "any": mlc.Device}[name]()
+    makers: dict[str, Callable[[], mlc.Device | None]] = {
+        "cpu": mlc.Device.cpu,
+        "gpu": mlc.Device.gpu,
+        "any": mlc.Device,
+    }
+    found = makers[name]()
     if found is None:
         raise mlc.DeviceError(f"there is no {name} device here", fix="use --device cpu; `mlcompute devices` lists all")
     return found

@@ -17,6 +17,7 @@ from mlcompute.compiler.fuse_epilogues import fuse_epilogues
 from mlcompute.compiler.fuse_norm_gradient import fuse_norm_gradient
 from mlcompute.compiler.fuse_update_into_matmul import fuse_update_into_matmul
 from mlcompute.compiler.lower import lower
+from mlcompute.compiler.lower_precision import lower_precision
 from mlcompute.compiler.mark_kept import mark_kept
 from mlcompute.compiler.plan_memory import plan_memory
 from mlcompute.compiler.pool_indices import pool_indices
@@ -53,6 +54,10 @@ def _accumulates(context: Context) -> bool:
 
 def _prefers_channels_last(context: Context) -> bool:
     return context.engine.traits.channels_last
+
+
+def _asks_for_bfloat16(context: Context) -> bool:
+    return context.request.precision == "bf16"
 
 
 def _is_fused(context: Context) -> bool:
@@ -92,6 +97,7 @@ PASSES = [
     Pass(channels_last, when=_prefers_channels_last),
     Pass(transpose_matmul),
     Pass(pool_indices, when=_is_fused),
+    Pass(lower_precision, when=_asks_for_bfloat16),  # supported steps, on bfloat16 where the device supports that
     Pass(rematerialize, when=_is_fused),
     Pass(unmerge_aliased_updates),
     Pass(fuse_epilogues, when=_fuses_epilogues),

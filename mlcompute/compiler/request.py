@@ -26,6 +26,7 @@ class Request:
     user_gradients  tensor a gradient from outside is fed to -> the tensor whose gradient it adds to
     wanted          tensors that are not parameters but need a gradient
     parameters      tensors the optimizer updates
+    precision       "float32", or "bf16": activations in bfloat16
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -46,3 +47,4 @@ class Request:
     parameters: list[Tensor] = field(default_factory=list)
     optimizer: Optimizer | None = None
     fuses: bool = True
+    precision: str = "float32"

@@ -30,7 +30,7 @@ def transpose_matmul(steps: list[Step], context: Context) -> list[Step]:
         if step.op is _MATMUL and step.results[0] in swapped:
             a, b = (_transposed(context.trace, value, step, rewritten, known) for value in step.inputs)
             result = swapped[step.results[0]].results
-            rewritten.append(Step(step.op, (b, a), result, {}, step.layer, step.phase))
+            rewritten.append(Step(step.op, (b, a), result, step.attributes, step.layer, step.phase))
         elif step not in gone:
             rewritten.append(step)
     return rewritten

@@ -81,6 +81,8 @@ class Engine(ABC):
     name: str
     device_type: ClassVar[DeviceType]
     traits: Traits = Traits()
+    #: What activations may be stored in: "float32", "bf16". With "bf16" `supports` is asked about bfloat16 operands.
+    precisions: tuple[str, ...] = ("float32",)
 
     def facts(self) -> dict[str, str]:
         """What the engine is made of on this machine, for people to read."""

@@ -22,6 +22,7 @@ class Null(Engine):
 
     name = "null"
     device_type = DeviceType.CPU
+    precisions = ("float32", "bf16")
 
     def __init__(self, lacks: AbstractSet[str] = frozenset()) -> None:
         self.lacks = lacks

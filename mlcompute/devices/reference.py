@@ -27,6 +27,7 @@ class Reference(Engine):
 
     name = "reference"
     device_type = DeviceType.CPU
+    precisions = ("float32", "bf16")
 
     def __init__(self, watch: Watch | None = None, reason: str = "") -> None:
         self._watch = watch

@@ -44,6 +44,7 @@ class Remote(Engine):
 
     device_type = DeviceType.GPU
     traits = Traits(fuses_elementwise=True, channels_last=True, runs_ahead=True)
+    precisions = ("float32", "bf16")
 
     def __init__(self, name: str = "remote") -> None:
         self.name = name

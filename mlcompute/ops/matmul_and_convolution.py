@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,27 @@ from mlcompute.ops.views import reshape, transpose
 from mlcompute.ops.windows import Pair, Sides, bordered, each_place, inner, window_counts
 
 
+def _any_result_type(cls: type[Op]) -> type[Op]:
+    """Class decorator: the op also understands the attribute `to`, the type of its result; its operands' when absent.
+
+    Products of bfloat16 operands are added up in float32, and need not be rounded.
+    """
+    rule, meaning = cls.result, cls.meaning
+
+    def result(*inputs: Typed, to: np.dtype[Any] | None = None, **attributes: Any) -> ArrayType:
+        found = rule(*inputs, **attributes)
+        assert isinstance(found, ArrayType)
+        return found if to is None else ArrayType(found.shape, to)
+
+    def typed(*arrays: Array, to: np.dtype[Any] | None = None, **attributes: Any) -> Any:
+        return meaning(*arrays, **attributes)
+
+    cls.result, cls.meaning = staticmethod(result), staticmethod(typed)
+    return cls
+
+
 @register("matmul", "contraction")
+@_any_result_type
 class Matmul(Op):
     """y = a b, leading axes broadcast.   derivative: dy bᵀ and aᵀ dy, summed where an operand had been repeated"""
 
@@ -72,6 +93,7 @@ def _columns(x: Array, w: Shape, strides: Pair, dilations: Pair, padding: Sides)
 
 
 @register("convolution", "contraction")
+@_any_result_type
 @either_layout((0,))
 class Convolution(Op):
     """y[n, o, i, j] = sum over c, u, v of w[o, c, u, v] x[n, c, i sy + u dy - top, j sx + v dx - left], 0 outside x.
@@ -100,6 +122,7 @@ class Convolution(Op):
 
 
 @register("convolution_input_gradient", "contraction")
+@_any_result_type
 @either_layout((0,))
 class ConvolutionInputGradient(Op):
     """y = the gradient of a convolution with respect to its input; also the transposed convolution of dy with w."""
@@ -136,6 +159,7 @@ class ConvolutionInputGradient(Op):
 
 
 @register("convolution_weight_gradient", "contraction")
+@_any_result_type
 @either_layout((0, 1), result_is_image=False)
 class ConvolutionWeightGradient(Op):
     """y = the gradient of a convolution with respect to its kernel."""

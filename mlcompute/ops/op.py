@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from mlcompute.ops.bfloat16 import computed, is_bfloat16
+
 Shape = tuple[int, ...]
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -67,7 +69,7 @@ class Value:
 
     @property
     def is_floating(self) -> bool:
-        return self.dtype.kind == "f"
+        return self.dtype.kind == "f" or is_bfloat16(self.dtype)
 
     def __repr__(self) -> str:
         return f"%{self.index}:{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -280,6 +282,8 @@ def overwritten_by(step: Step) -> tuple[Value, ...]:
 
 def run_meaning(step: Step, arrays: Sequence[Array]) -> tuple[Array, ...]:
     """A step's results in NumPy, in exactly the dtypes the step promises."""
+    if not step.op.is_view:  # a view shows its source's memory, whatever lies there
+        arrays = [computed(array) for array in arrays]
     results = step.op.meaning(*arrays, **step.attributes)
     if not isinstance(results, tuple):
         results = (results,)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from mlcompute.errors import ShapeError
+from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.op import BOOL, Array, ArrayType, Op, Shape, Typed, Value, emit, emit_all, register
 
 Axes = tuple[int, ...]
@@ -42,7 +43,7 @@ def _count(op: str, shape: Shape, axes: Axes) -> int:
 class _Reduction(Op):
     @staticmethod
     def result(x: Typed, axes: Axes) -> ArrayType:
-        return ArrayType(_reduced(x.shape, axes), x.dtype)
+        return ArrayType(_reduced(x.shape, axes), computed_type(x.dtype))
 
 
 @register("sum", "reduction")
@@ -68,7 +69,7 @@ class _Extreme(Op):
     @staticmethod
     def result(x: Typed, axes: Axes) -> ArrayType:
         _count("max or min", x.shape, axes)
-        return ArrayType(_reduced(x.shape, axes), x.dtype)
+        return ArrayType(_reduced(x.shape, axes), computed_type(x.dtype))
 
 
 @register("max", "reduction")
@@ -212,7 +213,7 @@ class Softmax(Op):
     @staticmethod
     def result(x: Typed, axis: int) -> ArrayType:
         _count("softmax", x.shape, (axis,))
-        return ArrayType(x.shape, x.dtype)
+        return ArrayType(x.shape, computed_type(x.dtype))
 
     @staticmethod
     def meaning(x: Array, axis: int) -> Array:
@@ -236,7 +237,7 @@ class LogSoftmax(Op):
     @staticmethod
     def result(x: Typed, axis: int) -> ArrayType:
         _count("log_softmax", x.shape, (axis,))
-        return ArrayType(x.shape, x.dtype)
+        return ArrayType(x.shape, computed_type(x.dtype))
 
     @staticmethod
     def meaning(x: Array, axis: int) -> Array:
@@ -263,7 +264,7 @@ class Normalize(Op):
     @staticmethod
     def result(x: Typed, axes: Axes, epsilon: float) -> tuple[ArrayType, ArrayType, ArrayType]:
         _count("normalize", x.shape, axes)
-        statistics = ArrayType(_reduced(x.shape, axes), x.dtype)
+        statistics = ArrayType(_reduced(x.shape, axes), computed_type(x.dtype))
         return ArrayType(x.shape, x.dtype), statistics, statistics
 
     @staticmethod
@@ -316,7 +317,7 @@ class NormalizeGradient(Op):
         found = [value.shape for value in (y, v, *scale)]
         if found != shapes:
             raise ShapeError(f"normalize_gradient: y, v and scale are {found}, dy needs {shapes}")
-        sums = ArrayType(v.shape, dy.dtype)
+        sums = ArrayType(v.shape, computed_type(dy.dtype))
         return ArrayType(dy.shape, dy.dtype), sums, sums
 
     @staticmethod

@@ -213,6 +213,7 @@ def without_losses(request: Request) -> Request:
         result=result,
         debugged=[t for t in request.debugged if t not in dropped],
         fuses=request.fuses,
+        precision=request.precision,
     )
 
 

@@ -231,7 +231,10 @@ class Session:
     def request(self) -> Request:
         """What is asked of the compiler."""
         earlier, later = ([other.definition for other in some] for some in (self.earlier, self.later))
-        return make_request(self.definition, self.options, self.constants, earlier, later)
+        request = make_request(self.definition, self.options, self.constants, earlier, later)
+        if self.device is not None:
+            request.precision = self.device.precision
+        return request
 
     @collector_paused()
     def _compile(self, *, builds: bool = False) -> None:

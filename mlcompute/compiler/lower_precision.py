@@ -1,0 +1,336 @@
+"""lower_precision: activations and their gradients lie in bfloat16, products read it; everything else stays float32.
+
+    h = x w           x and w as bfloat16, the sum in float32, h as bfloat16: half the memory, half the bytes to move
+    y = gelu(h + b)   read as bfloat16, computed in float32, rounded once where it is stored
+    dw = xᵀ dh        bfloat16 factors, a float32 result: weights, their gradients and the optimizer keep their digits
+
+Values keep their names in float32. Those that are stored in bfloat16 get a twin; `convert` steps stand where one is
+needed in the other type, next to the elementwise steps they will be fused with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mlcompute.compiler.context import Context
+from mlcompute.compiler.simplify import drop_unused
+from mlcompute.ops.bfloat16 import bfloat16, is_bfloat16
+from mlcompute.ops.op import FLOAT32, TABLE, ArrayType, Step, Value, overwritten_by
+
+#: Products: they read bfloat16 whatever they are given. Op -> which inputs.
+_PRODUCTS = {
+    "matmul": (0, 1),
+    "convolution": (0, 1),
+    "convolution_input_gradient": (0, 1),
+    "convolution_weight_gradient": (0, 1),
+    "attention": (0, 1, 2),
+    "attention_gradient": (0, 1, 2, 3),
+    "attention_mask_gradient": (0, 1, 2, 3),
+}
+#: Products whose result may be float32 nevertheless.
+_WITH_RESULT_TYPE = ("matmul", "convolution", "convolution_input_gradient", "convolution_weight_gradient")
+#: Ops that only move numbers, or pick one of them.
+_MOVES = {"pad": (0,), "gather": (0,), "slice_gradient": (0,), "copy": (0,), "stop_gradient": (0,), "max_pool": (0,)}
+#: Ops that take activations as they lie; `concatenate`, which takes any number, is another.
+_FOLLOWERS = {
+    **_MOVES,
+    "max_pool_places": (0,),
+    "max_pool_gradient": (0, 1),
+    "max_pool_spread": (0,),
+    "sum_pool": (0,),
+    "sum_pool_gradient": (0,),
+    "normalize": (0,),
+    "normalize_gradient": (0, 1),
+}
+#: Ops that read bfloat16 and give float32, or whole numbers.
+_READERS = dict.fromkeys(("sum", "max", "min", "argmax", "argmin", "softmax", "log_softmax"), (0,))
+#: Their float32 results, and what is computed from those alone, are no activations.
+_STATISTICS = ("random_uniform", *_READERS)
+
+
+def lower_precision(steps: list[Step], context: Context) -> list[Step]:
+    """The same steps with activations in bfloat16. What is rounded does not depend on the style of execution."""
+    groups = _elementwise_groups(steps)
+    run = _Rewriting(context, groups, _stored_narrow(steps, context, groups))
+    for step in steps:
+        run.add(step)
+    return drop_unused(run.steps, context.kept)
+
+
+# Which values -------------------------------------------------------------------------------------------------------
+
+
+def _stored_narrow(steps: list[Step], context: Context, groups: dict[Step, int]) -> set[Value]:
+    """Values that will lie in memory as bfloat16."""
+    uses = _uses(steps)
+    exact = _exact(steps, context, uses)
+    losses = _loss_layers(steps, context)
+    narrow: set[Value] = set()
+    activations: set[Value] = set()  # and their gradients: worth half the memory
+
+    def holds(value: Value, some: set[Value]) -> bool:
+        return value in some or (some is activations and value.kind == "input")
+
+    for step in steps:
+        name, results = step.op.name, step.results
+        if step.phase == "update" or not results:
+            continue
+        result = results[0]
+        if step.op.is_view:
+            for some in (narrow, activations):
+                if holds(step.inputs[0], some):
+                    some.add(result)
+        elif step in groups:
+            from_activation = any(v.shape == result.shape and holds(v, activations) for v in step.inputs)
+            if from_activation and step.layer not in losses:
+                activations.add(result)
+            if result.dtype != FLOAT32 or result in exact:
+                continue
+            readers = uses.get(result, ())
+            is_factor = any(reader.op.name in _PRODUCTS for reader in readers)
+            leaves_group = any(groups.get(reader) != groups[step] for reader in readers)
+            is_repeated = any(reader in groups and reader.results[0].shape != result.shape for reader in readers)
+            if leaves_group and not is_repeated and (result in activations or is_factor):
+                narrow.add(result)
+                activations.add(result)
+        elif name in _PRODUCTS:
+            activations.update(results)
+            narrow.update(v for v in results if v.dtype == FLOAT32 and v not in exact and uses.get(v))
+        elif places := _follower_places(step):
+            if any(holds(step.inputs[place], activations) for place in places):
+                activations.add(result)
+            if result not in exact and any(step.inputs[place] in narrow for place in places):
+                narrow.add(result)
+        elif name not in _STATISTICS:
+            activations.add(result)
+    return narrow
+
+
+def _uses(steps: list[Step]) -> dict[Value, list[Step]]:
+    """Value -> the steps that read it, itself or through views."""
+    uses: dict[Value, list[Step]] = {}
+    for step in reversed(steps):
+        for value in dict.fromkeys(step.inputs):
+            known = uses.setdefault(value, [])
+            if step.op.is_view:
+                known.extend(uses.get(step.results[0], ()))
+            else:
+                known.append(step)
+    return uses
+
+
+def _exact(steps: list[Step], context: Context, uses: dict[Value, list[Step]]) -> set[Value]:
+    """Values that must stay float32: gradients of parameters, what is stored into parameters and states, and what
+    only leads to these."""
+    program = context.program
+    exact = {program.gradients[tensor] for tensor in program.persistent if tensor in program.gradients}
+    for step in reversed(steps):
+        for value in step.results:
+            readers = uses.get(value, ())
+            leads_there = any(reader.phase == "update" or not reader.op.is_pure for reader in readers)
+            if value in exact or leads_there or (readers and all(_adds_to(reader, exact) for reader in readers)):
+                exact.add(value)
+        if step.op.is_view and step.results[0] in exact:
+            exact.add(step.inputs[0])
+    return exact
+
+
+def _adds_to(step: Step, exact: set[Value]) -> bool:
+    simple = step.op.family == "elementwise" or step.op.name in (*_MOVES, "sum", "concatenate")
+    return simple and step.results[0] in exact
+
+
+def _elementwise_groups(steps: list[Step]) -> dict[Step, int]:
+    """Elementwise step -> the number of its group: neighbours of one shape and phase, which become one kernel."""
+    groups: dict[Step, int] = {}
+    number = 0
+    made: set[Value] = set()  # by the group, and views of that
+    hanging: set[Value] = set()  # the views among them
+    last: Step | None = None
+    for step in steps:
+        if step.op.is_view:
+            if step.inputs[0] in made:
+                made.update(step.results)
+                hanging.update(step.results)
+            continue
+        is_one = step.op.family == "elementwise" and step.op.name not in _MOVES
+        fits = last is not None and (step.phase, step.results[0].shape if step.results else None) == (
+            last.phase,
+            last.results[0].shape,
+        )
+        if not (is_one and fits and hanging.isdisjoint(step.inputs)):
+            number += 1
+            made, hanging = set(), set()
+        last = step if is_one else None
+        if is_one:
+            groups[step] = number
+            made.update(step.results)
+    return groups
+
+
+def _loss_layers(steps: list[Step], context: Context) -> set[str]:
+    """Layers whose results are minimised."""
+    values = context.program.values
+    minimised = {values[tensor] for tensor in context.request.minimised if tensor in values}
+    return {step.layer for step in steps if not minimised.isdisjoint(step.results)} - {""}
+
+
+def _follower_places(step: Step) -> tuple[int, ...]:
+    """Which inputs of a step are activations it takes in either type, all alike."""
+    if step.op.name == "concatenate":
+        return tuple(range(len(step.inputs)))
+    return _FOLLOWERS.get(step.op.name, ())
+
+
+# Steps --------------------------------------------------------------------------------------------------------------
+
+
+class _Rewriting:
+    """One walk over the steps, with the forms that values have so far."""
+
+    def __init__(self, context: Context, groups: dict[Step, int], narrow: set[Value]) -> None:
+        self.trace, self.kept, self.engine = context.trace, context.kept, context.engine
+        self.groups, self.narrow = groups, narrow
+        self.steps: list[Step] = []
+        self.twins: dict[Value, Value] = {}  # float32 value -> the same in bfloat16
+        self.views: dict[Value, Step] = {}  # float32 value -> the step that shows it, when it is a view
+        self.wide: set[Value] = set()  # values that are stored in bfloat16 and exist in float32, too
+        self.near: dict[Value, Value] = {}  # the same within one group of elementwise steps
+        self.group = 0
+
+    def add(self, step: Step) -> None:
+        if step.op.is_view:
+            self._add_view(step)
+            return
+        if step in self.groups and step.phase != "update":
+            self._add_elementwise(step)
+            return
+        places = () if step.phase == "update" else self._narrow_places(step)
+        if not (places and self._add_narrow(step, places)):
+            inputs = tuple([self._as_float32(value, step) for value in step.inputs])
+            self._append(step, inputs, [value.dtype for value in step.results], step.attributes)
+        if step.phase != "update":
+            for target in overwritten_by(step):  # what was converted before is another number now
+                self.twins = {value: twin for value, twin in self.twins.items() if self._root(value) is not target}
+
+    def _add_view(self, step: Step) -> None:
+        """A view of a twin where its source is stored as one; else as it is, and of a twin when somebody asks."""
+        (source,), (result,) = step.inputs[:1], step.results
+        self.views[result] = step
+        if source in self.narrow:
+            if result in self.kept:
+                self._as_float32(result, step)
+        else:
+            self.steps.append(step)
+
+    def _add_elementwise(self, step: Step) -> None:
+        """In float32, between conversions that will be part of its kernel."""
+        if self.groups[step] != self.group:
+            self.group, self.near = self.groups[step], {}
+        inputs = []
+        for value in step.inputs:
+            if value in self.narrow:
+                if value not in self.near:
+                    self.near[value] = self._converted(self._as_bfloat16(value, step), FLOAT32, step)
+                value = self.near[value]
+            inputs.append(value)
+        self._append(step, tuple(inputs), [value.dtype for value in step.results], step.attributes)
+
+    def _narrow_places(self, step: Step) -> tuple[int, ...]:
+        """Which inputs of a step are to be read in bfloat16."""
+        name = step.op.name
+        if name in _PRODUCTS:
+            return _PRODUCTS[name]
+        places = _follower_places(step) or _READERS.get(name, ())
+        return places if any(step.inputs[place] in self.narrow for place in places) else ()
+
+    def _add_narrow(self, step: Step, places: tuple[int, ...]) -> bool:
+        """The step on bfloat16, if the device supports that."""
+        if any(step.inputs[place].dtype != FLOAT32 for place in places):
+            return False
+        attributes = [step.attributes]
+        if step.op.name in _WITH_RESULT_TYPE and step.results[0] not in self.narrow:
+            attributes.insert(0, {**step.attributes, "to": FLOAT32})
+        for tried in attributes:
+            types = [
+                ArrayType(value.shape, bfloat16() if place in places else value.dtype)
+                for place, value in enumerate(step.inputs)
+            ]
+            found = step.op.result(*types, **tried)
+            results = (found,) if isinstance(found, ArrayType) else found
+            if self._supports(step, types, results, tried):
+                inputs = tuple(
+                    [
+                        self._as_bfloat16(value, step) if place in places else self._as_float32(value, step)
+                        for place, value in enumerate(step.inputs)
+                    ]
+                )
+                self._append(step, inputs, [one.dtype for one in results], tried)
+                return True
+        return False
+
+    def _supports(
+        self, step: Step, inputs: list[ArrayType], results: tuple[ArrayType, ...], attributes: dict[str, Any]
+    ) -> bool:
+        """Would the device run the step on such operands?"""
+        values = [self.trace.value(one.shape, one.dtype) for one in (*inputs, *results)]
+        count = len(inputs)
+        tried = Step(step.op, tuple(values[:count]), tuple(values[count:]), attributes, step.layer, step.phase)
+        return self.engine.supports(tried)
+
+    def _append(
+        self, step: Step, inputs: tuple[Value, ...], types: list[np.dtype[Any]], attributes: dict[str, Any]
+    ) -> None:
+        """The step, with results of these types, and each result in the type it is stored in."""
+        results = [
+            value if type_ == value.dtype and value not in self.narrow else self.trace.value(value.shape, type_)
+            for value, type_ in zip(step.results, types, strict=True)
+        ]
+        self.steps.append(Step(step.op, inputs, tuple(results), attributes, step.layer, step.phase))
+        for value, result in zip(step.results, results, strict=True):
+            if value in self.narrow:
+                is_twin = is_bfloat16(result.dtype)
+                self.twins[value] = result if is_twin else self._converted(result, bfloat16(), step)
+                if value in self.kept:
+                    self._as_float32(value, step)
+            elif result is not value:
+                self.steps.append(_conversion(result, value, step))
+
+    def _as_bfloat16(self, value: Value, reader: Step) -> Value:
+        """The twin of a value, made if need be; of a view, the same view of its source's twin."""
+        twin = self.twins.get(value)
+        if twin is None:
+            view = self.views.get(value)
+            if view is None:
+                twin = self._converted(value, bfloat16(), reader)
+            else:
+                source = self._as_bfloat16(view.inputs[0], reader)
+                twin = self.trace.value(value.shape, source.dtype)
+                # The source may be older than this phase, and only this reader needs the view.
+                self.steps.append(Step(view.op, (source,), (twin,), view.attributes, view.layer, reader.phase))
+            self.twins[value] = twin
+        return twin
+
+    def _as_float32(self, value: Value, reader: Step) -> Value:
+        """The value itself, made from its twin if it is stored as one."""
+        if value in self.narrow and value not in self.wide:
+            self.steps.append(_conversion(self._as_bfloat16(value, reader), value, reader))
+            self.wide.add(value)
+        return value
+
+    def _root(self, value: Value) -> Value:
+        """The value whose memory a value shows."""
+        while value in self.views:
+            value = self.views[value].inputs[0]
+        return value
+
+    def _converted(self, value: Value, to: np.dtype[Any], step: Step) -> Value:
+        result = self.trace.value(value.shape, to)
+        self.steps.append(_conversion(value, result, step))
+        return result
+
+
+def _conversion(source: Value, target: Value, step: Step) -> Step:
+    return Step(TABLE["convert"], (source,), (target,), {"to": target.dtype}, step.layer, step.phase)
