@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -14,37 +12,139 @@ from mlcompute.devices.device import Engine
 from mlcompute.devices.reference import Reference
 from mlcompute.devices.remote import Remote
 from mlcompute.ops.op import Array
-from tests.nets import SYNC
+from tests.nets import MEAN, sgd, values_of
 
-#: Half a unit in the last place of bfloat16, which has 8 bits.
+CLASSES = 4
+#: Half a unit in the last of bfloat16's 8 bits.
 ROUNDING = 2.0**-8
 
 
 def convolutional(graph: mlc.Graph) -> mlc.Tensor:
-    x = graph.input((16, 3, 8, 8), "x")
+    x = graph.input((32, 3, 8, 8), "x")
     x = graph.pool(graph.convolution(x, 8, activation="relu"))
     x = graph.normalize(graph.convolution(x, 8), "batch")
-    return graph.dense(graph.flatten(x), 4)
+    return graph.dense(graph.flatten(x), CLASSES)
 
 
-def sequences(graph: mlc.Graph) -> mlc.Tensor:
-    x = graph.input((8, 6, 16), "x")
-    x = graph.normalize(x, "layer")
-    x = graph.attention(x, heads=2)
-    x = graph.dense(graph.lstm(x, 12, returns_sequences=False), 32, activation="gelu")
-    return graph.dense(x, 4)
+def attending(graph: mlc.Graph) -> mlc.Tensor:
+    x = graph.input((32, 6, 16), "x")
+    x = graph.attention(graph.normalize(x, "layer"), heads=2)
+    x = graph.dense(graph.flatten(x), 32, activation="gelu")
+    return graph.dense(x, CLASSES)
 
 
-NETWORKS = [convolutional, sequences]
+def recurrent(graph: mlc.Graph) -> mlc.Tensor:
+    x = graph.lstm(graph.input((32, 6, 16), "x"), 12, returns_sequences=False)
+    return graph.dense(graph.dense(x, 32, activation="tanh"), CLASSES)
 
 
-def prepared(network: Callable[[mlc.Graph], mlc.Tensor], precision: str, engine: Engine) -> mlc.TrainingGraph:
-    mlc.Platform.set_rng_seed_to(3)
+NETWORKS = [convolutional, attending, recurrent]
+Network = Callable[[mlc.Graph], mlc.Tensor]
+
+
+class Trained:
+    """A network after some steps on random data, all at once or pass by pass."""
+
+    def __init__(self, network: Network, device: mlc.Device, *, split: bool = False, steps: int = 4) -> None:
+        mlc.Platform.set_rng_seed_to(3)
+        graph = mlc.Graph()
+        scores = network(graph)
+        x, t = next(graph.source_tensors(layer)[0] for layer in graph.layers), mlc.Tensor(shape=scores.descriptor.shape)
+        rng = np.random.default_rng(0)
+        data = rng.standard_normal(x.descriptor.shape).astype(np.float32)
+        labels = np.eye(CLASSES, dtype=np.float32)[rng.integers(0, CLASSES, len(data))]
+        loss = mlc.LossLayer.softmax_cross_entropy(MEAN)
+        training = mlc.TrainingGraph([graph], loss, sgd())
+        training.add_inputs({"x": x}, {"t": t})
+        training.add_outputs({"scores": scores})
+        training.compile(device=device)
+        for _ in range(steps):
+            if split:
+                training.bind_and_write_data({"x": data, "t": labels}, for_inputs={"x": x, "t": t}, to=device)
+                training.execute_forward()
+                training.execute_gradient()
+                training.execute_optimizer_update().wait()
+            else:
+                training.execute({"x": data}, {"t": labels}).wait()
+        self.loss = float(np.asarray(training.result_tensors(loss)[0].data).reshape(-1)[0])
+        self.scores = np.asarray(scores.data)
+        self.weights: list[Array] = values_of(training)
+        self.memory = training.device_memory_size
+
+
+@pytest.fixture(params=[Reference, Remote])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    found: Engine = request.param()
+    return found
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_steps_are_those_of_float32_but_for_rounding(network: Network, engine: Engine) -> None:
+    exact = Trained(network, mlc.Device(engine=engine))
+    rounded = Trained(network, mlc.Device(engine=engine, precision="bf16"))
+    assert rounded.scores.dtype == np.float32
+    assert rounded.loss != exact.loss, "nothing was rounded"
+    assert rounded.loss == pytest.approx(exact.loss, rel=8 * ROUNDING)
+    # A few roundings in a row, relative to the size of the numbers that are added up.
+    np.testing.assert_allclose(rounded.scores, exact.scores, atol=8 * ROUNDING * np.abs(exact.scores).max())
+    for one, other in zip(rounded.weights, exact.weights, strict=True):
+        assert one.dtype == np.float32
+        np.testing.assert_allclose(one, other, atol=8 * ROUNDING * max(0.1, float(np.abs(other).max())))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_passes_run_one_by_one_round_as_the_whole_step_does(network: Network, engine: Engine) -> None:
+    device = mlc.Device(engine=engine, precision="bf16")
+    whole, split = Trained(network, device), Trained(network, device, split=True)
+    for one, other in zip(split.weights, whole.weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_activations_take_half_the_memory() -> None:
+    def deep(graph: mlc.Graph) -> mlc.Tensor:
+        x = graph.input((32, 3, 16, 16), "x")
+        for _ in range(4):
+            x = graph.convolution(x, 16, activation="relu")
+        return graph.dense(graph.flatten(x), CLASSES)
+
+    exact, rounded = (Trained(deep, mlc.Device(engine=Remote(), precision=p), steps=1) for p in ("float32", "bf16"))
+    assert rounded.memory < 0.65 * exact.memory
+
+
+def test_digits_are_read_as_well_as_in_float32() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    pixels, classes = datasets.load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(pixels))
+    images, classes = (pixels.reshape(-1, 1, 8, 8) / 16)[order], classes[order]
+    mlc.Platform.set_rng_seed_to(0)
     graph = mlc.Graph()
-    scores = network(graph)
-    loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, 0.0, scores.descriptor.shape[1])
-    labels = mlc.Tensor(shape=scores.descriptor.shape)
-    training = mlc.TrainingGraph([graph], loss, mlc.AdamOptimizer(mlc.OptimizerDescriptor(1e-3, 1.0)))
-    training.add_inputs({"x": graph.inputs["x"]} if hasattr(graph, "inputs") else {}, {"labels": labels})
-    training.compile(device=mlc.Device(engine=engine, precision=precision))
-    return training
+    h = graph.input((64, 1, 8, 8), "image")
+    for channels in (16, 32):
+        h = graph.pool(graph.convolution(h, channels, activation="relu"))
+    graph.dense(graph.dense(graph.flatten(h), 64, activation="relu"), 10)
+    device = mlc.Device(engine=Remote(), precision="bf16")
+    trainer = mlc.Trainer(graph, loss="softmax_cross_entropy", metrics=["accuracy"], device=device)
+    one_cycle = mlc.callbacks.LearningRateScheduler(mlc.schedules.OneCycle(0.01))
+    trainer.fit(images[360:], classes[360:], epochs=12, callbacks=[one_cycle], verbose=0)
+    assert trainer.evaluate(images[:360], classes[:360])["accuracy"] >= 0.97
+    assert trainer.predict(images[:1]).dtype == np.float32
+
+
+def test_an_engine_without_such_kernels_refuses() -> None:
+    class Plain(Reference):
+        name = "plain"
+        precisions = ("float32",)
+
+    with pytest.raises(mlc.DeviceError, match="'plain' has no kernels for precision='bf16'"):
+        mlc.Device(engine=Plain(), precision="bf16")
+    with pytest.raises(mlc.DeviceError, match="'fp8' is not a precision"):
+        mlc.Device(engine=Reference(), precision="fp8")
+    with pytest.raises(mlc.DeviceError, match="'half' is not a precision"):
+        mlc.Device.gpu(precision="half")
+
+
+def test_a_device_says_its_precision() -> None:
+    assert mlc.Device.cpu().precision == "float32"
+    device = mlc.Device(engine=Reference(), precision="bf16")
+    assert device.precision == "bf16"
+    assert repr(device) == "Device(ANY, engine 'reference', precision 'bf16')"

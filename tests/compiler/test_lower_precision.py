@@ -57,8 +57,7 @@ def test_elementwise_ops_between_products_are_one_kernel_in_float32() -> None:
     assert types((*add.inputs, *add.results, *tanh.results)) == ["float32"] * 4
     kernels = fused(trace.steps, [y])
     assert [step.op.name for step in kernels] == [
-        "fused_elementwise" if name == "fused" else name
-        for name in ("convert", "convert", "matmul", "fused", "matmul")
+        "fused_elementwise" if name == "fused" else name for name in ("convert", "convert", "matmul", "fused", "matmul")
     ]
     assert types((kernels[3].inputs[0], *kernels[3].results)) == ["bfloat16", "bfloat16"], "stored in half the bytes"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ class Capable(Null):
     traits = Traits(fuses_elementwise=True, fuses_epilogues=True, channels_last=True)
 
 
-def described(optimizer: bool = True) -> Request:
+def described(optimizer: bool = True, precision: str = "float32") -> Request:
     """A convolution with a ReLU and a loss."""
     graph = mlc.Graph()
     x = graph.input((4, 2, 6, 6), "x")
@@ -27,17 +29,19 @@ def described(optimizer: bool = True) -> Request:
     sgd = mlc.SGDOptimizer(mlc.OptimizerDescriptor(learning_rate=0.1)) if optimizer else None
     training = mlc.TrainingGraph([graph], mlc.LossLayer.mean_squared_error(mlc.ReductionType.MEAN), sgd)
     training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=y.descriptor.shape)})
-    training.compile(device=mlc.Device(mlc.DeviceType.CPU, engine=Null()))
+    training.compile(device=mlc.Device(mlc.DeviceType.CPU, engine=Null(), precision=precision))
     return training._session.compile_if_needed()
 
 
-def applied(style: str, engine: Null, **settings: bool) -> list[str]:
+def applied(style: str, engine: Null, **settings: Any) -> list[str]:
     context = Context(described(**settings), engine, Program(style, 4))
     return [each.name for each in PASSES if each.when(context)]
 
 
 def test_which_passes_apply() -> None:
-    assert applied("fused", Capable()) == [each.name for each in PASSES if each.name != "accumulate_gradients"]
+    every = [each.name for each in PASSES if each.name != "accumulate_gradients"]
+    assert applied("fused", Capable(), precision="bf16") == every
+    assert "lower_precision" not in applied("fused", Capable())
     assert "accumulate_gradients" in applied("accumulate", Capable())
     plain = applied("inference", Null())
     assert "add_gradients" not in plain
@@ -72,7 +76,7 @@ def test_passes_leave_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(compiler, "PASSES", [watched(each) for each in PASSES])
     for style in compiler.STYLES:
-        compile_program(described(), Capable(), style)
+        compile_program(described(precision="bf16"), Capable(), style)
 
 
 def test_a_pass_that_breaks_something_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +104,7 @@ def test_a_pass_that_makes_what_the_device_lacks_is_named(monkeypatch: pytest.Mo
 
 
 def test_what_passes_print(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    request = described()
+    request = described(precision="bf16")
     monkeypatch.setenv("MLC_DEBUG", "passes")
     compile_program(request, Capable(), "fused")
     text = capsys.readouterr().err
