@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mlcompute import devices
 from mlcompute.enums import DeviceType
 from mlcompute.errors import DeviceError
-from mlcompute.execution import WorkQueue
+from mlcompute.runtime.queue import WorkQueue
 
 if TYPE_CHECKING:
     from mlcompute.devices.device import Engine, GpuDevice

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import mlcompute as mlc
-from mlcompute.execution import WorkQueue
+from mlcompute.runtime.queue import WorkQueue
 from tests.nets import SYNC, Regression, adam, normal, parameters_of, sgd
 
 ROOT = Path(__file__).parents[1]
