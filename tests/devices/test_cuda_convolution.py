@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlcompute.devices.cuda.kernels import few_channel_convolution, tensor_core_convolution
+from mlcompute.devices.cuda.kernels import few_channel_convolution, tensor_core_weight_gradient
+from mlcompute.ops.images import first_shape
 from mlcompute.ops.op import Array
 from tests.devices.cuda_emulator.bench import Described, check, needs_engine, op, run
 
@@ -82,20 +83,25 @@ SMALL: list[tuple[tuple[int, int, int, int], int, tuple[int, int], Window]] = [
     ((2, 14, 14, 32), 64, (5, 5), {"padding": (2, 2, 2, 2)}),
     ((1, 9, 10, 8), 8, (2, 3), {"dilations": (2, 3)}),
     ((5, 5, 5, 64), 32, (4, 1), {}),
+    ((2, 3, 5, 72), 48, (3, 3), {"padding": (3, 2, 0, 4)}),
 ]
 
 
 @pytest.mark.parametrize(("image", "outputs", "kernel", "changes"), SMALL)
-def test_weight_gradients_by_tensor_cores(
+def test_small_convolutions_by_tensor_cores(
     image: tuple[int, int, int, int], outputs: int, kernel: tuple[int, int], changes: Window
 ) -> None:
     a = window(changes)
     x, w = normal(*image), normal(outputs, image[3], *kernel, seed=1)
-    (y,) = check(op("convolution", **a), x, w, scale=8)
-    gradient = op("convolution_weight_gradient", shape=w.shape, **a)
+    (y,) = check(op("convolution", **a), x, w, scale=32)
+    assert "tensor core" in kernels(op("convolution", **a), x, w)
     dy = normal(*y.shape, seed=2)
-    assert "tensor core" in kernels(gradient, x, dy)
-    check(gradient, x, dy, scale=32)
+    input_gradient = op("convolution_input_gradient", shape=first_shape(image), **a)
+    assert ("tensor core" in kernels(input_gradient, dy, w)) == (a["strides"] == (1, 1))
+    check(input_gradient, dy, w, scale=32)
+    weight_gradient = op("convolution_weight_gradient", shape=w.shape, **a)
+    assert "tensor core" in kernels(weight_gradient, x, dy)
+    check(weight_gradient, x, dy, scale=32)
 
 
 def test_large_weight_gradients_stay_with_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,5 +109,5 @@ def test_large_weight_gradients_stay_with_the_library(monkeypatch: pytest.Monkey
     gradient = op("convolution_weight_gradient", shape=(8, 8, 3, 3), **a)
     arrays = normal(1, 6, 6, 8), normal(1, 6, 6, 8)
     assert "tensor core" in kernels(gradient, *arrays)
-    monkeypatch.setattr(tensor_core_convolution, "_MOST_FLOPS", 1000)
+    monkeypatch.setattr(tensor_core_weight_gradient, "_MOST_FLOPS", 1000)
     assert "tensor core" not in kernels(gradient, *arrays)

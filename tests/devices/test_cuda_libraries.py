@@ -523,7 +523,8 @@ class InterpretedCuda(EmulatedCuda):
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> InterpretedCuda:
     monkeypatch.setattr(cublaslt, "Product", InterpretedProduct)
     monkeypatch.setattr(convolution_kernels, "has_few_channels", lambda step: False)  # these are our own
-    monkeypatch.setattr(convolution_kernels, "tiling_of", lambda step: None)
+    monkeypatch.setattr(convolution_kernels, "convolution_tiling", lambda step: None)
+    monkeypatch.setattr(convolution_kernels, "gradient_tiling", lambda step: None)
     monkeypatch.setattr(cudnn, "find_plan", lambda problem, gpu, allows_tf32: InterpretedPlan(problem))
     engine = InterpretedCuda()
     monkeypatch.setattr(InterpretedProduct, "driver", engine.driver, raising=False)

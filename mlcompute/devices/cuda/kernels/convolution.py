@@ -1,6 +1,7 @@
 """Convolution and its gradients: by cuDNN, or directly if it has no engine.
 
-Depthwise ones, and those of images with few channels, have kernels of our own: cuDNN is slow for them in float32.
+Depthwise ones, those of images with few channels, and small ones have kernels of our own: cuDNN is slow for them in
+float32.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from mlcompute.devices.cuda.kernels.few_channel_convolution import (
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Row
 from mlcompute.devices.cuda.kernels.matmul import ALIGNMENT, aligned, no_gpu
 from mlcompute.devices.cuda.kernels.strided_copy import strided_copy
-from mlcompute.devices.cuda.kernels.tensor_core_convolution import (
-    tensor_core_launches,
-    tensor_core_workspace,
-    tiling_of,
+from mlcompute.devices.cuda.kernels.tensor_core_convolution import convolution_tiling, tensor_core_launches
+from mlcompute.devices.cuda.kernels.tensor_core_weight_gradient import (
+    gradient_launches,
+    gradient_tiling,
+    gradient_workspace,
 )
 from mlcompute.devices.cuda.libraries import current_gpu
 from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
@@ -47,9 +49,10 @@ def convolution_launches(step: Step, operands: Operands) -> Sequence[Launch | Li
     memory = [operands[value] for value in (*step.inputs, *step.results)]
     if problem is None or not all(operand.is_dense and _is_aligned(operand) for operand in memory):
         return direct_launches(step, operands)
-    tiling = tiling_of(step)
-    if tiling is not None:
-        return tensor_core_launches(step, operands, tiling)
+    if (cut := convolution_tiling(step)) is not None:
+        return tensor_core_launches(step, operands, *cut)
+    if (tiling := gradient_tiling(step)) is not None:
+        return gradient_launches(step, operands, tiling)
     if current_gpu() is None:
         return [LibraryCall(step, "cuDNN", memory, [2], no_gpu)]
     plan = _plan(problem)
@@ -62,9 +65,10 @@ def convolution_workspace(step: Step) -> int:
         return depthwise_workspace(step)
     if has_few_channels(step):
         return few_channel_workspace(step)
-    tiling = tiling_of(step)
-    if tiling is not None:
-        return tensor_core_workspace(step, tiling)
+    if convolution_tiling(step) is not None:
+        return 0
+    if (tiling := gradient_tiling(step)) is not None:
+        return gradient_workspace(step, tiling)
     problem = cudnn.problem_of(step)
     plan = None if problem is None or current_gpu() is None else _plan(problem)
     if problem is None or plan is None:

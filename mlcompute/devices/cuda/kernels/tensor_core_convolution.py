@@ -1,206 +1,233 @@
-"""Gradients of convolutions' weights by tensor cores, for images that lie channels-last and small problems.
+"""Convolutions by tensor cores, and gradients of their inputs, for images that lie channels-last and small problems.
 
-    dw[o, c, u, v] = sum over pixels of dy[n, i, j, o] x[n, i strides + u dilations - padding, ..., c]
+The gradient of the input of a convolution without strides is a convolution of the gradient, with the kernel's places
+taken backwards and its input and output channels swapped:
 
-cuDNN's engines are made for problems that fill a GPU many times over; in the networks people train on small images most
-of their time is lost. Here a block has the rows of a few images, which it brings into shared memory once for all places
-of the kernel; each of its warps has one of these places. The blocks' sums are added in order.
+    y[n, i, j, o] = sum over u, v, c of x[n, i strides + u dilations - padding, ..., c] w[o, c, u, v]
+    dx[n, i, j, c] = sum over u, v, o of dy[n, i + u dilations - padding', ..., o] w[o, c, kh - 1 - u, kw - 1 - v]
+
+cuDNN's engines want weights in another order than ours, and are made for problems that fill a GPU many times over. Here
+a block has some rows of an image: it brings what they are computed from, and its weights as they lie, into shared
+memory; each of its warps has 16 pixels.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from mlcompute.devices.cuda.codegen.tensor_cores import tensor_core_text
-from mlcompute.devices.cuda.kernels.column_sums import column_sums
-from mlcompute.devices.cuda.kernels.launch import Argument, Launch
-from mlcompute.devices.loop_nest import Operand, Operands
+from mlcompute.devices.cuda.codegen.tensor_cores import PADDING, tensor_core_text
+from mlcompute.devices.cuda.kernels.launch import Launch
+from mlcompute.devices.loop_nest import Operands
 from mlcompute.devices.precision import matmul_precision
-from mlcompute.ops.op import Step
+from mlcompute.ops.op import Shape, Step
 
 _FLOAT = np.dtype(np.float32)
 #: Multiplications and additions from which cuDNN is faster.
-_MOST_FLOPS = 4e9
-#: Warps of a block: places of the kernel that it computes.
-_LEAST_WARPS, _MOST_WARPS = 4, 16
-#: Bytes of shared memory that a kernel has without asking, less a little.
-_MOST_SHARED = 47 << 10
-_MOST_LINES = 8
+_MOST_FLOPS = 1.5e9
 #: Blocks that should be at work.
-_BLOCKS = 264
-#: Rows of tiles begin this many floats further than they are long: then lanes read from different banks.
-_PADDING = 8
+_BLOCKS = 128
+_MOST_WARPS = 8
+_MOST_SHARED = 100 << 10
 
 
 @dataclass(frozen=True)
 class Tiling:
     """How the work is cut.
 
-    outputs, channels   of a block
-    rows                of the kernel, of a block
-    lines               of the gradient dy, which a block loads at a time
-    columns             of a line, with zeros at its end: a multiple of 8
+    outputs, channels   results, and terms of their sums, that a block has at a time
+    lines               of results
+    columns             of a line: a multiple of 8
     image               (rows, columns) of the image that they need
+    pitch               floats from the weights of one output channel to the next
     """
 
     outputs: int
     channels: int
-    rows: int
     lines: int
     columns: int
     image: tuple[int, int]
+    pitch: int
+    rows: int
+
+    @property
+    def warps(self) -> int:
+        return -(-self.lines * self.columns // 16)
+
+    @property
+    def image_floats(self) -> int:
+        return self.image[0] * self.image[1] * (self.channels + PADDING)
 
     @property
     def shared_bytes(self) -> int:
-        height, width = self.image
-        dy = self.lines * self.columns * (self.outputs + _PADDING)
-        return 4 * (dy + height * width * (self.channels + _PADDING))
+        return 4 * (self.image_floats + self.rows * self.pitch)
 
 
-def tiling_of(step: Step) -> Tiling | None:
-    """How a weight gradient is cut; None where the kernel here is not for it."""
-    a = step.attributes
-    values = (*step.inputs, *step.results)
-    if step.op.name != "convolution_weight_gradient" or not a.get("channels_last") or a["groups"] != 1:
-        return None
-    if any(value.dtype != _FLOAT or value.size == 0 for value in values):
-        return None
-    outputs, channels, height, width = a["shape"]
-    _, down, across, _ = step.inputs[1].shape
-    if outputs % 8 or channels % 8 or height * width < _LEAST_WARPS or width > _MOST_WARPS:
-        return None
-    if 2.0 * step.inputs[1].size * channels * height * width > _MOST_FLOPS:
-        return None
-    groups = -(-height // (_MOST_WARPS // width))
-    rows, columns = -(-height // groups), -(-across // 8) * 8
-    (sy, sx), (dy, dx) = a["strides"], a["dilations"]
-    for lines in range(min(_MOST_LINES, down), 0, -1):
-        image = ((lines - 1) * sy + (rows - 1) * dy + 1, (columns - 1) * sx + (width - 1) * dx + 1)
-        sizes = (32 if outputs > 16 else 16, 32 if channels > 16 else 16)
-        found = Tiling(*sizes, rows, -(-down // -(-down // lines)), columns, image)
-        if found.shared_bytes <= _MOST_SHARED:
-            return found
-    return None
+@dataclass(frozen=True)
+class Form:
+    """What is computed, as a convolution: of (n, h, w, c) to (n, h, w, o). is_gradient: that of the input."""
+
+    source: Shape
+    result: Shape
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    padding: tuple[int, int]
+    is_gradient: bool
+
+    @classmethod
+    def of(cls, step: Step) -> Form | None:
+        """None where the kernel here is not for a step."""
+        a, values = step.attributes, (*step.inputs, *step.results)
+        if step.op.name == "convolution_weight_gradient" or not a.get("channels_last") or a["groups"] != 1:
+            return None
+        if any(value.dtype != _FLOAT or value.size == 0 for value in values):
+            return None
+        is_gradient = step.op.name == "convolution_input_gradient"
+        if is_gradient and a["strides"] != (1, 1):
+            return None
+        _, _, height, width = step.inputs[1].shape
+        (dy, dx), (top, _, left, _) = a["dilations"], a["padding"]
+        if is_gradient:
+            top, left = (height - 1) * dy - top, (width - 1) * dx - left
+        source, result = step.inputs[0].shape, step.results[0].shape
+        return cls(source, result, (height, width), a["strides"], (dy, dx), (top, left), is_gradient)
+
+    @property
+    def flops(self) -> float:
+        n, height, width, outputs = self.result
+        return 2.0 * n * height * width * outputs * self.source[3] * self.kernel[0] * self.kernel[1]
+
+    def tiling(self) -> Tiling | None:
+        """The largest tiles of which there are enough to fill a GPU; None where there are none that fit."""
+        channels, (n, down, _, outputs) = self.source[3], self.result
+        if channels % 8 or outputs % 8 or self.kernel == (1, 1) or self.flops > _MOST_FLOPS:
+            return None
+        found: Tiling | None = None
+        for width in dict.fromkeys((min(32, outputs), min(16, outputs))):
+            for lines in range(min(down, 128), 0, -1):
+                tiling = self._tiling(width, min(32, channels), lines) or self._tiling(width, min(16, channels), lines)
+                if tiling is None or (found is not None and lines * tiling.columns < 64):
+                    continue
+                found = tiling
+                if n * -(-down // lines) * -(-outputs // width) >= _BLOCKS:
+                    return found
+        return found
+
+    def _tiling(self, outputs: int, channels: int, lines: int) -> Tiling | None:
+        (height, width), (sy, sx), (dy, dx) = self.kernel, self.strides, self.dilations
+        columns = -(-self.result[2] // 8) * 8
+        image = ((lines - 1) * sy + (height - 1) * dy + 1, (columns - 1) * sx + (width - 1) * dx + 1)
+        rows, run = (channels, outputs) if self.is_gradient else (outputs, channels)
+        run *= height * width
+        # Neighbouring rows begin in neighbouring banks: reading along rows and across them, lanes seldom meet.
+        tiling = Tiling(outputs, channels, lines, columns, image, run + (1 - run) % 32, rows)
+        return tiling if tiling.warps <= _MOST_WARPS and tiling.shared_bytes <= _MOST_SHARED else None
 
 
-def tensor_core_workspace(step: Step, tiling: Tiling) -> int:
-    """Bytes for the sums of blocks."""
-    return _slices(step, tiling) * step.results[0].nbytes
+def convolution_tiling(step: Step) -> tuple[Form, Tiling] | None:
+    """What a step computes and how it is cut; None where the kernel here is not for it."""
+    form = Form.of(step)
+    tiling = None if form is None else form.tiling()
+    return None if form is None or tiling is None else (form, tiling)
 
 
-def _tiles(step: Step, tiling: Tiling) -> int:
-    """Parts of the gradient dy that a block loads at a time."""
-    n, down, _, _ = step.inputs[1].shape
-    return n * -(-down // tiling.lines)
+def tensor_core_launches(step: Step, operands: Operands, form: Form, tiling: Tiling) -> Sequence[Launch]:
+    """A convolution, or the gradient of its input; all operands are dense and 16-byte aligned."""
+    arguments = [operands[value] for value in (*step.inputs, *step.results)]
+    n, down, _, outputs = form.result
+    grid = (n * -(-down // tiling.lines), -(-outputs // tiling.outputs), 1)
+    block = (32 * tiling.warps, 1, 1)
+    name = "tensor core convolution"
+    return [Launch(step, name, _source(form, tiling), arguments, [2], grid, block, tiling.shared_bytes)]
 
 
-def _chunks(step: Step, tiling: Tiling) -> tuple[int, int, int]:
-    """Blocks that have the same pixels, but other outputs, channels or rows of the kernel."""
-    outputs, channels, height, _ = step.attributes["shape"]
-    return -(-outputs // tiling.outputs), -(-channels // tiling.channels), -(-height // tiling.rows)
-
-
-def _slices(step: Step, tiling: Tiling) -> int:
-    """Blocks that have other pixels."""
-    return max(1, min(_tiles(step, tiling), _BLOCKS // math.prod(_chunks(step, tiling))))
-
-
-def tensor_core_launches(step: Step, operands: Operands, tiling: Tiling) -> Sequence[Launch]:
-    """The gradient of a convolution's weights; all operands are dense and 16-byte aligned."""
-    x, y = (operands[value] for value in step.inputs)
-    result, slices = operands[step.results[0]], _slices(step, tiling)
-    _, _, height, width = result.shape
-    planned = operands.workspace(step, 0, slices * result.size * 4)
-    parts = Operand(planned.base, planned.offset // 4, (slices, result.size), (result.size, 1), _FLOAT)
-    by_output, by_channel, by_row = _chunks(step, tiling)
-    arguments: list[Argument] = [x, y, parts, np.int32(_tiles(step, tiling))]
-    threads = 32 * tiling.rows * width
-    grid = (slices, by_output * by_channel, by_row)
-    launch = Launch(step, "tensor core convolution", _source(step, tiling), arguments, [2], grid, (threads, 1, 1))
-    return [launch, column_sums(step, parts, result, groups=height * width)]
-
-
-def _source(step: Step, t: Tiling) -> str:
-    a = step.attributes
-    (_, image_height, image_width, channels), (_, down, across, outputs) = (value.shape for value in step.inputs)
-    _, _, height, width = a["shape"]
-    (sy, sx), (dy, dx), (top, _, left, _) = a["strides"], a["dilations"], a["padding"]
-    threads = 32 * t.rows * width
+def _source(f: Form, t: Tiling) -> str:
+    (_, image_height, image_width, channels), (_, down, across, outputs) = f.source, f.result
+    (height, width), (sy, sx), (dy, dx), (top, left) = f.kernel, f.strides, f.dilations, f.padding
+    places = height * width
+    # Of the weights (o, c, places): which are rows in shared memory, and how the sums go through them.
+    if f.is_gradient:
+        first_row, first_run, rows, runs = "first_c", "first_o", channels, outputs
+        by_output, by_channel, place = places, t.pitch, f"{places - 1} - (u * KW + v)"
+    else:
+        first_row, first_run, rows, runs = "first_o", "first_c", outputs, channels
+        by_output, by_channel, place = t.pitch, places, "u * KW + v"
+    run = (t.outputs if f.is_gradient else t.channels) * places
     return f"""{tensor_core_text(exact=not matmul_precision.allows_tf32)}
 const int C = {channels}, H = {image_height}, W = {image_width}, O = {outputs}, OH = {down}, OW = {across};
 const int KH = {height}, KW = {width}, SY = {sy}, SX = {sx}, DY = {dy}, DX = {dx}, TOP = {top}, LEFT = {left};
-const int OUTPUTS = {t.outputs}, CHANNELS = {t.channels}, ROWS = {t.rows}, LINES = {t.lines}, COLUMNS = {t.columns};
-const int HEIGHT = {t.image[0]}, WIDTH = {t.image[1]}, YP = OUTPUTS + {_PADDING}, XP = CHANNELS + {_PADDING};
-const int THREADS = {threads}, LINE_TILES = (OH + LINES - 1) / LINES, OUTPUT_CHUNKS = (O + OUTPUTS - 1) / OUTPUTS;
+const int OUTPUTS = {t.outputs}, CHANNELS = {t.channels}, LINES = {t.lines}, COLUMNS = {t.columns};
+const int HEIGHT = {t.image[0]}, WIDTH = {t.image[1]}, PIXEL = CHANNELS + {PADDING};
+const int ROWS = {rows}, RUNS = {runs * places}, TILE_ROWS = {t.rows}, RUN = {run}, PITCH = {t.pitch};
+const int BY_OUTPUT = {by_output}, BY_CHANNEL = {by_channel};
+const int THREADS = {32 * t.warps}, LINE_TILES = (OH + LINES - 1) / LINES, GROUPS = LINES * COLUMNS / 8;
 
-__device__ __forceinline__ void store(float* tile, const float4& x) {{
-    *(float4*)tile = make_float4(rounded(x.x), rounded(x.y), rounded(x.z), rounded(x.w));
-}}
-
-extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(
-    const float* x, const float* y, float* parts, int tiles) {{
-    __align__(16) __shared__ float ys[LINES * COLUMNS * YP], xs[HEIGHT * WIDTH * XP];
+extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const float* x, const float* w, float* y) {{
+    extern __shared__ __align__(16) float shared[];
+    float *xs = shared, *ws = shared + {t.image_floats};
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const int first_o = blockIdx.y % OUTPUT_CHUNKS * OUTPUTS, first_c = blockIdx.y / OUTPUT_CHUNKS * CHANNELS;
-    const int first_u = blockIdx.z * ROWS, u = warp / KW, v = warp % KW;
-    const bool works = first_u + u < KH;
-    float sum[OUTPUTS / 16][CHANNELS / 8][4] = {{}};
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {{
-        const int n = tile / LINE_TILES, line = tile % LINE_TILES * LINES;
-        for (int at = threadIdx.x; at < LINES * COLUMNS * (OUTPUTS / 4); at += THREADS) {{
-            const int o = at % (OUTPUTS / 4) * 4, pixel = at / (OUTPUTS / 4);
-            const int j = pixel % COLUMNS, i = line + pixel / COLUMNS;
-            float4 some = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (i < OH && j < OW && first_o + o < O)
-                some = *(const float4*)(y + (((long long)n * OH + i) * OW + j) * O + first_o + o);
-            store(ys + pixel * YP + o, some);
-        }}
-        for (int at = threadIdx.x; at < HEIGHT * WIDTH * (CHANNELS / 4); at += THREADS) {{
-            const int c = at % (CHANNELS / 4) * 4, pixel = at / (CHANNELS / 4);
-            const int s = pixel % WIDTH - LEFT, r = line * SY + first_u * DY - TOP + pixel / WIDTH;
+    const int n = blockIdx.x / LINE_TILES, line = blockIdx.x % LINE_TILES * LINES, first_o = blockIdx.y * OUTPUTS;
+    // The warp's pixels are two groups of 8 neighbours; of an odd number the last has no partner.
+    const int group = 2 * warp, other = min(group + 1, GROUPS - 1);
+    const int at[2] = {{
+        (group * 8 / COLUMNS * SY * WIDTH + (group * 8 % COLUMNS + g) * SX) * PIXEL + t,
+        (other * 8 / COLUMNS * SY * WIDTH + (other * 8 % COLUMNS + g) * SX) * PIXEL + t}};
+    float sum[OUTPUTS / 8][4] = {{}};
+    for (int first_c = 0; first_c < C; first_c += CHANNELS) {{
+        if (first_c) __syncthreads();
+        #pragma unroll 8
+        for (int k = threadIdx.x; k < HEIGHT * WIDTH * (CHANNELS / 4); k += THREADS) {{
+            const int c = k % (CHANNELS / 4) * 4, pixel = k / (CHANNELS / 4);
+            const int s = pixel % WIDTH - LEFT, r = line * SY - TOP + pixel / WIDTH;
             float4 some = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (r >= 0 && r < H && s >= 0 && s < W && first_c + c < C)
                 some = *(const float4*)(x + (((long long)n * H + r) * W + s) * C + first_c + c);
-            store(xs + pixel * XP + c, some);
+            *(float4*)(xs + pixel * PIXEL + c) =
+                make_float4(rounded(some.x), rounded(some.y), rounded(some.z), rounded(some.w));
+        }}
+        #pragma unroll 8
+        for (int k = threadIdx.x; k < TILE_ROWS * (RUN / 4); k += THREADS) {{
+            const int row = k / (RUN / 4), from = {first_run} * (KH * KW) + k % (RUN / 4) * 4;
+            float4 some = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if ({first_row} + row < ROWS && from < RUNS)
+                some = *(const float4*)(w + (long long)({first_row} + row) * RUNS + from);
+            float* to = ws + row * PITCH + k % (RUN / 4) * 4;
+            to[0] = rounded(some.x);
+            to[1] = rounded(some.y);
+            to[2] = rounded(some.z);
+            to[3] = rounded(some.w);
         }}
         __syncthreads();
-        if (works)
-            for (int l = 0; l < LINES; ++l)
-                #pragma unroll 2
-                for (int k = 0; k < COLUMNS; k += 8) {{  // 8 pixels
-                    const float* p = ys + (l * COLUMNS + k + t) * YP + g;
-                    const float* q = xs + ((l * SY + u * DY) * WIDTH + (k + t) * SX + v * DX) * XP + g;
-                    float right[CHANNELS / 8][2];
+        for (int u = 0; u < KH; ++u)
+            #pragma unroll
+            for (int v = 0; v < KW; ++v) {{
+                const float* p = xs + (u * DY * WIDTH + v * DX) * PIXEL;
+                const float* q = ws + g * BY_OUTPUT + t * BY_CHANNEL + {place};
+                #pragma unroll
+                for (int c = 0; c < CHANNELS; c += 8) {{
+                    float some[4] = {{p[at[0] + c], p[at[1] + c], p[at[0] + c + 4], p[at[1] + c + 4]}};
+                    Left left(some);
                     #pragma unroll
-                    for (int c = 0; c < CHANNELS / 8; ++c) {{
-                        right[c][0] = q[8 * c];
-                        right[c][1] = q[4 * SX * XP + 8 * c];
-                    }}
-                    #pragma unroll
-                    for (int o = 0; o < OUTPUTS / 16; ++o) {{
-                        float some[4] = {{p[16 * o], p[16 * o + 8], p[4 * YP + 16 * o], p[4 * YP + 16 * o + 8]}};
-                        Left left(some);
-                        #pragma unroll
-                        for (int c = 0; c < CHANNELS / 8; ++c) accumulate(sum[o][c], left, right[c]);
+                    for (int o = 0; o < OUTPUTS / 8; ++o) {{
+                        const float* b = q + 8 * o * BY_OUTPUT + c * BY_CHANNEL;
+                        float right[2] = {{b[0], b[4 * BY_CHANNEL]}};
+                        accumulate(sum[o], left, right);
                     }}
                 }}
-        __syncthreads();
-    }}
-    if (!works) return;
-    const int place = (first_u + u) * KW + v;
-    float* part = parts + ((long long)blockIdx.x * (KH * KW) + place) * (O * C);
-    #pragma unroll
-    for (int o = 0; o < OUTPUTS / 16; ++o)
-        #pragma unroll
-        for (int c = 0; c < CHANNELS / 8; ++c)
-            #pragma unroll
-            for (int e = 0; e < 4; ++e) {{
-                const int own_o = first_o + 16 * o + g + 8 * (e / 2), own_c = first_c + 8 * c + 2 * t + e % 2;
-                if (own_o < O && own_c < C) part[own_o * C + own_c] = sum[o][c][e];
             }}
+    }}
+    #pragma unroll
+    for (int half = 0; half < 2; ++half) {{
+        const int own = group + half, i = line + own * 8 / COLUMNS, j = own * 8 % COLUMNS + g;
+        if (own >= GROUPS || i >= OH || j >= OW) continue;
+        float* to = y + (((long long)n * OH + i) * OW + j) * O + first_o + 2 * t;
+        #pragma unroll
+        for (int o = 0; o < OUTPUTS / 8; ++o)
+            if (first_o + 8 * o < O)
+                *(Pack<float, 2>*)(to + 8 * o) = Pack<float, 2>{{sum[o][2 * half], sum[o][2 * half + 1]}};
+    }}
 }}
 """
