@@ -4,28 +4,31 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 DATA ?=
+DEVICE ?= cpu
 ARGS ?=
 PY := $(VENV)/bin/python
 # Each test worker computes on one core; more threads than cores only get in each other's way.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS)
 
-.PHONY: help train test lint slow fuzz bench docs examples format clean
+.PHONY: help train test lint slow fuzz bench bench-gpu docs examples format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make train            train a small network on handwritten digits (under a minute)"
 	@echo "make train DATA=path  the same on a folder of MNIST-format files"
+	@echo "make train DEVICE=gpu the same on a GPU"
 	@echo "make test             lint, type check and test everything"
 	@echo "make slow             the tests that take minutes"
 	@echo "make fuzz             feed damaged files to the readers, for hours (counts and findings: fuzzing-results/)"
 	@echo "make bench            training steps beside PyTorch, JAX, tinygrad and MLX (ARGS=--quick: two minutes)"
+	@echo "make bench-gpu        the same on a GPU, beside PyTorch and JAX: 8 minutes (ARGS=--quick: 3)"
 	@echo "make docs             build the documentation into docs/_build/html"
 	@echo "make examples         run every example"
 	@echo "make lint, format     ruff and mypy; ruff's formatter"
 	@echo "make clean            remove $(VENV) and everything that was built"
 
-train: $(VENV)/.has-examples
-	$(PY) examples/train_digits.py $(if $(DATA),--data "$(DATA)") $(ARGS)
+train: $(VENV)/.has-examples $(if $(filter-out cpu,$(DEVICE)),$(VENV)/.has-cuda)
+	$(PY) examples/train_digits.py --device $(DEVICE) $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 test: lint
 	$(PYTEST) -m "not slow" $(ARGS)
@@ -38,6 +41,9 @@ fuzz: $(VENV)/.has-fuzz
 
 bench: $(VENV)/.has-bench
 	$(PY) -m benchmarks $(ARGS)
+
+bench-gpu: $(VENV)/.has-bench-gpu
+	$(PY) -m benchmarks.gpu $(ARGS)
 
 docs: $(VENV)/.has-docs
 	$(PY) -m sphinx -W --keep-going -q -b html docs docs/_build/html

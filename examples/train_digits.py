@@ -2,6 +2,7 @@
 
 python examples/train_digits.py                 handwritten digits that come with scikit-learn
 python examples/train_digits.py --data FOLDER   MNIST, Fashion-MNIST or anything else in MNIST's file format
+python examples/train_digits.py --device gpu    on a GPU
 
 Ctrl-C saves where it is and says so; --resume goes on from there, bitwise as if nothing had happened.
 """
@@ -27,7 +28,7 @@ BATCH, RATE = 64, 3e-3
 IMAGES_SEEN = 30_000
 
 
-def network(images: Images, seed: int) -> mlc.Trainer:
+def network(images: Images, seed: int, device: mlc.Device) -> mlc.Trainer:
     """Two convolutions with pooling, two fully connected layers."""
     mlc.Platform.set_rng_seed_to(seed)
     graph = mlc.Graph()
@@ -38,7 +39,14 @@ def network(images: Images, seed: int) -> mlc.Trainer:
     x = graph.dense(graph.flatten(x, name="flatten"), 64, activation="relu", name="fc1")
     x = graph.dropout(x, 0.25, seed=seed, name="dropout")
     graph.dense(x, images.class_count, name="fc2")
-    return mlc.Trainer(graph, loss="softmax_cross_entropy", optimizer="adam", learning_rate=RATE, metrics=["accuracy"])
+    return mlc.Trainer(
+        graph,
+        loss="softmax_cross_entropy",
+        optimizer="adam",
+        learning_rate=RATE,
+        metrics=["accuracy"],
+        device=device,
+    )
 
 
 def size(count: float) -> str:
@@ -49,9 +57,8 @@ def describe(console: Console, trainer: mlc.Trainer, images: Images) -> None:
     """What is about to run: layers, and where the memory goes."""
     training, device = trainer.training, trainer.device
     height, width = images.train.shape[2:]
-    console.print(
-        f"[bold]mlcompute {mlc.__version__}[/]  on the {device.actual_device_type.name} ({device.engine.name})"
-    )
+    where = ", ".join([device.engine.name, *(gpu.name for gpu in device.gpu_devices)])
+    console.print(f"[bold]mlcompute {mlc.__version__}[/]  on the {device.actual_device_type.name} ({where})")
     console.print(
         f"{images.name}: {len(images.train):,} images to learn from, {len(images.test):,} to test on, "
         f"{height} x {width} pixels, {images.class_count} classes\n",
@@ -106,6 +113,7 @@ def main(
     out: str = "runs",
     limit: int = 0,
     resume: str | None = None,
+    device: str = "cpu",
 ) -> float:
     """Train, show, save; the test accuracy."""
     console = Console(soft_wrap=True)
@@ -114,7 +122,8 @@ def main(
         images = Images(
             images.name, images.train[:limit], images.train_classes[:limit], images.test, images.test_classes
         )
-    trainer = network(images, seed)
+    # Where there is no GPU, this raises an error that says why.
+    trainer = network(images, seed, mlc.Device(mlc.DeviceType[device.upper()]))
     describe(console, trainer, images)
     folder = Path(out) / images.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -166,9 +175,12 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0, help="another seed, another run")
     parser.add_argument("--out", default="runs", metavar="FOLDER", help="where checkpoint and report go")
     parser.add_argument("--resume", metavar="FILE", help="go on from a checkpoint")
+    parser.add_argument("--device", choices=("cpu", "gpu", "any"), default="cpu", help="where to train (cpu)")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without block characters still gets the numbers
     try:
         main(**vars(parser.parse_args()))
     except KeyboardInterrupt:
         sys.exit(130)
+    except mlc.DeviceError as error:
+        sys.exit(str(error))

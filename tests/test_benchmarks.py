@@ -11,6 +11,7 @@ from benchmarks.contenders import CONTENDERS, Contender, pytorch
 from benchmarks.contenders import ours as mlcompute
 from benchmarks.gpu import table as gpu_table
 from benchmarks.gpu.__main__ import main as gpu_main
+from benchmarks.gpu.document import BEGIN, END, PAGE, replaced
 from benchmarks.workloads import LARGE, MODES, TINY, WORKLOADS, gpt2, resnet50
 
 
@@ -129,4 +130,7 @@ def test_command_for_gpus_prints_a_table_and_writes_json(tmp_path, capsys):
     assert ours["waiting_median"] > 0
     document = gpu_table.markdown(stored)
     assert "| MLP 784-128-10, batch 1, TF32 | " in document
+    page = replaced(f"a\n{BEGIN}old\n{END}b\n", document)
+    assert page == f"a\n{BEGIN}\n{document}\n\n{END}b\n"
+    assert BEGIN in PAGE.read_text()
     assert "- PyTorch in a CUDA graph: MLP 784-128-10, batch 1, TF32: AssertionError" in document

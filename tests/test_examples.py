@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mlcompute as mlc
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 #: What to call each example's main with. Files without a row here fail `test_every_example_is_run`.
 SMALL: dict[str, dict[str, Any]] = {
@@ -89,6 +91,13 @@ def idx_folder(tmp_path: Path) -> Path:
         (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
         (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx(classes))
     return tmp_path
+
+
+def test_train_digits_says_why_there_is_no_gpu(example: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    if mlc.Device.gpu() is not None:
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(mlc.DeviceError, match="there is no GPU device here"):
+        example("train_digits").main(device="gpu", out=str(tmp_path))
 
 
 def test_train_digits_reads_any_folder_of_idx_files(example: Callable[[str], ModuleType], idx_folder: Path) -> None:
