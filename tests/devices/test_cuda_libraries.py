@@ -393,7 +393,7 @@ def test_direct_convolutions_of_other_types(direction: str, dtype: str, monkeypa
 
 
 def test_depthwise_convolutions_are_ours_and_others_are_the_librarys() -> None:
-    for case, name in (("padded", "cuDNN"), ("depthwise", "depthwise convolution")):
+    for case, name in (("groups", "cuDNN"), ("depthwise", "depthwise convolution")):
         fn, shapes = _described("forward", case, True, CONVOLUTIONS)
         arrays = [numbers(*shape) for shape in shapes]
         found, kernels = run_on(emulated(), fn, arrays)
