@@ -117,7 +117,7 @@ def read_array(
     for wanted in (shape, whole) if shape[0] <= whole[0] else (shape,):
         if array.size == math.prod(wanted) and (array.ndim <= 1 or _long(array.shape) == _long(wanted)):
             return np.ascontiguousarray(np.ascontiguousarray(array).reshape(wanted)[: shape[0]])
-    kind = _memory(data).dtype.kind if not isinstance(data, TensorData) else ""
+    kind = "" if isinstance(data, TensorData) or is_on_gpu(data) else np.asarray(data).dtype.kind
     raise _misfit(array, kind, shape, whole, who, rows_per_sample)
 
 
