@@ -39,8 +39,10 @@ class ArgumentBlock:
                 elif isinstance(argument, Status):
                     self._add(statuses.address(launch, argument).to_bytes(8, sys.byteorder))
                 elif isinstance(argument, Rows):
-                    fields = [field for row in argument.rows for field in row]
-                    self._add(b"".join(self._word(field, place, address) for place, field in enumerate(fields)))
+                    fields = b""
+                    for field in (field for row in argument.rows for field in row):
+                        fields += self._word(field, len(fields) // 8, address)
+                    self._add(fields)
                 else:
                     self._add(argument.tobytes())
         self._memory = np.frombuffer(self._data or bytearray(_ALIGNMENT), np.uint8)
@@ -52,9 +54,9 @@ class ArgumentBlock:
         self._data += value.ljust(-(-len(value) // _ALIGNMENT) * _ALIGNMENT, b"\0")
 
     def _word(self, field: Operand | np.generic, place: int, address: Callable[[Operand], int | None]) -> bytes:
-        """A field of 8 bytes; `place` words behind the end of the block."""
+        """A field of whole words; `place` words behind the end of the block."""
         if not isinstance(field, Operand):
-            return field.tobytes()
+            return field.tobytes().ljust(-(-field.nbytes // 8) * 8, b"\0")
         known = address(field)
         if known is None:
             patch = len(self._data) // 8 + place, field.byte_offset

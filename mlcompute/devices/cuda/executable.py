@@ -15,10 +15,10 @@ from mlcompute.devices.cuda.arguments import ArgumentBlock
 from mlcompute.devices.cuda.completion import CudaCompletion, Statuses
 from mlcompute.devices.cuda.exchange import GpuArray
 from mlcompute.devices.cuda.input_blocks import InputBlocks, KeptValue, SmallPart
-from mlcompute.devices.cuda.kernels.elementwise import MOST_TOGETHER
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.cuda.memory import CudaBuffer
+from mlcompute.devices.cuda.merge_launches import merge_launches
 from mlcompute.devices.device import Buffer, Completion, Engine, Executable, Profile
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.errors import DeviceError
@@ -55,7 +55,9 @@ class CudaExecutable(Executable):
         self._fed: dict[Value, int] = {}
         self._fed_turn = -1
         self._constants = self._place_constants()
-        self._work = _joined(_needed(self._made(), program, self._operands), program)
+        needed = _needed(self._made(), program, self._operands)
+        self._work = merge_launches(needed, program.plan, runs_in_phases=program.runs_in_phases)
+        self._name_merged()
         launches = [work for work in self._work if isinstance(work, Launch)]
         functions = self._driver.functions([launch.source for launch in launches])
         self._functions = dict(zip(launches, functions, strict=True))
@@ -80,6 +82,13 @@ class CudaExecutable(Executable):
             self.kernels[step] = ", ".join(dict.fromkeys(each.kernel for each in made)) or "nothing to do"
             self.notes[step] = ", ".join(f"{each.grid[0]} blocks" for each in made if isinstance(each, Launch))
         return work
+
+    def _name_merged(self) -> None:
+        """Steps that share a launch say so."""
+        for work in self._work:
+            if isinstance(work, Launch):
+                for number, step in enumerate(dict.fromkeys(work.steps if work.parts else ())):
+                    self.notes[step] = f"{work.kernel}, {work.grid[0]} blocks" if number == 0 else "in the same launch"
 
     def _place_constants(self) -> CudaBuffer:
         """All constants one after the other, sent at once."""
@@ -309,43 +318,9 @@ def _needed(work: list[Work], program: Program, operands: Operands) -> list[Work
     return [each for each in work if is_needed(each)]
 
 
-def _joined(work: list[Work], program: Program) -> list[Work]:
-    """Neighbours that update different parameters in the same way as one launch."""
-    joined: list[Work] = []
-    group: list[Launch] = []
-    touched: set[Value] = set()
-    written: set[Value] = set()
-
-    def close() -> None:
-        if len(group) > 1 and group[0].together is not None:
-            joined.append(group[0].together(group))
-        else:
-            joined.extend(group)
-        group.clear()
-        touched.clear()
-        written.clear()
-
-    for each in work:
-        every, changed = each.touched
-        # Memory of the arena may change hands between two launches; parameters and states stay where they are.
-        in_arena = any(value in program.plan.placements for value in changed)
-        if not isinstance(each, Launch) or each.together is None or in_arena:
-            close()
-            joined.append(each)
-            continue
-        if group:
-            alike = group[0].source == each.source and group[0].step.phase == each.step.phase
-            if not alike or every & written or changed & touched or len(group) == MOST_TOGETHER:
-                close()
-        group.append(each)
-        touched |= every
-        written |= changed
-    close()
-    return joined
-
-
 def _shares(work: Work) -> list[tuple[Step, float]]:
     """Steps, and their parts of the time that a launch takes."""
     if not isinstance(work, Launch) or not work.parts:
         return [(work.step, 1.0)]
-    return [(part.step, part.grid[0] / work.grid[0]) for part in work.parts]
+    blocks = sum(part.grid[0] for part in work.parts)
+    return [(part.step, part.grid[0] / blocks) for part in work.parts]

@@ -25,7 +25,7 @@ _OPTIONS = (
     *("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-fno-strict-aliasing"),
     *("-fno-builtin-malloc", "-mf16c", "-march=native", "-fno-gnu-unique"),
 )
-_WAITS = re.compile(r"__syncthreads|__syncwarp|__shfl|__ballot|__any_sync|__all_sync")
+_WAITS = re.compile(r"__syncthreads|barrier_of|__syncwarp|__shfl|__ballot|__any_sync|__all_sync")
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w ]+?)\s+(\w+)\[\]\s*;")
 _PARAMETERS = re.compile(r"KERNEL\s*\(([^)]*)\)")
 

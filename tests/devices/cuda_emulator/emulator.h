@@ -107,7 +107,7 @@ asm(".text\n.weak mlc_switch\nmlc_switch:\n"
 #error "the emulator switches fibers on x86-64 only"
 #endif
 
-enum { MAX_THREADS = 1024, STACK = 64 << 10, DONE = 0, READY = 1, AT_BLOCK = 2, AT_WARP = 3 };
+enum { MAX_THREADS = 1024, STACK = 64 << 10, DONE = 0, READY = 1, AT_BLOCK = 2, AT_WARP = 3, AT_SOME = 4 };
 struct Fiber { void* stack; void* top; uint3 index; int state; unsigned int mask; };
 static Fiber fibers[MAX_THREADS];
 static unsigned long long exchanged[MAX_THREADS];
@@ -161,6 +161,12 @@ static int run_fibers() {
                 if (fibers[i].state == AT_BLOCK) fibers[i].state = READY;
             continue;
         }
+        unsigned int waiting = 0, expected = 0;
+        for (int i = 0; i < thread_count; ++i)
+            if (fibers[i].state == AT_SOME) ++waiting, expected = fibers[i].mask;
+        if (waiting && waiting == expected)
+            for (int i = 0; i < thread_count; ++i)
+                if (fibers[i].state == AT_SOME) fibers[i].state = READY, moved = true;
         for (int first = 0; first < thread_count; first += 32)
             for (int i = first; i < first + 32 && i < thread_count; ++i) {
                 if (fibers[i].state != AT_WARP) continue;
@@ -180,6 +186,7 @@ static int run_fibers() {
 }
 
 static inline void __syncthreads() { wait_as(AT_BLOCK, 0); }
+static inline void barrier_of(int threads) { wait_as(AT_SOME, threads); }
 static inline void __syncwarp(unsigned int mask = 0xffffffffu) { wait_as(AT_WARP, mask); }
 static inline void __threadfence() {}
 static inline void __threadfence_block() {}

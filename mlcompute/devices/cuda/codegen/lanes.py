@@ -28,6 +28,8 @@ FEW_THREADS = 1 << 14
 LEAST_ITERATIONS = 8
 #: Iterations of a lane whose elements it can keep in registers.
 HELD = 8
+#: So many rows of columns that fit into one block are left to it: it can then share a launch with others.
+FEW_ROWS = 64
 #: Fewer elements than this are not worth a second launch.
 WORTH_SPLITS = 1 << 15
 
@@ -146,6 +148,8 @@ def _columns(units: int, length: int, threads: int, hold: bool) -> tuple[int, in
     if length <= 2:
         return threads, 1
     results = min(32, power_of_two(units))
+    if units <= results and length <= FEW_ROWS and threads == THREADS:
+        return results, threads // results
     # Where there are few blocks, they get narrower, down to what is still a full line of the cache. Large blocks are
     # for splits, which make more of them.
     least = 8 if threads == THREADS else power_of_two(units) // 2
@@ -175,7 +179,9 @@ def accumulator(fields: Sequence[tuple[str, str]], merge: str, plan: Lanes) -> s
 struct Acc {{ {members} }};
 __device__ __forceinline__ Acc merge(Acc a, Acc b) {{ {merge} }}
 """
-    return text + (_combine_rows(down, first, plan) if plan.rows else _COMBINE_COLUMNS)
+    if plan.rows:
+        return text + _combine_rows(down, first, plan)
+    return text + (_COMBINE_COLUMNS if plan.lanes > 1 else "__device__ void combine_lanes(Acc (&)[WIDTH]) {}\n")
 
 
 def _combine_rows(down: str, first: str, plan: Lanes) -> str:
@@ -204,7 +210,6 @@ def _combine_rows(down: str, first: str, plan: Lanes) -> str:
 
 _COMBINE_COLUMNS = """
 __device__ __forceinline__ void combine_lanes(Acc (&acc)[WIDTH]) {
-    if (LANES == 1) return;
     __shared__ Acc parts[LANES][WIDTH * RESULTS];
     const int lane = threadIdx.x / RESULTS, column = threadIdx.x % RESULTS;
     __syncthreads();  // earlier totals may still be read

@@ -27,6 +27,8 @@ __device__ __forceinline__ half to_half(double x) {
     asm("cvt.rn.f16.f64 %0, %1;" : "=h"(y.bits) : "d"(x));
     return y;
 }
+// A barrier for the first so many threads of a block, whole warps; the others need not come.
+__device__ __forceinline__ void barrier_of(int threads) { asm volatile("bar.sync 1, %0;" :: "r"(threads) : "memory"); }
 """
 
 #: Functions in plain C++, the same wherever kernels are compiled.

@@ -15,7 +15,7 @@ from mlcompute.compiler.fuse_elementwise import FusedElementwise
 from mlcompute.devices.cuda.codegen.functions import function, supports_function
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for, divisor, is_wide
 from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored
-from mlcompute.devices.cuda.kernels.launch import Argument, Launch, Row, Rows
+from mlcompute.devices.cuda.kernels.launch import Argument, Launch, Row
 from mlcompute.devices.loop_nest import (
     Access,
     LoopNest,
@@ -29,9 +29,6 @@ from mlcompute.ops.op import TABLE, Step, Value, inner_steps
 
 #: Bytes a thread loads or stores at once.
 WIDEST = 16
-#: So many nests at most become one launch: their addresses are arguments, which may have 32 kB together.
-MOST_TOGETHER = 128
-_ARGUMENT_BYTES = 30_000
 
 
 def elementwise_launches(step: Step, operands: Operands) -> Sequence[Launch]:
@@ -83,11 +80,7 @@ def nest_launches(step: Step, nest: LoopNest) -> Sequence[Launch]:
     for each, moves in zip(nest.operands, form.moves, strict=True):
         arguments += [index(stride) for stride, is_moved in zip(each.strides, moves, strict=True) if is_moved]
     stores = range(len(nest.loads), len(nest.operands))
-    launch = Launch(step, _name(nest), source, arguments, stores, blocks_for(packs), (BLOCK, 1, 1), 0, form.guarded)
-    row_bytes = 8 * (len(nest.operands) + 2)
-    if form.guarded and len(nest.extents) == 1 and MOST_TOGETHER * row_bytes <= _ARGUMENT_BYTES:
-        launch.together = _Together(nest, form)
-    return [launch]
+    return [Launch(step, _name(nest), source, arguments, stores, blocks_for(packs), (BLOCK, 1, 1), 0, form.guarded)]
 
 
 def _name(nest: LoopNest) -> str:
@@ -143,36 +136,6 @@ def _is_aligned(each: NestOperand, pack: int) -> bool:
     return each.operand.offset % pack == 0 and all(stride % pack == 0 for stride in each.strides[:-1])
 
 
-@dataclass(frozen=True)
-class _Together:
-    """One launch of several nests of one form: a row of addresses, a count and a first block for each."""
-
-    nest: LoopNest
-    form: _Form
-
-    def __call__(self, launches: Sequence[Launch]) -> Launch:
-        capacity = next(size for size in (8, 32, MOST_TOGETHER) if size >= len(launches))
-        key = (self.nest.structure(), self.form, capacity)
-        source = _written.get(key)
-        if source is None:
-            source = _written[key] = _Writer(self.nest, self.form).text(capacity)
-        rows, blocks = [], 0
-        for launch in launches:
-            fields = [each for each in launch.arguments if isinstance(each, Operand)]
-            count = launch.arguments[-1]
-            assert isinstance(count, np.integer)
-            rows.append([*fields, np.int64(count), np.int64(blocks)])
-            blocks += launch.grid[0]
-        empty = [np.int64(0)] * len(rows[0])
-        table = Rows([*rows, *[empty] * (capacity - len(rows))], launches[0].writes)
-        first = launches[0]
-        name = f"{first.kernel} of {len(launches)}"
-        arguments = [table, np.int32(len(launches))]
-        return Launch(
-            first.step, name, source, arguments, [], (blocks, 1, 1), first.block, 0, True, parts=list(launches)
-        )
-
-
 class _Writer:
     """Writes the kernel of a nest. A class because its parts share many names."""
 
@@ -183,9 +146,8 @@ class _Writer:
         self.dtypes = [each.operand.dtype for each in nest.operands]
         self.rank = len(nest.extents)
 
-    def text(self, rows: int = 0) -> str:
-        """The kernel; with rows, the kernel of up to that many nests."""
-        lines = [*(self._row() if rows else ()), *self._first(bool(rows)), *self._constants()]
+    def text(self) -> str:
+        lines = [*self._first(), *self._constants()]
         if self.rank == 1 and self.form.pack > 1:
             # The last thread may have fewer elements than a pack.
             lines += [f"if (i0 + {self.form.pack} <= count) {{", *self._packed(), "} else {"]
@@ -193,42 +155,24 @@ class _Writer:
         else:
             lines += self._packed() if self.form.pack > 1 else self._single()
         body = "\n".join(f"    {line}" for line in lines)
-        head = f'extern "C" __global__ void __launch_bounds__({BLOCK}) KERNEL'
-        if not rows:
-            return f"{head}({', '.join(self._parameters())}) {{\n{body}\n}}\n"
-        fields = "".join(f" {self._pointer(number)};" for number in range(len(self.dtypes)))
-        structs = f"struct Row {{{fields} long long count, first; }};\nstruct Rows {{ Row at[{rows}]; }};\n"
-        return f"{structs}{head}(const int* failed, const __grid_constant__ Rows rows, int used) {{\n{body}\n}}\n"
-
-    def _pointer(self, number: int) -> str:
-        constant = "const " if number < len(self.nest.loads) else ""
-        return f"{constant}{memory_type(self.dtypes[number])}* p{number}"
-
-    def _row(self) -> list[str]:
-        """Find the nest that the block works for: the last whose first block is not behind it."""
-        lines = [
-            "int low = 0, high = used - 1;",
-            "while (low < high) {",
-            "    const int middle = (low + high + 1) / 2;",
-        ]
-        lines += ["    if (rows.at[middle].first <= blockIdx.x) low = middle; else high = middle - 1;", "}"]
-        lines += [f"{self._pointer(number)} = rows.at[low].p{number};" for number in range(len(self.dtypes))]
-        return [*lines, f"const {self.index} count = rows.at[low].count;"]
+        bounds = f"__launch_bounds__({BLOCK})"
+        return f'extern "C" __global__ void {bounds} KERNEL({", ".join(self._parameters())}) {{\n{body}\n}}\n'
 
     def _parameters(self) -> list[str]:
         names = ["const int* failed"] if self.form.guarded else []
-        names += [self._pointer(number) for number in range(len(self.dtypes))]
+        loads = len(self.nest.loads)
+        for number, dtype in enumerate(self.dtypes):
+            names.append(f"{'const ' if number < loads else ''}{memory_type(dtype)}* p{number}")
         names.append(f"{self.index} count")
         names += [f"{'long long' if self.form.wide else 'Divisor'} d{axis}" for axis in range(1, self.rank)]
         for number, moves in enumerate(self.form.moves):
             names += [f"{self.index} s{number}_{axis}" for axis, is_moved in enumerate(moves) if is_moved]
         return names
 
-    def _first(self, has_rows: bool) -> list[str]:
+    def _first(self) -> list[str]:
         """Which elements the thread has: i0, i1, ... are the indices of the first."""
         lines = ["if (*failed) return;"] if self.form.guarded else []
-        block = "(blockIdx.x - rows.at[low].first)" if has_rows else "blockIdx.x"
-        item = f"({self.index}){block} * {BLOCK} + threadIdx.x"
+        item = f"({self.index})blockIdx.x * {BLOCK} + threadIdx.x"
         if self.rank == 1:
             pack = f" * {self.form.pack}" if self.form.pack > 1 else ""
             return [*lines, f"{self.index} i0 = ({item}){pack};", "if (i0 >= count) return;"]

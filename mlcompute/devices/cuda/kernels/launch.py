@@ -33,12 +33,12 @@ class Status:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """An argument: an array of structs of 8-byte fields, passed by value. The fields of a row are addresses and int64.
+    """An argument: structs one after the other, passed by value. Each field begins at a multiple of 8 bytes.
 
     writes   which of a row's fields are written (positions)
     """
 
-    rows: Sequence[Sequence[Operand | np.int64]]
+    rows: Sequence[Sequence[Operand | np.generic]]
     writes: Sequence[int]
 
 
@@ -56,9 +56,7 @@ class Launch:
     writes     which of the arguments are written (positions); the others are read
     guarded    does it overwrite parameters or state? Then its first argument is `const int* failed`, added when it is
                launched, and it must do nothing when `*failed` is not 0
-    together   makes one launch of several with equal sources none of which reads or overwrites what another writes;
-               None where there is no such way
-    parts      the launches it was made of in that way
+    parts      the launches it was made of (`merge_launches`)
     """
 
     step: Step
@@ -70,7 +68,6 @@ class Launch:
     block: Extents
     shared_bytes: int = 0
     guarded: bool = False
-    together: Callable[[Sequence[Launch]], Launch] | None = None
     parts: Sequence[Launch] = ()
 
     @property

@@ -12,8 +12,8 @@ from mlcompute.devices.loop_nest import Operands
 from mlcompute.ops.op import Step
 
 _SOURCE = """
-extern "C" __global__ void KERNEL(const unsigned int* key, float* y, long long size) {
-    long long block = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const unsigned int* key, float* y, long long size) {
+    long long block = (long long)blockIdx.x * THREADS + threadIdx.x;
     if (4 * block >= size) return;
     unsigned int c0 = (unsigned int)block, c1 = (unsigned int)(block >> 32), c2 = key[2], c3 = key[3];
     unsigned int k0 = key[0], k1 = key[1];
@@ -36,7 +36,7 @@ extern "C" __global__ void KERNEL(const unsigned int* key, float* y, long long s
         for (int k = 0; 4 * block + k < size; ++k) y[4 * block + k] = found.at[k];
     }
 }
-"""
+""".replace("THREADS", str(BLOCK))
 
 
 def random_launches(step: Step, operands: Operands) -> Sequence[Launch]:
