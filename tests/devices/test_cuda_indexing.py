@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlcompute.devices.cuda.codegen import kernel_source
-from mlcompute.devices.cuda.kernels import segments
+from mlcompute.devices.cuda.kernels import scatter_lines, segments
 from mlcompute.errors import ExecutionError
 from mlcompute.ops.op import Array
 from mlcompute.ops.views import slice_, transpose
@@ -30,8 +30,10 @@ def below(extent: int, *shape: int, dtype: Any = np.int32) -> Array:
 
 @pytest.fixture(autouse=True)
 def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "way" in request.fixturenames and request.getfixturevalue("way") == "many":
+    way = request.getfixturevalue("way") if "way" in request.fixturenames else "few"
+    if way == "many":
         monkeypatch.setattr(segments, "_MOST_LOOKS", 0)
+        monkeypatch.setattr(scatter_lines, "_WORDS", 0)
 
 
 # Take and gather ------------------------------------------------------------------------------------------------------
@@ -101,6 +103,30 @@ def test_many_updates_of_one_place(way: str) -> None:
     base, indices = normal(3, 2), below(2, 3, 500)
     check(op("scatter", axis=1), normal(3, 500), indices, base)
     check(op("scatter_add", axis=1), normal(3, 500), indices, base, scale=40)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(("items", "places"), [(33, 1), (100, 700), (900, 40), (300, 300)])
+def test_scatter_of_lines(items: int, places: int, axis: int) -> None:
+    def turned(array: Array) -> Array:
+        return array if axis else np.ascontiguousarray(array.T)
+
+    base, updates = turned(normal(3, places)), turned(normal(3, items))
+    indices = turned((np.random.default_rng(0).zipf(1.2, (3, items)) % places).astype(np.int32))
+    _, _, executable = run(op("scatter", axis=axis), [updates, indices, base])
+    assert list(executable.kernels.values()) == ["scatter of lines"]
+    check(op("scatter", axis=axis), updates, indices, base)
+    check(op("scatter_add", axis=axis), updates, indices, base, scale=40)
+    whole = [(100 * array).astype(np.int64) for array in (updates, base)]
+    check(op("scatter_add", axis=axis), whole[0], indices, whole[1])
+
+
+def test_an_index_out_of_range_in_a_line() -> None:
+    indices = below(4, 2, 50)
+    indices[1, 7] = 4
+    for name in ("scatter", "scatter_add"):
+        with pytest.raises(ExecutionError, match=rf"{name}: index 4.* is out of range, valid are 0 to 3"):
+            run(op(name, axis=1), [normal(2, 50), indices, normal(2, 4)])
 
 
 def test_views_and_wide_indices(monkeypatch: pytest.MonkeyPatch) -> None:

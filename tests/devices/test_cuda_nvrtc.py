@@ -81,6 +81,7 @@ def test_kernels_that_the_emulator_runs(monkeypatch: pytest.MonkeyPatch) -> None
     norm = {"axes": (0,), "epsilon": 1e-3}
     statistics = rng.random((1, 6)).astype(np.float32)
     image, indices = rng.random((1, 4, 5, 4)).astype(np.float32), np.array([0, 2, 2], np.int32)
+    line, lines_of = rng.random((2, 40)).astype(np.float32), rng.integers(0, 40, (2, 40))
     for name, arrays, attributes in (
         ("sum", [x], {"axes": (0,)}),
         ("argmax", [x], {"axis": 1}),
@@ -91,6 +92,8 @@ def test_kernels_that_the_emulator_runs(monkeypatch: pytest.MonkeyPatch) -> None
         ("max_pool_gradient", [image[:, :2, :4], image], windows),
         ("take_gradient", [x[:3], indices], {"axis": 0, "extent": 4}),
         ("scatter_add", [x[:3], np.zeros((3, 6), np.int64), x], {"axis": 0}),
+        ("scatter", [line, lines_of, line], {"axis": 1}),
+        ("scatter_add", [line, lines_of, line], {"axis": 1}),
         ("renormalize", [x, indices], {"maximum_norm": 1.0, "p": 2.0}),
     ):
         bench.check(bench.op(name, **attributes), *arrays, scale=4)

@@ -2,7 +2,8 @@
 
 A thread has one result, or a few neighbouring ones that share an index. Results of scatter look for the indices that
 name them, in their order, so that no two threads write to one place; where that would be too much to look through, the
-last index of every place is found with an atomic maximum, which no order changes. Long sums are in `segments.py`.
+last index of every place is found with an atomic maximum, which no order changes. Lines of many indices are in
+`scatter_lines.py`, long sums in `segments.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.kernel_source import KernelSource, grouped, vector_width
 from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored
 from mlcompute.devices.cuda.kernels.launch import Launch, Row
+from mlcompute.devices.cuda.kernels.scatter_lines import are_lines, line_launch
 from mlcompute.devices.cuda.kernels.segments import Segments, are_few, segment_bytes, sum_type
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, collapsed_axes, dense_strides, iteration_count
 from mlcompute.ops.op import Step
@@ -120,6 +122,8 @@ def scatter_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     y, axis, adds = operands[step.results[0]], step.attributes["axis"], step.op.name == "scatter_add"
     if not y.size:
         return _checks(step, indices, y.shape[axis] if y.shape else 0)
+    if are_lines(step):
+        return [line_launch(step, updates, indices, base, y, axis)]
     if _are_looked_up(step):
         return [_looked_up(step, updates, indices, base, y, axis)]
     if adds:
@@ -260,7 +264,7 @@ def _added(
 
 def _scatter_workspace(step: Step) -> int:
     y, indices = step.results[0], step.inputs[1]
-    if not y.size or _are_looked_up(step):
+    if not y.size or are_lines(step) or _are_looked_up(step):
         return 0
     if step.op.name == "scatter":
         return 4 * y.size

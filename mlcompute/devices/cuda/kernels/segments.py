@@ -1,6 +1,6 @@
 """Sums by key: y[a, key, b] = sum over items i with that key of updates[a, i, b], always in the order of the items.
 
-Where there are few items, every result looks through all of them. Otherwise items are listed by key first. Which key's
+Where there are few items, every key looks through all of them. Otherwise items are listed by key first. Which key's
 list comes first, and how items come into it, differs from run to run, but lists are sorted before they are summed:
 
     count      items of every key
@@ -25,7 +25,7 @@ from mlcompute.devices.cuda.kernels.launch import Launch
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, iteration_count
 from mlcompute.ops.op import Step
 
-#: Up to so many items are looked through by every result, and up to so many looks in all.
+#: Up to so many items are looked through for every result, and up to so many looks in all.
 _FEW, _MOST_LOOKS = 4096, 1 << 28
 #: Items of a key that are sorted by a warp, and then added one after the other.
 _LIGHT = 32
@@ -181,36 +181,55 @@ class Segments:
     # Kernels ----------------------------------------------------------------------------------------------------------
 
     def _look(self) -> Launch:
+        """A warp per key and up to 32 groups of results: its lanes look at as many items at once."""
         source, width = self._source(), self._width
+        inner = grouped(self.inner, width)
+        tiles = -(-iteration_count(inner) // 32)
+        warps = iteration_count(self.outer) * self.keys * tiles
         source.pointer("updates", self.updates)
         source.pointer("indices", self.indices)
         source.pointer("y", self.y, written=True)
         check = checked(source, self.step, self._extent)
-        total, n = source.index("total", self.y.size // width), source.index("n", self.indices.size)
+        total, n = source.index("total", warps), source.index("n", self.indices.size)
+        across, keys = source.extent("tiles", tiles), source.extent("keys", self.keys)
         body = f"""    __shared__ Index keys_of[{_TILE}];
-    const Index number = (Index)blockIdx.x * {BLOCK} + threadIdx.x, k = number < {total} ? number : 0;
-    {self._result(source, width)}
+    const int lane = threadIdx.x % 32;
+    const Index number = (Index)blockIdx.x * {BLOCK // 32} + threadIdx.x / 32, unit = number < {total} ? number : 0;
+    const Index rest = {source.divided("unit", across)}, b = (unit - rest * {across}) * 32 + lane;
+    const Index a = {source.divided("rest", keys)}, own = rest - a * {keys};
+    const bool alive = number < {total} && b < {source.index("inner_count", iteration_count(inner))};
+    {source.unraveled("a", self.outer, ["a_from", "a_to"], "outer")}
+    {source.unraveled("b", inner, ["b_from", "b_to"], "inner")}
+    const Index from = a_from + b_from;
     {self._start(source, "own", width)}
     for (Index first = 0; first < {n}; first += {_TILE}) {{
         const int count = {n} - first < {_TILE} ? (int)({n} - first) : {_TILE};
         __syncthreads();  // the last tile may still be read
-        for (int place = threadIdx.x; place < count; place += {BLOCK}) {{
-            const Index item = first + place;
-            {self._key(source, "item", None)}
-            keys_of[place] = key;
-            if (blockIdx.x == 0) valid(index, {check});
+        for (int place = threadIdx.x; place < {_TILE}; place += {BLOCK}) {{
+            keys_of[place] = -1;
+            if (place < count) {{
+                const Index item = first + place;
+                {self._key(source, "item", None)}
+                keys_of[place] = key;
+                if (blockIdx.x == 0) valid(index, {check});
+            }}
         }}
         __syncthreads();
-        #pragma unroll 8
-        for (int place = 0; place < count; ++place) {{
-            if (keys_of[place] != own) continue;
-            const Index i = first + place;
-            {self._add(source, "i", width)}
+        #pragma unroll 4
+        for (int place = 0; place < count; place += 32) {{
+            unsigned int matches = __ballot_sync(0xffffffffu, keys_of[place + lane] == own);
+            for (; matches != 0; matches &= matches - 1) {{
+                const Index i = first + place + __ffs(matches) - 1;
+                if (!alive) continue;
+                {self._add(source, "i", width)}
+            }}
         }}
     }}
-    if (number >= {total}) return;
-    {self._store(width)}"""
-        grid = blocks_for(self.y.size // width)
+    if (alive) {{
+        const Index to = a_to + b_to + own * {source.index("key_stride", self.key_stride)};
+        {self._store(width)}
+    }}"""
+        grid = blocks_for(warps, BLOCK // 32)
         return source.launch(self.step, "sums by index", VALID, body, grid=grid, block=BLOCK)
 
     def _zero(self, counts: Operand) -> Launch:
