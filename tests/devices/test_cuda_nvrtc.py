@@ -99,6 +99,6 @@ def test_kernels_that_the_emulator_runs(monkeypatch: pytest.MonkeyPatch) -> None
         bench.check(bench.op(name, **attributes), *arrays, scale=4)
     monkeypatch.setattr(segments, "_MOST_LOOKS", 0)
     bench.check(bench.op("take_gradient", axis=0, extent=4), x[:3], indices)
-    assert len(sources) > 40
+    assert len(sources) > 30  # small launches are one kernel
     for architecture in ARCHITECTURES:
         assert all(cache.machine_code(list(sources), architecture))
