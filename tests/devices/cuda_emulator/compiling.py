@@ -20,9 +20,11 @@ HEADER = (Path(__file__).parent / "emulator.h").read_text()
 COMPILER = shutil.which("g++")
 #: Kernels per shared library at most: several are compiled side by side.
 _TOGETHER = 24
+# Products and sums become fused multiply-adds, as NVRTC makes them: numbers must not depend on it where ops are merged.
 # Without the last, shared memory of equally named functions would be one and the same in all libraries.
 _OPTIONS = (
-    *("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-fno-strict-aliasing"),
+    *("-std=c++17", "-O1", "-ffp-contract=fast", "-fexpensive-optimizations"),
+    *("-fPIC", "-shared", "-w", "-fno-strict-aliasing"),
     *("-fno-builtin-malloc", "-mf16c", "-march=native", "-fno-gnu-unique"),
 )
 _WAITS = re.compile(r"__syncthreads|barrier_of|__syncwarp|__shfl|__ballot|__any_sync|__all_sync")

@@ -56,8 +56,11 @@ static inline float __fdividef(float x, float y) { return x / y; }
 static inline float __expf(float x) { return __builtin_expf(x); }
 static inline float __frcp_rn(float x) { return 1.0f / x; }
 static inline float __fsqrt_rn(float x) { return __builtin_sqrtf(x); }
-static inline float __fadd_rn(float x, float y) { return x + y; }
-static inline float __fmul_rn(float x, float y) { return x * y; }
+// Rounded by themselves: never a part of a fused multiply-add.
+#define ROUNDED(name, T, operation) \
+    static inline T name(T x, T y) { T z = x operation y; asm("" : "+x"(z)); return z; }
+ROUNDED(__fadd_rn, float, +) ROUNDED(__fsub_rn, float, -) ROUNDED(__fmul_rn, float, *)
+ROUNDED(__dadd_rn, double, +) ROUNDED(__dsub_rn, double, -) ROUNDED(__dmul_rn, double, *)
 static inline bool isnan(float x) { return x != x; }
 static inline bool isnan(double x) { return x != x; }
 static inline bool isinf(float x) { return __builtin_isinf(x); }

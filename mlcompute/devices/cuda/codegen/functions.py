@@ -19,6 +19,9 @@ _COMPARISONS = {
 }
 _LOGIC = {"logical_and": "&&", "logical_or": "||", "logical_xor": "!="}
 _INFIX = {"add": "+", "subtract": "-", "multiply": "*"}
+#: The same for floating-point numbers. Unlike + and *, these never become one fused multiply-add, which rounds once
+#: instead of twice: then numbers would depend on which ops share a kernel, and so on what must be readable.
+_ROUNDED = {"add": "add_rn", "subtract": "sub_rn", "multiply": "mul_rn"}
 #: What the arithmetic of NumPy makes of booleans.
 _BOOLEAN = {"add": "||", "multiply": "&&", "minimum": "&&", "maximum": "||"}
 #: Functions of the language's own mathematical library: their names for double; for float, f is added.
@@ -67,6 +70,8 @@ def function(op_name: str, operands: Sequence[str], operand_types: Sequence[DTyp
 def _arithmetic(op_name: str, names: list[str], dtype: DType) -> str:
     """An op on numbers of one type."""
     is_float, type_ = dtype.kind == "f", register_type(dtype)
+    if op_name in _INFIX and is_float:
+        return f"__{'f' if type_ == 'float' else 'd'}{_ROUNDED[op_name]}({names[0]}, {names[1]})"
     if op_name in _INFIX:
         return f"({type_})({names[0]} {_INFIX[op_name]} {names[1]})"
     if op_name == "negate":
