@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.devices.precision import PRECISIONS, matmul_precision
+from mlcompute.devices.precision import checked, matmul_precision
 from mlcompute.errors import DataError
 
 if TYPE_CHECKING:
@@ -189,6 +189,7 @@ class Platform:
 
         "high", the default: a device may round the factors to TF32 (10 bits of mantissa instead of 23) where that is
         faster, as GPUs do; sums stay float32. "highest": float32 throughout. The CPU engine always computes in float32.
+        The environment variable MLCOMPUTE_MATMUL_PRECISION says how a process begins.
 
         >>> import mlcompute as mlc
         >>> mlc.Platform.set_matmul_precision("highest")
@@ -196,16 +197,11 @@ class Platform:
         'highest'
         >>> mlc.Platform.set_matmul_precision("high")
         """
-        if not isinstance(precision, str) or precision not in PRECISIONS:
-            raise DataError(
-                f"Platform.set_matmul_precision: {precision!r} is not a precision",
-                expected=" or ".join(map(repr, PRECISIONS)),
-            )
-        matmul_precision.current = precision
+        matmul_precision.current = checked("Platform.set_matmul_precision", precision)
 
     @classmethod
     def get_matmul_precision(cls) -> str:
-        """The precision last set; "high" if none was."""
+        """The precision last set; if none was, that of MLCOMPUTE_MATMUL_PRECISION or "high"."""
         return matmul_precision.current
 
     @classmethod

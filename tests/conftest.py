@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import mlcompute as mlc
 from tests.recorder import Recorder, all_uses
 
 ROOT = Path(__file__).parent
 if os.environ.get("MLCOMPUTE_ENGINE") == "cuda":
-    # Tolerances come from float32; products of TensorFloat-32 have tests of their own (tests/devices).
-    mlc.Platform.set_matmul_precision("highest")
+    # Tolerances come from float32; products of TensorFloat-32 have tests of their own (tests/devices). In the
+    # environment, because some tests start other processes, which must give the same numbers.
+    os.environ.setdefault("MLCOMPUTE_MATMUL_PRECISION", "highest")
 os.environ.setdefault("MLC_DEBUG", "verify")  # every program a test compiles is checked after every pass
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # Shells start background jobs deaf to Ctrl-C, and their children inherit that; some tests press it.

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ class Gate(CpuEngine):
     """The CPU's engine, held at a gate: what is queued stays queued until the test opens it."""
 
     name = "gate"
+    # A run that may start ahead is started by the caller, who would wait at the gate himself.
+    traits = replace(CpuEngine.traits, runs_ahead=False)
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,9 +51,9 @@ class Gate(CpuEngine):
         executable = super().build(program, arena)
         run = executable.run
 
-        def gated(*arguments: Any) -> None:
+        def gated(*arguments: Any) -> Any:
             assert self.is_open.wait(30)
-            run(*arguments)
+            return run(*arguments)
 
         executable.run = gated  # type: ignore[method-assign]
         return executable

@@ -1,8 +1,9 @@
-"""fuse_epilogues: a matmul adds a bias and applies relu before it stores its result.
+"""fuse_epilogues: a matmul adds a bias before it stores its result.
 
-    m = a b     z = m + bias     y = relu(z)          one step; m and z never exist in memory
+    m = a b     y = m + bias          one step; m never exists in memory
 
-Sums are as they were, so a program in which z or m must be readable gives the same numbers without this.
+Sums are as they were, so a program in which m must be readable gives the same numbers without this. A relu that follows
+stays a step of its own: that of cuBLASLt makes 0 of NaN, where training that went wrong could no longer be seen.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from mlcompute.ops.op import FLOAT32, Step, Value
 
 
 class MatmulEpilogue(FusedElementwise):
-    """A matmul, then the sum with a bias (as many numbers as the result's last extent), then perhaps relu.
+    """A matmul, then the sum with a bias (as many numbers as the result's last extent).
 
     `inputs`: the factors and the bias.
     """
@@ -27,7 +28,7 @@ MATMUL_EPILOGUE = MatmulEpilogue()
 
 
 def fuse_epilogues(steps: list[Step], context: Context) -> list[Step]:
-    """Matmuls with the bias and relu that follow them as single steps, where nobody else reads what is between."""
+    """Matmuls with the bias that follows them as single steps, where nobody else reads what is between."""
     index, kept = context.index(steps), context.kept
     replaced: dict[Step, Step | None] = {}
     for step in steps:
@@ -39,14 +40,9 @@ def fuse_epilogues(steps: list[Step], context: Context) -> list[Step]:
         bias = add.inputs[1] if add.inputs[0] is step.results[0] else add.inputs[0]
         if not _is_bias(bias, add.results[0]) or not _exists_before(bias, step, index):
             continue
-        chain = [step, add]
-        relu = _only_reader(add, index, kept)
-        if relu is not None and relu.op.name == "relu":
-            chain.append(relu)
-        together = _fused(chain, bias)
+        together = _fused(step, add, bias)
         if context.engine.supports(together):
-            replaced.update(dict.fromkeys(chain))
-            replaced[step] = together
+            replaced[step], replaced[add] = together, None
     if not replaced:
         return steps
     return [new for step in steps if (new := replaced.get(step, step)) is not None]
@@ -72,8 +68,7 @@ def _exists_before(value: Value, step: Step, index: Index) -> bool:
     return maker is None or index.positions[maker] < index.positions[step]
 
 
-def _fused(chain: list[Step], bias: Value) -> Step:
-    first, last = chain[0], chain[-1]
-    inputs = (*first.inputs, bias)
-    attributes = {"steps": tuple(chain), "stored": last.results, "inputs": inputs}
-    return Step(MATMUL_EPILOGUE, inputs, last.results, attributes, last.layer, last.phase)
+def _fused(matmul: Step, add: Step, bias: Value) -> Step:
+    inputs = (*matmul.inputs, bias)
+    attributes = {"steps": (matmul, add), "stored": add.results, "inputs": inputs}
+    return Step(MATMUL_EPILOGUE, inputs, add.results, attributes, add.layer, add.phase)

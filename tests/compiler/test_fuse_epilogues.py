@@ -1,4 +1,4 @@
-"""fuse_epilogues: bias and relu go into the matmul before them, and only where nobody could notice."""
+"""fuse_epilogues: a bias goes into the matmul before it, and only where nobody could notice."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ def network(bias: tuple[int, ...] = (4,), swapped: bool = False) -> tuple[Trace,
 
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("bias", [(4,), (1, 4)])
-def test_bias_and_relu_become_one_step(bias: tuple[int, ...], swapped: bool) -> None:
-    trace, inputs, (_, _, y) = network(bias, swapped)
+def test_a_bias_becomes_a_part_of_the_matmul(bias: tuple[int, ...], swapped: bool) -> None:
+    trace, inputs, (_, z, y) = network(bias, swapped)
     expected = run(trace, inputs, [y])
     apply(fuse_epilogues, trace, [y])
     verify_steps(trace.steps)
-    (step,) = trace.steps
+    step, relu = trace.steps
     assert step.op is MATMUL_EPILOGUE
-    assert (step.inputs, step.results) == (tuple(inputs), (y,))
+    assert (step.inputs, step.results) == (tuple(inputs), (z,))
+    assert relu.op.name == "relu"
     assert run(trace, inputs, [y])[0].tobytes() == expected[0].tobytes()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+import mlcompute as mlc
 from mlcompute import devices
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
@@ -39,6 +41,17 @@ def gpu() -> Engine:
     if isinstance(found, str):
         pytest.skip(f"needs an NVIDIA GPU: {found.splitlines()[0]}")
     return found
+
+
+@contextlib.contextmanager
+def multiplied(precision: str) -> Iterator[None]:
+    """Graphs compiled inside multiply so exactly; those after it as before."""
+    before = mlc.Platform.get_matmul_precision()
+    mlc.Platform.set_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        mlc.Platform.set_matmul_precision(before)
 
 
 def run_on(engine: Engine, fn: Described, arrays: Sequence[Array], times: int = 3) -> tuple[list[Array], str]:

@@ -24,6 +24,7 @@ from mlcompute.devices.cuda.device import Cuda
 from mlcompute.ops.op import Trace
 from tests.cases.case import Case
 from tests.devices import cuda_cases
+from tests.devices.cuda_ops import multiplied
 from tests.devices.models import workload
 from tests.harness import assert_close
 from tests.test_layers import CASES, Built, is_loss, layer_is_stateful
@@ -38,9 +39,8 @@ def engine() -> Iterator[Cuda]:
     """The first GPU, multiplying exactly."""
     found = ENGINES[0]
     assert isinstance(found, Cuda)
-    mlc.Platform.set_matmul_precision("highest")
-    yield found
-    mlc.Platform.set_matmul_precision("high")
+    with multiplied("highest"):
+        yield found
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -79,13 +79,13 @@ def test_matmul_precision(engine: Cuda) -> None:
     exact = a.astype(np.float64) @ b.astype(np.float64)
     errors = {}
     for precision in ("highest", "high"):
-        mlc.Platform.set_matmul_precision(precision)
         x, y = mlc.Tensor(shape=(256, 256)), mlc.Tensor(shape=(256, 256))
         graph = mlc.InferenceGraph()
         z = graph.node(mlc.MatMulLayer(mlc.MatMulDescriptor()), sources=[x, y])
         graph.add_inputs({"x": x, "y": y})
         graph.add_outputs({"z": z})
-        graph.compile(device=mlc.Device(gpu_devices=[0]))
+        with multiplied(precision):
+            graph.compile(device=mlc.Device(gpu_devices=[0]))
         graph.execute({"x": a, "y": b}).wait()
         errors[precision] = float(np.abs(z.data - exact).max() / np.abs(exact).max())
     assert errors["highest"] < 1e-6 < errors["high"] < 1e-2, errors
@@ -147,6 +147,7 @@ def test_the_library_on_a_gpu(file: str) -> None:
     environment = {name: setting for name, setting in os.environ.items() if "PYTEST" not in name}
     environment |= {"MLCOMPUTE_ENGINE": "cuda", "MLC_DEBUG": ""}
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
+    command += ["-p", "no:benchmark"]  # where that plugin is installed, it warns in a process that xdist started
     command += ["--tb=short", f"tests/{file}"]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
     assert ran.returncode == 0, ran.stdout[-6000:]

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import mlcompute as mlc
 from mlcompute import ops
 from mlcompute.devices.device import Engine
 from mlcompute.ops.op import Array, Trace, Value
-from tests.devices.cuda_ops import emulated, gpu, run_on
+from tests.devices.cuda_ops import emulated, gpu, multiplied, run_on
 from tests.harness import assert_close, forward
 
 #: name -> q's shape, keys, the values' width, the mask's shape, dropout?
@@ -40,9 +39,8 @@ LARGER: dict[str, tuple[tuple[int, int, int, int], int, int, tuple[int, ...] | N
 
 @pytest.fixture(autouse=True)
 def highest() -> Iterator[None]:
-    mlc.Platform.set_matmul_precision("highest")
-    yield
-    mlc.Platform.set_matmul_precision("high")
+    with multiplied("highest"):
+        yield
 
 
 def arrays_of(name: str) -> list[Array]:
@@ -95,8 +93,8 @@ def test_attention(name: str) -> None:
 @pytest.mark.parametrize("name", ["plain", "mask and dropout, more than a tile"])
 def test_rounded_factors(name: str) -> None:
     """The kernels for TF32; the emulator rounds nothing."""
-    mlc.Platform.set_matmul_precision("high")
-    check(emulated(), name)
+    with multiplied("high"):
+        check(emulated(), name)
 
 
 def test_heads_are_read_in_place() -> None:
@@ -161,5 +159,5 @@ def test_attention_on_a_gpu(name: str) -> None:
 @pytest.mark.parametrize("name", LARGER)
 def test_attention_with_tf32_on_a_gpu(name: str) -> None:
     engine = gpu()
-    mlc.Platform.set_matmul_precision("high")
-    check(engine, name, scale=400.0, times=3)
+    with multiplied("high"):
+        check(engine, name, scale=400.0, times=3)

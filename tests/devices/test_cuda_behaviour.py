@@ -21,6 +21,7 @@ from mlcompute.devices.device import Profile
 from mlcompute.errors import DeviceError, ExecutionError
 from tests.devices.cuda_emulator import EmulatedCuda
 from tests.devices.cuda_emulator.compiling import COMPILER
+from tests.devices.cuda_ops import multiplied
 from tests.devices.models import MODELS, Job, make
 
 ROOT = Path(__file__).parents[2]
@@ -59,16 +60,13 @@ def test_run_after_run(kind: str, engine: Cuda) -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_training_agrees_with_the_cpu(kind: str, engine: Cuda) -> None:
-    mlc.Platform.set_matmul_precision("highest")
-    try:
+    with multiplied("highest"):
         mine, theirs = make(kind, engine), make(kind)
         for _ in range(3):
             mine.step()
             theirs.step()
-        for a, b in zip(mine.lasting(), theirs.lasting(), strict=True):
-            np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
-    finally:
-        mlc.Platform.set_matmul_precision("high")
+    for a, b in zip(mine.lasting(), theirs.lasting(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
 
 
 def lookup(engine: Cuda, layers: int = 1) -> tuple[mlc.TrainingGraph, dict[str, np.ndarray], mlc.Tensor]:
@@ -234,6 +232,7 @@ def test_a_profile_names_layers_and_phases(engine: Cuda) -> None:
 CHILD = """
 import sys
 import numpy as np
+from tests.devices.cuda_ops import multiplied
 from tests.devices.models import make
 if sys.argv[1] == "emulated":
     from tests.devices.cuda_emulator import EmulatedCuda

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,7 @@ from mlcompute.devices.loop_nest import Operands
 from mlcompute.ops.op import Array, Trace, Value
 from tests.compiler.programs import apply
 from tests.devices.cuda_emulator import EmulatedCuda
-from tests.devices.cuda_ops import emulated, gpu, run_on
+from tests.devices.cuda_ops import emulated, gpu, multiplied, run_on
 from tests.harness import assert_close, forward
 
 #: TF32 keeps 10 bits of the factors' mantissa: each product is off by 2^-10 at most, and sums average that out.
@@ -38,9 +41,8 @@ TF32 = 2.0**-10
 
 @pytest.fixture
 def highest() -> Iterator[None]:
-    mlc.Platform.set_matmul_precision("highest")
-    yield
-    mlc.Platform.set_matmul_precision("high")
+    with multiplied("highest"):
+        yield
 
 
 def numbers(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:
@@ -56,17 +58,38 @@ def numbers(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:
 
 
 def test_matmul_precision_is_a_setting_of_the_process() -> None:
-    assert mlc.Platform.get_matmul_precision() == "high"
-    mlc.Platform.set_matmul_precision("highest")
-    assert mlc.Platform.get_matmul_precision() == "highest"
-    mlc.Platform.set_matmul_precision("high")
+    for precision in ("highest", "high"):
+        with multiplied(precision):
+            assert mlc.Platform.get_matmul_precision() == precision
+
+
+@pytest.mark.parametrize(("setting", "expected"), [(None, "high"), ("", "high"), ("highest", "highest")])
+def test_the_environment_says_how_a_process_begins(setting: str | None, expected: str) -> None:
+    ran = _printed_precision(setting)
+    assert (ran.stdout, ran.returncode) == (f"{expected}\n", 0)
+
+
+def test_a_precision_in_the_environment_that_is_none() -> None:
+    ran = _printed_precision("low")
+    assert ran.returncode == 1
+    assert "MLCOMPUTE_MATMUL_PRECISION: 'low' is not a precision" in ran.stderr
+    assert "'highest' or 'high'" in ran.stderr
+
+
+def _printed_precision(setting: str | None) -> subprocess.CompletedProcess[str]:
+    environment = {name: text for name, text in os.environ.items() if name != "MLCOMPUTE_MATMUL_PRECISION"}
+    if setting is not None:
+        environment["MLCOMPUTE_MATMUL_PRECISION"] = setting
+    command = "import mlcompute as mlc; print(mlc.Platform.get_matmul_precision())"
+    return subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("wrong", ["low", "", None, 1, ["high"]])
 def test_other_precisions_are_refused(wrong: Any) -> None:
+    before = mlc.Platform.get_matmul_precision()
     with pytest.raises(mlc.DataError, match=r"set_matmul_precision: .* is not a precision(.|\n)*'highest' or 'high'"):
         mlc.Platform.set_matmul_precision(wrong)
-    assert mlc.Platform.get_matmul_precision() == "high"
+    assert mlc.Platform.get_matmul_precision() == before
 
 
 # Finding the libraries ----------------------------------------------------------------------------------------------
@@ -145,7 +168,6 @@ def test_constants_of_cublaslt_are_those_of_its_header() -> None:
         for name, value in ours.items():
             assert known[theirs + name.removeprefix(prefix)] == value, name
     assert known["CUBLASLT_EPILOGUE_BIAS"] == lt.EPILOGUE_BIAS
-    assert known["CUBLASLT_EPILOGUE_BIAS"] | known["CUBLASLT_EPILOGUE_RELU"] == lt.EPILOGUE_RELU_BIAS
 
 
 def test_constants_of_cudnn_are_those_of_its_header() -> None:
@@ -472,8 +494,6 @@ class InterpretedProduct:
         if bias:
             rows = _memory(y, sizes[2]).reshape(-1, p.result.rows)  # all results here are dense
             rows += _memory(bias, p.result.rows)
-            if p.epilogue == lt.EPILOGUE_RELU_BIAS:
-                np.maximum(rows, 0, out=rows)
 
 
 class InterpretedPlan:
@@ -552,12 +572,12 @@ def test_what_cublaslt_has_no_algorithm_for_is_ours(
     found, kernels = run_on(interpreted, lambda a, b: [ops.matmul(a, b)], arrays[:2])
     assert kernels == "tiled matmul (float32)"
     assert_close(found[0], arrays[0] @ arrays[1])
-    found, kernels = run_on(interpreted, _with_bias(ops.matmul, True), arrays)
+    found, kernels = run_on(interpreted, _with_bias(ops.matmul), arrays)
     assert kernels == "tiled matmul (float32), bias"
-    assert_close(found[0], np.maximum(arrays[0] @ arrays[1] + arrays[2], 0))
+    assert_close(found[0], arrays[0] @ arrays[1] + arrays[2])
 
 
-def _with_bias(fn: Any, relu: bool) -> Any:
+def _with_bias(fn: Any, relu: bool = False) -> Any:
     """fn(a, b) + bias as the compiler fuses it."""
 
     def described(a: Value, b: Value, bias: Value) -> list[Value]:
@@ -569,16 +589,15 @@ def _with_bias(fn: Any, relu: bool) -> Any:
     return described
 
 
-@pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("name", ["plain", "b transposed", "batch", "heads", "every other column of a", "one column"])
-def test_bias_and_relu_by_cublaslt(name: str, relu: bool, interpreted: InterpretedCuda) -> None:
+def test_bias_by_cublaslt(name: str, interpreted: InterpretedCuda) -> None:
     shape_a, shape_b, fn = MATMULS[name]
     product = forward(lambda a, b: [fn(a, b)], numbers(*shape_a), numbers(*shape_b))[0]
     arrays = [numbers(*shape_a), numbers(*shape_b, seed=1), numbers(product.shape[-1])]
-    expected = forward(_with_bias(fn, relu), *arrays)
+    expected = forward(_with_bias(fn), *arrays)
     in_one_call = name not in ("heads", "every other column of a")
     for engine in (interpreted, emulated()):
-        found, kernels = run_on(engine, _with_bias(fn, relu), arrays)
+        found, kernels = run_on(engine, _with_bias(fn), arrays)
         assert ("cuBLASLt with bias" in kernels) == (in_one_call or (name == "heads" and engine is not interpreted))
         assert ("bias" in kernels.split(", ")) == (
             not in_one_call and not (name == "heads" and engine is not interpreted)
@@ -622,11 +641,8 @@ def test_matmul_on_a_gpu(name: str, precision: str) -> None:
     engine = gpu()
     shape_a, shape_b, fn = (MATMULS | _LARGE)[name]
     arrays = [numbers(*shape_a), numbers(*shape_b, seed=1)]
-    mlc.Platform.set_matmul_precision(precision)
-    try:
+    with multiplied(precision):
         found, _ = run_on(engine, lambda a, b: [fn(a, b)], arrays)
-    finally:
-        mlc.Platform.set_matmul_precision("high")
     (expected,) = forward(lambda a, b: [fn(a, b)], *(array.astype(np.float64) for array in arrays))
     _assert_products(found[0], expected, precision)
 
@@ -664,11 +680,8 @@ def test_convolutions_on_a_gpu(case: str, size: str) -> None:
     for direction, last, precision in itertools.product(DIRECTIONS, (True, False), ("high", "highest")):
         fn, shapes = _described(direction, case, last, CONVOLUTIONS if size == "small" else LARGER)
         arrays = [numbers(*shape, seed=number) for number, shape in enumerate(shapes)]
-        mlc.Platform.set_matmul_precision(precision)
-        try:
+        with multiplied(precision):
             found, kernels = run_on(engine, fn, arrays)
-        finally:
-            mlc.Platform.set_matmul_precision("high")
         (expected,) = forward(fn, *(array.astype(np.float64) for array in arrays))
         _assert_products(found[0], expected, precision, f"{direction}, last {last}, {precision}, {kernels}")
 

@@ -13,7 +13,7 @@ from mlcompute.devices.cuda.kernels import recurrent
 from mlcompute.devices.cuda.kernels.lstm_source import Form
 from mlcompute.devices.device import Engine
 from mlcompute.ops.op import Array, Trace, Value
-from tests.devices.cuda_ops import emulated, gpu, run_on
+from tests.devices.cuda_ops import emulated, gpu, multiplied, run_on
 from tests.devices.test_cuda_libraries import InterpretedCuda, interpreted
 from tests.harness import assert_close, forward
 
@@ -143,10 +143,7 @@ def test_other_types_are_left_to_the_expansion() -> None:
 @pytest.mark.parametrize("size", [*SIZES, (32, 50, 64, 128), (300, 7, 20, 96), (40, 9, 100, 256), (9, 5, 50, 300)])
 def test_lstm_on_a_gpu(size: tuple[int, int, int, int]) -> None:
     engine = gpu()
-    mlc.Platform.set_matmul_precision("highest")
-    try:
+    with multiplied("highest"):
         for reverse in (False, True):
             for lengths in (False, True):
                 check(engine, size, reverse, lengths, scale=16.0)
-    finally:
-        mlc.Platform.set_matmul_precision("high")

@@ -30,7 +30,7 @@ PREF_MIN_ALIGNMENT_A_BYTES = 5  # those of B, C and D follow
 #: cublasLtReductionScheme_t: how parts of a sum that was split are added; in place is left out, its order is not said
 REDUCTION_COMPUTE_TYPE, REDUCTION_OUTPUT_TYPE = 2, 4
 #: cublasLtEpilogue_t
-EPILOGUE_DEFAULT, EPILOGUE_BIAS, EPILOGUE_RELU_BIAS = 1, 4, 6
+EPILOGUE_DEFAULT, EPILOGUE_BIAS = 1, 4
 #: cublasStatus_t
 STATUS_NOT_SUPPORTED = 15
 

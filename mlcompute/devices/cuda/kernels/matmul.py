@@ -12,20 +12,20 @@ import numpy as np
 from mlcompute.devices.cuda import cublaslt
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored
-from mlcompute.devices.cuda.cublaslt.library import EPILOGUE_BIAS, EPILOGUE_RELU_BIAS
+from mlcompute.devices.cuda.cublaslt.library import EPILOGUE_BIAS
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
 from mlcompute.devices.cuda.libraries import Gpu, current_gpu
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, broadcast_strides, collapsed_axes
 from mlcompute.devices.precision import matmul_precision
-from mlcompute.ops.op import Step, inner_steps
+from mlcompute.ops.op import Step
 
 #: cuBLASLt wants its workspace aligned to this, and more of it than this brings nothing.
 ALIGNMENT = 256
 _MOST_WORKSPACE = 32 << 20
 #: Batches that need several calls of cuBLASLt are given to our own kernel when there would be more than this many.
 _MOST_CALLS = 8
-#: What the printed program calls products with bias, without and with relu.
-_EPILOGUES = ("cuBLASLt with bias", "cuBLASLt with bias and relu")
+#: What the printed program calls products with a bias.
+_WITH_BIAS = "cuBLASLt with bias"
 _TYPES = (np.dtype(np.float32), np.dtype(np.float16))
 
 #: Our own kernel: a block of 16 x 16 threads computes 64 x 64 results, 16 terms of the sums at a time.
@@ -67,25 +67,23 @@ def _is_for_library(a: Operand, b: Operand, y: Operand) -> bool:
 
 
 def epilogue_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
-    """relu(a b + bias), or without relu: in one call where cuBLASLt can, else in a second pass over the result."""
+    """a b + bias: in one call where cuBLASLt can, else in a second pass over the result."""
     a, b, bias = (operands[value] for value in step.inputs)
     y = operands[step.results[0]]
     if y.size == 0:
         return []
-    applies_relu = inner_steps(step)[-1].op.name == "relu"
     gpu, parts = current_gpu(), _single_batches(a, b, y)
     if gpu is None and _is_for_library(a, b, y):
-        return [LibraryCall(step, _EPILOGUES[applies_relu], [a, b, y, bias], [2], no_gpu)]
+        return [LibraryCall(step, _WITH_BIAS, [a, b, y, bias], [2], no_gpu)]
     needed = workspace_bytes(step)
     workspace = operands.workspace(step, 0, needed) if needed else None
     if gpu is not None and len(parts) == 1 and bias.is_dense and bias.byte_offset % 16 == 0:
         problem = cublaslt.problem_of(*parts[0], matmul_precision.allows_tf32)
         if problem is not None:
-            epilogue = EPILOGUE_RELU_BIAS if applies_relu else EPILOGUE_BIAS
-            call = _call(step, gpu, replace(problem, epilogue=epilogue), parts[0], workspace, bias)
+            call = _call(step, gpu, replace(problem, epilogue=EPILOGUE_BIAS), parts[0], workspace, bias)
             if call is not None:
                 return [call]
-    return [*product_launches(step, a, b, y, workspace), _bias_launch(step, y, bias, applies_relu)]
+    return [*product_launches(step, a, b, y, workspace), _bias_launch(step, y, bias)]
 
 
 def workspace_bytes(step: Step) -> int:
@@ -157,8 +155,7 @@ def _call(
         scratch = 0 if workspace is None else aligned(addresses[3])
         product.enqueue(stream, a, b, y, scratch, 0 if bias is None else addresses[-1])
 
-    name = "cuBLASLt" if bias is None else _EPILOGUES[problem.epilogue == EPILOGUE_RELU_BIAS]
-    return LibraryCall(step, name, memory, writes, enqueue, [product])
+    return LibraryCall(step, "cuBLASLt" if bias is None else _WITH_BIAS, memory, writes, enqueue, [product])
 
 
 def aligned(address: int) -> int:
@@ -171,16 +168,13 @@ def no_gpu(stream: int, addresses: Sequence[int]) -> None:
     raise AssertionError("this call was made on a thread without a GPU")
 
 
-def _bias_launch(step: Step, y: Operand, bias: Operand, applies_relu: bool) -> Launch:
-    """y = relu(y + bias) in place."""
-    value = "maximum<float>(x, 0.0f)" if applies_relu else "x"
+def _bias_launch(step: Step, y: Operand, bias: Operand) -> Launch:
+    """y = y + bias in place."""
     source = f"""
 extern "C" __global__ void __launch_bounds__({BLOCK}) KERNEL(
     float* y, const float* bias, long long count, long long columns, long long stride) {{
     long long at = (long long)blockIdx.x * {BLOCK} + threadIdx.x;
-    if (at >= count) return;
-    float x = y[at] + bias[at % columns * stride];
-    y[at] = {value};
+    if (at < count) y[at] += bias[at % columns * stride];
 }}
 """
     arguments: list[Argument] = [y, bias, *map(np.int64, (y.size, y.shape[-1], bias.strides[-1]))]
