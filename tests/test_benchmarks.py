@@ -122,7 +122,7 @@ def test_command_for_gpus_prints_a_table_and_writes_json(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "MLP 784-128-10, batch 1, TF32" in printed
     # What fails is a row with its reason, not the end.
-    assert "torch-graph: AssertionError" in printed
+    assert "torch-graph: ValueError: CUDA graphs need a GPU" in printed
     stored = json.loads(path.read_text())
     ours = stored["results"]["mlp1"]["tf32"]["mlcompute"]
     assert len(ours["losses"]) == 5
@@ -133,4 +133,4 @@ def test_command_for_gpus_prints_a_table_and_writes_json(tmp_path, capsys):
     page = replaced(f"a\n{BEGIN}old\n{END}b\n", document)
     assert page == f"a\n{BEGIN}\n{document}\n\n{END}b\n"
     assert BEGIN in PAGE.read_text()
-    assert "- PyTorch in a CUDA graph: MLP 784-128-10, batch 1, TF32: AssertionError" in document
+    assert "- PyTorch in a CUDA graph: MLP 784-128-10, batch 1, TF32: ValueError" in document

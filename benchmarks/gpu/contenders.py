@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from benchmarks.contenders import Contender
-from benchmarks.workloads import LARGE, WORKLOADS, Workload
+from benchmarks.workloads import LARGE, TINY, WORKLOADS, Workload
 
+#: Built first of all, so that what is loaded and started once is not counted with the first workload.
+START = "tiny tf32"
 #: What products are computed in. Parameters, their gradients' sums and Adam are float32 in both.
 PRECISIONS = {"tf32": "TF32", "bf16": "bfloat16"}
 
@@ -31,8 +33,13 @@ class GpuJob:
 
 @dataclass(frozen=True)
 class GpuContender(Contender):
-    """settings   environment variables of its process"""
+    """One with a process that keeps all its jobs.
 
+    lane       contenders of one lane build one after the other, lanes side by side
+    settings   environment variables of its process
+    """
+
+    lane: str = "gpu"
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -48,16 +55,16 @@ CONTENDERS = {
         GpuContender("mlcompute-tuned", "ours", "mlcompute", slow=True, settings={"MLCOMPUTE_TUNE": "1"}),
         GpuContender("torch", "pytorch", "torch"),
         GpuContender("torch-graph", "pytorch", "torch", "graph"),
-        GpuContender("torch-compile", "pytorch", "torch", "compile", slow=True),
-        GpuContender("torch-max-autotune", "pytorch", "torch", "max-autotune", slow=True),
-        GpuContender("jax", "jax_jit", "jax"),
-        GpuContender("jax-flags", "jax_jit", "jax", slow=True, settings={"XLA_FLAGS": XLA_FLAGS}),
+        GpuContender("torch-compile", "pytorch", "torch", "compile", slow=True, lane="compile"),
+        GpuContender("torch-max-autotune", "pytorch", "torch", "max-autotune", slow=True, lane="max-autotune"),
+        GpuContender("jax", "jax_jit", "jax", lane="jax"),
+        GpuContender("jax-flags", "jax_jit", "jax", slow=True, lane="jax", settings={"XLA_FLAGS": XLA_FLAGS}),
     )
 }
 
 
 def workload_named(name: str) -> Workload:
-    return LARGE[name] if name in LARGE else WORKLOADS[name]
+    return {TINY.name: TINY, **WORKLOADS, **LARGE}[name]
 
 
 def uses_gpu() -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.contenders import CONTENDERS
+from benchmarks.gpu.contenders import CONTENDERS, START
 from benchmarks.measure import Found, Process, available_cores, machine
 
 Say = Callable[[str], None]
@@ -31,10 +31,10 @@ class Settings:
     rounds        turns of every contender at every job
     stream, alone  seconds of a turn: steps in a stream, steps waited for
     device        "gpu"; "cpu" to test the tool where there is none
-    one_by_one    contenders build one after the other, undisturbed
+    one_by_one    contenders build one after the other, undisturbed, each in `building` seconds
     """
 
-    building: float = 260.0
+    building: float = 240.0
     rounds: int = 5
     stream: float = 0.25
     alone: float = 0.12
@@ -50,11 +50,17 @@ def measure(jobs: Sequence[str], names: Sequence[str], settings: Settings, say: 
         say(f"building {len(jobs)} jobs in {len(names)} contenders")
         deadline = time.monotonic() + settings.building
 
-        def start(name: str) -> Process | None:
-            return build_all(name, jobs, folder / name, deadline, settings, results, say)
+        lanes: dict[str, list[str]] = {}
+        for name in names:
+            lanes.setdefault("" if settings.one_by_one else CONTENDERS[name].lane, []).append(name)
 
-        with ThreadPoolExecutor(1 if settings.one_by_one else len(names)) as pool:
-            processes = [process for process in pool.map(start, names) if process is not None]
+        def build_lane(lane: list[str]) -> list[Process | None]:
+            return [build_all(name, jobs, folder / name, deadline, settings, results, say) for name in lane]
+
+        with ThreadPoolExecutor(len(lanes)) as pool:
+            built = [process for lane in pool.map(build_lane, lanes.values()) for process in lane]
+        processes = [process for process in built if process is not None]
+        processes.sort(key=lambda process: names.index(process.contender.name))
         for process in processes:
             stack.callback(process.close)
         for job in jobs:
@@ -74,10 +80,13 @@ def build_all(
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         **contender.settings,
     }
+    if settings.one_by_one:
+        deadline = time.monotonic() + settings.building
     process = Process(contender, available_cores(), settings.building, cache, "benchmarks.gpu.worker", environment)
-    for job in jobs:
+    about = {key: process.ready[key] for key in ("version", "import_seconds") if key in process.ready}
+    for job in (START, *jobs):
         workload, precision = job.split()
-        left = settings.building if settings.one_by_one else deadline - time.monotonic()
+        left = deadline - time.monotonic()
         if "error" in process.ready:
             answer = process.ready
         elif left < 1:
@@ -88,10 +97,12 @@ def build_all(
             answer = process.ask("build", job=job, limit=left)
             spent = f"{time.monotonic() - begin:.1f} s"
             say(f"{name}: {job}: {spent}{': ' + answer['error'][:300] if 'error' in answer else ''}")
-        # What concerns the process stands with each job.
-        about = {key: process.ready[key] for key in ("version", "import_seconds") if key in process.ready}
-        results[workload][precision][name] = about | answer
+        if job == START:
+            about["start_seconds"] = answer.get("ready_seconds")
+        else:
+            results[workload][precision][name] = about | answer
     process.limit = 60.0
+    process.ask("drop", job=START)
     return None if "error" in process.ready else process
 
 

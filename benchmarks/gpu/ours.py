@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 
 import mlcompute as mlc
 from benchmarks.contenders.ours import data_of, training
@@ -35,7 +36,7 @@ def build(workload: Workload, precision: str, variant: str = "") -> GpuJob:
         return float(data_of(last[0].result).mean())
 
     def bytes_needed() -> int:
-        parameters = 4 * sum(weights.size for weights in workload.weights().values())
+        parameters = 4 * sum(map(math.prod, workload.shapes.values()))
         batch = sum(array.nbytes for array in (*inputs.values(), *labels.values()))
         return graph.device_memory_size + parameters + batch
 
