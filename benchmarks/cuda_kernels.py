@@ -219,8 +219,7 @@ def measure(engine: Engine, workload: Workload) -> tuple[float, str]:
     trace = Trace()
     typed = zip(workload.shapes, workload.dtypes, strict=True)
     inputs = [trace.value(shape, dtype, "input") for shape, dtype in typed]
-    for _ in range(_REPEATS):
-        results = list(workload.fn(*inputs))
+    results = [result for _ in range(_REPEATS) for result in workload.fn(*inputs)]
     plan = planned(trace.steps, results, workspace=engine.workspace)
     program = Program("benchmark", 1, trace.steps, plan, dict(trace.constants), kept=set(results))
     executable = engine.build(program, engine.allocate(plan.nbytes))

@@ -25,7 +25,7 @@ _MOST_CHANNELS, _MOST_WEIGHTS, _MOST_PIXELS = 4, 49, 40
 #: Neighbouring results of a thread: what leaves the fewest of them empty.
 _STRIPS = (8, 7, 6, 5, 4)
 #: Blocks that should be at work.
-_BLOCKS = 528
+_BLOCKS = 264
 #: Weights whose sums the threads of a block exchange at a time.
 _EXCHANGED = 8
 _FLOAT = np.dtype(np.float32)
@@ -53,7 +53,7 @@ def few_channel_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     strips, slots = n * height * -(-width // strip), BLOCK // lanes
     chunks = -(-p.y.shape[1] // lanes)
     if step.op.name == "convolution":
-        blocks = max(1, min(-(-strips // slots), -(-4 * _BLOCKS // chunks)))
+        blocks = max(1, min(-(-strips // slots), -(-8 * _BLOCKS // chunks)))
         arguments: list[Argument] = [p.x, p.w, p.y, *numbers(p)]
         source = _forward_source(p, strip, lanes)
         grid = (blocks, chunks, 1)
@@ -66,7 +66,7 @@ def few_channel_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     written = [len(arguments) - 1]
     launch = Launch(step, "few channel convolution", source, arguments, written, grid, (BLOCK, 1, 1))
     assert p.w.is_dense
-    return [launch, column_sums(step, parts, p.w)]
+    return [launch, column_sums(step, parts, p.w, groups=p.w.size // p.w.shape[0])]
 
 
 def few_channel_workspace(step: Step) -> int:
@@ -189,7 +189,7 @@ def _gradient_source(p: Problem, strip: int, lanes: int) -> str:
             if (own < O && begin + k < WEIGHTS) {{
                 float all = exchanged[k][0][at % LANES];
                 for (int other = 1; other < SLOTS; ++other) all += exchanged[k][other][at % LANES];
-                parts[((Index)blockIdx.x * O + own) * WEIGHTS + begin + k] = all;
+                parts[((Index)blockIdx.x * WEIGHTS + begin + k) * O + own] = all;
             }}
         }}
         __syncthreads();

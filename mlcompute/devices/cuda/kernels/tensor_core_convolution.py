@@ -1,7 +1,7 @@
 """Convolutions by tensor cores, and gradients of their inputs, for images that lie channels-last and small problems.
 
-The gradient of the input of a convolution without strides is a convolution of the gradient, with the kernel's places
-taken backwards and its input and output channels swapped:
+The gradient of a convolution's input is a convolution of the gradient, between whose pixels there are zeros if there
+were strides, with the kernel's places taken backwards and its input and output channels swapped:
 
     y[n, i, j, o] = sum over u, v, c of x[n, i strides + u dilations - padding, ..., c] w[o, c, u, v]
     dx[n, i, j, c] = sum over u, v, o of dy[n, i + u dilations - padding', ..., o] w[o, c, kh - 1 - u, kw - 1 - v]
@@ -25,8 +25,8 @@ from mlcompute.devices.precision import matmul_precision
 from mlcompute.ops.op import Shape, Step
 
 _FLOAT = np.dtype(np.float32)
-#: Multiplications and additions from which cuDNN is faster.
-_MOST_FLOPS = 1.5e9
+#: Channels, and multiplications and additions, from which cuDNN is faster.
+_MOST_CHANNELS, _MOST_FLOPS = 128, 1.5e9
 #: Blocks that should be at work.
 _BLOCKS = 128
 _MOST_WARPS = 8
@@ -67,7 +67,11 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Form:
-    """What is computed, as a convolution: of (n, h, w, c) to (n, h, w, o). is_gradient: that of the input."""
+    """What is computed, as a convolution: of (n, h, w, c) to (n, h, w, o).
+
+    spacing       from one pixel of the source to the next, with zeros between them
+    is_gradient   that of the input
+    """
 
     source: Shape
     result: Shape
@@ -75,6 +79,7 @@ class Form:
     strides: tuple[int, int]
     dilations: tuple[int, int]
     padding: tuple[int, int]
+    spacing: tuple[int, int]
     is_gradient: bool
 
     @classmethod
@@ -86,14 +91,13 @@ class Form:
         if any(value.dtype != _FLOAT or value.size == 0 for value in values):
             return None
         is_gradient = step.op.name == "convolution_input_gradient"
-        if is_gradient and a["strides"] != (1, 1):
-            return None
         _, _, height, width = step.inputs[1].shape
         (dy, dx), (top, _, left, _) = a["dilations"], a["padding"]
         if is_gradient:
             top, left = (height - 1) * dy - top, (width - 1) * dx - left
         source, result = step.inputs[0].shape, step.results[0].shape
-        return cls(source, result, (height, width), a["strides"], (dy, dx), (top, left), is_gradient)
+        strides, spacing = ((1, 1), a["strides"]) if is_gradient else (a["strides"], (1, 1))
+        return cls(source, result, (height, width), strides, (dy, dx), (top, left), spacing, is_gradient)
 
     @property
     def flops(self) -> float:
@@ -103,8 +107,10 @@ class Form:
     def tiling(self) -> Tiling | None:
         """The largest tiles of which there are enough to fill a GPU; None where there are none that fit."""
         channels, (n, down, _, outputs) = self.source[3], self.result
-        if channels % 8 or outputs % 8 or self.kernel == (1, 1) or self.flops > _MOST_FLOPS:
+        if channels % 8 or outputs % 8 or max(channels, outputs) > _MOST_CHANNELS or self.flops > _MOST_FLOPS:
             return None
+        if self.kernel == self.strides == self.spacing == (1, 1):
+            return None  # a product of matrices: cuDNN is good at these
         found: Tiling | None = None
         for width in dict.fromkeys((min(32, outputs), min(16, outputs))):
             for lines in range(min(down, 128), 0, -1):
@@ -147,6 +153,7 @@ def tensor_core_launches(step: Step, operands: Operands, form: Form, tiling: Til
 def _source(f: Form, t: Tiling) -> str:
     (_, image_height, image_width, channels), (_, down, across, outputs) = f.source, f.result
     (height, width), (sy, sx), (dy, dx), (top, left) = f.kernel, f.strides, f.dilations, f.padding
+    apart_y, apart_x = f.spacing
     places = height * width
     # Of the weights (o, c, places): which are rows in shared memory, and how the sums go through them.
     if f.is_gradient:
@@ -160,6 +167,7 @@ def _source(f: Form, t: Tiling) -> str:
 const int C = {channels}, H = {image_height}, W = {image_width}, O = {outputs}, OH = {down}, OW = {across};
 const int KH = {height}, KW = {width}, SY = {sy}, SX = {sx}, DY = {dy}, DX = {dx}, TOP = {top}, LEFT = {left};
 const int OUTPUTS = {t.outputs}, CHANNELS = {t.channels}, LINES = {t.lines}, COLUMNS = {t.columns};
+const int APART_Y = {apart_y}, APART_X = {apart_x};
 const int HEIGHT = {t.image[0]}, WIDTH = {t.image[1]}, PIXEL = CHANNELS + {PADDING};
 const int ROWS = {rows}, RUNS = {runs * places}, TILE_ROWS = {t.rows}, RUN = {run}, PITCH = {t.pitch};
 const int BY_OUTPUT = {by_output}, BY_CHANNEL = {by_channel};
@@ -183,8 +191,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const float* x, con
             const int c = k % (CHANNELS / 4) * 4, pixel = k / (CHANNELS / 4);
             const int s = pixel % WIDTH - LEFT, r = line * SY - TOP + pixel / WIDTH;
             float4 some = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (r >= 0 && r < H && s >= 0 && s < W && first_c + c < C)
-                some = *(const float4*)(x + (((long long)n * H + r) * W + s) * C + first_c + c);
+            const bool inside = r >= 0 && r < H * APART_Y && s >= 0 && s < W * APART_X && first_c + c < C;
+            if (inside && r % APART_Y == 0 && s % APART_X == 0)
+                some = *(const float4*)(x + (((long long)n * H + r / APART_Y) * W + s / APART_X) * C + first_c + c);
             *(float4*)(xs + pixel * PIXEL + c) =
                 make_float4(rounded(some.x), rounded(some.y), rounded(some.z), rounded(some.w));
         }}

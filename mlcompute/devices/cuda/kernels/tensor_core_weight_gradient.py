@@ -4,7 +4,8 @@
 
 cuDNN's engines are made for problems that fill a GPU many times over; in the networks people train on small images most
 of their time is lost. Here a block has the rows of a few images, which it brings into shared memory once for all places
-of the kernel; each of its warps has one of these places. The blocks' sums are added in order.
+of the kernel; each of its warps has one of these places, and of small kernels some of the rows. Their sums are added in
+order.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from mlcompute.devices.precision import matmul_precision
 from mlcompute.ops.op import Step
 
 _FLOAT = np.dtype(np.float32)
-#: Multiplications and additions from which cuDNN is faster.
-_MOST_FLOPS = 4e9
-#: Warps of a block: places of the kernel that it computes.
+#: Channels, and multiplications and additions, from which cuDNN is faster.
+_MOST_CHANNELS, _MOST_FLOPS = 128, 4e9
+#: Warps of a block, of which each has one place of the kernel.
 _LEAST_WARPS, _MOST_WARPS = 4, 16
+#: Threads that a multiprocessor should have.
+_THREADS = 1024
 #: Bytes of shared memory that a kernel has without asking, less a little.
 _MOST_SHARED = 47 << 10
 _MOST_LINES = 8
@@ -45,6 +48,7 @@ class Tiling:
     lines               of the gradient dy, which a block loads at a time
     columns             of a line, with zeros at its end: a multiple of 8
     image               (rows, columns) of the image that they need
+    sharing             warps that share the lines for one place of the kernel
     """
 
     outputs: int
@@ -53,6 +57,7 @@ class Tiling:
     lines: int
     columns: int
     image: tuple[int, int]
+    sharing: int
 
     @property
     def shared_bytes(self) -> int:
@@ -71,17 +76,18 @@ def gradient_tiling(step: Step) -> Tiling | None:
         return None
     outputs, channels, height, width = a["shape"]
     _, down, across, _ = step.inputs[1].shape
-    if outputs % 8 or channels % 8 or height * width < _LEAST_WARPS or width > _MOST_WARPS:
+    if outputs % 8 or channels % 8 or max(outputs, channels) > _MOST_CHANNELS or width > _MOST_WARPS:
         return None
     if 2.0 * step.inputs[1].size * channels * height * width > _MOST_FLOPS:
         return None
     groups = -(-height // (_MOST_WARPS // width))
     rows, columns = -(-height // groups), -(-across // 8) * 8
+    sharing = max(1, min(2 * _LEAST_WARPS // (rows * width), down))
     (sy, sx), (dy, dx) = a["strides"], a["dilations"]
     for lines in range(min(_MOST_LINES, down), 0, -1):
         image = ((lines - 1) * sy + (rows - 1) * dy + 1, (columns - 1) * sx + (width - 1) * dx + 1)
         sizes = (32 if outputs > 16 else 16, 32 if channels > 16 else 16)
-        found = Tiling(*sizes, rows, -(-down // -(-down // lines)), columns, image)
+        found = Tiling(*sizes, rows, -(-down // -(-down // lines)), columns, image, sharing)
         if found.shared_bytes <= _MOST_SHARED:
             return found
     return None
@@ -89,7 +95,7 @@ def gradient_tiling(step: Step) -> Tiling | None:
 
 def gradient_workspace(step: Step, tiling: Tiling) -> int:
     """Bytes for the sums of blocks."""
-    return _slices(step, tiling) * step.results[0].nbytes
+    return _slices(step, tiling) * tiling.sharing * step.results[0].nbytes
 
 
 def _tiles(step: Step, tiling: Tiling) -> int:
@@ -114,11 +120,12 @@ def gradient_launches(step: Step, operands: Operands, tiling: Tiling) -> Sequenc
     x, y = (operands[value] for value in step.inputs)
     result, slices = operands[step.results[0]], _slices(step, tiling)
     _, _, height, width = result.shape
-    planned = operands.workspace(step, 0, slices * result.size * 4)
-    parts = Operand(planned.base, planned.offset // 4, (slices, result.size), (result.size, 1), _FLOAT)
+    shape = (slices * tiling.sharing, result.size)
+    planned = operands.workspace(step, 0, shape[0] * result.size * 4)
+    parts = Operand(planned.base, planned.offset // 4, shape, (result.size, 1), _FLOAT)
     by_output, by_channel, by_row = _chunks(step, tiling)
     arguments: list[Argument] = [x, y, parts, np.int32(_tiles(step, tiling))]
-    threads = 32 * tiling.rows * width
+    threads = 32 * tiling.rows * width * tiling.sharing
     grid = (slices, by_output * by_channel, by_row)
     launch = Launch(step, "tensor core convolution", _source(step, tiling), arguments, [2], grid, (threads, 1, 1))
     return [launch, column_sums(step, parts, result, groups=height * width)]
@@ -129,24 +136,25 @@ def _source(step: Step, t: Tiling) -> str:
     (_, image_height, image_width, channels), (_, down, across, outputs) = (value.shape for value in step.inputs)
     _, _, height, width = a["shape"]
     (sy, sx), (dy, dx), (top, _, left, _) = a["strides"], a["dilations"], a["padding"]
-    threads = 32 * t.rows * width
+    threads = 32 * t.rows * width * t.sharing
     return f"""{tensor_core_text(exact=not matmul_precision.allows_tf32)}
 const int C = {channels}, H = {image_height}, W = {image_width}, O = {outputs}, OH = {down}, OW = {across};
 const int KH = {height}, KW = {width}, SY = {sy}, SX = {sx}, DY = {dy}, DX = {dx}, TOP = {top}, LEFT = {left};
 const int OUTPUTS = {t.outputs}, CHANNELS = {t.channels}, ROWS = {t.rows}, LINES = {t.lines}, COLUMNS = {t.columns};
 const int HEIGHT = {t.image[0]}, WIDTH = {t.image[1]}, YP = OUTPUTS + {_PADDING}, XP = CHANNELS + {_PADDING};
-const int THREADS = {threads}, LINE_TILES = (OH + LINES - 1) / LINES, OUTPUT_CHUNKS = (O + OUTPUTS - 1) / OUTPUTS;
+const int SHARING = {t.sharing}, THREADS = {threads};
+const int LINE_TILES = (OH + LINES - 1) / LINES, OUTPUT_CHUNKS = (O + OUTPUTS - 1) / OUTPUTS;
 
 __device__ __forceinline__ void store(float* tile, const float4& x) {{
     *(float4*)tile = make_float4(rounded(x.x), rounded(x.y), rounded(x.z), rounded(x.w));
 }}
 
-extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(
+extern "C" __global__ void __launch_bounds__(THREADS, {max(1, _THREADS // threads)}) KERNEL(
     const float* x, const float* y, float* parts, int tiles) {{
     __align__(16) __shared__ float ys[LINES * COLUMNS * YP], xs[HEIGHT * WIDTH * XP];
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int first_o = blockIdx.y % OUTPUT_CHUNKS * OUTPUTS, first_c = blockIdx.y / OUTPUT_CHUNKS * CHANNELS;
-    const int first_u = blockIdx.z * ROWS, u = warp / KW, v = warp % KW;
+    const int first_u = blockIdx.z * ROWS, u = warp / KW % ROWS, v = warp % KW, share = warp / (KW * ROWS);
     const bool works = first_u + u < KH;
     float sum[OUTPUTS / 16][CHANNELS / 8][4] = {{}};
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {{
@@ -169,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(
         }}
         __syncthreads();
         if (works)
-            for (int l = 0; l < LINES; ++l)
+            for (int l = share; l < LINES; l += SHARING)
                 #pragma unroll 2
                 for (int k = 0; k < COLUMNS; k += 8) {{  // 8 pixels
                     const float* p = ys + (l * COLUMNS + k + t) * YP + g;
@@ -192,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(
     }}
     if (!works) return;
     const int place = (first_u + u) * KW + v;
-    float* part = parts + ((long long)blockIdx.x * (KH * KW) + place) * (O * C);
+    float* part = parts + (((long long)blockIdx.x * SHARING + share) * (KH * KW) + place) * (O * C);
     #pragma unroll
     for (int o = 0; o < OUTPUTS / 16; ++o)
         #pragma unroll
