@@ -52,9 +52,9 @@ CONTENDERS = {
     contender.name: contender
     for contender in (
         GpuContender("mlcompute", "ours", "mlcompute"),
-        GpuContender("mlcompute-tuned", "ours", "mlcompute", slow=True, settings={"MLCOMPUTE_TUNE": "1"}),
         GpuContender("torch", "pytorch", "torch"),
         GpuContender("torch-graph", "pytorch", "torch", "graph"),
+        GpuContender("mlcompute-tuned", "ours", "mlcompute", slow=True, settings={"MLCOMPUTE_TUNE": "1"}),
         GpuContender("torch-compile", "pytorch", "torch", "compile", slow=True, lane="compile"),
         GpuContender("torch-max-autotune", "pytorch", "torch", "max-autotune", slow=True, lane="max-autotune"),
         GpuContender("jax", "jax_jit", "jax", lane="jax"),

@@ -49,30 +49,29 @@ def measure(jobs: Sequence[str], names: Sequence[str], settings: Settings, say: 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)))
         say(f"building {len(jobs)} jobs in {len(names)} contenders")
         deadline = time.monotonic() + settings.building
-
         lanes: dict[str, list[str]] = {}
         for name in names:
             lanes.setdefault("" if settings.one_by_one else CONTENDERS[name].lane, []).append(name)
+        started: dict[str, Process] = {}
 
-        def build_lane(lane: list[str]) -> list[Process | None]:
-            return [build_all(name, jobs, folder / name, deadline, settings, results, say) for name in lane]
+        def build_lane(lane: list[str]) -> None:
+            for name in lane:
+                until = time.monotonic() + settings.building if settings.one_by_one else deadline
+                process = started[name] = start(name, folder / name, settings)
+                stack.callback(process.close)
+                build_all(process, jobs, until, settings, results, say)
 
         with ThreadPoolExecutor(len(lanes)) as pool:
-            built = [process for lane in pool.map(build_lane, lanes.values()) for process in lane]
-        processes = [process for process in built if process is not None]
-        processes.sort(key=lambda process: names.index(process.contender.name))
-        for process in processes:
-            stack.callback(process.close)
+            list(pool.map(build_lane, lanes.values()))
+        processes = [started[name] for name in names]
         for job in jobs:
             workload, precision = job.split()
             take_turns(job, processes, results[workload][precision], settings, say)
             done(job)
 
 
-def build_all(
-    name: str, jobs: Sequence[str], cache: Path, deadline: float, settings: Settings, results: Results, say: Say
-) -> Process | None:
-    """A contender's process with all jobs it could build."""
+def start(name: str, cache: Path, settings: Settings) -> Process:
+    """The process of a contender."""
     contender = CONTENDERS[name]
     environment = {
         "BENCHMARK_DEVICE": settings.device,
@@ -80,9 +79,14 @@ def build_all(
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         **contender.settings,
     }
-    if settings.one_by_one:
-        deadline = time.monotonic() + settings.building
-    process = Process(contender, available_cores(), settings.building, cache, "benchmarks.gpu.worker", environment)
+    return Process(contender, available_cores(), settings.building, cache, "benchmarks.gpu.worker", environment)
+
+
+def build_all(
+    process: Process, jobs: Sequence[str], deadline: float, settings: Settings, results: Results, say: Say
+) -> None:
+    """Let a contender build what it can of all jobs; what comes of it stands in the results."""
+    name = process.contender.name
     about = {key: process.ready[key] for key in ("version", "import_seconds") if key in process.ready}
     for job in (START, *jobs):
         workload, precision = job.split()
@@ -103,7 +107,6 @@ def build_all(
             results[workload][precision][name] = about | answer
     process.limit = 60.0
     process.ask("drop", job=START)
-    return None if "error" in process.ready else process
 
 
 def take_turns(job: str, processes: list[Process], found: dict[str, Found], settings: Settings, say: Say) -> None:
