@@ -94,7 +94,8 @@ def has_default_label(tensor: Tensor) -> bool:
 
 def file_name(name: str) -> str:
     """A name without the slashes that set kinds of values apart in a file, and without what cannot be UTF-8."""
-    return name.replace("/", ".").encode("utf-8", "replace").decode("utf-8")
+    name = name.replace("/", ".")
+    return name if name.isascii() else name.encode("utf-8", "replace").decode("utf-8")
 
 
 def _wanted(layer: Layer) -> str:
