@@ -1,7 +1,8 @@
 """What a program is fed: inputs, scalars and random keys in one block of device memory, which one copy fills.
 
 The copy of a small block is part of the captured graph. It comes from pinned memory, of which there are several parts
-with a graph each: the host fills one while runs that read the others are still waiting. Of large blocks there are two,
+with a graph each: the host fills one while runs that read the others are still waiting. Small results, the loss above
+all, come back the same way: a step whose result nobody reads costs the host nothing. Of large blocks there are two,
 used in turn: while a run reads one, the next batch is copied into the other in a stream of its own.
 """
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 SMALL_BYTES = 1 << 18
 #: Parts of pinned memory for small blocks: so many steps the host may be ahead of the device.
 _PARTS = 4
+#: Bytes of small results that a run reports by itself.
+RESULT_BYTES = 256
 _ALIGNMENT = 256
 
 
@@ -44,6 +47,7 @@ class InputBlocks:
             size += -(-max(value.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
         self.is_captured = runs_at_once and 0 < size <= SMALL_BYTES
         self._overlaps = runs_at_once and size > SMALL_BYTES
+        self._size = size
         self._blocks = [CudaBuffer(self._driver, engine.staging, size) for _ in range(2 if self._overlaps else 1)]
         count = 2 if size > SMALL_BYTES else _PARTS
         self._parts = [_Part(engine, size, self.offsets) for _ in range(count)]
@@ -82,7 +86,7 @@ class InputBlocks:
             driver.wait_on_stream(stream, self._read[self.turn])
         block = self._blocks[self.turn if self._overlaps else 0].address
         if len(inputs) == len(views):
-            driver.copy_to_device(block, part.address, part.memory.nbytes, stream)
+            driver.copy_to_device(block, part.address, self._size, stream)
         else:  # the others keep what they were fed before
             for value in inputs:
                 if value.nbytes:
@@ -96,7 +100,22 @@ class InputBlocks:
         """Before the first kernel of a run, or of a graph that is captured: fetch what was fed."""
         if self.is_captured:
             part = self._parts[self.turn]
-            self._driver.copy_to_device(self._blocks[0].address, part.address, part.memory.nbytes, stream)
+            self._driver.copy_to_device(self._blocks[0].address, part.address, self._size, stream)
+
+    def copy_back(self, results: Mapping[Value, int], stream: int) -> None:
+        """After the last kernel of a run, or of a graph that is captured: send small results, given by address."""
+        if self.is_captured:
+            part = self._parts[self.turn]
+            for value, address in results.items():
+                offset = part.result_offset(list(results), value)
+                self._driver.copy_to_host(part.address + offset, address, value.nbytes, stream)
+
+    def result(self, results: Mapping[Value, int], value: Value) -> ReportedValue | None:
+        """A small result of the last run; None before there was one."""
+        part = self._parts[self.turn]
+        if not self.is_captured or part.reader is None:
+            return None
+        return part.report(list(results), value)
 
     def is_read(self, completion: CudaCompletion) -> None:
         """A run that reads what was fed last has been started."""
@@ -114,8 +133,9 @@ class _Part(Pinned):
     """
 
     def __init__(self, engine: Cuda, size: int, offsets: Mapping[Value, int]) -> None:
-        super().__init__(engine.driver, max(size, 1))
-        self._driver = engine.driver
+        super().__init__(engine.driver, size + RESULT_BYTES)
+        self._driver, self._size = engine.driver, size
+        self._reported: weakref.ref[ReportedValue] | None = None
         self.event = engine.take_event()
         weakref.finalize(self, engine.events.append, self.event).atexit = False
         self.reader: CudaCompletion | None = None
@@ -130,14 +150,55 @@ class _Part(Pinned):
         self._driver.record(self.event, stream)
         self._is_copied = True
 
+    def result_offset(self, results: Sequence[Value], value: Value) -> int:
+        """Where a result lies in the part."""
+        return self._size + sum(each.nbytes for each in results[: results.index(value)])
+
+    def report(self, results: Sequence[Value], value: Value) -> ReportedValue:
+        """A result of the run that copied from here."""
+        assert self.reader is not None
+        known = self._reported() if self._reported is not None else None
+        if known is not None:
+            known.fetch()
+        offset = self.result_offset(results, value)
+        found = ReportedValue(self.memory[offset : offset + value.nbytes], value, self.reader)
+        self._reported = weakref.ref(found)
+        return found
+
     def wait_until_free(self) -> None:
         """Return when nobody copies from it any more."""
         if self.reader is not None:
             self.reader.wait_for_device()
             self.reader = None
+        if self._reported is not None:
+            reported = self._reported()
+            if reported is not None:  # somebody still holds a result that lies here
+                reported.fetch()
+            self._reported = None
         if self._is_copied:
             self._driver.wait(self.event)
             self._is_copied = False
+
+
+class ReportedValue:
+    """A small result in pinned memory: called, it waits for its run and returns a copy."""
+
+    __slots__ = ("__weakref__", "_array", "_memory", "_run", "_value")
+
+    def __init__(self, memory: Array, value: Value, run: CudaCompletion) -> None:
+        self._memory, self._value, self._run = memory, value, run
+        self._array: Array | None = None
+
+    def fetch(self) -> None:
+        """Copy it before the memory is used again."""
+        if self._array is None:
+            self._run.wait_for_device()
+            self._array = np.array(self._memory.view(self._value.dtype).reshape(self._value.shape))
+
+    def __call__(self) -> Array:
+        self.fetch()
+        assert self._array is not None
+        return self._array
 
 
 class KeptValue:
