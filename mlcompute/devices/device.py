@@ -124,6 +124,10 @@ class Engine(ABC):
         """
         return None
 
+    def hand_out(self, values: Array, stream: Any) -> Any:
+        """A copy of values in this device's memory as a DLPack capsule, ready for work on the receiver's stream."""
+        raise BufferError(f"device '{self.name}' has no memory that DLPack could hand out")
+
     @abstractmethod
     def build(self, program: Program, arena: Buffer) -> Executable:
         """Make a program ready to run in an arena at least as large as its plan. The program stays as it is."""

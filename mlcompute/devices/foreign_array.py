@@ -124,6 +124,47 @@ def _from_dlpack(data: Any) -> ForeignArray:
     return ForeignArray(tensor.device_id, (tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, owner)
 
 
+# To others ------------------------------------------------------------------------------------------------------------
+
+_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", _python)
+)
+# With plain addresses: a capsule that is being destroyed must not be referred to again.
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _python))
+_held_by = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _python))
+#: What was handed out and not given back, by the address of its description.
+_exported: dict[int, object] = {}
+
+
+def _forget(address: int) -> None:
+    _exported.pop(address, None)
+
+
+def _forget_unused(capsule: int) -> None:
+    """A capsule goes; if nobody took its tensor, that goes, too."""
+    if _is_valid(capsule, _NAME):
+        _exported.pop(_held_by(capsule, _NAME), None)
+
+
+_give_back = _DELETER(_forget)
+_destroyed = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_forget_unused)
+
+
+def exported(array: ForeignArray) -> Any:
+    """An array on a GPU as a DLPack capsule, which keeps its owner until the receiver is done with it."""
+    rank = len(array.shape)
+    extents, strides = (ctypes.c_int64 * max(rank, 1))(*array.shape), (ctypes.c_int64 * max(rank, 1))(*array.strides)
+    codes = {kind: code for code, kind in _KINDS.items()}
+    tensor = _Tensor(
+        array.address, CUDA_DEVICE, array.ordinal, rank, codes[array.dtype.kind], 8 * array.dtype.itemsize, 1,
+        extents, strides, 0,
+    )  # fmt: skip
+    managed = _Managed(tensor, None, _give_back)
+    address = ctypes.addressof(managed)
+    _exported[address] = (managed, extents, strides, array.owner)
+    return _new(address, _NAME, ctypes.cast(_destroyed, ctypes.c_void_p))
+
+
 def _dense(shape: Shape) -> tuple[int, ...]:
     strides, stride = [], 1
     for extent in reversed(shape):

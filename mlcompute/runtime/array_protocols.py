@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from mlcompute.devices.foreign_array import CUDA_DEVICE
 from mlcompute.errors import DataError
 from mlcompute.ops.op import Array
 
 
 class Exchanged:
     """Something with `data` that other libraries read: np.asarray(t), torch.from_dlpack(t), memoryview(t).
+
+    Who asks for a GPU gets a copy there: torch.from_dlpack(t, device="cuda").
 
     They get the values as they are now. NumPy and the buffer protocol know read-only memory; what DLPack hands out is
     a copy of the receiver's own, because not all libraries do. Memory that several sides read and write is memory of
@@ -42,13 +45,32 @@ class Exchanged:
         wanted = array.dtype if dtype is None else np.dtype(dtype)
         return array.astype(wanted) if copy or wanted != array.dtype else array
 
-    def __dlpack__(self, *, copy: bool | None = None, **options: Any) -> Any:
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+        **options: Any,
+    ) -> Any:
         if copy is False:
             raise BufferError(
                 f"Tensor '{self.label}': its memory cannot be had without a copy; share an array of your own instead: "
                 "Tensor(shared_data=array)"
             )
-        return self._values().copy().__dlpack__(**options)
+        if dl_device is not None and int(dl_device[0]) == CUDA_DEVICE:
+            return self._on_gpu(int(dl_device[1]), stream)
+        if dl_device is not None:
+            options["dl_device"] = dl_device  # NumPy knows it from 2.1 on
+        return self._values().copy().__dlpack__(stream=stream, **options)
+
+    def _on_gpu(self, ordinal: int, stream: Any) -> Any:
+        from mlcompute.device import gpu_engines, why_no_gpu
+
+        engines = gpu_engines()
+        if ordinal >= len(engines):
+            raise BufferError(f"Tensor '{self.label}': there is no GPU {ordinal} to copy it to {why_no_gpu()}".strip())
+        return engines[ordinal].hand_out(self._values(), stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 1, 0  # host memory

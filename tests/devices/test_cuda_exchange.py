@@ -121,6 +121,41 @@ def test_memory_is_given_back(engine: EmulatedCuda) -> None:
     assert sys.getrefcount(x) <= before
 
 
+def test_a_copy_on_a_gpu_is_handed_out_to_who_asks_for_it(engine: EmulatedCuda) -> None:
+    import gc
+
+    from mlcompute.devices import foreign_array as module
+
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    tensor = mlc.Tensor(shape=(3, 4), data=values)
+    assert tensor.__dlpack_device__() == (1, 0)
+    np.testing.assert_array_equal(np.from_dlpack(tensor), values)
+    gc.collect()
+    free, held = engine.driver.free_memory(), len(module._exported)
+
+    class Taken:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+        def __dlpack__(self, *, stream: Any = None) -> Any:
+            return tensor.__dlpack__(dl_device=(2, 0), stream=stream)
+
+    graph, y = layer(engine, 3)
+    found = engine.adopt(Taken(), "test")
+    assert found is not None
+    assert (found.shape, found.dtype) == ((3, 4), np.float32)
+    np.testing.assert_array_equal(np.asarray(found), values)
+    unused = tensor.__dlpack__(dl_device=(2, 0))
+    assert len(module._exported) == held + 2
+    del found, unused
+    gc.collect()
+    assert len(module._exported) == held
+    del graph, y
+    assert engine.driver.free_memory() >= free
+    with pytest.raises(BufferError, match="no GPU 5"):
+        tensor.__dlpack__(dl_device=(2, 5))
+
+
 @pytest.mark.skipif(not gpu_engines(), reason="there is no GPU")
 def test_tensors_of_torch() -> None:
     torch = pytest.importorskip("torch")
@@ -136,4 +171,8 @@ def test_tensors_of_torch() -> None:
         other = theirs * (turn + 1)  # still being computed when it is handed over
         graph.execute({"x": other, "b": theirs}, options=SYNC)
         np.testing.assert_array_equal(y.data, (other - theirs).cpu().numpy())
-    np.testing.assert_array_equal(mlc.Tensor(shape=(4000, 64), data=theirs).data, theirs.cpu().numpy())
+    tensor = mlc.Tensor(shape=(4000, 64), data=theirs)
+    np.testing.assert_array_equal(tensor.data, theirs.cpu().numpy())
+    taken = torch.utils.dlpack.from_dlpack(tensor.__dlpack__(dl_device=(2, 0), stream=1))
+    assert taken.device.type == "cuda"
+    assert bool((taken == theirs).all())

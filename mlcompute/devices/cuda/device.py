@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import threading
+from typing import Any
 
 from mlcompute.compiler.program import Program
 from mlcompute.devices import register
 from mlcompute.devices.cuda import cuda_bindings
 from mlcompute.devices.cuda.driver import Driver
-from mlcompute.devices.cuda.exchange import GpuArray, adopted
+from mlcompute.devices.cuda.exchange import GpuArray, adopted, handed_out
 from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.input_blocks import SmallPart
 from mlcompute.devices.cuda.kernels.table import KERNELS
@@ -106,6 +107,9 @@ class Cuda(Engine):
 
     def adopt(self, data: object, who: str) -> GpuArray | None:
         return adopted(self, data, who) if is_on_gpu(data) else None
+
+    def hand_out(self, values: Array, stream: Any) -> Any:
+        return handed_out(self, values, stream)
 
     def build(self, program: Program, arena: Buffer) -> Executable:
         assert isinstance(arena, CudaBuffer)

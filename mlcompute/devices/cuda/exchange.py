@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.devices.foreign_array import ForeignArray, foreign_array
+from mlcompute.devices.cuda.memory import CudaBuffer
+from mlcompute.devices.foreign_array import DEFAULT_STREAM, ForeignArray, exported, foreign_array
 from mlcompute.devices.loop_nest import dense_strides
 from mlcompute.ops.op import Array, Value
 
@@ -81,3 +82,21 @@ def adopted(engine: Cuda, data: object, who: str) -> GpuArray | None:
     """An array on this engine's GPU; None for one on another."""
     foreign = foreign_array(data, who)
     return GpuArray(engine, foreign) if foreign.ordinal == engine.driver.ordinal else None
+
+
+def handed_out(engine: Cuda, values: Array, stream: int | None) -> Any:
+    """A copy of values on this GPU as a DLPack capsule, ready for work on the receiver's stream.
+
+    stream   by DLPack's rules: None and 1 are the default stream, -1 means that nothing has to wait
+    """
+    buffer = engine.upload(np.ascontiguousarray(values))
+    assert isinstance(buffer, CudaBuffer)
+    if stream != -1 and values.nbytes:
+        event = engine.take_event()
+        engine.driver.record(event, engine.stream)
+        engine.driver.wait_on_stream(stream or DEFAULT_STREAM, event)
+        engine.events.append(event)
+    shape = values.shape
+    return exported(
+        ForeignArray(engine.driver.ordinal, buffer.address, shape, dense_strides(shape), values.dtype, buffer)
+    )
