@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.compiler.differentiate import differentiate
+from mlcompute.ops.bfloat16 import is_bfloat16
 from mlcompute.ops.op import TABLE, Array, Step, Trace, Value, run_meaning
 
 #: The one table of tolerances: relative and absolute error by dtype. Chosen from the dtype's rounding error (a
@@ -17,16 +18,22 @@ TOLERANCE = {
     np.dtype(np.float32): (2e-5, 2e-6),
     np.dtype(np.float16): (4e-3, 4e-3),
 }
+#: The same for bfloat16, whose results are rounded once: one unit in the last place.
+BFLOAT16_TOLERANCE = (2.0**-7, 2.0**-16)
 
 
 def assert_close(actual: Any, expected: Any, scale: float = 1.0, what: str = "") -> None:
     """Equal up to the rounding of the actual dtype; `scale` multiplies it for long sums (say by why)."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape, f"{what}: shape {actual.shape}, expected {expected.shape}"
+    is_narrow = is_bfloat16(actual.dtype)
+    if is_narrow:
+        assert is_bfloat16(expected.dtype), f"{what}: {actual.dtype}, expected {expected.dtype}"
+        actual, expected = actual.astype(np.float32), expected.astype(np.float32)
     if actual.dtype.kind != "f":
         np.testing.assert_array_equal(actual, expected, err_msg=what)
         return
-    rtol, atol = TOLERANCE[actual.dtype]
+    rtol, atol = BFLOAT16_TOLERANCE if is_narrow else TOLERANCE[actual.dtype]
     finite = expected[np.isfinite(expected)] if expected.size else expected
     size = max(1.0, float(np.abs(finite).max())) if finite.size else 1.0
     np.testing.assert_allclose(

@@ -102,3 +102,25 @@ def test_kernels_that_the_emulator_runs(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(sources) > 30  # small launches are one kernel
     for architecture in ARCHITECTURES:
         assert all(cache.machine_code(list(sources), architecture))
+
+
+def test_kernels_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.devices import test_cuda_bfloat16 as narrow
+    from tests.devices.cuda_emulator import bench
+    from tests.devices.cuda_emulator.compiling import COMPILER
+
+    if COMPILER is None:
+        pytest.skip("the emulator needs g++")
+    sources: dict[str, None] = {}
+    driver = bench.engine().driver
+    functions = driver.functions
+    monkeypatch.setattr(driver, "functions", lambda some: (sources.update(dict.fromkeys(some)), functions(some))[1])
+    narrow.test_conversions_are_those_of_numpy()
+    narrow.test_moves_leave_numbers_alone()
+    narrow.test_rows_and_columns((8, 64))
+    narrow.test_pooling(True)
+    narrow.test_products_of_any_strides(None)
+    narrow.test_convolutions(4)
+    assert len(sources) > 20
+    for architecture in ARCHITECTURES:
+        assert all(cache.machine_code(list(sources), architecture))

@@ -31,6 +31,7 @@ class Cuda(Engine):
     traits = Traits(
         fuses_elementwise=True, fuses_epilogues=True, updates_last=True, channels_last=True, runs_ahead=True
     )
+    precisions = ("float32", "bf16")
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver

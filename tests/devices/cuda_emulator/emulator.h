@@ -96,6 +96,12 @@ struct alignas(2) half { unsigned short bits; };
 static inline float to_float(half x) { _Float16 y; __builtin_memcpy(&y, &x, 2); return (float)y; }
 static inline half to_half(float x) { _Float16 y = (_Float16)x; half h; __builtin_memcpy(&h, &y, 2); return h; }
 static inline half to_half(double x) { _Float16 y = (_Float16)x; half h; __builtin_memcpy(&h, &y, 2); return h; }
+struct alignas(2) bfloat16 { unsigned short bits; };
+static inline bfloat16 to_bfloat16(float x) {
+    unsigned int bits = __float_as_uint(x);
+    if (x != x) return bfloat16{0x7fff};
+    return bfloat16{(unsigned short)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+}
 
 // Fibers ---------------------------------------------------------------------------------------------------------
 extern "C" void* malloc(size_t);

@@ -1,13 +1,15 @@
 """Elementwise ops as expressions in CUDA C++: one op of `mlcompute.ops.elementwise` on registers, as NumPy computes it.
 
-float16 is computed in float and rounded after every op, as NumPy does. Functions of integers are computed in double.
+float16 and bfloat16 are computed in float and rounded after every op, as NumPy does. Functions of integers are computed
+in double.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlcompute.devices.cuda.codegen.types import BOOL, DOUBLE, HALF, DType, is_element, register_type
+from mlcompute.devices.cuda.codegen.types import BOOL, DOUBLE, HALF, DType, is_element, is_floating, register_type
+from mlcompute.ops.bfloat16 import is_bfloat16
 
 _COMPARISONS = {
     "equal": "==",
@@ -64,12 +66,19 @@ def function(op_name: str, operands: Sequence[str], operand_types: Sequence[DTyp
     if result_type == BOOL:
         return f"{operands[0]} {_BOOLEAN[op_name]} {operands[1]}"
     expression = _arithmetic(op_name, list(operands), operand_types[0])
-    return f"round_half({expression})" if result_type == HALF else expression
+    return _rounded(expression, result_type)
+
+
+def _rounded(expression: str, dtype: DType) -> str:
+    """A float as a number of a 16-bit type, where that is the type."""
+    if is_bfloat16(dtype):
+        return f"round_bfloat16({expression})"
+    return f"round_half({expression})" if dtype == HALF else expression
 
 
 def _arithmetic(op_name: str, names: list[str], dtype: DType) -> str:
     """An op on numbers of one type."""
-    is_float, type_ = dtype.kind == "f", register_type(dtype)
+    is_float, type_ = is_floating(dtype), register_type(dtype)
     if op_name in _INFIX and is_float:
         return f"__{'f' if type_ == 'float' else 'd'}{_ROUNDED[op_name]}({names[0]}, {names[1]})"
     if op_name in _INFIX:
@@ -121,6 +130,8 @@ def converted(name: str, source: DType, target: DType) -> str:
         if source == DOUBLE or (source.kind in "iu" and source.itemsize > 2):
             return f"to_float(to_half((double){name}))"  # rounded once
         return f"round_half((float){name})"
-    if source.kind == "f" and target.kind != "f":
+    if is_bfloat16(target):
+        return f"round_bfloat16((float){name})"
+    if is_floating(source) and not is_floating(target):
         return f"to_integer<{register_type(target)}>({name})"
     return f"({register_type(target)}){name}"

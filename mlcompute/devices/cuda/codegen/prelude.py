@@ -1,6 +1,6 @@
 """What every kernel may use without defining it; stands before its text when it is compiled.
 
-NVRTC comes without headers, so nothing is included: float16 is converted by instructions of the device.
+NVRTC comes without headers, so nothing is included: float16 and bfloat16 are converted by instructions of the device.
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ __device__ __forceinline__ half to_half(double x) {
     asm("cvt.rn.f16.f64 %0, %1;" : "=h"(y.bits) : "d"(x));
     return y;
 }
+
+struct __align__(2) bfloat16 { unsigned short bits; };
+
+__device__ __forceinline__ bfloat16 to_bfloat16(float x) {
+    bfloat16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
 // A barrier for the first so many threads of a block, whole warps; the others need not come.
 __device__ __forceinline__ void barrier_of(int threads) { asm volatile("bar.sync 1, %0;" :: "r"(threads) : "memory"); }
 """
@@ -42,8 +50,12 @@ __device__ __forceinline__ unsigned int quotient(unsigned int n, Divisor by) {
     return (__umulhi(n, by.multiplier) + n) >> by.shift;
 }
 
-// float16 is computed in float and rounded after every operation.
+// bfloat16 is the upper half of a float.
+__device__ __forceinline__ float to_float(bfloat16 x) { return __uint_as_float((unsigned int)x.bits << 16); }
+
+// Both 16-bit types are computed in float and rounded after every operation.
 __device__ __forceinline__ float round_half(float x) { return to_float(to_half(x)); }
+__device__ __forceinline__ float round_bfloat16(float x) { return to_float(to_bfloat16(x)); }
 
 // NumPy's minimum and maximum: NaN if either is.
 template <typename T> __device__ __forceinline__ T minimum(T a, T b) { return a < b || a != a ? a : b; }

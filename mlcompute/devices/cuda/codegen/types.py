@@ -1,6 +1,7 @@
 """Element types: what a NumPy dtype is called in CUDA C++, in memory and in registers.
 
-float16 lies in memory as `half` (16 bits, see the prelude) and is computed in `float`; booleans lie in bytes.
+float16 and bfloat16 lie in memory as `half` and `bfloat16` (16 bits, see the prelude) and are computed in `float`;
+booleans lie in bytes.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
+from mlcompute.ops.bfloat16 import is_bfloat16
 
 DType = np.dtype[Any]
 
@@ -26,37 +29,49 @@ _NAMES = {
     "f2": "half",
     "f4": "float",
     "f8": "double",
+    "bfloat16": "bfloat16",
 }
+
+
+def _key(dtype: DType) -> str:
+    return "bfloat16" if is_bfloat16(dtype) else f"{dtype.kind}{dtype.itemsize}"
 
 
 def is_element(dtype: DType) -> bool:
     """Can kernels read and write elements of this type?"""
-    return f"{dtype.kind}{dtype.itemsize}" in _NAMES and dtype.isnative
+    return _key(dtype) in _NAMES and dtype.isnative
+
+
+def is_floating(dtype: DType) -> bool:
+    """Are elements floating-point numbers?"""
+    return dtype.kind == "f" or is_bfloat16(dtype)
 
 
 def memory_type(dtype: DType) -> str:
     """The type of an element in memory."""
-    return _NAMES[f"{dtype.kind}{dtype.itemsize}"]
+    return _NAMES[_key(dtype)]
 
 
 def register_type(dtype: DType) -> str:
     """The type an element has while it is computed with."""
     if dtype == BOOL:
         return "bool"
-    return "float" if dtype == HALF else memory_type(dtype)
+    return "float" if is_floating(dtype) and dtype.itemsize == 2 else memory_type(dtype)
 
 
 def loaded(dtype: DType, element: str) -> str:
     """An element from memory as a register: an expression."""
     if dtype == BOOL:
         return f"({element} != 0)"
-    return f"to_float({element})" if dtype == HALF else element
+    return f"to_float({element})" if is_floating(dtype) and dtype.itemsize == 2 else element
 
 
 def stored(dtype: DType, register: str) -> str:
     """A register as an element for memory: an expression. float16 registers hold numbers that are float16 already."""
     if dtype == BOOL:
         return f"(unsigned char)({register})"
+    if is_bfloat16(dtype):
+        return f"to_bfloat16({register})"
     return f"to_half({register})" if dtype == HALF else register
 
 

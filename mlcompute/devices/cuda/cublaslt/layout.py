@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from mlcompute.devices.cuda.cublaslt import library as lt
 from mlcompute.devices.loop_nest import Operand, broadcast_strides
+from mlcompute.ops.bfloat16 import is_bfloat16
 
 #: Bytes that the addresses of all values are multiples of, before an operand's own offset.
 BASE_ALIGNMENT = 64
 _TYPES = {np.dtype(np.float32): lt.REAL_32F, np.dtype(np.float16): lt.REAL_16F}
+
+
+def _data_type(dtype: np.dtype[Any]) -> int | None:
+    return lt.REAL_16BF if is_bfloat16(dtype) else _TYPES.get(dtype)
 
 
 @dataclass(frozen=True)
@@ -37,9 +43,13 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Problem:
-    """y = a b, as many times as `batch` says: first = b, second = a, result = y."""
+    """y = a b, as many times as `batch` says: first = b, second = a, result = y.
+
+    result_type   that of y; `data_type` is that of the factors
+    """
 
     data_type: int
+    result_type: int
     compute_type: int
     first: Matrix
     second: Matrix
@@ -55,8 +65,13 @@ class Problem:
 
 def problem_of(a: Operand, b: Operand, y: Operand, allows_tf32: bool) -> Problem | None:
     """The product of operands with at most one batch axis; None when cuBLASLt cannot read them in place."""
-    data_type = _TYPES.get(a.dtype)
-    if data_type is None or a.dtype != b.dtype or a.dtype != y.dtype or 0 in (*y.shape, a.shape[-1]):
+    data_type, result_type = _data_type(a.dtype), _data_type(y.dtype)
+    if data_type is None or result_type is None or a.dtype != b.dtype:
+        return None
+    # Sums of bfloat16 products are float32, and may be stored so.
+    if result_type != data_type and (data_type, result_type) != (lt.REAL_16BF, lt.REAL_32F):
+        return None
+    if 0 in (*y.shape, a.shape[-1]):
         return None
     assert len(y.shape) <= 3, y
     first, second, result = _matrix(b), _matrix(a), _matrix(y)
@@ -81,7 +96,7 @@ def problem_of(a: Operand, b: Operand, y: Operand, allows_tf32: bool) -> Problem
             )
     compute = lt.COMPUTE_32F_FAST_TF32 if allows_tf32 and data_type == lt.REAL_32F else lt.COMPUTE_32F
     assert (result.rows, result.columns * batch) == (n, m * math.prod(y.shape[:-2]))
-    return Problem(data_type, compute, first, second, result, depth, batch)
+    return Problem(data_type, result_type, compute, first, second, result, depth, batch)
 
 
 def _matrix(operand: Operand) -> Matrix | None:

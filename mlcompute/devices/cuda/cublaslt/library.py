@@ -15,7 +15,7 @@ from mlcompute.errors import DeviceError
 WHEEL = "nvidia-cublas"
 
 #: cudaDataType_t
-REAL_32F, REAL_16F = 0, 2
+REAL_32F, REAL_16F, REAL_16BF = 0, 2, 14
 #: cublasComputeType_t
 COMPUTE_32F, COMPUTE_32F_FAST_TF32 = 68, 77
 #: cublasOperation_t

@@ -15,7 +15,7 @@ from mlcompute.errors import DeviceError
 
 #: Algorithms asked for: a few, because some do not fit after all; more when they are to be measured.
 _FEW, _CANDIDATES = 4, 16
-_ITEM_BYTES = {lt.REAL_32F: 4, lt.REAL_16F: 2}
+_ITEM_BYTES = {lt.REAL_32F: 4, lt.REAL_16F: 2, lt.REAL_16BF: 2}
 
 
 class NoAlgorithmError(DeviceError):
@@ -33,7 +33,14 @@ class Product:
         self._lt = lt.require()
         self._handle = self._lt.handle(gpu.ordinal)
         self._operation = self._operation_descriptor()
-        self._layouts = [self._layout(matrix) for matrix in (problem.first, problem.second, problem.result)]
+        self._layouts = [
+            self._layout(matrix, type_)
+            for matrix, type_ in (
+                (problem.first, problem.data_type),
+                (problem.second, problem.data_type),
+                (problem.result, problem.result_type),
+            )
+        ]
         self._one, self._zero = c_float(1.0), c_float(0.0)
         self._algorithm = self._choose(gpu)
         #: Can the algorithm apply the epilogue? It is chosen without: then sums are the same with it and without.
@@ -75,10 +82,8 @@ class Product:
         self._lt.set("MatmulDesc", self._operation, lt.DESC_EPILOGUE, c_uint32(lt.EPILOGUE_DEFAULT))
         return False
 
-    def _layout(self, matrix: Matrix) -> int:
-        handle = self._lt.owned(
-            self, "MatrixLayout", self.problem.data_type, matrix.rows, matrix.columns, matrix.leading
-        )
+    def _layout(self, matrix: Matrix, data_type: int) -> int:
+        handle = self._lt.owned(self, "MatrixLayout", data_type, matrix.rows, matrix.columns, matrix.leading)
         if self.problem.batch > 1:
             self._lt.set("MatrixLayout", handle, lt.LAYOUT_BATCH_COUNT, c_int32(self.problem.batch))
             self._lt.set("MatrixLayout", handle, lt.LAYOUT_STRIDED_BATCH_OFFSET, c_int64(matrix.batch_stride))
@@ -133,7 +138,8 @@ class Product:
 
     def _fastest(self, candidates: Sequence[lt.Algorithm]) -> int:
         p = self.problem
-        sizes = [_extent(matrix, p.batch) * _ITEM_BYTES[p.data_type] for matrix in (p.second, p.first, p.result)]
+        sizes = [_extent(matrix, p.batch) * _ITEM_BYTES[p.data_type] for matrix in (p.second, p.first)]
+        sizes.append(_extent(p.result, p.batch) * _ITEM_BYTES[p.result_type])
         return tuning.fastest([self._runner(algorithm) for algorithm in candidates], [*sizes, self.workspace_bytes])
 
     def _runner(self, algorithm: lt.Algorithm) -> tuning.Run:

@@ -110,7 +110,7 @@ def _plans(cudnn: Cudnn, gpu: Gpu, problem: ConvolutionProblem, allows_tf32: boo
     for mode in (dnn.HEUR_MODE_A, dnn.HEUR_MODE_FALLBACK):
         for configuration in configurations(cudnn, graph, mode):
             try:
-                if not is_allowed(dnn.notes_of(configuration)[1], allows_tf32):
+                if not is_allowed(dnn.notes_of(configuration)[1], allows_tf32 or problem.data_type != dnn.DATA_FLOAT):
                     continue
                 plan = ConvolutionPlan(cudnn, gpu, problem, configuration)
             except CudnnError:  # a proposal that does not fit after all: cuDNN expects its users to try the next

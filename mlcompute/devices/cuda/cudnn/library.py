@@ -16,7 +16,7 @@ from mlcompute.errors import DeviceError
 WHEEL = "nvidia-cudnn-cu13"
 
 #: cudnnDataType_t
-DATA_FLOAT, DATA_HALF = 0, 2
+DATA_FLOAT, DATA_HALF, DATA_BFLOAT16 = 0, 2, 9
 CROSS_CORRELATION = 1
 #: cudnnBackendHeurMode_t
 HEUR_MODE_A, HEUR_MODE_FALLBACK = 3, 2

@@ -9,6 +9,7 @@ import numpy as np
 
 from mlcompute.devices.cuda.cudnn import library as dnn
 from mlcompute.devices.loop_nest import dense_strides
+from mlcompute.ops.bfloat16 import is_bfloat16
 from mlcompute.ops.images import first_shape, last_shape
 from mlcompute.ops.op import Shape, Step
 
@@ -66,7 +67,7 @@ class ConvolutionProblem:
 def problem_of(step: Step) -> ConvolutionProblem | None:
     """What a convolution step computes; None when its types or sizes are not cuDNN's."""
     values, a = (*step.inputs, *step.results), step.attributes
-    data_type = _TYPES.get(values[0].dtype)
+    data_type = dnn.DATA_BFLOAT16 if is_bfloat16(values[0].dtype) else _TYPES.get(values[0].dtype)
     if data_type is None or any(v.dtype != values[0].dtype or v.size == 0 for v in values):
         return None
     direction = Direction(step.op.name)

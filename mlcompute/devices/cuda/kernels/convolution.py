@@ -77,8 +77,9 @@ def convolution_workspace(step: Step) -> int:
 
 
 def supports_convolution(step: Step) -> bool:
-    """Is it of numbers that kernels can read?"""
-    return all(is_element(value.dtype) and value.dtype.kind != "b" for value in (*step.inputs, *step.results))
+    """Is it of numbers that kernels can read, all of one type?"""
+    types = {value.dtype for value in (*step.inputs, *step.results)}
+    return len(types) == 1 and all(is_element(dtype) and dtype.kind != "b" for dtype in types)
 
 
 def _plan(problem: ConvolutionProblem) -> ConvolutionPlan | None:

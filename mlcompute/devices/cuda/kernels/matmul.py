@@ -1,4 +1,4 @@
-"""matmul: cuBLASLt for float32 and float16, a tiled kernel of our own for other types and for what it cannot read."""
+"""matmul: cuBLASLt for float32 and the 16-bit types, our own tiled kernel for other types and what it cannot read."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall,
 from mlcompute.devices.cuda.libraries import Gpu, current_gpu
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, broadcast_strides, collapsed_axes
 from mlcompute.devices.precision import matmul_precision
+from mlcompute.ops.bfloat16 import is_bfloat16
 from mlcompute.ops.op import Step
 
 #: cuBLASLt wants its workspace aligned to this, and more of it than this brings nothing.
@@ -89,14 +90,15 @@ def epilogue_launches(step: Step, operands: Operands) -> Sequence[Launch | Libra
 def workspace_bytes(step: Step) -> int:
     """Bytes that cuBLASLt may use while it runs: parts of long sums. None where there is no GPU to ask."""
     y = step.results[0]
-    if current_gpu() is None or y.dtype not in _TYPES:
+    if current_gpu() is None or (y.dtype not in _TYPES and not is_bfloat16(y.dtype)):
         return 0
     return min(_MOST_WORKSPACE, max(1 << 20, 4 * y.nbytes)) + ALIGNMENT
 
 
 def supports_matmul(step: Step) -> bool:
-    """Is it of element types that kernels can read?"""
-    return all(is_element(value.dtype) for value in (*step.inputs, *step.results))
+    """Is it of element types that kernels can read, and of a result that its sums are computed in or rounded to?"""
+    types = {value.dtype for value in (*step.inputs, *step.results)}
+    return all(map(is_element, types)) and (len(types) == 1 or {register_type(dtype) for dtype in types} == {"float"})
 
 
 # cuBLASLt -------------------------------------------------------------------------------------------------------------
@@ -196,12 +198,12 @@ def tiled_launch(step: Step, a: Operand, b: Operand, y: Operand) -> Launch:
     for axis in axes:
         arguments += [np.int64(axis.extent), *map(np.int64, axis.strides)]
     return Launch(
-        step, f"tiled matmul ({y.dtype})", _tiled_source(y.dtype, len(axes)), arguments, [2], (blocks, 1, 1),
+        step, f"tiled matmul ({y.dtype})", _tiled_source(a.dtype, y.dtype, len(axes)), arguments, [2], (blocks, 1, 1),
         (_THREADS, _THREADS, 1),
     )  # fmt: skip
 
 
-def _tiled_source(dtype: np.dtype[np.generic], batch_axes: int) -> str:
+def _tiled_source(dtype: np.dtype[np.generic], made: np.dtype[np.generic], batch_axes: int) -> str:
     """The kernel. Sums are kept in registers, in order of k; tiles of a and b lie in shared memory."""
     memory, register = memory_type(dtype), register_type(dtype)
     is_bool = dtype == np.bool_
@@ -215,7 +217,7 @@ def _tiled_source(dtype: np.dtype[np.generic], batch_axes: int) -> str:
     )
     return f"""
 extern "C" __global__ void __launch_bounds__({_THREADS * _THREADS}) KERNEL(
-    const {memory}* a, const {memory}* b, {memory}* y, long long m, long long n, long long k,
+    const {memory}* a, const {memory}* b, {memory_type(made)}* y, long long m, long long n, long long k,
     long long a_row, long long a_column, long long b_row, long long b_column, long long y_row, long long y_column
     {parameters}) {{
     __shared__ {register} left[{_DEPTH}][{_TILE} + 1];
@@ -256,7 +258,7 @@ extern "C" __global__ void __launch_bounds__({_THREADS * _THREADS}) KERNEL(
     for (int i = 0; i < {_PER_THREAD}; ++i)
         for (int j = 0; j < {_PER_THREAD}; ++j) {{
             long long r = row + ty + i * {_THREADS}, c = column + tx + j * {_THREADS};
-            if (r < m && c < n) y[r * y_row + c * y_column] = {stored(dtype, "sum[i][j]")};
+            if (r < m && c < n) y[r * y_row + c * y_column] = {stored(made, "sum[i][j]")};
         }}
 }}
 """

@@ -29,7 +29,7 @@ from mlcompute.devices.cuda.codegen.lanes import (
     store_group,
     whoami,
 )
-from mlcompute.devices.cuda.codegen.types import is_element, loaded, register_type, stored
+from mlcompute.devices.cuda.codegen.types import is_element, is_floating, loaded, register_type, stored
 from mlcompute.devices.cuda.kernels.launch import Launch, Row
 from mlcompute.devices.loop_nest import Operand, Operands, ReductionAxes
 from mlcompute.ops.op import Step
@@ -318,9 +318,11 @@ def _workspace(step: Step) -> int:
 
 
 def supports(step: Step) -> bool:
-    """Floating-point numbers, all of one type."""
-    types = {value.dtype for value in step.inputs}
-    return len(types) == 1 and all(dtype.kind == "f" and is_element(dtype) for dtype in types)
+    """Floating-point numbers that are computed in one type."""
+    types = {value.dtype for value in (*step.inputs, *step.results)}
+    if not all(is_floating(dtype) and is_element(dtype) for dtype in types):
+        return False
+    return len({register_type(dtype) for dtype in types}) == 1
 
 
 KERNELS: dict[str, Row] = {

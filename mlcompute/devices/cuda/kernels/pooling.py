@@ -14,7 +14,16 @@ import numpy as np
 
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.kernel_source import KernelSource
-from mlcompute.devices.cuda.codegen.types import DType, is_element, literal, loaded, memory_type, register_type, stored
+from mlcompute.devices.cuda.codegen.types import (
+    DType,
+    is_element,
+    is_floating,
+    literal,
+    loaded,
+    memory_type,
+    register_type,
+    stored,
+)
 from mlcompute.devices.cuda.kernels.launch import Launch, Row
 from mlcompute.devices.cuda.kernels.reductions import reduce_axes
 from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
@@ -274,7 +283,7 @@ def _gathered(
 
 def _sum_type(dtype: DType) -> str:
     """Sums of integers wrap around."""
-    if dtype.kind == "f":
+    if is_floating(dtype):
         return register_type(dtype)
     return "unsigned long long" if dtype.itemsize == 8 else "unsigned int"
 
@@ -290,12 +299,12 @@ def _workspace(step: Step) -> int:
 
 
 def _supports_floats(step: Step) -> bool:
-    return step.inputs[0].dtype.kind == "f" and is_element(step.inputs[0].dtype)
+    return is_floating(step.inputs[0].dtype) and is_element(step.inputs[0].dtype)
 
 
 def _supports_numbers(step: Step) -> bool:
     dtype = step.inputs[0].dtype
-    return dtype.kind in "fiu" and is_element(dtype)
+    return (dtype.kind in "iu" or is_floating(dtype)) and is_element(dtype)
 
 
 KERNELS: dict[str, Row] = {

@@ -21,7 +21,17 @@ from mlcompute.devices.cuda.codegen.lanes import (
     most_splits,
     whoami,
 )
-from mlcompute.devices.cuda.codegen.types import BOOL, DType, is_element, literal, loaded, memory_type, stored
+from mlcompute.devices.cuda.codegen.types import (
+    BOOL,
+    DType,
+    is_element,
+    is_floating,
+    literal,
+    loaded,
+    memory_type,
+    register_type,
+    stored,
+)
 from mlcompute.devices.cuda.kernels.launch import Launch, Row
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, ReductionAxes
 from mlcompute.ops.op import Step
@@ -55,7 +65,7 @@ class Combiner:
 
 def _wide_type(dtype: DType) -> str:
     """A type that holds an element, and that lanes can hand to each other."""
-    if dtype.kind == "f":
+    if is_floating(dtype):
         return "double" if dtype.itemsize == 8 else "float"
     if dtype.itemsize == 8:
         return "long long" if dtype.kind == "i" else "unsigned long long"
@@ -64,7 +74,7 @@ def _wide_type(dtype: DType) -> str:
 
 def _worst(dtype: DType, largest: bool) -> str:
     """What no element is worse than."""
-    if dtype.kind == "f":
+    if is_floating(dtype):
         return literal(dtype, -np.inf if largest else np.inf)
     if dtype == BOOL:
         return "0" if largest else "1"
@@ -83,7 +93,7 @@ def combiner_for(name: str, dtype: DType, wide: bool = False) -> Combiner:
         sign, start = ("|", "0") if name == "any" else ("&", "1")
         return Combiner((("int", "v"),), (start,), ("(x != 0)",), f"return Acc{{a.v {sign} b.v}};", "(a.v != 0)")
     if name == "sum":
-        if dtype.kind != "f":  # unsigned, so that it wraps around
+        if not is_floating(dtype):  # unsigned, so that it wraps around
             kind = "unsigned long long" if dtype.itemsize == 8 else "unsigned int"
         return Combiner((((kind, "v"),)), ("0",), (f"({kind})x",), "return Acc{a.v + b.v};", "a.v")
     worst = _worst(dtype, name.endswith("max"))
@@ -91,7 +101,7 @@ def combiner_for(name: str, dtype: DType, wide: bool = False) -> Combiner:
         merge = f"return Acc{{{name}imum(a.v, b.v)}};"
         return Combiner(((kind, "v"),), (worst,), (f"({kind})x",), merge, "a.v")
     sign, index = ">" if name == "argmax" else "<", "long long" if wide else "int"
-    nan = " || (p.v != p.v && q.v == q.v)" if dtype.kind == "f" else ""
+    nan = " || (p.v != p.v && q.v == q.v)" if is_floating(dtype) else ""
     merge = f"""
     auto better = [](const Acc& p, const Acc& q) {{ return p.v {sign} q.v{nan}; }};
     if (b.at < 0) return a;
@@ -156,7 +166,7 @@ def _launch(
         at = f"r * {plan.width} + v" if plan.rows else "r"
         made = f"seen({loaded(x.dtype, 'element')}, {at})"
     identity, seen = (", ".join(parts) for parts in (combiner.identity, combiner.seen))
-    register = "float" if x.dtype == np.float16 else memory_type(x.dtype)
+    register = register_type(x.dtype) if is_floating(x.dtype) else memory_type(x.dtype)
     results = 1 if plan.rows else plan.width
     if writes_parts:
         count = source.index("count", plan.result_count)

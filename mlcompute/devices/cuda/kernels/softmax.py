@@ -18,7 +18,7 @@ from mlcompute.devices.cuda.codegen.lanes import (
     store_group,
     whoami,
 )
-from mlcompute.devices.cuda.codegen.types import is_element, register_type
+from mlcompute.devices.cuda.codegen.types import is_element, is_floating, register_type
 from mlcompute.devices.cuda.kernels.launch import Launch, Row
 from mlcompute.devices.loop_nest import Operands, ReductionAxes
 from mlcompute.ops.op import Step
@@ -94,7 +94,7 @@ def softmax_launches(step: Step, operands: Operands) -> Sequence[Launch]:
 
 def supports(step: Step) -> bool:
     """Floating-point numbers."""
-    return step.inputs[0].dtype.kind == "f" and is_element(step.inputs[0].dtype)
+    return is_floating(step.inputs[0].dtype) and is_element(step.inputs[0].dtype)
 
 
 KERNELS: dict[str, Row] = {name: Row(softmax_launches, supports=supports) for name in ("softmax", "log_softmax")}
