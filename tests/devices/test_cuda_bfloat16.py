@@ -103,6 +103,17 @@ def test_convolutions(groups: int) -> None:
     check(op("convolution_weight_gradient", shape=w.shape, **attributes), x, dy, scale=4)
 
 
+@pytest.mark.parametrize("width", [8, 6])
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_attention(width: int, has_mask: bool) -> None:
+    attributes = {"scale": 0.5, "has_mask": has_mask, "has_keep": False}
+    q, k, v = narrow(2, 2, 9, width), narrow(2, 2, 70, width, seed=2), narrow(2, 2, 70, 8, seed=3)
+    mask = [wide(9, 70)] if has_mask else []
+    y = check(op("attention", **attributes), q, k, v, *mask, scale=2)[0]
+    assert y.dtype == bfloat16()
+    check(op("attention_gradient", **attributes), narrow(*y.shape, seed=4), q, k, v, *mask, scale=4)
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 def test_networks_train_as_on_the_reference(network: Network) -> None:
     expected = Trained(network, mlc.Device(engine=Reference(), precision="bf16"))

@@ -121,6 +121,7 @@ def test_kernels_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow.test_pooling(True)
     narrow.test_products_of_any_strides(None)
     narrow.test_convolutions(4)
+    narrow.test_attention(8, True)
     assert len(sources) > 20
     for architecture in ARCHITECTURES:
         assert all(cache.machine_code(list(sources), architecture))

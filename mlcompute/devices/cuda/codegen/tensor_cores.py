@@ -111,20 +111,22 @@ __device__ __forceinline__ void multiply_columns(float (*sum)[4], float (*a)[4],
         }
     }
 }
+__device__ __forceinline__ float number(float x) { return x; }
+__device__ __forceinline__ float number(bfloat16 x) { return to_float(x); }
 // A tile of ROWS x COLUMNS floats, whose rows are PITCH apart: the first `rows` x `columns` from memory, 0 elsewhere.
-template <int ROWS, int COLUMNS, int PITCH, int THREADS, int PACK>
+template <int ROWS, int COLUMNS, int PITCH, int THREADS, int PACK, typename T>
 __device__ __forceinline__ void load_tile(
-    float* tile, const float* from, int rows, int columns, long long by_row, long long by_column) {
+    float* tile, const T* from, int rows, int columns, long long by_row, long long by_column) {
     for (int at = threadIdx.x; at < ROWS * COLUMNS / PACK; at += THREADS) {
         int row = at / (COLUMNS / PACK), column = at % (COLUMNS / PACK) * PACK;
         if (PACK == 4) {
-            float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (row < rows && column < columns) x = *(const float4*)(from + row * by_row + column);
-            *(float4*)(tile + row * PITCH + column) =
-                make_float4(rounded(x.x), rounded(x.y), rounded(x.z), rounded(x.w));
+            Pack<T, 4> x = {};
+            if (row < rows && column < columns) x = *(const Pack<T, 4>*)(from + row * by_row + column);
+            *(float4*)(tile + row * PITCH + column) = make_float4(
+                rounded(number(x.at[0])), rounded(number(x.at[1])), rounded(number(x.at[2])), rounded(number(x.at[3])));
         } else {
             bool inside = row < rows && column < columns;
-            tile[row * PITCH + column] = rounded(inside ? from[row * by_row + column * by_column] : 0.0f);
+            tile[row * PITCH + column] = rounded(inside ? number(from[row * by_row + column * by_column]) : 0.0f);
         }
     }
 }

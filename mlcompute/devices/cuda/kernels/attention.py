@@ -1,4 +1,5 @@
-"""attention and its gradient in float32 without the matrix of scores; other types and very wide heads are expanded.
+"""attention and its gradient without the matrix of scores, in float32 and of bfloat16; other types and very wide heads
+are expanded.
 
 The gradient of a mask is expanded, too: it is as large as the scores.
 """
@@ -22,6 +23,7 @@ from mlcompute.devices.cuda.kernels.attention_source import (
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, Row
 from mlcompute.devices.loop_nest import Operand, Operands, broadcast_strides
 from mlcompute.devices.precision import matmul_precision
+from mlcompute.ops.bfloat16 import is_bfloat16
 from mlcompute.ops.op import Step
 
 #: The widest heads that tiles in shared memory have room for.
@@ -71,9 +73,13 @@ def gradient_workspace(step: Step) -> int:
 
 
 def supports_attention(step: Step) -> bool:
-    """Is everything float32, not empty, and are heads at most 128 wide?"""
-    q, k, v = step.inputs[:3] if step.op.name == "attention" else step.inputs[1:4]
-    if not all(value.dtype == FLOAT and value.size for value in step.inputs):
+    """Is everything float32 (or bfloat16, but for the mask), not empty, and are heads at most 128 wide?"""
+    count = 3 if step.op.name == "attention" else 4
+    q, k, v = step.inputs[count - 3 : count]
+    options = {value.dtype for value in step.inputs[count:]}
+    if len({value.dtype for value in step.inputs[:count]}) != 1 or options - {FLOAT}:
+        return False
+    if not (q.dtype == FLOAT or is_bfloat16(q.dtype)) or not all(value.size for value in step.inputs):
         return False
     extents = (q.shape[2], k.shape[2])
     return max(q.shape[3], v.shape[3]) <= _WIDEST and max(extents) < 2**30
@@ -95,7 +101,8 @@ def _form(step: Step, inputs: Sequence[Operand], *, forward: bool, more: Sequenc
     inner = 64 if max(width, value_width) <= 64 else 32 if forward else 16
     a = step.attributes
     packed = all(map(_is_packed, (*inputs[:3], *more)))
-    return Form(width, value_width, inner, a["has_mask"], a["has_keep"], not matmul_precision.allows_tf32, packed)
+    exact, narrow = not matmul_precision.allows_tf32, is_bfloat16(q.dtype)
+    return Form(width, value_width, inner, a["has_mask"], a["has_keep"], exact, packed, narrow)
 
 
 def _is_packed(operand: Operand) -> bool:

@@ -24,6 +24,7 @@ class Form:
 
     inner   rows of the tiles that a block goes through
     packed  may rows be read four elements at a time?
+    narrow  are queries, keys, values and their gradients bfloat16? Masks, and what is computed, are float32
     """
 
     width: int
@@ -33,6 +34,7 @@ class Form:
     has_keep: bool
     exact: bool
     packed: bool
+    narrow: bool = False
 
     @property
     def pitches(self) -> tuple[int, int]:
@@ -68,7 +70,10 @@ enum {{ Q = {q}, V = {v}, MASK = INNER + 8, PACK = {4 if self.packed else 1} }};
 enum {{ HAS_MASK = {int(self.has_mask)}, HAS_KEEP = {int(self.has_keep)} }};
 struct Strides {{ long long sample, head, row, column; }};
 struct Sizes {{ int heads, queries, keys, width, value_width; float scale; }};
-__device__ __forceinline__ const float* start(const float* p, Strides by, long long unit, int heads) {{
+using Element = {"bfloat16" if self.narrow else "float"};
+__device__ __forceinline__ Element element(float x) {{ return {"to_bfloat16(x)" if self.narrow else "x"}; }}
+template <typename T>
+__device__ __forceinline__ const T* start(const T* p, Strides by, long long unit, int heads) {{
     return p + unit / heads * by.sample + unit % heads * by.head;
 }}
 // A score as softmax sees it; -inf where there is no key.
@@ -115,10 +120,9 @@ __device__ __forceinline__ float row_sum(float x) {{
         inputs = ["q", "k", "v", *(["mask"] if self.has_mask else []), *(["keep"] if self.has_keep else [])]
         if len(results) > 1:
             inputs.insert(0, "dy")
-        pointers = [f"const float* {name}" for name in inputs]
-        return ", ".join(
-            [*pointers, *(f"float* {name}" for name in results), *(f"Strides {name}_by" for name in inputs), "Sizes z"]
-        )
+        pointers = [f"const {'float' if name in ('mask', 'keep') else 'Element'}* {name}" for name in inputs]
+        made = [f"{'float' if name in ('logs', 'deltas') else 'Element'}* {name}" for name in results]
+        return ", ".join([*pointers, *made, *(f"Strides {name}_by" for name in inputs), "Sizes z"])
 
     @property
     def options(self) -> str:
@@ -219,12 +223,12 @@ extern "C" __global__ void __launch_bounds__({THREADS}) KERNEL({form.parameters(
         float all = row_sum(total[r]);
         int i = first + own + g + 8 * r;
         if (i >= z.queries) continue;
-        float* to = y + (unit * z.queries + i) * z.value_width;
+        Element* to = y + (unit * z.queries + i) * z.value_width;
         #pragma unroll
         for (int n = 0; n < DV / 8; ++n)
             #pragma unroll
             for (int e = 0; e < 2; ++e)
-                if (8 * n + 2 * t + e < z.value_width) to[8 * n + 2 * t + e] = sum[n][2 * r + e] / all;
+                if (8 * n + 2 * t + e < z.value_width) to[8 * n + 2 * t + e] = element(sum[n][2 * r + e] / all);
     }}
 }}
 """
@@ -295,7 +299,7 @@ extern "C" __global__ void __launch_bounds__({THREADS}) KERNEL({form.parameters(
         #pragma unroll
         for (int e = 0; e < 4; ++e) {{
             int i = first + own + g + e / 2 * 8, column = 8 * n + 2 * t + e % 2;
-            if (i < z.queries && column < z.width) dq[(unit * z.queries + i) * z.width + column] = sum[n][e];
+            if (i < z.queries && column < z.width) dq[(unit * z.queries + i) * z.width + column] = element(sum[n][e]);
         }}
 }}
 """
@@ -359,8 +363,9 @@ extern "C" __global__ void __launch_bounds__({THREADS}) KERNEL({form.parameters(
             int j = first + own + g + e / 2 * 8, column = 8 * n + 2 * t + e % 2;
             if (j >= z.keys) continue;
             long long row = unit * z.keys + j;
-            if (n < D / 8 && column < z.width) dk[row * z.width + column] = sum_k[n < D / 8 ? n : 0][e];
-            if (n < DV / 8 && column < z.value_width) dv[row * z.value_width + column] = sum_v[n < DV / 8 ? n : 0][e];
+            if (n < D / 8 && column < z.width) dk[row * z.width + column] = element(sum_k[n < D / 8 ? n : 0][e]);
+            if (n < DV / 8 && column < z.value_width)
+                dv[row * z.value_width + column] = element(sum_v[n < DV / 8 ? n : 0][e]);
         }}
 }}
 """
