@@ -76,10 +76,6 @@ def _is_one_call(context: Context) -> bool:
     return not context.program.runs_in_phases
 
 
-def _updates_early(context: Context) -> bool:
-    return _is_one_call(context) and not context.engine.traits.updates_last
-
-
 def _fuses_updates(context: Context) -> bool:
     return _is_fused(context) and _fuses_elementwise(context)
 
@@ -102,7 +98,7 @@ PASSES = [
     Pass(unmerge_aliased_updates),
     Pass(fuse_epilogues, when=_fuses_epilogues),
     Pass(fuse_elementwise, when=_fuses_elementwise),
-    Pass(schedule_updates, when=_updates_early),
+    Pass(schedule_updates, when=_is_one_call),
     Pass(fuse_update_into_matmul, when=_fuses_updates),
     Pass(plan_memory),
 ]

@@ -1,4 +1,7 @@
-"""schedule_updates: what changes memory runs as soon as it may, so that what it consumed is free early."""
+"""schedule_updates: what changes memory runs as soon as it may, so that what it consumed is free early.
+
+Where updates should follow each other (`Traits.updates_last`), they wait until their gradients are of some size.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ from collections.abc import Callable, Sequence
 
 from mlcompute.compiler.context import Context
 from mlcompute.ops.op import TABLE, Step, Trace, Value, overwritten_by
+
+#: Gradients that wait for their updates have so many bytes at most.
+WAITING_BYTES = 64 << 20
 
 
 def store_early(trace: Trace, pairs: Sequence[tuple[Value, Value]], start: int) -> None:
@@ -47,9 +53,29 @@ def store_early(trace: Trace, pairs: Sequence[tuple[Value, Value]], start: int) 
 
 
 def schedule_updates(steps: list[Step], context: Context) -> list[Step]:
-    """Every step of the update phase moves to where its gradient is complete."""
+    """Every step of the update phase moves to where its gradient is complete, or some gradients are."""
     context.phases_in_order = False
-    return move_early(steps, lambda step: step.phase == "update")
+    early = move_early(steps, lambda step: step.phase == "update")
+    return in_groups(early, WAITING_BYTES) if context.engine.traits.updates_last else early
+
+
+def in_groups(steps: list[Step], most: int) -> list[Step]:
+    """Steps of the update phase, each where it may run, wait until their gradients have more than so many bytes."""
+    gradients: set[Value] = set()
+    scheduled: list[Step] = []
+    waiting: list[Step] = []
+    nbytes = 0
+    for step in steps:
+        if step.phase == "update":
+            waiting.append(step)
+            nbytes += sum([value.nbytes for value in step.inputs if value in gradients])
+            continue
+        if nbytes > most:
+            scheduled += waiting
+            waiting, nbytes = [], 0
+        gradients.update(step.results)
+        scheduled.append(step)
+    return scheduled + waiting
 
 
 def move_early(steps: list[Step], moves: Callable[[Step], bool]) -> list[Step]:

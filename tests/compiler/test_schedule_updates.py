@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mlcompute import ops
 from mlcompute.compiler.plan_memory import planned
-from mlcompute.compiler.schedule_updates import move_early, schedule_updates, store_early
+from mlcompute.compiler.schedule_updates import in_groups, move_early, schedule_updates, store_early
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.ops.op import Step, Trace, Value
 from tests.compiler.programs import Drawn, apply, feed, programs
@@ -54,6 +54,18 @@ def test_fused_updates_follow_their_gradients() -> None:
     last_reader = max(i for i, step in enumerate(scheduled) if turned in step.inputs)
     assert position > last_reader, "v is still read, through a view, by the gradient of y"
     assert position < len(scheduled) - 3
+
+
+def test_updates_wait_for_each_other_up_to_a_size() -> None:
+    trace, _ = two_parameters()
+    early = move_early(trace.steps, lambda step: step.phase == "update")
+    last = [step.phase for step in in_groups(early, 1 << 20)]
+    assert last == sorted(last, key=["forward", "gradient", "update"].index)
+    groups = in_groups(early, 0)
+    verify_steps(groups, split=False)
+    assert Counter(groups) == Counter(trace.steps)
+    first = next(index for index, step in enumerate(groups) if step.phase == "update")
+    assert any(step.phase == "gradient" for step in groups[first:])
 
 
 def test_fused_updates_need_less_memory() -> None:

@@ -34,6 +34,7 @@ def many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small problems are cut into splits, too."""
     monkeypatch.setattr(lanes, "WORTH_SPLITS", 64)
     monkeypatch.setattr(lanes, "LEAST_ITERATIONS", 1)
+    monkeypatch.setattr(lanes, "FEW_FOR_BLOCK", 0)
 
 
 @pytest.fixture
@@ -69,6 +70,15 @@ def test_splits(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
         check(op(name, axes=axes), x, scale=4)
     if len(axes) == 1:
         check(op("argmax", axis=axes[0]), x)
+
+
+@pytest.mark.parametrize("shape", [(512, 128), (900, 3), (2048, 20)])
+def test_columns_in_large_blocks(shape: tuple[int, ...]) -> None:
+    """A bias's gradient: one launch."""
+    _, _, executable = run(op("sum", axes=(0,)), [normal(*shape)])
+    assert list(executable.kernels.values()) == ["sum of columns"]
+    check(op("sum", axes=(0,)), normal(*shape), scale=8)
+    check(op("argmax", axis=0), normal(*shape))
 
 
 def test_nothing_has_a_sum() -> None:

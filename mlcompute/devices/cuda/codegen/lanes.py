@@ -30,6 +30,8 @@ LEAST_ITERATIONS = 8
 HELD = 8
 #: So many rows of columns that fit into one block are left to it: it can then share a launch with others.
 FEW_ROWS = 64
+#: Up to so many rows of columns are left to one large block.
+FEW_FOR_BLOCK = 2048
 #: Fewer elements than this are not worth a second launch.
 WORTH_SPLITS = 1 << 15
 
@@ -118,6 +120,9 @@ def lanes_for(
         return Lanes(axes.are_rows, width, results, lanes, kept, reduced)
 
     plan = planned(THREADS)
+    if not axes.are_rows and not large_blocks and THREADS < plan.length <= FEW_FOR_BLOCK and plan.grid[0] < BLOCKS // 2:
+        # Large blocks take less time than the second launch that splits need.
+        return replace(plan, lanes=4 * THREADS // plan.results)
     if plan.grid[0] >= BLOCKS // 2 or plan.units * plan.length * width < WORTH_SPLITS:
         return plan
     large = planned(4 * THREADS if large_blocks else 2 * THREADS)
