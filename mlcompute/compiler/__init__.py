@@ -11,6 +11,7 @@ from mlcompute.compiler.add_updates import add_updates
 from mlcompute.compiler.channels_last import channels_last
 from mlcompute.compiler.collector import collector_paused
 from mlcompute.compiler.context import Context, Pass
+from mlcompute.compiler.delay_statistics import delay_statistics
 from mlcompute.compiler.expand import expand
 from mlcompute.compiler.fuse_elementwise import fuse_elementwise
 from mlcompute.compiler.fuse_epilogues import fuse_epilogues
@@ -76,6 +77,10 @@ def _is_one_call(context: Context) -> bool:
     return not context.program.runs_in_phases
 
 
+def _updates_together(context: Context) -> bool:
+    return _trains(context) and context.engine.traits.updates_last
+
+
 def _fuses_updates(context: Context) -> bool:
     return _is_fused(context) and _fuses_elementwise(context)
 
@@ -98,6 +103,7 @@ PASSES = [
     Pass(unmerge_aliased_updates),
     Pass(fuse_epilogues, when=_fuses_epilogues),
     Pass(fuse_elementwise, when=_fuses_elementwise),
+    Pass(delay_statistics, when=_updates_together),
     Pass(schedule_updates, when=_is_one_call),
     Pass(fuse_update_into_matmul, when=_fuses_updates),
     Pass(plan_memory),
