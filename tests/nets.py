@@ -35,18 +35,20 @@ def cpu() -> mlc.Device:
     return mlc.Device.cpu()
 
 
+#: Does it run on a real GPU?
+ON_GPU = type(cpu().engine).__module__ == "mlcompute.devices.cuda.device"
+
+
 def _engine_class() -> Any:
-    engine = mlc.Device.cpu().engine
-    driver = getattr(engine, "driver", None)
-    if driver is None:
+    engine: Any = cpu().engine
+    if not ON_GPU:
         return type(engine)
 
     class AnotherOnTheSameGpu(type(engine)):  # type: ignore[misc]
         def __init__(self) -> None:
-            super().__init__(driver)
+            super().__init__(engine.driver)
 
-    # The emulated engine brings a driver of its own.
-    return AnotherOnTheSameGpu if type(engine).__name__ == "Cuda" else type(engine)
+    return AnotherOnTheSameGpu
 
 
 #: The class of the engine behind `cpu()`, made without arguments, for tests that watch or hold one.

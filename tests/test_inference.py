@@ -387,10 +387,9 @@ def test_copying_results_from_device_memory() -> None:
 
 
 class Counting(CpuEngine):
-    name = "counting"
-
     def __init__(self) -> None:
         super().__init__()
+        self.name = "counting"
         self.asked: list[int] = []
 
     def allocate(self, nbytes: int) -> Any:

@@ -23,6 +23,7 @@ from mlcompute.devices.cuda import cublaslt, cudnn, libraries, tuning
 from mlcompute.devices.cuda.cublaslt import library as lt
 from mlcompute.devices.cuda.cudnn import library as dnn
 from mlcompute.devices.cuda.cudnn import problem_of as convolution_problem
+from mlcompute.devices.cuda.cudnn import trial
 from mlcompute.devices.cuda.cudnn.convolution import is_allowed
 from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.kernels import convolution as convolution_kernels
@@ -340,6 +341,7 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]]
     "more before than after": ((2, 3, 5, 6), (4, 3, 3, 3), {"padding": (2, 0, 1, 0)}),
     "strides": ((2, 3, 8, 7), (4, 3, 3, 3), {"strides": (2, 3), "padding": (1, 1, 1, 1)}),
     "dilations": ((2, 2, 9, 8), (3, 2, 3, 2), {"dilations": (2, 3)}),
+    "all at once": ((1, 3, 8, 3), (2, 3, 3, 2), {"strides": (2, 1), "dilations": (2, 3), "padding": (1, 2, 1, 2)}),
     "windows that leave rows out": ((2, 2, 8, 8), (2, 2, 3, 3), {"strides": (3, 3)}),
     "1x1": ((2, 5, 4, 4), (6, 5, 1, 1), {}),
     "groups": ((2, 4, 5, 5), (6, 2, 3, 3), {"groups": 2, "padding": (1, 1, 1, 1)}),
@@ -612,7 +614,7 @@ def test_calls_of_cudnn(direction: str, case: str, last: bool, interpreted: Inte
     fn, shapes = _described(direction, case, last, CONVOLUTIONS)
     arrays = [numbers(*shape, seed=number) for number, shape in enumerate(shapes)]
     found, kernels = run_on(interpreted, fn, arrays)
-    assert ("cuDNN engine 7" in kernels) == ("depthwise" not in case)
+    assert ("cuDNN engine 7" in kernels) == ("depthwise" not in case and case != "all at once")
     assert_close(found[0], forward(fn, *arrays)[0])
 
 
@@ -623,6 +625,38 @@ def test_what_cudnn_has_no_engine_for_is_ours(interpreted: InterpretedCuda, monk
     found, kernels = run_on(interpreted, fn, arrays)
     assert kernels == "direct convolution"
     assert_close(found[0], forward(fn, *arrays)[0])
+
+
+class RoundingPlan(InterpretedPlan):
+    """A plan that rounds its factors to TF32 and does not say so."""
+
+    def run(self, x: int, w: int, y: int, workspace: int) -> None:
+        p = self.problem
+        for address, shape in ((x, p.x), (w, p.w), (y, p.y)):
+            words = _memory(address, int(np.prod(shape))).view(np.uint32)
+            words += 0x1000
+            words &= ~np.uint32(0x1FFF)
+        super().run(x, w, y, workspace)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_plans_that_round_to_tf32_are_found(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def result_of_constants(plan: InterpretedPlan, value: float) -> Array:
+        p = plan.problem
+        arrays = [np.full(shape, value, np.float32) for shape in (p.x, p.w, p.y)]
+        scratch = np.zeros(100 + 256, np.uint8)
+        addresses = [int(array.ctypes.data) for array in arrays]
+        plan.run(*addresses, -(-int(scratch.ctypes.data) // 256) * 256)
+        return {"forward": arrays[2], "input": arrays[0], "weight": arrays[1]}[direction]
+
+    monkeypatch.setattr(trial, "result_of_constants", result_of_constants)
+    for case in ("padded", "strides"):
+        fn, shapes = _described(direction, case, False, CONVOLUTIONS)
+        trace = Trace()
+        fn(*(trace.value(shape, np.dtype(np.float32), "input") for shape in shapes))
+        problem = convolution_problem(trace.steps[-1])
+        assert trial.keeps_float32(InterpretedPlan(problem))
+        assert not trial.keeps_float32(RoundingPlan(problem))
 
 
 # On a GPU -----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from mlcompute.devices.cuda import tuning
 from mlcompute.devices.cuda.cudnn import library as dnn
 from mlcompute.devices.cuda.cudnn.library import Cudnn, CudnnError, Descriptor
 from mlcompute.devices.cuda.cudnn.problem import ConvolutionProblem, Direction
+from mlcompute.devices.cuda.cudnn.trial import keeps_float32
 from mlcompute.devices.cuda.libraries import Gpu
 
 #: Engines are skipped that want more memory than this for their work.
@@ -115,7 +116,7 @@ def _plans(cudnn: Cudnn, gpu: Gpu, problem: ConvolutionProblem, allows_tf32: boo
                 plan = ConvolutionPlan(cudnn, gpu, problem, configuration)
             except CudnnError:  # a proposal that does not fit after all: cuDNN expects its users to try the next
                 continue
-            if plan.workspace_bytes <= MOST_WORKSPACE:
+            if plan.workspace_bytes <= MOST_WORKSPACE and (allows_tf32 or keeps_float32(plan)):
                 yield plan
 
 

@@ -70,6 +70,11 @@ def problem_of(step: Step) -> ConvolutionProblem | None:
     data_type = dnn.DATA_BFLOAT16 if is_bfloat16(values[0].dtype) else _TYPES.get(values[0].dtype)
     if data_type is None or any(v.dtype != values[0].dtype or v.size == 0 for v in values):
         return None
+    top, bottom, left, right = a["padding"]
+    if (top, left) != (bottom, right) and tuple(a["dilations"]) != (1, 1):
+        # cuDNN 9.19 gives wrong numbers for the gradient of some such weights ("all at once" in the tests). Most of its
+        # users ask for the same padding on opposite sides only.
+        return None
     direction = Direction(step.op.name)
     last = bool(a.get("channels_last"))
 
