@@ -90,7 +90,7 @@ class Pinned:
     def __init__(self, driver: Driver, nbytes: int) -> None:
         self.address = driver.allocate_pinned(nbytes)
         self.memory: Array = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(self.address))
-        # With the array, which the cyclic collector does not see (see _unseen): a destructor may give this another owner.
+        # With the array, which the cyclic collector does not see (see _unseen): a destructor may pass it on.
         weakref.finalize(self.memory, driver.free_pinned, self.address).atexit = False
 
 
