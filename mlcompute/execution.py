@@ -33,7 +33,7 @@ class Execution:
 
     __slots__ = (
         "__weakref__", "_error", "_handler", "_measures_time", "_result", "_seconds", "_work", "completion",
-        "error_was_seen", "is_done", "listeners", "profile", "queue",
+        "error_was_seen", "is_done", "listeners", "profile", "queue", "undo",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +54,8 @@ class Execution:
         self._seconds = 0.0
         #: Set by a run that was started and not waited for.
         self.completion: Completion | None = None
+        #: Takes back what was counted, should such a run turn out to have failed; None: it cannot fail any more.
+        self.undo: Callable[[], None] | None = None
         #: Has the run finished, well or not? Set by the queue.
         self.is_done = False
         #: Called by the queue when the run has finished.
@@ -114,10 +116,23 @@ class Execution:
 
     def wait_for_device(self) -> None:
         """Return when the device has done what was started."""
-        completion = self.completion
-        if completion is not None:
+        completion, undo = self.completion, self.undo
+        if completion is None:
+            return
+        try:
             completion.wait()
-            self.completion = None
+        except Exception as error:
+            self._error = error
+            if undo is not None:
+                undo()
+        self.completion = self.undo = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Is it known how the run went? Never waits."""
+        if self.is_done and self.undo is not None and self.completion is not None and self.completion.is_done():
+            self.wait_for_device()
+        return self.is_done and self.undo is None
 
     @property
     def result(self) -> Tensor | None:

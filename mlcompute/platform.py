@@ -108,6 +108,10 @@ class RandomPasses:
         """A pass has succeeded."""
         self._count += 1
 
+    def retreat(self) -> None:
+        """A pass that was counted has failed."""
+        self._count -= 1
+
     def state(self) -> dict[str, int | None]:
         """Key (None while none was needed) and number of passes so far: all the coming ones depend on."""
         return {"key": self._key, "count": self._count}

@@ -157,6 +157,8 @@ class Executable(ABC):
     inputs: dict[Value, Buffer]
     #: May a run fail after it was started, because of the numbers it was fed?
     can_fail: bool = True
+    #: Does a run that fails change nothing that outlives it, so that others may be started before that is known?
+    contains_failures: bool = False
     #: For whoever binds parameters: what they were last bound to, and how many changes there had been by then.
     bound_to: object = None
     bound_at: int = -1

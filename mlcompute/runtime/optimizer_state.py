@@ -152,6 +152,11 @@ class OptimizerState:
         self.time_step += 1
         self.optimizer.advance_to(self.time_step)
 
+    def retreat(self) -> None:
+        """An update that was counted has failed."""
+        self.time_step -= 1
+        self.optimizer.advance_to(self.time_step)
+
 
 def _overlapping(optimizer: Optimizer, updated: AbstractSet[Tensor], others: AbstractSet[Tensor]) -> GraphError:
     def listed(tensors: AbstractSet[Tensor]) -> str:

@@ -95,7 +95,9 @@ class Run:
 
     def _can_be_ahead(self) -> bool:
         nobody_is_told = self.call.completion_handler is None and not self.call.outputs_data
-        return nobody_is_told and not self.specification.measures and not self.executable.can_fail
+        executable = self.executable
+        never_wrong = not executable.can_fail or (executable.contains_failures and not self.call.replaced)
+        return nobody_is_told and not self.specification.measures and never_wrong
 
     def _copy_inputs(self) -> None:
         """The run will be queued, and the caller may reuse the memory."""
@@ -169,6 +171,7 @@ class Run:
             if completion is not None:
                 if self.is_ahead:
                     self.execution.completion = completion
+                    self.execution.undo = self._undo if executable.can_fail else None
                 else:
                     completion.wait()
         finally:
@@ -208,6 +211,13 @@ class Run:
                 self.random.advance()
             if self.settings is not None and self.session.state is not None:
                 self.session.state.advance()
+
+    def _undo(self) -> None:
+        """The run was counted when it was started, and has failed."""
+        if self.specification.begins:
+            self.random.retreat()
+        if self.settings is not None and self.session.state is not None:
+            self.session.state.retreat()
 
 
 def output_targets(session: Session, specification: RunSpecification, call: Call) -> list[tuple[Value, Array]]:

@@ -438,7 +438,7 @@ class Session:
         """Raise what an earlier run failed with, if nobody was told."""
         if self.unsettled:
             with self._settling:
-                while self.unsettled and self.unsettled[0].is_done:
+                while self.unsettled and self.unsettled[0].is_settled:
                     run = self.unsettled.popleft()
                     if not run.error_was_seen:
                         run.raise_error()

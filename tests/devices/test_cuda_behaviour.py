@@ -105,6 +105,32 @@ def test_an_index_out_of_range_is_an_error_and_nothing_else(engine: Cuda, layers
     assert np.isfinite(loss.data).all()
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_failed_run_in_a_stream_of_runs(engine: Cuda, layers: int) -> None:
+    """Runs that nobody waits for: the one that fails changes nothing, is told about, and is not counted."""
+    training, data, table = lookup(engine, layers)
+    labels = {"t": np.zeros((4, 2), np.float32)}
+    bad = {**data, "i0": np.int32([0, 9, 1, 1])}
+    for _ in range(6):
+        training.execute(data, labels)
+    run = training.execute(bad, labels)
+    with pytest.raises(ExecutionError, match="index 9"):
+        for _ in range(20):  # one of the next calls says so
+            training.execute(data, labels)
+        training.wait()
+    with pytest.raises(ExecutionError, match="index 9"):
+        run.wait()
+    training.wait()
+    before, state = table.data, training._session.state
+    assert state is not None
+    count = state.time_step
+    training.execute(bad, labels)
+    with pytest.raises(ExecutionError, match="index 9"):
+        training.wait()
+    np.testing.assert_array_equal(table.data, before)
+    assert state.time_step == count
+
+
 def test_out_of_memory_is_an_error_and_the_process_goes_on(engine: Cuda) -> None:
     job = make(next(iter(MODELS)), engine)
     job.step()

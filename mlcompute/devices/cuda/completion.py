@@ -30,13 +30,18 @@ extern "C" __global__ void KERNEL(int* words, int count) {
 class Statuses:
     """The status words of a program: two of `failed` for guarded kernels, then two of each status.
 
-    A run begins with zeros and ends with a copy in pinned memory.
+    A run begins with zeros and ends with a copy in pinned memory, of which there is a part for each of several turns:
+    as many runs may be under way.
 
     explain   what the NumPy meaning of a step says to the data that was found invalid; None when that is gone
     """
 
     def __init__(
-        self, engine: Cuda, work: Sequence[Launch | LibraryCall], explain: Callable[[Step], str | None]
+        self,
+        engine: Cuda,
+        work: Sequence[Launch | LibraryCall],
+        explain: Callable[[Step], str | None],
+        turns: int = 1,
     ) -> None:
         self._engine, self._driver, self._work = engine, engine.driver, work
         # Held weakly: a program that nobody uses any more goes at once, and its memory with it.
@@ -57,12 +62,13 @@ class Statuses:
             self._driver.fill(self._words.address, 0, size, engine.stream)
         #: The address guarded kernels look at. With a single status that is its own first word.
         self.failed = self._words.address + (8 if len(self._found) == 1 else 0)
-        self._pinned = Pinned(self._driver, size) if self._found else None
+        self._pinned = [Pinned(self._driver, size) for _ in range(turns)] if self._found else []
         #: Guarded launches before which several statuses must be combined: the first after each that may fail.
         self._combined: set[Launch] = set()
         if len(self._found) > 1:
             self._prepare_combining()
-        self._last: weakref.ref[CudaCompletion] | None = None
+        #: The last run of every turn.
+        self._last: dict[int, weakref.ref[CudaCompletion]] = {}
 
     def _prepare_combining(self) -> None:
         self._function = self._driver.functions([_COMBINE])[0]
@@ -95,29 +101,30 @@ class Statuses:
             parameters = int(self._parameters.ctypes.data)
             self._driver.launch(self._function, (1, 1, 1), (1, 1, 1), 0, stream, parameters)
 
-    def report(self, stream: int) -> None:
+    def report(self, turn: int, stream: int) -> None:
         """After the last kernel: tell the host."""
-        if self._pinned is not None:
-            self._driver.copy_to_host(self._pinned.address, self._words.address, self._words.nbytes, stream)
+        if self._pinned:
+            self._driver.copy_to_host(self._pinned[turn].address, self._words.address, self._words.nbytes, stream)
 
     # On the host ------------------------------------------------------------------------------------------------
 
-    def started(self, completion: CudaCompletion) -> None:
+    def started(self, completion: CudaCompletion, turn: int) -> None:
         """A run has been started that will report."""
-        self._last = weakref.ref(completion) if self._found else None
+        if self._found:
+            self._last[turn] = weakref.ref(completion)
 
-    def settle(self) -> None:
-        """Before another run overwrites the report of the last one, that one must have been read."""
-        last = None if self._last is None else self._last()
-        self._last = None
-        if last is not None:
-            last.finish()
+    def settle(self, turn: int) -> None:
+        """Before another run overwrites the report of the one before it in its turn, that one must have been read."""
+        last = self._last.pop(turn, None)
+        completion = None if last is None else last()
+        if completion is not None:
+            completion.finish()
 
-    def error(self, phases: Sequence[str]) -> ExecutionError | None:
-        """What the last run reports, now that it has finished."""
-        if self._pinned is None:
+    def error(self, phases: Sequence[str], turn: int) -> ExecutionError | None:
+        """What a run reports, now that it has finished."""
+        if not self._pinned:
             return None
-        words = self._pinned.memory.view(np.int32)
+        words = self._pinned[turn].memory.view(np.int32)
         for number, (launch, status) in enumerate(self._found):
             failed, index = words[2 + 2 * number : 4 + 2 * number]
             if failed and launch.step.phase in phases:
@@ -144,14 +151,14 @@ class Statuses:
 class CudaCompletion(Completion):
     """A run in the engine's stream, up to a mark."""
 
-    def __init__(self, engine: Cuda, statuses: Statuses, phases: Sequence[str]) -> None:
-        self._engine, self._statuses, self._phases = engine, statuses, phases
+    def __init__(self, engine: Cuda, statuses: Statuses, phases: Sequence[str], turn: int = 0) -> None:
+        self._engine, self._statuses, self._phases, self._turn = engine, statuses, phases, turn
         self._lock = threading.Lock()
         self._is_finished = False
         self._error: ExecutionError | None = None
         self._event = engine.take_event()
         engine.driver.record(self._event, engine.stream)
-        statuses.started(self)
+        statuses.started(self, turn)
 
     def is_done(self) -> bool:
         return self._is_finished or self._engine.driver.is_reached(self._event)
@@ -166,7 +173,7 @@ class CudaCompletion(Completion):
         self._engine.driver.wait(self._event)
         with self._lock:
             if not self._is_finished:
-                self._error = self._statuses.error(self._phases)
+                self._error = self._statuses.error(self._phases, self._turn)
                 self._is_finished = True
 
     def wait(self) -> None:

@@ -66,9 +66,9 @@ class CudaExecutable(Executable):
         for launch, function in self._functions.items():
             if launch.shared_bytes:
                 self._driver.allow_shared_memory(function, launch.shared_bytes)
-        self._statuses = Statuses(engine, self._work, self._explain)
+        self._statuses = Statuses(engine, self._work, self._explain, self._blocks.turns)
         self._arguments = ArgumentBlock(launches, self._address, self._statuses)
-        self.can_fail = self._statuses.can_fail
+        self.can_fail, self.contains_failures = self._statuses.can_fail, True
         self._reported = self._reported_values()
         #: Graphs by phases and block of inputs; None after the first run. Emptied when an address changes.
         self._graphs: dict[tuple[tuple[str, ...], int], _Graph | None] = {}
@@ -205,8 +205,9 @@ class CudaExecutable(Executable):
     def run(self, phases: Sequence[str], profile: Profile | None = None) -> Completion | None:
         engine = self.engine
         with engine.lock:
-            self._statuses.settle()
-            key = (tuple(phases), self._blocks.turn)
+            turn = self._blocks.turn
+            self._statuses.settle(turn)
+            key = (tuple(phases), turn)
             graph = self._graphs.get(key)
             if graph is None or profile is not None:
                 self._use_block()
@@ -219,7 +220,7 @@ class CudaExecutable(Executable):
                 if graph is None:
                     graph = self._graphs[key] = self._captured(phases)
                 self._driver.launch_graph(graph.handle, engine.stream)
-            completion = CudaCompletion(engine, self._statuses, phases)
+            completion = CudaCompletion(engine, self._statuses, phases, turn)
             self._blocks.is_read(completion)
             return completion
 
@@ -231,7 +232,7 @@ class CudaExecutable(Executable):
         self._statuses.reset(stream)
         for work in self._of(phases):
             self._enqueue_one(work, stream)
-        self._statuses.report(stream)
+        self._statuses.report(self._blocks.turn, stream)
         if "forward" in phases:
             self._blocks.copy_back(self._reported, stream)
 
@@ -295,7 +296,7 @@ class CudaExecutable(Executable):
             for each, mark in zip(work, marks[1:], strict=True):
                 self._enqueue_one(each, stream)
                 driver.record(mark, stream)
-            self._statuses.report(stream)
+            self._statuses.report(self._blocks.turn, stream)
             self._blocks.copy_back(self._reported, stream)
             driver.synchronize(stream)
             for each, start, end in zip(work, marks, marks[1:], strict=False):

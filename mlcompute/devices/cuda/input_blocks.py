@@ -56,6 +56,7 @@ class InputBlocks:
         weakref.finalize(self, engine.events.extend, self._read).atexit = False
         self._part = 0
         self.turn = 0
+        self.turns = count if self.is_captured else len(self._blocks)
 
     def address(self, value: Value) -> int:
         """Where a value lies in the block of this turn."""
