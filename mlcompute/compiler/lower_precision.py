@@ -49,6 +49,8 @@ _READERS = dict.fromkeys(("sum", "max", "min", "argmax", "argmin", "softmax", "l
 #: Their float32 results, and what is computed from those alone, are no activations.
 _STATISTICS = ("random_uniform", *_READERS)
 
+_Uses = dict[Value, list[tuple[Step, Value]]]
+
 
 def lower_precision(steps: list[Step], context: Context) -> list[Step]:
     """The same steps with activations in bfloat16. What is rounded does not depend on the style of execution."""
@@ -89,9 +91,9 @@ def _stored_narrow(steps: list[Step], context: Context, groups: dict[Step, int])
             if result.dtype != FLOAT32 or result in exact:
                 continue
             readers = uses.get(result, ())
-            is_factor = any(reader.op.name in _PRODUCTS for reader in readers)
-            leaves_group = any(groups.get(reader) != groups[step] for reader in readers)
-            is_repeated = any(reader in groups and reader.results[0].shape != result.shape for reader in readers)
+            is_factor = any(reader.op.name in _PRODUCTS for reader, _ in readers)
+            leaves_group = any(groups.get(reader) != groups[step] for reader, _ in readers)
+            is_repeated = any(reader in groups and reader.results[0].shape != seen.shape for reader, seen in readers)
             if leaves_group and not is_repeated and (result in activations or is_factor):
                 narrow.add(result)
                 activations.add(result)
@@ -105,30 +107,34 @@ def _stored_narrow(steps: list[Step], context: Context, groups: dict[Step, int])
                 narrow.add(result)
         elif name not in _STATISTICS:
             activations.add(result)
+            # Converted once, instead of by each of those that want it so.
+            wanted = any(reader.op.name in _PRODUCTS or _follower_places(reader) for reader, _ in uses.get(result, ()))
+            if wanted and result.dtype == FLOAT32 and result not in exact:
+                narrow.add(result)
     return narrow
 
 
-def _uses(steps: list[Step]) -> dict[Value, list[Step]]:
-    """Value -> the steps that read it, itself or through views."""
-    uses: dict[Value, list[Step]] = {}
+def _uses(steps: list[Step]) -> _Uses:
+    """Value -> the steps that read it, and what of it they read: the value itself, or a view."""
+    uses: _Uses = {}
     for step in reversed(steps):
         for value in dict.fromkeys(step.inputs):
             known = uses.setdefault(value, [])
             if step.op.is_view:
                 known.extend(uses.get(step.results[0], ()))
             else:
-                known.append(step)
+                known.append((step, value))
     return uses
 
 
-def _exact(steps: list[Step], context: Context, uses: dict[Value, list[Step]]) -> set[Value]:
+def _exact(steps: list[Step], context: Context, uses: _Uses) -> set[Value]:
     """Values that must stay float32: gradients of parameters, what is stored into parameters and states, and what
     only leads to these."""
     program = context.program
     exact = {program.gradients[tensor] for tensor in program.persistent if tensor in program.gradients}
     for step in reversed(steps):
         for value in step.results:
-            readers = uses.get(value, ())
+            readers = [reader for reader, _ in uses.get(value, ())]
             leads_there = any(reader.phase == "update" or not reader.op.is_pure for reader in readers)
             if value in exact or leads_there or (readers and all(_adds_to(reader, exact) for reader in readers)):
                 exact.add(value)
