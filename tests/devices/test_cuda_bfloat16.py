@@ -100,7 +100,8 @@ def test_convolutions(groups: int) -> None:
     y = check(op("convolution", **attributes), x, w, scale=4)[0]
     dy = narrow(*y.shape, seed=6)
     check(op("convolution_input_gradient", shape=x.shape, **attributes), dy, w, scale=4)
-    check(op("convolution_weight_gradient", shape=w.shape, **attributes), x, dy, scale=4)
+    for more in ({}, {"to": FLOAT32}):
+        check(op("convolution_weight_gradient", shape=w.shape, **attributes, **more), x, dy, scale=4)
 
 
 @pytest.mark.parametrize("width", [8, 6])
@@ -121,3 +122,14 @@ def test_networks_train_as_on_the_reference(network: Network) -> None:
     assert found.loss == pytest.approx(expected.loss, rel=8 * ROUNDING)
     for one, other in zip(found.weights, expected.weights, strict=True):
         np.testing.assert_allclose(one, other, atol=8 * ROUNDING * max(0.1, float(np.abs(other).max())))
+
+
+def test_a_convolution_of_strided_images_is_ours() -> None:
+    attributes = {"strides": (1, 1), "dilations": (1, 1), "padding": (0, 0, 0, 0), "groups": 1}
+    every_other = {"start": (0, 0, 0, 0), "end": (2, 4, 5, 8), "stride": (1, 1, 1, 2)}
+
+    def gradient(x: Any, dy: Any) -> Any:
+        image = ops.emit("slice", x, **every_other)
+        return ops.emit("convolution_weight_gradient", image, dy, shape=(3, 4, 2, 2), to=FLOAT32, **attributes)
+
+    check(gradient, narrow(2, 4, 5, 8), narrow(2, 3, 4, 3), scale=4)

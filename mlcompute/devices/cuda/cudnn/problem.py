@@ -68,14 +68,16 @@ def problem_of(step: Step) -> ConvolutionProblem | None:
     """What a convolution step computes; None when its types or sizes are not cuDNN's."""
     values, a = (*step.inputs, *step.results), step.attributes
     data_type = dnn.DATA_BFLOAT16 if is_bfloat16(values[0].dtype) else _TYPES.get(values[0].dtype)
-    if data_type is None or any(v.dtype != values[0].dtype or v.size == 0 for v in values):
+    direction = Direction(step.op.name)
+    # The gradient of weights is made in their type; who asks for it in another converts it.
+    alike = values[:2] if direction is Direction.WEIGHT_GRADIENT else values
+    if data_type is None or any(v.dtype != values[0].dtype for v in alike) or any(v.size == 0 for v in values):
         return None
     top, bottom, left, right = a["padding"]
     if (top, left) != (bottom, right) and tuple(a["dilations"]) != (1, 1):
         # cuDNN 9.19 gives wrong numbers for the gradient of some such weights ("all at once" in the tests). Most of its
         # users ask for the same padding on opposite sides only.
         return None
-    direction = Direction(step.op.name)
     last = bool(a.get("channels_last"))
 
     def image(shape: Shape) -> Shape:

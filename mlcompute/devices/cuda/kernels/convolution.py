@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlcompute.devices.cuda import cudnn
-from mlcompute.devices.cuda.codegen.types import is_element
+from mlcompute.devices.cuda.codegen.types import FLOAT, is_element
 from mlcompute.devices.cuda.cudnn import ConvolutionPlan, ConvolutionProblem, Direction
 from mlcompute.devices.cuda.kernels.depthwise_convolution import (
     depthwise_launches,
@@ -34,6 +34,7 @@ from mlcompute.devices.cuda.kernels.tensor_core_weight_gradient import (
 from mlcompute.devices.cuda.libraries import current_gpu
 from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
 from mlcompute.devices.precision import matmul_precision
+from mlcompute.ops.bfloat16 import is_bfloat16
 from mlcompute.ops.op import Step
 
 
@@ -77,9 +78,11 @@ def convolution_workspace(step: Step) -> int:
 
 
 def supports_convolution(step: Step) -> bool:
-    """Is it of numbers that kernels can read, all of one type?"""
-    types = {value.dtype for value in (*step.inputs, *step.results)}
-    return len(types) == 1 and all(is_element(dtype) and dtype.kind != "b" for dtype in types)
+    """Is it of numbers that kernels can read, all of one type? Gradients of weights may be float32."""
+    types = [value.dtype for value in (*step.inputs, *step.results)]
+    if step.op.name == Direction.WEIGHT_GRADIENT.value and is_bfloat16(types[0]) and types[2] == FLOAT:
+        types.pop()
+    return len(set(types)) == 1 and all(is_element(dtype) and dtype.kind != "b" for dtype in types)
 
 
 def _plan(problem: ConvolutionProblem) -> ConvolutionPlan | None:
@@ -94,11 +97,12 @@ def _is_aligned(operand: Operand) -> bool:
 
 
 def _weight_bytes(step: Step, problem: ConvolutionProblem) -> int:
-    """Bytes of the weights in cuDNN's order, where that is not ours."""
-    if not problem.reorders_weights:
-        return 0
+    """Bytes of the weights in cuDNN's order and type, where these are not ours."""
     weights = step.results[0] if problem.direction is Direction.WEIGHT_GRADIENT else step.inputs[1]
-    return -(-weights.nbytes // ALIGNMENT) * ALIGNMENT
+    dtype = step.inputs[0].dtype
+    if not problem.reorders_weights and weights.dtype == dtype:
+        return 0
+    return -(-weights.size * dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
 
 def _library_launches(step: Step, operands: Operands, plan: ConvolutionPlan) -> Sequence[Launch | LibraryCall]:
@@ -111,7 +115,7 @@ def _library_launches(step: Step, operands: Operands, plan: ConvolutionPlan) -> 
     after: list[Launch] = []
     used = weights
     if reordered:
-        used = _last_weights(step, operands, weights)
+        used = _their_weights(step, operands, weights, problem.reorders_weights)
         copy = strided_copy(step, *((used, weights) if makes_weights else (weights, used)))
         (after if makes_weights else before).extend(copy)
     x, w, y = {
@@ -130,13 +134,16 @@ def _library_launches(step: Step, operands: Operands, plan: ConvolutionPlan) -> 
     return [*before, call, *after]
 
 
-def _last_weights(step: Step, operands: Operands, weights: Operand) -> Operand:
-    """Memory for weights that lie as (O, kh, kw, C / groups), seen as (O, C / groups, kh, kw)."""
-    planned = operands.workspace(step, 0, weights.size * weights.dtype.itemsize)
+def _their_weights(step: Step, operands: Operands, weights: Operand, reorders: bool) -> Operand:
+    """Memory for weights in cuDNN's type, seen as (O, C / groups, kh, kw); reordered they lie as (O, kh, kw, ..)."""
+    dtype = step.inputs[0].dtype
+    planned = operands.workspace(step, 0, weights.size * dtype.itemsize)
     o, c, height, width = weights.shape
-    by_o, by_height, by_width, by_c = dense_strides((o, height, width, c))
-    offset = planned.offset // weights.dtype.itemsize
-    return Operand(planned.base, offset, weights.shape, (by_o, by_c, by_height, by_width), weights.dtype)
+    strides = dense_strides(weights.shape)
+    if reorders:
+        by_o, by_height, by_width, by_c = dense_strides((o, height, width, c))
+        strides = (by_o, by_c, by_height, by_width)
+    return Operand(planned.base, planned.offset // dtype.itemsize, weights.shape, strides, dtype)
 
 
 _ROW = Row(convolution_launches, supports_convolution, convolution_workspace)

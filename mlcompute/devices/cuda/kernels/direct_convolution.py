@@ -81,8 +81,10 @@ NAMES = (*_EXTENTS, *(f"{side}{axis}" for side in "xwy" for axis in "0123"))
 def kernel_text(p: Problem, written: str, body: str, threads: int = BLOCK, parameters: str = "") -> str:
     """A kernel: its parameters (x, w, y and the numbers, if not said), and constants for what makes the loops short."""
     index = "long long" if p.is_wide else "int"
-    memory = memory_type(p.x.dtype)
-    pointers = ", ".join(f"{'' if side == written else 'const '}{memory}* {side}" for side in "xwy")
+    types = {"x": p.x.dtype, "w": p.w.dtype, "y": p.y.dtype}
+    pointers = ", ".join(
+        f"{'' if side == written else 'const '}{memory_type(dtype)}* {side}" for side, dtype in types.items()
+    )
     parameters = parameters or f"{pointers}, {', '.join(f'{index} {name}' for name in NAMES)}"
     (_, _, height, width), (sy, sx), (dy, dx) = p.w.shape, p.strides, p.dilations
     constants = f"const int KH = {height}, KW = {width}, SY = {sy}, SX = {sx}, DY = {dy}, DX = {dx};"
@@ -168,7 +170,7 @@ def _weight_gradient(step: Step, p: Problem) -> Launch:
         __syncthreads();
         if ((int)threadIdx.x < half) sums[threadIdx.x] = ({total})(sums[threadIdx.x] + sums[threadIdx.x + half]);
     }}
-    if (threadIdx.x == 0) w[o * w0 + c * w1 + u * w2 + v * w3] = {stored(dtype, "sums[0]")};
+    if (threadIdx.x == 0) w[o * w0 + c * w1 + u * w2 + v * w3] = {stored(p.w.dtype, "sums[0]")};
 """
     arguments = [p.x, p.w, p.y, *numbers(p)]
     grid = (p.w.size, 1, 1)
