@@ -147,9 +147,9 @@ class CudaExecutable(Executable):
             if not lying_here:
                 self._blocks.send(inputs)
                 return
-            if self._blocks.is_captured:  # all of it comes from the host, in one copy
-                self._blocks.send({value: np.asarray(array) for value, array in inputs.items()})
-                return
+            if self._blocks.is_captured:  # a captured copy would overwrite what is copied on the device
+                self._blocks.copy_directly()
+                self._graphs = {}
             self._blocks.send({value: array for value, array in inputs.items() if value not in lying_here})
             for value, array in lying_here.items():
                 array.copy_to(self._blocks.address(value))

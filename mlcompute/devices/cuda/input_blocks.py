@@ -97,6 +97,10 @@ class InputBlocks:
         if self._overlaps:
             driver.wait_on_stream(self._engine.stream, part.event)
 
+    def copy_directly(self) -> None:
+        """From now on copies are no part of captured graphs."""
+        self.is_captured = False
+
     def copy(self, stream: int) -> None:
         """Before the first kernel of a run, or of a graph that is captured: fetch what was fed."""
         if self.is_captured:
