@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 # Each test worker computes on one core; more threads than cores only get in each other's way.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS)
 
-.PHONY: help train test lint slow fuzz bench bench-gpu docs examples format clean
+.PHONY: help train test test-gpu lint slow fuzz bench bench-gpu docs examples format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make train DATA=path  the same on a folder of MNIST-format files"
 	@echo "make train DEVICE=gpu the same on a GPU"
 	@echo "make test             lint, type check and test everything"
+	@echo "make test-gpu         test the CUDA engine on this machine's GPU: six minutes at most, and a summary"
 	@echo "make slow             the tests that take minutes"
 	@echo "make fuzz             feed damaged files to the readers, for hours (counts and findings: fuzzing-results/)"
 	@echo "make bench            training steps beside PyTorch, JAX, tinygrad and MLX (ARGS=--quick: two minutes)"
@@ -32,6 +33,9 @@ train: $(VENV)/.has-examples $(if $(filter-out cpu,$(DEVICE)),$(VENV)/.has-cuda)
 
 test: lint
 	$(PYTEST) -m "not slow" $(ARGS)
+
+test-gpu: $(VENV)/.has-test
+	$(PY) -m tests.on_gpu $(ARGS)
 
 slow: $(VENV)/.has-test
 	$(PYTEST) -m slow $(ARGS)

@@ -1,22 +1,17 @@
-"""One command that asks a GPU machine everything, and writes a log to read afterwards.
+"""What a GPU machine has, and times of copies, launches, kernels and training steps on it.
 
-    python -m tests.devices.cuda_report [seconds] [folder]
+    python -m tests.devices.cuda_report
 
-First what the machine has, then times of copies, launches and training steps, then the tests in several processes;
-failures are grouped by what they say.
+Tests are asked by `python -m tests.on_gpu`.
 """
 
 from __future__ import annotations
 
-import collections
 import os
-import re
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
@@ -177,33 +172,7 @@ def profile(engine: Cuda) -> None:
             print(f"    {seconds * 1e6:8.1f} us  {phase:<9} {layer}")
 
 
-def tests(seconds: float, folder: Path) -> None:
-    names = ("test_cuda.py", "test_cuda_behaviour.py", "test_cuda_libraries.py")
-    files = [f"tests/devices/{name}" for name in names if (Path(__file__).parent / name).exists()]
-    command = [sys.executable, "-m", "pytest", *files, "-q", "--tb=short", "-p", "no:cacheprovider", "-m", "not slow"]
-    command += ["--durations=8"] + (["-n", "8"] if os.environ.get("MLCOMPUTE_REPORT_WORKERS", "8") != "0" else [])
-    log = folder / "pytest.txt"
-    environment = {**os.environ, "MLC_DEBUG": "", "OMP_NUM_THREADS": "2"}
-    with log.open("w") as file:
-        try:
-            subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=seconds, env=environment)
-        except subprocess.TimeoutExpired:
-            print(f"stopped after {seconds:.0f} s")
-    text = log.read_text()
-    print("\n".join(text.splitlines()[-3:]))
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+?::\S+?(?:\[.*?\])?)(?: - (.*))?$", text, re.M)
-    errors = collections.Counter(re.findall(r"^E   +(\S.*)$", text, re.M))
-    print(f"{len(failed)} failed; what was said most often:")
-    for line, count in errors.most_common(30):
-        print(f"  {count:>5} x {line[:200]}")
-    groups = collections.Counter(re.sub(r"\[(\w+).*", r"[\1", name) for name, _ in failed)
-    for name, count in groups.most_common(60):
-        print(f"  {count:>5} {name}")
-
-
 def main() -> None:
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 400.0
-    folder = Path(sys.argv[2]) if len(sys.argv) > 2 else Path.cwd()
     engines = gpu_engines()
     if not engines:
         sys.exit(f"there is no GPU: {why_no_gpu()}")
@@ -215,7 +184,6 @@ def main() -> None:
     section("elementwise and reductions", lambda: elementwise(engine))
     section("training steps, inputs from NumPy", lambda: training(engine))
     section("profiles", lambda: profile(engine))
-    section("tests", lambda: tests(seconds, folder))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,12 @@
 """The layer table on a GPU, and what only a GPU can answer. Skipped where there is none.
 
-All questions in one go, with a log:  python -m tests.devices.cuda_report
+With everything else that tests the engine, and a summary:  python -m tests.on_gpu
 """
 
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +25,6 @@ from tests.devices.models import workload
 from tests.harness import assert_close
 from tests.test_layers import CASES, Built, is_loss, layer_is_stateful
 
-ROOT = Path(__file__).parents[2]
 ENGINES = gpu_engines()
 pytestmark = pytest.mark.skipif(not ENGINES, reason=f"there is no GPU: {why_no_gpu()}" if not ENGINES else "")
 
@@ -124,30 +119,3 @@ def test_more_elements_than_fit_into_32_bits(engine: Cuda) -> None:
     assert completion is not None
     completion.wait()
     np.testing.assert_array_equal(executable.read(z), np.arange(1, 21, dtype=np.uint8))
-
-
-FILES = [
-    "test_training.py",
-    "test_split_execution.py",
-    "test_gradients_api.py",
-    "test_batches.py",
-    "test_losses.py",
-    "test_optimizers.py",
-    "test_linked_graphs.py",
-    "trainer/test_fit.py",
-    "saving/test_files.py",
-    "saving/test_resume.py",
-    "onnx/test_round_trip.py",
-]
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_the_library_on_a_gpu(file: str) -> None:
-    """Tests of the whole library once more, on the GPU."""
-    environment = {name: setting for name, setting in os.environ.items() if "PYTEST" not in name}
-    environment |= {"MLCOMPUTE_ENGINE": "cuda", "MLC_DEBUG": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
-    command += ["-p", "no:benchmark"]  # where that plugin is installed, it warns in a process that xdist started
-    command += ["--tb=short", f"tests/{file}"]
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
-    assert ran.returncode == 0, ran.stdout[-6000:]
