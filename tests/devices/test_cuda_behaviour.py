@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
+from mlcompute import ops
+from mlcompute.compiler.plan_memory import planned
+from mlcompute.compiler.program import Program
 from mlcompute.device import gpu_engines, why_no_gpu
 from mlcompute.devices.cuda.device import Cuda
 from mlcompute.devices.cuda.input_blocks import KeptValue
 from mlcompute.devices.device import Profile
 from mlcompute.errors import DeviceError, ExecutionError
-from mlcompute.ops.op import Trace
+from mlcompute.ops.op import Trace, emit
 from tests.devices.cuda_emulator import EmulatedCuda
 from tests.devices.cuda_emulator.compiling import COMPILER
 from tests.devices.cuda_ops import multiplied
@@ -129,6 +132,48 @@ def test_a_failed_run_in_a_stream_of_runs(engine: Cuda, layers: int) -> None:
         training.wait()
     np.testing.assert_array_equal(table.data, before)
     assert state.time_step == count
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_index_that_a_kernel_finds(engine: Cuda, count: int) -> None:
+    """Indices that were computed: parameters stay as they are, and the next run is as if nothing had been."""
+    trace = Trace()
+    table = trace.value((5, 3), np.dtype(np.float32), "parameter", "table")
+    rows = [trace.value((4,), np.dtype(np.int32), "input") for _ in range(count)]
+    trace.layer = "lookup"
+    found = [emit("take", table, row + trace.constant(np.int32(1)), axis=0) for row in rows]
+    total = found[0] if count == 1 else found[0] + found[1]
+    y = ops.sum_(total, (0, 1))
+    ops.assign(table, table + ops.reshape(y, (1, 1)))
+    plan = planned(trace.steps, [y], workspace=engine.workspace)
+    program = Program("fused", 1, trace.steps, plan, dict(trace.constants), kept={y})
+    executable = engine.build(program, engine.allocate(plan.nbytes))
+    values = np.arange(15, dtype=np.float32).reshape(5, 3)
+    memory = engine.upload(values)
+    executable.bind(table, memory)
+    good = {row: np.int32([0, 1, 2, 3]) for row in rows}
+    for _ in range(3):
+        for bad in (4, -2, 2**31 - 2):
+            for row, array in {**good, rows[-1]: np.int32([0, bad, 0, 0])}.items():
+                executable.bind(row, engine.upload(array))
+            completion = executable.run(("forward",))
+            assert completion is not None
+            for _ in range(2):
+                with pytest.raises(ExecutionError, match=rf"layer 'lookup': take: index {bad + 1} "):
+                    completion.wait()
+            assert completion.is_done()
+            now = np.empty_like(values)
+            memory.read(now)
+            np.testing.assert_array_equal(now, values)
+        for row, array in good.items():
+            executable.bind(row, engine.upload(array))
+        completion = executable.run(("forward",))
+        assert completion is not None
+        completion.wait()
+        values = values + count * values[1:].sum()
+        memory.read(now)
+        np.testing.assert_allclose(now, values, rtol=1e-6)
+        values = now.copy()
 
 
 def test_out_of_memory_is_an_error_and_the_process_goes_on(engine: Cuda) -> None:
