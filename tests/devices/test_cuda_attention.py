@@ -28,6 +28,8 @@ CASES: dict[str, tuple[tuple[int, int, int, int], int, int, tuple[int, ...] | No
     "mask and dropout, more than a tile": ((1, 2, 66, 8), 65, 16, (66, 65), True),
     "wide": ((1, 1, 5, 72), 40, 100, None, False),
     "causal": ((1, 2, 70, 16), 70, 16, (70, 70), False),
+    "mask per sample, several tiles": ((2, 2, 5, 4), 70, 4, (2, 1, 5, 70), False),
+    "mask per head, several tiles": ((2, 2, 70, 4), 5, 4, (1, 2, 70, 5), False),
 }
 LARGER: dict[str, tuple[tuple[int, int, int, int], int, int, tuple[int, ...] | None, bool]] = {
     "small transformer": ((16, 4, 64, 32), 64, 32, None, False),
@@ -141,6 +143,27 @@ def test_rows_without_keys_in_tiles_without_any() -> None:
         found, _ = run_on(emulated(), gradient, [dy, *arrays], times=1)
         for a, b in zip(found, forward(gradient, dy, *arrays), strict=True):
             assert_close(a, b, scale=4.0)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_long_gaps(transposed: bool) -> None:
+    """More forbidden tiles in a row than a warp looks at together."""
+    rng = np.random.default_rng(0)
+    few, many = (1, 1, 66, 4), (1, 1, 1200, 4)
+    q, k = (many, few) if transposed else (few, many)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in (q, k, k)]
+    mask = rng.standard_normal((q[2], k[2])).astype(np.float32)
+    if transposed:
+        mask[40:1150, 1:] = -np.inf
+    else:
+        mask[:, 40:1150] = -np.inf
+    attention, gradient = described("shared mask")
+    found, _ = run_on(emulated(), attention, [*arrays, mask], times=1)
+    assert_close(found[0], forward(attention, *arrays, mask)[0], scale=4.0)
+    dy = rng.standard_normal(q).astype(np.float32)
+    found, _ = run_on(emulated(), gradient, [dy, *arrays, mask], times=1)
+    for a, b in zip(found, forward(gradient, dy, *arrays, mask), strict=True):
+        assert_close(a, b, scale=16.0)
 
 
 def test_what_is_left_to_the_expansion() -> None:

@@ -27,6 +27,10 @@ static inline void mma(float* c, const float* a, const float* b) {
                 * right[warp][(2 * t + (e & 1)) * 4 + k % 4][k >= 4];
     __syncwarp();
 }
+template <int BYTES> static inline void copy_async(float* to, const float* from, bool inside) {
+    for (int i = 0; i < BYTES / 4; ++i) to[i] = inside ? from[i] : 0.0f;
+}
+static inline void wait_for_copies() {}
 #else
 __device__ __forceinline__ float tf32(float x) {
     unsigned int y;
@@ -41,12 +45,25 @@ __device__ __forceinline__ void mma(float* c, const float* a, const float* b) {
                  : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
                    "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
 }
+// 4 or 16 bytes to shared memory, zeros unless `inside`; aligned as they are long.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(float* to, const float* from, bool inside) {
+    unsigned int address = (unsigned int)__cvta_generic_to_shared(to);
+    int size = inside ? BYTES : 0;
+    if (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(address), "l"(from), "r"(size) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"(address), "l"(from), "r"(size) : "memory");
+}
+// Until all copies of this thread are there.
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 #endif
 """
 
 _EXACT = r"""
-// What is stored in tiles.
+// What is stored in tiles, and does that differ from what they are made of?
 __device__ __forceinline__ float rounded(float x) { return x; }
+enum { ROUNDS = 0 };
 __device__ __forceinline__ void split(const float* x, float* high, float* low, int count) {
     for (int i = 0; i < count; ++i) {
         high[i] = tf32(x[i]);
@@ -67,8 +84,9 @@ __device__ __forceinline__ void accumulate(float* sum, const Left& a, const floa
 """
 
 _TF32 = r"""
-// What is stored in tiles.
+// What is stored in tiles, and does that differ from what they are made of?
 __device__ __forceinline__ float rounded(float x) { return tf32(x); }
+enum { ROUNDS = 1 };
 struct Left {
     float high[4];
     __device__ __forceinline__ Left(const float* x) { for (int i = 0; i < 4; ++i) high[i] = tf32(x[i]); }
@@ -111,22 +129,46 @@ __device__ __forceinline__ void multiply_columns(float (*sum)[4], float (*a)[4],
         }
     }
 }
-__device__ __forceinline__ float number(float x) { return x; }
-__device__ __forceinline__ float number(bfloat16 x) { return to_float(x); }
-// A tile of ROWS x COLUMNS floats, whose rows are PITCH apart: the first `rows` x `columns` from memory, 0 elsewhere.
+// Begins to copy an element, or four in a row, as floats: zeros unless `inside`.
+template <int PACK>
+__device__ __forceinline__ void copy_floats(float* to, const float* from, bool inside) {
+    copy_async<4 * PACK>(to, from, inside);
+}
+template <int PACK>
+__device__ __forceinline__ void copy_floats(float* to, const bfloat16* from, bool inside) {
+    Pack<bfloat16, PACK> x = {};
+    if (inside) x = *(const Pack<bfloat16, PACK>*)from;
+    if (PACK == 4)
+        *(float4*)to = make_float4(
+            to_float(x.at[0]), to_float(x.at[1 % PACK]), to_float(x.at[2 % PACK]), to_float(x.at[3 % PACK]));
+    else
+        *to = to_float(x.at[0]);
+}
+// Begins to copy a tile of ROWS x COLUMNS floats, whose rows are PITCH apart: `rows` x `columns` from memory, zeros
+// elsewhere. It is there after `wait_for_copies`, `finish_tile` with the same numbers, and a barrier.
 template <int ROWS, int COLUMNS, int PITCH, int THREADS, int PACK, typename T>
-__device__ __forceinline__ void load_tile(
+__device__ __forceinline__ void copy_tile(
     float* tile, const T* from, int rows, int columns, long long by_row, long long by_column) {
+    #pragma unroll
     for (int at = threadIdx.x; at < ROWS * COLUMNS / PACK; at += THREADS) {
         int row = at / (COLUMNS / PACK), column = at % (COLUMNS / PACK) * PACK;
+        bool inside = row < rows && column < columns;
+        long long offset = PACK == 4 ? row * by_row + column : row * by_row + column * by_column;
+        copy_floats<PACK>(tile + row * PITCH + column, inside ? from + offset : from, inside);
+    }
+}
+// Rounds what this thread copied, after `wait_for_copies`.
+template <int ROWS, int COLUMNS, int PITCH, int THREADS, int PACK>
+__device__ __forceinline__ void finish_tile(float* tile) {
+    if (!ROUNDS) return;
+    #pragma unroll
+    for (int at = threadIdx.x; at < ROWS * COLUMNS / PACK; at += THREADS) {
+        float* p = tile + at / (COLUMNS / PACK) * PITCH + at % (COLUMNS / PACK) * PACK;
         if (PACK == 4) {
-            Pack<T, 4> x = {};
-            if (row < rows && column < columns) x = *(const Pack<T, 4>*)(from + row * by_row + column);
-            *(float4*)(tile + row * PITCH + column) = make_float4(
-                rounded(number(x.at[0])), rounded(number(x.at[1])), rounded(number(x.at[2])), rounded(number(x.at[3])));
+            float4 x = *(const float4*)p;
+            *(float4*)p = make_float4(rounded(x.x), rounded(x.y), rounded(x.z), rounded(x.w));
         } else {
-            bool inside = row < rows && column < columns;
-            tile[row * PITCH + column] = rounded(inside ? number(from[row * by_row + column * by_column]) : 0.0f);
+            *p = rounded(*p);
         }
     }
 }
@@ -134,5 +176,5 @@ __device__ __forceinline__ void load_tile(
 
 
 def tensor_core_text(exact: bool) -> str:
-    """The functions `multiply_rows`, `multiply_columns` and `load_tile`."""
+    """The functions `multiply_rows`, `multiply_columns`, `copy_tile` and `finish_tile`, and what they are made of."""
     return _MMA + (_EXACT if exact else _TF32) + _PRODUCTS

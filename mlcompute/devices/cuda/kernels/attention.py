@@ -6,6 +6,7 @@ The gradient of a mask is expanded, too: it is as large as the scores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -18,13 +19,14 @@ from mlcompute.devices.cuda.kernels.attention_source import (
     Form,
     forward_source,
     key_gradient_source,
+    map_source,
     query_gradient_source,
 )
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, Row
 from mlcompute.devices.loop_nest import Operand, Operands, broadcast_strides
 from mlcompute.devices.precision import matmul_precision
 from mlcompute.ops.bfloat16 import is_bfloat16
-from mlcompute.ops.op import Step
+from mlcompute.ops.op import Step, Value
 
 #: The widest heads that tiles in shared memory have room for.
 _WIDEST = 128
@@ -35,25 +37,28 @@ _SIZES = np.dtype(
 
 
 def attention_launches(step: Step, operands: Operands) -> Sequence[Launch]:
-    """One kernel; a block per 64 queries of a head."""
+    """One kernel, a block per 64 queries of a head; one before it that looks at a mask of several tiles."""
     inputs = [operands[value] for value in step.inputs]
     y = operands[step.results[0]]
-    form = _form(step, inputs, forward=True)
+    form = _form(step, inputs)
+    launches, more = _map_launch(step, operands, inputs[3] if form.has_map else None, form, 0)
     grid = (_units(inputs[0]) * -(-inputs[0].shape[2] // ROWS), 1, 1)
-    arguments = [*inputs, y, *_numbers(step, inputs, inputs)]
+    arguments = [*inputs, y, *_strides(inputs, inputs), *more, _sizes(step, inputs)]
     source = forward_source(form)
-    return [Launch(step, "attention", source, arguments, [len(inputs)], grid, (THREADS, 1, 1), form.forward_bytes)]
+    launch = Launch(step, "attention", source, arguments, [len(inputs)], grid, (THREADS, 1, 1), form.forward_bytes)
+    return [*launches, launch]
 
 
 def gradient_launches(step: Step, operands: Operands) -> Sequence[Launch]:
-    """One kernel for dq and what the softmax needs, one for dk and dv."""
+    """One kernel for dq and what the softmax needs, one for dk and dv; one before them as for attention."""
     inputs = [operands[value] for value in step.inputs]
     dq, dk, dv = (operands[value] for value in step.results)
-    form = _form(step, inputs[1:], forward=False, more=inputs[:1])
+    form = _form(step, inputs[1:], inputs[:1])
     q, k = inputs[1], inputs[2]
     rows = _units(q) * q.shape[2]
-    logs, deltas = (_part(step, operands, number, rows) for number in range(2))
-    numbers = _numbers(step, inputs, inputs[1:])
+    logs, deltas = (_part(step, operands, number * rows, rows, FLOAT) for number in range(2))
+    launches, more = _map_launch(step, operands, inputs[4] if form.has_map else None, form, 2 * rows)
+    numbers = [*_strides(inputs, inputs[1:]), *more, _sizes(step, inputs[1:])]
     count, block = len(inputs), (THREADS, 1, 1)
     by_query = Launch(
         step, "attention gradient", query_gradient_source(form), [*inputs, dq, logs, deltas, *numbers],
@@ -63,13 +68,23 @@ def gradient_launches(step: Step, operands: Operands) -> Sequence[Launch]:
         step, "attention gradient", key_gradient_source(form), [*inputs, dk, dv, logs, deltas, *numbers],
         [count, count + 1], (_units(q) * -(-k.shape[2] // ROWS), 1, 1), block, form.gradient_bytes,
     )  # fmt: skip
-    return [by_query, by_key]
+    return [*launches, by_query, by_key]
+
+
+def attention_workspace(step: Step) -> int:
+    """Bytes for what the mask has in its tiles."""
+    q, k, v = step.inputs[:3]
+    if not _has_map(step, q, k):
+        return 0
+    return 4 * math.prod(_map_extents(step.inputs[3].shape, q, k, _inner(q, v)))
 
 
 def gradient_workspace(step: Step) -> int:
-    """Bytes for two numbers per query."""
-    n, heads, queries, _ = step.inputs[1].shape
-    return 2 * n * heads * queries * 4
+    """Bytes for two numbers per query, and for what the mask has in its tiles."""
+    q, k, v = step.inputs[1:4]
+    n, heads, queries, _ = q.shape
+    tiles = math.prod(_map_extents(step.inputs[4].shape, q, k, _inner(q, v))) if _has_map(step, q, k) else 0
+    return 4 * (2 * n * heads * queries + tiles)
 
 
 def supports_attention(step: Step) -> bool:
@@ -90,19 +105,67 @@ def _units(q: Operand) -> int:
     return q.shape[0] * q.shape[1]
 
 
-def _part(step: Step, operands: Operands, number: int, count: int) -> Operand:
-    planned = operands.workspace(step, number * count * 4, count * 4)
-    return Operand(planned.base, planned.offset // 4, (count,), (1,), FLOAT)
+def _part(step: Step, operands: Operands, start: int, count: int, dtype: DType) -> Operand:
+    """Of the workspace, `count` words of 4 bytes from `start` on."""
+    planned = operands.workspace(step, start * 4, count * 4)
+    return Operand(planned.base, planned.offset // 4, (count,), (1,), dtype)
 
 
-def _form(step: Step, inputs: Sequence[Operand], *, forward: bool, more: Sequence[Operand] = ()) -> Form:
-    q, _, v = inputs[:3]
+def _form(step: Step, inputs: Sequence[Operand], more: Sequence[Operand] = ()) -> Form:
+    q, k, v = inputs[:3]
     width, value_width = (-(-operand.shape[3] // 8) * 8 for operand in (q, v))
-    inner = 64 if max(width, value_width) <= 64 else 32 if forward else 16
     a = step.attributes
-    packed = all(map(_is_packed, (*inputs[:3], *more)))
-    exact, narrow = not matmul_precision.allows_tf32, is_bfloat16(q.dtype)
-    return Form(width, value_width, inner, a["has_mask"], a["has_keep"], exact, packed, narrow)
+    return Form(
+        width, value_width, _inner(q, v), a["has_mask"], _has_map(step, q, k), a["has_keep"],
+        exact=not matmul_precision.allows_tf32, packed=all(map(_is_packed, (*inputs[:3], *more))),
+        narrow=is_bfloat16(q.dtype),
+    )  # fmt: skip
+
+
+def _inner(q: Operand | Value, v: Operand | Value) -> int:
+    """Rows of the tiles that blocks go through: what shared memory has room for, several blocks' if possible."""
+    widest = max(q.shape[3], v.shape[3])
+    return 32 if widest <= 64 else 16 if widest <= 96 else 8
+
+
+# What the mask has in its tiles ---------------------------------------------------------------------------------------
+
+
+def _has_map(step: Step, q: Operand | Value, k: Operand | Value) -> bool:
+    """Are there tiles that could be skipped?"""
+    return bool(step.attributes["has_mask"]) and max(q.shape[2], k.shape[2]) > ROWS
+
+
+def _map_extents(mask: Sequence[int], q: Operand | Value, k: Operand | Value, inner: int) -> tuple[int, int, int, int]:
+    """Of a map (samples, heads, rows, columns) of a mask of this shape; samples or heads that share it have one."""
+    n, heads, queries, _ = q.shape
+    samples, own_heads, *_ = (1,) * (4 - len(mask)) + tuple(mask)
+    units = (n, heads) if samples > 1 else (1, heads if own_heads > 1 else 1)
+    return (*units, -(-queries // inner), -(-k.shape[2] // inner))
+
+
+def _map_launch(
+    step: Step, operands: Operands, mask: Operand | None, form: Form, start: int
+) -> tuple[list[Launch], list[Argument]]:
+    """The kernel that makes the map, at `start` of the workspace, and arguments that say where it is; or neither."""
+    if mask is None:
+        return [], []
+    q, k = step.inputs[:2] if step.op.name == "attention" else step.inputs[1:3]
+    samples, heads, rows, columns = extents = _map_extents(mask.shape, q, k, form.inner)
+    count = math.prod(extents)
+    found = _part(step, operands, start, count, np.dtype(np.int32))
+    by = broadcast_strides(mask, (*q.shape[:3], k.shape[2]))
+    sizes = (heads, q.shape[2], k.shape[2], rows, columns)
+    arguments: list[Argument] = [mask, found, np.int64(count), *map(np.int32, sizes), *map(np.int64, by)]
+    kernel = "attention" if step.op.name == "attention" else "attention gradient"
+    grid = (-(-count // (THREADS // 32)), 1, 1)
+    launch = Launch(step, kernel, map_source(form.inner), arguments, [1], grid, (THREADS, 1, 1))
+    one = rows * columns
+    strides = (heads * one if samples > 1 else 0, one if heads > 1 else 0, columns, 1)
+    return [launch], [found, _packed(strides, _STRIDES)]
+
+
+# Arguments ------------------------------------------------------------------------------------------------------------
 
 
 def _is_packed(operand: Operand) -> bool:
@@ -116,18 +179,22 @@ def _is_packed(operand: Operand) -> bool:
     )
 
 
-def _numbers(step: Step, inputs: Sequence[Operand], of_attention: Sequence[Operand]) -> list[Argument]:
-    """Strides of every input, then the sizes."""
-    q, k, v = of_attention[:3]
-    n, heads, queries, width = q.shape
-    scores = (n, heads, queries, k.shape[2])
+def _strides(inputs: Sequence[Operand], of_attention: Sequence[Operand]) -> list[Argument]:
+    """Of every input; those of a mask and of what is kept over all scores."""
+    q, k = of_attention[:2]
+    scores = (*q.shape[:3], k.shape[2])
     first_option = len(inputs) - len(of_attention[3:])
     found: list[Argument] = []
     for number, operand in enumerate(inputs):
         strides = broadcast_strides(operand, scores) if number >= first_option else operand.strides
         found.append(_packed(strides, _STRIDES))
-    sizes = (heads, queries, k.shape[2], width, v.shape[3], step.attributes["scale"])
-    return [*found, _packed(sizes, _SIZES)]
+    return found
+
+
+def _sizes(step: Step, of_attention: Sequence[Operand]) -> np.generic:
+    q, k, v = of_attention[:3]
+    _, heads, queries, width = q.shape
+    return _packed((heads, queries, k.shape[2], width, v.shape[3], step.attributes["scale"]), _SIZES)
 
 
 def _packed(numbers: tuple[float, ...], dtype: DType) -> np.generic:
@@ -137,6 +204,6 @@ def _packed(numbers: tuple[float, ...], dtype: DType) -> np.generic:
 
 
 KERNELS: dict[str, Row] = {
-    "attention": Row(attention_launches, supports_attention),
+    "attention": Row(attention_launches, supports_attention, attention_workspace),
     "attention_gradient": Row(gradient_launches, supports_attention, gradient_workspace),
 }
