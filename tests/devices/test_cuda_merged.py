@@ -87,6 +87,19 @@ def test_large_launches_of_one_kernel_are_side_by_side(monkeypatch: pytest.Monke
     assert only.grid[0] == sum(part.grid[0] for part in only.parts)
 
 
+def test_different_kernels_are_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of different sizes, with barriers and without; work that could be done earlier waits for it."""
+
+    def fn(x: Value, y: Value, z: Value) -> list[Value]:
+        a = ops.exp(x)
+        return [total(x, 0), a, ops.transpose(y) * ops.transpose(y), total(z, 1), emit("softmax", z, axis=1)]
+
+    only, *_ = check(fn, [normal(600, 40), normal(60, 60), normal(80, 100)], monkeypatch)
+    assert len(only.parts) == 5
+    assert only.block[0] == 1024
+    assert len({part.source for part in only.parts}) == 5
+
+
 def test_what_depends_on_another_stays_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def fn(x: Value, y: Value) -> list[Value]:
         a = ops.exp(x)
@@ -95,7 +108,7 @@ def test_what_depends_on_another_stays_behind_it(monkeypatch: pytest.MonkeyPatch
         return [ops.exp(b), c]
 
     some = check(fn, [normal(80, 80) * 0.1, normal(80, 80)], monkeypatch)
-    assert [len(each.parts) for each in some] == [0, 2, 0]
+    assert [len(each.parts) for each in some] == [2, 0, 0]
 
 
 def test_memory_of_the_arena_that_changes_hands(monkeypatch: pytest.MonkeyPatch) -> None:

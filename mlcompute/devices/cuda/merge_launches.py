@@ -1,7 +1,7 @@
 """Few launches instead of many: every node of a captured graph costs time, however little it does.
 
-    side by side            launches of one kernel that do not depend on each other, such as the updates of all
-                            parameters: each has blocks of its own
+    side by side            launches that do not depend on each other, such as the updates of all parameters: each has
+                            blocks of its own
     one after the other     launches so small that one block can do what all their threads do, such as those of a loss
 
 Neither changes a bit of the results.
@@ -10,26 +10,31 @@ Neither changes a bit of the results.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from mlcompute.compiler.plan_memory import MemoryPlan, Placement
 from mlcompute.devices.cuda.codegen.joined_source import Part, one_after_the_other, side_by_side
-from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Rows, Status
+from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Rows, Status
 from mlcompute.devices.loop_nest import Operand
-from mlcompute.ops.op import Value
+from mlcompute.ops.op import Step, Value
 
 Work = Launch | LibraryCall
 
 #: Bytes that a kernel's arguments may have together; the limit is 32 kB.
 _ARGUMENT_BYTES = 30_000
-#: Launches that become one side by side at most, or fewer: few different numbers, so that kernels are shared.
-_CAPACITIES = (8, 32, 128)
+#: Launches of one kernel that become one side by side: few different numbers, so that kernels are shared.
+_CAPACITIES = (1, 4, 16, 64, 128)
 #: Fewer launches than this that fit into one block run there one after the other.
 _FEW = 4
-#: How many launches and calls back one looks for others of the same kernel.
-_WINDOW = 64
+#: Different kernels in one launch, launches of each, and threads that are so few that all run at once.
+_MOST_KINDS = 6
+_MOST_MIXED = 16
+_SMALL = 1 << 17
+#: Launches and calls change places with so many others at most.
+_WINDOW = 48
 #: Launches that become one, one after the other, and shared memory they may have together; a block may have 48 kB.
 _MOST_PARTS = 24
 _SHARED_BYTES = 40 << 10
@@ -43,7 +48,7 @@ def merge_launches(work: Sequence[Work], plan: MemoryPlan, *, runs_in_phases: bo
     for each in work:
         if isinstance(each, Launch) and each.step not in calling and _is_plain(each):
             parts[each] = Part(each.source, each.grid[0], each.block[0])
-    placed = _placed_side_by_side(work, parts, plan, runs_in_phases)
+    placed = _placed_side_by_side(_units(work, calling, plan, runs_in_phases), parts)
     return _one_after_the_other(placed, parts, runs_in_phases)
 
 
@@ -98,50 +103,113 @@ def _overlap(some: Sequence[Placement], others: Sequence[Placement]) -> bool:
 
 
 @dataclass(eq=False)
-class _Group:
-    """Launches of one kernel that can run side by side; or anything else alone."""
+class _Unit:
+    """Work that stays together: a launch, or all of a step that calls a library."""
 
-    members: list[Work]
+    work: list[Work]
     touched: _Touched
-    capacity: int = 1
+    after: set[int] = field(default_factory=set)
 
 
-def _placed_side_by_side(
-    work: Sequence[Work], parts: Mapping[Work, Part], plan: MemoryPlan, runs_in_phases: bool
-) -> list[Work]:
-    """Each launch joins an earlier one of the same kernel, if it may run that early."""
-    groups: list[_Group] = []
+def _units(work: Sequence[Work], calling: AbstractSet[Step], plan: MemoryPlan, runs_in_phases: bool) -> list[_Unit]:
+    """Units, and which of those before it each must come after."""
+    units: list[_Unit] = []
     for each in work:
-        touched = _Touched(plan)
-        touched.add(each)
-        group, capacity, part = None, 1, parts.get(each)
-        if isinstance(each, Launch) and part is not None and part.can_be_function():
-            group, capacity = _earlier(each, touched, groups, runs_in_phases), _capacity(each)
-        if group is None:
-            groups.append(_Group([each], touched, capacity))
+        if units and each.step in calling and units[-1].work[0].step is each.step:
+            unit = units[-1]
+            unit.work.append(each)
         else:
-            group.members.append(each)
-            group.touched.add(each)
+            unit = _Unit([each], _Touched(plan))
+            units.append(unit)
+        unit.touched.add(each)
+    for number, unit in enumerate(units):
+        for before in range(max(0, number - _WINDOW), number):
+            other = units[before]
+            apart = runs_in_phases and other.work[0].step.phase != unit.work[0].step.phase
+            if apart or unit.touched.conflicts(other.touched):
+                unit.after.add(before)
+    return units
+
+
+def _placed_side_by_side(units: Sequence[_Unit], parts: Mapping[Work, Part]) -> list[Work]:
+    """Launches wait while other work can be done, and updates while launches can; those that waited become one."""
     placed: list[Work] = []
-    for group in groups:
-        members = group.members
-        if len(members) < _FEW and all(each in parts and parts[each].fits_one_block() for each in members):
-            placed += members  # a block does them with what stands before and after
+    left = dict.fromkeys(range(len(units)))
+    waiting: dict[int, Launch] = {}
+
+    def place(numbers: Sequence[int], work: Sequence[Work]) -> None:
+        placed.extend(work)
+        for number in numbers:
+            del left[number]
+            waiting.pop(number, None)
+
+    while left:
+        first = next(iter(left))
+        ready = [
+            number
+            for number in range(first, min(first + _WINDOW, len(units)))
+            if number in left and number not in waiting and units[number].after.isdisjoint(left)
+        ]
+        for number in ready:
+            launch = units[number].work[0]
+            part = parts.get(launch)
+            if isinstance(launch, Launch) and part is not None and part.can_be_function():
+                waiting[number] = launch
+        small = [number for number, launch in waiting.items() if _is_small(launch, parts)]
+        others = [number for number in ready if number not in waiting]
+        if small and placed and _is_small(placed[-1], parts):
+            place(small, [waiting[number] for number in small])  # the last block goes on
+        elif others:
+            place(others, [each for number in others for each in units[number].work])
         else:
-            placed.append(_side_by_side(members))
+            chosen = [number for number, launch in waiting.items() if not launch.guarded] or list(waiting)
+            place(chosen, _together([waiting[number] for number in chosen], parts))
     return placed
 
 
-def _earlier(each: Launch, touched: _Touched, groups: list[_Group], runs_in_phases: bool) -> _Group | None:
-    """The group that an earlier launch of the same kernel has begun, with nothing behind it that must come before."""
-    for group in groups[: -_WINDOW - 1 : -1]:
-        first = group.members[0]
-        if touched.conflicts(group.touched) or (runs_in_phases and first.step.phase != each.step.phase):
-            return None
-        is_alike = isinstance(first, Launch) and first.source == each.source and first.block == each.block
-        if is_alike and len(group.members) < group.capacity:
-            return group
-    return None
+def _is_small(work: Work, parts: Mapping[Work, Part]) -> bool:
+    """Does it fit into one block, and is no update?"""
+    part = parts.get(work)
+    return part is not None and not part.is_guarded and part.fits_one_block()
+
+
+def _together(launches: Sequence[Launch], parts: Mapping[Work, Part]) -> list[Work]:
+    """Launches that do not depend on each other as few launches: large ones only with others of the same kernel."""
+    if len(launches) < _FEW and all(parts[launch].fits_one_block() for launch in launches):
+        return list(launches)  # a block does them with what stands before and after
+    groups: list[dict[str, list[Launch]]] = []
+    for launch in launches:
+        size = parts[launch].threads
+        for group in groups:
+            alike = group.get(launch.source)
+            if alike is not None and len(alike) < (_capacity(launch) if len(group) == 1 else _MOST_MIXED):
+                alike.append(launch)
+                break
+            if alike is None and size <= _SMALL and _has_room(group, launch, parts):
+                group[launch.source] = [launch]
+                break
+        else:
+            groups.append({launch.source: [launch]})
+    # In one order, so that kernels are shared; large blocks take longest and begin first.
+    return [
+        _side_by_side(sorted(group.values(), key=lambda some: (-some[0].block[0], some[0].source))) for group in groups
+    ]
+
+
+def _has_room(group: Mapping[str, Sequence[Launch]], launch: Launch, parts: Mapping[Work, Part]) -> bool:
+    """Can launches of another kernel join some? They must be small, too."""
+    others = [launches[0] for launches in group.values()]
+    shared = sum(parts[each].shared_bytes for each in (*others, launch))
+    # There is room for as many launches of every kernel as there may come.
+    nbytes = sum(_MOST_MIXED * _row_bytes(each) for each in (*others, launch))
+    blocks = sum(each.grid[0] for some in group.values() for each in some) + launch.grid[0]
+    return (
+        len(others) < _MOST_KINDS
+        and blocks * max(each.block[0] for each in (*others, launch)) <= 2 * _SMALL
+        and all(len(some) <= _MOST_MIXED and parts[some[0]].threads <= _SMALL for some in group.values())
+        and shared <= _SHARED_BYTES
+        and nbytes <= _ARGUMENT_BYTES
+    )
 
 
 def _row_bytes(launch: Launch) -> int:
@@ -154,25 +222,28 @@ def _capacity(launch: Launch) -> int:
     return max((size for size in _CAPACITIES if size * _row_bytes(launch) <= _ARGUMENT_BYTES), default=1)
 
 
-def _side_by_side(members: Sequence[Work]) -> Work:
-    """One launch for several of one kernel."""
-    if len(members) < 2:
-        return members[0]
-    launches = [each for each in members if isinstance(each, Launch)]
-    first = launches[0]
-    capacity = next(size for size in _CAPACITIES if size >= len(launches))
-    source = side_by_side(Part(first.source, 1, first.block[0]), capacity)
-    rows: list[list[Operand | np.generic]] = []
+def _side_by_side(kinds: Sequence[Sequence[Launch]]) -> Launch:
+    """One launch for some: lists of launches of one kernel each."""
+    every = [launch for launches in kinds for launch in launches]
+    if len(every) == 1:
+        return every[0]
+    capacities = [next(size for size in _CAPACITIES if size >= len(launches)) for launches in kinds]
+    parts = [Part(launches[0].source, 1, launches[0].block[0]) for launches in kinds]
+    source, threads = side_by_side(list(zip(parts, capacities, strict=True)))
+    arguments: list[Argument] = []
     blocks = 0
-    for launch in launches:
-        rows.append([*_fields(launch), np.int64(blocks)])
-        blocks += launch.grid[0]
-    empty: list[Operand | np.generic] = [np.int64(0)] * (_row_bytes(first) // 8)
-    table = Rows([*rows, *[empty] * (capacity - len(rows))], first.writes)
-    name = f"{first.kernel} of {len(launches)}"
+    for launches, capacity in zip(kinds, capacities, strict=True):
+        rows: list[list[Operand | np.generic]] = []
+        for launch in launches:
+            rows.append([*_fields(launch), np.int64(blocks)])
+            blocks += launch.grid[0]
+        empty: list[Operand | np.generic] = [np.int64(0)] * (_row_bytes(launches[0]) // 8)
+        table = Rows([*rows, *[empty] * (capacity - len(rows))], launches[0].writes)
+        arguments += [table, np.int32(len(launches)), np.int32(blocks)]
+    names = [f"{launches[0].kernel}{f' of {len(launches)}' if len(launches) > 1 else ''}" for launches in kinds]
     return Launch(
-        first.step, name, source, [table, np.int32(len(launches))], [], (blocks, 1, 1), first.block,
-        guarded=first.guarded, parts=launches,
+        every[0].step, " beside ".join(names), source, arguments, [], (blocks, 1, 1), (threads, 1, 1),
+        guarded=any(launch.guarded for launch in every), parts=every,
     )  # fmt: skip
 
 

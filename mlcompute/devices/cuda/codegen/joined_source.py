@@ -8,6 +8,7 @@ Arguments of a part are a struct whose fields begin at multiples of 8 bytes (`la
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ MOST_THREADS = 1024
 
 _HEAD = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\)\s*)?KERNEL\s*\(([^)]*)\)')
 _FAILED = "const int* failed"
+#: What depends on the launch a text was written for, and lines that only a file of its own may have.
+_ELSEWHERE = re.compile(
+    r"(threadIdx|blockIdx)\.[yz]|blockDim|gridDim|__syncthreads_|extern __shared__|^\s*#(?!pragma)", re.MULTILINE
+)
 _CONSTANT = re.compile(r"(\w+) = (\d+)[,;]")
 _STRUCT = re.compile(r"struct (\w+) \{([^}]*)\}")
 _SHARED = re.compile(r"__shared__ ([\w ]+?) \w+((?:\[[^\]]+\])*)")
@@ -42,8 +47,7 @@ class Part:
     @property
     def is_guarded(self) -> bool:
         """Is its first parameter `failed`?"""
-        head = _HEAD.search(self.source)
-        return head is not None and head[1].lstrip().startswith(_FAILED)
+        return _is_guarded(self.source)
 
     @property
     def has_barriers(self) -> bool:
@@ -51,15 +55,7 @@ class Part:
 
     def can_be_function(self) -> bool:
         """Is the text one that means the same inside another kernel?"""
-        before = self.source[: self.source.index("KERNEL")]
-        return (
-            _HEAD.search(self.source) is not None
-            and "blockIdx" not in before
-            and not re.search(
-                r"(threadIdx|blockIdx)\.[yz]|blockDim|gridDim|__syncthreads_|extern __shared__", self.source
-            )
-            and not re.search(r"^\s*#(?!pragma)", self.source, re.MULTILINE)
-        )
+        return _can_be_function(self.source)
 
     def fits_one_block(self) -> bool:
         """Can one block do the work of all of them, with a thread for each of theirs?"""
@@ -71,15 +67,35 @@ class Part:
     @property
     def shared_bytes(self) -> int:
         """Shared memory that a block declares, at most."""
-        constants = dict(_CONSTANT.findall(self.source))
-        structs = {name: 8 * members.count(";") for name, members in _STRUCT.findall(self.source)}
-        total = 0
-        for kind, extents in _SHARED.findall(self.source):
-            size = _SIZES.get(kind) or structs.get(kind, 64)
-            for extent in re.findall(r"\[([^\]]+)\]", extents):
-                size *= _product(extent, constants)
-            total += size
-        return total
+        return _shared_bytes(self.source)
+
+
+@functools.cache
+def _is_guarded(source: str) -> bool:
+    head = _HEAD.search(source)
+    return head is not None and head[1].lstrip().startswith(_FAILED)
+
+
+@functools.cache
+def _can_be_function(source: str) -> bool:
+    return (
+        _HEAD.search(source) is not None
+        and "blockIdx" not in source[: source.index("KERNEL")]
+        and not _ELSEWHERE.search(source)
+    )
+
+
+@functools.cache
+def _shared_bytes(source: str) -> int:
+    constants = dict(_CONSTANT.findall(source))
+    structs = {name: 8 * members.count(";") for name, members in _STRUCT.findall(source)}
+    total = 0
+    for kind, extents in _SHARED.findall(source):
+        size = _SIZES.get(kind) or structs.get(kind, 64)
+        for extent in re.findall(r"\[([^\]]+)\]", extents):
+            size *= _product(extent, constants)
+        total += size
+    return total
 
 
 def _product(extent: str, constants: dict[str, str]) -> int:
@@ -159,28 +175,38 @@ def one_after_the_other(parts: Sequence[Part]) -> tuple[str, int]:
     return functions.text() + _kernel(threads, parameters, lines), threads
 
 
-def side_by_side(part: Part, capacity: int) -> str:
-    """A kernel that does what up to so many launches of one kernel do, each with blocks of its own.
+def side_by_side(kinds: Sequence[tuple[Part, int]]) -> tuple[str, int]:
+    """A kernel that does what launches of some kernels do, each with blocks of its own, and its threads.
 
-    Its parameters are `failed` if the kernel is guarded, `rows` with the arguments and the first block of each launch,
-    and how many there are.
+    kinds   a launch of each kernel, and up to how many there may be
+
+    Its parameters are `failed` if any kernel is guarded, and for every kernel: rows with the arguments and the first
+    block of each launch, how many launches there are, and the first block behind them.
     """
-    functions = _Functions()
-    name = functions.namespace(_function(part.source))
-    rows = f"struct Row {{ {name}::Arguments arguments; long long first; }};\nstruct Rows {{ Row at[{capacity}]; }};\n"
-    lines = [
-        "int low = 0, high = used - 1;  // the last launch whose first block is not behind this one",
-        "while (low < high) {",
-        "    const int middle = (low + high + 1) / 2;",
-        "    if (rows.at[middle].first <= blockIdx.x) low = middle; else high = middle - 1;",
-        "}",
-        "const Row& row = rows.at[low];",
-        f"{name}::run({'failed, ' if part.is_guarded else ''}row.arguments, blockIdx.x - (unsigned int)row.first);",
-    ]
-    parameters = ["const __grid_constant__ Rows rows", "int used"]
-    if part.is_guarded:
-        parameters.insert(0, _FAILED)
-    return functions.text() + rows + _kernel(part.block, parameters, lines)
+    threads = max(part.block for part, _ in kinds)
+    functions, rows = _Functions(), ""
+    parameters = [_FAILED] if any(part.is_guarded for part, _ in kinds) else []
+    lines: list[str] = []
+    for number, (part, capacity) in enumerate(kinds):
+        name = functions.namespace(_function(part.source))
+        rows += f"struct Row{number} {{ {name}::Arguments arguments; long long first; }};\n"
+        rows += f"struct Rows{number} {{ Row{number} at[{capacity}]; }};\n"
+        parameters += [f"const __grid_constant__ Rows{number} rows{number}", f"int used{number}", f"int end{number}"]
+        failed = "failed, " if part.is_guarded else ""
+        lines += [
+            f"if (blockIdx.x < end{number}) {{",
+            *([f"    if (threadIdx.x >= {part.block}) return;"] if part.block < threads else []),
+            f"    int low = 0, high = used{number} - 1;  // the last launch whose first block is not behind this one",
+            "    while (low < high) {",
+            "        const int middle = (low + high + 1) / 2;",
+            f"        if (rows{number}.at[middle].first <= blockIdx.x) low = middle; else high = middle - 1;",
+            "    }",
+            f"    const Row{number}& row = rows{number}.at[low];",
+            f"    {name}::run({failed}row.arguments, blockIdx.x - (unsigned int)row.first);",
+            "    return;",
+            "}",
+        ]
+    return functions.text() + rows + _kernel(threads, parameters, lines), threads
 
 
 def _kernel(threads: int, parameters: Sequence[str], lines: Sequence[str]) -> str:
