@@ -61,6 +61,11 @@ def loss(x: Value, y: Value) -> list[Value]:
     return [total(rows, 0, 1), total(z, 0), emit("softmax", z, axis=1), ops.transpose(z) * ops.transpose(y)]
 
 
+def mixed(x: Value, y: Value, z: Value) -> list[Value]:
+    """Different kernels that do not depend on each other."""
+    return [total(x, 0), ops.exp(x), ops.transpose(y) * ops.transpose(y), total(z, 1), emit("softmax", z, axis=1)]
+
+
 @pytest.mark.parametrize("shape", [(32, 10), (12, 5), (3, 600), (1, 3000), (40, 24)])
 def test_small_launches_are_one_block(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     some = check(loss, [normal(*shape), normal(*shape)], monkeypatch)
@@ -90,11 +95,7 @@ def test_large_launches_of_one_kernel_are_side_by_side(monkeypatch: pytest.Monke
 def test_different_kernels_are_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of different sizes, with barriers and without; work that could be done earlier waits for it."""
 
-    def fn(x: Value, y: Value, z: Value) -> list[Value]:
-        a = ops.exp(x)
-        return [total(x, 0), a, ops.transpose(y) * ops.transpose(y), total(z, 1), emit("softmax", z, axis=1)]
-
-    only, *_ = check(fn, [normal(600, 40), normal(60, 60), normal(80, 100)], monkeypatch)
+    only, *_ = check(mixed, [normal(600, 40), normal(60, 60), normal(80, 100)], monkeypatch)
     assert len(only.parts) == 5
     assert only.block[0] == 1024
     assert len({part.source for part in only.parts}) == 5
@@ -161,7 +162,8 @@ def test_nvrtc_compiles_merged_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("MLCOMPUTE_CACHE", str(tmp_path))
     merged = check(loss, [normal(32, 10), normal(32, 10)], monkeypatch)
     wide = check(lambda *values: [ops.exp(value) for value in values], [normal(90, 90)] * 3, monkeypatch)
-    sources = [each.source for each in [*merged, *wide] if each.parts]
-    assert len(sources) == 2
+    many = check(mixed, [normal(600, 40), normal(60, 60), normal(80, 100)], monkeypatch)
+    sources = [each.source for each in [*merged, *wide, *many] if each.parts]
+    assert len(sources) == 3
     for architecture in ("sm_80", "sm_90", "sm_100"):
         assert all(cache.machine_code(sources, architecture))
