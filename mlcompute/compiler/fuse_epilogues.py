@@ -1,9 +1,10 @@
-"""fuse_epilogues: a matmul adds a bias before it stores its result.
+"""fuse_epilogues: a matmul, or a convolution of channels-last images, adds a bias before it stores its result.
 
     m = a b     y = m + bias          one step; m never exists in memory
 
 Sums are as they were, so a program in which m must be readable gives the same numbers without this. A relu that follows
-stays a step of its own: that of cuBLASLt makes 0 of NaN, where training that went wrong could no longer be seen.
+stays a step of its own after a matmul: that of cuBLASLt makes 0 of NaN, where training that went wrong could no longer
+be seen. Convolutions take it with them.
 """
 
 from __future__ import annotations
@@ -24,14 +25,27 @@ class MatmulEpilogue(FusedElementwise):
     elementwise = False
 
 
-MATMUL_EPILOGUE = MatmulEpilogue()
+class ConvolutionEpilogue(FusedElementwise):
+    """A convolution of channels-last images, then the sum with a bias (a number per output channel), and maybe relu.
+
+    `inputs`: images, weights and the bias.
+    """
+
+    name = "convolution_epilogue"
+    elementwise = False
+
+
+MATMUL_EPILOGUE, CONVOLUTION_EPILOGUE = MatmulEpilogue(), ConvolutionEpilogue()
 
 
 def fuse_epilogues(steps: list[Step], context: Context) -> list[Step]:
-    """Matmuls with the bias that follows them as single steps, where nobody else reads what is between."""
+    """Matmuls and convolutions with what follows them as single steps, where nobody else reads what is between."""
     index, kept = context.index(steps), context.kept
     replaced: dict[Step, Step | None] = {}
     for step in steps:
+        if step.results and step.results[0].dtype == FLOAT32 and step.attributes.get("channels_last"):
+            replaced |= _convolution(step, context, index)
+            continue
         if step.op.name != "matmul" or step.results[0].dtype != FLOAT32:
             continue
         add = _only_reader(step, index, kept)
@@ -46,6 +60,26 @@ def fuse_epilogues(steps: list[Step], context: Context) -> list[Step]:
     if not replaced:
         return steps
     return [new for step in steps if (new := replaced.get(step, step)) is not None]
+
+
+def _convolution(step: Step, context: Context, index: Index) -> dict[Step, Step | None]:
+    """A convolution with bias and relu as one step, where the last of them was; nothing if that cannot be."""
+    add = _only_reader(step, index, context.kept) if step.op.name == "convolution" else None
+    if add is None or add.op.name != "add" or add.results[0].shape != step.results[0].shape:
+        return {}
+    bias = add.inputs[1] if add.inputs[0] is step.results[0] else add.inputs[0]
+    if not _is_bias(bias, add.results[0]):
+        return {}
+    relu = _only_reader(add, index, context.kept)
+    parts = (step, add) if relu is None or relu.op.name != "relu" else (step, add, relu)
+    last = parts[-1]
+    between = index.steps[index.positions[step] : index.positions[last]]
+    inputs = (*step.inputs, bias)
+    attributes = {"steps": parts, "stored": last.results, "inputs": inputs}
+    together = Step(CONVOLUTION_EPILOGUE, inputs, last.results, attributes, last.layer, last.phase)
+    if not all(each.op.is_pure for each in between) or not context.engine.supports(together):
+        return {}
+    return {**dict.fromkeys(parts), last: together}
 
 
 def _only_reader(step: Step, index: Index, kept: frozenset[Value]) -> Step | None:

@@ -22,7 +22,7 @@ class Traits:
     """What the compiler should know of a device before it chooses a form for the steps.
 
     fuses_elementwise  a run of elementwise ops is one kernel, so one step should be made of it
-    fuses_epilogues    a matmul can add a bias before it stores its result
+    fuses_epilogues    a matmul or convolution can add a bias before it stores its result
     updates_last       many updates are one kernel, so they should follow each other, and not their gradients
     channels_last      the fastest image kernels are those for (N, H, W, C)
     runs_ahead         a run is started and need not be waited for: those started after it wait for it on the device

@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlcompute import ops
+from mlcompute.compiler.fuse_epilogues import fuse_epilogues
 from mlcompute.devices.cuda.kernels import few_channel_convolution, tensor_core_weight_gradient
 from mlcompute.ops.images import first_shape
-from mlcompute.ops.op import Array
+from mlcompute.ops.op import Array, Value, emit
+from tests.compiler.programs import apply
 from tests.devices.cuda_emulator.bench import Described, check, needs_engine, op, run
+from tests.harness import assert_close
 
 pytestmark = needs_engine
 
@@ -113,3 +117,38 @@ def test_large_weight_gradients_stay_with_the_library(monkeypatch: pytest.Monkey
     assert "tensor core" in kernels(gradient, *arrays)
     monkeypatch.setattr(tensor_core_weight_gradient, "_MOST_FLOPS", 1000)
     assert "tensor core" not in kernels(gradient, *arrays)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("channels", [1, 16])
+@pytest.mark.parametrize("shape", [(8,), (1, 1, 1, 8)])
+def test_a_bias_and_relu_are_added_before_results_are_stored(channels: int, relu: bool, shape: tuple[int, ...]) -> None:
+    a = window({"padding": (1, 1, 1, 1)})
+    x, w, bias = normal(2, 6, 9, channels), normal(8, channels, 3, 3, seed=1), normal(*shape, seed=2)
+    x[0, 2, 3, 0] = np.nan
+
+    def described(x: Value, w: Value, bias: Value) -> list[Value]:
+        z = emit("convolution", x, w, **a) + bias
+        y = ops.relu(z) if relu else z
+        apply(fuse_epilogues, x.trace, [y])
+        return [y]
+
+    (found,), (expected,), executable = run(described, [x, w, bias])
+    (step,) = executable.program.steps
+    assert step.op.name == "convolution_epilogue"
+    assert "bias" not in executable.kernels[step]
+    assert_close(found, expected, 8.0)
+    assert np.isnan(found).any()
+
+
+def test_a_bias_after_a_convolution_of_a_view() -> None:
+    a = window({"padding": (1, 1, 1, 1)})
+
+    def described(x: Value, w: Value, bias: Value) -> list[Value]:
+        y = ops.relu(emit("convolution", ops.slice_axis(x, 3, 8, 16), w, **a) + bias)
+        apply(fuse_epilogues, x.trace, [y])
+        return [y]
+
+    (found,), (expected,), executable = run(described, [normal(2, 6, 9, 24), normal(8, 8, 3, 3), normal(8)])
+    assert "direct convolution, bias" in executable.kernels.values()
+    assert_close(found, expected, 8.0)

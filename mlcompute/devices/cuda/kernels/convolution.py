@@ -7,10 +7,14 @@ float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from mlcompute.devices.cuda import cudnn
 from mlcompute.devices.cuda.codegen.types import FLOAT, is_element
 from mlcompute.devices.cuda.cudnn import ConvolutionPlan, ConvolutionProblem, Direction
+from mlcompute.devices.cuda.kernels.convolution_ending import Ending
 from mlcompute.devices.cuda.kernels.depthwise_convolution import (
     depthwise_launches,
     depthwise_workspace,
@@ -58,6 +62,35 @@ def convolution_launches(step: Step, operands: Operands) -> Sequence[Launch | Li
         return [LibraryCall(step, "cuDNN", memory, [2], no_gpu)]
     plan = _plan(problem)
     return direct_launches(step, operands) if plan is None else _library_launches(step, operands, plan)
+
+
+def epilogue_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
+    """A convolution, a bias and maybe relu."""
+    if step.results[0].size == 0:
+        return []
+    plain = _plain(step)
+    ending = Ending(operands[step.inputs[2]], len(step.attributes["steps"]) == 3)
+    if has_few_channels(plain):
+        return [replace(launch, step=step) for launch in few_channel_launches(plain, operands, ending)]
+    cut = convolution_tiling(plain)
+    memory = [operands[value] for value in (*plain.inputs, *plain.results)]
+    if cut is not None and all(operand.is_dense and _is_aligned(operand) for operand in memory):
+        return [replace(launch, step=step) for launch in tensor_core_launches(plain, operands, *cut, ending)]
+    launches = [replace(launch, step=step) for launch in direct_launches(plain, operands)]
+    return [*launches, ending.launch(step, operands[step.results[0]])]
+
+
+def supports_epilogue(step: Step) -> bool:
+    """Is the convolution one of those that we have kernels for?"""
+    plain = _plain(step)
+    is_float = all(value.dtype == np.float32 for value in (*step.inputs, *step.results))
+    return is_float and not is_depthwise(plain) and (has_few_channels(plain) or convolution_tiling(plain) is not None)
+
+
+def _plain(step: Step) -> Step:
+    """The convolution of a convolution with an epilogue, with its results."""
+    convolution = step.attributes["steps"][0]
+    return Step(convolution.op, convolution.inputs, step.results, convolution.attributes, step.layer, step.phase)
 
 
 def convolution_workspace(step: Step) -> int:
@@ -148,4 +181,7 @@ def _their_weights(step: Step, operands: Operands, weights: Operand, reorders: b
 
 _ROW = Row(convolution_launches, supports_convolution, convolution_workspace)
 
-KERNELS: dict[str, Row] = {direction.value: _ROW for direction in Direction}
+KERNELS: dict[str, Row] = {
+    **{direction.value: _ROW for direction in Direction},
+    "convolution_epilogue": Row(epilogue_launches, supports_epilogue),
+}

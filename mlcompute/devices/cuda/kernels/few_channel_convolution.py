@@ -15,6 +15,7 @@ import numpy as np
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, NARROW
 from mlcompute.devices.cuda.codegen.types import loaded, memory_type, stored
 from mlcompute.devices.cuda.kernels.column_sums import column_sums
+from mlcompute.devices.cuda.kernels.convolution_ending import Ending
 from mlcompute.devices.cuda.kernels.direct_convolution import NAMES, Problem, kernel_text, numbers
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch
 from mlcompute.devices.loop_nest import Operand, Operands
@@ -45,8 +46,8 @@ def has_few_channels(step: Step) -> bool:
     return channels <= _MOST_CHANNELS and channels * height * width <= _MOST_WEIGHTS and row <= _MOST_PIXELS
 
 
-def few_channel_launches(step: Step, operands: Operands) -> Sequence[Launch]:
-    """A convolution, or the gradient of its weights."""
+def few_channel_launches(step: Step, operands: Operands, ending: Ending | None = None) -> Sequence[Launch]:
+    """A convolution, with what is done to its results, or the gradient of its weights."""
     p = Problem.of(step, operands)
     n, _, height, width = p.y.shape
     strip, lanes = _strip((n, height, width, 0)), _lanes(p.y.shape[1])
@@ -54,8 +55,8 @@ def few_channel_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     chunks = -(-p.y.shape[1] // lanes)
     if step.op.name == "convolution":
         blocks = max(1, min(-(-strips // slots), -(-8 * _BLOCKS // chunks)))
-        arguments: list[Argument] = [p.x, p.w, p.y, *numbers(p)]
-        source = _forward_source(p, strip, lanes)
+        arguments: list[Argument] = [p.x, p.w, p.y, *numbers(p), *([] if ending is None else [ending.bias])]
+        source = _forward_source(p, strip, lanes, ending)
         grid = (blocks, chunks, 1)
         return [Launch(step, "few channel convolution", source, arguments, [2], grid, (BLOCK, 1, 1))]
     slices = _slices(step)
@@ -141,7 +142,8 @@ def _rows(p: Problem, body: str) -> str:
         }}"""
 
 
-def _forward_source(p: Problem, strip: int, lanes: int) -> str:
+def _forward_source(p: Problem, strip: int, lanes: int, ending: Ending | None) -> str:
+    result = "sum[k]" if ending is None else ending.result("sum[k]", "o")
     product = "sum[k] += row[k * SX + v * DX] * weight[(c * KH + u) * KW + v];"
     body = f"""{_constants(p, strip, lanes)}
     __shared__ float staged[WEIGHTS][LANES + 1];  // one more: threads that store neighbours use all banks
@@ -159,10 +161,13 @@ def _forward_source(p: Problem, strip: int, lanes: int) -> str:
         float sum[STRIP] = {{}};{_rows(p, product)}
         #pragma unroll
         for (int k = 0; k < STRIP; ++k)
-            if (from + k < OW) y[n * y0 + o * y1 + i * y2 + (from + k) * y3] = {stored(p.y.dtype, "sum[k]")};
+            if (from + k < OW) y[n * y0 + o * y1 + i * y2 + (from + k) * y3] = {stored(p.y.dtype, result)};
     }}
 """
-    return kernel_text(p, "y", body)
+    index, memory = "long long" if p.is_wide else "int", memory_type(p.x.dtype)
+    names = ", ".join(f"{index} {name}" for name in NAMES)
+    pointers = f"const {memory}* x, const {memory}* w, {memory}* y"
+    return kernel_text(p, "y", body, BLOCK, f"{pointers}, {names}{'' if ending is None else ', const float* bias'}")
 
 
 def _gradient_source(p: Problem, strip: int, lanes: int) -> str:

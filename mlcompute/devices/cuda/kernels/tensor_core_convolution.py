@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlcompute.devices.cuda.codegen.tensor_cores import PADDING, tensor_core_text
+from mlcompute.devices.cuda.kernels.convolution_ending import Ending
 from mlcompute.devices.cuda.kernels.launch import Launch
 from mlcompute.devices.loop_nest import Operands
 from mlcompute.devices.precision import matmul_precision
@@ -140,17 +141,23 @@ def convolution_tiling(step: Step) -> tuple[Form, Tiling] | None:
     return None if form is None or tiling is None else (form, tiling)
 
 
-def tensor_core_launches(step: Step, operands: Operands, form: Form, tiling: Tiling) -> Sequence[Launch]:
-    """A convolution, or the gradient of its input; all operands are dense and 16-byte aligned."""
+def tensor_core_launches(
+    step: Step, operands: Operands, form: Form, tiling: Tiling, ending: Ending | None = None
+) -> Sequence[Launch]:
+    """A convolution, with what is done to its results, or the gradient of its input.
+
+    All operands are dense and 16-byte aligned.
+    """
     arguments = [operands[value] for value in (*step.inputs, *step.results)]
+    arguments += [] if ending is None else [ending.bias]
     n, down, _, outputs = form.result
     grid = (n * -(-down // tiling.lines), -(-outputs // tiling.outputs), 1)
     block = (32 * tiling.warps, 1, 1)
     name = "tensor core convolution"
-    return [Launch(step, name, _source(form, tiling), arguments, [2], grid, block, tiling.shared_bytes)]
+    return [Launch(step, name, _source(form, tiling, ending), arguments, [2], grid, block, tiling.shared_bytes)]
 
 
-def _source(f: Form, t: Tiling) -> str:
+def _source(f: Form, t: Tiling, ending: Ending | None) -> str:
     (_, image_height, image_width, channels), (_, down, across, outputs) = f.source, f.result
     (height, width), (sy, sx), (dy, dx), (top, left) = f.kernel, f.strides, f.dilations, f.padding
     apart_y, apart_x = f.spacing
@@ -162,6 +169,10 @@ def _source(f: Form, t: Tiling) -> str:
     else:
         first_row, first_run, rows, runs = "first_o", "first_c", outputs, channels
         by_output, by_channel, place = t.pitch, places, "u * KW + v"
+    parameters, results = "const float* x, const float* w, float* y", ["sum[o][2 * half]", "sum[o][2 * half + 1]"]
+    if ending is not None:
+        parameters += ", const float* bias"
+        results = [ending.result(each, f"first_o + 8 * o + 2 * t + {k}") for k, each in enumerate(results)]
     run = (t.outputs if f.is_gradient else t.channels) * places
     return f"""{tensor_core_text(exact=not matmul_precision.allows_tf32)}
 const int C = {channels}, H = {image_height}, W = {image_width}, O = {outputs}, OH = {down}, OW = {across};
@@ -173,7 +184,7 @@ const int ROWS = {rows}, RUNS = {runs * places}, TILE_ROWS = {t.rows}, RUN = {ru
 const int BY_OUTPUT = {by_output}, BY_CHANNEL = {by_channel};
 const int THREADS = {32 * t.warps}, LINE_TILES = (OH + LINES - 1) / LINES, GROUPS = LINES * COLUMNS / 8;
 
-extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const float* x, const float* w, float* y) {{
+extern "C" __global__ void __launch_bounds__(THREADS) KERNEL({parameters}) {{
     extern __shared__ __align__(16) float shared[];
     float *xs = shared, *ws = shared + {t.image_floats};
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -236,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const float* x, con
         #pragma unroll
         for (int o = 0; o < OUTPUTS / 8; ++o)
             if (first_o + 8 * o < O)
-                *(Pack<float, 2>*)(to + 8 * o) = Pack<float, 2>{{sum[o][2 * half], sum[o][2 * half + 1]}};
+                *(Pack<float, 2>*)(to + 8 * o) = Pack<float, 2>{{{", ".join(results)}}};
     }}
 }}
 """
