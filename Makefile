@@ -34,7 +34,7 @@ train: $(VENV)/.has-examples $(if $(filter-out cpu,$(DEVICE)),$(VENV)/.has-cuda)
 test: lint
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-gpu: $(VENV)/.has-test
+test-gpu: $(VENV)/.has-test $(VENV)/.has-cuda
 	$(PY) -m tests.on_gpu $(ARGS)
 
 slow: $(VENV)/.has-test
