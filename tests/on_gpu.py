@@ -30,7 +30,6 @@ LIBRARY = (
     "test_training.py",
     "test_split_execution.py",
     "test_gradients_api.py",
-    "test_inference.py",
     "test_async.py",
     "test_run_results.py",
     "test_batches.py",

@@ -213,7 +213,9 @@ class Run:
                 self.session.state.advance()
 
     def _undo(self) -> None:
-        """The run was counted when it was started, and has failed."""
+        """The run was counted when it was started, if it trains, and has failed."""
+        if not self.specification.trains:
+            return
         if self.specification.begins:
             self.random.retreat()
         if self.settings is not None and self.session.state is not None:
