@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partialmethod
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ from mlcompute.devices.device import Engine
 from mlcompute.devices.reference import Reference
 from mlcompute.devices.remote import Remote
 from mlcompute.ops.op import Array
+from tests.cases.case import Case
+from tests.devices import cuda_cases
 from tests.nets import MEAN, sgd, values_of
+from tests.test_layers import CASES
 
 CLASSES = 4
 #: Half a unit in the last of bfloat16's 8 bits.
@@ -98,6 +102,20 @@ def test_passes_run_one_by_one_round_as_the_whole_step_does(network: Network, en
     whole, split = Trained(network, device), Trained(network, device, split=True)
     for one, other in zip(split.weights, whole.weights, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES[::23])
+def test_layers_give_float32_and_round_alike_in_every_style(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = cuda_cases.split(case, Remote())
+    monkeypatch.setattr(mlc.Device, "__init__", partialmethod(mlc.Device.__init__, precision="bf16"))
+    rounded = cuda_cases.split(case, Remote())
+    for name, array in exact.items():
+        found = rounded[name]
+        assert (array is None) == (found is None), name
+        if array is not None and found is not None:
+            assert (found.dtype, found.shape) == (array.dtype, array.shape), name
+    if case.training is not False:
+        cuda_cases.check_fused(case, Remote())
 
 
 def test_activations_take_half_the_memory() -> None:

@@ -5,7 +5,8 @@
     dw = xᵀ dh        bfloat16 factors, a float32 result: weights, their gradients and the optimizer keep their digits
 
 Values keep their names in float32. Those that are stored in bfloat16 get a twin; `convert` steps stand where one is
-needed in the other type, next to the elementwise steps they will be fused with.
+needed in the other type, next to the elementwise steps they will be fused with. Within a group of elementwise steps
+that become one kernel nothing is rounded.
 """
 
 from __future__ import annotations
@@ -202,8 +203,8 @@ class _Rewriting:
         self.steps: list[Step] = []
         self.twins: dict[Value, Value] = {}  # float32 value -> the same in bfloat16
         self.views: dict[Value, Step] = {}  # float32 value -> the step that shows it, when it is a view
-        self.wide: set[Value] = set()  # values that are stored in bfloat16 and exist in float32, too
-        self.near: dict[Value, Value] = {}  # the same within one group of elementwise steps
+        self.wide: dict[Value, Value] = {}  # float32 value -> its twin in float32 again
+        self.near: dict[Value, Value] = {}  # the same within one group of elementwise steps, or what is not rounded yet
         self.group = 0
 
     def add(self, step: Step) -> None:
@@ -227,7 +228,7 @@ class _Rewriting:
         self.views[result] = step
         if source in self.narrow:
             if result in self.kept:
-                self._as_float32(result, step)
+                self.steps.append(_conversion(self._as_bfloat16(result, step), result, step))
         else:
             self.steps.append(step)
 
@@ -242,7 +243,11 @@ class _Rewriting:
                     self.near[value] = self._converted(self._as_bfloat16(value, step), FLOAT32, step)
                 value = self.near[value]
             inputs.append(value)
-        self._append(step, tuple(inputs), [value.dtype for value in step.results], step.attributes)
+        (result,) = step.results
+        self.steps.append(Step(step.op, tuple(inputs), step.results, step.attributes, step.layer, step.phase))
+        if result in self.narrow:
+            self.near[result] = result
+            self.twins[result] = self._converted(result, bfloat16(), step)
 
     def _narrow_places(self, step: Step) -> tuple[int, ...]:
         """Which inputs of a step are to be read in bfloat16."""
@@ -300,7 +305,7 @@ class _Rewriting:
                 is_twin = is_bfloat16(result.dtype)
                 self.twins[value] = result if is_twin else self._converted(result, bfloat16(), step)
                 if value in self.kept:
-                    self._as_float32(value, step)
+                    self.steps.append(_conversion(self.twins[value], value, step))
             elif result is not value:
                 self.steps.append(_conversion(result, value, step))
 
@@ -320,11 +325,12 @@ class _Rewriting:
         return twin
 
     def _as_float32(self, value: Value, reader: Step) -> Value:
-        """The value itself, made from its twin if it is stored as one."""
-        if value in self.narrow and value not in self.wide:
-            self.steps.append(_conversion(self._as_bfloat16(value, reader), value, reader))
-            self.wide.add(value)
-        return value
+        """The value itself, or the numbers it is stored with. They do not depend on whether somebody keeps it."""
+        if value not in self.narrow:
+            return value
+        if value not in self.wide:
+            self.wide[value] = self._converted(self._as_bfloat16(value, reader), FLOAT32, reader)
+        return self.wide[value]
 
     def _root(self, value: Value) -> Value:
         """The value whose memory a value shows."""

@@ -132,12 +132,35 @@ def test_what_is_kept_can_be_read_as_float32_beside_its_twin() -> None:
     assert [step.inputs for step in trace.steps if step.results == (h,)] == [first.results]
 
 
+def test_what_is_kept_of_elementwise_ops_is_not_rounded() -> None:
+    """And what others read of it does not depend on that."""
+    numbers = []
+    for keeps in (False, True):
+        trace = Trace()
+        x, w = feed(trace, (4, 8)), feed(trace, (8, 8), "parameter")
+        h = ops.tanh(ops.matmul(x, w))
+        y = ops.matmul(ops.exp(h), w)
+        trace.phase = "gradient"
+        z = ops.sum_(h * 2.0, (0,))
+        rng = np.random.default_rng(0)
+        feeds = {value: rng.standard_normal(value.shape).astype(np.float32) for value in (x, w)}
+        drawn = Drawn(trace, [y, z, *([h] if keeps else [])], feeds)
+        lowered(trace, drawn.kept)
+        assert [step.op.name for step in trace.steps if step.results == (h,)] == ["tanh"]
+        found, _ = drawn.run()
+        numbers.append((found[y], found[z]))
+    np.testing.assert_array_equal(numbers[0][0], numbers[1][0])
+    np.testing.assert_array_equal(numbers[0][1], numbers[1][1])
+
+
 def test_ops_the_device_has_only_for_float32_stay_so() -> None:
     trace = Trace()
     h = ops.matmul(feed(trace, (4, 8)), feed(trace, (8, 8), "parameter"))
     y = ops.matmul(ops.softmax(h, 1), feed(trace, (8, 2), "parameter"))
     lowered(trace, [y], lambda step: step.op.name != "softmax" or step.inputs[0].dtype == FLOAT32)
-    assert only(trace, "softmax").inputs == (h,)
+    (x,) = only(trace, "softmax").inputs
+    assert x.dtype == FLOAT32
+    assert [step.op.name for step in trace.steps if step.results == (x,)] == ["convert"]
     assert is_bfloat16(trace.steps[-1].inputs[0].dtype)
 
 

@@ -100,8 +100,9 @@ def test_convolutions(groups: int) -> None:
     y = check(op("convolution", **attributes), x, w, scale=4)[0]
     dy = narrow(*y.shape, seed=6)
     check(op("convolution_input_gradient", shape=x.shape, **attributes), dy, w, scale=4)
-    for more in ({}, {"to": FLOAT32}):
-        check(op("convolution_weight_gradient", shape=w.shape, **attributes, **more), x, dy, scale=4)
+    check(op("convolution_weight_gradient", shape=w.shape, **attributes), x, dy, scale=4)
+    # cuDNN's is rounded to bfloat16 before it is float32, which is a few hundred times as coarse.
+    check(op("convolution_weight_gradient", shape=w.shape, to=FLOAT32, **attributes), x, dy, scale=400)
 
 
 @pytest.mark.parametrize("width", [8, 6])
@@ -110,9 +111,9 @@ def test_attention(width: int, has_mask: bool) -> None:
     attributes = {"scale": 0.5, "has_mask": has_mask, "has_keep": False}
     q, k, v = narrow(2, 2, 9, width), narrow(2, 2, 70, width, seed=2), narrow(2, 2, 70, 8, seed=3)
     mask = [wide(9, 70)] if has_mask else []
-    y = check(op("attention", **attributes), q, k, v, *mask, scale=2)[0]
+    y = check(op("attention", **attributes), q, k, v, *mask, scale=8)[0]
     assert y.dtype == bfloat16()
-    check(op("attention_gradient", **attributes), narrow(*y.shape, seed=4), q, k, v, *mask, scale=4)
+    check(op("attention_gradient", **attributes), narrow(*y.shape, seed=4), q, k, v, *mask, scale=16)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
