@@ -23,6 +23,8 @@ from mlcompute.ops.op import Step
 #: cuBLASLt wants its workspace aligned to this, and more of it than this brings nothing.
 ALIGNMENT = 256
 _MOST_WORKSPACE = 32 << 20
+#: Sums of at least so many terms may be split; products of fewer multiplications and additions than this are small.
+_LONG_SUM, _SMALL_PRODUCT = 512, 1 << 26
 #: Batches that need several calls of cuBLASLt are given to our own kernel when there would be more than this many.
 _MOST_CALLS = 8
 #: What the printed program calls products with a bias.
@@ -88,11 +90,18 @@ def epilogue_launches(step: Step, operands: Operands) -> Sequence[Launch | Libra
 
 
 def workspace_bytes(step: Step) -> int:
-    """Bytes that cuBLASLt may use while it runs: parts of long sums. None where there is no GPU to ask."""
-    y = step.results[0]
+    """Bytes that cuBLASLt may use while it runs: parts of long sums. None where there is no GPU to ask.
+
+    Long sums are split where there are few results; small products with short ones need nothing.
+    """
+    y, depth = step.results[0], step.inputs[0].shape[-1]
     if current_gpu() is None or (y.dtype not in _TYPES and not is_bfloat16(y.dtype)):
         return 0
-    return min(_MOST_WORKSPACE, max(1 << 20, 4 * y.nbytes)) + ALIGNMENT
+    if 2 * y.size * depth < _SMALL_PRODUCT:
+        wanted = 8 * y.nbytes if depth >= _LONG_SUM else 0
+    else:
+        wanted = _MOST_WORKSPACE if depth >= _LONG_SUM else max(1 << 20, 4 * y.nbytes)
+    return min(_MOST_WORKSPACE, wanted) + ALIGNMENT if wanted else 0
 
 
 def supports_matmul(step: Step) -> bool:
