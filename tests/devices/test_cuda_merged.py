@@ -61,6 +61,11 @@ def loss(x: Value, y: Value) -> list[Value]:
     return [total(rows, 0, 1), total(z, 0), emit("softmax", z, axis=1), ops.transpose(z) * ops.transpose(y)]
 
 
+def uneven(x: Value, y: Value) -> list[Value]:
+    """Small launches of 256 and of 1024 threads."""
+    return [total(x, 1), ops.exp(y), total(ops.exp(y), 0, 1)]
+
+
 def mixed(x: Value, y: Value, z: Value) -> list[Value]:
     """Different kernels that do not depend on each other."""
     return [total(x, 0), ops.exp(x), ops.transpose(y) * ops.transpose(y), total(z, 1), emit("softmax", z, axis=1)]
@@ -74,10 +79,7 @@ def test_small_launches_are_one_block(shape: tuple[int, int], monkeypatch: pytes
 
 
 def test_barriers_of_fewer_threads_than_the_block_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fn(x: Value, y: Value) -> list[Value]:
-        return [total(x, 1), ops.exp(y), total(ops.exp(y), 0, 1)]
-
-    (only,) = check(fn, [normal(1, 700), normal(64, 64) * 0.1], monkeypatch)
+    (only,) = check(uneven, [normal(1, 700), normal(64, 64) * 0.1], monkeypatch)
     assert "barrier_of" in only.source
     assert only.block[0] == 1024
 
@@ -131,10 +133,12 @@ def test_shared_memory_is_counted() -> None:
 struct Acc { float v; int at; };
 extern "C" __global__ void KERNEL(float* x) {
     __shared__ Acc parts[LANES][WIDTH * RESULTS];
-    __shared__ float others[LANES / 32];
+    __shared__ float others[LANES / 32], more[2];
+    __shared__ int flag;
 }"""
-    assert Part(text, 1, 256).shared_bytes == 32 * 4 * 8 * 16 + 4
-    assert Part(text.replace("LANES / 32", "unknown()"), 1, 256).shared_bytes > 1 << 17
+    assert Part(text, 1, 256).shared_bytes == 32 * 4 * 8 * 16 + 4 + 8 + 4
+    for unknown in (text.replace("LANES / 32", "unknown()"), text.replace("float others", "Pack<float, 4> others")):
+        assert Part(unknown, 1, 256).shared_bytes > 1 << 17
 
 
 def test_a_training_step_has_few_launches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +167,8 @@ def test_nvrtc_compiles_merged_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path
     merged = check(loss, [normal(32, 10), normal(32, 10)], monkeypatch)
     wide = check(lambda *values: [ops.exp(value) for value in values], [normal(90, 90)] * 3, monkeypatch)
     many = check(mixed, [normal(600, 40), normal(60, 60), normal(80, 100)], monkeypatch)
-    sources = [each.source for each in [*merged, *wide, *many] if each.parts]
-    assert len(sources) == 3
+    blocks = check(uneven, [normal(1, 700), normal(64, 64) * 0.1], monkeypatch)
+    sources = [each.source for each in [*merged, *wide, *many, *blocks] if each.parts]
+    assert len(sources) == 4
     for architecture in ("sm_80", "sm_90", "sm_100"):
         assert all(cache.machine_code(sources, architecture))

@@ -24,7 +24,9 @@ _ELSEWHERE = re.compile(
 )
 _CONSTANT = re.compile(r"(\w+) = (\d+)[,;]")
 _STRUCT = re.compile(r"struct (\w+) \{([^}]*)\}")
-_SHARED = re.compile(r"__shared__ ([\w ]+?) \w+((?:\[[^\]]+\])*)")
+_SHARED = re.compile(r"__shared__ ([\w ]+?) (\w+(?:\[[^;]*\])?);")
+#: Shared memory of a text that is not understood: more than there is.
+_UNKNOWN = 1 << 20
 _SIZES = {"float": 4, "int": 4, "unsigned int": 4, "double": 8, "long long": 8, "unsigned long long": 8}
 
 
@@ -89,22 +91,26 @@ def _can_be_function(source: str) -> bool:
 def _shared_bytes(source: str) -> int:
     constants = dict(_CONSTANT.findall(source))
     structs = {name: 8 * members.count(";") for name, members in _STRUCT.findall(source)}
+    found = _SHARED.findall(source)
+    if len(found) != source.count("__shared__"):
+        return _UNKNOWN
     total = 0
-    for kind, extents in _SHARED.findall(source):
-        size = _SIZES.get(kind) or structs.get(kind, 64)
-        for extent in re.findall(r"\[([^\]]+)\]", extents):
-            size *= _product(extent, constants)
-        total += size
+    for kind, names in found:
+        for name in names.split(","):
+            size = _SIZES.get(kind) or structs.get(kind, 64)
+            for extent in re.findall(r"\[([^\]]+)\]", name):
+                size *= _product(extent, constants)
+            total += size
     return total
 
 
 def _product(extent: str, constants: dict[str, str]) -> int:
-    """The number of elements an extent stands for: names and numbers multiplied and divided. 2^16 for anything else."""
+    """The number of elements an extent stands for: names and numbers, multiplied and divided."""
     result = 1
     for sign, term in re.findall(r"([*/]?)\s*([^*/]+)", extent):
         number = constants.get(term.strip(), term.strip())
         if not number.isdigit():
-            return 1 << 16
+            return _UNKNOWN
         result = result // int(number) if sign == "/" else result * int(number)
     return result
 

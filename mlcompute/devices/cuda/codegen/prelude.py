@@ -36,7 +36,9 @@ __device__ __forceinline__ bfloat16 to_bfloat16(float x) {
     return y;
 }
 // A barrier for the first so many threads of a block, whole warps; the others need not come.
-__device__ __forceinline__ void barrier_of(int threads) { asm volatile("bar.sync 1, %0;" :: "r"(threads) : "memory"); }
+__device__ __forceinline__ void barrier_of(int threads) {
+    asm volatile("barrier.sync 1, %0;" :: "r"(threads) : "memory");  // not `aligned`: warps may have diverged before it
+}
 """
 
 #: Functions in plain C++, the same wherever kernels are compiled.
