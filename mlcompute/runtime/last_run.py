@@ -50,6 +50,11 @@ class LastRun:
         self._result, self._result_value = weakref.ref(result), specification.result_value
         return result
 
+    def has_failed(self, number: int) -> None:
+        """A run that was taken for finished has failed: if it was the last, there is nothing to read."""
+        if self.number == number:
+            self.executable = self._result = None
+
     def keep_result(self) -> None:
         """Copy the result out of the graph's memory, if somebody holds it."""
         if self._result is None or self._result() is None:

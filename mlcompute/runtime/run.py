@@ -51,7 +51,7 @@ class Run:
     """
 
     __slots__ = (
-        "are_arrays", "call", "compiled", "executable", "execution", "inputs", "is_ahead", "keys", "passes", "profile",
+        "are_arrays", "call", "compiled", "executable", "execution", "inputs", "is_ahead", "keys", "number", "passes", "profile",
         "random", "replaced", "session", "settings", "specification", "storages", "targets",
     )  # fmt: skip
 
@@ -148,6 +148,7 @@ class Run:
             self._finish(False)
             raise
         result = last.finished(self.executable, specification)
+        self.number = last.number
         self._finish(True)
         if specification.prints:
             print(self.profile, file=sys.stderr)
@@ -214,6 +215,10 @@ class Run:
 
     def _undo(self) -> None:
         """The run was counted when it was started, if it trains, and has failed."""
+        if not self.specification.trains:
+            return
+        if self.specification.begins:
+            self.session.last.has_failed(self.number)
         if not self.specification.trains:
             return
         if self.specification.begins:
