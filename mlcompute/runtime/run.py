@@ -51,8 +51,8 @@ class Run:
     """
 
     __slots__ = (
-        "are_arrays", "call", "compiled", "executable", "execution", "inputs", "is_ahead", "keys", "number", "passes", "profile",
-        "random", "replaced", "session", "settings", "specification", "storages", "targets",
+        "are_arrays", "call", "compiled", "executable", "execution", "inputs", "is_ahead", "keys", "number", "passes",
+        "profile", "random", "replaced", "session", "settings", "specification", "storages", "targets",
     )  # fmt: skip
 
     def __init__(
