@@ -214,9 +214,7 @@ class Run:
                 self.session.state.advance()
 
     def _undo(self) -> None:
-        """The run was counted when it was started, if it trains, and has failed."""
-        if not self.specification.trains:
-            return
+        """The run was taken for finished when it was started, and has failed."""
         if self.specification.begins:
             self.session.last.has_failed(self.number)
         if not self.specification.trains:
