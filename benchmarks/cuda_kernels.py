@@ -36,6 +36,7 @@ class Workload:
     flops    multiplications and additions it is
     nbytes   memory it must read and write at least, if that is what takes the time
     indices  inputs that are indices -> how many they choose from
+    masks    inputs that are causal masks
     """
 
     name: str
@@ -44,6 +45,7 @@ class Workload:
     flops: float = 0.0
     nbytes: float = 0.0
     indices: dict[int, int] = field(default_factory=dict)
+    masks: Sequence[int] = ()
 
     @property
     def dtypes(self) -> list[np.dtype[Any]]:
@@ -105,7 +107,7 @@ def lstm(n: int, t: int, inputs: int, hidden: int) -> list[Workload]:
 
 
 def attention(name: str, n: int, heads: int, length: int, width: int, mask: bool) -> list[Workload]:
-    """Attention and its gradient; heads lie beside each other in memory, as layers have them."""
+    """Attention and its gradient, causal with a mask; heads lie beside each other in memory, as layers have them."""
     a = {"scale": width**-0.5, "has_mask": mask, "has_keep": False}
     one, more = (n, length, heads, width), [(length, length)] if mask else []
 
@@ -115,10 +117,10 @@ def attention(name: str, n: int, heads: int, length: int, width: int, mask: bool
     flops = 4.0 * n * heads * length * length * width
     title = f"attention {name} {n}x{heads}x{length}x{width}"
     return [
-        Workload(title, lambda *v: [ops.emit("attention", *heads_of(v, 3), **a)], [one] * 3 + more, flops),
+        Workload(title, lambda *v: [ops.emit("attention", *heads_of(v, 3), **a)], [one] * 3 + more, flops, masks=[3]),
         Workload(
             f"{title} gradient", lambda *v: ops.emit_all("attention_gradient", *heads_of(v, 4), **a),
-            [one] * 4 + more, 2.5 * flops,
+            [one] * 4 + more, 2.5 * flops, masks=[4],
         ),
     ]  # fmt: skip
 
@@ -228,6 +230,8 @@ def measure(engine: Engine, workload: Workload) -> tuple[float, str]:
         array = 0.1 * rng.standard_normal(value.shape, np.float32)
         if number in workload.indices:  # a few are frequent, as words are
             array = (rng.zipf(1.2, value.shape) % workload.indices[number]).astype(np.int32)
+        elif number in workload.masks:
+            array = np.triu(np.full(value.shape, -np.inf, np.float32), 1)
         executable.bind(value, engine.upload(array))
     times = []
     for number in range(_ROUNDS + 2):

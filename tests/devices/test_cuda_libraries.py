@@ -28,6 +28,7 @@ from mlcompute.devices.cuda.cudnn.convolution import is_allowed
 from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.kernels import convolution as convolution_kernels
 from mlcompute.devices.cuda.kernels import matmul as matmul_kernels
+from mlcompute.devices.cuda.kernels import split_sums
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.loop_nest import Operands
 from mlcompute.ops.op import Array, Trace, Value
@@ -561,6 +562,23 @@ def test_calls_of_cublaslt(name: str, interpreted: InterpretedCuda) -> None:
     found, kernels = run_on(interpreted, lambda a, b: [fn(a, b)], arrays)
     assert ("cuBLASLt" in kernels) == (name not in ("every other column of a", "a repeated row"))
     assert_close(found[0], forward(lambda a, b: [fn(a, b)], *arrays)[0], scale=4.0)
+
+
+@pytest.mark.parametrize("a_transposed", [False, True])
+@pytest.mark.parametrize("b_transposed", [False, True])
+def test_long_sums_of_few_results_are_split(
+    a_transposed: bool, b_transposed: bool, interpreted: InterpretedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_sums, "SMALL_PRODUCT", 0)
+
+    def fn(a: Value, b: Value) -> list[Value]:
+        return [ops.matmul(_swapped(a) if a_transposed else a, _swapped(b) if b_transposed else b)]
+
+    a, b = numbers(20, 4096), numbers(4096, 12, seed=1)
+    arrays = [a.T.copy() if a_transposed else a, b.T.copy() if b_transposed else b]
+    found, kernels = run_on(interpreted, fn, arrays)
+    assert kernels == "cuBLASLt, sum of parts"
+    assert_close(found[0], forward(fn, *arrays)[0], scale=16.0)
 
 
 def test_what_cublaslt_has_no_algorithm_for_is_ours(
