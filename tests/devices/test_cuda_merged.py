@@ -21,7 +21,7 @@ from mlcompute.errors import DeviceError
 from mlcompute.ops.op import Array, Value, emit
 from tests.devices.cuda_emulator import bench
 from tests.devices.cuda_emulator.bench import Described
-from tests.devices.models import make
+from tests.devices.models import MODELS, make
 from tests.harness import assert_close
 
 pytestmark = bench.needs_engine
@@ -119,6 +119,42 @@ def test_memory_of_the_arena_that_changes_hands(monkeypatch: pytest.MonkeyPatch)
         return [functools.reduce(lambda a, b: a + b, [total(ops.exp(value), 0) for value in values])]
 
     check(fn, [normal(300, 40) for _ in range(5)], monkeypatch)
+
+
+def conflict(a: Work, b: Work, plan: MemoryPlan) -> bool:
+    """Does either write memory that the other touches?"""
+
+    def places(values: set[Value]) -> set[object]:
+        covered: set[object] = {value for value in values if value not in plan.placements}
+        for value in values & plan.placements.keys():
+            place = plan.placements[value]
+            covered |= set(range(place.offset // 4, -(-(place.offset + place.nbytes) // 4)))
+        return covered
+
+    (every, written), (others, others_written) = a.touched, b.touched
+    return bool(places(written) & places(others) or places(others_written) & places(every))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_depends_on_another_runs_in_the_same_order(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[list[Work], list[Work], MemoryPlan]] = []
+
+    def spy(work: Sequence[Work], plan: MemoryPlan, *, runs_in_phases: bool) -> list[Work]:
+        seen.append((list(work), merge_launches(work, plan, runs_in_phases=runs_in_phases), plan))
+        return seen[-1][1]
+
+    monkeypatch.setattr(module, "merge_launches", spy)
+    make(kind, bench.engine()).step()
+    work, merged, plan = seen[-1]
+    times: dict[Work, tuple[int, int]] = {}
+    for number, each in enumerate(merged):
+        parts = each.parts if isinstance(each, Launch) and each.parts else [each]
+        in_order = "in one block" in each.kernel
+        times |= {part: (number, place if in_order else 0) for place, part in enumerate(parts)}
+    assert times.keys() == set(work)
+    for place, late in enumerate(work):
+        for early in work[:place]:
+            assert times[early] < times[late] or not conflict(early, late, plan), (early.step, late.step)
 
 
 @pytest.mark.parametrize("source", ["blockDim.x", "gridDim.x", "threadIdx.y", "blockIdx.y", "__syncthreads_or(1)"])
