@@ -166,3 +166,34 @@ def test_a_device_says_its_precision() -> None:
     device = mlc.Device(engine=Reference(), precision="bf16")
     assert device.precision == "bf16"
     assert repr(device) == "Device(ANY, engine 'reference', precision 'bf16')"
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_smaller_batches_run_on_the_same_memory(batch: int) -> None:
+    device = mlc.Device(engine=Remote(), precision="bf16")
+    for network in NETWORKS:
+        mlc.Platform.set_rng_seed_to(3)
+        graph = mlc.Graph()
+        scores = network(graph)
+        x = graph.source_tensors(graph.layers[0])[0]
+        inference = mlc.InferenceGraph([graph])
+        inference.add_inputs({"x": x})
+        inference.compile(device=device)
+        data = np.random.default_rng(1).standard_normal(x.descriptor.shape).astype(np.float32)
+        inference.execute({"x": data}).wait()
+        whole = np.array(scores.data)
+        inference.execute({"x": data[:batch]}, batch_size=batch).wait()
+        limit = 8 * ROUNDING * float(np.abs(whole).max())
+        np.testing.assert_allclose(np.asarray(scores.data)[:batch], whole[:batch], atol=limit)
+
+
+def test_find_nan_looks_at_bfloat16() -> None:
+    graph = mlc.Graph()
+    x = graph.input((4, 8), "x")
+    h = graph.node(mlc.ArithmeticLayer(mlc.ArithmeticOperation.LOG), source=graph.dense(x, 8))
+    graph.dense(h, 2)
+    inference = mlc.InferenceGraph([graph])
+    inference.add_inputs({"x": x})
+    inference.compile(device=mlc.Device(engine=Reference(), precision="bf16"))
+    found = mlc.debug.find_nan(inference, {"x": np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)})
+    assert "'log' gives NaN" in str(found)

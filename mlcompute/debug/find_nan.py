@@ -110,7 +110,7 @@ def _bad(arrays: Iterable[tuple[Value, Array]]) -> dict[Value, tuple[str, int]]:
     """Which arrays hold NaN or infinities, and how many."""
     found = {}
     for value, array in arrays:
-        if array.dtype.kind == "f":
+        if value.is_floating:
             count = array.size - int(np.count_nonzero(np.isfinite(array)))
             if count:
                 found[value] = ("NaN" if np.isnan(array).any() else "infinity", count)
