@@ -9,7 +9,7 @@ import pytest
 
 from mlcompute import ops
 from mlcompute.compiler.fuse_epilogues import fuse_epilogues
-from mlcompute.devices.cuda.kernels import few_channel_convolution, tensor_core_weight_gradient
+from mlcompute.devices.cuda.kernels import few_channel_convolution, tensor_core_convolution, tensor_core_weight_gradient
 from mlcompute.ops.images import first_shape
 from mlcompute.ops.op import Array, Value, emit
 from tests.compiler.programs import apply
@@ -95,8 +95,13 @@ SMALL: list[tuple[tuple[int, int, int, int], int, tuple[int, int], Window]] = [
 
 @pytest.mark.parametrize(("image", "outputs", "kernel", "changes"), SMALL)
 def test_small_convolutions_by_tensor_cores(
-    image: tuple[int, int, int, int], outputs: int, kernel: tuple[int, int], changes: Window
+    image: tuple[int, int, int, int],
+    outputs: int,
+    kernel: tuple[int, int],
+    changes: Window,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(tensor_core_convolution, "_MOST_WEIGHTS", 1 << 20)
     a = window(changes)
     x, w = normal(*image), normal(outputs, image[3], *kernel, seed=1)
     (y,) = check(op("convolution", **a), x, w, scale=32)

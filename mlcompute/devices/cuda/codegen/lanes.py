@@ -26,6 +26,8 @@ BLOCKS = 264
 FEW_THREADS = 1 << 14
 #: A lane of a split has at least so many iterations.
 LEAST_ITERATIONS = 8
+#: Or so many, in large blocks.
+LEAST_OF_LARGE = 2
 #: Iterations of a lane whose elements it can keep in registers.
 HELD = 8
 #: So many rows of columns that fit into one block are left to it: it can then share a launch with others.
@@ -128,7 +130,8 @@ def lanes_for(
     large = planned(4 * THREADS if large_blocks else 2 * THREADS)
     blocks = BLOCKS // 2 if large_blocks else BLOCKS
     # Not more blocks than run side by side: the last few would run alone.
-    most = large.length // (large.lanes * LEAST_ITERATIONS)
+    least = min(LEAST_ITERATIONS, LEAST_OF_LARGE) if large_blocks else LEAST_ITERATIONS
+    most = large.length // (large.lanes * least)
     splits = min(blocks // large.grid[0], most, splits_limit)
     if splits < 2:
         return large if most > 1 and not plan.items else plan
@@ -186,11 +189,13 @@ __device__ __forceinline__ Acc merge(Acc a, Acc b) {{ {merge} }}
 """
     if plan.rows:
         return text + _combine_rows(down, first, plan)
-    return text + (_COMBINE_COLUMNS if plan.lanes > 1 else "__device__ void combine_lanes(Acc (&)[WIDTH]) {}\n")
+    return text + (
+        _COMBINE_COLUMNS if plan.lanes > 1 else "__device__ void combine_lanes(Acc (&)[WIDTH], int = 1) {}\n"
+    )
 
 
 def _combine_rows(down: str, first: str, plan: Lanes) -> str:
-    lines = ["__device__ __forceinline__ void combine_lanes(Acc (&acc)[WIDTH]) {", "    Acc a = acc[0];"]
+    lines = ["__device__ __forceinline__ void combine_lanes(Acc (&acc)[WIDTH], int = LANES) {", "    Acc a = acc[0];"]
     if plan.width > 1:
         lines.append("    #pragma unroll\n    for (int v = 1; v < WIDTH; ++v) a = merge(a, acc[v]);")
     if plan.lanes > 1:
@@ -213,22 +218,31 @@ def _combine_rows(down: str, first: str, plan: Lanes) -> str:
     return "\n".join([*lines, "    acc[0] = a;", "}"])
 
 
+# Lanes from `used` on have found nothing.
 _COMBINE_COLUMNS = """
-__device__ __forceinline__ void combine_lanes(Acc (&acc)[WIDTH]) {
+__device__ __forceinline__ void combine_lanes(Acc (&acc)[WIDTH], int used = LANES) {
     __shared__ Acc parts[LANES][WIDTH * RESULTS];
     const int lane = threadIdx.x / RESULTS, column = threadIdx.x % RESULTS;
+    int by = LANES / 2;
+    while (by > 0 && by >= used) by /= 2;
     __syncthreads();  // earlier totals may still be read
-    #pragma unroll
-    for (int v = 0; v < WIDTH; ++v) parts[lane][v * RESULTS + column] = acc[v];
-    for (int by = LANES / 2; by > 0; by /= 2) {
+    for (; by > 0; by /= 2) {
+        if (lane >= by && lane < 2 * by) {
+            #pragma unroll
+            for (int v = 0; v < WIDTH; ++v) parts[lane][v * RESULTS + column] = acc[v];
+        }
         __syncthreads();
         if (lane < by) {
+            Acc other[WIDTH];  // all are on their way before the first is used
             #pragma unroll
-            for (int v = 0; v < WIDTH; ++v) {
-                Acc& mine = parts[lane][v * RESULTS + column];
-                mine = merge(mine, parts[lane + by][v * RESULTS + column]);
-            }
+            for (int v = 0; v < WIDTH; ++v) other[v] = parts[lane + by][v * RESULTS + column];
+            #pragma unroll
+            for (int v = 0; v < WIDTH; ++v) acc[v] = merge(acc[v], other[v]);
         }
+    }
+    if (lane == 0) {
+        #pragma unroll
+        for (int v = 0; v < WIDTH; ++v) parts[0][v * RESULTS + column] = acc[v];
     }
     __syncthreads();
     #pragma unroll

@@ -292,7 +292,7 @@ def _joined(source: KernelSource, plan: Lanes, parts: Operand) -> str:
             for (int v = 0; v < {each}; ++v) acc[v] = merge(acc[v], parts[split * {count} + {group}]);
         }}
     }}
-    combine_lanes(acc);"""
+    combine_lanes(acc, {splits});"""
 
 
 def _real(step: Step) -> np.dtype[np.float64] | np.dtype[np.float32]:

@@ -26,8 +26,8 @@ from mlcompute.devices.precision import matmul_precision
 from mlcompute.ops.op import Shape, Step
 
 _FLOAT = np.dtype(np.float32)
-#: Channels, and multiplications and additions, from which cuDNN is faster.
-_MOST_CHANNELS, _MOST_FLOPS = 128, 1.5e9
+#: Weights, and multiplications and additions, from which cuDNN is faster.
+_MOST_WEIGHTS, _MOST_FLOPS = 32 * 32 * 9, 1.5e9
 #: Blocks that should be at work.
 _BLOCKS = 128
 _MOST_WARPS = 8
@@ -108,7 +108,8 @@ class Form:
     def tiling(self) -> Tiling | None:
         """The largest tiles of which there are enough to fill a GPU; None where there are none that fit."""
         channels, (n, down, _, outputs) = self.source[3], self.result
-        if channels % 8 or outputs % 8 or max(channels, outputs) > _MOST_CHANNELS or self.flops > _MOST_FLOPS:
+        weights = channels * outputs * self.kernel[0] * self.kernel[1]
+        if channels % 8 or outputs % 8 or weights > _MOST_WEIGHTS or self.flops > _MOST_FLOPS:
             return None
         if self.kernel == self.strides == self.spacing == (1, 1):
             return None  # a product of matrices: cuDNN is good at these
