@@ -19,12 +19,12 @@ from mlcompute.devices.cuda.kernels.convolution_ending import Ending
 from mlcompute.devices.cuda.kernels.direct_convolution import NAMES, Problem, kernel_text, numbers
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch
 from mlcompute.devices.loop_nest import Operand, Operands
-from mlcompute.ops.op import Shape, Step
+from mlcompute.ops.op import Step
 
 #: Input channels; weights per output channel, and pixels of a row, that a thread has registers for.
 _MOST_CHANNELS, _MOST_WEIGHTS, _MOST_PIXELS = 4, 49, 40
 #: Neighbouring results of a thread: what leaves the fewest of them empty.
-_STRIPS = (8, 7, 6, 5, 4)
+_STRIPS = (16, 14, 12, 10, 8, 7, 6, 5, 4)
 #: Blocks that should be at work.
 _BLOCKS = 264
 #: Weights whose sums the threads of a block exchange at a time.
@@ -42,15 +42,16 @@ def has_few_channels(step: Step) -> bool:
         return False
     _, channels, height, width = step.inputs[1].shape if forward else a["shape"]
     results = step.results[0].shape if forward else step.inputs[1].shape
-    row = _row_length(_strip(results), width, a["strides"][1], a["dilations"][1])
-    return channels <= _MOST_CHANNELS and channels * height * width <= _MOST_WEIGHTS and row <= _MOST_PIXELS
+    if channels > _MOST_CHANNELS or channels * height * width > _MOST_WEIGHTS:
+        return False
+    return _strip(results[2], width, a["strides"][1], a["dilations"][1]) > 0
 
 
 def few_channel_launches(step: Step, operands: Operands, ending: Ending | None = None) -> Sequence[Launch]:
     """A convolution, with what is done to its results, or the gradient of its weights."""
     p = Problem.of(step, operands)
     n, _, height, width = p.y.shape
-    strip, lanes = _strip((n, height, width, 0)), _lanes(p.y.shape[1])
+    strip, lanes = _strip(width, p.w.shape[3], p.strides[1], p.dilations[1]), _lanes(p.y.shape[1])
     strips, slots = n * height * -(-width // strip), BLOCK // lanes
     chunks = -(-p.y.shape[1] // lanes)
     if step.op.name == "convolution":
@@ -78,15 +79,16 @@ def few_channel_workspace(step: Step) -> int:
 def _slices(step: Step) -> int:
     """Parts of the pixels of a weight gradient."""
     n, height, width, channels = step.inputs[1].shape
-    lanes = _lanes(channels)
-    strips = n * height * -(-width // _strip((n, height, width, channels)))
+    a, lanes = step.attributes, _lanes(channels)
+    strips = n * height * -(-width // _strip(width, a["shape"][3], a["strides"][1], a["dilations"][1]))
     most = -(-_BLOCKS // -(-channels // lanes))
     return max(1, min(most, strips * lanes // (2 * BLOCK)))
 
 
-def _strip(shape: Shape) -> int:
-    """Results of a thread, for results (n, height, width, channels)."""
-    return min(_STRIPS, key=lambda strip: -(-shape[2] // strip) * strip)
+def _strip(columns: int, width: int, stride: int, dilation: int) -> int:
+    """Results of a thread, for rows of so many; 0 where a thread has too few registers for what they need."""
+    fitting = [strip for strip in _STRIPS if _row_length(strip, width, stride, dilation) <= _MOST_PIXELS]
+    return min(fitting, key=lambda strip: -(-columns // strip) * strip, default=0)
 
 
 def _lanes(channels: int) -> int:
