@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlcompute import ops
 from mlcompute.devices.cuda.codegen import kernel_source
 from mlcompute.devices.cuda.kernels import scatter_lines, segments
 from mlcompute.errors import ExecutionError
@@ -119,6 +120,22 @@ def test_scatter_of_lines(items: int, places: int, axis: int) -> None:
     check(op("scatter_add", axis=axis), updates, indices, base, scale=40)
     whole = [(100 * array).astype(np.int64) for array in (updates, base)]
     check(op("scatter_add", axis=axis), whole[0], indices, whole[1])
+
+
+def test_one_index_per_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def into_zeros(updates: Any, indices: Any) -> Any:
+        return ops.scatter_add(updates, indices, ops.full(updates, (3, 5, 8), 0.0), 2)
+
+    base, indices, updates = normal(3, 5, 8), below(8, 3, 5, 1), normal(4, 6, 2)
+    for narrow in (kernel_source.NARROW, 0):
+        monkeypatch.setattr(kernel_source, "NARROW", narrow)
+        check(op("scatter", axis=2), updates, indices, base)
+        check(op("scatter_add", axis=2), updates, indices, base)
+        check(into_zeros, updates, indices)
+    indices[1, 2, 0] = 8
+    for name in ("scatter", "scatter_add"):
+        with pytest.raises(ExecutionError, match=rf"{name}: index 8.* is out of range, valid are 0 to 7"):
+            run(op(name, axis=2), [updates, indices, base])
 
 
 def test_an_index_out_of_range_in_a_line() -> None:

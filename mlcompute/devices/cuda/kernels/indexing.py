@@ -17,6 +17,7 @@ from mlcompute.devices.cuda.codegen.kernel_source import KernelSource, grouped, 
 from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored
 from mlcompute.devices.cuda.kernels.launch import Launch, Row
 from mlcompute.devices.cuda.kernels.scatter_lines import are_lines, line_launch
+from mlcompute.devices.cuda.kernels.scatter_one import has_one_per_line, one_per_line_launch
 from mlcompute.devices.cuda.kernels.segments import Segments, are_few, segment_bytes, sum_type
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, collapsed_axes, dense_strides, iteration_count
 from mlcompute.ops.op import Step
@@ -122,6 +123,8 @@ def scatter_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     y, axis, adds = operands[step.results[0]], step.attributes["axis"], step.op.name == "scatter_add"
     if not y.size:
         return _checks(step, indices, y.shape[axis] if y.shape else 0)
+    if has_one_per_line(indices, base, y, axis):
+        return [one_per_line_launch(step, updates, indices, base, y)]
     if are_lines(step):
         return [line_launch(step, updates, indices, base, y, axis)]
     if _are_looked_up(step):
