@@ -28,7 +28,6 @@ from mlcompute.devices.cuda.cudnn.convolution import is_allowed
 from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.kernels import convolution as convolution_kernels
 from mlcompute.devices.cuda.kernels import matmul as matmul_kernels
-from mlcompute.devices.cuda.kernels import split_sums
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.loop_nest import Operands
 from mlcompute.ops.op import Array, Trace, Value
@@ -564,21 +563,17 @@ def test_calls_of_cublaslt(name: str, interpreted: InterpretedCuda) -> None:
     assert_close(found[0], forward(lambda a, b: [fn(a, b)], *arrays)[0], scale=4.0)
 
 
-@pytest.mark.parametrize("a_transposed", [False, True])
-@pytest.mark.parametrize("b_transposed", [False, True])
-def test_long_sums_of_few_results_are_split(
-    a_transposed: bool, b_transposed: bool, interpreted: InterpretedCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(split_sums, "SMALL_PRODUCT", 0)
-
-    def fn(a: Value, b: Value) -> list[Value]:
-        return [ops.matmul(_swapped(a) if a_transposed else a, _swapped(b) if b_transposed else b)]
-
-    a, b = numbers(20, 4096), numbers(4096, 12, seed=1)
-    arrays = [a.T.copy() if a_transposed else a, b.T.copy() if b_transposed else b]
-    found, kernels = run_on(interpreted, fn, arrays)
-    assert kernels == "cuBLASLt, sum of parts"
-    assert_close(found[0], forward(fn, *arrays)[0], scale=16.0)
+@pytest.mark.parametrize(
+    ("m", "depth", "n", "expected"),
+    [(32, 784, 128, 8 * 4 * 32 * 128), (128, 32, 784, 0), (768, 4096, 768, 32 << 20), (4096, 128, 4096, 32 << 20)],
+)
+def test_workspace_of_products(m: int, depth: int, n: int, expected: int, interpreted: InterpretedCuda) -> None:
+    """Room for parts of long sums; none where a product is small and its sums are short."""
+    trace = Trace()
+    a, b = (trace.value(shape, np.dtype(np.float32), "input") for shape in ((m, depth), (depth, n)))
+    ops.matmul(a, b)
+    found = interpreted.workspace(trace.steps[-1])
+    assert found == (expected + matmul_kernels.ALIGNMENT if expected else 0)
 
 
 def test_what_cublaslt_has_no_algorithm_for_is_ours(

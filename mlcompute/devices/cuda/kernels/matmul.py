@@ -14,13 +14,6 @@ from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored
 from mlcompute.devices.cuda.cublaslt.library import EPILOGUE_BIAS
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
-from mlcompute.devices.cuda.kernels.split_sums import (
-    SMALL_PRODUCT,
-    part_count,
-    parts_in,
-    split_factors,
-    sum_launch,
-)
 from mlcompute.devices.cuda.libraries import Gpu, current_gpu
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, broadcast_strides, collapsed_axes
 from mlcompute.devices.precision import matmul_precision
@@ -30,8 +23,8 @@ from mlcompute.ops.op import Step
 #: cuBLASLt wants its workspace aligned to this, and more of it than this brings nothing.
 ALIGNMENT = 256
 _MOST_WORKSPACE = 32 << 20
-#: Sums of at least so many terms may be split.
-_LONG_SUM = 512
+#: Sums of at least so many terms may be split; products of fewer multiplications and additions than this are small.
+_LONG_SUM, _SMALL_PRODUCT = 512, 1 << 26
 #: Batches that need several calls of cuBLASLt are given to our own kernel when there would be more than this many.
 _MOST_CALLS = 8
 #: What the printed program calls products with a bias.
@@ -49,11 +42,7 @@ def matmul_launches(step: Step, operands: Operands) -> Sequence[Launch | Library
         return []
     if current_gpu() is None and _is_for_library(a, b, y):
         return [LibraryCall(step, "cuBLASLt", [a, b, y], [2], no_gpu)]
-    needed, count = workspace_bytes(step), part_count(step)
-    if count > 1 and y.is_dense and y.byte_offset % 16 == 0:
-        parts = parts_in(operands.workspace(step, 0, needed), count, y)
-        factors = split_factors(a, b, parts)
-        return [*product_launches(step, *factors, parts, None), sum_launch(step, parts, y)]
+    needed = workspace_bytes(step)
     return product_launches(step, a, b, y, operands.workspace(step, 0, needed) if needed else None)
 
 
@@ -108,9 +97,7 @@ def workspace_bytes(step: Step) -> int:
     y, depth = step.results[0], step.inputs[0].shape[-1]
     if current_gpu() is None or (y.dtype not in _TYPES and not is_bfloat16(y.dtype)):
         return 0
-    if step.op.name == "matmul" and (count := part_count(step)) > 1:
-        return count * y.nbytes
-    if 2 * y.size * depth < SMALL_PRODUCT:
+    if 2 * y.size * depth < _SMALL_PRODUCT:
         wanted = 8 * y.nbytes if depth >= _LONG_SUM else 0
     else:
         wanted = _MOST_WORKSPACE if depth >= _LONG_SUM else max(1 << 20, 4 * y.nbytes)
