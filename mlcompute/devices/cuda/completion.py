@@ -11,6 +11,7 @@ import numpy as np
 
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
 from mlcompute.devices.cuda.memory import CudaBuffer, Pinned
+from mlcompute.devices.cuda.pinned_copies import PinnedCopy
 from mlcompute.devices.device import Completion
 from mlcompute.errors import ExecutionError
 from mlcompute.ops.op import Step, overwritten_by
@@ -63,6 +64,9 @@ class Statuses:
         #: The address guarded kernels look at. With a single status that is its own first word.
         self.failed = self._words.address + (8 if len(self._found) == 1 else 0)
         self._pinned = [Pinned(self._driver, size) for _ in range(turns)] if self._found else []
+        self._reports = [
+            PinnedCopy(engine, self._words.address, pinned.address, self._words.nbytes) for pinned in self._pinned
+        ]
         #: Guarded launches before which several statuses must be combined: the first after each that may fail.
         self._combined: set[Launch] = set()
         if len(self._found) > 1:
@@ -104,7 +108,7 @@ class Statuses:
     def report(self, turn: int, stream: int) -> None:
         """After the last kernel: tell the host."""
         if self._pinned:
-            self._driver.copy_to_host(self._pinned[turn].address, self._words.address, self._words.nbytes, stream)
+            self._reports[turn].enqueue(stream)
 
     # On the host ------------------------------------------------------------------------------------------------
 

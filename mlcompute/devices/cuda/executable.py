@@ -171,7 +171,7 @@ class CudaExecutable(Executable):
             operand = self._operands[value]
             placement = self.program.plan.placements.get(operand.base)
             size = sum(each.nbytes for each in found) + value.nbytes
-            if placement is not None and operand.is_dense and 0 < value.nbytes <= 16 and size <= RESULT_BYTES:
+            if placement is not None and operand.is_dense and value.nbytes in (4, 8, 12, 16) and size <= RESULT_BYTES:
                 found[value] = self._arena.address + placement.offset + operand.byte_offset
         return found if len(found) <= _MOST_REPORTED else {}
 

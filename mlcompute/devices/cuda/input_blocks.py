@@ -16,6 +16,7 @@ import numpy as np
 
 from mlcompute.devices.cuda.completion import CudaCompletion
 from mlcompute.devices.cuda.memory import CudaBuffer, Pinned
+from mlcompute.devices.cuda.pinned_copies import PinnedCopy
 from mlcompute.errors import DataError
 from mlcompute.ops.op import Array, Value
 
@@ -104,16 +105,14 @@ class InputBlocks:
     def copy(self, stream: int) -> None:
         """Before the first kernel of a run, or of a graph that is captured: fetch what was fed."""
         if self.is_captured:
-            part = self._parts[self.turn]
-            self._driver.copy_to_device(self._blocks[0].address, part.address, self._size, stream)
+            self._parts[self.turn].arrival(self._blocks[0].address).enqueue(stream)
 
     def copy_back(self, results: Mapping[Value, int], stream: int) -> None:
         """After the last kernel of a run, or of a graph that is captured: send small results, given by address."""
         if self.is_captured:
             part = self._parts[self.turn]
             for value, address in results.items():
-                offset = part.result_offset(list(results), value)
-                self._driver.copy_to_host(part.address + offset, address, value.nbytes, stream)
+                part.departure(list(results), value, address).enqueue(stream)
 
     def result(self, results: Mapping[Value, int], value: Value) -> ReportedValue | None:
         """A small result of the last run; None before there was one."""
@@ -140,6 +139,8 @@ class _Part(Pinned):
     def __init__(self, engine: Cuda, size: int, offsets: Mapping[Value, int]) -> None:
         super().__init__(engine.driver, size + RESULT_BYTES)
         self._driver, self._size = engine.driver, size
+        self._engine = engine
+        self._copies: dict[object, PinnedCopy] = {}
         self._reported: weakref.ref[ReportedValue] | None = None
         self.event = engine.take_event()
         weakref.finalize(self, engine.events.append, self.event).atexit = False
@@ -149,6 +150,19 @@ class _Part(Pinned):
             value: self.memory[offset : offset + value.nbytes].view(value.dtype).reshape(value.shape)
             for value, offset in offsets.items()
         }
+
+    def arrival(self, block: int) -> PinnedCopy:
+        """The copy from here to a block of the device."""
+        if None not in self._copies:
+            self._copies[None] = PinnedCopy(self._engine, self.address, block, self._size)
+        return self._copies[None]
+
+    def departure(self, results: Sequence[Value], value: Value, address: int) -> PinnedCopy:
+        """The copy of a small result to here."""
+        if value not in self._copies:
+            target = self.address + self.result_offset(results, value)
+            self._copies[value] = PinnedCopy(self._engine, address, target, value.nbytes)
+        return self._copies[value]
 
     def is_copied(self, stream: int) -> None:
         """A copy from it has been enqueued."""
