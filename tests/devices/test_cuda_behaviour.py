@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
+import os
 import subprocess
 import sys
 import threading
@@ -187,6 +188,8 @@ def test_out_of_memory_is_an_error_and_the_process_goes_on(engine: Cuda) -> None
 
 
 def test_memory_comes_back(engine: Cuda) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ and not isinstance(engine, EmulatedCuda):
+        pytest.skip("other processes use the same GPU: what is free on it says nothing; run the test by itself")
     driver = engine.driver
     make(next(iter(MODELS)), engine).step()  # libraries and staging take memory once
     gc.collect()
