@@ -79,6 +79,6 @@ class CheckpointTarget(Target):
             raise
 
     def _contents(self) -> object:
-        layer, state = self._graph.layers[0], self._graph._state
+        layer, state = self._graph.layers[0], self._graph._session.state
         weights = layer.weights.data.tobytes(), layer.biases.data.tobytes()
         return weights, state.time_step if state else 0, Platform.rng_state()

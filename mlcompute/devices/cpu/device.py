@@ -242,7 +242,7 @@ class CpuExecutable(Executable):
         key = tuple(phases)
         segments = self._tapes.get(key)
         if segments is None:
-            segments = self._tapes[key] = []
+            segments = []
             run: list[Entry] = []
             for entry in self._entries:
                 step = entry if isinstance(entry, Step) else entry.step
@@ -257,6 +257,7 @@ class CpuExecutable(Executable):
                 segments.append(_Segment(step=entry))
             if run:
                 segments.append(self._native(run))
+            self._tapes[key] = segments  # only now: memory may not have sufficed for all of them
         return segments
 
     def _native(self, entries: list[Entry]) -> _Segment:
