@@ -157,7 +157,7 @@ class Run:
     def _compute(self) -> None:
         specification, compiled, executable = self.specification, self.compiled, self.executable
         phases, last = specification.phases, self.session.last
-        inputs: Any = dict(self.inputs) if self.are_arrays else resolved(self.inputs)
+        inputs: Any = self.inputs if self.are_arrays else resolved(self.inputs)
         if self.passes is not None:
             self.passes.begin(phases)
         if specification.trains:

@@ -438,8 +438,11 @@ class Session:
         """Raise what an earlier run failed with, if nobody was told."""
         if self.unsettled:
             with self._settling:
-                while self.unsettled and self.unsettled[0].is_settled:
-                    run = self.unsettled.popleft()
+                while self.unsettled:
+                    run = self.unsettled[0]
+                    if not run.is_done or (run.undo is not None and not run.is_settled):
+                        break
+                    self.unsettled.popleft()
                     if not run.error_was_seen:
                         run.raise_error()
 

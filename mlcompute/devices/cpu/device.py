@@ -236,6 +236,8 @@ class CpuExecutable(Executable):
     def read(self, value: Value) -> Array:
         return np.array(self._array(value))
 
+    keep = read
+
     # Tapes ------------------------------------------------------------------------------------------------------
 
     def _segments(self, phases: Sequence[str]) -> list[_Segment]:
