@@ -1,6 +1,9 @@
 """The benchmark harness works: numbers arrive, losses are compared, failures are told. Nothing here looks at times."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,3 +137,12 @@ def test_command_for_gpus_prints_a_table_and_writes_json(tmp_path, capsys):
     assert page == f"a\n{BEGIN}\n{document}\n\n{END}b\n"
     assert BEGIN in PAGE.read_text()
     assert "- PyTorch in a CUDA graph: MLP 784-128-10, batch 1, TF32: ValueError" in document
+
+
+def test_this_version_against_another() -> None:
+    """Here: against itself."""
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "benchmarks.against", str(root), "--only", "mlp1", "--rounds", "1"]
+    shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=300).stdout
+    assert shown.splitlines()[0].split()[:3] == ["workload", "before", "ms"]
+    assert shown.splitlines()[1].startswith("mlp1 ")
