@@ -49,9 +49,11 @@ from mlcompute.inference import InferenceGraph
 from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
 from mlcompute.layers.arithmetic import ArithmeticLayer
 from mlcompute.layers.attention import MultiheadAttentionDescriptor, MultiheadAttentionLayer
+from mlcompute.layers.cast import CastLayer
 from mlcompute.layers.comparison import ComparisonLayer
 from mlcompute.layers.concatenation import ConcatenationLayer
 from mlcompute.layers.convolution import ConvolutionDescriptor, ConvolutionLayer
+from mlcompute.layers.cosine_similarity import CosineSimilarityLayer
 from mlcompute.layers.dropout import DropoutLayer
 from mlcompute.layers.embedding import EmbeddingDescriptor, EmbeddingLayer
 from mlcompute.layers.fully_connected import FullyConnectedLayer
@@ -63,7 +65,10 @@ from mlcompute.layers.lstm import LSTMDescriptor, LSTMLayer
 from mlcompute.layers.matmul import MatMulDescriptor, MatMulLayer
 from mlcompute.layers.normalization import BatchNormalizationLayer, InstanceNormalizationLayer
 from mlcompute.layers.padding import PaddingLayer
+from mlcompute.layers.pixel_shuffle import PixelShuffleLayer, PixelUnshuffleLayer
 from mlcompute.layers.pooling import PoolingDescriptor, PoolingLayer
+from mlcompute.layers.prelu import PReLULayer
+from mlcompute.layers.random import RandomNormalLayer, RandomUniformLayer
 from mlcompute.layers.reduction import ReductionLayer
 from mlcompute.layers.sample_normalization import GroupNormalizationLayer, LayerNormalizationLayer
 from mlcompute.layers.selection import SelectionLayer
@@ -103,6 +108,7 @@ __all__ = [
     "ArithmeticLayer",
     "ArithmeticOperation",
     "BatchNormalizationLayer",
+    "CastLayer",
     "Checkpoint",
     "ComparisonLayer",
     "ComparisonOperation",
@@ -111,6 +117,7 @@ __all__ = [
     "ConvolutionDescriptor",
     "ConvolutionLayer",
     "ConvolutionType",
+    "CosineSimilarityLayer",
     "DataError",
     "DataType",
     "Device",
@@ -151,15 +158,20 @@ __all__ = [
     "MultiheadAttentionLayer",
     "Optimizer",
     "OptimizerDescriptor",
+    "PReLULayer",
     "PaddingLayer",
     "PaddingPolicy",
     "PaddingType",
+    "PixelShuffleLayer",
+    "PixelUnshuffleLayer",
     "Platform",
     "PoolingDescriptor",
     "PoolingLayer",
     "PoolingType",
     "RMSPropOptimizer",
     "RandomInitializerType",
+    "RandomNormalLayer",
+    "RandomUniformLayer",
     "ReductionLayer",
     "ReductionType",
     "RegularizationType",

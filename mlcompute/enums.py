@@ -157,6 +157,9 @@ class ActivationType(_Described):
     HARD_SWISH = 19
     CLAMP = 20
     COUNT = 21
+    # Not in ML Compute: numbered behind its sentinel, so that its own values stay as they are.
+    SILU = 22
+    MISH = 23
 
 
 class ConvolutionType(_Described):
@@ -340,6 +343,8 @@ _DEBUG_TEXTS: dict[str, dict[str, str]] = {
         "GELU": "GELU",
         "HARD_SWISH": "HardSwish",
         "CLAMP": "Clamp",
+        "SILU": "SiLU",
+        "MISH": "Mish",
     },
     "ConvolutionType": {
         "STANDARD": "Standard",

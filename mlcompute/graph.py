@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mlcompute.building import builder, elementwise, images, normalizing, sequences, shapes
+from mlcompute.building import builder, elementwise, images, normalizing, random, sequences, shapes
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError, ShapeError
 from mlcompute.layers.concatenation import ConcatenationLayer
@@ -285,19 +285,26 @@ class Graph:
     global_pool = images.global_pool
     pad = images.pad
     upsample = images.upsample
+    pixel_shuffle = images.pixel_shuffle
+    pixel_unshuffle = images.pixel_unshuffle
     embedding = sequences.embedding
     lstm = sequences.lstm
     attention = sequences.attention
     normalize = normalizing.normalize
     dropout = normalizing.dropout
     activation = elementwise.activation
+    prelu = elementwise.prelu
     softmax = elementwise.softmax
+    cast = elementwise.cast
+    cosine_similarity = elementwise.cosine_similarity
     add = elementwise.add
     subtract = elementwise.subtract
     multiply = elementwise.multiply
     divide = elementwise.divide
     arithmetic = elementwise.arithmetic
     matmul = elementwise.matmul
+    random_normal = random.random_normal
+    random_uniform = random.random_uniform
     flatten = shapes.flatten
     slice = shapes.slice
     reduce = shapes.reduce

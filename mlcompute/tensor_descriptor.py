@@ -15,7 +15,7 @@ from mlcompute.errors import DataError, ShapeError
 class TensorDescriptor:
     """Shape, data type and row-major layout of a tensor. Immutable.
 
-    TensorDescriptor(shape)                                          any tensor, up to four axes
+    TensorDescriptor(shape)                                          any tensor, up to eight axes
     TensorDescriptor(width=, height=, feature_channel_count=, batch_size=)   an image batch (N, C, H, W)
     TensorDescriptor(shape, sequence_lengths=, sorted_sequences=)    sequences (batch, steps, features)
 
@@ -27,7 +27,8 @@ class TensorDescriptor:
     # Slots keep the class constant below, and everything else, from being assigned on an instance.
     __slots__ = ("_data_type", "_sequence_lengths", "_shape", "_sorted_sequences")
 
-    max_tensor_dimensions: ClassVar[int] = 4
+    #: ML Compute has 4. Volumes over time and images cut into patches need more.
+    max_tensor_dimensions: ClassVar[int] = 8
 
     def __init__(
         self,

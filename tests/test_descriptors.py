@@ -462,6 +462,6 @@ def test_weights_and_biases() -> None:
     assert b == mlc.TensorDescriptor((1, 5, 1, 1), data_type=mlc.DataType.FLOAT16)
 
 
-def test_no_more_than_four_axes() -> None:
-    assert mlc.TensorDescriptor.max_tensor_dimensions == 4
-    assert mlc.TensorDescriptor((1, 2, 3, 4)).dimension_count == mlc.TensorDescriptor.max_tensor_dimensions
+def test_no_more_than_eight_axes() -> None:
+    assert mlc.TensorDescriptor.max_tensor_dimensions == 8
+    assert mlc.TensorDescriptor(range(1, 9)).dimension_count == mlc.TensorDescriptor.max_tensor_dimensions

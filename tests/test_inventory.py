@@ -139,7 +139,10 @@ def test_defaults_of_short_forms(member: Member) -> None:
 def test_enumeration(kind: Enumeration) -> None:
     assert kind.name in mlc.__all__
     assert issubclass(kind.type, enum.IntFlag if kind.options else enum.IntEnum)
-    assert list(kind.type.__members__) == [member.python for member in kind.members]
+    members, originals = list(kind.type), [member.python for member in kind.members]
+    assert list(kind.type.__members__)[: len(originals)] == originals
+    # What is added here comes behind the original's, its sentinel included.
+    assert all(added > max(members[: len(originals)]) for added in members[len(originals) :])
     assert hasattr(kind.type, "debug_description") == bool(kind.debug_function)
 
 

@@ -30,12 +30,15 @@ ACTIVATIONS = {
     "hard_shrink": ActivationLayer.hard_shrink,
     "hard_sigmoid": ActivationLayer.hard_sigmoid,
     "hard_swish": ActivationLayer.hard_swish,
+    "hard_tanh": ActivationLayer.hard_tanh,
     "leaky_relu": ActivationLayer.leaky_relu,
     "log_sigmoid": ActivationLayer.log_sigmoid,
+    "mish": ActivationLayer.mish,
     "relu": ActivationLayer.relu,
     "relu6": ActivationLayer.relu6,
     "selu": ActivationLayer.selu,
     "sigmoid": ActivationLayer.sigmoid,
+    "silu": ActivationLayer.silu,
     "soft_plus": ActivationLayer.soft_plus,
     "soft_shrink": ActivationLayer.soft_shrink,
     "soft_sign": ActivationLayer.soft_sign,
@@ -170,8 +173,14 @@ def _activation(who: str, given: Activation) -> tuple[str, ActivationLayer]:
     """(word for its name, layer)"""
     if isinstance(given, ActivationDescriptor):
         return given.activation_type.name.lower(), ActivationLayer(given)
-    fix = "softmax is a layer of its own: graph.softmax(x)" if given == "softmax" else ""
-    return str(given), chosen(who, "activation", ACTIVATIONS, given, fix)()
+    return str(given), chosen(who, "activation", ACTIVATIONS, given, own_layer(given))()
+
+
+def own_layer(activation: object) -> str:
+    """What to do instead, where an activation is a layer of its own."""
+    layers = {"softmax": "graph.softmax(x)", "prelu": "graph.prelu(x), because its slopes are trained"}
+    found = layers.get(activation) if isinstance(activation, str) else None
+    return f"{activation} is a layer of its own: {found}" if found else ""
 
 
 def fresh(*shape: int, like: Tensor, initializer: RandomInitializerType = GLOROT) -> Tensor:

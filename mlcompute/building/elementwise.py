@@ -1,16 +1,19 @@
-"""Builders that work element by element: activations and arithmetic; and products of matrices."""
+"""Builders that work element by element: activations, arithmetic, data types; and products of matrices and vectors."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mlcompute.building.builder import ACTIVATIONS, build, chosen, expect_rank
-from mlcompute.enums import ArithmeticOperation, SoftmaxOperation
+from mlcompute.building.builder import ACTIVATIONS, build, chosen, expect_rank, filled, own_layer
+from mlcompute.enums import ArithmeticOperation, DataType, SoftmaxOperation
 from mlcompute.errors import ShapeError
 from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
-from mlcompute.layers.arguments import class_axis_of
+from mlcompute.layers.arguments import class_axis_of, front_axis_of
 from mlcompute.layers.arithmetic import ArithmeticLayer
+from mlcompute.layers.cast import CastLayer
+from mlcompute.layers.cosine_similarity import CosineSimilarityLayer
 from mlcompute.layers.matmul import MatMulDescriptor, MatMulLayer
+from mlcompute.layers.prelu import PReLULayer
 from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.tensor import Tensor
 
@@ -50,8 +53,7 @@ def activation(
         if constants:
             raise TypeError(f"{who}: a descriptor has its constants, {', '.join(constants)} cannot be given too")
     else:
-        fix = "softmax is a layer of its own: graph.softmax(x)" if kind == "softmax" else ""
-        make: Any = chosen(who, "kind", _ALL_ACTIVATIONS, kind, fix)
+        make: Any = chosen(who, "kind", _ALL_ACTIVATIONS, kind, own_layer(kind))
         try:
             layer, word = make(**constants), kind
         except TypeError as error:
@@ -59,6 +61,52 @@ def activation(
                 raise TypeError(f"{who}: {kind!r}: {error}") from None
             raise
     return build(self, layer, [x], name, word)
+
+
+def prelu(
+    self: Graph,
+    x: Tensor,
+    *,
+    slope: float = 0.25,
+    per_channel: bool = False,
+    dimension: int | None = None,
+    slopes: Tensor | None = None,
+    updates: bool = True,
+    name: str = "",
+) -> Tensor:
+    """x where positive, else a trained slope times x.   x   ->   like x
+
+    slope        what the slopes start at
+    per_channel  one slope per channel instead of one for all
+    dimension    the axis of the channels; by default where the features are: axis 1, the last of sequences
+    slopes       an existing tensor, of one element or one per channel
+    """
+    shape = expect_rank(self, "prelu", x, range(1, 16), "at least one axis").descriptor.shape
+    axis = dimension
+    if axis is None:
+        axis = x.feature_axis if x.feature_axis is not None else min(1, len(shape) - 1)
+    if slopes is None:
+        count = shape[front_axis_of(f"{type(self).__name__}.prelu", axis, len(shape))] if per_channel else 1
+        slopes = filled(slope, count, like=x)
+    return build(self, PReLULayer(slopes, axis), [x], name, "prelu", updates=updates)
+
+
+def cast(self: Graph, x: Tensor, data_type: DataType, *, name: str = "") -> Tensor:
+    """x in another data type; gradients pass between floating types.   x   ->   like x
+
+    >>> import mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> graph.cast(graph.input((2, 3), "x"), mlc.DataType.INT32).descriptor
+    int32[2, 3]
+    """
+    return build(self, CastLayer(data_type), [x], name, "cast")
+
+
+def cosine_similarity(
+    self: Graph, x: Tensor, y: Tensor, *, dimension: int = 1, epsilon: float = 1e-8, name: str = ""
+) -> Tensor:
+    """The cosine of the angle between vectors along one axis.   x, y (n, *, d, *)   ->   (n, *, *)"""
+    return build(self, CosineSimilarityLayer(dimension, epsilon), [x, y], name, "cosine_similarity")
 
 
 def softmax(self: Graph, x: Tensor, *, dimension: int | None = None, logarithm: bool = False, name: str = "") -> Tensor:

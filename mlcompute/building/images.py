@@ -19,6 +19,7 @@ from mlcompute.layers.arguments import whole
 from mlcompute.layers.convolution import ConvolutionDescriptor, ConvolutionLayer
 from mlcompute.layers.fully_connected import FullyConnectedLayer
 from mlcompute.layers.padding import PaddingLayer
+from mlcompute.layers.pixel_shuffle import PixelShuffleLayer, PixelUnshuffleLayer
 from mlcompute.layers.pooling import PoolingDescriptor, PoolingLayer
 from mlcompute.layers.upsample import UpsampleLayer
 from mlcompute.layers.windows import Sizes, pair
@@ -253,3 +254,19 @@ def upsample(
     target = (height * rows, width * columns) if size is None else pair(who, "size", size)
     layer = UpsampleLayer(target, chosen(who, "kind", _SAMPLES, kind), aligns_corners)
     return build(self, layer, [x], name, "upsample")
+
+
+def pixel_shuffle(self: Graph, x: Tensor, factor: int, *, name: str = "") -> Tensor:
+    """Channels become pixels.   x (n, c factor², h, w)   ->   (n, c, h factor, w factor)
+
+    >>> import mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> graph.pixel_shuffle(graph.input((1, 12, 8, 8), "x"), 2).descriptor.shape
+    (1, 3, 16, 16)
+    """
+    return build(self, PixelShuffleLayer(factor), [x], name, "pixel_shuffle")
+
+
+def pixel_unshuffle(self: Graph, x: Tensor, factor: int, *, name: str = "") -> Tensor:
+    """Pixels become channels.   x (n, c, h factor, w factor)   ->   (n, c factor², h, w)"""
+    return build(self, PixelUnshuffleLayer(factor), [x], name, "pixel_unshuffle")

@@ -120,6 +120,8 @@ class ActivationLayer(Layer):
     log_sigmoid = factory(_plain, ActivationType.LOG_SIGMOID, "log(1 / (1 + e^-x))")
     selu = factory(_plain, ActivationType.SELU, "ELU with the two constants that keep mean 0 and variance 1")
     hard_swish = factory(_plain, ActivationType.HARD_SWISH, "x min(max(x + 3, 0), 6) / 6")
+    silu = factory(_plain, ActivationType.SILU, "x / (1 + e^-x), also called swish")
+    mish = factory(_plain, ActivationType.MISH, "x tanh(log(1 + e^x))")
 
     def __init__(self, descriptor: ActivationDescriptor) -> None:
         super().__init__()
@@ -202,6 +204,11 @@ class ActivationLayer(Layer):
         return cls(ActivationDescriptor(ActivationType.GELU, _GELU_SCALE, _GELU_CUBIC, exact=exact))
 
     @classmethod
+    def hard_tanh(cls) -> ActivationLayer:
+        """min(max(x, -1), 1)"""
+        return cls._of(ActivationType.CLAMP, -1.0, 1.0)
+
+    @classmethod
     def clamp(cls, min_value: float, max_value: float) -> ActivationLayer:
         """min(max(x, min_value), max_value)"""
         return cls._of(ActivationType.CLAMP, min_value, max_value)
@@ -263,6 +270,10 @@ def activate(descriptor: ActivationDescriptor, x: Value) -> Value:
             return x * (_clamp(x + 3.0, 0.0, 6.0) * (1.0 / 6.0))
         case ActivationType.CLAMP:
             return _clamp(x, a, b)
+        case ActivationType.SILU:
+            return x * ops.sigmoid(x)
+        case ActivationType.MISH:
+            return x * ops.tanh(ops.softplus(x))
     raise AssertionError(f"{kind!r} passed the descriptor")
 
 

@@ -16,14 +16,19 @@ from mlcompute.tensor import TensorDescriptor
 Member = TypeVar("Member", bound=enum.IntEnum)
 
 
-def whole(who: str, name: str, number: Any, least: int = 0) -> int:
-    """`number` as an int; TypeError unless it is a whole number, ShapeError when it is below `least`."""
+def integer(who: str, name: str, number: Any) -> int:
+    """`number` as an int; TypeError unless it is a whole number."""
     try:
         if isinstance(number, bool):
             raise TypeError
-        result = operator.index(number)
+        return operator.index(number)
     except TypeError:
         raise TypeError(f"{who}: {name} must be a whole number, not {number!r}") from None
+
+
+def whole(who: str, name: str, number: Any, least: int = 0) -> int:
+    """`number` as an int; TypeError unless it is a whole number, ShapeError when it is below `least`."""
+    result = integer(who, name, number)
     if result < least:
         raise ShapeError(f"{who}: {name} is {result}", expected=f"{least} or more")
     return result
@@ -73,6 +78,15 @@ def axis_of(who: str, dimension: int, rank: int) -> None:
     """ShapeError unless a tensor of that rank has an axis `dimension`."""
     if dimension >= rank:
         raise ShapeError(f"{who}: dimension is {dimension}, the source has {rank} axes", expected=f"0 to {rank - 1}")
+
+
+def front_axis_of(who: str, dimension: int, rank: int) -> int:
+    """The axis counted from the front; -1 is the last. ShapeError unless a tensor of that rank has it."""
+    if not -rank <= dimension < rank:
+        raise ShapeError(
+            f"{who}: dimension is {dimension}, the source has {rank} axes", expected=f"{-rank} to {rank - 1}"
+        )
+    return dimension % rank
 
 
 def class_axis_of(shape: Shape, feature_axis: int | None) -> int | None:

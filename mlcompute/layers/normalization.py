@@ -65,7 +65,7 @@ class ChannelNormalization(Normalization):
     """A normalization with one scale and one shift per channel, channels on axis 1."""
 
     #: Ranks a source may have.
-    ranks: ClassVar[tuple[int, ...]] = (2, 3, 4)
+    ranks: ClassVar[range] = range(2, TensorDescriptor.max_tensor_dimensions + 1)
 
     feature_channel_count = ReadOnly[int]("Extent of axis 1 of the source.")
 
@@ -151,7 +151,7 @@ class RunningNormalization(ChannelNormalization):
 
 
 class BatchNormalizationLayer(RunningNormalization):
-    """y = gamma (x - m) / sqrt(v + epsilon) + beta per channel.   x (n, c), (n, c, l) or (n, c, h, w)   ->   y like x
+    """y = gamma (x - m) / sqrt(v + epsilon) + beta per channel.   x (n, c, *)   ->   y like x
 
     Training takes m and v (biased) from the batch and moves `mean` and `variance` towards them; inference takes m
     and v from `mean` and `variance`, and so does training where the layer is not trained (`updates` is False).
@@ -187,7 +187,7 @@ class BatchNormalizationLayer(RunningNormalization):
 
 
 class InstanceNormalizationLayer(RunningNormalization):
-    """y = gamma (x - m) / sqrt(v + epsilon) + beta per instance.   x (n, c, l) or (n, c, h, w)   ->   y like x
+    """y = gamma (x - m) / sqrt(v + epsilon) + beta per instance.   x (n, c, l, *)   ->   y like x
 
     An instance is one channel of one sample; m and v (biased) are its own, or, in inference with running
     statistics, those.
@@ -199,7 +199,7 @@ class InstanceNormalizationLayer(RunningNormalization):
     """
 
     default_label = "InstanceNorm"
-    ranks = (3, 4)
+    ranks = range(3, TensorDescriptor.max_tensor_dimensions + 1)
 
     mean = ReadOnly[Tensor | None]("Running mean, one element per channel; None when none is kept.")
     variance = ReadOnly[Tensor | None]("Running variance, one element per channel; None when none is kept.")

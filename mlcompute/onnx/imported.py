@@ -18,7 +18,7 @@ class ImportedGraph(Graph):
 
     inputs, outputs   tensors by the model's names, ready for `add_inputs` and `add_outputs`
     weights           trainable tensors by the model's names; `statistics`: tensors that are read but never trained
-    shapes            the true shape of every input and output: tensors carry more than four axes folded into four
+    shapes            the true shape of every input and output: tensors carry more than eight axes folded into eight
     types             their element types in the model
     known             outputs that do not depend on any input, as arrays
     fixed             inputs that were given as constants, because a shape depends on them

@@ -17,6 +17,7 @@ from mlcompute.layers.embedding import EmbeddingLayer
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.lstm import LSTMLayer
 from mlcompute.layers.normalization import BatchNormalizationLayer, InstanceNormalizationLayer
+from mlcompute.layers.prelu import PReLULayer
 from mlcompute.layers.sample_normalization import LayerNormalizationLayer
 from mlcompute.ops.op import FLOAT32
 from mlcompute.tensor import Tensor
@@ -104,6 +105,16 @@ def _dropout(out: GraphWriter, node: Node, layer: DropoutLayer) -> bool:
         return False
     seed = {"seed": layer.seed} if 0 < layer.seed < 2**63 else {}
     out.write_node("Dropout", node, out.writer.constant(np.float32(layer.rate)), **seed)
+    return True
+
+
+@_writes(PReLULayer)
+def _prelu(out: GraphWriter, node: Node, layer: PReLULayer) -> bool:
+    if not _is_float32(node, layer.slopes):
+        return False
+    rank, count = len(node.sources[0].descriptor.shape), layer.slopes.descriptor.element_count
+    axis = layer.dimension % rank if count > 1 else rank - 1
+    out.write_node("PRelu", node, out.weight_name(layer.slopes, (count, *(1,) * (rank - 1 - axis))))
     return True
 
 

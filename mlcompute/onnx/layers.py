@@ -25,7 +25,7 @@ def layer_for(use: Use, outputs: list[tuple[int, Shape, np.dtype[Any]]], batch_n
 
 
 def _batch_normalization(use: Use, outputs: list[tuple[int, Shape, np.dtype[Any]]]) -> Layer | None:
-    """Of any rank: a tensor carries more than four axes folded behind the channels, and statistics are the same."""
+    """Of any rank: a tensor carries more than eight axes folded behind the channels, and statistics are the same."""
     x, scale, bias, mean, variance = map(_stored, use.operands)
     if not isinstance(x, Source) or x.dtype != FLOAT32 or len(outputs) != 1 or len(use.sources()) != 1:
         return None

@@ -1,7 +1,7 @@
 """Element types: what ONNX has, and what it is carried in here.
 
-Tensors of ML Compute have seven element types and one to four axes. Types and shapes that lie outside are carried by
-the nearest ones: a scalar as one element, five axes as four, uint16 as INT32, double and bfloat16 as FLOAT32.
+Tensors have seven element types and one to eight axes. Types and shapes that lie outside are carried by the nearest
+ones: a scalar as one element, nine axes as eight, uint16 as INT32, double and bfloat16 as FLOAT32.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ _STORED = {
 
 #: Types whose numbers are computed with fewer or more digits than the model says.
 INEXACT = {"float64": "double is computed in float32", "bfloat16": "bfloat16 is computed in float32"}
+
+_MOST = TensorDescriptor.max_tensor_dimensions
+#: The axis that carries all that are too many.
+_LAST = _MOST - 1
 
 _DATA_TYPES = {kind.numpy: kind for kind in DataType if kind not in (DataType.INVALID, DataType.COUNT)}
 
@@ -100,22 +104,22 @@ def element_type(dtype: np.dtype[Any]) -> int:
 
 
 def folded_shape(shape: Shape) -> Shape:
-    """The shape a tensor of one to four axes has when it carries a value of any rank, in the same memory order."""
+    """The shape a tensor of one to eight axes has when it carries a value of any rank, in the same memory order."""
     if not shape:
         return (1,)
-    return shape if len(shape) <= 4 else (*shape[:3], math.prod(shape[3:]))
+    return shape if len(shape) <= _MOST else (*shape[:_LAST], math.prod(shape[_LAST:]))
 
 
 def unfolded_shape(shape: Shape, now: Shape) -> Shape:
     """The true shape of a value carried with shape `now`: as when it was imported, apart from the batch."""
     if not shape or now == folded_shape(shape):
         return shape
-    if len(shape) <= 4:
+    if len(shape) <= _MOST:
         return now
-    last = math.prod(shape[3:])
-    if shape[3] * now[3] % last:
+    last = math.prod(shape[_LAST:])
+    if shape[_LAST] * now[_LAST] % last:
         raise ShapeError(f"a value of shape {shape} is carried as {now}, which says nothing of its last axes")
-    return (*now[:3], shape[3] * now[3] // last, *shape[4:])
+    return (*now[:_LAST], shape[_LAST] * now[_LAST] // last, *shape[_MOST:])
 
 
 def descriptor_of(shape: Shape, dtype: np.dtype[Any]) -> TensorDescriptor:

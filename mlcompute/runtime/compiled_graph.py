@@ -133,7 +133,7 @@ class CompiledGraph:
                 self._inputs(program, phases),
                 self._results[program] if begins else None,
                 self._result_value(program),
-                trains=program.name != "inference",
+                trains=program.name != "inference" or bool(program.random_keys),
                 begins=begins,
                 updates="update" in phases,
                 skips=ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE in asked,

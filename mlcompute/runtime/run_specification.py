@@ -47,7 +47,7 @@ class RunSpecification:
     inputs       what the caller supplies
     result       what a run gives; None without a forward pass
     result_value where it can be read
-    trains       a training pass: random numbers and time steps move on with it
+    trains       a training pass, or one that draws random numbers: these, and time steps, move on with it
     begins       a forward pass runs: what the last run left is overwritten
     updates      the optimizer runs
     skips        data that was fed before is used again

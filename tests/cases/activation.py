@@ -86,6 +86,9 @@ _FUNCTIONS: list[tuple[str, Callable[[], ActivationLayer], Function, Sequence[fl
     ("gelu exact", lambda: ActivationLayer.gelu(exact=True), F.gelu, ()),
     ("gelu exact descriptor", _made(T.GELU, exact=True), F.gelu, ()),
     ("hard swish", ActivationLayer.hard_swish, F.hardswish, (-3, 3)),
+    ("silu", ActivationLayer.silu, F.silu, ()),
+    ("mish", ActivationLayer.mish, F.mish, ()),
+    ("hard tanh", ActivationLayer.hard_tanh, F.hardtanh, (-1, 1)),
     ("clamp type only", _made(T.CLAMP), lambda x: F.hardtanh(x, 1, 1), (1,)),
     ("clamp -0.5 1", lambda: ActivationLayer.clamp(-0.5, 1.0), lambda x: F.hardtanh(x, -0.5, 1.0), (-0.5, 1)),
 ]
@@ -117,7 +120,8 @@ def _wild(name: str, make: Callable[[], ActivationLayer], *values: float, x: Arr
     return Case(name, make, [x], expect=_row(*values), smooth=False, note="not finite")
 
 
-_SHAPES: list[tuple[int, ...]] = [(1,), (7,), (1, 1), (5, 1), (1, 1, 1), (2, 1, 7), (1, 1, 1, 1), (1, 3, 1, 1)]
+_MANY: list[tuple[int, ...]] = [(2, 3, 1, 2, 4), (2, 1, 2, 1, 3, 1, 2, 2)]
+_SHAPES: list[tuple[int, ...]] = [*_MANY, (1,), (7,), (1, 1), (5, 1), (1, 1, 1), (2, 1, 7), (1, 1, 1, 1), (1, 3, 1, 1)]
 
 CASES: list[Case] = [
     *(case for row in _FUNCTIONS for case in _cases_of(*row)),

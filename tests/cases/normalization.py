@@ -340,7 +340,7 @@ REFUSALS: list[Refusal] = [
     Refusal("group beta of the wrong size", _bad(_G, 6, 2, beta=(2,)), "beta needs 6 elements"),
     Refusal("group of other channels", _group(6, 2), "feature_channel_count is 6", [(2, 4, 5, 5)]),
     Refusal("layer without shape", _bad(_L, ()), "normalized_shape has 0 axes"),
-    Refusal("layer of five axes", _bad(_L, [1, 1, 1, 1, 2]), "normalized_shape has 5 axes"),
+    Refusal("layer of nine axes", _bad(_L, [1] * 9), "normalized_shape has 9 axes"),
     Refusal("layer of an empty axis", _bad(_L, [3, 0]), "normalized_shape[1] is 0"),
     Refusal("layer with a number as shape", _bad(_L, 4), "normalized_shape must be a list", error=TypeError),
     Refusal("layer gamma of the wrong size", _bad(_L, [4], gamma=(5,)), "gamma needs 4 elements"),

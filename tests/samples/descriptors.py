@@ -173,7 +173,7 @@ def tensor_descriptor() -> Sample:
         "sequence_lengths": (3, 1),
         "sorted_sequences": True,
         "batch_size_per_sequence_step": (2, 1, 1),
-        "max_tensor_dimensions": 4,
+        "max_tensor_dimensions": 8,
     }
     return Sample(made, values)
 
