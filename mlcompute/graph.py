@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mlcompute.building import builder, elementwise, images, normalizing, random, sequences, shapes
+from mlcompute.building import builder, elementwise, images, losses, normalizing, random, sequences, shapes
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError, ShapeError
 from mlcompute.layers.concatenation import ConcatenationLayer
@@ -308,7 +308,8 @@ class Graph:
     flatten = shapes.flatten
     slice = shapes.slice
     reduce = shapes.reduce
-    loss = shapes.loss
+    loss = losses.loss
+    cross_entropy = losses.cross_entropy
 
     summary = viewing.summary
     svg = viewing.svg

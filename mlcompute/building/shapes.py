@@ -1,4 +1,4 @@
-"""Builders that change shapes or end a graph: flatten, slice, reduce, loss. (`reshape` and others are Graph's own.)"""
+"""Builders that change shapes: flatten, slice, reduce. (`reshape` and others are Graph's own.)"""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from mlcompute.building.builder import build, chosen, expect_rank
-from mlcompute.enums import LossType, ReductionType
-from mlcompute.layers.loss import LossDescriptor, LossLayer
+from mlcompute.enums import ReductionType
 from mlcompute.layers.reduction import ReductionLayer
 from mlcompute.layers.shaping import ReshapeLayer, SliceLayer
 from mlcompute.tensor import Tensor
@@ -27,21 +26,6 @@ _REDUCTIONS = {
     "any": ReductionType.ANY,
     "all": ReductionType.ALL,
 }
-#: Losses by name; "mse" and "mae" as everybody calls them.
-LOSSES = {
-    "softmax_cross_entropy": LossType.SOFTMAX_CROSS_ENTROPY,
-    "sigmoid_cross_entropy": LossType.SIGMOID_CROSS_ENTROPY,
-    "categorical_cross_entropy": LossType.CATEGORICAL_CROSS_ENTROPY,
-    "mean_squared_error": LossType.MEAN_SQUARED_ERROR,
-    "mse": LossType.MEAN_SQUARED_ERROR,
-    "mean_absolute_error": LossType.MEAN_ABSOLUTE_ERROR,
-    "mae": LossType.MEAN_ABSOLUTE_ERROR,
-    "huber": LossType.HUBER,
-    "hinge": LossType.HINGE,
-    "log": LossType.LOG,
-    "cosine_distance": LossType.COSINE_DISTANCE,
-}
-_LOSS_REDUCTIONS = {"mean": ReductionType.MEAN, "sum": ReductionType.SUM, "none": ReductionType.NONE}
 
 
 def flatten(self: Graph, x: Tensor, *, name: str = "") -> Tensor:
@@ -71,41 +55,3 @@ def reduce(self: Graph, x: Tensor, kind: str = "mean", *, dimensions: int | Sequ
     which = chosen(f"{type(self).__name__}.reduce", "kind", _REDUCTIONS, kind)
     axes = dimensions if isinstance(dimensions, Iterable) else [dimensions]
     return build(self, ReductionLayer(which, dimensions=axes), [x], name, f"reduce_{kind}")
-
-
-def loss(
-    self: Graph,
-    prediction: Tensor,
-    labels: Tensor,
-    kind: str = "softmax_cross_entropy",
-    *,
-    reduction: str = "mean",
-    weight: float = 1.0,
-    label_smoothing: float = 0.0,
-    delta: float = 1.0,
-    weights: Tensor | None = None,
-    class_axis: int | None = None,
-    name: str = "",
-) -> Tensor:
-    """How far a prediction is from its labels, as a layer of the graph: for several losses, or intermediate ones.
-
-    kind       "softmax_cross_entropy", "mean_squared_error" ("mse"), "huber" ... as LossLayer has them
-    reduction  "mean", "sum" or "none"
-    weight     multiplies the loss; `weights`, a tensor, weighs the labels
-    class_axis where the classes are; by default axis 1, and the last of sequences (n, length, classes)
-
-    Both sides are trained where layers compute them; `stop_gradient` makes one of them a fixed target.
-    """
-    who = f"{type(self).__name__}.loss"
-    layer = LossLayer(
-        LossDescriptor(
-            chosen(who, "kind", LOSSES, kind),
-            chosen(who, "reduction", _LOSS_REDUCTIONS, reduction),
-            weight,
-            label_smoothing,
-            delta=delta,
-            class_axis=class_axis,
-        ),
-        weights,
-    )
-    return build(self, layer, [prediction], name, "loss", labels=[labels])

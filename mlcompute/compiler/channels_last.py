@@ -18,8 +18,11 @@ _IMAGE_OPS = {
     "sum_pool": (0,),
     "sum_pool_gradient": (0,),
 }
-#: Reductions over axes: the axes are renumbered.
-_REDUCTIONS = ("sum", "max", "min", "any", "all", "normalize", "normalize_gradient")
+#: Reductions over axes, or along one: they are renumbered.
+_REDUCTIONS = (
+    *("sum", "max", "min", "any", "all", "normalize", "normalize_gradient"),
+    *("softmax_cross_entropy", "softmax_cross_entropy_gradient"),
+)
 _NEW_AXIS = {axis: TO_LAST.index(axis) for axis in range(4)}
 
 
@@ -126,6 +129,8 @@ def _renumbered(step: Step) -> dict[str, Any]:
     attributes = dict(step.attributes)
     if "axes" in attributes:
         attributes["axes"] = tuple(sorted(_NEW_AXIS[axis] for axis in attributes["axes"]))
+    if "axis" in attributes:
+        attributes["axis"] = _NEW_AXIS[attributes["axis"]]
     if step.op.name == "broadcast":
         attributes["shape"] = last_shape(attributes["shape"])
     return attributes

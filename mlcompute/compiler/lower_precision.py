@@ -44,9 +44,12 @@ _FOLLOWERS = {
     "sum_pool_gradient": (0,),
     "normalize": (0,),
     "normalize_gradient": (0, 1),
+    "softmax_cross_entropy_gradient": (0,),
 }
 #: Ops that read bfloat16 and give float32, or whole numbers.
-_READERS = dict.fromkeys(("sum", "max", "min", "argmax", "argmin", "softmax", "log_softmax"), (0,))
+_READERS = dict.fromkeys(
+    ("sum", "max", "min", "argmax", "argmin", "softmax", "log_softmax", "softmax_cross_entropy"), (0,)
+)
 #: Their float32 results, and what is computed from those alone, are no activations.
 _STATISTICS = ("random_uniform", *_READERS)
 

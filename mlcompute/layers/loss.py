@@ -13,6 +13,7 @@ from mlcompute import ops
 from mlcompute.enums import LossType, ReductionType
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import between, class_axis_of, member, whole
+from mlcompute.layers.class_labels import INDEXED, along_classes, are_indices, fit_without_classes, indexed_losses
 from mlcompute.layers.factories import factory
 from mlcompute.layers.layer import FLOATS, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
@@ -40,6 +41,8 @@ class LossDescriptor:
     class_axis       cross entropies over classes and cosine distance only: the axis of the classes, negative from the
                      end. Unless it is said, it is where the prediction's layer puts its features: axis 1 of (n, c) and
                      of images (n, c, h, w), the last axis of sequences (n, length, c)
+    ignore_index     cross entropies over classes with integer class labels only: a label that has no loss and that MEAN
+                     does not count, e.g. -100; None: every label is the number of a class
     """
 
     loss_type: LossType
@@ -50,6 +53,7 @@ class LossDescriptor:
     epsilon: float = 1e-7
     delta: float = 1.0
     class_axis: int | None = None
+    ignore_index: int | None = None
 
     def __post_init__(self) -> None:
         who = "LossDescriptor"
@@ -72,6 +76,13 @@ class LossDescriptor:
                 raise DataError(
                     f"{who}: class_axis is {self.class_axis}, but {kind.name} sums over no classes",
                     fix="leave class_axis out",
+                )
+        if self.ignore_index is not None:
+            checked["ignore_index"] = whole(who, "ignore_index", self.ignore_index, -(2**63))
+            if kind not in INDEXED:
+                raise DataError(
+                    f"{who}: ignore_index is {self.ignore_index}, but {kind.name} takes no integer class labels",
+                    fix="leave ignore_index out; label weights of 0 leave single labels out",
                 )
         if checked["delta"] == 0.0:
             raise DataError(f"{who}: delta is 0", expected="a positive number")
@@ -106,20 +117,29 @@ def _cross_entropy(
     weights: Tensor | None = None,
     *,
     class_axis: int | None = None,
+    ignore_index: int | None = None,
+    class_weights: Tensor | None = None,
 ) -> LossLayer:
     constants = (reduction_type, weight, label_smoothing, class_count)
-    return LossLayer(LossDescriptor(kind, *constants, class_axis=class_axis), weights)
+    descriptor = LossDescriptor(kind, *constants, class_axis=class_axis, ignore_index=ignore_index)
+    return LossLayer(descriptor, weights, class_weights)
 
 
 class LossLayer(Layer):
     """L = sum, mean or none of weight * loss(prediction, labels).   (n, c, ...) and labels   ->   (1,), or (n, ...)
 
-    The labels are dense, one-hot or real, never class indices: as many elements as the prediction has. Where the
-    classes lie, `class_axis` of the descriptor says. Without a reduction the result has the prediction's shape, with 1
-    class for losses that sum over them.
+    The labels are dense, one-hot or real: as many elements as the prediction has. Softmax and categorical cross entropy
+    also take integer class labels: a tensor of an integer type without the axis of the classes, (n,) for (n, c), (n, h,
+    w) for (n, c, h, w), (n, length) for (n, length, c); no one-hot array is made of them. Where the classes lie,
+    `class_axis` of the descriptor says. Without a reduction the result has the prediction's shape, with 1 class for
+    losses that sum over them.
 
-    weights  label weights: one per label, per loss or per sample, samples on axis 0. Fresh ones may be fed with
-             every batch as `loss_label_weights`. No gradient flows into weights.
+    weights        label weights: one per label, per loss or per sample, samples on axis 0. Fresh ones may be fed with
+                   every batch as `loss_label_weights`. No gradient flows into weights. MEAN divides by the number of
+                   losses, whatever they weigh
+    class_weights  softmax and categorical cross entropy: how much the losses of each class count, one number per
+                   class. With integer class labels MEAN divides by the sum of the labels' class weights, as in
+                   PyTorch; with dense ones by the number of losses
 
     Labels that layers compute (a teacher, a second view) get their gradient, too: give them to `stop_gradient` where
     they are to be a fixed target. Labels that are fed, or of integer type, have none.
@@ -131,6 +151,7 @@ class LossLayer(Layer):
 
     descriptor = ReadOnly[LossDescriptor]("What the layer was made with.")
     weights = ReadOnly[Tensor | None]("The label weights; None when there are none.")
+    class_weights = ReadOnly[Tensor | None]("A weight for every class; None when there are none.")
 
     mean_absolute_error = factory(_error, LossType.MEAN_ABSOLUTE_ERROR, "|y - t|")
     mean_squared_error = factory(_error, LossType.MEAN_SQUARED_ERROR, "(y - t)²")
@@ -144,12 +165,21 @@ class LossLayer(Layer):
         "-sum over classes of t log y; y are probabilities already",
     )
 
-    def __init__(self, descriptor: LossDescriptor, weights: Tensor | None = None) -> None:
+    def __init__(
+        self, descriptor: LossDescriptor, weights: Tensor | None = None, class_weights: Tensor | None = None
+    ) -> None:
         super().__init__()
         if not isinstance(descriptor, LossDescriptor):
             raise TypeError(f"LossLayer: descriptor must be a LossDescriptor, not {type(descriptor).__name__}")
-        if weights is not None and not isinstance(weights, Tensor):
-            raise TypeError(f"LossLayer: weights must be a Tensor, not {type(weights).__name__}")
+        for name, given in (("weights", weights), ("class_weights", class_weights)):
+            if given is not None and not isinstance(given, Tensor):
+                raise TypeError(f"LossLayer: {name} must be a Tensor, not {type(given).__name__}")
+        self.expect(
+            class_weights is None or descriptor.loss_type in INDEXED,
+            f"class_weights are given, but {descriptor.loss_type.name} has no classes to weigh",
+            fix="leave class_weights out; weights weighs labels or samples",
+            error=DataError,
+        )
         self.expect(
             weights is None or descriptor.weight == 1.0,
             f"both a weight, {descriptor.weight:g}, and a weights tensor are given",
@@ -158,6 +188,7 @@ class LossLayer(Layer):
         )
         self._descriptor = descriptor.copy()
         self._weights = weights
+        self._class_weights = class_weights
 
     @classmethod
     def sigmoid_cross_entropy(
@@ -223,24 +254,46 @@ class LossLayer(Layer):
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         prediction, labels = sources
-        self._check_labels(prediction, labels)
+        indexed = self._takes_indices(prediction.shape, labels)
+        if not indexed:
+            self._check_labels(prediction, labels)
         losses = self._losses_shape(prediction.shape)
         if self._weights is not None:
-            self._check_weights(self._weights.descriptor.shape, prediction.shape, losses)
+            self._check_weights(self._weights.descriptor.shape, prediction.shape, losses, indexed)
+        if self._class_weights is not None:
+            classes, weights = prediction.shape[self.class_axis(prediction.shape)], self._class_weights.descriptor
+            self.expect(
+                weights.element_count == classes and weights.data_type.is_floating,
+                f"class_weights of shape {weights.shape} for {classes} classes",
+                prediction=prediction.shape,
+                expected=f"({classes},), of a floating type",
+            )
         shape = losses if self._descriptor.reduction_type == ReductionType.NONE else (1,)
         return [TensorDescriptor(shape, data_type=prediction.data_type)]
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         x, labels = sources
-        t = ops.reshape(ops.convert(labels, x.dtype), x.shape)
-        terms, weights = self._terms(x, t), self._read_weights(run, x)
-        if weights is not None and weights.size == x.size:
-            terms, weights = terms * ops.reshape(weights, x.shape), None
-        losses = ops.sum_(terms, (self.class_axis(x.shape),)) if self._sums_classes else terms
+        indexed = labels.size != x.size
+        weights = self._read_weights(run, x, indexed)
+        by_class = None if self._class_weights is None else run.read(self._class_weights)
+        if by_class is not None:
+            by_class = ops.stop_gradient(ops.reshape(ops.convert(by_class, x.dtype), (by_class.size,)))
+        divisor: Value | None = None
+        if indexed:
+            axis = self.class_axis(x.shape)
+            labels = ops.reshape(labels, self._losses_shape(x.shape))
+            losses, divisor = indexed_losses(self._descriptor, x, labels, axis, by_class)
+        else:
+            terms = self._terms(x, ops.reshape(ops.convert(labels, x.dtype), x.shape))
+            if by_class is not None:
+                terms = terms * along_classes(by_class, x, self.class_axis(x.shape))
+            if weights is not None and weights.size == x.size:
+                terms, weights = terms * ops.reshape(weights, x.shape), None
+            losses = ops.sum_(terms, (self.class_axis(x.shape),)) if self._sums_classes else terms
         if weights is not None:
             spread = losses.shape if weights.size == losses.size else (x.shape[0],) + (1,) * (x.rank - 1)
             losses = losses * ops.reshape(weights, spread)
-        return self._reduced(losses)
+        return self._reduced(losses, divisor)
 
     # Shapes --------------------------------------------------------------------------------------------------------
 
@@ -280,6 +333,22 @@ class LossLayer(Layer):
         axis = self.class_axis(prediction)
         return (*prediction[:axis], 1, *prediction[axis + 1 :])
 
+    def _takes_indices(self, prediction: Shape, labels: TensorDescriptor) -> bool:
+        """Are the labels numbers of classes? Refuses labels that ignore_index can say nothing about."""
+        kind = self._descriptor.loss_type
+        if kind not in INDEXED or labels.element_count == math.prod(prediction):
+            indexed = False
+        else:
+            indexed = are_indices(kind, prediction, self.class_axis(prediction), labels)
+        self.expect(
+            indexed or self._descriptor.ignore_index is None,
+            f"ignore_index is {self._descriptor.ignore_index}, but the labels are dense: {labels.shape} "
+            f"{labels.data_type.name} for a prediction of shape {prediction}",
+            fix="give integer class labels, without the axis of the classes; or leave ignore_index out",
+            error=DataError,
+        )
+        return indexed
+
     def _check_labels(self, prediction: TensorDescriptor, labels: TensorDescriptor) -> None:
         shape = prediction.shape
         message = f"the prediction has {prediction.element_count} elements, the labels have {labels.element_count}"
@@ -288,6 +357,13 @@ class LossLayer(Layer):
         if any(labels.element_count * classes == prediction.element_count for classes in shape[1:] if classes > 1):
             message += "; labels are dense (one-hot), not class indices"
             fix = f"give one-hot labels of shape {shape}"
+            if self._descriptor.loss_type in INDEXED:
+                axis = self.class_axis(shape)
+                places = (*shape[:axis], *shape[axis + 1 :])
+                fits = fit_without_classes(shape, axis, labels.shape)
+                message = f"the labels have shape {labels.shape} and type {labels.data_type.name}"
+                fix = f"integer class labels need an integer type and the shape {places}, dense ones the shape {shape}"
+                fix = "integer class labels need an integer type: DataType.INT64" if fits else fix
         fits = labels.element_count == prediction.element_count
         self.expect(fits, message, prediction=shape, labels=labels.shape, fix=fix)
         wide, given = ([extent for extent in one if extent > 1] for one in (shape, labels.shape))
@@ -298,16 +374,17 @@ class LossLayer(Layer):
             fix=f"transpose the labels, or the prediction, so that both are {shape}; a reshape would scramble them",
         )
 
-    def _check_weights(self, weights: Shape, prediction: Shape, losses: Shape) -> None:
+    def _check_weights(self, weights: Shape, prediction: Shape, losses: Shape, indexed: bool) -> None:
+        """`indexed`: labels are numbers of classes, so that there is no label for each class."""
         samples = prediction[0]
-        counts = {math.prod(prediction), math.prod(losses), samples}
+        shapes = [*([] if indexed else [prediction]), losses, (samples,)]
         self.expect(
-            weights[0] == samples and math.prod(weights) in counts,
+            weights[0] == samples and math.prod(weights) in {math.prod(shape) for shape in shapes},
             f"label weights of shape {weights} do not fit a prediction of shape {prediction}",
-            expected=f"{prediction}, {losses} or ({samples},)",
+            expected=", ".join(map(str, shapes[:-1])) + f" or {shapes[-1]}",
         )
 
-    def _read_weights(self, run: Forward, x: Value) -> Value | None:
+    def _read_weights(self, run: Forward, x: Value, indexed: bool) -> Value | None:
         """The weights fed with this batch, else the layer's own; None when there are neither."""
         weights = run.label_weights(self)
         if weights is None and self._weights is not None:
@@ -318,7 +395,7 @@ class LossLayer(Layer):
         if self._weights is not None and weights.shape == self._weights.descriptor.shape and weights.shape[0] > samples:
             # Kept weights cover the full batch; this run has only its leading samples.
             weights = ops.slice_axis(weights, 0, 0, samples)
-        self._check_weights(weights.shape, x.shape, self._losses_shape(x.shape))
+        self._check_weights(weights.shape, x.shape, self._losses_shape(x.shape), indexed)
         return ops.stop_gradient(ops.convert(weights, x.dtype))
 
     # Formulas ------------------------------------------------------------------------------------------------------
@@ -337,12 +414,16 @@ class LossLayer(Layer):
         axis = self.class_axis(y.shape) if self._sums_classes else 0
         return _TERMS[d.loss_type](y, t, axis)
 
-    def _reduced(self, losses: Value) -> Value:
+    def _reduced(self, losses: Value, divisor: Value | None) -> Value:
+        """`divisor`: what MEAN divides by; None: the number of losses."""
         d = self._descriptor
         # The only place that divides by the count; the gradient carries the same factor.
-        factor = d.weight / losses.size if d.reduction_type == ReductionType.MEAN else d.weight
+        is_mean = d.reduction_type == ReductionType.MEAN
+        factor = d.weight / losses.size if is_mean and divisor is None else d.weight
         if d.reduction_type != ReductionType.NONE:
             losses = ops.reshape(ops.sum_(losses, range(losses.rank)), (1,))
+        if is_mean and divisor is not None:
+            losses = losses / divisor
         return losses if factor == 1.0 else losses * factor
 
 

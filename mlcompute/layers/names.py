@@ -70,10 +70,11 @@ def old_layer_names(layers: Iterable[Layer]) -> dict[Layer, str]:
 
 
 def slots_of(layer: Layer) -> dict[str, Tensor]:
-    """A layer's own tensors by the name of their slot: parameters, statistics, and the label weights of a loss."""
+    """A layer's own tensors by the name of their slot: parameters, statistics, and the weights of a loss."""
     slots = {name: slot.tensor for name, slot in layer.parameters.items()} | layer.statistics
-    if isinstance(layer, LossLayer) and layer.weights is not None:
-        slots["weights"] = layer.weights
+    if isinstance(layer, LossLayer):
+        own = {"weights": layer.weights, "class_weights": layer.class_weights}
+        slots |= {name: tensor for name, tensor in own.items() if tensor is not None}
     return slots
 
 

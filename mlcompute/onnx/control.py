@@ -351,6 +351,10 @@ def sequence_map(
 
 @_handles("Identity")
 def identity(importer: Importer, node: NodeProto, operands: list[Operand], *_: Any) -> list[Operand]:
+    if isinstance(operands[0], (Source, Derived, Weight)):  # what a Gradient differentiates may lead through it
+        names = list(node.input)
+        use = Use(ROWS["", "Identity"], 13, {}, operands, names, 1)
+        importer.history.append((use, names, list(node.output)))
     return [operands[0]]
 
 

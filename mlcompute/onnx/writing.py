@@ -363,6 +363,28 @@ def _softmax(writer: Writer, step: Step) -> None:
     writer.node(kind, _in(writer, step), [_out(writer, step)], axis=step.attributes["axis"])
 
 
+@_writes("softmax_cross_entropy")
+def _cross_entropy(writer: Writer, step: Step) -> bool:
+    a, (x, labels), (loss, *others) = step.attributes, step.inputs, step.results
+    is_read = any(value in other.inputs for other in x.trace.steps for value in others)
+    if a["spread"] or x.rank < 2 or not a["axis"] or is_read:
+        return False
+    scores = writer.name(x)
+    if a["axis"] != 1:
+        rest = [axis for axis in range(1, x.rank) if axis != a["axis"]]
+        scores = writer.value("Transpose", scores, perm=[0, a["axis"], *rest])
+    axes = _ints(writer, [a["axis"]])
+    picked = writer.value("Squeeze", writer.name(labels), axes)
+    if labels.dtype.itemsize < 4:
+        picked = writer.value("Cast", picked, to=element_type(INT32))
+    ignored: dict[str, Any] = {} if a["ignored"] is None else {"ignore_index": int(a["ignored"])}
+    found = writer.value("SoftmaxCrossEntropyLoss", scores, picked, reduction="none", **ignored)
+    if a["keep"] != 1.0:
+        found = writer.value("Mul", found, _number(writer, step, a["keep"]))
+    writer.node("Unsqueeze", [found, axes], [writer.name(loss)])
+    return True
+
+
 # Contractions -------------------------------------------------------------------------------------------------------
 
 STEPS["matmul"] = _direct("MatMul")

@@ -1,10 +1,11 @@
 """The closed table of ops every device must know, as functions on symbolic values.
 
-A file per family: views, elementwise, reductions, indexing, matmul and convolution, pooling, recurrent, attention.
-`TABLE` holds all.
+A file per family: views, elementwise, reductions, indexing, matmul and convolution, pooling, recurrent, attention,
+cross entropy. `TABLE` holds all.
 """
 
 from mlcompute.ops.attention import *
+from mlcompute.ops.cross_entropy import *
 from mlcompute.ops.elementwise import *
 from mlcompute.ops.embedding import *
 from mlcompute.ops.indexing import *

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from mlcompute.building.shapes import LOSSES
+from mlcompute.building.losses import LOSSES
 from mlcompute.device import Device
 from mlcompute.enums import ArithmeticOperation, LossType, ReductionType
 from mlcompute.errors import DataError, Error, GraphError

@@ -28,14 +28,26 @@ class CheckedIndices:
         self._extent = args.number(extent)
         self._status = args.pointer(int(self.status.ctypes.data))
 
-    def load(self, pointer: str, offset: str) -> str:
-        """The index at an offset from an address, as an i64 that is safe to use."""
+    def read(self, pointer: str, offset: str) -> str:
+        """The index at an offset from an address, as an i64, unchecked."""
         code, element = self._args.code, self.element
         index = code.load(code.at(pointer, offset, element), element)
-        if element != "i64":
-            index = code.let(f"{'sext' if self._is_signed else 'zext'} {element} {index} to i64")
-        valid = code.let(f"icmp ult i64 {index}, {self._extent}")
+        if element == "i64":
+            return index
+        return code.let(f"{'sext' if self._is_signed else 'zext'} {element} {index} to i64")
+
+    def is_valid(self, index: str) -> str:
+        """Is an index in range? A flag."""
+        return self._args.code.let(f"icmp ult i64 {index}, {self._extent}")
+
+    def check(self, index: str) -> str:
+        """An index that is safe to use: 0 in place of one that is out of range, which is reported."""
+        code, valid = self._args.code, self.is_valid(index)
         with code.when(code.let(f"xor i1 {valid}, true")):
             code.store(self._status, "i64", "1")
             code.store(code.at(self._status, 1, "i64"), "i64", index)
         return code.let(f"select i1 {valid}, i64 {index}, i64 0")
+
+    def load(self, pointer: str, offset: str) -> str:
+        """The index at an offset from an address, as an i64 that is safe to use."""
+        return self.check(self.read(pointer, offset))

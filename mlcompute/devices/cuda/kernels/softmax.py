@@ -25,18 +25,19 @@ from mlcompute.ops.op import Step
 
 # m starts at the lowest finite number, so that lanes without elements, or with -inf only, add nothing: exp(-inf - m)
 # is 0. An infinite element makes the sum NaN by inf - inf, and NaN stays NaN, as in the op's definition.
-_LOWEST = {"float": "-0x1.fffffep+127f", "double": "-0x1.fffffffffffffp+1023"}
+LOWEST = {"float": "-0x1.fffffep+127f", "double": "-0x1.fffffffffffffp+1023"}
 
-_LARGEST = """            #pragma unroll
+#: Statements of a pass over elements: acc[v].m and acc[v].s of what was read so far.
+LARGEST = """            #pragma unroll
             for (int v = 0; v < WIDTH; ++v) acc[v].m = xs[v] > acc[v].m ? xs[v] : acc[v].m;"""
-_EXPONENTIALS = """            #pragma unroll
+EXPONENTIALS = """            #pragma unroll
             for (int v = 0; v < WIDTH; ++v) {
                 xs[v] = exp(xs[v] - acc[v].m);
                 acc[v].s += xs[v];
             }"""
-_SUMS = """            #pragma unroll
+SUMS = """            #pragma unroll
             for (int v = 0; v < WIDTH; ++v) acc[v].s += exp(xs[v] - acc[v].m);"""
-_ONLINE = """            #pragma unroll
+ONLINE = """            #pragma unroll
             for (int v = 0; v < WIDTH; ++v) {
                 if (xs[v] > acc[v].m) {
                     acc[v].s *= exp(acc[v].m - xs[v]);
@@ -59,11 +60,11 @@ def softmax_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     real, is_log = register_type(x.dtype), step.op.name == "log_softmax"
     passes = ElementPasses(plan, {"x": x.dtype})
     if not passes.held:
-        find, result = passes.each(_ONLINE), "exp(xs[v] - total[ROWS ? 0 : v].m) * last[ROWS ? 0 : v]"
+        find, result = passes.each(ONLINE), "exp(xs[v] - total[ROWS ? 0 : v].m) * last[ROWS ? 0 : v]"
         last = "1 / total[v].s"
     else:
         # Registers then hold exp(x - m) with the lane's own m.
-        find = passes.each(_LARGEST) + "\n" + passes.each(_SUMS if is_log else _EXPONENTIALS)
+        find = passes.each(LARGEST) + "\n" + passes.each(SUMS if is_log else EXPONENTIALS)
         result, last = "xs[v] * last[v]", "exp(acc[v].m - total[ROWS ? 0 : v].m) / total[ROWS ? 0 : v].s"
     if is_log:
         result, last = "xs[v] - total[ROWS ? 0 : v].m - last[ROWS ? 0 : v]", "log(total[v].s)"
@@ -77,7 +78,7 @@ def softmax_launches(step: Step, operands: Operands) -> Sequence[Launch]:
 {each_element(source, plan, ["x", "y"])}
     Acc acc[WIDTH], total[WIDTH];
     #pragma unroll
-    for (int v = 0; v < WIDTH; ++v) acc[v] = Acc{{{_LOWEST[real]}, 0}};
+    for (int v = 0; v < WIDTH; ++v) acc[v] = Acc{{{LOWEST[real]}, 0}};
 {passes.load()}
 {find}
     #pragma unroll
