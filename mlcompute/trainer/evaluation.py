@@ -14,7 +14,7 @@ from mlcompute.errors import DataError
 from mlcompute.runtime.session import session_of
 from mlcompute.trainer.data import Batch, Data
 from mlcompute.trainer.last_batch import expect_independent_samples, expect_weights, padded, short_batch, weights_of
-from mlcompute.trainer.metrics import Array, Metric
+from mlcompute.trainer.metrics import Array, ConfusionMatrix, Metric
 from mlcompute.trainer.model import Model
 
 _SYNCHRONOUS = ExecutionOptions.SYNCHRONOUS
@@ -52,7 +52,24 @@ class MeanLoss:
         taken = {"loss", "learning_rate", *(metric.name for metric in metrics)}
         for name, total in self.terms.items():
             logs[f"{name}_loss" if name in taken else name] = total / self.rows if self.rows else math.nan
-        return logs | {metric.name: metric.result() for metric in metrics}
+        for metric in metrics:
+            logs |= metric.logs()
+        return logs
+
+
+class Scores(dict[str, float]):
+    """What `Trainer.evaluate` found: the loss and the metrics, by name.
+
+    per_class         metric -> its number for every class or output, where it has several
+    confusion_matrix  the counts of a `ConfusionMatrix` among the metrics, right classes in rows; else None
+    """
+
+    def __init__(self, logs: Mapping[str, float], metrics: Sequence[Metric]) -> None:
+        super().__init__(logs)
+        found = {metric.name: metric.per_class() for metric in metrics}
+        self.per_class: dict[str, Array] = {name: part for name, part in found.items() if part is not None}
+        matrices = [metric.matrix for metric in metrics if isinstance(metric, ConfusionMatrix)]
+        self.confusion_matrix: Array | None = matrices[0] if matrices else None
 
 
 def number(value: Array) -> float:
@@ -111,7 +128,7 @@ def check_evaluation(who: str, model: Model, data: Data, size: int) -> None:
 
 def evaluate(
     model: Model, data: Data, size: int, metrics: Sequence[Metric], stops: Callable[[], bool] = lambda: False
-) -> dict[str, float]:
+) -> Scores:
     """Loss and metrics over all samples."""
     mean = MeanLoss(model)
     for metric in metrics:
@@ -133,7 +150,7 @@ def evaluate(
                 metric.update(prediction, model.labels_in(batch))
     if not mean.rows and not stops():
         raise DataError("Trainer.evaluate: there are no samples")
-    return mean.logs(metrics)
+    return Scores(mean.logs(metrics), metrics)
 
 
 def predict(model: Model, data: Data, size: int) -> Array:

@@ -193,7 +193,7 @@ class Fitting:
         self.display.epoch_begins(self.epoch, self.batch)
         try:
             self._run_steps()
-            logs = self._running_logs()
+            logs = self._mean.logs(self.trainer.metrics)
             samples = self._samples_here
             logs |= self._validate()
         except StoppedError:
@@ -307,7 +307,7 @@ class Fitting:
                 callback.on_train_batch_end(self.batch - 1, logs)
 
     def _running_logs(self) -> dict[str, float]:
-        return self._mean.logs(self.trainer.metrics)
+        return self._mean.logs([metric for metric in self.trainer.metrics if not metric.is_slow])
 
     def _validate(self) -> dict[str, float]:
         if self.plan.validation is None or self.signals.caught:
@@ -441,7 +441,7 @@ class Fitting:
             "learning_rates": [self._first_rate, self._rate],
             "loss": [self._mean.total, self._mean.rows],
             "terms": self._mean.terms,
-            "metrics": [[metric.total, metric.count] for metric in self.trainer.metrics],
+            "metrics": packed([metric.state() for metric in self.trainer.metrics], arrays, "metrics"),
             "stopped": self.trainer.stopped_by,
             "callbacks": packed(callbacks, arrays, "callbacks"),
             "history": history,
@@ -492,8 +492,9 @@ class Fitting:
         self._counted = self.step
         self._mean.total, self._mean.rows = float(saved["loss"][0]), int(saved["loss"][1])
         terms = {name: float(total) for name, total in saved.get("terms", {}).items()}
-        for metric, (total, count) in zip(self.trainer.metrics, saved["metrics"], strict=True):
-            metric.total, metric.count = float(total), int(count)
+        for metric, state in zip(self.trainer.metrics, unpacked(saved["metrics"], arrays), strict=True):
+            # Files of before there were others hold the sum and the count of a mean.
+            metric.restore(state if isinstance(state, dict) else dict(zip(("total", "count"), state, strict=True)))
         self.history = self.trainer.history = History.from_state(saved["history"], arrays)
         if has_old_names:
             renamed = self.trainer.model.renamed_layers()

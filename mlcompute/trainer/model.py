@@ -265,6 +265,28 @@ class Model:
         """Is the prediction a logit, so that 0 and not 0.5 is the border between no and yes?"""
         return self._loss_type in (LossType.SIGMOID_CROSS_ENTROPY, LossType.HINGE)
 
+    def gives_logits(self, metric: str) -> bool:
+        """Is the prediction a logit, and no probability? For metrics; refused where nobody can know."""
+        kind = self._loss_type
+        if kind in (LossType.SOFTMAX_CROSS_ENTROPY, LossType.SIGMOID_CROSS_ENTROPY):
+            return True
+        if kind in (LossType.CATEGORICAL_CROSS_ENTROPY, LossType.LOG) or isinstance(self._maker, SoftmaxLayer):
+            return False
+        raise DataError(
+            f"Trainer: metric '{metric}': does the graph predict logits or probabilities?",
+            fix="pass the metric as an object, with from_logits=True or False",
+        )
+
+    @property
+    def ignore_index(self) -> int | None:
+        """The integer class label that the first loss leaves out, if it has one."""
+        return None
+
+    @property
+    def _maker(self) -> Layer | None:
+        """The layer that computes the prediction."""
+        return next((node.layer for node in self.training.nodes if self.prediction in node.results), None)
+
     def decides_per_output(self, metric: str) -> bool:
         """Is every output a yes or no, and not a class among others? For accuracy; refused where nobody can know."""
         kind, shape = self._loss_type, self.prediction.descriptor.shape
@@ -275,13 +297,13 @@ class Model:
         axis = _class_axis(self._nodes[0])
         if kind is not None and (len(shape) < 2 or (axis is not None and shape[axis] == 1)):
             return True
-        maker = next((node.layer for node in self.training.nodes if self.prediction in node.results), None)
-        if kind is not None and isinstance(maker, SoftmaxLayer):
+        if kind is not None and isinstance(self._maker, SoftmaxLayer):
             return False
         raise DataError(
             f"Trainer: what is the metric '{metric}' of a prediction of shape {shape} with {self._nodes[0].layer.who}?",
             fix="say 'categorical_accuracy' where the largest output is the class, 'binary_accuracy' where every "
-            "output is a yes or no; for numbers to be predicted, 'mae' or 'mse'",
+            "output is a yes or no; other metrics take per_output=False or True; for numbers to be predicted, 'mae' or "
+            "'mse'",
         )
 
     @property

@@ -20,11 +20,11 @@ from mlcompute.optimizers import Optimizer
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.callbacks.callback import Callback, expect_callback
 from mlcompute.trainer.data import Batch, Data, data_from
-from mlcompute.trainer.evaluation import check_evaluation, evaluate, predict
+from mlcompute.trainer.evaluation import Scores, check_evaluation, evaluate, predict
 from mlcompute.trainer.fitting import Fitting, Plan
 from mlcompute.trainer.history import History
 from mlcompute.trainer.last_batch import checked_choice, expect_small_batches, expect_weights
-from mlcompute.trainer.metrics import Accuracy, Array, ClassMetric, Metric, metrics_from
+from mlcompute.trainer.metrics import Array, Metric, MetricName, metrics_from
 from mlcompute.trainer.model import model_from
 from mlcompute.trainer.progress import Display, display_for
 from mlcompute.trainer.schedules import Length
@@ -41,9 +41,9 @@ class Trainer:
                    TrainingGraph with inputs, labels, loss and optimizer
     loss           a LossLayer, or a name: "softmax_cross_entropy", "mse" ...; averaged over the samples
     optimizer      an Optimizer, or a name: "adam", "adamw", "sgd", "rmsprop"
-    metrics        names ("accuracy", "top_5_accuracy", "mae", "mse"), Metrics, or functions of (prediction, labels).
-                   "accuracy" is about classes or, with a sigmoid loss, about every output; where the loss does not
-                   tell, say "categorical_accuracy" or "binary_accuracy"
+    metrics        names ("accuracy", "f1", "auc", "mae" ...), Metrics, or functions of (prediction, labels), each about
+                   all samples together. "accuracy" is about classes or, with a sigmoid loss, about every output; where the
+                   loss does not tell, say "categorical_accuracy" or "binary_accuracy"
     inputs         names for the tensors that are fed; by default every tensor nobody computes, by its label
     learning_rate  for an optimizer given by name
     device         where to train; "best": the device of a graph that is compiled, else the best there is (`Device()`)
@@ -64,7 +64,7 @@ class Trainer:
         *,
         loss: LossLayer | str | None = None,
         optimizer: Optimizer | str | None = None,
-        metrics: Iterable[Metric | str | Callable[[Array, Array], Any]] = (),
+        metrics: Iterable[Metric | MetricName | str | Callable[[Array, Array], Any]] = (),
         inputs: Mapping[str, Tensor] | None = None,
         learning_rate: float | None = None,
         device: Device | Literal["best"] = "best",
@@ -76,15 +76,7 @@ class Trainer:
         if self.metrics:
             self.model.expect_labels_for_metrics()
         for metric in self.metrics:
-            if isinstance(metric, Accuracy):
-                if metric.per_output is None:
-                    metric.per_output = self.model.decides_per_output(metric.name)
-                if metric.threshold is None:
-                    metric.threshold = 0.0 if self.model.is_on_logits else 0.5
-            if isinstance(metric, Accuracy) and metric.per_output:
-                continue
-            if isinstance(metric, ClassMetric) and metric.class_axis is None:
-                metric.class_axis = self.model.class_axis(metric.name)
+            metric.set_up(self.model)
         #: What happened in the last `fit`, or is happening in this one.
         self.history = History()
         #: Set it to end training after the current step.
@@ -315,10 +307,11 @@ class Trainer:
 
     # Asking ---------------------------------------------------------------------------------------------------------
 
-    def evaluate(
-        self, x: Any, y: Any = None, *, batch_size: int | None = None, sample_weight: Any = None
-    ) -> dict[str, float]:
-        """Loss and metrics over data given as to `fit`: dropout off, running statistics used."""
+    def evaluate(self, x: Any, y: Any = None, *, batch_size: int | None = None, sample_weight: Any = None) -> Scores:
+        """Loss and metrics over data given as to `fit`: dropout off, running statistics used.
+
+        The numbers by name; `per_class["f1"]` has those of every class, `confusion_matrix` the counts.
+        """
         if sample_weight is not None:
             self.model.weigh_samples(sample_weight)
         data = data_from("Trainer.evaluate", self.model.feed, x, y, sample_weight)

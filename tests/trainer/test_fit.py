@@ -317,7 +317,7 @@ def test_trainers_that_cannot_be_made() -> None:
         ({}, mlc.DataError, r"(?s)loss is None.*softmax_cross_entropy"),
         ({"loss": "mean"}, mlc.DataError, "loss is 'mean'"),
         ({"loss": "mse", "optimizer": "adams"}, mlc.DataError, r"(?s)optimizer is 'adams'.*adamw"),
-        ({"loss": "mse", "metrics": ["precision"]}, mlc.DataError, "no metric named 'precision'"),
+        ({"loss": "mse", "metrics": ["kappa"]}, mlc.DataError, "no metric named 'kappa'"),
         ({"loss": "mse", "metrics": "accuracy"}, TypeError, "metrics must be a list"),
         ({"loss": "mse", "metrics": ["mse", "mse"]}, mlc.DataError, "share the name 'mse'"),
         ({"loss": "mse", "metrics": [3]}, TypeError, "a metric must be"),

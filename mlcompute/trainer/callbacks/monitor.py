@@ -37,9 +37,9 @@ class Monitor(Callback):
 
     def _is_to_rise(self) -> bool:
         name = self.monitor.removeprefix("val_")
-        if "acc" in name:
+        if "acc" in name or name.startswith(("precision", "recall", "f1", "iou", "auc", "average_precision", "r2")):
             return True
-        if name in ("mae", "mse") or name.endswith(("loss", "error")):
+        if name in ("mae", "mse", "rmse", "perplexity") or name.endswith(("loss", "error")):
             return False
         raise DataError(
             f"{type(self).__name__}: is {self.monitor!r} to rise or to fall?", fix='give mode="max" or mode="min"'
