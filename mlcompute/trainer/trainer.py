@@ -42,8 +42,8 @@ class Trainer:
     loss           a LossLayer, or a name: "softmax_cross_entropy", "mse" ...; averaged over the samples
     optimizer      an Optimizer, or a name: "adam", "adamw", "sgd", "rmsprop"
     metrics        names ("accuracy", "f1", "auc", "mae" ...), Metrics, or functions of (prediction, labels), each about
-                   all samples together. "accuracy" is about classes or, with a sigmoid loss, about every output; where the
-                   loss does not tell, say "categorical_accuracy" or "binary_accuracy"
+                   all samples together. "accuracy" is about classes or, with a sigmoid loss, about every output; where
+                   the loss does not tell, say "categorical_accuracy" or "binary_accuracy"
     inputs         names for the tensors that are fed; by default every tensor nobody computes, by its label
     learning_rate  for an optimizer given by name
     device         where to train; "best": the device of a graph that is compiled, else the best there is (`Device()`)

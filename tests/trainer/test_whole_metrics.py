@@ -164,7 +164,7 @@ def test_perplexity() -> None:
 
 @pytest.mark.parametrize(("average", "name"), [("macro", "uniform_average"), ("weighted", "variance_weighted")])
 def test_r2(average: Any, name: str) -> None:
-    labels = (RNG.standard_normal((50, 3)) + [1e6, 0, 5]).astype(np.float64)
+    labels = RNG.standard_normal((50, 3)) + np.array([1e6, 0, 5])
     prediction = labels + RNG.standard_normal((50, 3)) * [0.1, 1, 3]
     metric = counted(mlc.metrics.R2(average=average), prediction, labels)
     assert metric.result() == pytest.approx(sk.r2_score(labels, prediction, multioutput=name), rel=1e-9)
