@@ -16,6 +16,7 @@ from mlcompute.compiler.expand import expand
 from mlcompute.compiler.fuse_elementwise import fuse_elementwise
 from mlcompute.compiler.fuse_epilogues import fuse_epilogues
 from mlcompute.compiler.fuse_norm_gradient import fuse_norm_gradient
+from mlcompute.compiler.fuse_normalization import fuse_normalization
 from mlcompute.compiler.fuse_update_into_matmul import fuse_update_into_matmul
 from mlcompute.compiler.lower import lower
 from mlcompute.compiler.lower_precision import lower_precision
@@ -23,6 +24,7 @@ from mlcompute.compiler.mark_kept import mark_kept
 from mlcompute.compiler.plan_memory import plan_memory
 from mlcompute.compiler.pool_indices import pool_indices
 from mlcompute.compiler.program import Program
+from mlcompute.compiler.recompute_normalized import recompute_normalized
 from mlcompute.compiler.rematerialize import rematerialize
 from mlcompute.compiler.request import Request
 from mlcompute.compiler.schedule_updates import schedule_updates
@@ -73,6 +75,14 @@ def _fuses_epilogues(context: Context) -> bool:
     return context.request.fuses and context.engine.traits.fuses_epilogues
 
 
+def _fuses_normalization(context: Context) -> bool:
+    return context.fuses_elementwise and context.engine.traits.fuses_normalization
+
+
+def _recomputes_normalized(context: Context) -> bool:
+    return _trains(context) and context.engine.traits.fuses_normalization
+
+
 def _is_one_call(context: Context) -> bool:
     return not context.program.runs_in_phases
 
@@ -95,6 +105,7 @@ PASSES = [
     Pass(simplify),
     # What is fused or transposed is so in every style or in none: another order of sums would round otherwise.
     Pass(fuse_norm_gradient),
+    Pass(recompute_normalized, when=_recomputes_normalized),
     Pass(channels_last, when=_prefers_channels_last),
     Pass(transpose_matmul),
     Pass(pool_indices, when=_is_fused),
@@ -102,6 +113,7 @@ PASSES = [
     Pass(rematerialize, when=_is_fused),
     Pass(unmerge_aliased_updates),
     Pass(fuse_epilogues, when=_fuses_epilogues),
+    Pass(fuse_normalization, when=_fuses_normalization),
     Pass(fuse_elementwise, when=_fuses_elementwise),
     Pass(delay_statistics, when=_updates_together),
     Pass(schedule_updates, when=_is_one_call),

@@ -3,7 +3,8 @@
     n = normalize(x)    y = relu(scale n + shift)        n must stay for its own gradient; y is three ops away from it
 
 Elementwise ops run at the speed of memory, and memory is what a training step runs out of: such values are computed
-twice.
+twice. On devices with much memory (`Traits.recomputes_factors` is False) only those are that elementwise steps alone
+read: they need not be written again.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class _Rematerialize:
     def __init__(self, steps: list[Step], context: Context) -> None:
         self.steps, self.trace, self.keep = steps, context.trace, context.kept
         index = context.index(steps)
+        self.lasting: set[Value] = set()  # what is kept because others than elementwise steps read it
         self.makers, self.positions, self.aliases = index.makers, index.positions, index.aliases
         self.first: dict[Value, int] = {}  # where the gradient pass first reads a value
         self.last: dict[Value, int] = {}
@@ -48,6 +50,8 @@ class _Rematerialize:
                 for value in {index.base(value) for value in step.inputs} | set(step.inputs):
                     self.first.setdefault(value, position)
                     self.last[value] = position
+                if not (context.engine.traits.recomputes_factors or step.op.family == "elementwise" or step.op.is_view):
+                    self.lasting.update(index.base(value) for value in step.inputs)
         self.kept = {index.base(value) for value in self.keep} | self.keep
         self.dropped: set[Value] = set()
         self.before: dict[int, list[Step]] = {}  # steps to insert before a place
@@ -58,7 +62,7 @@ class _Rematerialize:
         (value,) = step.results
         place = self.first.get(value)
         samples = value.shape[0] if value.shape else 1
-        if place is None or value in self.kept or value.nbytes < _LEAST_BYTES * samples:
+        if place is None or value in self.kept or value in self.lasting or value.nbytes < _LEAST_BYTES * samples:
             return
         if place - self.positions[step] < _SOON:
             return

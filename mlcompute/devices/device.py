@@ -23,6 +23,8 @@ class Traits:
 
     fuses_elementwise  a run of elementwise ops is one kernel, so one step should be made of it
     fuses_epilogues    a matmul or convolution can add a bias before it stores its result
+    fuses_normalization   elementwise ops before and after a normalisation are computed in its own passes over memory
+    recomputes_factors    what a matmul or convolution of the gradient pass reads is computed again, not kept
     updates_last       many updates are one kernel, so they should follow each other, and not their gradients
     channels_last      the fastest image kernels are those for (N, H, W, C)
     runs_ahead         a run is started and need not be waited for: those started after it wait for it on the device
@@ -30,6 +32,8 @@ class Traits:
 
     fuses_elementwise: bool = False
     fuses_epilogues: bool = False
+    fuses_normalization: bool = False
+    recomputes_factors: bool = True
     updates_last: bool = False
     channels_last: bool = False
     runs_ahead: bool = False

@@ -18,7 +18,9 @@ from mlcompute.ops.op import FLOAT32, TABLE, Step, Trace
 
 
 class Capable(Null):
-    traits = Traits(fuses_elementwise=True, fuses_epilogues=True, channels_last=True, updates_last=True)
+    traits = Traits(
+        fuses_elementwise=True, fuses_epilogues=True, fuses_normalization=True, channels_last=True, updates_last=True
+    )
 
 
 def described(optimizer: bool = True, precision: str = "float32") -> Request:

@@ -29,7 +29,13 @@ class Cuda(Engine):
 
     device_type = DeviceType.GPU
     traits = Traits(
-        fuses_elementwise=True, fuses_epilogues=True, updates_last=True, channels_last=True, runs_ahead=True
+        fuses_elementwise=True,
+        fuses_epilogues=True,
+        fuses_normalization=True,
+        recomputes_factors=False,  # it has much memory, and writing them again takes time
+        updates_last=True,
+        channels_last=True,
+        runs_ahead=True,
     )
     precisions = ("float32", "bf16")
 

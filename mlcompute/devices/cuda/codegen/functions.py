@@ -66,10 +66,10 @@ def function(op_name: str, operands: Sequence[str], operand_types: Sequence[DTyp
     if result_type == BOOL:
         return f"{operands[0]} {_BOOLEAN[op_name]} {operands[1]}"
     expression = _arithmetic(op_name, list(operands), operand_types[0])
-    return _rounded(expression, result_type)
+    return rounded(expression, result_type)
 
 
-def _rounded(expression: str, dtype: DType) -> str:
+def rounded(expression: str, dtype: DType) -> str:
     """A float as a number of a 16-bit type, where that is the type."""
     if is_bfloat16(dtype):
         return f"round_bfloat16({expression})"
