@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,12 @@ class Column:
         """Bytes of one sample as the tensor holds it."""
         d = self.tensor.descriptor
         return d.element_count // d.shape[0] * d.data_type.numpy.itemsize * self.scale
+
+    def part(self, rows: slice) -> Column:
+        """The column of some samples in a row."""
+        if self.shared:
+            return self
+        return replace(self, array=self.array[rows.start * self.scale : rows.stop * self.scale])
 
     def rows(self, picked: Array | slice) -> Array:
         """Some samples, in the tensor's type and shape."""

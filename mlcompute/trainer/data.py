@@ -7,15 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.tensor import Tensor
+from mlcompute.trainer.class_weights import class_numbers, weighed
 from mlcompute.trainer.columns import Column, as_array, column
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.prefetch import Prefetch
+from mlcompute.trainer.samples import by_number, in_batches
 from mlcompute.trainer.shuffling import order_of
 
 #: About how many bytes of samples are prepared at once: enough that the hand-over between threads costs nothing.
@@ -55,6 +58,7 @@ class Feed:
     weighs_alike  without weights every sample weighs 1
     class_axes    where labels have their classes, if not on axis 1
     shared        tensors of which no axis counts samples, as a mask over queries and keys
+    class_weights a weight per class, by which the labels' classes are weighed; None: they weigh 1
     """
 
     inputs: Mapping[str, Tensor]
@@ -66,6 +70,7 @@ class Feed:
     weighs_alike: bool = False
     class_axes: Mapping[str, int] = field(default_factory=dict)
     shared: AbstractSet[Tensor] = frozenset()
+    class_weights: Array | None = None
 
     def counts_samples(self, tensor: Tensor) -> bool:
         """Does axis 0 of a tensor hold something for every sample?"""
@@ -106,6 +111,9 @@ class Data(ABC):
     def check(self, epochs: int, batch_size: int | None) -> None:
         """Refuse before training what could only fail in the middle of it, or be ignored."""
 
+    def close(self) -> None:  # noqa: B027  most have nothing to let go of
+        """Training has ended."""
+
 
 class Arrays(Data):
     """Samples in memory, on axis 0 of arrays of one length."""
@@ -145,6 +153,26 @@ class Arrays(Data):
         finally:
             ahead.close()
 
+    def split(self, who: str, share: float) -> tuple[Arrays, Arrays]:
+        """All but the last samples, and the last ones: a share of them all, as Keras holds out."""
+        held = int(np.ceil(self.count * share)) if 0 < share < 1 else 0
+        if not 0 < held < self.count:
+            raise DataError(
+                f"{who}: validation_split is {share} of {self.count} samples",
+                expected="between 0 and 1, so that both parts have samples",
+            )
+        first, last = slice(0, self.count - held), slice(self.count - held, self.count)
+        return self._part(who, first), self._part(who, last)
+
+    def _part(self, who: str, rows: slice) -> Arrays:
+        inputs, labels, weights = ([one.part(rows) for one in columns] for columns in self._columns)
+        return Arrays(who, inputs, labels, weights)
+
+    @property
+    def labels(self) -> list[Column]:
+        """The labels of all samples."""
+        return self._columns[1]
+
     def first(self, rows: int) -> Batch:
         """The first samples."""
         return next(iter(self._cut(next(self.chunks(rows, 0, None, 0)), rows)))
@@ -179,7 +207,8 @@ class Arrays(Data):
 
 
 class Stream(Data):
-    """Batches that somebody else makes: (inputs, labels) pairs, (inputs, labels, weights), or inputs alone.
+    """Batches that somebody else makes: (inputs, labels) pairs, (inputs, labels, weights), or inputs alone; or one dict
+    of them all. Single samples are put together to batches.
 
     source  an iterable that can be gone through again for every epoch, or a function of the number of the epoch
             that gives one
@@ -189,14 +218,18 @@ class Stream(Data):
     def __init__(self, who: str, feed: Feed, source: Any, only_inputs: bool = False) -> None:
         self._who, self._feed, self._source, self._only_inputs = who, feed, source, only_inputs
         self._is_used = False
-        #: Batches per epoch, where the source has a length.
+        #: Items per epoch, where the source has a length.
         self._length = _length_of(source)
+        #: Are the items single samples? Known when the first one was seen.
+        self._gives_samples = isinstance(source, Sequence) and len(source) > 0 and self._is_sample(source[0])
 
     def batch_count(self, size: int, least: int = 1) -> int | None:
-        return self._length
+        if self._length is None or not self._gives_samples:
+            return self._length
+        return self._length // size + (self._length % size >= least)
 
     def check(self, epochs: int, batch_size: int | None) -> None:
-        if batch_size is not None:
+        if batch_size is not None and not self._is_sample(self._first()):
             raise DataError(
                 f"{self._who}: batch_size is {batch_size}, but the data comes in batches",
                 fix="leave batch_size out, and let whoever makes the batches choose their size",
@@ -216,20 +249,33 @@ class Stream(Data):
         stops: Callable[[], bool] = lambda: False,
         least: int = 1,
     ) -> Generator[Batch, None, None]:
-        ahead = Prefetch(self._items(epoch, skip, least), stops=stops)
+        ahead = Prefetch(self._items(size, epoch, seed, skip, least), stops=stops)
         try:
             yield from ahead
         finally:
             ahead.close()
 
-    def _items(self, epoch: int, skip: int, least: int) -> Iterator[Batch]:
-        source = _called(self._source, epoch) if callable(self._source) else self._source
+    def _first(self) -> Any:
+        """The first item, looked at before its time."""
+        if isinstance(self._source, Iterator):
+            first = list(islice(self._source, 1))
+            self._source = chain(first, self._source)
+        else:
+            first = list(islice(self._opened(0), 1))
+        return first[0] if first else None
+
+    def _opened(self, epoch: int) -> Iterable[Any]:
+        source: Iterable[Any] = _called(self._source, epoch) if callable(self._source) else self._source
+        return source
+
+    def _items(self, size: int, epoch: int, seed: int | None, skip: int, least: int) -> Iterator[Batch]:
+        source = self._opened(epoch)
         if isinstance(source, Iterator) and not callable(self._source):
             if self._is_used:
                 raise DataError(f"{self._who}: the iterator is exhausted, it can be gone through only once", fix=_AGAIN)
             self._is_used = True
         kept = 0
-        for number, item in enumerate(source):
+        for number, item in enumerate(in_batches(self._who, source, size, self._is_sample)):
             if kept < skip and least == 1:  # what is skipped need not be looked at
                 kept += 1
                 continue
@@ -239,16 +285,21 @@ class Stream(Data):
                 if kept > skip:
                     yield batch
 
-    def _expect_a_batch(self, who: str, x: Any) -> None:
-        """Refuse single samples, which loaders put together to batches."""
-        if len(self._feed.inputs) == 1 and hasattr(x, "shape"):
-            (tensor,) = self._feed.inputs.values()
-            if tuple(x.shape) == tensor.descriptor.shape[1:] and len(x.shape) < len(tensor.descriptor.shape):
-                raise DataError(
-                    f"{who} is one sample of shape {tuple(x.shape)}",
-                    expected="batches, with samples on axis 0",
-                    fix=f"let a loader make batches: DataLoader(dataset, batch_size={self._feed.batch}), say",
-                )
+    def _is_sample(self, item: Any) -> bool:
+        """Is an item one sample, with one axis less than a batch?"""
+        x = item[0] if isinstance(item, (tuple, list)) and item else item
+        inputs = self._feed.inputs
+        if isinstance(x, Mapping):
+            pairs = [(x[name], tensor) for name, tensor in inputs.items() if name in x]
+        elif isinstance(x, (tuple, list)) and len(inputs) == len(x):
+            pairs = list(zip(x, inputs.values(), strict=True))
+        else:
+            pairs = [(x, tensor) for tensor in inputs.values()] if len(inputs) == 1 else []
+        found = bool(pairs) and all(
+            hasattr(array, "shape") and tuple(array.shape) == tensor.descriptor.shape[1:] for array, tensor in pairs
+        )
+        self._gives_samples = found
+        return found
 
     def _batch(self, item: Any, number: int) -> Batch:
         who = f"{self._who}: batch {number}"
@@ -258,7 +309,8 @@ class Stream(Data):
         x, y, w = (*parts, None, None)[:3]
         if self._only_inputs:
             y = w = None
-        self._expect_a_batch(who, x)
+            if isinstance(x, Mapping):  # labels that come along
+                x = {name: part for name, part in x.items() if name in self._feed.inputs}
         columns = _columns(who, self._feed, x, y, w)
         whole = Arrays(who, *columns)
         if whole.count > self._feed.batch:
@@ -269,6 +321,36 @@ class Stream(Data):
         batch = next(iter(whole.chunks(whole.count, 0, None, 0)))
         inputs, labels, weights = map(_owned, columns, batch[:3])
         return Batch(inputs, labels, weights, batch.rows)
+
+
+class Samples(Stream):
+    """A dataset that gives samples by number, as PyTorch's: put together to batches, in an order of their own."""
+
+    def __init__(self, who: str, feed: Feed, source: Any, only_inputs: bool = False) -> None:
+        super().__init__(who, feed, source, only_inputs)
+        self.count: int = len(source)
+        if not self.count:
+            raise DataError(f"{who}: there are no samples")
+
+    def check(self, epochs: int, batch_size: int | None) -> None:
+        """It can be gone through again and again, in batches of any size."""
+        if not self._is_sample(self._source[0]):
+            raise DataError(
+                f"{self._who}: what {type(self._source).__name__} gives by number is no sample of this graph",
+                expected=", ".join(f"'{name}' {t.descriptor.shape[1:]}" for name, t in self._feed.inputs.items()),
+                fix="give (inputs, labels) pairs, or arrays",
+            )
+
+    def batch_count(self, size: int, least: int = 1) -> int | None:
+        return Data.batch_count(self, size, least)
+
+    def _items(self, size: int, epoch: int, seed: int | None, skip: int, least: int) -> Iterator[Batch]:
+        order = range(self.count) if seed is None else order_of(seed, epoch, self.count)
+        batches = in_batches(self._who, by_number(self._source, order[skip * size :]), size, self._is_sample)
+        for number, item in enumerate(batches):
+            batch = self._batch(item, number)
+            if batch.rows >= least:
+                yield batch
 
 
 def _called(function: Callable[..., Any], epoch: int) -> Any:
@@ -310,11 +392,9 @@ def data_from(who: str, feed: Feed, x: Any, y: Any = None, weights: Any = None, 
         if makes_batches:
             return Stream(who, feed, x, only_inputs)
     if not is_array and not isinstance(x, (Mapping, Sequence)) and hasattr(x, "__getitem__") and hasattr(x, "__len__"):
-        raise DataError(
-            f"{who}: {type(x).__name__} gives samples one by one",
-            expected="arrays, or an iterable of batches",
-            fix=f"let a loader make batches: DataLoader(dataset, batch_size={feed.batch}), say",
-        )
+        if y is None and weights is None:
+            return Samples(who, feed, x, only_inputs)
+        raise DataError(f"{who}: {type(x).__name__} gives samples by number, and y beside it", fix="leave y out")
     columns = _columns(who, feed, x, y, weights)
     for one in columns[2]:
         if one.array.size and not one.array.any():
@@ -331,15 +411,24 @@ def _are_batches(given: Sequence[Any], feed: Feed) -> bool:
 
 
 def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[Column], list[Column], list[Column]]:
+    if isinstance(x, Mapping) and y is None:  # one dict of everything
+        y = {name: part for name, part in x.items() if name in feed.labels and name not in feed.inputs} or None
+        if weights is None:
+            weights = {name: part for name, part in x.items() if name in feed.weights} or None
+        x = {name: part for name, part in x.items() if name not in {*(y or ()), *(weights or ())}}
     if feed.compared and not feed.labels and y is not None:
         _expect_the_input(who, feed, x, y)
         y = None
-    found = []
+    found: list[list[Column]] = []
     for kind, tensors, given in (
         ("input", feed.inputs, x),
         ("label", feed.labels, y),
         ("weight", feed.weights, weights),
     ):
+        if kind == "weight" and feed.class_weights is not None and found[1]:
+            (label,) = found[1]
+            numbers = class_numbers(label, feed.class_axes.get(label.name, 1))
+            given = weights = weighed(who, numbers, feed.class_weights, _only(weights))
         named = _named(who, kind, tensors, given)
         axes = {name: feed.class_axes.get(name, 1) for name in tensors} if kind == "label" else {}
         found.append(
@@ -366,6 +455,11 @@ def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[C
             ones = np.broadcast_to(np.float32(1), (count * (rows // feed.batch), *extents))
             found[2].append(column(name, tensor, ones, who, batch=feed.batch))
     return found[0], found[1], found[2]
+
+
+def _only(weights: Any) -> Any:
+    """The only entry of a dict of weights, or the weights themselves."""
+    return next(iter(weights.values()), None) if isinstance(weights, Mapping) else weights
 
 
 def _expect_probabilities(who: str, labels: Column) -> None:

@@ -71,6 +71,8 @@ class Plan:
     callbacks: Sequence[Callback]
     checkpoint: str | None
     last_batch: str = "smaller"
+    steps_per_epoch: int | None = None
+    class_weight: list[float] | None = None
     chose_seed: bool = False
 
     @property
@@ -413,7 +415,11 @@ class Fitting:
         """What must be the same when the run goes on."""
         plan = self.plan
         # Files from before there was a choice know nothing of it.
-        chosen = {} if plan.last_batch == "smaller" else {"last_batch": plan.last_batch}
+        chosen: dict[str, Any] = {} if plan.last_batch == "smaller" else {"last_batch": plan.last_batch}
+        if plan.steps_per_epoch is not None:
+            chosen["steps_per_epoch"] = plan.steps_per_epoch
+        if plan.class_weight is not None:
+            chosen["class_weight"] = plan.class_weight
         return {
             **chosen,
             "samples": plan.data.count,

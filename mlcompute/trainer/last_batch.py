@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -16,14 +16,16 @@ from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.model import Model
 
 #: What may become of a batch that is smaller than the others.
-CHOICES = ("smaller", "pad", "drop")
+LastBatch = Literal["smaller", "pad", "drop"]
+CHOICES: tuple[LastBatch, ...] = get_args(LastBatch)
 
 
-def checked_choice(who: str, given: Any) -> str:
+def checked_choice(who: str, given: Any) -> LastBatch:
     """One of the choices."""
     if given not in CHOICES:
         raise DataError(f"{who}: last_batch is {given!r}", expected=", ".join(map(repr, CHOICES)))
-    return str(given)
+    chosen: LastBatch = given
+    return chosen
 
 
 def short_batch(data: Data, size: int, full: int) -> Batch | None:

@@ -38,6 +38,7 @@ from mlcompute.runtime.objective import reached_from
 from mlcompute.runtime.session import session_of
 from mlcompute.saving.names import names_of
 from mlcompute.tensor import Tensor
+from mlcompute.trainer.class_weights import weight_table
 from mlcompute.trainer.data import Batch, Feed
 from mlcompute.trainer.metrics import Array
 from mlcompute.training import TrainingGraph
@@ -160,6 +161,28 @@ class Model:
         self.feed = replace(self.feed, weights={weights.label: weights}, weighs_alike=True)
         self.__dict__.pop("inference", None)  # made anew, with the weights
         self._refusals = {}
+
+    def class_weights(self, who: str, given: Any, sample_weight: Any, labels: Callable[[], Array | None]) -> Array:
+        """One weight per class from what a user wrote; afterwards the loss takes a weight for every label.
+
+        labels  the integer class labels of all samples, if they can be counted
+        """
+        axis, shape = _class_axis(self._nodes[0]), self.prediction.descriptor.shape
+        if len(self.feed.labels) != 1 or axis is None:
+            raise DataError(
+                f"{who}: class_weight needs one loss over classes, with labels that are fed",
+                fix="give sample_weight instead",
+            )
+        classes = shape[axis] if len(shape) > 1 else 1
+        places = (*shape[1:axis], *shape[axis + 1 :]) if len(shape) > 2 else ()
+        table = weight_table(who, given, max(classes, 2), labels())
+        self.weigh_samples(np.empty((1, *places)))
+        if not self.feed.weighs_alike:
+            raise DataError(
+                f"{who}: class_weight cannot be joined to weights that are declared, or to several losses",
+                fix="multiply the weights you feed by those of the classes",
+            )
+        return table
 
     def _probabilities(self, labels: Mapping[str, Tensor]) -> frozenset[str]:
         """Names of the labels that are to lie between 0 and 1."""

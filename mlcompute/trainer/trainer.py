@@ -6,6 +6,7 @@ import copy
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,14 +20,16 @@ from mlcompute.layers.loss import LossLayer
 from mlcompute.optimizers import Optimizer
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.callbacks.callback import Callback, expect_callback
-from mlcompute.trainer.data import Batch, Data, data_from
+from mlcompute.trainer.class_weights import ClassWeight, class_numbers
+from mlcompute.trainer.data import Arrays, Batch, Data, data_from
 from mlcompute.trainer.evaluation import Scores, check_evaluation, evaluate, predict
 from mlcompute.trainer.fitting import Fitting, Plan
 from mlcompute.trainer.history import History
-from mlcompute.trainer.last_batch import checked_choice, expect_small_batches, expect_weights
+from mlcompute.trainer.last_batch import LastBatch, checked_choice, expect_small_batches, expect_weights
 from mlcompute.trainer.metrics import Array, Metric, MetricName, metrics_from
 from mlcompute.trainer.model import model_from
 from mlcompute.trainer.progress import Display, display_for
+from mlcompute.trainer.rounds import Rounds
 from mlcompute.trainer.schedules import Length
 from mlcompute.trainer.steps import Steps
 from mlcompute.training import TrainingGraph
@@ -177,10 +180,13 @@ class Trainer:
         epochs: int = 1,
         batch_size: int | None = None,
         validation: Any = None,
+        validation_split: float | None = None,
+        steps_per_epoch: int | None = None,
         shuffle: bool = True,
         shuffle_seed: int | None = None,
         sample_weight: Any = None,
-        last_batch: str = "smaller",
+        class_weight: ClassWeight | None = None,
+        last_batch: LastBatch = "smaller",
         accumulate: int = 1,
         callbacks: Sequence[Callback] = (),
         resume: Path | None = None,
@@ -190,15 +196,22 @@ class Trainer:
         """Train.
 
         x, y          arrays with samples on axis 0 (NumPy, or anything with DLPack or `__array__`), or dicts of them
-                      by name; labels may be integer class labels, (n,), or (n, length) for sequences. Or x alone: an
-                      iterable of (inputs, labels) batches, or a function of the number of the epoch that gives one
+                      by name; labels may be integer class labels, (n,), or (n, length) for sequences. Or x alone: a
+                      dict of inputs and labels; an iterable of (inputs, labels) batches, of such dicts, or of single
+                      samples, as PyTorch's loaders and datasets; or a function of the number of the epoch that gives
+                      one
         batch_size    by default, and at most, what the graph was built for
         last_batch    what becomes of a batch with fewer samples. "smaller": it is run as it is. Some graphs, imported
                       ones above all, run full batches only. "pad": it is filled up with samples that count neither in
                       the loss nor in metrics, where samples do not influence each other. "drop": it is left out
         validation    (x, y), or an iterable of batches: evaluated after every epoch, in the logs as val_...
+        validation_split  instead: this share of the samples, the last ones, is held out for it before shuffling
+        steps_per_epoch   an epoch is so many steps: the next goes on where it ended, round after round through the
+                      data, which may be endless
         sample_weight one number per sample, or per step (n, length), that multiplies its loss; a mean still divides by
                       the number of samples or steps
+        class_weight  a weight for every class, {class: weight} or in order, that multiplies the loss of its labels;
+                      "balanced": as often as a class is rarer than the others. Validation does not weigh
         shuffle_seed  the order of an epoch is a function of this seed and the epoch, nothing else; by default 0 in the
                       first `fit` of a trainer, 1 in the second and so on, so that each has orders of its own
         accumulate    so many batches make one step, with the gradient of all their samples together
@@ -218,7 +231,20 @@ class Trainer:
             expect_weights(who, self.model)
         if sample_weight is not None or (isinstance(validation, tuple) and len(validation) == 3):
             self.model.weigh_samples(sample_weight if sample_weight is not None else validation[2])
-        data = data_from(who, self.model.feed, x, y, sample_weight)
+        if validation_split is not None and validation is not None:
+            raise DataError(f"{who}: validation and validation_split were both given", fix="give one of them")
+        table = None
+        if class_weight is not None:
+            table = self.model.class_weights(who, class_weight, sample_weight, lambda: self._class_numbers(who, x, y))
+        data = data_from(who, replace(self.model.feed, class_weights=table), x, y, sample_weight)
+        if validation_split is not None:
+            unweighed = data if table is None else data_from(who, self.model.feed, x, y, sample_weight)
+            if not isinstance(data, Arrays) or not isinstance(unweighed, Arrays):
+                raise DataError(f"{who}: validation_split needs arrays", fix="give validation=(x, y), or batches")
+            data, validation = data.split(who, validation_split)[0], unweighed.split(who, validation_split)[1]
+        if steps_per_epoch is not None:
+            per_epoch = whole(who, "steps_per_epoch", steps_per_epoch, 1) * whole(who, "accumulate", accumulate, 1)
+            data = Rounds(who, data, per_epoch)
         if resume is None:  # a run that goes on may have its last epoch before it
             data.check(epochs, batch_size)
         size = self._size(batch_size, who)
@@ -240,6 +266,8 @@ class Trainer:
             callbacks=list(callbacks),
             checkpoint=None if checkpoint is None else os.fspath(checkpoint),
             last_batch=last_batch,
+            steps_per_epoch=steps_per_epoch,
+            class_weight=None if table is None else [float(weight) for weight in table],
         )
         if last_batch == "smaller":
             expect_small_batches(who, self.model, data, size)
@@ -256,6 +284,7 @@ class Trainer:
         try:
             return self._fit(plan, display_for(verbose), None if resume is None else os.fspath(resume))
         finally:
+            data.close()
             self._at_work.release()
 
     def _fit(self, plan: Plan, display: Display, resume: str | None) -> History:
@@ -284,12 +313,20 @@ class Trainer:
             )
         return size
 
+    def _class_numbers(self, who: str, x: Any, y: Any) -> Array | None:
+        """The integer class labels of all samples; None where only going through them tells."""
+        data = data_from(who, self.model.feed, x, y)
+        if not isinstance(data, Arrays) or len(data.labels) != 1:
+            return None
+        (labels,) = data.labels
+        return class_numbers(labels, self.model.feed.class_axes.get(labels.name, 1))
+
     def _validation(self, given: Any, epochs: int) -> Data:
         if isinstance(given, (int, float)):
             raise DataError(
                 f"Trainer.fit: validation is {given}",
                 expected="(x, y), or an iterable of batches",
-                fix="hold samples out yourself: fit(x[:-n], y[:-n], validation=(x[-n:], y[-n:]))",
+                fix="say validation_split=0.2, or so, to hold samples out",
             )
         is_list_of_arrays = isinstance(given, list) and len(given) > 0 and all(hasattr(part, "shape") for part in given)
         parts = given if isinstance(given, tuple) or is_list_of_arrays else (given,)

@@ -421,12 +421,8 @@ class Pairs(torch.utils.data.Dataset):  # type: ignore[type-arg]
 HASTY: dict[str, tuple[Any, str]] = {
     "weights of zero": (lambda m: m.fit(X, Y, sample_weight=np.zeros(70)), "all weights of 'sample_weight' are 0"),
     "masked elements": (lambda m: m.fit(np.ma.array(X, mask=X > 0), Y), r"(?s)132 elements are masked.*filled"),
-    "samples by number": (lambda m: m.fit(Pairs()), r"(?s)Pairs gives samples one by one.*DataLoader"),
-    "samples one by one": (
-        lambda m: m.fit(list(zip(X, Y, strict=True))),
-        r"(?s)batch 0 is one sample of shape \(4,\).*DataLoader",
-    ),
-    "a share for validation": (lambda m: m.fit(X, Y, validation=0.2), r"(?s)validation is 0.2.*hold samples out"),
+    "samples by number and labels": (lambda m: m.fit(Pairs(), Y), r"Pairs gives samples by number, and y beside it"),
+    "a share for validation": (lambda m: m.fit(X, Y, validation=0.2), r"(?s)validation is 0.2.*validation_split"),
 }
 
 

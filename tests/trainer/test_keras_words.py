@@ -1,0 +1,162 @@
+"""validation_split, class_weight, steps_per_epoch, and data in every form people have it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mlcompute as mlc
+
+RNG = np.random.default_rng(1)
+X = RNG.standard_normal((70, 4)).astype(np.float32)
+Y = X[:, :3].argmax(1)
+
+
+def trainer(metrics: Any = ()) -> mlc.Trainer:
+    mlc.Platform.set_rng_seed_to(0)
+    graph = mlc.Graph()
+    graph.dense(graph.input((16, 4), "x"), 3)
+    return mlc.Trainer(graph, loss="softmax_cross_entropy", metrics=metrics, learning_rate=0.05)
+
+
+def test_validation_split_holds_out_the_last() -> None:
+    history = trainer().fit(X, Y, epochs=2, validation_split=0.3, verbose=0)
+    assert history == trainer().fit(X[:49], Y[:49], epochs=2, validation=(X[49:], Y[49:]), verbose=0)
+    with pytest.raises(mlc.DataError, match="both given"):
+        trainer().fit(X, Y, validation_split=0.3, validation=(X, Y))
+    with pytest.raises(mlc.DataError, match=r"validation_split is 1.5 of 70 samples"):
+        trainer().fit(X, Y, validation_split=1.5)
+    with pytest.raises(mlc.DataError, match="needs arrays"):
+        trainer().fit([(X[:16], Y[:16])], validation_split=0.5)
+
+
+@pytest.mark.parametrize("weights", [{0: 2.0, 2: 0.5}, [2.0, 1.0, 0.5]])
+def test_class_weights_are_sample_weights(weights: Any) -> None:
+    each = np.float32([2, 1, 0.5])[Y]
+    expected = trainer().fit(X, Y, sample_weight=each, verbose=0)
+    assert trainer().fit(X, Y, class_weight=weights, verbose=0) == expected
+    assert trainer().fit(X, np.eye(3, dtype=np.float32)[Y], class_weight=weights, verbose=0) == expected
+    stream = [(X[i : i + 16], Y[i : i + 16]) for i in range(0, 70, 16)]
+    plain = trainer().fit(X, Y, sample_weight=each, shuffle=False, verbose=0)
+    assert trainer().fit(stream, class_weight=weights, verbose=0) == plain
+    half = np.linspace(0.5, 1, 70, dtype=np.float32)
+    both = trainer().fit(X, Y, sample_weight=half * each, verbose=0)
+    assert trainer().fit(X, Y, sample_weight=half, class_weight=weights, verbose=0) == both
+
+
+def test_balanced_classes_and_validation_without_weights() -> None:
+    counts = np.bincount(Y)
+    balanced = 70 / (3 * counts)
+    first = trainer().fit(X, Y, class_weight="balanced", validation=(X, Y), verbose=0)
+    second = trainer().fit(X, Y, class_weight=dict(enumerate(balanced)), validation=(X, Y), verbose=0)
+    assert first == second
+    model = trainer()
+    history = model.fit(X, Y, class_weight="balanced", validation=(X, Y), verbose=0)
+    logits = torch.tensor(model.predict(X))
+    plain = torch.nn.functional.cross_entropy(logits, torch.tensor(Y)).item()
+    assert history["val_loss"][-1] == pytest.approx(plain, rel=1e-5)
+
+
+def test_class_weights_of_steps_and_of_yes_and_no() -> None:
+    graph = mlc.Graph()
+    graph.dense(graph.input((8, 5, 4), "x"), 3)
+    x, y = RNG.standard_normal((8, 5, 4)).astype(np.float32), RNG.integers(0, 3, (8, 5))
+    model = mlc.Trainer(graph, loss=mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_axis=-1))
+    logits = torch.tensor(model.predict(x)).reshape(-1, 3)
+    history = model.fit(x, y, class_weight=[3, 1, 0], verbose=0)
+    each = torch.nn.functional.cross_entropy(logits, torch.tensor(y).ravel(), reduction="none")
+    assert history["loss"][0] == pytest.approx((each * torch.tensor([3.0, 1, 0])[y.ravel()]).mean().item(), rel=1e-5)
+    graph = mlc.Graph()
+    graph.dense(graph.input((8, 4), "x"), 1)
+    model = mlc.Trainer(graph, loss="sigmoid_cross_entropy")
+    t = RNG.integers(0, 2, 8).astype(np.float32)
+    logits = torch.tensor(model.predict(x[:, 0])).ravel()
+    history = model.fit(x[:, 0], t, class_weight={1: 5.0}, verbose=0)
+    each = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(t), reduction="none")
+    assert history["loss"][0] == pytest.approx((each * torch.tensor(1 + 4 * t)).mean().item(), rel=1e-5)
+
+
+def test_class_weights_that_cannot_be() -> None:
+    for weights, message in (
+        ({3: 1.0}, "names the class 3, the graph has 3 classes"),
+        ([1, 2], "has 2 entries"),
+        ("heavy", "class_weight is 'heavy'"),
+        ({0: -1.0}, "class_weight of class 0 is -1.0"),
+    ):
+        with pytest.raises(mlc.DataError, match=message):
+            trainer().fit(X, Y, class_weight=weights)
+    with pytest.raises(mlc.DataError, match="labels that can be counted"):
+        trainer().fit([(X[:16], Y[:16])], class_weight="balanced")
+
+
+def test_steps_per_epoch_goes_round(tmp_path: Path) -> None:
+    model = trainer()
+    history = model.fit(X, Y, epochs=4, steps_per_epoch=3, verbose=0)
+    assert model.step == 12
+    assert model.length.steps_per_epoch == 3
+    whole = trainer().fit(X, Y, epochs=3, verbose=0)  # 5 steps each
+    assert history.loss.values == whole.loss.values[:12]
+    one = trainer()
+    one.fit(X, Y, epochs=2, steps_per_epoch=3, verbose=0)
+    one.save(tmp_path / "two")
+    assert trainer().fit(X, Y, epochs=4, steps_per_epoch=3, resume=tmp_path / "two", verbose=0) == history
+    with pytest.raises(mlc.DataError, match="saved with steps_per_epoch 3, now it is 4"):
+        trainer().fit(X, Y, epochs=4, steps_per_epoch=4, resume=tmp_path / "two")
+
+
+def test_endless_data() -> None:
+    def endless() -> Iterator[Any]:
+        for start in itertools.cycle(range(0, 64, 16)):
+            yield X[start : start + 16], Y[start : start + 16]
+
+    expected = trainer().fit(X[:64], Y[:64], epochs=2, shuffle=False, verbose=0)
+    assert trainer().fit(endless, epochs=2, steps_per_epoch=4, verbose=0) == expected
+    assert trainer().fit(endless(), epochs=2, steps_per_epoch=4, verbose=0) == expected
+    with pytest.raises(mlc.DataError, match="exhausted"):
+        trainer().fit(itertools.islice(endless(), 3), epochs=2, steps_per_epoch=4, verbose=0)
+
+
+class Pairs(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, number: int) -> Any:
+        return X[number], Y[number]
+
+
+class Streamed(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Iterator[Any]:
+        yield from ({"x": torch.tensor(x), "labels": int(y)} for x, y in zip(X, Y, strict=True))
+
+
+def test_datasets_of_samples() -> None:
+    expected = trainer().fit(X, Y, epochs=2, verbose=0)
+    assert trainer().fit(Pairs(), epochs=2, verbose=0) == expected
+    in_order = trainer().fit(X, Y, epochs=2, shuffle=False, verbose=0)
+    assert trainer().fit(Streamed(), epochs=2, verbose=0) == in_order
+    assert trainer().fit(list(zip(X, Y, strict=True)), epochs=2, verbose=0) == in_order
+    eights = trainer().fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    assert trainer().fit(Streamed(), batch_size=8, verbose=0) == eights
+    assert trainer().fit(zip(X, Y, strict=True), batch_size=8, verbose=0) == eights
+    loader = torch.utils.data.DataLoader(Streamed(), batch_size=16)
+    assert trainer().fit(loader, epochs=2, verbose=0) == in_order
+    with pytest.raises(mlc.DataError, match="comes in batches"):
+        trainer().fit([(X[:16], Y[:16])], batch_size=8)
+
+
+def test_dicts_of_everything() -> None:
+    in_order = trainer().fit(X, Y, shuffle=False, verbose=0)
+    assert trainer().fit({"x": X, "labels": Y}, shuffle=False, verbose=0) == in_order
+    batches = [{"x": X[i : i + 16], "labels": Y[i : i + 16]} for i in range(0, 70, 16)]
+    assert trainer().fit(batches, verbose=0) == in_order
+    model = trainer(["accuracy"])
+    assert model.evaluate(batches) == model.evaluate(X, Y)
+    assert np.array_equal(model.predict(batches), model.predict(X))
+    with pytest.raises(mlc.DataError, match="no input named 'token_type_ids'"):
+        trainer().fit([{"x": X[:16], "labels": Y[:16], "token_type_ids": Y[:16]}])
