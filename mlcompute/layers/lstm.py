@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mlcompute import ops
-from mlcompute.enums import ActivationType, DataType, LSTMResultMode
+from mlcompute.enums import ActivationType, LSTMResultMode
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.activation import ActivationDescriptor, activate
 from mlcompute.layers.arguments import member, real, whole
-from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.layers.layer import Forward
 from mlcompute.layers.read_only import ReadOnly
-from mlcompute.ops.op import Shape, Value
-from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
+from mlcompute.layers.recurrent import Recurrent
+from mlcompute.ops.op import Value
+from mlcompute.tensor import Tensor, TensorParameter
 
 _SIGMOID, _TANH = ActivationType.SIGMOID, ActivationType.TANH
 _STANDARD = (_SIGMOID, _SIGMOID, _TANH, _SIGMOID)
@@ -73,7 +74,7 @@ class LSTMDescriptor:
     __copy__ = copy
 
 
-class LSTMLayer(Layer):
+class LSTMLayer(Recurrent):
     """Per layer and direction, for every time, starting from h = c = 0 or the given states:
 
         i = act0(Wi x + Ui h + Pi c + bi)      f = act1(Wf x + Uf h + Pf c + bf)
@@ -97,9 +98,8 @@ class LSTMLayer(Layer):
     """
 
     default_label = "LSTM"
-    source_types = FLOATS | {DataType.INT32}
     source_count = (1, 4)
-    batch_axes = (0, 2, 2)
+    state_names = ("h0", "c0")
 
     descriptor = ReadOnly[LSTMDescriptor]("The sizes and options the layer was made with.")
     output_result_activation = ReadOnly[ActivationDescriptor](
@@ -127,7 +127,7 @@ class LSTMLayer(Layer):
             error=DataError,
         )
         hidden = descriptor.hidden_size
-        self._input_weights = self._listed("input_weights", input_weights, self._input_width)
+        self._input_weights = self._listed("input_weights", input_weights, self.input_width)
         self._hidden_weights = self._listed("hidden_weights", hidden_weights, lambda _: hidden)
         self._biases = None if biases is None else self._listed("biases", biases, None)
         self._peephole_weights = (
@@ -152,9 +152,13 @@ class LSTMLayer(Layer):
             if tensors is not None
         }
 
-    def _input_width(self, layer: int) -> int:
-        d = self._descriptor
-        return d.input_size if layer == 0 else d.direction_count * d.hidden_size
+    @property
+    def sizes(self) -> LSTMDescriptor:
+        return self._descriptor
+
+    @property
+    def returns_states(self) -> bool:
+        return self._descriptor.result_mode == LSTMResultMode.OUTPUT_AND_STATES
 
     def _listed(self, slot: str, tensors: Sequence[Tensor], width: Callable[[int], int] | None) -> list[Tensor]:
         """A list of tensors, checked: four per layer and direction, hidden * width(layer) elements each."""
@@ -240,89 +244,10 @@ class LSTMLayer(Layer):
     def parameters(self) -> dict[str, TensorParameter]:
         return {f"{slot}_{k}": p for slot, listed in self._parameters.items() for k, p in enumerate(listed)}
 
-    def source_batch_axis(self, index: int, sources: Sequence[TensorDescriptor]) -> int | None:
-        return 2 if len(sources) > 2 and index in (1, 2) else 0
-
-    def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
-        return len(result) - 1
-
-    def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
-        d = self._descriptor
-        x = sources[0]
-        floats, lengths = (sources[:-1], sources[-1]) if len(sources) in (2, 4) else (sources, None)
-        for source in floats:
-            self.expect(
-                source.data_type in FLOATS,
-                f"the input and the states must be floating, not {source.data_type.name}",
-                expected="input[, h0, c0][, lengths]",
-                error=DataError,
-            )
-        self.expect(len(x.shape) == 3, f"the input must be (batch, time, {d.input_size}), not {x.shape}")
-        self.expect(
-            x.shape[2] == d.input_size,
-            f"input_size is {d.input_size}, the source has {x.shape[2]} features",
-            source=x.shape,
-            fix=f"set input_size={x.shape[2]} or reshape the source",
-        )
-        batch, steps, _ = x.shape
-        states = (d.layer_count, d.direction_count, batch, d.hidden_size)
-        for name, state in zip(("h0", "c0"), floats[1:], strict=False):
-            self.expect(
-                state.shape == states,
-                f"{name} has shape {state.shape}",
-                expected=f"(layer_count, directions, batch, hidden) = {states}",
-            )
-        if lengths is not None:
-            self.expect(
-                lengths.data_type == DataType.INT32,
-                f"the last of {len(sources)} sources holds the sequence lengths and must be INT32, "
-                f"not {lengths.data_type.name}",
-                expected="input[, h0, c0][, lengths]",
-                error=DataError,
-            )
-            self.expect(
-                lengths.element_count == lengths.shape[0] == batch,
-                f"the sequence lengths have shape {lengths.shape}",
-                expected=f"one per sample: ({batch},)",
-            )
-        y = (batch, steps if d.returns_sequences else 1, d.direction_count * d.hidden_size)
-        shapes = [y, states, states] if d.result_mode == LSTMResultMode.OUTPUT_AND_STATES else [y]
-        return [TensorDescriptor(shape, data_type=x.data_type) for shape in shapes]
-
-    def forward(self, run: Forward, *sources: Value) -> Sequence[Value]:
-        d = self._descriptor
-        x = sources[0]
-        batch, directions, hidden = x.shape[0], d.direction_count, d.hidden_size
-        lengths = None
-        if len(sources) in (2, 4):
-            # A run of fewer samples than lengths and states were made for reads the leading ones.
-            lengths = ops.slice_(ops.reshape(sources[-1], (sources[-1].size,)), (0,), (batch,))
-        states = sources[1:3] if len(sources) > 2 else (None, None)
-        h_last: list[Value] = []
-        c_last: list[Value] = []
-        for layer in range(d.layer_count):
-            if layer and run.training and d.dropout:
-                is_kept = run.uniform(x, x.shape, 0) >= d.dropout
-                x = ops.select(is_kept, x * (1.0 / (1.0 - d.dropout)), 0.0)
-            outputs = []
-            for direction in range(directions):
-                h0, c0 = (_start(x, state, layer, direction, hidden) for state in states)
-                y, h, c = self._pass(run, x, h0, c0, lengths, layer, direction)
-                outputs.append(y)
-                h_last.append(h)
-                c_last.append(c)
-            x = ops.concatenate(outputs, 2)
-        if not d.returns_sequences:
-            x = ops.reshape(ops.concatenate(h_last[-directions:], 1), (batch, 1, directions * hidden))
-        if d.result_mode == LSTMResultMode.OUTPUT:
-            return [x]
-        shape = (d.layer_count, directions, batch, hidden)
-        return [x, *(ops.reshape(ops.concatenate(last, 0), shape) for last in (h_last, c_last))]
-
-    def _pass(
-        self, run: Forward, x: Value, h0: Value, c0: Value, lengths: Value | None, layer: int, direction: int
+    def pass_through(
+        self, run: Forward, x: Value, states: Sequence[Value], lengths: Value | None, layer: int, direction: int
     ) -> tuple[Value, Value, Value]:
-        """One layer in one direction."""
+        h0, c0 = states
         d = self._descriptor
         hidden, first = d.hidden_size, 4 * (direction * d.layer_count + layer)
 
@@ -348,12 +273,3 @@ class LSTMLayer(Layer):
             activation.activation_type == kind and (kind == _SIGMOID or (activation.a, activation.b) == (1.0, 1.0))
             for activation, kind in zip(given, (*_STANDARD, _TANH), strict=True)
         )
-
-
-def _start(x: Value, state: Value | None, layer: int, direction: int, hidden: int) -> Value:
-    """The state (batch, hidden) a pass starts from: of (layers, directions, batch, hidden) given, or zeros."""
-    batch = x.shape[0]
-    if state is None:
-        return ops.full(x, (batch, hidden), 0.0)
-    start, end = (layer, direction, 0, 0), (layer + 1, direction + 1, batch, hidden)
-    return ops.reshape(ops.slice_(state, start, end), (batch, hidden))

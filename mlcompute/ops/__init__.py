@@ -14,5 +14,6 @@ from mlcompute.ops.op import *
 from mlcompute.ops.pooling import *
 from mlcompute.ops.recurrent import *
 from mlcompute.ops.reductions import *
+from mlcompute.ops.rnn import *
 from mlcompute.ops.state import *
 from mlcompute.ops.views import *

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.errors import DataError
+from mlcompute.ops import times
 from mlcompute.ops.elementwise import select, sigmoid, tanh
 from mlcompute.ops.indexing import concatenate, take
 from mlcompute.ops.matmul_and_convolution import matmul
@@ -18,11 +18,6 @@ from mlcompute.ops.views import full, reshape, slice_axis, transpose
 Activation = Callable[[Value], Value]
 
 _sigmoid = TABLE["sigmoid"].meaning
-
-
-def _order(steps: int, reverse: bool) -> range:
-    """Times in the order the recurrence visits them."""
-    return range(steps - 1, -1, -1) if reverse else range(steps)
 
 
 @register("lstm", "recurrent")
@@ -55,13 +50,13 @@ class Lstm(Op):
         reverse: bool, has_lengths: bool,
     ) -> tuple[Array, ...]:  # fmt: skip
         (n, steps, inputs), hidden = x.shape, wh.shape[1]
-        valid = _valid(lengths[0] if has_lengths else None, n, steps)
+        valid = times.valid("LSTM", lengths[0] if has_lengths else None, n, steps)
         x = np.where(valid, x, 0)
         z = (x.reshape(n * steps, inputs) @ wx.T + b).reshape(n, steps, 4 * hidden)
         y, cells = np.zeros((n, steps, hidden), x.dtype), np.zeros((n, steps, hidden), x.dtype)
         gates = np.zeros((n, steps, 4 * hidden), x.dtype)
         h, c = h0, c0
-        for t in _order(steps, reverse):
+        for t in times.order(steps, reverse):
             zi, zf, zg, zo = np.split(z[:, t] + h @ wh.T, 4, axis=1)
             i, f, g, o = _sigmoid(zi), _sigmoid(zf), np.tanh(zg), _sigmoid(zo)
             now = valid[:, t]
@@ -125,14 +120,14 @@ class LstmGradient(Op):
         reverse: bool, has_lengths: bool,
     ) -> tuple[Array, ...]:  # fmt: skip
         (n, steps, inputs), hidden = x.shape, wh.shape[1]
-        valid = _valid(lengths[0] if has_lengths else None, n, steps)
-        c_before, h_before = _before(cells, c0, reverse), _before(y, h0, reverse)
+        valid = times.valid("LSTM", lengths[0] if has_lengths else None, n, steps)
+        c_before, h_before = times.before(cells, c0, reverse), times.before(y, h0, reverse)
         if reverse and has_lengths:
             # The step before a sequence's first one lies in the padding, where y is 0 and not the state.
-            inside = _before(valid, np.zeros((n, 1), bool), reverse)
+            inside = times.before(valid, np.zeros((n, 1), bool), reverse)
             h_before = np.where(inside, h_before, h0[:, None])
         dz = np.zeros((n, steps, 4 * hidden), x.dtype)
-        for t in reversed(_order(steps, reverse)):
+        for t in reversed(times.order(steps, reverse)):
             i, f, g, o = np.split(gates[:, t], 4, axis=1)
             squashed = np.tanh(cells[:, t])
             dh_now = dh + dy[:, t]
@@ -156,23 +151,23 @@ class LstmGradient(Op):
         reverse: bool, has_lengths: bool,
     ) -> tuple[Value, ...]:  # fmt: skip
         (n, steps, inputs), hidden = x.shape, wh.shape[1]
-        valid = _described_valid(lengths[0], steps) if has_lengths else None
-        c_before, h_before = _described_before(cells, c0, reverse), _described_before(y, h0, reverse)
+        valid = times.described_valid(lengths[0], steps) if has_lengths else None
+        c_before, h_before = times.described_before(cells, c0, reverse), times.described_before(y, h0, reverse)
         if reverse and valid is not None:
-            inside = _described_before(valid, full(valid, (n, 1), False), reverse)
+            inside = times.described_before(valid, full(valid, (n, 1), False), reverse)
             h_before = select(inside, h_before, reshape(h0, (n, 1, hidden)))
         squashed = tanh(cells)
         dz: dict[int, Value] = {}
-        for t in reversed(_order(steps, reverse)):
-            i, f, g, o = _quarters(_at(gates, t))
-            dh_now = dh + _at(dy, t)
-            dc_now = dc + dh_now * o * (1.0 - _at(squashed, t) * _at(squashed, t))
-            dzi, dzf = dc_now * g * i * (1.0 - i), dc_now * _at(c_before, t) * f * (1.0 - f)
-            dzg, dzo = dc_now * i * (1.0 - g * g), dh_now * _at(squashed, t) * o * (1.0 - o)
-            now = None if valid is None else _at(valid, t)
-            dz[t] = _where(now, concatenate([dzi, dzf, dzg, dzo], 1), 0.0)
-            dh, dc = _where(now, matmul(dz[t], wh), dh), _where(now, dc_now * f, dc)
-        rows = reshape(_over_time(dz), (n * steps, 4 * hidden))
+        for t in reversed(times.order(steps, reverse)):
+            i, f, g, o = _quarters(times.at(gates, t))
+            dh_now = dh + times.at(dy, t)
+            dc_now = dc + dh_now * o * (1.0 - times.at(squashed, t) * times.at(squashed, t))
+            dzi, dzf = dc_now * g * i * (1.0 - i), dc_now * times.at(c_before, t) * f * (1.0 - f)
+            dzg, dzo = dc_now * i * (1.0 - g * g), dh_now * times.at(squashed, t) * o * (1.0 - o)
+            now = None if valid is None else times.at(valid, t)
+            dz[t] = times.where(now, concatenate([dzi, dzf, dzg, dzo], 1), 0.0)
+            dh, dc = times.where(now, matmul(dz[t], wh), dh), times.where(now, dc_now * f, dc)
+        rows = reshape(times.stacked(dz), (n * steps, 4 * hidden))
         columns = transpose(rows)
         x_read = x if valid is None else select(valid, x, 0.0)
         return (
@@ -211,7 +206,7 @@ def unrolled_lstm(
     if lengths is not None:
         # Looking each length up among 1..steps changes none, but any device refuses an index out of range.
         legal = lengths.trace.constant(np.arange(1, steps + 1), lengths.dtype)
-        valid = _described_valid(take(legal, lengths - 1, 0), steps)
+        valid = times.described_valid(take(legal, lengths - 1, 0), steps)
         x = select(valid, x, 0.0)
     z = reshape(matmul(reshape(x, (n * steps, inputs)), transpose(wx)) + b, (n, steps, 4 * hidden))
     wh = transpose(wh)
@@ -224,8 +219,8 @@ def unrolled_lstm(
     y: dict[int, Value] = {}
     gates: dict[int, Value] = {}
     cells: dict[int, Value] = {}
-    for t in _order(steps, reverse):
-        zi, zf, zg, zo = _quarters(_at(z, t) + matmul(h, wh))
+    for t in times.order(steps, reverse):
+        zi, zf, zg, zo = _quarters(times.at(z, t) + matmul(h, wh))
         if from_old is not None:
             seen = matmul(c, from_old)
             zi = zi + slice_axis(seen, 1, 0, hidden)
@@ -237,67 +232,15 @@ def unrolled_lstm(
             zo = zo + matmul(c_next, from_new)
         o = act_o(zo)
         h_next = o * output_activation(c_next)
-        now = None if valid is None else _at(valid, t)
-        h, c = _where(now, h_next, h), _where(now, c_next, c)
-        y[t] = _where(now, h_next, 0.0)
-        gates[t] = _where(now, concatenate([i, f, g, o], 1), 0.0)
+        now = None if valid is None else times.at(valid, t)
+        h, c = times.where(now, h_next, h), times.where(now, c_next, c)
+        y[t] = times.where(now, h_next, 0.0)
+        gates[t] = times.where(now, concatenate([i, f, g, o], 1), 0.0)
         cells[t] = c
-    return _over_time(y), h, c, _over_time(gates), _over_time(cells)
-
-
-# Padding and shifts, in NumPy and in ops ----------------------------------------------------------------------------
-
-
-def _valid(lengths: Array | None, n: int, steps: int) -> Array:
-    """(n, t, 1): does time t belong to the sequence?"""
-    if lengths is None:
-        return np.ones((n, steps, 1), bool)
-    if not np.all((lengths >= 1) & (lengths <= steps)):
-        raise DataError(
-            f"LSTM: sequence lengths {lengths.tolist()} do not fit {steps} time steps",
-            expected=f"every length from 1 to {steps}",
-        )
-    return np.arange(steps)[None, :, None] < lengths.reshape(n, 1, 1)
-
-
-def _described_valid(lengths: Value, steps: int) -> Value:
-    (n,) = lengths.shape
-    times = lengths.trace.constant(np.arange(steps).reshape(1, steps, 1), lengths.dtype)
-    return times < reshape(lengths, (n, 1, 1))
-
-
-def _before(states: Array, first: Array, reverse: bool) -> Array:
-    """(n, t, *): the state each time starts from, given the states after each time and the first one (n, *)."""
-    first = first[:, None]
-    return np.concatenate([states[:, 1:], first] if reverse else [first, states[:, :-1]], axis=1)
-
-
-def _described_before(states: Value, first: Value, reverse: bool) -> Value:
-    (n, steps, width) = states.shape
-    first = reshape(first, (n, 1, width))
-    if steps == 1:
-        return first
-    if reverse:
-        return concatenate([slice_axis(states, 1, 1, steps), first], 1)
-    return concatenate([first, slice_axis(states, 1, 0, steps - 1)], 1)
-
-
-def _at(x: Value, t: int) -> Value:
-    """(n, t, *) -> (n, *) at one time."""
-    return reshape(slice_axis(x, 1, t, t + 1), (x.shape[0], x.shape[2]))
-
-
-def _over_time(pieces: dict[int, Value]) -> Value:
-    """One (n, h) per time -> (n, t, h)."""
-    rows = [reshape(pieces[t], (pieces[t].shape[0], 1, pieces[t].shape[1])) for t in range(len(pieces))]
-    return concatenate(rows, 1)
+    return times.stacked(y), h, c, times.stacked(gates), times.stacked(cells)
 
 
 def _quarters(z: Value) -> list[Value]:
     """(n, 4h) -> the four gates' (n, h)."""
     hidden = z.shape[1] // 4
     return [slice_axis(z, 1, k * hidden, (k + 1) * hidden) for k in range(4)]
-
-
-def _where(now: Value | None, a: Value, b: Value | float) -> Value:
-    return a if now is None else select(now, a, b)

@@ -16,7 +16,7 @@ from mlcompute.compiler import Request, compile_program
 from mlcompute.compiler.program import Program
 from mlcompute.enums import ExecutionOptions
 from mlcompute.layers.loss import LossLayer
-from mlcompute.layers.lstm import LSTMLayer
+from mlcompute.layers.recurrent import Recurrent
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.run_specification import InputSlot, RunSpecification
 from mlcompute.runtime.storage import Clock, Storage
@@ -49,7 +49,8 @@ class CompiledGraph:
         self.lengths = [
             node.sources[-1]
             for node in request.nodes
-            if isinstance(node.layer, LSTMLayer) and len(node.sources) in (2, 4)
+            if isinstance(node.layer, Recurrent)
+            and node.layer.lengths_at([source.descriptor for source in node.sources]) is not None
         ]
         #: Where parameters, statistics and states lie, looked up anew when one of them was rebound.
         self.storages: dict[Program, dict[Value, Storage]] = {}

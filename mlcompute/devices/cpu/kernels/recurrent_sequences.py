@@ -23,29 +23,71 @@ from mlcompute.devices.cpu.gemm.packed_gemm import (
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.threads import planned_threads
 from mlcompute.devices.loop_nest import Operand, Operands
-from mlcompute.ops.op import FLOAT32, Array, Step
+from mlcompute.ops.op import FLOAT32, Array, Step, Value
 
 # Outside the kernel: sizes and memory -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Samples, times, and the widths of the inputs and of the hidden state of an lstm or its gradient."""
+#: What the operands of the ops are called; c and cells are of an lstm alone.
+_NAMES = {
+    "lstm": ("x wx wh b h0 c0", "y h c gates cells"),
+    "lstm_gradient": ("dy dh dc x wx wh h0 c0 y gates cells", "dx dwx dwh db dh0 dc0"),
+    "rnn": ("x wx wh b h0", "y h gates"),
+    "rnn_gradient": ("dy dh x wx wh h0 y gates", "dx dwx dwh db dh0"),
+}
 
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Operands by name, and sizes: samples, times, widths of the inputs, of the state and of the gates' sums.
+
+    from_inputs   width of the leading part of the sums that the inputs take part in
+    from_hidden   width of the last part, that the hidden state takes part in
+    """
+
+    step: Step
+    values: dict[str, Value]
+    lengths: Value | None
     samples: int
     steps: int
     inputs: int
     hidden: int
+    gates: int
+    from_inputs: int
+    from_hidden: int
 
     @classmethod
-    def of(cls, step: Step) -> Sizes:
-        x, wh = (0, 2) if step.op.name == "lstm" else (3, 5)
-        samples, steps, inputs = step.inputs[x].shape
-        return cls(samples, steps, inputs, step.inputs[wh].shape[1])
+    def of(cls, step: Step) -> Recurrence:
+        before, after = (names.split() for names in _NAMES[step.op.name])
+        values = dict(zip(before, step.inputs, strict=False)) | dict(zip(after, step.results, strict=True))
+        lengths = step.inputs[-1] if step.attributes["has_lengths"] else None
+        hidden = values["wh"].shape[1]
+        widths = (values["gates"].shape[2], values["wx"].shape[0], values["wh"].shape[0])
+        return cls(step, values, lengths, *values["x"].shape, hidden, *widths)  # type: ignore[call-arg]
 
     @property
-    def gates(self) -> int:
-        return 4 * self.hidden
+    def is_gradient(self) -> bool:
+        return "dy" in self.values
+
+    @property
+    def has_cells(self) -> bool:
+        """Is there a second state, as in an lstm?"""
+        return "cells" in self.values
+
+    @property
+    def gate_count(self) -> int:
+        return self.gates // self.hidden
+
+    @property
+    def first_from_hidden(self) -> int:
+        """Where the part of the sums begins that the hidden state takes part in."""
+        return self.gates - self.from_hidden
+
+    def kernel(self, name: str = "") -> str:
+        """What the printed program calls a kernel."""
+        cell = str(self.step.attributes.get("cell", "lstm"))
+        kind = cell if cell in ("lstm", "gru") else f"rnn {cell}"
+        return f"{kind}, {name}" if name else kind
 
     @property
     def cell_cost(self) -> float:
@@ -54,56 +96,57 @@ class Sizes:
 
     def product_cost(self, width: int) -> float:
         """Nanoseconds of multiplying the gates' width by another, for every sample and time."""
-        return 2.0 * self.samples * self.steps * self.gates * width / FLOPS_PER_NS
+        return 2.0 * self.samples * self.steps * self.from_hidden * width / FLOPS_PER_NS
 
 
-def _parts(step: Step) -> dict[str, int]:
+def _parts(r: Recurrence) -> dict[str, int]:
     """Parts of a step's workspace, in floats."""
-    s = Sizes.of(step)
-    if step.op.name == "lstm":
-        return {"wx": padded(s.gates) * s.inputs, "wh": padded(s.gates) * s.hidden}
-    state = s.samples * s.hidden
-    weights = {"wx": padded(s.inputs) * s.gates, "wh": padded(s.hidden) * s.gates}
-    own = thread_floats(weight_gradient_parts(s)) * planned_threads()
-    return {"dz": s.samples * s.steps * s.gates, "h0": state, "c0": state, **weights, "own": own}
+    if not r.is_gradient:
+        return {"wx": padded(r.from_inputs) * r.inputs, "wh": padded(r.from_hidden) * r.hidden}
+    state = r.samples * r.hidden
+    firsts = {"h0": state, "c0": state} if r.has_cells else {"h0": state}
+    weights = {"wx": padded(r.inputs) * r.from_inputs, "wh": padded(r.hidden) * r.from_hidden}
+    own = thread_floats(weight_gradient_parts(r)) * planned_threads()
+    return {"dz": r.samples * r.steps * r.gates, **firsts, **weights, "own": own}
 
 
-def weight_gradient_parts(s: Sizes) -> dict[str, int]:
+def weight_gradient_parts(r: Recurrence) -> dict[str, int]:
     """Parts of a thread's own memory for the gradients of the weights, in floats."""
     return {
-        "zeros": s.inputs,
-        "x": DEPTH * padded(s.inputs),
-        "h": DEPTH * padded(s.hidden),
-        "sums": s.gates,
+        "zeros": r.inputs,
+        "x": DEPTH * padded(r.inputs),
+        "h": DEPTH * padded(r.hidden),
+        "sums": r.gates,
     }
 
 
 def workspace(step: Step) -> int:
     """Bytes for packed weights and, going back, the gradients of the gates, the first states, and threads' own."""
-    if not all(value.dtype == FLOAT32 for value in step.inputs[:6]):
+    r = Recurrence.of(step)
+    if not all(value.dtype == FLOAT32 for value in r.values.values()):
         return 0
-    return 4 * sum(map(aligned, _parts(step).values()))
+    return 4 * sum(map(aligned, _parts(r).values()))
 
 
-def workspace_parts(step: Step, operands: Operands) -> dict[str, Operand]:
+def workspace_parts(r: Recurrence, operands: Operands) -> dict[str, Operand]:
     """The parts of a step's workspace."""
     found, start = {}, 0
-    for name, size in _parts(step).items():
-        found[name] = operands.workspace(step, 4 * start, 4 * size)
+    for name, size in _parts(r).items():
+        found[name] = operands.workspace(r.step, 4 * start, 4 * size)
         start += aligned(size)
     return found
 
 
-def can_run(floats: Sequence[Operand], lengths: Sequence[Operand]) -> bool:
+def can_run(r: Recurrence) -> bool:
     """Are all types those the kernels are written for, and is there anything to do?"""
-    return all(operand.dtype == FLOAT32 and operand.size for operand in floats) and all(
-        operand.dtype in (np.int32, np.int64) for operand in lengths
+    return all(value.dtype == FLOAT32 and value.size for value in r.values.values()) and (
+        r.lengths is None or r.lengths.dtype in (np.int32, np.int64)
     )
 
 
-def pack_entry(step: Step, weights: Sequence[tuple[Operand, Operand]], transposed: bool) -> Entry | None:
+def pack_entry(r: Recurrence, weights: Sequence[tuple[Operand, Operand]], transposed: bool) -> Entry | None:
     """Pack weights, each with its buffer, threads sharing the panels; transposed: their last axis is summed over."""
-    code = Code("lstm_pack")
+    code = Code("recurrent_pack")
     args = KernelArguments(code)
     for source, target in weights:
         columns, depth = source.shape if transposed else source.shape[::-1]
@@ -120,7 +163,7 @@ def pack_entry(step: Step, weights: Sequence[tuple[Operand, Operand]], transpose
         call_pack(code, pack, mine, depth_word, rows, args.pointer(target))
     sources, targets = [source for source, _ in weights], [target for _, target in weights]
     cost = 0.3 * sum(source.size for source in sources)
-    return Entry(step, code, args.values, sources, targets, kernel="lstm, pack weights", cost=cost)
+    return Entry(r.step, code, args.values, sources, targets, kernel=r.kernel("pack weights"), cost=cost)
 
 
 # Inside the kernel ---------------------------------------------------------------------------------------------------
@@ -129,12 +172,14 @@ def pack_entry(step: Step, weights: Sequence[tuple[Operand, Operand]], transpose
 class Sequences:
     """Samples, times in the order they are visited, and lengths, inside a kernel."""
 
-    def __init__(self, args: KernelArguments, step: Step, sizes: Sizes, lengths: Sequence[Operand]) -> None:
-        self.code, self.args = args.code, args
-        self.samples, self.steps = args.number(sizes.samples), args.number(sizes.steps)
-        self.inputs, self.hidden, self.gates = args.numbers([sizes.inputs, sizes.hidden, sizes.gates])
-        self._is_full = sizes.hidden % vector_lanes() == 0
-        self._reverse: bool = step.attributes["reverse"]
+    def __init__(self, args: KernelArguments, r: Recurrence, lengths: Sequence[Operand]) -> None:
+        self.code, self.args, self.recurrence = args.code, args, r
+        self.samples, self.steps = args.number(r.samples), args.number(r.steps)
+        self.inputs, self.hidden, self.gates = args.numbers([r.inputs, r.hidden, r.gates])
+        self.from_inputs, self.from_hidden = args.numbers([r.from_inputs, r.from_hidden])
+        self.first_from_hidden = args.number(r.first_from_hidden)
+        self._is_full = r.hidden % vector_lanes() == 0
+        self._reverse: bool = r.step.attributes["reverse"]
         self._lengths = lengths[0] if lengths else None
         if self._lengths is not None:
             self._length_address = args.pointer(self._lengths)
@@ -187,6 +232,28 @@ class Sequences:
             outside = code.let(f"icmp uge i64 {code.sub(self.length(sample), 1)}, {self.steps}")
             with code.when(outside):
                 code.do(f"store i64 1, ptr {address}")
+
+    def starts(self, sample: str, earlier: str, is_first: str) -> str:
+        """Is there no time of the sequence before, so that the first state is the one to start from?"""
+        late = self.starts_late(sample, earlier)
+        return is_first if late is None else self.code.let(f"or i1 {is_first}, {late}")
+
+    def each_sequence_unit(
+        self,
+        sample: str,
+        time: str,
+        inside: Callable[[str, str | None], None],
+        in_padding: Callable[[str, str | None], None],
+    ) -> None:
+        """`each_unit` of one body where a time belongs to the sequence, of the other beyond its end."""
+        if not self.has_lengths:
+            self.each_unit(inside)
+            return
+        padding = self.is_padding(sample, time)
+        with self.code.when(padding):
+            self.each_unit(in_padding)
+        with self.code.when(self.code.let(f"xor i1 {padding}, true")):
+            self.each_unit(inside)
 
     def each_unit(self, body: Callable[[str, str | None], None]) -> None:
         """body(index, mask) for the vectors of a line of hidden units."""

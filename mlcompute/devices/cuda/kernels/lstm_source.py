@@ -21,6 +21,7 @@ class Form:
     samples        per block
     length_type    of the sequences' lengths in CUDA C++; empty without them
     shared_bytes   that a block may use for weights
+    rows           of the recurrent weights, per unit
     """
 
     hidden: int
@@ -28,10 +29,11 @@ class Form:
     reverse: bool
     length_type: str
     shared_bytes: int
+    rows: int = 4
 
     @property
     def threads(self) -> int:
-        return max(32, -(-4 * self.hidden // 32) * 32)
+        return max(32, -(-self.rows * self.hidden // 32) * 32)
 
     @property
     def fours(self) -> int:
@@ -56,7 +58,7 @@ class Form:
     @property
     def constants(self) -> str:
         return (
-            f"    const int H = {self.hidden}, G = {4 * self.hidden}, S = {self.samples}, T = {self.threads};\n"
+            f"    const int H = {self.hidden}, G = {self.rows * self.hidden}, S = {self.samples}, T = {self.threads};\n"
             f"    const int FOURS = {self.fours}, REGS = {self.in_registers}, SHARED = {self.in_shared};"
         )
 
@@ -76,7 +78,7 @@ class Form:
 
 
 #: Loads a row of weights: `at(k)` is where its k-th element lies; and multiplies it with vectors in shared memory.
-_LOAD = """
+LOAD_WEIGHTS = """
     float4 kept[REGS > 0 ? REGS : 1];
     extern __shared__ float4 cached[];
     if (j < G) {
@@ -87,7 +89,8 @@ _LOAD = """
 """
 
 
-def _multiply(vector: str) -> str:
+def multiply(vector: str) -> str:
+    """Statements: sum[s] += a row of weights times a vector in shared memory."""
     return f"""
             #pragma unroll
             for (int k = 0; k < REGS; ++k) {{
@@ -138,7 +141,7 @@ extern "C" __global__ void __launch_bounds__({form.threads}, 1) KERNEL(
             {form.length_of(True)}
         }}
     }}
-{_LOAD}
+{LOAD_WEIGHTS}
     float c[S], z[S];
     float b = j < G ? bias[j * bias_stride] : 0.0f;
     for (int s = 0; s < S; ++s) {{
@@ -162,7 +165,7 @@ extern "C" __global__ void __launch_bounds__({form.threads}, 1) KERNEL(
                 for (int s = 0; s < S; ++s)
                     if (first + s < n) z[s] = gates[((long long)(first + s) * steps + after) * G + j];
             }}
-{_multiply("hs[s]")}
+{multiply("hs[s]")}
             #pragma unroll
             for (int s = 0; s < S; ++s) {{
                 float gate = j / H == 2 ? tanhf(sum[s]) : sigmoid(sum[s]);
@@ -224,7 +227,7 @@ extern "C" __global__ void __launch_bounds__({form.threads}, 1) KERNEL(
             {form.length_of(False)}
         }}
     }}
-{_LOAD}
+{LOAD_WEIGHTS}
     for (int at = j; at < S * 16 * FOURS; at += T) (&dzs[0][0][0])[at] = 0.0f;
     // Of the time step to come: gates, the cell state after it and before it, dy, and the hidden state before it.
     float gi[S], gf[S], gg[S], go[S], cell[S], cell_before[S], d[S], h_before[S], dh[S], dc[S];
@@ -283,7 +286,7 @@ extern "C" __global__ void __launch_bounds__({form.threads}, 1) KERNEL(
             float sum[S];
             #pragma unroll
             for (int s = 0; s < S; ++s) sum[s] = 0.0f, db += dzs[s][q][unit];
-{_multiply("dzs[s][q]")}
+{multiply("dzs[s][q]")}
             #pragma unroll
             for (int s = 0; s < S; ++s) parts[s][j] = sum[s];
         }}

@@ -68,7 +68,7 @@ def forward_launches(
 ) -> Sequence[Work]:
     """Two launches per time."""
     n, times, _ = m.y.shape
-    launches: list[Work] = [] if lengths is None else [_length_check(step, lengths, times)]
+    launches: list[Work] = [] if lengths is None else [length_check(step, lengths, times)]
     visited = range(times - 1, -1, -1) if reverse else range(times)
     for number, t in enumerate(visited):
         h = m.h0 if number == 0 else m.last_h
@@ -78,7 +78,7 @@ def forward_launches(
             np.int32(n), np.int32(times), np.int32(m.y.shape[2]), np.int32(t),
             np.int32(-1 if number == 0 else visited[number - 1]),
             *(np.int64(stride) for operand in (m.bias, m.h0, m.c0) for stride in operand.strides),
-            *_length_arguments(lengths),
+            *length_arguments(lengths),
         ]  # fmt: skip
         grid = blocks_for(m.last_h.size)
         launches.append(
@@ -101,17 +101,17 @@ def backward_launches(
             m.dy, m.dh_last, m.dc_last, m.h0, m.c0, m.y, m.gates, m.cells, m.dz, m.before, m.dh, m.dh0, m.dc0,
             *(np.int32(number) for number in (n, times, hidden, t, later, earlier)),
             *(np.int64(s) for operand in (m.dy, m.dh_last, m.dc_last, m.h0, m.c0) for s in operand.strides),
-            *_length_arguments(lengths),
+            *length_arguments(lengths),
         ]  # fmt: skip
         source, writes = _gates_gradient_source(lengths), [8, 9, 11, 12]
         grid = blocks_for(m.dh0.size)
         launches.append(Launch(step, "lstm gates gradient", source, arguments, writes, grid, (BLOCK, 1, 1)))
         if t >= 0:
-            launches += product_launches(step, _at(m.dz, t), wh, m.dh, scratch)
+            launches += product_launches(step, at_time(m.dz, t), wh, m.dh, scratch)
     return launches
 
 
-def _at(operand: Operand, t: int) -> Operand:
+def at_time(operand: Operand, t: int) -> Operand:
     """(n, t, *) -> (n, *) at one time."""
     n, _, width = operand.shape
     by_n, by_t, by_one = operand.strides
@@ -121,17 +121,20 @@ def _at(operand: Operand, t: int) -> Operand:
 # Text -----------------------------------------------------------------------------------------------------------------
 
 
-def _length_arguments(lengths: Lengths | None) -> list[Argument]:
+def length_arguments(lengths: Lengths | None) -> list[Argument]:
+    """What a kernel is told of the lengths."""
     return [] if lengths is None else [lengths.operand, np.int64(lengths.operand.strides[0])]
 
 
-def _length_parameters(lengths: Lengths | None) -> str:
+def length_parameters(lengths: Lengths | None) -> str:
+    """Their parameters."""
     if lengths is None:
         return ""
     return f", const {memory_type(lengths.operand.dtype)}* lengths, long long lengths_stride"
 
 
-def _length_of(lengths: Lengths | None) -> str:
+def length_of(lengths: Lengths | None) -> str:
+    """The length of `sample`, an expression."""
     return "steps" if lengths is None else "(int)lengths[sample * lengths_stride]"
 
 
@@ -140,11 +143,11 @@ def _gates_source(lengths: Lengths | None) -> str:
 extern "C" __global__ void __launch_bounds__({BLOCK}) KERNEL(
     float* gates, const float* recurrent, const float* bias, const float* h0, const float* c0, float* y,
     float* last_h, float* last_c, float* cells, int n, int steps, int H, int t, int before, long long bias_stride,
-    long long h0_row, long long h0_column, long long c0_row, long long c0_column{_length_parameters(lengths)}) {{
+    long long h0_row, long long h0_column, long long c0_row, long long c0_column{length_parameters(lengths)}) {{
     int at = blockIdx.x * {BLOCK} + threadIdx.x;
     if (at >= n * H) return;
     int sample = at / H, unit = at % H;
-    bool now = t < {_length_of(lengths)};
+    bool now = t < {length_of(lengths)};
     long long row = (long long)sample * steps + t;
     float* z = gates + row * 4 * H;
     const float* r = recurrent + (long long)sample * 4 * H;
@@ -177,10 +180,10 @@ extern "C" __global__ void __launch_bounds__({BLOCK}) KERNEL(
     int n, int steps, int H, int t, int later, int earlier,
     long long dy_row, long long dy_time, long long dy_column, long long dh_row, long long dh_column,
     long long dc_row, long long dc_column, long long h0_row, long long h0_column, long long c0_row,
-    long long c0_column{_length_parameters(lengths)}) {{
+    long long c0_column{length_parameters(lengths)}) {{
     int at = blockIdx.x * {BLOCK} + threadIdx.x;
     if (at >= n * H) return;
-    int sample = at / H, unit = at % H, length = {_length_of(lengths)};
+    int sample = at / H, unit = at % H, length = {length_of(lengths)};
     float dh = later < 0 ? dh_last[sample * dh_row + unit * dh_column] : later < length ? dh_part[at] : dh0[at];
     float dc = later < 0 ? dc_last[sample * dc_row + unit * dc_column] : dc0[at];
     dh0[at] = dh;
@@ -206,7 +209,8 @@ extern "C" __global__ void __launch_bounds__({BLOCK}) KERNEL(
 """
 
 
-def _length_check(step: Step, lengths: Lengths, times: int) -> Launch:
+def length_check(step: Step, lengths: Lengths, times: int) -> Launch:
+    """Says so when a length is out of range."""
     source = f"""
 extern "C" __global__ void __launch_bounds__({BLOCK}) KERNEL(
     const {memory_type(lengths.operand.dtype)}* lengths, long long stride, int n, int steps, int* status) {{

@@ -23,6 +23,7 @@ from mlcompute.devices.cuda.kernels.strided_copy import reshaped, strided_copy, 
 from mlcompute.devices.cuda.libraries import current_gpu
 from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
 from mlcompute.ops.op import Shape, Step
+from mlcompute.ops.rnn import CELLS
 
 Work = Launch | LibraryCall
 #: Memory that cuBLASLt may use for each of the products.
@@ -34,14 +35,19 @@ _SHARED = {(8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227
 _LEAST_SHARED = 99 << 10
 
 
-class _Lstm:
-    """Sizes and workspace of an lstm or lstm_gradient step."""
+class Plan:
+    """Sizes and workspace of an lstm, an rnn or their gradients."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
-        self.is_gradient = step.op.name == "lstm_gradient"
-        x, _, wh = step.inputs[3:6] if self.is_gradient else step.inputs[0:3]
+        self.is_gradient = step.op.name.endswith("_gradient")
+        self.is_lstm = "cell" not in step.attributes
+        first = (3 if self.is_lstm else 2) if self.is_gradient else 0
+        x, wx, wh = step.inputs[first : first + 3]
         (self.samples, self.times, self.inputs), self.hidden = x.shape, wh.shape[1]
+        #: Parts of the sums: all, those that the inputs and those that the hidden state take part in.
+        self.gates = 4 if self.is_lstm else CELLS[step.attributes["cell"]].gates
+        self.from_inputs, self.from_hidden = wx.shape[0] // self.hidden, wh.shape[0] // self.hidden
         self.reverse: bool = step.attributes["reverse"]
         self.lengths = step.inputs[-1] if step.attributes["has_lengths"] else None
         gpu = current_gpu()
@@ -56,6 +62,7 @@ class _Lstm:
             self.reverse,
             length_type,
             shared - _OTHER_SHARED,
+            self.from_hidden,
         )
         self.blocks = -(-self.samples // self.form.samples)
         self.product_bytes = _PRODUCT_BYTES + ALIGNMENT if gpu is not None else 0
@@ -64,9 +71,14 @@ class _Lstm:
         """Workspace: float32 arrays by name."""
         n, t, h = self.samples, self.times, self.hidden
         if not self.is_gradient:
-            return {"weights": (h, 4 * h)} if self.in_one_kernel else {"recurrent": (n, 4 * h)}
-        shared: dict[str, Shape] = {"dz": (n, t, 4 * h), "before": (n, t, h), "x": (n, t, self.inputs)}
-        return {**shared, **({"db": (self.blocks, 4 * h)} if self.in_one_kernel else {"dh": (n, h)})}
+            width = self.from_hidden * h
+            return {"weights": (h, width)} if self.in_one_kernel else {"recurrent": (n, width)}
+        found: dict[str, Shape] = {"dz": (n, t, self.gates * h), "before": (n, t, h), "x": (n, t, self.inputs)}
+        if not self.in_one_kernel:
+            found["dh"] = (n, h)
+        elif self.is_lstm:
+            found["db"] = (self.blocks, 4 * h)
+        return found
 
     def workspace(self) -> int:
         """Bytes of all parts, and of what products need."""
@@ -91,9 +103,20 @@ class _Lstm:
 
     def length_status(self) -> Status:
         """The error for a length out of range."""
+        name = "LSTM" if self.is_lstm else CELLS[self.step.attributes["cell"]].name
         return Status(
-            lambda length: f"LSTM: a sequence length is {length}; expected every length from 1 to {self.times}"
+            lambda length: f"{name}: a sequence length is {length}; expected every length from 1 to {self.times}"
         )
+
+    def step_lengths(self, operands: Operands) -> lstm_steps.Lengths | None:
+        """The same, for kernels of one time."""
+        return None if self.lengths is None else lstm_steps.Lengths(operands[self.lengths], self.length_status())
+
+    def recurrence(self, source: str, arguments: list[Argument], writes: list[int]) -> Launch:
+        """The kernel that goes through all times."""
+        name = "lstm recurrence" if self.is_lstm else f"{self.step.attributes['cell']} recurrence"
+        grid, block = (self.blocks, 1, 1), (self.form.threads, 1, 1)
+        return Launch(self.step, name, source, arguments, writes, grid, block, self.form.dynamic_bytes)
 
 
 def _nbytes(shape: Shape) -> int:
@@ -102,7 +125,7 @@ def _nbytes(shape: Shape) -> int:
 
 def lstm_launches(step: Step, operands: Operands) -> Sequence[Work]:
     """x wxᵀ where the gates will be, then the recurrence, which turns it into them."""
-    plan = _Lstm(step)
+    plan = Plan(step)
     x, wx, wh, bias, h0, c0 = (operands[value] for value in step.inputs[:6])
     y, last_h, last_c, gates, cells = (operands[value] for value in step.results)
     memory, scratch = plan.memory(operands)
@@ -111,20 +134,20 @@ def lstm_launches(step: Step, operands: Operands) -> Sequence[Work]:
         state = lstm_steps.Forward(gates, memory["recurrent"], bias, h0, c0, y, last_h, last_c, cells)
         return [
             *launches,
-            *lstm_steps.forward_launches(step, plan.reverse, wh, state, _lengths(plan, operands), scratch),
+            *lstm_steps.forward_launches(step, plan.reverse, wh, state, plan.step_lengths(operands), scratch),
         ]
     launches += strided_copy(step, transposed(wh), memory["weights"])
     arguments: list[Argument] = [gates, memory["weights"], bias, h0, c0, y, last_h, last_c, cells]
     arguments += [np.int32(plan.samples), np.int32(plan.times)]
     arguments += [np.int64(stride) for operand in (bias, h0, c0) for stride in operand.strides]
     arguments += plan.length_arguments(operands)
-    launches.append(_recurrence(plan, "lstm recurrence", forward_source(plan.form), arguments, [0, 5, 6, 7, 8]))
+    launches.append(plan.recurrence(forward_source(plan.form), arguments, [0, 5, 6, 7, 8]))
     return launches
 
 
 def gradient_launches(step: Step, operands: Operands) -> Sequence[Work]:
     """dz and the gradients of the first states from the recurrence, then everything else by matmul."""
-    plan = _Lstm(step)
+    plan = Plan(step)
     dy, dh_last, dc_last, x, wx, wh, h0, c0, y, gates, cells = (operands[value] for value in step.inputs[:11])
     dx, dwx, dwh, db, dh0, dc0 = (operands[value] for value in step.results)
     memory, scratch = plan.memory(operands)
@@ -137,12 +160,12 @@ def gradient_launches(step: Step, operands: Operands) -> Sequence[Work]:
         arguments += [np.int64(stride) for operand in strided for stride in operand.strides]
         arguments += plan.length_arguments(operands)
         source = backward_source(plan.form)
-        launches.append(_recurrence(plan, "lstm recurrence", source, arguments, [9, 10, 11, 12, 13]))
+        launches.append(plan.recurrence(source, arguments, [9, 10, 11, 12, 13]))
     else:
         given = lstm_steps.Backward(
             dy, dh_last, dc_last, h0, c0, y, gates, cells, dz, before, memory["dh"], dh0, dc0
         )  # fmt: skip
-        launches += lstm_steps.backward_launches(step, plan.reverse, wh, given, _lengths(plan, operands), scratch)
+        launches += lstm_steps.backward_launches(step, plan.reverse, wh, given, plan.step_lengths(operands), scratch)
     rows = plan.samples * plan.times
     parts = memory["db"] if plan.in_one_kernel else reshaped(dz, (rows, 4 * plan.hidden))
     if plan.lengths is not None:
@@ -159,19 +182,7 @@ def gradient_launches(step: Step, operands: Operands) -> Sequence[Work]:
     return launches
 
 
-def _lengths(plan: _Lstm, operands: Operands) -> lstm_steps.Lengths | None:
-    if plan.lengths is None:
-        return None
-    return lstm_steps.Lengths(operands[plan.lengths], plan.length_status())
-
-
-def _recurrence(plan: _Lstm, name: str, source: str, arguments: list[Argument], writes: list[int]) -> Launch:
-    form = plan.form
-    grid, block = (plan.blocks, 1, 1), (form.threads, 1, 1)
-    return Launch(plan.step, name, source, arguments, writes, grid, block, form.dynamic_bytes)
-
-
-def supports_lstm(step: Step) -> bool:
+def supports_recurrence(step: Step) -> bool:
     """Is everything float32, and the lengths whole numbers?"""
     values = [*step.inputs, *step.results]
     if step.attributes["has_lengths"]:
@@ -186,6 +197,6 @@ def _is_float(dtype: DType) -> bool:
 
 
 KERNELS: dict[str, Row] = {
-    "lstm": Row(lstm_launches, supports_lstm, lambda step: _Lstm(step).workspace()),
-    "lstm_gradient": Row(gradient_launches, supports_lstm, lambda step: _Lstm(step).workspace()),
+    "lstm": Row(lstm_launches, supports_recurrence, lambda step: Plan(step).workspace()),
+    "lstm_gradient": Row(gradient_launches, supports_recurrence, lambda step: Plan(step).workspace()),
 }

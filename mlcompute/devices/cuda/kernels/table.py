@@ -16,6 +16,7 @@ from mlcompute.devices.cuda.kernels import (
     random,
     recurrent,
     reductions,
+    rnn,
     softmax,
 )
 from mlcompute.devices.cuda.kernels.launch import Row
@@ -34,5 +35,6 @@ KERNELS: dict[str, Row] = {
     **indexing.KERNELS,
     **embedding.KERNELS,
     **recurrent.KERNELS,
+    **rnn.KERNELS,
     **attention.KERNELS,
 }

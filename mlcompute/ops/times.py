@@ -1,0 +1,68 @@
+"""Times of recurrent ops, in NumPy and in ops: their order, padding, and states shifted by one time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlcompute.errors import DataError
+from mlcompute.ops.elementwise import select
+from mlcompute.ops.indexing import concatenate
+from mlcompute.ops.op import Array, Value
+from mlcompute.ops.views import reshape, slice_axis
+
+
+def order(steps: int, reverse: bool) -> range:
+    """Times in the order the recurrence visits them."""
+    return range(steps - 1, -1, -1) if reverse else range(steps)
+
+
+def valid(who: str, lengths: Array | None, n: int, steps: int) -> Array:
+    """(n, t, 1): does time t belong to the sequence?"""
+    if lengths is None:
+        return np.ones((n, steps, 1), bool)
+    if not np.all((lengths >= 1) & (lengths <= steps)):
+        raise DataError(
+            f"{who}: sequence lengths {lengths.tolist()} do not fit {steps} time steps",
+            expected=f"every length from 1 to {steps}",
+        )
+    return np.arange(steps)[None, :, None] < lengths.reshape(n, 1, 1)
+
+
+def described_valid(lengths: Value, steps: int) -> Value:
+    """`valid`, in ops."""
+    (n,) = lengths.shape
+    times = lengths.trace.constant(np.arange(steps).reshape(1, steps, 1), lengths.dtype)
+    return times < reshape(lengths, (n, 1, 1))
+
+
+def before(states: Array, first: Array, reverse: bool) -> Array:
+    """(n, t, *): the state each time starts from, given the states after each time and the first one (n, *)."""
+    first = first[:, None]
+    return np.concatenate([states[:, 1:], first] if reverse else [first, states[:, :-1]], axis=1)
+
+
+def described_before(states: Value, first: Value, reverse: bool) -> Value:
+    """`before`, in ops."""
+    (n, steps, width) = states.shape
+    first = reshape(first, (n, 1, width))
+    if steps == 1:
+        return first
+    if reverse:
+        return concatenate([slice_axis(states, 1, 1, steps), first], 1)
+    return concatenate([first, slice_axis(states, 1, 0, steps - 1)], 1)
+
+
+def at(x: Value, t: int) -> Value:
+    """(n, t, *) -> (n, *) at one time."""
+    return reshape(slice_axis(x, 1, t, t + 1), (x.shape[0], x.shape[2]))
+
+
+def stacked(pieces: dict[int, Value]) -> Value:
+    """One (n, h) per time -> (n, t, h)."""
+    rows = [reshape(pieces[t], (pieces[t].shape[0], 1, pieces[t].shape[1])) for t in range(len(pieces))]
+    return concatenate(rows, 1)
+
+
+def where(now: Value | None, a: Value, b: Value | float) -> Value:
+    """a where a time belongs to the sequence, else b."""
+    return a if now is None else select(now, a, b)
