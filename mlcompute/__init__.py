@@ -58,6 +58,7 @@ from mlcompute.layers.dropout import DropoutLayer
 from mlcompute.layers.embedding import EmbeddingDescriptor, EmbeddingLayer
 from mlcompute.layers.fully_connected import FullyConnectedLayer
 from mlcompute.layers.gram_matrix import GramMatrixLayer
+from mlcompute.layers.gru import GRUDescriptor, GRULayer, RNNDescriptor, RNNLayer
 from mlcompute.layers.indexing import GatherLayer, ScatterLayer
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossDescriptor, LossLayer
@@ -132,6 +133,8 @@ __all__ = [
     "ExecutionOptions",
     "FileError",
     "FullyConnectedLayer",
+    "GRUDescriptor",
+    "GRULayer",
     "GatherLayer",
     "GradientClippingType",
     "GradientReport",
@@ -169,6 +172,8 @@ __all__ = [
     "PoolingLayer",
     "PoolingType",
     "RMSPropOptimizer",
+    "RNNDescriptor",
+    "RNNLayer",
     "RandomInitializerType",
     "RandomNormalLayer",
     "RandomUniformLayer",

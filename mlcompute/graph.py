@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mlcompute.building import builder, elementwise, images, losses, normalizing, random, sequences, shapes
+from mlcompute.building import builder, elementwise, images, losses, normalizing, random, recurrent, sequences, shapes
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError, ShapeError
 from mlcompute.layers.concatenation import ConcatenationLayer
@@ -289,6 +289,8 @@ class Graph:
     pixel_unshuffle = images.pixel_unshuffle
     embedding = sequences.embedding
     lstm = sequences.lstm
+    gru = recurrent.gru
+    rnn = recurrent.rnn
     attention = sequences.attention
     normalize = normalizing.normalize
     dropout = normalizing.dropout

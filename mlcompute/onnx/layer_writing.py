@@ -14,6 +14,7 @@ import numpy as np
 from mlcompute.layers.attention import MultiheadAttentionLayer
 from mlcompute.layers.dropout import DropoutLayer
 from mlcompute.layers.embedding import EmbeddingLayer
+from mlcompute.layers.gru import GRULayer, RNNLayer
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.lstm import LSTMLayer
 from mlcompute.layers.normalization import BatchNormalizationLayer, InstanceNormalizationLayer
@@ -147,7 +148,9 @@ def _attention(out: GraphWriter, node: Node, layer: MultiheadAttentionLayer) -> 
 
 
 @_writes(LSTMLayer)
-def _lstm(out: GraphWriter, node: Node, layer: LSTMLayer) -> bool:
+@_writes(GRULayer)
+@_writes(RNNLayer)
+def _recurrent(out: GraphWriter, node: Node, layer: LSTMLayer | GRULayer | RNNLayer) -> bool:
     if layer.descriptor.dropout > 0:
         out.note(layer, "drops values between its layers in training, and ONNX has no operator for that")
     return False

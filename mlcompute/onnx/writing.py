@@ -488,6 +488,42 @@ def _lstm(writer: Writer, step: Step) -> bool:
     return True
 
 
+@_writes("rnn")
+def _rnn(writer: Writer, step: Step) -> bool:
+    """ONNX has time first, the gates of a GRU in the order z, r, h, an axis for directions, and a bias per matrix."""
+    if step.attributes["has_lengths"]:
+        return False
+    x, wx, wh, b, h0 = _in(writer, step)
+    hidden, cell, axis = step.inputs[2].shape[1], step.attributes["cell"], _ints(writer, [0])
+    zeros = writer.constant(np.zeros(hidden, step.inputs[0].dtype))
+
+    def parts(name: str, *order: int) -> list[str]:
+        """Some of the parts of hidden rows, in that order."""
+        bounds = [[_ints(writer, [number * hidden]) for number in (k, k + 1)] for k in order]
+        return [writer.value("Slice", name, start, end, axis) for start, end in bounds]
+
+    def joined(pieces: list[str]) -> str:
+        return writer.value("Unsqueeze", writer.value("Concat", *pieces, axis=0), axis)
+
+    if cell == "gru":  # of the input n, r, z; of the state r, z, n; biases n, r, z and that of the state's n
+        w, r, biases = joined(parts(wx, 2, 1, 0)), joined(parts(wh, 1, 0, 2)), parts(b, 2, 1, 0)
+        both, extra = joined([*biases, zeros, zeros, *parts(b, 3)]), {"linear_before_reset": 1}
+    else:
+        w, r = (writer.value("Unsqueeze", name, axis) for name in (wx, wh))
+        both, extra = joined([b, zeros]), {}
+    names = ["Sigmoid", "Tanh"] if cell == "gru" else [cell.capitalize()]
+    rows, first = writer.value("Transpose", x, perm=[1, 0, 2]), writer.value("Unsqueeze", h0, axis)
+    outputs = [writer.unique("rnn") for _ in range(2)]
+    writer.node(
+        "GRU" if cell == "gru" else "RNN", [rows, w, r, both, "", first], outputs, hidden_size=hidden,
+        activations=names, direction="reverse" if step.attributes["reverse"] else "forward", **extra,
+    )  # fmt: skip
+    y = writer.value("Squeeze", outputs[0], _ints(writer, [1]))
+    writer.node("Transpose", [y], [writer.name(step.results[0])], perm=[1, 0, 2])
+    writer.node("Squeeze", [outputs[1], axis], [writer.name(step.results[1])])
+    return True
+
+
 def unsupported(trace: Trace) -> list[str]:
     """Ops of a trace that have neither a row nor an expansion."""
     return sorted({s.op.name for s in trace.steps if s.op.name not in STEPS and s.op.expansion is None})

@@ -21,6 +21,7 @@ from mlcompute.layers.attention import MultiheadAttentionLayer
 from mlcompute.layers.convolution import ConvolutionDescriptor, ConvolutionLayer
 from mlcompute.layers.embedding import EmbeddingLayer
 from mlcompute.layers.fully_connected import FullyConnectedLayer
+from mlcompute.layers.gru import GRULayer, RNNLayer
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.lstm import LSTMLayer
 from mlcompute.layers.names import slot_name, slots_of
@@ -135,6 +136,8 @@ def _entries(graph: Graph) -> dict[str, _Entry]:
 def _of_layer(layer: Layer) -> dict[str, _Entry]:
     if isinstance(layer, LSTMLayer):
         return _lstm(layer)
+    if isinstance(layer, (GRULayer, RNNLayer)):
+        return _one_state(layer)
     if isinstance(layer, MultiheadAttentionLayer):
         return _attention(layer)
     slots = slots_of(layer)
@@ -197,6 +200,23 @@ def _lstm(layer: LSTMLayer) -> dict[str, _Entry]:
                     found[name] = _Entry(list(tensors[first : first + 4]), shape)
             if layer.biases:
                 found[f"bias_hh_{suffix}"] = _Entry(list(layer.biases[first : first + 4]), (hidden,), adds=True)
+    return found
+
+
+def _one_state(layer: GRULayer | RNNLayer) -> dict[str, _Entry]:
+    """Weights and biases as PyTorch has them."""
+    d, found = layer.descriptor, {}
+    rows = layer.gate_count * d.hidden_size
+    for index in range(d.layer_count * d.direction_count):
+        direction, number = divmod(index, d.layer_count)
+        suffix = f"l{number}" + ("_reverse" if direction else "")
+        shapes = {
+            f"weight_ih_{suffix}": (layer.input_weights, (rows, layer.input_width(number))),
+            f"weight_hh_{suffix}": (layer.hidden_weights, (rows, d.hidden_size)),
+            f"bias_ih_{suffix}": (layer.input_biases, (rows,)),
+            f"bias_hh_{suffix}": (layer.hidden_biases, (rows,)),
+        }
+        found |= {name: _Entry([tensors[index]], shape) for name, (tensors, shape) in shapes.items() if tensors}
     return found
 
 

@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM, unrolled over time; a plain LSTM is the one op devices have a kernel for."""
+"""RNN, GRU and LSTM: by the ops devices have kernels for where they are plain, else unrolled over time."""
 
 from __future__ import annotations
 
@@ -82,6 +82,11 @@ class _Recurrence:
                 if np.any((known < 0) | (known > self.steps)) or known.size != self.batch:
                     raise ShapeError(f"{call.kind}: sequence_lens {known.tolist()} do not fit {self.steps} steps")
                 self.lengths = call.constant(known, np.int64)
+
+    @property
+    def is_plain(self) -> bool:
+        """Is there nothing that the ops for recurrent layers do not know, as far as this is shared?"""
+        return self.clip is None and self.lengths is None and self.x.dtype == np.float32
 
     def part(self, index: int, direction: int) -> Value | None:
         """Operand `index` of one direction."""
@@ -172,6 +177,11 @@ def rnn(call: Call) -> tuple[Value, ...]:
     r = _Recurrence(call, 1, ("Tanh",))
     ys, states = [], []
     for d in r.directions():
+        if r.is_plain and r.names[d] in ("tanh", "relu"):
+            y, last = _plain_rnn(r, d)
+            ys.append(y)
+            states.append(last)
+            continue
         (f,) = r.functions(d)
         wb, rb = r.biases(d)
         z, back = _plus(_plus(r.from_input(d), wb), rb), r.recurrent(d)
@@ -192,6 +202,11 @@ def gru(call: Call) -> tuple[Value, ...]:
     before = call.attribute("linear_before_reset", 0)
     ys, states = [], []
     for d in r.directions():
+        if before and r.is_plain and r.names[2 * d : 2 * d + 2] == ["sigmoid", "tanh"]:
+            y, last = _plain_gru(r, d)
+            ys.append(y)
+            states.append(last)
+            continue
         f, g = r.functions(d)
         wb, rb = r.biases(d)
         z, back = _plus(r.from_input(d), wb), r.recurrent(d)
@@ -222,6 +237,44 @@ def gru(call: Call) -> tuple[Value, ...]:
     return r.results(ys, states)
 
 
+def _by_op(
+    r: _Recurrence, direction: int, cell: str, w: Value, back: Value, bias: Value | None
+) -> tuple[Value, list[Value]]:
+    """By the op `rnn`, which has the batch first."""
+    assert r.reverses is not None
+    gates = 4 if cell == "gru" else 1
+    bias = ops.full(r.x, (gates * r.hidden,), 0.0) if bias is None else bias
+    x = ops.transpose(r.x, (1, 0, 2))
+    y, h = ops.rnn(cell, x, w, back, bias, r.initial(5, direction), reverse=r.reverses[direction])
+    return ops.transpose(y, (1, 0, 2)), [h]
+
+
+def _plain_rnn(r: _Recurrence, direction: int) -> tuple[Value, list[Value]]:
+    w, back = r.part(1, direction), r.part(2, direction)
+    assert w is not None
+    assert back is not None
+    wb, rb = r.biases(direction)
+    return _by_op(r, direction, r.names[direction], w, back, None if wb is None or rb is None else wb + rb)
+
+
+def _plain_gru(r: _Recurrence, direction: int) -> tuple[Value, list[Value]]:
+    """The op has the parts n, r, z of the input, r, z, n of the state, and n, r, z and the state's n of the bias."""
+
+    def parts(value: Value) -> list[Value]:
+        return [ops.slice_axis(value, 0, k * r.hidden, (k + 1) * r.hidden) for k in range(3)]
+
+    w, back = r.part(1, direction), r.part(2, direction)
+    assert w is not None
+    assert back is not None
+    (wz, wr, wn), (rz, rr, rn) = parts(w), parts(back)
+    wb, rb = r.biases(direction)
+    bias = None
+    if wb is not None and rb is not None:
+        (bz, br, bn), (cz, cr, cn) = parts(wb), parts(rb)
+        bias = ops.concatenate([bn, br + cr, bz + cz, cn], 0)
+    return _by_op(r, direction, "gru", ops.concatenate([wn, wr, wz], 0), ops.concatenate([rr, rz, rn], 0), bias)
+
+
 @operator("LSTM", weights=(1, 2, 3, 7))
 def lstm(call: Call) -> tuple[Value, ...]:
     """Gates in the order i, o, f, c; with peepholes p the gates also see the cell state."""
@@ -239,8 +292,7 @@ def lstm(call: Call) -> tuple[Value, ...]:
 
 def _is_plain(r: _Recurrence, call: Call) -> bool:
     usual = ["sigmoid", "tanh", "tanh"] * (len(r.names) // 3)
-    simple = r.names == usual and r.clip is None and not call.has(7) and not call.attribute("input_forget", 0)
-    return simple and r.lengths is None and r.x.dtype == np.float32
+    return r.is_plain and r.names == usual and not call.has(7) and not call.attribute("input_forget", 0)
 
 
 def _plain_lstm(r: _Recurrence, direction: int) -> tuple[Value, list[Value]]:
