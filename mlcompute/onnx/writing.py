@@ -507,16 +507,18 @@ def _rnn(writer: Writer, step: Step) -> bool:
 
     if cell == "gru":  # of the input n, r, z; of the state r, z, n; biases n, r, z and that of the state's n
         w, r, biases = joined(parts(wx, 2, 1, 0)), joined(parts(wh, 1, 0, 2)), parts(b, 2, 1, 0)
-        both, extra = joined([*biases, zeros, zeros, *parts(b, 3)]), {"linear_before_reset": 1}
+        both = joined([*biases, zeros, zeros, *parts(b, 3)])
     else:
         w, r = (writer.value("Unsqueeze", name, axis) for name in (wx, wh))
-        both, extra = joined([b, zeros]), {}
-    names = ["Sigmoid", "Tanh"] if cell == "gru" else [cell.capitalize()]
+        both = joined([b, zeros])
+    more: dict[str, Any] = {"activations": [cell.capitalize()]}
+    if cell == "gru":
+        more = {"linear_before_reset": 1}
     rows, first = writer.value("Transpose", x, perm=[1, 0, 2]), writer.value("Unsqueeze", h0, axis)
     outputs = [writer.unique("rnn") for _ in range(2)]
     writer.node(
         "GRU" if cell == "gru" else "RNN", [rows, w, r, both, "", first], outputs, hidden_size=hidden,
-        activations=names, direction="reverse" if step.attributes["reverse"] else "forward", **extra,
+        direction="reverse" if step.attributes["reverse"] else "forward", **more,
     )  # fmt: skip
     y = writer.value("Squeeze", outputs[0], _ints(writer, [1]))
     writer.node("Transpose", [y], [writer.name(step.results[0])], perm=[1, 0, 2])

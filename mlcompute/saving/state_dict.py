@@ -205,7 +205,8 @@ def _lstm(layer: LSTMLayer) -> dict[str, _Entry]:
 
 def _one_state(layer: GRULayer | RNNLayer) -> dict[str, _Entry]:
     """Weights and biases as PyTorch has them."""
-    d, found = layer.descriptor, {}
+    d = layer.descriptor
+    found: dict[str, _Entry] = {}
     rows = layer.gate_count * d.hidden_size
     for index in range(d.layer_count * d.direction_count):
         direction, number = divmod(index, d.layer_count)

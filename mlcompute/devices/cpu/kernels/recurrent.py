@@ -171,8 +171,8 @@ def _through_time(r: Recurrence, named: Named, buffers: Named, lengths: Sequence
         with code.loop(begin, end) as sample:
             cells.cell_gradient(s, sample, time, m)
         a = (code.at(dz.address(begin, time), s.first_from_hidden, "float"), between, 1)
-        extents, target = (count, s.hidden, s.from_hidden), (dh.address(begin), s.hidden)
-        call_packed_gemm(code, multiply, extents, a, packed, target, accumulate=int(adds))
+        extents, running = (count, s.hidden, s.from_hidden), (dh.address(begin), s.hidden)
+        call_packed_gemm(code, multiply, extents, a, packed, running, accumulate=int(adds))
     known = [named[name] for name in ("dy", "dh", "dc", "h0", "c0", "y", "gates", "cells") if name in named]
     reads = [*known, buffers["wh"], *lengths]
     writes = [buffers["dz"], *(target for _, target in copied)]
