@@ -49,11 +49,55 @@ def fuse_normalization(steps: list[Step], context: Context) -> list[Step]:
     """Every normalisation with the elementwise steps around it as a single step."""
     if not any(step.op.name in CORES for step in steps):
         return steps
+    steps = _gradients_first(steps, context)
     run = _Fusion(steps, context)
     for step in steps:
         if step.op.name in CORES:
             run.try_step(step)
     return run.rewritten() if run.fused else steps
+
+
+def _gradients_first(steps: list[Step], context: Context) -> list[Step]:
+    """Gradients of normalisations, with the elementwise steps they need, move to where their operands exist.
+
+    Others that read the same operands, such as the gradient of a scale, then follow and can be fused with them.
+    """
+    index = context.index(steps)
+    moved: set[Step] = set()
+    after: dict[int, list[Step]] = {}
+    for core in steps:
+        if core.op.name != "normalize_gradient":
+            continue
+        place = index.positions[core]
+        lowest = max(0, place - _WINDOW)
+        together, pending, anchor = {core}, [core], lowest - 1
+        while pending:
+            for value in pending.pop().inputs:
+                maker = index.makers.get(value)
+                position = -1 if maker is None else index.positions[maker]
+                if maker is None or maker in together or position < lowest:
+                    continue
+                simple = maker.op.is_view or (maker.op.family == "elementwise" and maker.op.is_pure)
+                if simple and maker.phase == core.phase and maker not in moved:
+                    together.add(maker)
+                    pending.append(maker)
+                else:
+                    anchor = max(anchor, position)
+        between = [step for step in steps[anchor + 1 : place] if step not in together]
+        if anchor < lowest or not between or any(step in moved or not step.op.is_pure for step in between):
+            continue
+        moved |= {step for step in together if index.positions[step] > anchor}
+        after.setdefault(anchor, []).extend(
+            sorted((step for step in together if index.positions[step] > anchor), key=lambda s: index.positions[s])
+        )
+    if not moved:
+        return steps
+    ordered: list[Step] = []
+    for position, step in enumerate(steps):
+        if step not in moved:
+            ordered.append(step)
+        ordered += after.get(position, ())
+    return ordered
 
 
 class _Fusion:
