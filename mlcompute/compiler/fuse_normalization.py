@@ -69,7 +69,9 @@ def _gradients_first(steps: list[Step], context: Context) -> list[Step]:
         if core.op.name != "normalize_gradient":
             continue
         place = index.positions[core]
-        lowest = max(0, place - _WINDOW)
+        lowest = place
+        while lowest > max(0, place - _WINDOW) and steps[lowest - 1].phase == core.phase:
+            lowest -= 1
         together, pending, anchor = {core}, [core], lowest - 1
         while pending:
             for value in pending.pop().inputs:
