@@ -83,6 +83,7 @@ from mlcompute.optimizers import (
     AdamWOptimizer,
     Optimizer,
     OptimizerDescriptor,
+    ParameterGroup,
     RMSPropOptimizer,
     SGDOptimizer,
 )
@@ -95,6 +96,7 @@ from mlcompute.training import TrainingGraph
 if TYPE_CHECKING:
     from mlcompute.debug.gradients import GradientReport, check_gradients
     from mlcompute.saving import Checkpoint, RestoreReport, load, restore, save
+    from mlcompute.saving.custom import register
     from mlcompute.saving.state_dict import from_state_dict, to_state_dict
     from mlcompute.trainer import History, Trainer, callbacks, metrics, schedules
 
@@ -165,6 +167,7 @@ __all__ = [
     "PaddingLayer",
     "PaddingPolicy",
     "PaddingType",
+    "ParameterGroup",
     "PixelShuffleLayer",
     "PixelUnshuffleLayer",
     "Platform",
@@ -210,6 +213,7 @@ __all__ = [
     "load",
     "metrics",
     "onnx",
+    "register",
     "report",
     "restore",
     "save",
@@ -230,6 +234,7 @@ _LATER = {
     "RestoreReport": "mlcompute.saving",
     "from_state_dict": "mlcompute.saving.state_dict",
     "load": "mlcompute.saving",
+    "register": "mlcompute.saving.custom",
     "restore": "mlcompute.saving",
     "save": "mlcompute.saving",
     "to_state_dict": "mlcompute.saving.state_dict",

@@ -9,7 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mlcompute.building import builder, elementwise, images, losses, normalizing, random, recurrent, sequences, shapes
+from mlcompute.building import (
+    builder,
+    elementwise,
+    freezing,
+    images,
+    losses,
+    normalizing,
+    random,
+    recurrent,
+    sequences,
+    shapes,
+)
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError, ShapeError
 from mlcompute.layers.concatenation import ConcatenationLayer
@@ -312,6 +323,8 @@ class Graph:
     reduce = shapes.reduce
     loss = losses.loss
     cross_entropy = losses.cross_entropy
+    freeze = freezing.freeze
+    unfreeze = freezing.unfreeze
 
     summary = viewing.summary
     svg = viewing.svg

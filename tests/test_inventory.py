@@ -22,6 +22,8 @@ SIGNATURES = [
     for text in texts
 ]
 
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 
 def named(members: list[Any]) -> list[Any]:
     return [pytest.param(one, id=one.id if isinstance(one, Member) else f"{one.owner}.{one.python}") for one in members]
@@ -94,7 +96,7 @@ def test_callable(member: Member) -> None:
     required = {
         name
         for name, parameter in parameters.items()
-        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL and name != "self"
+        if parameter.default is parameter.empty and parameter.kind not in _VARIABLE and name != "self"
     }
     assert required <= set(member.params), f"this form cannot be called: {required - set(member.params)} missing"
     assert inspect.iscoroutinefunction(found) == member.is_async

@@ -169,7 +169,7 @@ def test_scalars() -> None:
     assert adam.scalars(10**6)["step_size"] == 0.5
     assert AdamWOptimizer(OptimizerDescriptor(learning_rate=0.5)).scalar_names == adam.scalar_names
     decayed = AdamWOptimizer(OptimizerDescriptor(learning_rate=0.5, regularization_type=L2, regularization_scale=0.1))
-    assert decayed.scalar_names == ("step_size", "learning_rate", "clip_min", "clip_max")
+    assert decayed.scalar_names == ("step_size", "learning_rate", "weight_decay", "clip_min", "clip_max")
     normed = SGDOptimizer(OptimizerDescriptor(learning_rate=0.5, gradient_clipping_type=BY_NORM))
     assert normed.scalars(1) == {"learning_rate": 0.5, "clip_norm": math.inf}
     normed.applies_gradient_clipping = True

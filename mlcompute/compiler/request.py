@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from mlcompute.graph import Node
 from mlcompute.layers.layer import Layer
 from mlcompute.ops.op import Array
-from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.optimizers.optimizer import Members, Optimizer
 from mlcompute.tensor import Tensor
 
 
@@ -26,6 +26,7 @@ class Request:
     user_gradients  tensor a gradient from outside is fed to -> the tensor whose gradient it adds to
     wanted          tensors that are not parameters but need a gradient
     parameters      tensors the optimizer updates
+    groups          those that belong to groups of the optimizer -> which ones
     precision       "float32", or "bf16": activations in bfloat16
     """
 
@@ -45,6 +46,7 @@ class Request:
     user_gradients: dict[Tensor, Tensor] = field(default_factory=dict)
     wanted: list[Tensor] = field(default_factory=list)
     parameters: list[Tensor] = field(default_factory=list)
+    groups: dict[Tensor, Members] = field(default_factory=dict)
     optimizer: Optimizer | None = None
     fuses: bool = True
     precision: str = "float32"

@@ -16,7 +16,7 @@ from mlcompute.compiler.simplify import simplified
 from mlcompute.compiler.update import Updated, update
 from mlcompute.enums import GradientClippingType
 from mlcompute.ops.op import Step, Trace, Value, overwritten_by
-from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.optimizers.optimizer import Members, Optimizer
 
 #: Fewer parameters of one kind than this are not worth a pattern.
 MANY = 16
@@ -47,16 +47,20 @@ def share_updates(
     parameters: Sequence[Updated],
     scalars: Mapping[str, Value],
     supports: Callable[[Step], bool],
+    members: Mapping[Value, Members] | None = None,
 ) -> list[Updated]:
     """Append the updates of parameters of which there are many alike; gives those that are left to be described."""
-    kinds: dict[object, list[Updated]] = {}
+    members, kinds = members or {}, dict[object, list[Updated]]()
     for parameter in parameters:
         w, g, state = parameter
-        kind = (w.shape, w.dtype, g.shape, g.dtype, tuple([value.dtype for value in state]))
+        groups = members.get(w, ())
+        kind = (groups, w.shape, w.dtype, g.shape, g.dtype, tuple([value.dtype for value in state]))
         kinds.setdefault(kind, []).append(parameter)
     left: list[Updated] = []
     for group in kinds.values():
-        pattern = _pattern(trace, optimizer, group[0], scalars, supports) if len(group) >= MANY else None
+        pattern = None
+        if len(group) >= MANY:
+            pattern = _pattern(trace, optimizer, group[0], scalars, supports, members.get(group[0][0], ()))
         if pattern is None:
             left += group
             continue
@@ -71,15 +75,18 @@ def _pattern(
     parameter: Updated,
     scalars: Mapping[str, Value],
     supports: Callable[[Step], bool],
+    groups: Members,
 ) -> _Pattern | None:
     """What updating such a parameter comes to, if it is a single fused step."""
-    if optimizer.gradient_clipping_type == GradientClippingType.BY_GLOBAL_NORM:
+    clips_jointly = optimizer.gradient_clipping_type == GradientClippingType.BY_GLOBAL_NORM
+    if clips_jointly or optimizer.clipping_group(groups) is not None:
         return None
     inner = Trace(phase="update")
     w, g, state = parameter
     own = [inner.value(value.shape, value.dtype, value.kind, value.label) for value in (w, g, *state)]
     rates = {name: inner.value(value.shape, value.dtype, value.kind, name) for name, value in scalars.items()}
-    store_early(inner, update(inner, optimizer, [(own[0], own[1], own[2:])], rates), 0)
+    described = update(inner, optimizer, [(own[0], own[1], own[2:])], rates, {own[0]: groups})
+    store_early(inner, described, 0)
     steps = fused(simplified(inner.steps, inner, ())[0], ())
     outside = {rates[name]: scalars[name] for name in scalars}
     outside |= {value: trace.constant(array) for value, array in inner.constants.items()}

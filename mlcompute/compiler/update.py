@@ -11,18 +11,23 @@ import numpy as np
 from mlcompute import ops
 from mlcompute.enums import GradientClippingType
 from mlcompute.ops.op import FLOAT32, Trace, Value
-from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.optimizers.optimizer import AVERAGE, SLOW_WEIGHTS, Members, Optimizer, clip_name, suffix
 
 #: A parameter, its gradient, and its state in the optimizer's layout order.
 Updated = tuple[Value, Value, Sequence[Value]]
 
 
 def update(
-    trace: Trace, optimizer: Optimizer, parameters: Sequence[Updated], scalars: Mapping[str, Value]
+    trace: Trace,
+    optimizer: Optimizer,
+    parameters: Sequence[Updated],
+    scalars: Mapping[str, Value],
+    members: Mapping[Value, Members] | None = None,
 ) -> list[tuple[Value, Value]]:
     """Describe one update of all parameters.
 
-    scalars   a rank-0 value per name in `optimizer.scalar_names`
+    scalars   a rank-0 value per name in `optimizer.scalars_of`
+    members   the groups that parameters belong to
     returns   (target, new value) pairs: what to store into every parameter and every state
 
     Parameters come in the order in which their gradients do, each complete before the next, so that an update may run
@@ -30,25 +35,69 @@ def update(
     """
     layer, phase = trace.layer, trace.phase
     trace.layer, trace.phase = "", "update"
+    members = members or {}
+    parameters = _clipped_by_groups(optimizer, parameters, scalars, members)
     common = None
     if optimizer.gradient_clipping_type == GradientClippingType.BY_GLOBAL_NORM and parameters:
-        common = _limiting_factor(_global_norm(trace, optimizer, [g for _, g, _ in parameters]), scalars["clip_norm"])
+        norm = _global_norm(trace, optimizer, [g for _, g, _ in parameters])
+        common = _limiting_factor(norm, scalars["clip_norm"])
     assigned: list[tuple[Value, Value]] = []
     for w, g, state in sorted(parameters, key=lambda parameter: parameter[1].index):
         trace.layer = w.label
         dtype = _compute_type(w.dtype)
-        h = {name: ops.convert(scalar, dtype) for name, scalar in scalars.items()}
+        groups = members.get(w, ())
+        rule, end = optimizer.rule(groups), suffix(groups)
+        names = rule.rule_scalar_names if groups else rule.scalar_names
+        h = {name: ops.convert(scalars[name + end], dtype) for name in names}
         wide = ops.convert(w, dtype)
-        gradient = _clip(optimizer, ops.convert(g, dtype), h, common)
-        if optimizer.gradient_rescale != 1.0:
-            gradient = gradient * optimizer.gradient_rescale
-        if optimizer.has_penalty and not optimizer.decouples_penalty:
-            gradient = gradient + optimizer.penalty(wide)
-        new, kept = optimizer.update(h, wide, gradient, [ops.convert(s, dtype) for s in state])
-        targets, values = (w, *state), (new, *kept)
+        gradient = _clip(optimizer, ops.convert(g, dtype), scalars, common)
+        if rule.gradient_rescale != 1.0:
+            gradient = gradient * rule.gradient_rescale
+        if rule.has_penalty and not rule.decouples_penalty:
+            gradient = gradient + rule.penalty(h, wide)
+        before = [ops.convert(s, dtype) for s in state]
+        own = len(before) - len(rule.followers)
+        new, kept = rule.update(h, wide, gradient, before[:own])
+        new, following = _follow(rule, h, new, dict(zip(rule.followers, before[own:], strict=True)))
+        targets, values = (w, *state), (new, *kept, *following)
         assigned += [(target, ops.convert(value, target.dtype)) for target, value in zip(targets, values, strict=True)]
     trace.layer, trace.phase = layer, phase
     return assigned
+
+
+def _follow(rule: Optimizer, h: Mapping[str, Value], w: Value, state: Mapping[str, Value]) -> tuple[Value, list[Value]]:
+    """The parameter after slow weights were looked at, and the new slow weights and average."""
+    kept = []
+    if SLOW_WEIGHTS in state:
+        slow = state[SLOW_WEIGHTS]
+        follows = h["looks_ahead"] > 0.0
+        w = ops.select(follows, slow + (w - slow) * rule.lookahead_scale, w)
+        kept.append(ops.select(follows, w, slow))
+    if AVERAGE in state:
+        kept.append(state[AVERAGE] * rule.average_decay + w * (1.0 - rule.average_decay))
+    return w, kept
+
+
+def _clipped_by_groups(
+    optimizer: Optimizer, parameters: Sequence[Updated], scalars: Mapping[str, Value], members: Mapping[Value, Members]
+) -> Sequence[Updated]:
+    """Gradients of groups with a norm of their own times what keeps that norm in its bound."""
+    by_group: dict[int, list[Value]] = {}
+    for w, g, _ in parameters:
+        group = optimizer.clipping_group(members.get(w, ()))
+        if group is not None:
+            by_group.setdefault(group, []).append(g)
+    if not by_group:
+        return parameters
+    factors = {group: _limiting_factor(_norm(gs), scalars[clip_name(group)]) for group, gs in by_group.items()}
+    clipped = []
+    for w, g, state in parameters:
+        group = optimizer.clipping_group(members.get(w, ()))
+        if group is not None:
+            wide = ops.convert(g, _compute_type(g.dtype))
+            g = wide * ops.convert(factors[group], wide.dtype)
+        clipped.append((w, g, state))
+    return clipped
 
 
 def _compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -56,20 +105,27 @@ def _compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return FLOAT32 if dtype.itemsize < FLOAT32.itemsize else dtype
 
 
-def _clip(optimizer: Optimizer, g: Value, h: Mapping[str, Value], common: Value | None) -> Value:
+def _clip(optimizer: Optimizer, g: Value, scalars: Mapping[str, Value], common: Value | None) -> Value:
     """The clipped gradient. Switched off, all limits are infinite and g passes bitwise, NaN and infinity too."""
     if optimizer.gradient_clipping_type == GradientClippingType.BY_VALUE:
-        return ops.minimum(ops.maximum(g, h["clip_min"]), h["clip_max"])
+        least, most = (ops.convert(scalars[name], g.dtype) for name in ("clip_min", "clip_max"))
+        return ops.minimum(ops.maximum(g, least), most)
     if common is None:
-        common = _limiting_factor(ops.sqrt(ops.sum_(g * g, range(g.rank))), h["clip_norm"])
+        common = _limiting_factor(ops.sqrt(ops.sum_(g * g, range(g.rank))), scalars["clip_norm"])
     return g * ops.convert(common, g.dtype)
 
 
 def _global_norm(trace: Trace, optimizer: Optimizer, gradients: Sequence[Value]) -> Value:
     """Root of the sum of all squared gradients, or the number given instead of it; rank 0."""
-    dtype = np.result_type(*(_compute_type(g.dtype) for g in gradients))
     if optimizer.custom_global_norm:
+        dtype = np.result_type(*(_compute_type(g.dtype) for g in gradients))
         return trace.constant(optimizer.custom_global_norm, dtype)
+    return _norm(gradients)
+
+
+def _norm(gradients: Sequence[Value]) -> Value:
+    """Root of the sum of all squares; rank 0."""
+    dtype = np.result_type(*(_compute_type(g.dtype) for g in gradients))
     total: Value | None = None
     for g in gradients:
         wide = ops.convert(g, dtype)

@@ -10,11 +10,13 @@ In files, slashes set kinds of values apart: there `encoder/conv1` is `encoder.c
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 from collections import Counter
 from collections.abc import Iterable
 
+from mlcompute.errors import GraphError
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
 from mlcompute.tensor import Tensor
@@ -97,6 +99,18 @@ def file_name(name: str) -> str:
     """A name without the slashes that set kinds of values apart in a file, and without what cannot be UTF-8."""
     name = name.replace("/", ".")
     return name if name.isascii() else name.encode("utf-8", "replace").decode("utf-8")
+
+
+def no_match(who: str, pattern: str, names: Iterable[str]) -> GraphError:
+    """The error for a pattern that matches no parameter: it lists names near to it."""
+    listed = list(names)
+    near = difflib.get_close_matches(pattern.strip("*?"), listed, n=5, cutoff=0.4) or listed[:5]
+    more = "" if len(near) == len(listed) else f", ... ({len(listed)} in all)"
+    return GraphError(
+        f"{who}: no parameter is called like '{pattern}'",
+        parameters=", ".join(f"'{name}'" for name in near) + more if listed else "none",
+        fix="patterns are as in a shell, for 'layer.slot' or 'layer': 'encoder*', '*.biases'",
+    )
 
 
 def _wanted(layer: Layer) -> str:

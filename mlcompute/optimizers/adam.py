@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from mlcompute import ops
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
-from mlcompute.optimizers.optimizer import Optimizer, OptimizerDescriptor, checked_count, checked_number
+from mlcompute.optimizers.descriptor import OptimizerDescriptor, OptimizerSettings, checked_count, checked_number
+from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.optimizers.parameter_group import ParameterGroup
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class _Moments(Optimizer):
@@ -24,15 +29,17 @@ class _Moments(Optimizer):
 
     def __init__(
         self,
-        descriptor: OptimizerDescriptor,
+        descriptor: OptimizerDescriptor | None = None,
         *,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
         uses_amsgrad: bool = False,
         time_step: int = 1,
+        groups: Sequence[ParameterGroup] = (),
+        **shared: Unpack[OptimizerSettings],
     ) -> None:
-        super().__init__(descriptor)
+        super().__init__(descriptor, groups, **shared)
         who = type(self).__name__
         self._beta1 = checked_number(who, "beta1", beta1, least=0.0, below=1.0)
         self._beta2 = checked_number(who, "beta2", beta2, least=0.0, below=1.0)
@@ -62,7 +69,7 @@ class _Moments(Optimizer):
     def state_names(self) -> tuple[str, ...]:
         return ("momentum", "velocity", "maximum_velocity") if self._uses_amsgrad else ("momentum", "velocity")
 
-    def _rates(self, time_step: int) -> dict[str, float]:
+    def rates(self, time_step: int) -> dict[str, float]:
         correction = math.sqrt(1.0 - self._beta2**time_step) / (1.0 - self._beta1**time_step)
         return {"step_size": self.learning_rate * correction}
 
@@ -110,12 +117,12 @@ class AdamWOptimizer(_Moments):
 
     decouples_penalty: ClassVar[bool] = True
 
-    def _rates(self, time_step: int) -> dict[str, float]:
+    def rates(self, time_step: int) -> dict[str, float]:
         decay_rate = {"learning_rate": self.learning_rate} if self.has_penalty else {}
-        return {**super()._rates(time_step), **decay_rate}
+        return {**super().rates(time_step), **decay_rate}
 
     def update(self, h: Mapping[str, Value], w: Value, g: Value, state: Sequence[Value]) -> tuple[Value, list[Value]]:
         step, kept = self._step(h, g, state)
         if self.has_penalty:
-            step = step + h["learning_rate"] * self.penalty(w)
+            step = step + h["learning_rate"] * self.penalty(h, w)
         return w - step, kept

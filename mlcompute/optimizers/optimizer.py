@@ -2,156 +2,67 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import functools
 import inspect
-import math
-import numbers
-import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from mlcompute import ops
 from mlcompute.enums import GradientClippingType, RegularizationType
-from mlcompute.errors import DataError, warn
+from mlcompute.errors import warn
 from mlcompute.layers.read_only import ReadOnly
-from mlcompute.ops.op import Value
+from mlcompute.ops.op import Shape, Value
+from mlcompute.optimizers.descriptor import (
+    SHARED,
+    OptimizerDescriptor,
+    OptimizerSettings,
+    checked_number,
+    checked_rate,
+    descriptor_from,
+)
+from mlcompute.optimizers.parameter_group import ParameterGroup
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from mlcompute.runtime.optimizer_state import Clock
     from mlcompute.runtime.storage import Storage
     from mlcompute.tensor import Tensor
 
-#: Settings reach devices as float32; larger ones would arrive as infinity.
-_FLOAT32_MAX = 3.4028234663852886e38
+#: The groups a parameter belongs to, by their place among the optimizer's; empty: none.
+Members = tuple[int, ...]
 
-_Enum = TypeVar("_Enum", bound=enum.Enum)
-
-
-def checked_number(
-    who: str,
-    name: str,
-    value: float,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    infinite: bool = False,
-) -> float:
-    """`value` as a Python float within the bounds given; never NaN, and infinite only where that is allowed."""
-    if not isinstance(value, numbers.Real):
-        raise TypeError(f"{who}: {name} must be a number, not {type(value).__name__}")
-    number = float(value)
-    fits = not math.isnan(number) if infinite else abs(number) <= _FLOAT32_MAX
-    expected = ["a number" if infinite else "a finite float32 number"]
-    for words, bound, within in (
-        ("at least", least, operator.ge),
-        ("more than", above, operator.gt),
-        ("less than", below, operator.lt),
-    ):
-        if bound is not None:
-            fits = fits and within(number, bound)
-            expected.append(f"{words} {bound:g}")
-    if not fits:
-        raise DataError(f"{who}: {name} is {number:g}", expected=", ".join(expected))
-    return number
+#: States that start as the parameter and follow it.
+SLOW_WEIGHTS, AVERAGE = "slow_weights", "average"
 
 
-def checked_rate(who: str, value: float) -> float:
-    """`value` as a learning rate: 0 or more. A negative one would climb the loss."""
-    try:
-        return checked_number(who, "learning_rate", value, least=0.0)
-    except DataError as error:
-        if value < 0:
-            error.fix = "to climb a loss instead of descending it, give the loss a negative weight"
-        raise
+def suffix(members: Members) -> str:
+    """What tells the numbers of parameters of some groups from those of the others: learning_rate[0,2]."""
+    return f"[{','.join(map(str, members))}]" if members else ""
 
 
-def checked_count(who: str, name: str, value: int, *, least: int) -> int:
-    """`value` as a Python int of at least `least`."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{who}: {name} must be an integer, not {type(value).__name__}") from None
-    if count < least:
-        raise DataError(f"{who}: {name} is {count}", expected=f"at least {least}")
-    return count
+def clip_name(group: int) -> str:
+    """The name of the number that bounds the norm of a group's gradients."""
+    return f"clip_norm of group {group}"
 
 
-def _checked_member(name: str, kind: type[_Enum], value: object) -> _Enum:
-    try:
-        return kind(value)
-    except ValueError:
-        members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
-        raise DataError(f"OptimizerDescriptor: {name} is {value!r}", expected=members) from None
-
-
-_NO_CLIPPING_BY_VALUE = {"clip_min": -math.inf, "clip_max": math.inf}
-_NO_CLIPPING_BY_NORM = {"clip_norm": math.inf}
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerDescriptor:
-    """The settings all optimizers share. Immutable.
-
-    gradient_rescale          multiplies the gradient after clipping; 1 leaves it alone, 0 erases it
-    gradient_clip_max, _min   bounds for BY_VALUE; either may be infinite
-    maximum_clipping_norm     bound for BY_NORM and BY_GLOBAL_NORM
-    custom_global_norm        taken instead of the gradients' global norm by BY_GLOBAL_NORM; 0 computes it
-    regularization_scale      strength of the penalty; AdamW decays weights with it. Unused with type NONE
-
-    >>> import mlcompute as mlc
-    >>> mlc.OptimizerDescriptor(learning_rate=0.1, regularization_type=mlc.RegularizationType.L2).gradient_rescale
-    1.0
-    """
-
-    learning_rate: float
-    gradient_rescale: float = 1.0
-    applies_gradient_clipping: bool = False
-    gradient_clipping_type: GradientClippingType = GradientClippingType.BY_VALUE
-    gradient_clip_max: float = 1.0
-    gradient_clip_min: float = -1.0
-    maximum_clipping_norm: float = 1.0
-    custom_global_norm: float = 0.0
-    regularization_type: RegularizationType = RegularizationType.NONE
-    regularization_scale: float = 0.0
-
-    def __post_init__(self) -> None:
-        who = "OptimizerDescriptor"
-        clipping = _checked_member("gradient_clipping_type", GradientClippingType, self.gradient_clipping_type)
-        penalty = _checked_member("regularization_type", RegularizationType, self.regularization_type)
-        checked = {
-            "learning_rate": checked_rate(who, self.learning_rate),
-            "gradient_rescale": checked_number(who, "gradient_rescale", self.gradient_rescale),
-            "applies_gradient_clipping": bool(self.applies_gradient_clipping),
-            "gradient_clipping_type": clipping,
-            "gradient_clip_max": checked_number(who, "gradient_clip_max", self.gradient_clip_max, infinite=True),
-            "gradient_clip_min": checked_number(who, "gradient_clip_min", self.gradient_clip_min, infinite=True),
-            "maximum_clipping_norm": checked_number(
-                who, "maximum_clipping_norm", self.maximum_clipping_norm, above=0.0, infinite=True
-            ),
-            "custom_global_norm": checked_number(who, "custom_global_norm", self.custom_global_norm, least=0.0),
-            "regularization_type": penalty,
-            "regularization_scale": checked_number(who, "regularization_scale", self.regularization_scale, least=0.0),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-        if self.gradient_clip_min > self.gradient_clip_max:
-            raise DataError(
-                f"{who}: gradient_clip_min {self.gradient_clip_min:g} is greater than "
-                f"gradient_clip_max {self.gradient_clip_max:g}",
-                fix="swap the two",
-            )
+_NO_CLIPPING_BY_VALUE = {"clip_min": -inf, "clip_max": inf}
+_NO_CLIPPING_BY_NORM = {"clip_norm": inf}
 
 
 class Optimizer(ABC):
     """Base of all optimizers: shared settings and the questions the compiler asks. Describes; never computes.
 
-    Only `learning_rate` and `applies_gradient_clipping` may change; both take effect at the next update, without
-    compiling anything again. A copy is independent and equal.
+    groups  parameters with settings of their own; the others have those of the optimizer
+
+    `learning_rate`, `weight_decay`, `applies_gradient_clipping` and the settings of groups may change; they take effect
+    at the next update, without compiling anything again. A copy is independent and equal.
 
     State belongs to an optimizer and a tensor, as in PyTorch: training graphs with one optimizer and the same
     parameters share moments and step count; graphs with disjoint parameters have a count each.
@@ -182,31 +93,49 @@ class Optimizer(ABC):
     regularization_type = ReadOnly[RegularizationType](
         "The penalty: none, |w| or w²/2.", "_descriptor.regularization_type"
     )
-    regularization_scale = ReadOnly[float]("Strength of the penalty.", "_descriptor.regularization_scale")
+    regularization_scale = ReadOnly[float](
+        "Strength of the penalty, as it was given.", "_descriptor.regularization_scale"
+    )
+    average_decay = ReadOnly[float](
+        "Share of the averages of the weights kept per update; 0 keeps no averages.", "_descriptor.average_decay"
+    )
+    lookahead_steps = ReadOnly[int](
+        "After so many updates the slow weights follow; 0: there are none.", "_descriptor.lookahead_steps"
+    )
+    lookahead_scale = ReadOnly[float](
+        "How far the slow weights go towards the fast ones.", "_descriptor.lookahead_scale"
+    )
 
     def __init_subclass__(cls) -> None:
         if "__init__" in vars(cls):
             cls.__init__ = _explained(cls.__init__)  # type: ignore[method-assign]
 
-    def __init__(self, descriptor: OptimizerDescriptor) -> None:
-        if not isinstance(descriptor, OptimizerDescriptor):
-            raise TypeError(
-                f"{type(self).__name__}: descriptor must be an OptimizerDescriptor, not {type(descriptor).__name__}; "
-                f"write {type(self).__name__}(OptimizerDescriptor(learning_rate=0.001))"
-            )
-        self._descriptor = descriptor
+    def __init__(
+        self,
+        descriptor: OptimizerDescriptor | None = None,
+        groups: Sequence[ParameterGroup] = (),
+        **shared: Unpack[OptimizerSettings],
+    ) -> None:
+        who = type(self).__name__
+        self._descriptor = descriptor = descriptor_from(who, descriptor, shared)
         self._learning_rate = descriptor.learning_rate
         self._warned_about_rate = False
         self._look_at_rate()
         self._applies_gradient_clipping = descriptor.applies_gradient_clipping
+        self._penalty_type = descriptor.regularization_type
+        self._weight_decay = descriptor.regularization_scale
         #: Number of the next update; rules that do not count leave it at 1.
         self._time_step = 1
+        self._groups: tuple[ParameterGroup, ...] = ()
         self._remember_nothing()
+        self._adopt(groups)
 
     def _remember_nothing(self) -> None:
         #: State per parameter, and one clock per set of parameters that graphs update: see runtime/optimizer_state.py.
         self.buffers: WeakKeyDictionary[Tensor, list[Storage]] = WeakKeyDictionary()
         self.clocks: list[Clock] = []
+        #: Parameters that have not been updated yet, where some state starts as the parameter.
+        self.fresh: WeakKeyDictionary[Tensor, None] = WeakKeyDictionary()
 
     @property
     def first_step(self) -> int:
@@ -216,15 +145,20 @@ class Optimizer(ABC):
     @property
     def counts(self) -> bool:
         """Does the rule depend on the number of the update?"""
-        return self.scalars(1) != self.scalars(2)
+        others = [group.optimizer for group in self._groups if group.optimizer is not None]
+        rules = (self, *others)
+        return any(rule.scalars(1) != rule.scalars(2) or rule.lookahead_steps for rule in rules)
 
     def __getstate__(self) -> dict[str, object]:
         # A copy has the settings and the number of the step, and remembers nothing about parameters.
-        return {name: value for name, value in vars(self).items() if name not in ("buffers", "clocks")}
+        return {name: value for name, value in vars(self).items() if name not in ("buffers", "clocks", "fresh")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
         self._remember_nothing()
+        self._groups = tuple(copy.copy(group) for group in self._groups)
+        for group in self._groups:
+            group.joins(self)
 
     @property
     def descriptor(self) -> OptimizerDescriptor:
@@ -240,6 +174,87 @@ class Optimizer(ABC):
     def learning_rate(self, value: float) -> None:
         self._learning_rate = checked_rate(type(self).__name__, value)
         self._look_at_rate()
+
+    @property
+    def weight_decay(self) -> float:
+        """Strength of the penalty now: the descriptor's regularization_scale. May be changed between updates."""
+        return self._weight_decay if self._penalty_type != RegularizationType.NONE else 0.0
+
+    @weight_decay.setter
+    def weight_decay(self, value: float) -> None:
+        number = checked_number(type(self).__name__, "weight_decay", value, least=0.0)
+        had = self.has_penalty
+        if number and self._penalty_type == RegularizationType.NONE:
+            self._penalty_type = RegularizationType.L2
+        self._weight_decay = number
+        if had != self.has_penalty:
+            self.outdated()
+
+    # Groups -------------------------------------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> tuple[ParameterGroup, ...]:
+        """Parameters with settings of their own."""
+        return self._groups
+
+    def _adopt(self, groups: Sequence[ParameterGroup]) -> None:
+        who = type(self).__name__
+        given = (groups,) if isinstance(groups, ParameterGroup) else tuple(groups)
+        for group in given:
+            if not isinstance(group, ParameterGroup):
+                raise TypeError(f"{who}: groups must be ParameterGroups, not {type(group).__name__}")
+            rule = group.optimizer
+            if rule is None:
+                continue
+            if not isinstance(rule, Optimizer):
+                raise TypeError(f"{group.who}: optimizer must be an Optimizer, not {type(rule).__name__}")
+            if rule.groups:
+                raise TypeError(f"{group.who}: its {type(rule).__name__} has groups of its own; give them to {who}")
+            if rule.applies_gradient_clipping:
+                raise TypeError(f"{group.who}: its {type(rule).__name__} clips gradients; give the group clip_norm=...")
+        for group in given:
+            group.joins(self)
+        self._groups = given
+
+    def rule(self, members: Members) -> Optimizer:
+        """The optimizer as it is for parameters of some groups: the settings of later ones count more."""
+        if not members:
+            return self
+        groups = [self._groups[index] for index in members]
+        rules = [group.optimizer for group in groups if group.optimizer is not None]
+        rule = object.__new__(type(rules[-1] if rules else self))
+        vars(rule).update(vars(rules[-1] if rules else self), _groups=())
+        for group in groups:
+            if group.learning_rate is not None:
+                rule._learning_rate = group.learning_rate
+            if group.weight_decay is not None:
+                rule._weight_decay = group.weight_decay
+                if rule._penalty_type == RegularizationType.NONE:
+                    rule._penalty_type = RegularizationType.L2
+        return rule
+
+    def clipping_group(self, members: Members) -> int | None:
+        """Which of some groups clips: the last that has a norm; None: none of them."""
+        return next((index for index in reversed(members) if self._groups[index].clip_norm is not None), None)
+
+    def scalars_of(self, time_step: int, members: Iterable[Members]) -> dict[str, float]:
+        """The numbers of one update for every combination of groups there is, by name and `suffix`."""
+        numbers = self.scalars(time_step)
+        for some in members if self._groups else ():
+            if some:
+                end = suffix(some)
+                rule = self.rule(some)
+                numbers |= {name + end: number for name, number in rule.rule_scalars(time_step).items()}
+        for index, group in enumerate(self._groups):
+            if group.clip_norm is not None:
+                numbers[clip_name(index)] = group.clip_norm
+        return numbers
+
+    def outdated(self) -> None:
+        """A term of the update has appeared or gone: graphs that use it compile anew before their next run."""
+        for tensor in list(self.buffers):
+            for resident in list(tensor.residents or ()):
+                resident.outdated()
 
     def _look_at_rate(self) -> None:
         """Warn, once, about a rate that can be meant but hardly is."""
@@ -273,12 +288,13 @@ class Optimizer(ABC):
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self._names())
+        return all(getattr(self, name) == getattr(other, name) for name in (*self._names(), "weight_decay", "groups"))
 
     __hash__ = None  # type: ignore[assignment]  # mutable and compared by value
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={_plain(getattr(self, name))}" for name in self._names())
+        names = (*self._names(), *(("groups",) if self._groups else ()))
+        shown = ", ".join(f"{name}={_plain(getattr(self, name))}" for name in names)
         return f"{type(self).__name__}({shown})"
 
     @classmethod
@@ -290,23 +306,58 @@ class Optimizer(ABC):
     @property
     @abstractmethod
     def state_names(self) -> tuple[str, ...]:
-        """Names of the state tensors kept per parameter, in layout order. All start as zeros."""
+        """Names of the state tensors the rule keeps per parameter, in layout order. All start as zeros."""
+
+    def state_shapes(self, shape: Shape) -> dict[str, Shape]:
+        """The states the rule keeps for a parameter of some shape, in layout order, and their shapes."""
+        return dict.fromkeys(self.state_names, shape)
+
+    def layout(self, shape: Shape) -> dict[str, Shape]:
+        """All state of a parameter: the rule's, slow weights and averages."""
+        return {**self.state_shapes(shape), **dict.fromkeys(self.followers, shape)}
+
+    def initial_state(self, name: str) -> float:
+        """What all elements of a state start as; slow weights and averages start as the parameter instead."""
+        return 0.0
+
+    @property
+    def followers(self) -> tuple[str, ...]:
+        """States that start as the parameter and follow it."""
+        slow = (SLOW_WEIGHTS,) if self._descriptor.lookahead_steps else ()
+        return (*slow, AVERAGE) if self._descriptor.average_decay else slow
 
     @abstractmethod
     def update(self, h: Mapping[str, Value], w: Value, g: Value, state: Sequence[Value]) -> tuple[Value, list[Value]]:
-        """New parameter and new state, in ops. `h` holds this step's scalars; all values share one dtype."""
+        """New parameter and new state, in ops. `h` holds this step's scalars; all values share one dtype.
+
+        What a rule's `_rates` gives is in `h`; `h["weight_decay"]` is there when `has_penalty`.
+        """
 
     @property
     def scalar_names(self) -> tuple[str, ...]:
         """Names of the rank-0 values a program reads anew in every update."""
         return tuple(self.scalars(1))
 
+    @property
+    def rule_scalar_names(self) -> tuple[str, ...]:
+        """Those of them that parameters of other groups have others of."""
+        return tuple(self.rule_scalars(1))
+
     def scalars(self, time_step: int) -> dict[str, float]:
         """The numbers of one update, computed on the host in float64: changing them never recompiles."""
-        return {**self._rates(time_step), **self._limits()}
+        return {**self.rule_scalars(time_step), **self._limits()}
 
-    def _rates(self, time_step: int) -> dict[str, float]:
-        """The numbers the rule itself reads."""
+    def rule_scalars(self, time_step: int) -> dict[str, float]:
+        """All numbers but those of clipping: every combination of groups has its own."""
+        numbers = self.rates(time_step)
+        if self.has_penalty:
+            numbers["weight_decay"] = self._weight_decay
+        if self._descriptor.lookahead_steps:
+            numbers["looks_ahead"] = float(time_step % self._descriptor.lookahead_steps == 0)
+        return numbers
+
+    def rates(self, time_step: int) -> dict[str, float]:
+        """The numbers the rule itself reads as `h` in `update`; they may depend on the number of the update."""
         return {"learning_rate": self.learning_rate}
 
     def _limits(self) -> dict[str, float]:
@@ -321,17 +372,17 @@ class Optimizer(ABC):
     @property
     def has_penalty(self) -> bool:
         """False when the regularization term is zero."""
-        return self.regularization_type != RegularizationType.NONE and self.regularization_scale != 0.0
+        return self._penalty_type != RegularizationType.NONE and self._weight_decay != 0.0
 
-    def penalty(self, w: Value) -> Value:
+    def penalty(self, h: Mapping[str, Value], w: Value) -> Value:
         """Derivative of the regularization term: scale * w for L2, scale * sign(w) for L1."""
-        direction = w if self.regularization_type == RegularizationType.L2 else ops.sign(w)
-        return direction * self.regularization_scale
+        direction = w if self._penalty_type == RegularizationType.L2 else ops.sign(w)
+        return direction * h["weight_decay"]
 
     def frozen(self) -> Optimizer:
         """The settings as they are now, for a run that is queued."""
         frozen = object.__new__(type(self))
-        vars(frozen).update(vars(self))
+        vars(frozen).update(vars(self), _groups=tuple(group.frozen() for group in self._groups))
         return frozen
 
     def advance_to(self, time_step: int) -> None:
@@ -340,8 +391,10 @@ class Optimizer(ABC):
 
 
 def _explained(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that says what to write when its arguments do not fit: rates stand in the descriptor."""
+    """A constructor that says what to write when its arguments do not fit."""
     signature = inspect.signature(init)
+    takes_shared = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
+    known, example = {*signature.parameters, *SHARED}, "learning_rate=0.001"
 
     @functools.wraps(init)
     def construct(self: Optimizer, *arguments: Any, **settings: Any) -> None:
@@ -349,11 +402,16 @@ def _explained(init: Callable[..., None]) -> Callable[..., None]:
             signature.bind(self, *arguments, **settings)
         except TypeError as error:
             who = type(self).__name__
-            shared = [field.name for field in fields(OptimizerDescriptor) if field.name in settings]
-            shown = ", ".join(f"{name}={settings[name]!r}" for name in shared) or "learning_rate=0.001"
-            own = "".join(f", {name}={settings[name]!r}" for name in settings if name in signature.parameters)
-            known = f"; its own settings are {', '.join(type(self).settings)}" if set(settings) - {*shared} else ""
-            raise TypeError(f"{who}: {error}; write {who}(OptimizerDescriptor({shown}){own}){known}") from None
+            shown = ", ".join(f"{name}={value!r}" for name, value in settings.items() if name in known) or example
+            own = ", ".join(type(self).settings)
+            raise TypeError(f"{who}: {error}; write {who}({shown}); its own settings are {own}") from None
+        unknown = [name for name in settings if name not in known]
+        if unknown and takes_shared:
+            who, own = type(self).__name__, ", ".join(type(self).settings)
+            raise TypeError(
+                f"{who}: got an unexpected keyword argument {unknown[0]!r}; its own settings are {own}, "
+                f"those of all optimizers {', '.join(SHARED)}"
+            )
         init(self, *arguments, **settings)
 
     return construct

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from mlcompute import ops
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
-from mlcompute.optimizers.optimizer import Optimizer, OptimizerDescriptor, checked_number
+from mlcompute.optimizers.descriptor import OptimizerDescriptor, OptimizerSettings, checked_number
+from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.optimizers.parameter_group import ParameterGroup
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class RMSPropOptimizer(Optimizer):
@@ -34,14 +39,16 @@ class RMSPropOptimizer(Optimizer):
 
     def __init__(
         self,
-        descriptor: OptimizerDescriptor,
+        descriptor: OptimizerDescriptor | None = None,
         *,
         momentum_scale: float = 0.0,
         alpha: float = 0.99,
         epsilon: float = 1e-8,
         is_centered: bool = False,
+        groups: Sequence[ParameterGroup] = (),
+        **shared: Unpack[OptimizerSettings],
     ) -> None:
-        super().__init__(descriptor)
+        super().__init__(descriptor, groups, **shared)
         who = "RMSPropOptimizer"
         self._momentum_scale = checked_number(who, "momentum_scale", momentum_scale, least=0.0, below=1.0)
         self._alpha = checked_number(who, "alpha", alpha, least=0.0, below=1.0)

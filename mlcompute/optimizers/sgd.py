@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
-from mlcompute.optimizers.optimizer import Optimizer, OptimizerDescriptor, checked_number
+from mlcompute.optimizers.descriptor import OptimizerDescriptor, OptimizerSettings, checked_number
+from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.optimizers.parameter_group import ParameterGroup
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class SGDOptimizer(Optimizer):
@@ -26,9 +31,15 @@ class SGDOptimizer(Optimizer):
     uses_nesterov_momentum = ReadOnly[bool]("True for Nesterov's variant.")
 
     def __init__(
-        self, descriptor: OptimizerDescriptor, *, momentum_scale: float = 0.0, uses_nesterov_momentum: bool = False
+        self,
+        descriptor: OptimizerDescriptor | None = None,
+        *,
+        momentum_scale: float = 0.0,
+        uses_nesterov_momentum: bool = False,
+        groups: Sequence[ParameterGroup] = (),
+        **shared: Unpack[OptimizerSettings],
     ) -> None:
-        super().__init__(descriptor)
+        super().__init__(descriptor, groups, **shared)
         self._momentum_scale = checked_number("SGDOptimizer", "momentum_scale", momentum_scale, least=0.0, below=1.0)
         self._uses_nesterov_momentum = bool(uses_nesterov_momentum)
 

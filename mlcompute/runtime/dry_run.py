@@ -48,6 +48,6 @@ def bindings_of_copies(
     if session.state is not None:
         for tensor, values in program.states.items():
             memory.update(zip(values, [state.array().copy() for state in session.state.of(tensor)], strict=True))
-        numbers = session.state.optimizer.scalars(session.state.time_step)
+        numbers = session.state.optimizer.scalars_of(session.state.time_step, session.state.combinations)
         memory.update({value: np.asarray(numbers[name], value.dtype) for name, value in program.scalars.items()})
     return memory

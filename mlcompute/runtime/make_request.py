@@ -12,6 +12,7 @@ from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
 from mlcompute.ops.op import Array
 from mlcompute.runtime.definition import Definition, Learning
+from mlcompute.runtime.group_members import group_members
 from mlcompute.runtime.objective import objective_terms
 from mlcompute.runtime.training_warnings import warn_about_training
 from mlcompute.tensor import Tensor
@@ -210,6 +211,7 @@ def _add_learning(
     request.optimizer = learning.optimizer
     request.stopped = learning.stopped
     request.parameters = [tensor for tensor in definition.updated_tensors() if tensor not in learning.stopped]
+    request.groups = group_members(definition, [*earlier, *later])
     request.user_gradients = {gradient: tensor for tensor, gradient in learning.user_gradients.items()}
     if GraphCompilationOptions.COMPUTE_ALL_GRADIENTS in options or not request.parameters:
         labels = {t for node in request.nodes for t in node.labels} - {

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from mlcompute.errors import DataError, GraphError
-from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.ops.op import Array, Shape
+from mlcompute.optimizers.optimizer import Members, Optimizer
 from mlcompute.runtime.storage import Storage
 from mlcompute.tensor import Tensor
 
@@ -36,11 +37,29 @@ class OptimizerState:
         self.optimizer = optimizer
         self._buffers: weakref.WeakKeyDictionary[Tensor, list[Storage]] = optimizer.buffers
         self._clock = Clock(optimizer.first_step)
+        self._groups: Mapping[Tensor, Members] = {}
+        self._parameters: frozenset[Tensor] = frozenset()
+        #: The combinations of groups that parameters belong to.
+        self.combinations: tuple[Members, ...] = ()
+
+    def use_groups(self, groups: Mapping[Tensor, Members]) -> None:
+        """Which groups of the optimizer the parameters of the graph belong to."""
+        self._groups = groups
+        self.combinations = tuple(sorted(set(groups.values())))
+
+    def rule(self, tensor: Tensor) -> Optimizer:
+        """The optimizer as it is for a parameter."""
+        return self.optimizer.rule(self._groups.get(tensor, ()))
+
+    def layout(self, tensor: Tensor) -> dict[str, Shape]:
+        """Names and shapes of a parameter's state, in order."""
+        return self.rule(tensor).layout(tensor.descriptor.shape)
 
     def shared(self) -> OptimizerState:
         """For another graph that starts with the same parameters."""
         state = OptimizerState(self.optimizer)
         state._clock = self._clock
+        state.use_groups(self._groups)
         return state
 
     def copied(self, optimizer: Optimizer, tensors: Mapping[int, Any]) -> OptimizerState:
@@ -50,6 +69,9 @@ class OptimizerState:
         for tensor, buffers in self._buffers.items():
             if id(tensor) in tensors:
                 state._buffers[tensors[id(tensor)]] = [buffer.copy() for buffer in buffers]
+                if tensor in self.optimizer.fresh:
+                    optimizer.fresh[tensors[id(tensor)]] = None
+        state.use_groups({tensors[id(t)]: some for t, some in self._groups.items() if id(t) in tensors})
         return state
 
     @property
@@ -91,15 +113,32 @@ class OptimizerState:
         clocks[:] = [one for one in clocks if one is not clock and (one.users or one.updated)] + [clock]
 
     def prepare(self, parameters: Iterable[Tensor]) -> None:
-        """Buffers for every parameter: the caller's, those from before, or zeros."""
-        for tensor in parameters:
+        """Buffers for every parameter: the caller's, those from before, or new ones."""
+        self._parameters = frozenset(parameters)
+        for tensor in self._parameters:
             if tensor.has_callers_optimizer_data:
                 self._buffers[tensor] = tensor.optimizer_storages
+                self.optimizer.fresh.pop(tensor, None)
             elif tensor not in self._buffers:
-                descriptor = tensor.state_descriptor
-                shape, dtype = descriptor.shape, descriptor.data_type.numpy
-                self._buffers[tensor] = [Storage(np.zeros(shape, dtype)) for _ in self.optimizer.state_names]
+                self._buffers[tensor] = [Storage(array) for array in self.initial(tensor)]
+                if self.rule(tensor).followers:
+                    self.optimizer.fresh[tensor] = None
             tensor.optimizer_storages = self._buffers[tensor]
+
+    def initial(self, tensor: Tensor) -> list[Array]:
+        """What the state of a parameter is before its first update."""
+        rule, dtype = self.rule(tensor), tensor.state_descriptor.data_type.numpy
+        return [np.full(shape, rule.initial_state(name), dtype) for name, shape in self.layout(tensor).items()]
+
+    def start(self) -> None:
+        """Slow weights and averages of parameters that were never updated become what the parameters are now."""
+        if not self.optimizer.fresh:
+            return
+        for tensor in self._parameters & set(self.optimizer.fresh):
+            for buffer in self._buffers[tensor][-len(self.rule(tensor).followers) :]:
+                assert tensor.storage is not None
+                buffer.write(tensor.storage.array().astype(buffer.dtype))
+            del self.optimizer.fresh[tensor]
 
     def check_callers(self, parameters: Iterable[Tensor]) -> None:
         """Refuse buffers the caller has supplied that do not fit."""
@@ -109,11 +148,11 @@ class OptimizerState:
 
     def check(self, tensor: Tensor, buffers: Sequence[object]) -> None:
         """Refuse another number of buffers than the optimizer has states."""
-        names = self.optimizer.state_names
+        names = self.layout(tensor)
         if len(buffers) != len(names):
             raise DataError(
                 f"optimizer data of '{tensor.label}': {len(buffers)} buffers were given, "
-                f"{type(self.optimizer).__name__} has {len(names)} states",
+                f"{type(self.rule(tensor)).__name__} has {len(names)} states",
                 expected=", ".join(names) or "none",
             )
 
@@ -122,6 +161,7 @@ class OptimizerState:
         if tensor in self._buffers and tensor.has_callers_optimizer_data:
             self.check(tensor, tensor.optimizer_storages)
             self._buffers[tensor] = tensor.optimizer_storages
+            self.optimizer.fresh.pop(tensor, None)
 
     def of(self, tensor: Tensor) -> list[Storage]:
         """The buffers of a parameter, in layout order."""

@@ -190,7 +190,9 @@ class Run:
             inputs.update(self.random.keys(self.keys))
         numbers = self.call.scalars
         if self.settings is not None and self.session.state is not None:
-            numbers = self.settings.scalars(self.session.state.time_step)
+            state = self.session.state
+            state.start()
+            numbers = self.settings.scalars_of(state.time_step, state.combinations)
         if numbers is not None:
             scalars = self.compiled.scalars_of(self.specification.program)
             for name, (_, array) in scalars.items():

@@ -135,6 +135,11 @@ class Session:
         """Linked graphs after this one."""
         return self.links[self.links.index(self) + 1 :] if self.links else []
 
+    @property
+    def linked_definitions(self) -> list[Definition]:
+        """What the other linked graphs are."""
+        return [other.definition for other in self.links if other is not self]
+
     def linked_value(self, tensor: Tensor) -> Callable[[], Array | None] | None:
         """How to get a tensor that another graph, linked with this one, computes; None when none does."""
         learns = self.definition.learning is not None
@@ -263,6 +268,7 @@ class Session:
     def _adopt(self, compiled: CompiledGraph) -> None:
         request, learning = compiled.request, self.definition.learning
         if self.state is not None and learning is not None:
+            self.state.use_groups(request.groups)
             self.state.check_callers(request.parameters)
             if not self.definition.waits_for_labels:
                 program = compiled.get(self.main_style, request.batch_size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import glob
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,15 +18,16 @@ from mlcompute.errors import Error, GraphError
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import CLASS_SUMMED
 from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.optimizers.parameter_group import ParameterGroup
+from mlcompute.saving.custom import Custom, custom_class, custom_name, own_arguments
 from mlcompute.saving.plain import JSON, plain, restored
-from mlcompute.tensor import Tensor
+from mlcompute.tensor import Tensor, TensorParameter
 
 #: Arguments that only spell others in another way, or that belong to the state of a run: left out.
 _LEFT_OUT = {
     "ConvolutionDescriptor": {"kernel_width", "kernel_height"},
     "ReductionLayer": {"dimension"},
-    "AdamOptimizer": {"time_step"},
-    "AdamWOptimizer": {"time_step"},
+    "ParameterGroup": {"layers"},
 }
 
 #: Arguments whose value is not the attribute of the same name.
@@ -34,11 +36,15 @@ _ELSEWHERE: dict[tuple[str, str], Callable[[Any], object]] = {
     ("SplitLayer", "split_count"): lambda s: None if s.split_section_lengths else s.split_count,
     ("YOLOLossLayer", "descriptor"): lambda y: y.yolo_loss_descriptor,
     ("YOLOLossDescriptor", "anchor_boxes"): lambda d: d.anchor_boxes_array.tolist(),
-    ("SGDOptimizer", "descriptor"): lambda o: o.descriptor,
-    ("AdamOptimizer", "descriptor"): lambda o: o.descriptor,
-    ("AdamWOptimizer", "descriptor"): lambda o: o.descriptor,
-    ("RMSPropOptimizer", "descriptor"): lambda o: o.descriptor,
+    ("ParameterGroup", "learning_rate"): lambda g: g.given[0],
+    ("ParameterGroup", "weight_decay"): lambda g: g.given[1],
+    ("ParameterGroup", "clip_norm"): lambda g: g.given[2],
 }
+
+#: Arguments that are written only when they differ from this: files from before they existed describe the same graph.
+_ONLY_OTHERS: dict[str, object] = {
+    "groups": (), "average_decay": 0.0, "lookahead_steps": 0, "lookahead_scale": 0.5,
+}  # fmt: skip
 
 #: Arguments that files of earlier versions lack, and what graphs were built with then.
 _BEFORE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -71,7 +77,7 @@ def kinds() -> dict[str, type]:
     return {
         kind.__name__: kind
         for kind in classes
-        if issubclass(kind, (Layer, Optimizer)) or kind.__name__.endswith("Descriptor")
+        if issubclass(kind, (Layer, Optimizer, ParameterGroup)) or kind.__name__.endswith("Descriptor")
     }
 
 
@@ -82,9 +88,11 @@ def _enumerations() -> dict[str, type[enum.IntEnum]]:
 
 
 @functools.cache
-def _arguments(kind: str) -> tuple[str, ...]:
-    names = inspect.signature(kinds()[kind]).parameters
-    return tuple(name for name in names if name not in _LEFT_OUT.get(kind, ()))
+def _arguments(kind: type) -> tuple[str, ...]:
+    names = inspect.signature(kind).parameters.values()
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    left_out = {*_LEFT_OUT.get(kind.__name__, ()), *(("time_step",) if issubclass(kind, Optimizer) else ())}
+    return tuple(one.name for one in names if one.name not in left_out and one.kind not in variable)
 
 
 def described(made: Any, who: str, names: Mapping[Tensor, str]) -> dict[str, JSON]:
@@ -97,13 +105,18 @@ def described(made: Any, who: str, names: Mapping[Tensor, str]) -> dict[str, JSO
         from mlcompute.onnx.described import describe_operator
 
         return {"$operator": describe_operator(made, names)}
-    if kinds().get(kind.__name__) is not kind:
+    is_own = kinds().get(kind.__name__) is kind
+    name = kind.__name__ if is_own else custom_name(kind)
+    if name is None:
         raise GraphError(
             f"{who}: {kind.__module__}.{kind.__qualname__} cannot be described in a file",
-            expected="layers, descriptors and optimizers of this library",
-            fix="save the weights alone through `arrays`, or build the graph from the library's own layers",
+            expected="layers, descriptors and optimizers of this library, and classes of your own",
+            fix="register the class: @mlcompute.register",
         )
-    values = {name: _value_of(made, name) for name in (*_arguments(kind.__name__), *_SET_LATER.get(kind.__name__, ()))}
+    values = _values_of(made, who, kind, is_own)
+    values = {name: value for name, value in values.items() if name not in _ONLY_OTHERS or value != _ONLY_OTHERS[name]}
+    if isinstance(made, ParameterGroup):
+        values["names"] = [*made.names, *_names_of_layers(made, names)]
 
     def special(value: Any) -> JSON:
         if isinstance(value, enum.Enum):
@@ -113,7 +126,34 @@ def described(made: Any, who: str, names: Mapping[Tensor, str]) -> dict[str, JSO
         return described(value, who, names)
 
     described_values = {name: plain(value, f"{who}: {name}", special) for name, value in values.items()}
-    return {"$kind": kind.__name__, **described_values}
+    return {"$kind" if is_own else "$class": name, **described_values}
+
+
+def _names_of_layers(group: ParameterGroup, names: Mapping[Tensor, str]) -> list[str]:
+    """The parameters of a group's layers as patterns that match nothing else."""
+    tensors = [slot.tensor for layer in group.layers for slot in layer.parameters.values()]
+    return [glob.escape(names[tensor]) for tensor in dict.fromkeys(tensors) if tensor in names]
+
+
+def _values_of(made: Any, who: str, kind: type, is_own: bool) -> dict[str, Any]:
+    """The arguments an object would be constructed with."""
+    if is_own:
+        listed = (*_arguments(kind), *_SET_LATER.get(kind.__name__, ()))
+        return {name: _value_of(made, name) for name in listed}
+    values = own_arguments(made)
+    if values is not None:
+        return values
+    values = {}
+    for name in _arguments(kind):
+        found = next((each for each in (name, f"_{name}") if hasattr(made, each)), None)
+        if found is None:
+            raise GraphError(
+                f"{who}: the argument '{name}' of {kind.__name__} is no attribute: it cannot be described in a file",
+                fix=f"keep it as self.{name}, or give the class a method configuration() that returns all arguments",
+            )
+        value = getattr(made, found)
+        values[name] = value.tensor if isinstance(value, TensorParameter) else value
+    return values
 
 
 def _value_of(made: object, name: str) -> object:
@@ -121,12 +161,21 @@ def _value_of(made: object, name: str) -> object:
     return getattr(made, name) if elsewhere is None else elsewhere(made)
 
 
-def constructed(description: JSON, tensors: Mapping[str, Tensor], base: type) -> Any:
-    """The object a description stands for; ValueError when there is none, or when it is no `base`."""
+def constructed(description: JSON, tensors: Mapping[str, Tensor], base: type, custom: Custom = ()) -> Any:
+    """The object a description stands for; ValueError when there is none, or when it is no `base`.
+
+    custom  classes of the user's own that a description may name
+    """
 
     def special(mark: str, value: JSON, others: dict[str, JSON]) -> Any:
         if mark == "$kind":
-            return _made(value, {name: restored(entry, special) for name, entry in others.items()})
+            kind = _found(kinds(), value, "class")
+            return _made(kind, {name: restored(entry, special) for name, entry in others.items()})
+        if mark == "$class":
+            if not isinstance(value, str):
+                raise ValueError(f"a class is called {str(value)[:100]!r}")
+            kind = custom_class(value, custom)
+            return _made(kind, {name: restored(entry, special) for name, entry in others.items()})
         if others:
             raise ValueError(f"{mark} stands beside {', '.join(others)}")
         if mark == "$enum":
@@ -145,10 +194,10 @@ def constructed(description: JSON, tensors: Mapping[str, Tensor], base: type) ->
     return made
 
 
-def _made(name: JSON, values: dict[str, Any]) -> Any:
-    kind = _found(kinds(), name, "class")
+def _made(kind: type, values: dict[str, Any]) -> Any:
+    name = kind.__name__
     later = {key: values.pop(key) for key in _SET_LATER.get(name, ()) if key in values}
-    unknown = [key for key in values if key not in _arguments(name)]
+    unknown = [key for key in values if key not in _arguments(kind)]
     if unknown:
         raise ValueError(f"{name} takes no {', '.join(unknown)[:200]}")
     if name in _BEFORE:

@@ -29,6 +29,7 @@ from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.runtime.definition import Learning, definition_of
 from mlcompute.runtime.session import Session, session_of
 from mlcompute.saving.construction import constructed, described
+from mlcompute.saving.custom import Custom
 from mlcompute.saving.names import layer_names_of, names_of, nodes_of
 from mlcompute.saving.plain import JSON, shortened, to_text
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
@@ -185,7 +186,8 @@ class Rebuilt:
     options    what it was compiled with
     """
 
-    def __init__(self, description: JSON) -> None:
+    def __init__(self, description: JSON, custom: Custom = ()) -> None:
+        self._custom = custom
         self._entries = _mapping(description, "the description")
         kind = _GRAPHS.get(_text(self._entries, "kind"))
         if kind is None:
@@ -250,11 +252,11 @@ class Rebuilt:
         return TrainingGraph(
             self._parts,
             None if loss is None else self._layer(_mapping(loss, "loss")),
-            None if optimizer is None else constructed(optimizer, {}, Optimizer),
+            None if optimizer is None else constructed(optimizer, {}, Optimizer, self._custom),
         )
 
     def _layer(self, entry: dict[str, JSON]) -> Layer:
-        layer: Layer = constructed(entry.get("layer"), self.tensors, Layer)
+        layer: Layer = constructed(entry.get("layer"), self.tensors, Layer, self._custom)
         if "label" in entry:
             layer.label = _text(entry, "label")
         layer.is_debugging_enabled = entry.get("is_debugging_enabled") is True
@@ -328,10 +330,10 @@ class Rebuilt:
             self.training_parameters.append(parameter)
 
 
-def rebuild(description: JSON, who: str) -> Rebuilt:
+def rebuild(description: JSON, who: str, custom: Custom = ()) -> Rebuilt:
     """The graph a description stands for, without data; FileError when it stands for none."""
     try:
-        return Rebuilt(description)
+        return Rebuilt(description, custom)
     except (Error, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         raise FileError(
             f"{who}: the graph in it cannot be built: {shortened(error)}",

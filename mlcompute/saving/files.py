@@ -17,6 +17,7 @@ from mlcompute.runtime.session import session_of
 from mlcompute.runtime.storage import Storage
 from mlcompute.saving.atomic import Writer, replace_file
 from mlcompute.saving.checkpoint import ARRAYS, CONSTANTS, FORMAT_VERSION, NO_HASH, OPTIMIZER, PREFIX, Checkpoint
+from mlcompute.saving.custom import Custom, check_custom
 from mlcompute.saving.description import Rebuilt, describe, graph_hash, rebuild
 from mlcompute.saving.names import names_of
 from mlcompute.saving.plain import JSON, plain, to_text
@@ -173,11 +174,13 @@ def _little_endian(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def load(path: str | os.PathLike[str], device: Device | None = None) -> Graph:
+def load(path: str | os.PathLike[str], device: Device | None = None, *, custom: Custom = ()) -> Graph:
     """The graph in a file, rebuilt from the file alone: a Graph, TrainingGraph or InferenceGraph, as it was saved.
 
     device  compile it for this device, with the options it was compiled with; None: leave it uncompiled. Plain
             Graphs are never compiled: make an InferenceGraph or TrainingGraph from one
+    custom  classes of your own that the file names, or a dictionary from names in the file to classes. Those that were
+            registered or imported already need not be given; nothing is ever imported because a file names it
 
     A training graph goes on as if it had never stopped: weights, optimizer state, time step, rates, and the random
     streams of the graph and of the process (`Platform.set_rng_state`). Other graphs leave the process's stream alone.
@@ -192,6 +195,7 @@ def load(path: str | os.PathLike[str], device: Device | None = None) -> Graph:
     """
     if device is not None and not isinstance(device, Device):
         raise TypeError(f"mlcompute.load: device must be a Device, not {type(device).__name__}")
+    custom = check_custom("mlcompute.load", custom)
     with Checkpoint(path) as checkpoint:
         who = f"mlcompute.load: {checkpoint.path}"
         if checkpoint.is_plain:
@@ -205,7 +209,7 @@ def load(path: str | os.PathLike[str], device: Device | None = None) -> Graph:
                 f"{who}: the graph was linked with others, which are not in the file",
                 fix="build, link and compile the graphs, then mlcompute.restore(graph, path) for each of them",
             )
-        rebuilt = rebuild(checkpoint.description, who)
+        rebuilt = rebuild(checkpoint.description, who, custom)
         constants = _check_contents(checkpoint, rebuilt, who)
         graph = rebuilt.graph
         names = {tensor: name for name, tensor in rebuilt.tensors.items()}

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from mlcompute.errors import DataError, FileError
 from mlcompute.graph import Graph
-from mlcompute.optimizers.optimizer import checked_rate
+from mlcompute.optimizers.descriptor import checked_number, checked_rate
+from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.optimizers.parameter_group import ParameterGroup
 from mlcompute.platform import Platform, check_rng_state
+from mlcompute.runtime.group_members import group_members
 from mlcompute.runtime.session import session_of
 from mlcompute.runtime.storage import Storage
 from mlcompute.saving.checkpoint import OPTIMIZER, Checkpoint
 from mlcompute.saving.plain import JSON, shortened
-from mlcompute.tensor import Tensor
+from mlcompute.tensor import Tensor, TensorDescriptor
 from mlcompute.tensor_data import Array
 from mlcompute.training import TrainingGraph
+
+#: What may change in a parameter group.
+_GROUP = ("learning_rate", "weight_decay", "clip_norm")
 
 
 def optimizer_arrays(graph: Graph, names: Mapping[Tensor, str]) -> dict[str, Array]:
@@ -25,6 +29,7 @@ def optimizer_arrays(graph: Graph, names: Mapping[Tensor, str]) -> dict[str, Arr
     if session is None or session.state is None:
         return {}
     optimizer = session.state.optimizer
+    session.state.use_groups(group_members(session.definition, session.linked_definitions))
     arrays: dict[str, Array] = {}
     for tensor, name in names.items():
         buffers = optimizer.buffers.get(tensor)
@@ -33,7 +38,9 @@ def optimizer_arrays(graph: Graph, names: Mapping[Tensor, str]) -> dict[str, Arr
             buffers = tensor.optimizer_storages
         if buffers is not None:
             session.state.check(tensor, buffers)
-            for state, buffer in zip(optimizer.state_names, buffers, strict=True):
+            if tensor in optimizer.fresh:
+                continue  # it is what it would be in a new graph
+            for state, buffer in zip(session.state.layout(tensor), buffers, strict=True):
                 arrays[f"{OPTIMIZER}{state}/{name}"] = buffer.array()
     return arrays
 
@@ -49,6 +56,9 @@ def describe_state(graph: Graph) -> dict[str, JSON]:
             state["time_step"] = session.state.time_step
             state["learning_rate"] = optimizer.learning_rate
             state["applies_gradient_clipping"] = optimizer.applies_gradient_clipping
+            state["weight_decay"] = optimizer.weight_decay
+            if optimizer.groups:
+                state["groups"] = [[getattr(group, name) for name in _GROUP] for group in optimizer.groups]
     return state
 
 
@@ -62,8 +72,9 @@ class SavedState:
         self._check_numbers()
 
     def _read_buffers(self, checkpoint: Checkpoint, names: Mapping[Tensor, str]) -> dict[Tensor, list[Array]]:
-        optimizer = self._session.state.optimizer if self._session.state is not None else None
-        states = () if optimizer is None else optimizer.state_names
+        session = self._session
+        if session.state is not None:
+            session.state.use_groups(group_members(session.definition, session.linked_definitions))
         by_name = {name: tensor for tensor, name in names.items()}
         found: dict[Tensor, dict[str, Array]] = {}
         for key, entry in checkpoint.entries.items():
@@ -71,21 +82,28 @@ class SavedState:
                 continue
             _, state, name = key.split("/", 2) if key.count("/") >= 2 else ("", "", "")
             tensor = by_name.get(name)
-            if tensor is None or state not in states:
-                kind = type(optimizer).__name__ if optimizer is not None else "a graph without an optimizer"
+            layout = {} if session.state is None or tensor is None else session.state.layout(tensor)
+            if tensor is None or state not in layout:
+                kind = "a graph without an optimizer"
+                if session.state is not None:
+                    kind = type(session.state.optimizer if tensor is None else session.state.rule(tensor)).__name__
                 raise FileError(
                     f"{self._who}: '{key}' does not fit this graph",
-                    expected=f"the state of {kind}: {', '.join(states) or 'none'}",
+                    expected=f"the state of {kind}: {', '.join(layout) or 'none'}",
                     fix="give the graph the optimizer it was saved with, or restore the weights alone by name",
                 )
-            if entry.shape != tensor.descriptor.shape or entry.dtype != "F32":
-                raise FileError(f"{self._who}: '{key}' is {entry}", expected=repr(tensor.state_descriptor))
+            if entry.shape != layout[state] or entry.dtype != "F32":
+                raise FileError(f"{self._who}: '{key}' is {entry}", expected=repr(TensorDescriptor(layout[state])))
             found.setdefault(tensor, {})[state] = checkpoint[key]
+        ordered: dict[Tensor, list[Array]] = {}
         for tensor, given in found.items():
+            assert session.state is not None
+            states = session.state.layout(tensor)
             if len(given) != len(states):
                 missing = ", ".join(state for state in states if state not in given)
                 raise FileError(f"{self._who}: '{names[tensor]}' has no optimizer state {missing}")
-        return {tensor: [given[state] for state in states] for tensor, given in found.items()}
+            ordered[tensor] = [given[state] for state in states]
+        return ordered
 
     def _check_numbers(self) -> None:
         state, session = self._state, self._session
@@ -94,6 +112,8 @@ class SavedState:
             session.random.resumed(state.get("random"))
             if session.state is not None:
                 checked_rate(type(session.state.optimizer).__name__, state.get("learning_rate"))  # type: ignore[arg-type]
+                self._groups = _checked_groups(session.state.optimizer, state.get("groups", []))
+                self._decay = _checked_decay(session.state.optimizer, state.get("weight_decay"))
                 step = state.get("time_step")
                 if type(step) is not int or not 1 <= step < 2**53:
                     raise DataError(f"the time step is {str(step)[:40]}", expected="a whole number from 1 on")
@@ -116,6 +136,10 @@ class SavedState:
         state.optimizer.advance_to(state.time_step)
         state.optimizer.schedule_rate(saved["learning_rate"])
         state.optimizer.applies_gradient_clipping = saved.get("applies_gradient_clipping") is True
+        state.optimizer.weight_decay = self._decay
+        for group, numbers in self._groups:
+            for name, number in zip(_GROUP, numbers, strict=True):
+                setattr(group, name, number)
         for tensor in {*state.optimizer.buffers, *self._buffers} & self._tensors:
             values = self._buffers.get(tensor)
             present = state.optimizer.buffers.get(tensor)
@@ -124,6 +148,33 @@ class SavedState:
                 state.optimizer.buffers[tensor] = tensor.optimizer_storages = [Storage(array) for array in values]
                 tensor.has_callers_optimizer_data = False
             elif present is not None:
-                for index, buffer in enumerate(present):
-                    # State that is not in the file had not been made yet when it was saved.
-                    buffer.write(np.zeros(buffer.shape, buffer.dtype) if values is None else values[index])
+                # State that is not in the file had not been made yet when it was saved.
+                for buffer, array in zip(present, state.initial(tensor) if values is None else values, strict=True):
+                    buffer.write(array)
+            if values is not None:
+                state.optimizer.fresh.pop(tensor, None)
+            elif state.rule(tensor).followers:
+                state.optimizer.fresh[tensor] = None
+
+
+def _checked_decay(optimizer: Optimizer, saved: JSON) -> float:
+    """The weight decay in a file; files from before it could change have that of the descriptor."""
+    if saved is None:
+        return optimizer.regularization_scale if optimizer.regularization_type else 0.0
+    return checked_number(type(optimizer).__name__, "weight_decay", saved, least=0.0)
+
+
+def _checked_groups(optimizer: Optimizer, saved: JSON) -> list[tuple[ParameterGroup, list[float | None]]]:
+    """Rate, decay and norm of every group, as they are in a file."""
+    if not isinstance(saved, list) or len(saved) != len(optimizer.groups):
+        count = len(saved) if isinstance(saved, list) else 0
+        raise DataError(f"it has {count} parameter groups, the optimizer has {len(optimizer.groups)}")
+    for numbers in saved:
+        if not isinstance(numbers, list) or len(numbers) != len(_GROUP):
+            raise DataError(f"a parameter group is {str(numbers)[:40]}", expected=f"a list of {', '.join(_GROUP)}")
+        for name, number in zip(_GROUP, numbers, strict=True):
+            if number is not None:
+                checked_number("ParameterGroup", name, number, least=0.0, infinite=name == "clip_norm")
+        if numbers[2] == 0.0:
+            raise DataError("clip_norm of a parameter group is 0", expected="more than 0")
+    return list(zip(optimizer.groups, saved, strict=True))

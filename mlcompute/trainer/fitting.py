@@ -15,6 +15,7 @@ import numpy as np
 
 from mlcompute.errors import DataError, Error
 from mlcompute.trainer.callbacks.callback import Callback
+from mlcompute.trainer.callbacks.rates import GroupSchedules
 from mlcompute.trainer.checkpoint import (
     ONE_RULE_FOR_NAMES,
     VERSION,
@@ -39,6 +40,7 @@ from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.nan_warning import NaNWarning
 from mlcompute.trainer.prefetch import StoppedError
 from mlcompute.trainer.progress import Display
+from mlcompute.trainer.rates import Rates, rate_logs, rates_of, set_rates
 from mlcompute.trainer.schedules import Length
 from mlcompute.trainer.signals import Interrupted, Signals, Terminated
 from mlcompute.trainer.snapshot import Snapshot
@@ -88,6 +90,8 @@ class Fitting:
     """
 
     def __init__(self, trainer: Trainer, plan: Plan, display: Display) -> None:
+        if any(group.schedule is not None for group in trainer.optimizer.groups):
+            plan = replace(plan, callbacks=[GroupSchedules(), *plan.callbacks])
         self.trainer, self.plan, self.display = trainer, plan, display
         self.epoch = self.batch = self.step = 0
         #: Is everything that can be refused looked at?
@@ -107,10 +111,10 @@ class Fitting:
         self.has_final_weights = False
         #: Weights when the last step was over, and what callbacks then made of them; None when they left them alone.
         self._ended: tuple[list[Array], list[Array]] | None = None
-        #: The learning rate it ended with; None while it goes on.
-        self._last_rate: float | None = None
-        #: The learning rate the run began with: the next one begins with it too.
-        self._first_rate = trainer.learning_rate
+        #: The learning rates it ended with; None while it goes on.
+        self._last_rates: Rates | None = None
+        #: The learning rates the run began with: the next one begins with them too.
+        self._first_rates = rates_of(trainer.optimizer)
         hooks = {name: self._overriding(name) for name in _HOOKS}
         self._batch_begin, self._batch_end = hooks["on_train_batch_begin"], hooks["on_train_batch_end"]
         self._gradient_hooks = hooks["wants_gradients"]
@@ -128,9 +132,9 @@ class Fitting:
         return Length(self.plan.epochs, None if batches is None else -(-batches // self.plan.accumulate))
 
     @property
-    def _rate(self) -> float:
-        """The learning rate of the run, also when it is over and the optimizer has its first one back."""
-        return self.trainer.learning_rate if self._last_rate is None else self._last_rate
+    def _rates(self) -> Rates:
+        """The learning rates of the run, also when it is over and the optimizer has its first ones back."""
+        return rates_of(self.trainer.optimizer) if self._last_rates is None else self._last_rates
 
     # The run --------------------------------------------------------------------------------------------------------
 
@@ -140,8 +144,8 @@ class Fitting:
             return self._run(resume)
         finally:
             # Schedules and callbacks change the rate of this run alone; `state` remembers theirs.
-            self._last_rate = self.trainer.learning_rate
-            self.trainer.learning_rate = self._first_rate
+            self._last_rates = rates_of(self.trainer.optimizer)
+            set_rates(self.trainer.optimizer, self._first_rates)
 
     def _run(self, resume: str | None) -> History:
         trainer, plan = self.trainer, self.plan
@@ -329,7 +333,7 @@ class Fitting:
 
     def _end_epoch(self, logs: dict[str, float], seconds: float, samples: int) -> None:
         trainer = self.trainer
-        logs["learning_rate"] = trainer.learning_rate
+        logs |= rate_logs(trainer.optimizer)
         ended = self.epoch
         for callback in self.plan.callbacks:
             callback.on_epoch_end(ended, logs)
@@ -444,7 +448,8 @@ class Fitting:
             "batch": self.batch,
             "step": self.step,
             "settings": self.settings(),
-            "learning_rates": [self._first_rate, self._rate],
+            "learning_rates": [self._first_rates[0], self._rates[0]],
+            "group_rates": [self._first_rates[1:], self._rates[1:]],
             "loss": [self._mean.total, self._mean.rows],
             "terms": self._mean.terms,
             "metrics": packed([metric.state() for metric in self.trainer.metrics], arrays, "metrics"),
@@ -494,7 +499,10 @@ class Fitting:
         restore_callbacks(self.plan.callbacks, unpacked(saved["callbacks"], arrays))
         self.epoch, self.batch, self.step = saved["epoch"], saved["batch"], saved["step"]
         if "learning_rates" in saved:
-            self._first_rate, self.trainer.learning_rate = map(float, saved["learning_rates"])
+            none = [None] * len(self.trainer.optimizer.groups)
+            groups = saved.get("group_rates", [none, none])
+            self._first_rates, now = ([float(saved["learning_rates"][i]), *groups[i]] for i in (0, 1))
+            set_rates(self.trainer.optimizer, now)
         self._counted = self.step
         self._mean.total, self._mean.rows = float(saved["loss"][0]), int(saved["loss"][1])
         terms = {name: float(total) for name, total in saved.get("terms", {}).items()}

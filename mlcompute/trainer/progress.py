@@ -141,7 +141,7 @@ class Bar(Lines):
 
 def described(logs: Mapping[str, float]) -> str:
     """loss 0.1234  accuracy 0.9876"""
-    shown = {name: value for name, value in logs.items() if name != "learning_rate"}
+    shown = {name: value for name, value in logs.items() if not name.startswith("learning_rate")}
     return "  ".join(
         f"{name} {value:.4f}" if abs(value) < 1e5 else f"{name} {value:.4g}" for name, value in shown.items()
     )

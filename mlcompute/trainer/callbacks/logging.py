@@ -12,6 +12,7 @@ from mlcompute.errors import DataError
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.callbacks.callback import Callback, Logs
 from mlcompute.trainer.metrics import Array
+from mlcompute.trainer.rates import rate_logs
 
 
 class CSVLogger(Callback):
@@ -102,7 +103,8 @@ class TensorBoard(Callback):
         if self.update_freq != "epoch":
             self._write_losses()
             if self.trainer.step % int(self.update_freq) == 0:
-                self._writer.add_scalar("batch/learning_rate", self.trainer.learning_rate, self.trainer.step)
+                for name, rate in rate_logs(self.trainer.optimizer).items():
+                    self._writer.add_scalar(f"batch/{name}", rate, self.trainer.step)
 
     def _write_losses(self) -> None:
         """Of the steps that have ended since the last look: a few may be running."""

@@ -13,6 +13,7 @@ import numpy as np
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import whole
 from mlcompute.trainer.callbacks.callback import Callback, Logs
+from mlcompute.trainer.rates import rates_of, set_rates
 
 
 class Monitor(Callback):
@@ -175,8 +176,10 @@ class ReduceLROnPlateau(Monitor):
             self.best, self.wait = value, 0
         elif self.cooling <= 0:
             self.wait += 1
-            if self.wait >= self.patience and self.trainer.learning_rate > self.min_lr:
-                self.trainer.learning_rate = max(self.trainer.learning_rate * self.factor, self.min_lr)
+            rates = rates_of(self.trainer.optimizer)
+            if self.wait >= self.patience and any(rate is not None and rate > self.min_lr for rate in rates):
+                lower = [None if rate is None else min(rate, max(rate * self.factor, self.min_lr)) for rate in rates]
+                set_rates(self.trainer.optimizer, lower)
                 self.cooling, self.wait = self.cooldown, 0
 
     def state(self) -> dict[str, Any]:

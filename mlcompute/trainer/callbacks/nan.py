@@ -13,6 +13,7 @@ from mlcompute.errors import ExecutionError
 from mlcompute.layers.arguments import whole
 from mlcompute.trainer.callbacks.callback import Callback, Logs
 from mlcompute.trainer.data import Batch
+from mlcompute.trainer.rates import Rates, rates_of, set_rates
 from mlcompute.trainer.snapshot import Snapshot, is_finite
 
 
@@ -45,7 +46,7 @@ class TerminateOnNaN(Callback):
         self.raises = raises
         self.error: NaNError | None = None
         self._copy: Snapshot | None = None
-        self._since: list[tuple[Sequence[Batch], float]] = []
+        self._since: list[tuple[Sequence[Batch], Rates]] = []
 
     def on_train_begin(self, logs: Logs) -> None:
         self._copy, self._since, self.error = None, [], None
@@ -56,7 +57,7 @@ class TerminateOnNaN(Callback):
                 self._stop(self.trainer.step)
                 return
             self._copy, self._since = Snapshot(self.trainer.model), []
-        self._since.append((self.trainer.batches, self.trainer.learning_rate))
+        self._since.append((self.trainer.batches, rates_of(self.trainer.optimizer)))
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         if not math.isfinite(logs["loss"]):
@@ -93,9 +94,9 @@ class TerminateOnNaN(Callback):
         if self._copy is None:
             return None
         self._copy.restore()
-        for number, (batches, rate) in enumerate(self._since):
+        for number, (batches, rates) in enumerate(self._since):
             before = Snapshot(model)
-            trainer.learning_rate = rate
+            set_rates(trainer.optimizer, rates)
             loss = trainer.repeat(batches)
             if math.isfinite(loss) and is_finite(model):
                 continue
