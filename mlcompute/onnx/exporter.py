@@ -146,7 +146,7 @@ class GraphWriter:
         if run.random_keys:
             raise CannotExportError(
                 "onnx.save: the graph draws random numbers, which ONNX has no operator for that repeats them",
-                fix="export an InferenceGraph, in which dropout is off",
+                fix="export an InferenceGraph, in which dropout is off; make random numbers an input of the graph",
             )
 
     def _is_native(self, use: Use) -> bool:

@@ -67,7 +67,8 @@ def referenced(model: onnx.ModelProto, outputs: list[str], feeds: dict[str, Arra
 
 
 def modules() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(tests.cases.__path__)]
+    # Random numbers are refused: no operator repeats them.
+    return [module.name for module in pkgutil.iter_modules(tests.cases.__path__) if module.name != "random"]
 
 
 def inference_of(case: Case, arrays: list[Array]) -> tuple[mlc.InferenceGraph, dict[str, mlc.Tensor]]:
@@ -224,6 +225,16 @@ def test_a_training_step_exports_with_the_training_operators(name: str) -> None:
 def test_what_the_training_operators_cannot_say(optimizer: mlc.Optimizer, says: str) -> None:
     with pytest.raises(mlc.onnx.CannotExportError, match=says):
         mlc.onnx.to_model(training_of(optimizer)[0])
+
+
+def test_random_numbers_are_refused() -> None:
+    graph = mlc.Graph()
+    x = graph.input((2, 3), "x")
+    run = mlc.InferenceGraph([graph])
+    run.add_inputs({"x": x})
+    run.add_outputs({"y": graph.random_normal(x)})
+    with pytest.raises(mlc.onnx.CannotExportError, match="make random numbers an input of the graph"):
+        mlc.onnx.to_model(run)
 
 
 # ONNX -> our graph -> ONNX -> onnxruntime ---------------------------------------------------------------------------
