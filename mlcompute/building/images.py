@@ -1,4 +1,7 @@
-"""Builders for images and features: convolution, dense, pooling, padding, upsampling. Images are (n, c, h, w)."""
+"""Builders for images and features: convolution, dense, pooling, padding, upsampling. Images are (n, c, h, w).
+
+Convolution and pooling take sequences (n, c, l) and volumes (n, c, d, h, w), too.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ from mlcompute.layers.padding import PaddingLayer
 from mlcompute.layers.pixel_shuffle import PixelShuffleLayer, PixelUnshuffleLayer
 from mlcompute.layers.pooling import PoolingDescriptor, PoolingLayer
 from mlcompute.layers.upsample import UpsampleLayer
-from mlcompute.layers.windows import Sizes, pair
+from mlcompute.layers.windows import Sizes, sizes_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
     from mlcompute.graph import Graph
 
-#: "same", "valid", or zeros on both sides of each axis: one number or (y, x).
+#: "same", "valid", or zeros on both sides of each axis: one number for all, or one per axis.
 Border = str | int | Sequence[int]
 
 _POLICIES = {"same": PaddingPolicy.SAME, "valid": PaddingPolicy.VALID}
@@ -41,6 +44,7 @@ _BORDERS = {
 }
 _SAMPLES = {"nearest": SampleMode.NEAREST, "linear": SampleMode.LINEAR}
 _IMAGE = "four axes: (n, channels, height, width)"
+_SPATIAL = "(n, channels, length), (n, channels, height, width) or (n, channels, depth, height, width)"
 
 
 def convolution(
@@ -63,10 +67,12 @@ def convolution(
 ) -> Tensor:
     """Convolve images.   x (n, c, h, w)   ->   (n, channels, h', w')
 
-    kernel, stride, dilation  one number or (y, x)
+    Sequences (n, c, l), channels before the length, and volumes (n, c, d, h, w) are convolved along all their axes.
+
+    kernel, stride, dilation  one number for all axes, or one per axis: (y, x)
     padding     "same": h' = h / stride, rounded up; "valid": none; or how many zeros on each side
     transposed  the result is larger than the source by the strides
-    weights     Glorot uniform unless given; (channels, c / groups, kernel height, kernel width)
+    weights     Glorot uniform unless given; (channels, c / groups, *kernel)
     biases      True: zeros to start with; False: none; or a tensor
     updates     False keeps the optimizer away from weights and biases
 
@@ -99,9 +105,9 @@ def depthwise_convolution(
     updates: bool = True,
     name: str = "",
 ) -> Tensor:
-    """Convolve every channel on its own.   x (n, c, h, w)   ->   (n, c * multiplier, h', w')"""
+    """Convolve every channel on its own.   x (n, c, h, w)   ->   (n, c * multiplier, h', w'); or sequences, volumes"""
     who = f"{type(self).__name__}.depthwise_convolution"
-    inputs = expect_rank(self, "depthwise_convolution", x, (4,), _IMAGE).descriptor.shape[1]
+    inputs = _spatial(self, "depthwise_convolution", x)[0]
     channels = inputs * whole(who, "multiplier", multiplier, 1)
     return _convolve(self, 
         "depthwise_convolution", x, channels, kernel, stride, padding, dilation, inputs, ConvolutionType.DEPTHWISE,
@@ -128,10 +134,12 @@ def _convolve(
     name: str,
 ) -> Tensor:
     who = f"{type(self).__name__}.{method}"
-    inputs = expect_rank(self, method, x, (4,), _IMAGE).descriptor.shape[1]
+    inputs, *image = _spatial(self, method, x)
     channels = whole(who, "channels", channels, 1)
-    policy, sizes = _padding(self, method, padding)
-    descriptor = ConvolutionDescriptor(kernel, inputs, channels, kind, groups, stride, dilation, policy, sizes)
+    policy, sizes = _padding(self, method, padding, len(image))
+    descriptor = ConvolutionDescriptor(
+        kernel, inputs, channels, kind, groups, stride, dilation, policy, sizes, spatial_axes=len(image)
+    )
     if weights is None:
         shape = (channels, inputs // descriptor.group_count, *descriptor.kernel_sizes)
         weights = fresh(*shape, like=x, initializer=initializer)
@@ -139,12 +147,25 @@ def _convolve(
     return build(self, layer, [x], name, method, activation=activation, updates=updates)
 
 
-def _padding(self: Graph, method: str, padding: Border) -> tuple[PaddingPolicy, tuple[int, int] | None]:
+def _spatial(self: Graph, method: str, x: Tensor) -> tuple[int, ...]:
+    """Channels and extents of what windows slide over."""
+    shape = expect_rank(self, method, x, (3, 4, 5), _SPATIAL).descriptor.shape
+    if len(shape) == 3 and x.feature_axis == 2:
+        raise ShapeError(
+            f"{type(self).__name__}.{method}: the source has its features on the last axis",
+            source=f"{shape} '{x.label}'",
+            expected="(n, channels, length)",
+            fix="put them first: graph.transpose([0, 2, 1], source=x)",
+        )
+    return shape[1:]
+
+
+def _padding(self: Graph, method: str, padding: Border, axes: int) -> tuple[PaddingPolicy, tuple[int, ...] | None]:
     who = f"{type(self).__name__}.{method}"
     if isinstance(padding, str):
-        fix = "or how many zeros on each side: padding=1 or padding=(y, x)"
+        fix = "or how many zeros on each side: padding=1, or one number per axis"
         return chosen(who, "padding", _POLICIES, padding, fix), None
-    return PaddingPolicy.USE_PADDING_SIZE, pair(who, "padding", padding, least=0)
+    return PaddingPolicy.USE_PADDING_SIZE, sizes_of(who, "padding", padding, axes, least=0)
 
 
 def dense(
@@ -201,22 +222,29 @@ def pool(
 ) -> Tensor:
     """Every window becomes one number.   x (n, c, h, w)   ->   (n, c, h', w')
 
+    Sequences (n, c, l), channels before the length, and volumes (n, c, d, h, w) are pooled along all their axes.
+
     kind    "max", "average" or "l2"
     stride  the kernel's size unless given
     """
-    expect_rank(self, "pool", x, (4,), _IMAGE)
-    policy, sizes = _padding(self, "pool", padding)
+    axes = len(_spatial(self, "pool", x)) - 1
+    policy, sizes = _padding(self, "pool", padding, axes)
     strides = kernel if stride is None else stride
     which = chosen(f"{type(self).__name__}.pool", "kind", _POOLINGS, kind)
-    descriptor = PoolingDescriptor(which, kernel, strides, dilation, policy, sizes, count_includes_padding)
+    descriptor = PoolingDescriptor(
+        which, kernel, strides, dilation, policy, sizes, count_includes_padding, spatial_axes=axes
+    )
     return build(self, PoolingLayer(descriptor), [x], name, "pool")
 
 
 def global_pool(self: Graph, x: Tensor, *, kind: str = "average", name: str = "") -> Tensor:
-    """Every channel becomes one number.   x (n, c, h, w)   ->   (n, c, 1, 1), which `dense` takes as it is"""
-    image = expect_rank(self, "global_pool", x, (4,), _IMAGE).descriptor.shape[2:]
+    """Every channel becomes one number.   x (n, c, h, w)   ->   (n, c, 1, 1), which `dense` takes as it is
+
+    x (n, c, l)   ->   (n, c, 1), and x (n, c, d, h, w)   ->   (n, c, 1, 1, 1); `flatten` makes them (n, c)
+    """
+    image = _spatial(self, "global_pool", x)[1:]
     which = chosen(f"{type(self).__name__}.global_pool", "kind", _POOLINGS, kind)
-    descriptor = PoolingDescriptor(which, image, image, padding_policy=PaddingPolicy.VALID)
+    descriptor = PoolingDescriptor(which, image, padding_policy=PaddingPolicy.VALID, spatial_axes=len(image))
     return build(self, PoolingLayer(descriptor), [x], name, "global_pool")
 
 
@@ -250,8 +278,8 @@ def upsample(
     """
     who = f"{type(self).__name__}.upsample"
     height, width = expect_rank(self, "upsample", x, (4,), _IMAGE).descriptor.shape[2:]
-    rows, columns = pair(who, "factor", factor)
-    target = (height * rows, width * columns) if size is None else pair(who, "size", size)
+    rows, columns = sizes_of(who, "factor", factor, 2)
+    target = (height * rows, width * columns) if size is None else sizes_of(who, "size", size, 2)
     layer = UpsampleLayer(target, chosen(who, "kind", _SAMPLES, kind), aligns_corners)
     return build(self, layer, [x], name, "upsample")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mlcompute.compiler.context import Context
-from mlcompute.ops.images import TO_FIRST, TO_LAST, last_shape
+from mlcompute.ops.images import last_shape, to_first, to_last
 from mlcompute.ops.op import TABLE, Step, Value
 
 #: Ops that run channels-last, with the inputs that are images.
@@ -18,12 +19,13 @@ _IMAGE_OPS = {
     "sum_pool": (0,),
     "sum_pool_gradient": (0,),
 }
+#: Ranks of images and volumes.
+_RANKS = (4, 5)
 #: Reductions over axes, or along one: they are renumbered.
 _REDUCTIONS = (
     *("sum", "max", "min", "any", "all", "normalize", "normalize_gradient"),
     *("softmax_cross_entropy", "softmax_cross_entropy_gradient"),
 )
-_NEW_AXIS = {axis: TO_LAST.index(axis) for axis in range(4)}
 
 
 def channels_last(steps: list[Step], context: Context) -> list[Step]:
@@ -61,17 +63,18 @@ class _Layout:
 
     def _is_inside(self, step: Step) -> bool:
         """Is a step inside a region: an elementwise op, reduction or copy of an image that has a twin?"""
-        if not step.results or any(len(value.shape) != 4 for value in step.results):
+        rank = len(step.results[0].shape) if step.results else 0
+        if rank not in _RANKS or any(len(value.shape) != rank for value in step.results):
             return False
         if step.phase == "update":  # parameters and their state keep the layout of their tensors
             return False
         large = [value for value in step.inputs if value.shape == step.results[0].shape]
         if step.op.family == "elementwise":
-            return any(value in self.twins for value in large) and all(len(v.shape) in (0, 4) for v in step.inputs)
+            return any(value in self.twins for value in large) and all(len(v.shape) in (0, rank) for v in step.inputs)
         if step.op.name in _REDUCTIONS:
             return step.inputs[0] in self.twins
         # A repeated statistic: (1, C, 1, 1) to (N, C, H, W).
-        return step.op.name == "broadcast" and step.inputs[0] in self.twins and len(step.inputs[0].shape) == 4
+        return step.op.name == "broadcast" and step.inputs[0] in self.twins and len(step.inputs[0].shape) == rank
 
     def _emit(self, step: Step, inputs: tuple[Value, ...], attributes: dict[str, Any], images: bool) -> None:
         """The step on twins; its channels-first results are made only if somebody asks for them."""
@@ -82,7 +85,7 @@ class _Layout:
         self.steps.append(Step(step.op, inputs, results, attributes, step.layer, step.phase))
         for value, twin in zip(step.results, results, strict=True):
             self.twins[value] = twin
-            self.missing[value] = _moved(twin, value, TO_FIRST, step)
+            self.missing[value] = _moved(twin, value, to_first(len(value.shape)), step)
             if value in self.keep:
                 self.first(value, step)
 
@@ -97,7 +100,7 @@ class _Layout:
         """The channels-last twin, made if need be: dense, since a kernel will read it many times."""
         if value not in self.twins:
             twin = self.trace.value(last_shape(value.shape), value.dtype)
-            moved = _moved(value, twin, TO_LAST, step)
+            moved = _moved(value, twin, to_last(len(value.shape)), step)
             self.steps.append(moved)
             if moved.op.name == "transpose":
                 dense = self.trace.value(twin.shape, twin.dtype)
@@ -112,25 +115,26 @@ class _Layout:
             return value
         if value not in self.twins:
             twin = self.trace.value(last_shape(value.shape), value.dtype)
-            self.steps.append(_moved(value, twin, TO_LAST, step))
+            self.steps.append(_moved(value, twin, to_last(len(value.shape)), step))
             self.twins[value] = twin
         return self.twins[value]
 
 
 def _moved(source: Value, target: Value, axes: tuple[int, ...], step: Step) -> Step:
     """Axes reordered; where at most one of the moved extents is not 1, that is only another shape."""
-    _, channels, height, width = source.shape if axes == TO_LAST else target.shape
-    if height * width == 1 or channels == 1:
+    _, channels, *image = source.shape if axes == to_last(len(axes)) else target.shape
+    if math.prod(image) == 1 or channels == 1:
         return Step(TABLE["reshape"], (source,), (target,), {"shape": target.shape}, step.layer, step.phase)
     return Step(TABLE["transpose"], (source,), (target,), {"axes": axes}, step.layer, step.phase)
 
 
 def _renumbered(step: Step) -> dict[str, Any]:
     attributes = dict(step.attributes)
+    order = to_last(len(step.inputs[0].shape))
     if "axes" in attributes:
-        attributes["axes"] = tuple(sorted(_NEW_AXIS[axis] for axis in attributes["axes"]))
+        attributes["axes"] = tuple(sorted(order.index(axis) for axis in attributes["axes"]))
     if "axis" in attributes:
-        attributes["axis"] = _NEW_AXIS[attributes["axis"]]
+        attributes["axis"] = order.index(attributes["axis"])
     if step.op.name == "broadcast":
         attributes["shape"] = last_shape(attributes["shape"])
     return attributes

@@ -1,8 +1,9 @@
-"""Convolution: standard, grouped, depthwise and transposed."""
+"""Convolution: standard, grouped, depthwise and transposed, along one, two or three axes."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 
 from mlcompute import ops
@@ -11,7 +12,7 @@ from mlcompute.errors import ShapeError
 from mlcompute.layers.arguments import member, whole
 from mlcompute.layers.layer import FLOATS, Forward, Layer, parameter_of
 from mlcompute.layers.read_only import ReadOnly
-from mlcompute.layers.windows import Sizes, WindowDescriptor
+from mlcompute.layers.windows import AXES, Sizes, WindowDescriptor
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
@@ -19,6 +20,8 @@ from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 class ConvolutionDescriptor(WindowDescriptor):
     """Kernel, channels, groups, strides, dilation and padding of a convolution; every pair is (y, x). Immutable.
 
+    spatial_axes   2 for images (n, c, h, w), 1 for sequences (n, c, l), 3 for volumes (n, c, d, h, w); what are pairs
+                   otherwise then has one or three entries
     kernel_sizes   one number or (height, width); or give kernel_width and kernel_height instead
     group_count    channels are split into that many independent convolutions; DEPTHWISE always has as many
                    groups as input channels
@@ -36,21 +39,22 @@ class ConvolutionDescriptor(WindowDescriptor):
 
     def __init__(
         self,
-        kernel_sizes: Sizes = (1, 1),
+        kernel_sizes: Sizes = 1,
         input_feature_channel_count: int = 1,
         output_feature_channel_count: int = 1,
         convolution_type: ConvolutionType = ConvolutionType.STANDARD,
         group_count: int = 1,
-        strides: Sizes = (1, 1),
-        dilation_rates: Sizes = (1, 1),
+        strides: Sizes = 1,
+        dilation_rates: Sizes = 1,
         padding_policy: PaddingPolicy = PaddingPolicy.SAME,
         padding_sizes: Sizes | None = None,
         *,
         kernel_width: int | None = None,
         kernel_height: int | None = None,
+        spatial_axes: int = 2,
     ) -> None:
         kernel_sizes = _kernel(kernel_sizes, kernel_width, kernel_height)
-        super().__init__(kernel_sizes, strides, dilation_rates, padding_policy, padding_sizes)
+        super().__init__(kernel_sizes, strides, dilation_rates, padding_policy, padding_sizes, spatial_axes)
         who = "ConvolutionDescriptor"
         self._convolution_type = member(who, "convolution_type", ConvolutionType, convolution_type)
         inputs = whole(who, "input_feature_channel_count", input_feature_channel_count, 1)
@@ -74,17 +78,18 @@ class ConvolutionDescriptor(WindowDescriptor):
     @classmethod
     def convolution_transpose(
         cls,
-        kernel_sizes: Sizes = (1, 1),
+        kernel_sizes: Sizes = 1,
         input_feature_channel_count: int = 1,
         output_feature_channel_count: int = 1,
         group_count: int = 1,
-        strides: Sizes = (1, 1),
-        dilation_rates: Sizes = (1, 1),
+        strides: Sizes = 1,
+        dilation_rates: Sizes = 1,
         padding_policy: PaddingPolicy = PaddingPolicy.SAME,
         padding_sizes: Sizes | None = None,
         *,
         kernel_width: int | None = None,
         kernel_height: int | None = None,
+        spatial_axes: int = 2,
     ) -> ConvolutionDescriptor:
         """A transposed convolution: the result is larger than the source by the strides."""
         return cls(
@@ -97,21 +102,23 @@ class ConvolutionDescriptor(WindowDescriptor):
             dilation_rates,
             padding_policy,
             padding_sizes,
+            spatial_axes=spatial_axes,
         )
 
     @classmethod
     def depthwise_convolution(
         cls,
-        kernel_sizes: Sizes = (1, 1),
+        kernel_sizes: Sizes = 1,
         input_feature_channel_count: int = 1,
         channel_multiplier: int = 1,
-        strides: Sizes = (1, 1),
-        dilation_rates: Sizes = (1, 1),
+        strides: Sizes = 1,
+        dilation_rates: Sizes = 1,
         padding_policy: PaddingPolicy = PaddingPolicy.SAME,
         padding_sizes: Sizes | None = None,
         *,
         kernel_width: int | None = None,
         kernel_height: int | None = None,
+        spatial_axes: int = 2,
     ) -> ConvolutionDescriptor:
         """Every input channel on its own, giving `channel_multiplier` output channels each."""
         inputs = whole("ConvolutionDescriptor", "input_feature_channel_count", input_feature_channel_count, 1)
@@ -126,6 +133,7 @@ class ConvolutionDescriptor(WindowDescriptor):
             dilation_rates,
             padding_policy,
             padding_sizes,
+            spatial_axes=spatial_axes,
         )
 
     @property
@@ -143,6 +151,7 @@ class ConvolutionLayer(Layer):
     """y[n,o,i,j] = b[o] + sum over c,u,v of w[o,c,u,v] x[n, c, i*sy + u*dy - top, j*sx + v*dx - left].
 
     x (n, in, h, w)   w (out, in/groups, kernel height, kernel width)   b (out)   ->   y (n, out, h', w')
+    Sequences (n, in, l) and volumes (n, in, d, h, w) alike, where the descriptor's spatial_axes is 1 or 3.
 
     weights   out * in/groups * kernel elements in that order, for transposed convolutions too; the spelling of
               the shape is free, e.g. (1, out * in/groups, kh, kw)
@@ -168,9 +177,10 @@ class ConvolutionLayer(Layer):
             )
         d = self._descriptor = copy.copy(descriptor)
         inputs, outputs = d.input_feature_channel_count, d.output_feature_channel_count
-        area = d.kernel_height * d.kernel_width
+        area = math.prod(d.kernel_sizes)
         fan_in, fan_out = inputs // d.group_count * area, outputs // d.group_count * area
-        meaning = f"{outputs} outputs x {inputs // d.group_count} inputs x {d.kernel_height} x {d.kernel_width}"
+        kernel = " x ".join(map(str, d.kernel_sizes))
+        meaning = f"{outputs} outputs x {inputs // d.group_count} inputs x {kernel}"
         self._weights = self.sized(weights, "weights", outputs * fan_in, meaning)
         self._weights.set_fans(fan_in, fan_out)
         self._biases = biases if biases is None else self.sized(biases, "biases", outputs, f"{outputs} outputs")
@@ -187,19 +197,21 @@ class ConvolutionLayer(Layer):
         d = self._descriptor
         inputs = d.input_feature_channel_count
         self.expect(
-            len(x.shape) == 4, f"the source has {len(x.shape)} axes, 4 are needed: (n, channels, h, w)", source=x.shape
+            len(x.shape) == 2 + d.spatial_axes,
+            f"the source has {len(x.shape)} axes, {2 + d.spatial_axes} are needed: {AXES[d.spatial_axes]}",
+            source=x.shape,
         )
-        n, channels, height, width = x.shape
+        n, channels, *source = x.shape
         self.expect(
             channels == inputs,
             f"input_feature_channel_count is {inputs}, the source has {channels} channels",
             source=x.shape,
             fix=f"set input_feature_channel_count={channels} or reshape the source",
         )
-        image = (d.transposed_image if d.is_convolution_transpose else d.result_image)((height, width))
+        image = (d.transposed_image if d.is_convolution_transpose else d.result_image)(tuple(source))
         self.expect(
             min(image) >= 1,
-            f"the result would be {image[0]} x {image[1]}",
+            f"the result would be {' x '.join(map(str, image))}",
             source=x.shape,
             kernel=f"{d.kernel_sizes} covering {d.reach}, strides {d.strides}, {d.padding_policy.name}",
             fix=f"use smaller {'padding_sizes' if d.is_convolution_transpose else 'kernel_sizes or dilation_rates'}",
@@ -211,20 +223,24 @@ class ConvolutionLayer(Layer):
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         (x,) = sources
+        axes = self._descriptor.spatial_axes
+        if axes == 1:
+            # A sequence is an image of one row: the same memory, and the same kernels.
+            x = ops.reshape(x, (*x.shape[:2], 1, x.shape[2]))
         y = self._transposed(run, x) if self._descriptor.is_convolution_transpose else self._direct(run, x)
         if self._biases is not None:
-            y = y + run.read(self._biases, (1, y.shape[1], 1, 1))
-        return y
+            y = y + run.read(self._biases, (1, y.shape[1], *(1,) * (y.rank - 2)))
+        return ops.reshape(y, (*y.shape[:2], *y.shape[-axes:]))
 
     def _direct(self, run: Forward, x: Value) -> Value:
         d = self._descriptor
         inputs, outputs, groups = d.input_feature_channel_count, d.output_feature_channel_count, d.group_count
         return ops.convolution(
             x,
-            run.read(self._weights, (outputs, inputs // groups, *d.kernel_sizes)),
-            strides=d.strides,
-            dilations=d.dilation_rates,
-            padding=d.padding((x.shape[2], x.shape[3])),
+            run.read(self._weights, (outputs, inputs // groups, *self._planar(d.kernel_sizes))),
+            strides=self._planar(d.strides),
+            dilations=self._planar(d.dilation_rates),
+            padding=self._planar(d.padding(x.shape[-d.spatial_axes :]), (0, 0)),
             groups=groups,
         )
 
@@ -232,25 +248,29 @@ class ConvolutionLayer(Layer):
         """The gradient, with respect to its source, of the convolution that maps our result to our source."""
         d = self._descriptor
         inputs, outputs, groups = d.input_feature_channel_count, d.output_feature_channel_count, d.group_count
-        area = d.kernel_height * d.kernel_width
-        w = run.read(self._weights, (groups, outputs // groups, inputs // groups, area))
-        w = ops.reshape(ops.transpose(w, (0, 2, 1, 3)), (inputs, outputs // groups, *d.kernel_sizes))
+        w = run.read(self._weights, (groups, outputs // groups, inputs // groups, math.prod(d.kernel_sizes)))
+        kernel = self._planar(d.kernel_sizes)
+        w = ops.reshape(ops.transpose(w, (0, 2, 1, 3)), (inputs, outputs // groups, *kernel))
         return ops.convolution_input_gradient(
             x,
             w,
-            shape=(x.shape[0], outputs, *d.transposed_image((x.shape[2], x.shape[3]))),
-            strides=d.strides,
-            dilations=d.dilation_rates,
-            padding=d.crop(),
+            shape=(x.shape[0], outputs, *self._planar(d.transposed_image(x.shape[-d.spatial_axes :]))),
+            strides=self._planar(d.strides),
+            dilations=self._planar(d.dilation_rates),
+            padding=self._planar(d.crop(), (0, 0)),
             groups=groups,
         )
+
+    def _planar(self, sizes: Shape, row: Shape = (1,)) -> Shape:
+        """What ops are told: of sequences, as of images of one row."""
+        return (*row, *sizes) if self._descriptor.spatial_axes == 1 else sizes
 
 
 def _kernel(sizes: Sizes, width: int | None, height: int | None) -> Sizes:
     """The kernel from whichever of its two spellings was used."""
     if width is None and height is None:
         return sizes
-    if width is None or height is None or sizes != (1, 1):
+    if width is None or height is None or sizes not in (1, (1, 1)):
         raise ShapeError(
             "ConvolutionDescriptor: the kernel is given twice or in part",
             expected="kernel_sizes alone, or both kernel_width and kernel_height",

@@ -1,9 +1,10 @@
-"""Pooling: every window of an image becomes its maximum, its average or its length."""
+"""Pooling: every window of a sequence, image or volume becomes its maximum, its average or its length."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -13,8 +14,8 @@ from mlcompute.layers.arguments import member
 from mlcompute.layers.factories import factory
 from mlcompute.layers.layer import FLOATS, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
-from mlcompute.layers.windows import Sizes, WindowDescriptor
-from mlcompute.ops.op import Array, Value
+from mlcompute.layers.windows import AXES, Sizes, WindowDescriptor
+from mlcompute.ops.op import Array, Shape, Value
 from mlcompute.tensor import TensorDescriptor
 
 
@@ -25,14 +26,16 @@ def _pooling(
     strides: Sizes,
     padding_policy: PaddingPolicy,
     padding_sizes: Sizes | None = None,
-    dilation_rates: Sizes = (1, 1),
+    dilation_rates: Sizes = 1,
+    spatial_axes: int = 2,
 ) -> PoolingDescriptor:
-    return cls(kind, kernel_sizes, strides, dilation_rates, padding_policy, padding_sizes)
+    return cls(kind, kernel_sizes, strides, dilation_rates, padding_policy, padding_sizes, spatial_axes=spatial_axes)
 
 
 class PoolingDescriptor(WindowDescriptor):
     """Kind, kernel, strides, dilation and padding of a pooling layer; every pair is (y, x). Immutable.
 
+    spatial_axes            2 for images (n, c, h, w), 1 for sequences (n, c, l), 3 for volumes (n, c, d, h, w)
     strides                 1 unless given, not the kernel's size
     count_includes_padding  AVERAGE only: divide by the full kernel, not by the elements inside the image
 
@@ -53,13 +56,15 @@ class PoolingDescriptor(WindowDescriptor):
         self,
         pooling_type: PoolingType,
         kernel_sizes: Sizes,
-        strides: Sizes = (1, 1),
-        dilation_rates: Sizes = (1, 1),
+        strides: Sizes = 1,
+        dilation_rates: Sizes = 1,
         padding_policy: PaddingPolicy = PaddingPolicy.SAME,
         padding_sizes: Sizes | None = None,
         count_includes_padding: bool = False,
+        *,
+        spatial_axes: int = 2,
     ) -> None:
-        super().__init__(kernel_sizes, strides, dilation_rates, padding_policy, padding_sizes)
+        super().__init__(kernel_sizes, strides, dilation_rates, padding_policy, padding_sizes, spatial_axes)
         self._pooling_type = member("PoolingDescriptor", "pooling_type", PoolingType, pooling_type)
         self._count_includes_padding = bool(count_includes_padding)
 
@@ -76,7 +81,9 @@ class PoolingDescriptor(WindowDescriptor):
         padding_policy: PaddingPolicy,
         padding_sizes: Sizes | None = None,
         count_includes_padding: bool = False,
-        dilation_rates: Sizes = (1, 1),
+        dilation_rates: Sizes = 1,
+        *,
+        spatial_axes: int = 2,
     ) -> PoolingDescriptor:
         """The mean of each window."""
         return cls(
@@ -87,14 +94,16 @@ class PoolingDescriptor(WindowDescriptor):
             padding_policy,
             padding_sizes,
             count_includes_padding,
+            spatial_axes=spatial_axes,
         )
 
 
 class PoolingLayer(Layer):
     """y = max x, (sum x) / count or sqrt(sum x²) over every window.   x (n, c, h, w)   ->   y (n, c, h', w')
 
-    The maximum ignores padding, averages and L2 norms see zeros there. On ties the gradient of a maximum goes to
-    the first in row-major order.
+    Sequences (n, c, l) and volumes (n, c, d, h, w) alike, where the descriptor's spatial_axes is 1 or 3.
+    The maximum ignores padding, averages and L2 norms see zeros there. On ties the gradient of a maximum goes to the
+    first in row-major order.
     """
 
     default_label = "Pooling"
@@ -112,38 +121,40 @@ class PoolingLayer(Layer):
         (x,) = sources
         d = self._descriptor
         self.expect(
-            len(x.shape) == 4, f"the source has {len(x.shape)} axes, 4 are needed: (n, channels, h, w)", source=x.shape
+            len(x.shape) == 2 + d.spatial_axes,
+            f"the source has {len(x.shape)} axes, {2 + d.spatial_axes} are needed: {AXES[d.spatial_axes]}",
+            source=x.shape,
         )
-        n, channels, height, width = x.shape
-        image = d.result_image((height, width))
+        source = x.shape[2:]
+        image = d.result_image(source)
         window = f"{d.kernel_sizes} covering {d.reach}, strides {d.strides}, {d.padding_policy.name}"
         self.expect(
             min(image) >= 1,
-            f"the result would be {image[0]} x {image[1]}",
+            f"the result would be {' x '.join(map(str, image))}",
             source=x.shape,
             window=window,
             fix="use smaller kernel_sizes or dilation_rates",
         )
         self.expect(
-            d.pooling_type != PoolingType.MAX or bool(d.inside((height, width)).all()),
+            d.pooling_type != PoolingType.MAX or bool(d.inside(source).all()),
             "a window lies wholly in the padding, where there is no maximum",
             source=x.shape,
             window=window,
             fix="use smaller padding_sizes or dilation_rates",
         )
-        return [TensorDescriptor((n, channels, *image), data_type=x.data_type)]
+        return [TensorDescriptor((*x.shape[:2], *image), data_type=x.data_type)]
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         (x,) = sources
         d = self._descriptor
-        image = x.shape[2], x.shape[3]
-        pool = ops.max_pool if d.pooling_type == PoolingType.MAX else ops.sum_pool
-        y = pool(
+        image = x.shape[2:]
+        y = pooled(
+            ops.max_pool if d.pooling_type == PoolingType.MAX else ops.sum_pool,
             x * x if d.pooling_type == PoolingType.L2_NORM else x,
-            kernel=d.kernel_sizes,
-            strides=d.strides,
-            dilations=d.dilation_rates,
-            padding=d.padding(image),
+            d.kernel_sizes,
+            d.strides,
+            d.dilation_rates,
+            d.padding(image),
         )
         if d.pooling_type == PoolingType.AVERAGE:
             return y * x.trace.constant(self._shares(d.inside(image)), x.dtype)
@@ -155,7 +166,30 @@ class PoolingLayer(Layer):
 
     def _shares(self, inside: Array) -> Array:
         """What each window's sum is multiplied by to become an average; 0 for a window wholly in the padding."""
-        area = self._descriptor.kernel_height * self._descriptor.kernel_width
+        area = math.prod(self._descriptor.kernel_sizes)
         if self._descriptor.count_includes_padding or np.all(inside == area):
             return np.array(1.0 / area)
         return np.divide(1.0, inside, out=np.zeros(inside.shape), where=inside > 0)
+
+
+def pooled(
+    pool: Callable[..., Value], x: Value, kernel: Shape, strides: Shape, dilations: Shape, padding: Shape
+) -> Value:
+    """Pooling along one, two or three axes by that of images, without moving anything in memory.
+
+    A sequence is an image of one row. Of a volume every slice is an image; then depths are rows, pixels columns.
+    """
+    if len(kernel) == 2:
+        return pool(x, kernel, strides, dilations, padding)
+    n, c, *extents = x.shape
+    if len(kernel) == 1:
+        rows = ops.reshape(x, (n, c, 1, *extents))
+        y = pool(rows, (1, *kernel), (1, *strides), (1, *dilations), (0, 0, *padding))
+        return ops.reshape(y, (n, c, y.shape[3]))
+    depth, height, width = extents
+    slices = ops.reshape(x, (n, c * depth, height, width))
+    y = pool(slices, kernel[1:], strides[1:], dilations[1:], padding[2:])
+    image = y.shape[2:]
+    columns = ops.reshape(y, (n, c, depth, math.prod(image)))
+    y = pool(columns, (kernel[0], 1), (strides[0], 1), (dilations[0], 1), (*padding[:2], 0, 0))
+    return ops.reshape(y, (n, c, y.shape[2], *image))

@@ -180,10 +180,11 @@ def bytes_needed(step: Step) -> int:
     padding = step.attributes.get("padding")
     if padding is None or step.op.family != "contraction":
         return size
-    images = [value for value in (*step.inputs, *step.results) if len(value.shape) == 4]
+    images = [value for value in (*step.inputs, *step.results) if len(value.shape) in (4, 5)]
     for image in images[:1]:
-        n, c, h, w = image.shape
-        size += n * c * (h + padding[0] + padding[1]) * (w + padding[2] + padding[3]) * image.dtype.itemsize
+        n, c, *extents = image.shape
+        sides = zip(extents, padding[::2], padding[1::2], strict=True)
+        size += n * c * math.prod(extent + before + after for extent, before, after in sides) * image.dtype.itemsize
         channels = step.inputs[1].shape[0] if len(step.inputs) > 1 else c
         places = max(value.size for value in images) // max(channels, 1)
         size += places * _summed(step) * step.attributes.get("groups", 1) * image.dtype.itemsize

@@ -391,8 +391,7 @@ STEPS["matmul"] = _direct("MatMul")
 
 
 def _pads(padding: Sequence[int]) -> list[int]:
-    top, bottom, left, right = padding
-    return [top, left, bottom, right]
+    return [*padding[::2], *padding[1::2]]
 
 
 @_writes("convolution")
@@ -407,10 +406,10 @@ def _convolution(writer: Writer, step: Step) -> None:
 @_writes("convolution_input_gradient")
 def _transposed(writer: Writer, step: Step) -> None:
     a, x, w = step.attributes, step.inputs[0], step.inputs[1]
-    top, bottom, left, right = a["padding"]
     extra = []
-    for axis, sides in ((0, top + bottom), (1, left + right)):
-        reach = (x.shape[2 + axis] - 1) * a["strides"][axis] + a["dilations"][axis] * (w.shape[2 + axis] - 1) + 1
+    for axis, stride in enumerate(a["strides"]):
+        sides = a["padding"][2 * axis] + a["padding"][2 * axis + 1]
+        reach = (x.shape[2 + axis] - 1) * stride + a["dilations"][axis] * (w.shape[2 + axis] - 1) + 1
         extra.append(a["shape"][2 + axis] - reach + sides)
     writer.node(
         "ConvTranspose", _in(writer, step), [_out(writer, step)], kernel_shape=list(w.shape[2:]),

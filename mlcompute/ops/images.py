@@ -1,4 +1,7 @@
-"""Two layouts of image ops: (N, C, H, W) as layers speak, (N, H, W, C) as the layout pass may rewrite them."""
+"""Two layouts of image ops: (N, C, H, W) as layers speak, (N, H, W, C) as the layout pass may rewrite them.
+
+Volumes have a depth in front of their height.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,25 @@ from typing import Any
 
 from mlcompute.ops.op import Array, ArrayType, Op, Shape, Typed
 
-#: Axes that turn channels-first into channels-last, and back.
-TO_LAST = (0, 2, 3, 1)
-TO_FIRST = (0, 3, 1, 2)
+
+def to_last(rank: int) -> tuple[int, ...]:
+    """Axes that turn channels-first into channels-last: (0, 2, 3, 1) for images."""
+    return (0, *range(2, rank), 1)
+
+
+def to_first(rank: int) -> tuple[int, ...]:
+    """Axes that turn channels-last into channels-first: (0, 3, 1, 2) for images."""
+    return (0, rank - 1, *range(1, rank - 1))
 
 
 def last_shape(shape: Shape) -> Shape:
-    """(N, C, H, W) -> (N, H, W, C)"""
-    return tuple(shape[axis] for axis in TO_LAST)
+    """(N, C, H, W) -> (N, H, W, C), and (N, C, D, H, W) -> (N, D, H, W, C)"""
+    return (shape[0], *shape[2:], shape[1])
 
 
 def first_shape(shape: Shape) -> Shape:
-    """(N, H, W, C) -> (N, C, H, W)"""
-    return tuple(shape[axis] for axis in TO_FIRST)
+    """(N, H, W, C) -> (N, C, H, W), and (N, D, H, W, C) -> (N, C, D, H, W)"""
+    return (shape[0], shape[-1], *shape[1:-1])
 
 
 def either_layout(images: tuple[int, ...], *, result_is_image: bool = True) -> Callable[[type[Op]], type[Op]]:
@@ -47,11 +56,15 @@ def either_layout(images: tuple[int, ...], *, result_is_image: bool = True) -> C
         def either(*arrays: Array, channels_last: bool = False, **attributes: Any) -> Any:
             if not channels_last:
                 return meaning(*arrays, **attributes)
-            first = [array.transpose(TO_FIRST) if index in images else array for index, array in enumerate(arrays)]
+            first = [
+                array.transpose(to_first(array.ndim)) if index in images else array
+                for index, array in enumerate(arrays)
+            ]
             found = meaning(*first, **attributes)
             if not result_is_image:
                 return found
-            return tuple(a.transpose(TO_LAST) for a in found) if isinstance(found, tuple) else found.transpose(TO_LAST)
+            moved = tuple(a.transpose(to_last(a.ndim)) for a in (found if isinstance(found, tuple) else (found,)))
+            return moved if isinstance(found, tuple) else moved[0]
 
         cls.result, cls.meaning = staticmethod(result), staticmethod(either)
         return cls

@@ -73,23 +73,23 @@ def matmul(a: Value, b: Value) -> Value:
 
 def _convolved(op: str, x: Shape, w: Shape, strides: Pair, dilations: Pair, padding: Sides, groups: int) -> Shape:
     """Shape of the convolution of x with w; a ShapeError when they do not fit."""
-    if len(x) != 4 or len(w) != 4:
-        raise ShapeError(f"{op}: image and kernel must have rank 4", image=x, kernel=w)
+    if len(x) not in (4, 5) or len(w) != len(x):
+        raise ShapeError(f"{op}: image and kernel must have rank 4, or 5 for volumes", image=x, kernel=w)
     if groups < 1 or x[1] != w[1] * groups or w[0] % groups:
         raise ShapeError(
             f"{op}: an image of {x[1]} channels and a kernel of shape {w} do not fit with {groups} group(s)",
-            expected=f"kernel (outputs, {x[1]} / groups, height, width), outputs divisible by groups",
+            expected=f"kernel (outputs, {x[1]} / groups, *sizes), outputs divisible by groups",
         )
-    counts = window_counts(op, (x[2], x[3]), (w[2], w[3]), strides, dilations, padding)
-    return (x[0], w[0], *counts)
+    return (x[0], w[0], *window_counts(op, x[2:], w[2:], strides, dilations, padding))
 
 
 def _columns(x: Array, w: Shape, strides: Pair, dilations: Pair, padding: Sides) -> Array:
-    """Every window of x.   x (N, C, H, W)   ->   (N, C, kh, kw, OH, OW), a view of a padded copy"""
+    """Every window of x.   x (N, C, H, W)   ->   (N, C, kh, kw, OH, OW), a view of a padded copy; volumes alike"""
+    rank = x.ndim - 2
     reach = tuple(d * (k - 1) + 1 for d, k in zip(dilations, w[2:], strict=True))
-    windows = np.lib.stride_tricks.sliding_window_view(bordered(x, padding, 0.0), reach, axis=(2, 3))
-    windows = windows[:, :, :: strides[0], :: strides[1], :: dilations[0], :: dilations[1]]
-    return np.transpose(windows, (0, 1, 4, 5, 2, 3))
+    windows = np.lib.stride_tricks.sliding_window_view(bordered(x, padding, 0.0), reach, axis=tuple(range(2, 2 + rank)))
+    steps = (slice(None), slice(None), *(slice(None, None, step) for step in (*strides, *dilations)))
+    return np.transpose(windows[steps], (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)))
 
 
 @register("convolution", "contraction")
@@ -99,6 +99,7 @@ class Convolution(Op):
     """y[n, o, i, j] = sum over c, u, v of w[o, c, u, v] x[n, c, i sy + u dy - top, j sx + v dx - left], 0 outside x.
 
     x (N, C, H, W)   w (O, C / groups, kh, kw)   ->   y (N, O, OH, OW); output group g sees input group g.
+    Volumes have one axis more in front of H: x (N, C, D, H, W).
     """
 
     @staticmethod
@@ -108,8 +109,8 @@ class Convolution(Op):
     @staticmethod
     def meaning(x: Array, w: Array, strides: Pair, dilations: Pair, padding: Sides, groups: int) -> Array:
         shape = _convolved("convolution", x.shape, w.shape, strides, dilations, padding, groups)
-        (n, o, oh, ow), inner = shape, math.prod(w.shape[1:])
-        columns = _columns(x, w.shape, strides, dilations, padding).reshape((n, groups, inner, oh * ow))
+        (n, o, *counts), inner = shape, math.prod(w.shape[1:])
+        columns = _columns(x, w.shape, strides, dilations, padding).reshape((n, groups, inner, math.prod(counts)))
         y: Array = np.matmul(w.reshape((groups, o // groups, inner)), columns)
         return y.reshape(shape)
 
@@ -140,13 +141,13 @@ class ConvolutionInputGradient(Op):
     def meaning(
         dy: Array, w: Array, shape: Shape, strides: Pair, dilations: Pair, padding: Sides, groups: int
     ) -> Array:
-        (n, o, oh, ow), (_, _, kh, kw) = dy.shape, w.shape
+        (n, o, *counts), kernel = dy.shape, w.shape[2:]
         transposed = w.reshape((groups, o // groups, math.prod(w.shape[1:]))).transpose(0, 2, 1)
-        columns = np.matmul(transposed, dy.reshape((n, groups, o // groups, oh * ow)))
-        columns = columns.reshape((n, shape[1], kh, kw, oh, ow))
+        columns = np.matmul(transposed, dy.reshape((n, groups, o // groups, math.prod(counts))))
+        columns = columns.reshape((n, shape[1], math.prod(kernel), *counts))
         padded = bordered(np.zeros(shape, dy.dtype), padding, 0.0)
-        for u, v, rows, across in each_place((kh, kw), (oh, ow), strides, dilations):
-            padded[:, :, rows, across] += columns[:, :, u, v]
+        for number, (_, pixels) in enumerate(each_place(kernel, counts, strides, dilations)):
+            padded[pixels] += columns[:, :, number]
         return inner(padded, padding)
 
     @staticmethod
@@ -177,12 +178,12 @@ class ConvolutionWeightGradient(Op):
     def meaning(
         x: Array, dy: Array, shape: Shape, strides: Pair, dilations: Pair, padding: Sides, groups: int
     ) -> Array:
-        (n, o, oh, ow), (_, c, kh, kw) = dy.shape, shape
+        (n, o), inner, windows = dy.shape[:2], math.prod(shape[1:]), math.prod(dy.shape[2:])
         # Windows as rows: one matrix product per group over all samples and all places.
-        columns = _columns(x, shape, strides, dilations, padding).reshape((n, groups, c, kh, kw, oh, ow))
-        columns = columns.transpose(1, 0, 5, 6, 2, 3, 4).reshape((groups, n * oh * ow, c * kh * kw))
-        outer = dy.reshape((n, groups, o // groups, oh * ow)).transpose(1, 2, 0, 3)
-        y: Array = np.matmul(outer.reshape((groups, o // groups, n * oh * ow)), columns)
+        columns = _columns(x, shape, strides, dilations, padding).reshape((n, groups, inner, windows))
+        columns = columns.transpose(1, 0, 3, 2).reshape((groups, n * windows, inner))
+        outer = dy.reshape((n, groups, o // groups, windows)).transpose(1, 2, 0, 3)
+        y: Array = np.matmul(outer.reshape((groups, o // groups, n * windows)), columns)
         return y.reshape(shape)
 
     @staticmethod

@@ -40,8 +40,8 @@ class MaxPool(_Pool):
         shape = _pooled("max_pool", x.shape, kernel, strides, dilations, padding)
         padded = bordered(x, padding, -np.inf)
         y = np.full(shape, -np.inf, x.dtype)
-        for _, _, rows, across in each_place(kernel, shape[2:], strides, dilations):
-            np.maximum(y, padded[:, :, rows, across], out=y)
+        for _, pixels in each_place(kernel, shape[2:], strides, dilations):
+            np.maximum(y, padded[pixels], out=y)
         return y
 
     @staticmethod
@@ -79,7 +79,7 @@ class MaxPoolGradient(Op):
             n, c = value.shape[:2]
             parts = [
                 slice_(padded, (0, 0, r.start, a.start), (n, c, r.stop, a.stop), (1, 1, r.step, a.step))
-                for _, _, r, a in each_place(kernel, d.shape[2:], strides, dilations)
+                for _, (_, _, r, a) in each_place(kernel, d.shape[2:], strides, dilations)
             ]
             return concatenate([reshape(part, (n, c, 1, *part.shape[2:])) for part in parts], axis=2)
 
@@ -142,10 +142,10 @@ def _first_largest(x: Array, pooled: Shape, kernel: Pair, strides: Pair, dilatio
     inside = bordered(np.ones((1, 1, *x.shape[2:]), np.bool_), padding, 0.0)
     largest = np.full(pooled, -np.inf, x.dtype)
     winner = np.full(pooled, -1, np.int32)
-    for number, (_, _, rows, across) in enumerate(each_place(kernel, pooled[2:], strides, dilations)):
-        found = padded[:, :, rows, across]
+    for number, (_, pixels) in enumerate(each_place(kernel, pooled[2:], strides, dilations)):
+        found = padded[pixels]
         better = (winner < 0) | (found > largest) | (np.isnan(found) & ~np.isnan(largest))
-        better &= inside[:, :, rows, across]
+        better &= inside[pixels]
         np.copyto(largest, found, where=better)
         np.copyto(winner, np.int32(number), where=better)
     return winner
@@ -155,8 +155,8 @@ def _spread(
     dy: Array, places: Array, shape: Shape, kernel: Pair, strides: Pair, dilations: Pair, padding: Sides
 ) -> Array:
     y = bordered(np.zeros(shape, dy.dtype), padding, 0.0)
-    for number, (_, _, rows, across) in enumerate(each_place(kernel, dy.shape[2:], strides, dilations)):
-        y[:, :, rows, across] += np.where(places == number, dy, 0)
+    for number, (_, pixels) in enumerate(each_place(kernel, dy.shape[2:], strides, dilations)):
+        y[pixels] += np.where(places == number, dy, 0)
     return inner(y, padding)
 
 
@@ -170,8 +170,8 @@ class SumPool(_Pool):
         shape = _pooled("sum_pool", x.shape, kernel, strides, dilations, padding)
         padded = bordered(x, padding, 0.0)
         y = np.zeros(shape, x.dtype)
-        for _, _, rows, across in each_place(kernel, shape[2:], strides, dilations):
-            y += padded[:, :, rows, across]
+        for _, pixels in each_place(kernel, shape[2:], strides, dilations):
+            y += padded[pixels]
         return y
 
     @staticmethod
@@ -196,8 +196,8 @@ class SumPoolGradient(Op):
     @staticmethod
     def meaning(dy: Array, shape: Shape, kernel: Pair, strides: Pair, dilations: Pair, padding: Sides) -> Array:
         padded = bordered(np.zeros(shape, dy.dtype), padding, 0.0)
-        for _, _, rows, across in each_place(kernel, dy.shape[2:], strides, dilations):
-            padded[:, :, rows, across] += dy
+        for _, pixels in each_place(kernel, dy.shape[2:], strides, dilations):
+            padded[pixels] += dy
         return inner(padded, padding)
 
     @staticmethod

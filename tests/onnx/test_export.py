@@ -40,6 +40,10 @@ REFERENCE_DIFFERS = {
     "MAX batch of one, same": "its MaxPool mixes up the axes of a single sample",
     "MAX sized, one axis": "its MaxPool fails when a stride is larger than the kernel",
     "max with NaN": "its maxima ignore NaN",
+    "sequence, transposed, valid, groups": "its ConvTranspose knows no groups",
+    "volume, transposed, valid, groups": "its ConvTranspose knows no groups",
+    "volume, transposed": "its ConvTranspose takes only the first two kernel sizes",
+    "volume, transposed, sized": "its ConvTranspose takes only the first two kernel sizes",
     "LOG_SOFTMAX of large numbers": "its LogSoftmax takes the logarithm of a softmax that is 0",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,8 +62,8 @@ class _Plan:
         self.scratch_start = copies * self.weights_bytes
         self.scratch_bytes = _aligned(max(p.scratchpad_bytes for p in self.primitives))
         self.nbytes = self.scratch_start + len(self.ranges) * self.scratch_bytes
-        y = (x[0], w[0], *first.descriptors["dy" if "dy" in first.descriptors else "y"].shape[2:])
-        self.flops = 2.0 * y[0] * y[1] * y[2] * y[3] * w[1] * w[2] * w[3]
+        image = first.descriptors["dy" if "dy" in first.descriptors else "y"].shape[2:]
+        self.flops = 2.0 * x[0] * math.prod(image) * math.prod(w)
 
 
 def _aligned(nbytes: int) -> int:

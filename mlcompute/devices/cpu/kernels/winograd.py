@@ -104,6 +104,8 @@ def winograd_sizes(step: Step) -> Sizes | None:
         x, w, y = a["shape"], step.inputs[1].shape, first_shape(step.inputs[0].shape)
     else:
         x, w, y = first_shape(step.inputs[0].shape), step.inputs[1].shape, first_shape(step.results[0].shape)
+    if len(w) != 4:
+        return None
     forms = FORMS.get(w[2], ()) if w[2] == w[3] and is_allowed() else ()
     if a["groups"] != 1 or (*a["strides"], *a["dilations"]) != (1, 1, 1, 1):
         return None

@@ -128,8 +128,8 @@ class Convolution(Primitive):
     backward_weights   roles x, dy, dw    dw = convolution_weight_gradient(x, dy)
 
     x (N, C, H, W)   w (O, C / groups, kh, kw)   padding (top, bottom, left, right)   ->   y (N, O, OH, OW)
-    Images are channels-last. The weights may end in a format oneDNN chose: `weights_in` and `weights_out` convert from
-    and to the plain one.
+    Volumes have one axis more in front of H. Images are channels-last. The weights may end in a format oneDNN chose:
+    `weights_in` and `weights_out` convert from and to the plain one.
     """
 
     _ROLES: Final[dict[str, dict[str, int]]] = {
@@ -143,9 +143,9 @@ class Convolution(Primitive):
         direction: Literal["forward", "backward_data", "backward_weights"],
         x: Shape,
         w: Shape,
-        strides: tuple[int, int] = (1, 1),
-        dilations: tuple[int, int] = (1, 1),
-        padding: tuple[int, int, int, int] = (0, 0, 0, 0),
+        strides: Shape = (1, 1),
+        dilations: Shape = (1, 1),
+        padding: Shape = (0, 0, 0, 0),
         groups: int = 1,
     ) -> None:
         y = (x[0], w[0], *_windows(x[2:], w[2:], strides, dilations, padding))
@@ -206,11 +206,9 @@ def _weights(shape: Shape, groups: int, layout: Layout) -> Descriptor:
     return Descriptor(grouped, (shape[0] // groups * strides[0], *strides))
 
 
-def _windows(
-    image: Shape, kernel: Shape, strides: Shape, dilations: Shape, padding: tuple[int, int, int, int]
-) -> Shape:
-    """How many windows fit, down and across."""
+def _windows(image: Shape, kernel: Shape, strides: Shape, dilations: Shape, padding: Shape) -> Shape:
+    """How many windows fit along every axis."""
     return tuple(
         (image[d] + padding[2 * d] + padding[2 * d + 1] - dilations[d] * (kernel[d] - 1) - 1) // strides[d] + 1
-        for d in (0, 1)
+        for d in range(len(image))
     )

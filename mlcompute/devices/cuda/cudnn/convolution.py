@@ -141,15 +141,14 @@ def operation_graph(cudnn: Cudnn, problem: ConvolutionProblem, handle: int) -> D
         name: _tensor(cudnn, problem, number, shape)
         for number, (name, shape) in enumerate(zip(_NAMES, (problem.x, problem.w, problem.y), strict=True), start=1)
     }
-    top, bottom, left, right = problem.padding
     convolution = Descriptor(cudnn, dnn.KIND_CONVOLUTION)
     convolution.set(dnn.CONVOLUTION_COMP_TYPE, dnn.TYPE_DATA_TYPE, dnn.DATA_FLOAT)
     convolution.set(dnn.CONVOLUTION_CONV_MODE, dnn.TYPE_CONVOLUTION_MODE, dnn.CROSS_CORRELATION)
-    convolution.set(dnn.CONVOLUTION_SPATIAL_DIMS, dnn.TYPE_INT64, 2)
+    convolution.set(dnn.CONVOLUTION_SPATIAL_DIMS, dnn.TYPE_INT64, len(problem.strides))
     convolution.set(dnn.CONVOLUTION_DILATIONS, dnn.TYPE_INT64, *problem.dilations)
     convolution.set(dnn.CONVOLUTION_FILTER_STRIDES, dnn.TYPE_INT64, *problem.strides)
-    convolution.set(dnn.CONVOLUTION_PRE_PADDINGS, dnn.TYPE_INT64, top, left)
-    convolution.set(dnn.CONVOLUTION_POST_PADDINGS, dnn.TYPE_INT64, bottom, right)
+    convolution.set(dnn.CONVOLUTION_PRE_PADDINGS, dnn.TYPE_INT64, *problem.padding[::2])
+    convolution.set(dnn.CONVOLUTION_POST_PADDINGS, dnn.TYPE_INT64, *problem.padding[1::2])
     convolution.finalize()
     kind, (alpha, beta, conv, names) = _OPERATIONS[problem.direction]
     operation = Descriptor(cudnn, kind)

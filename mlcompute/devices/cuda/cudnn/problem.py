@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,8 @@ class Direction(enum.Enum):
 class ConvolutionProblem:
     """Shapes are channels-first whatever the layout: x (N, C, H, W), w (O, C / groups, kh, kw), y (N, O, OH, OW).
 
+    Volumes have one axis more in front of H.
+
     channels_last   how all three lie in memory: pixels with all their channels, or one channel after the other
     padding         (top, bottom, left, right)
     alignment       bytes that all addresses are multiples of
@@ -38,9 +41,9 @@ class ConvolutionProblem:
     x: Shape
     w: Shape
     y: Shape
-    strides: tuple[int, int]
-    dilations: tuple[int, int]
-    padding: tuple[int, int, int, int]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    padding: tuple[int, ...]
     groups: int
     channels_last: bool
     alignment: int = 16
@@ -49,19 +52,17 @@ class ConvolutionProblem:
         """Elements from one index to the next along each axis of a channels-first shape."""
         if not self.channels_last:
             return dense_strides(shape)
-        n, h, w, c = dense_strides(last_shape(shape))
-        return (n, c, h, w)
+        n, *image, c = dense_strides(last_shape(shape))
+        return (n, c, *image)
 
     @property
     def reorders_weights(self) -> bool:
         """Do the kernel's elements lie elsewhere than in the op's (O, C / groups, kh, kw)?"""
-        _, channels, height, width = self.w
-        return self.channels_last and channels > 1 and height * width > 1
+        return self.channels_last and self.w[1] > 1 and math.prod(self.w[2:]) > 1
 
     @property
     def flops(self) -> float:
-        n, o, height, width = self.y
-        return 2.0 * n * o * height * width * self.w[1] * self.w[2] * self.w[3]
+        return 2.0 * math.prod(self.y) * math.prod(self.w[1:])
 
 
 def problem_of(step: Step) -> ConvolutionProblem | None:
@@ -73,8 +74,7 @@ def problem_of(step: Step) -> ConvolutionProblem | None:
     alike = values[:2] if direction is Direction.WEIGHT_GRADIENT else values
     if data_type is None or any(v.dtype != values[0].dtype for v in alike) or any(v.size == 0 for v in values):
         return None
-    top, bottom, left, right = a["padding"]
-    if (top, left) != (bottom, right) and tuple(a["dilations"]) != (1, 1):
+    if a["padding"][::2] != a["padding"][1::2] and set(a["dilations"]) != {1}:
         # cuDNN 9.19 gives wrong numbers for the gradient of some such weights ("all at once" in the tests). Most of its
         # users ask for the same padding on opposite sides only.
         return None

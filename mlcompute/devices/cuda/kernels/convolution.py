@@ -1,7 +1,7 @@
 """Convolution and its gradients: by cuDNN, or directly if it has no engine.
 
 Depthwise ones, those of images with few channels, and small ones have kernels of our own: cuDNN is slow for them in
-float32.
+float32. Volumes are left to cuDNN.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ from mlcompute.devices.cuda.kernels.tensor_core_weight_gradient import (
     gradient_tiling,
     gradient_workspace,
 )
+from mlcompute.devices.cuda.kernels.volume_convolution import is_volume, volume_launches
 from mlcompute.devices.cuda.libraries import current_gpu
 from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
 from mlcompute.devices.precision import matmul_precision
 from mlcompute.ops.bfloat16 import is_bfloat16
+from mlcompute.ops.images import last_shape
 from mlcompute.ops.op import Step
 
 
@@ -46,13 +48,17 @@ def convolution_launches(step: Step, operands: Operands) -> Sequence[Launch | Li
     """One convolution, or one of its gradients."""
     if step.results[0].size == 0:
         return []
+    problem = cudnn.problem_of(step)
+    memory = [operands[value] for value in (*step.inputs, *step.results)]
+    fits_cudnn = problem is not None and all(operand.is_dense and _is_aligned(operand) for operand in memory)
+    if is_volume(step):
+        plan = _plan(problem) if fits_cudnn and problem is not None and current_gpu() is not None else None
+        return volume_launches(step, operands) if plan is None else _library_launches(step, operands, plan)
     if is_depthwise(step):
         return depthwise_launches(step, operands)
     if has_few_channels(step):
         return few_channel_launches(step, operands)
-    problem = cudnn.problem_of(step)
-    memory = [operands[value] for value in (*step.inputs, *step.results)]
-    if problem is None or not all(operand.is_dense and _is_aligned(operand) for operand in memory):
+    if problem is None or not fits_cudnn:
         return direct_launches(step, operands)
     if (cut := convolution_tiling(step)) is not None:
         return tensor_core_launches(step, operands, *cut)
@@ -83,6 +89,8 @@ def epilogue_launches(step: Step, operands: Operands) -> Sequence[Launch | Libra
 def supports_epilogue(step: Step) -> bool:
     """Is the convolution one of those that we have kernels for?"""
     plain = _plain(step)
+    if is_volume(plain):
+        return False
     is_float = all(value.dtype == np.float32 for value in (*step.inputs, *step.results))
     return is_float and not is_depthwise(plain) and (has_few_channels(plain) or convolution_tiling(plain) is not None)
 
@@ -95,14 +103,15 @@ def _plain(step: Step) -> Step:
 
 def convolution_workspace(step: Step) -> int:
     """Bytes for the weights in cuDNN's order and for its own work, or for parts of our sums."""
-    if is_depthwise(step):
-        return depthwise_workspace(step)
-    if has_few_channels(step):
-        return few_channel_workspace(step)
-    if convolution_tiling(step) is not None:
-        return 0
-    if (tiling := gradient_tiling(step)) is not None:
-        return gradient_workspace(step, tiling)
+    if not is_volume(step):
+        if is_depthwise(step):
+            return depthwise_workspace(step)
+        if has_few_channels(step):
+            return few_channel_workspace(step)
+        if convolution_tiling(step) is not None:
+            return 0
+        if (tiling := gradient_tiling(step)) is not None:
+            return gradient_workspace(step, tiling)
     problem = cudnn.problem_of(step)
     plan = None if problem is None or current_gpu() is None else _plan(problem)
     if problem is None or plan is None:
@@ -171,11 +180,10 @@ def _their_weights(step: Step, operands: Operands, weights: Operand, reorders: b
     """Memory for weights in cuDNN's type, seen as (O, C / groups, kh, kw); reordered they lie as (O, kh, kw, ..)."""
     dtype = step.inputs[0].dtype
     planned = operands.workspace(step, 0, weights.size * dtype.itemsize)
-    o, c, height, width = weights.shape
     strides = dense_strides(weights.shape)
     if reorders:
-        by_o, by_height, by_width, by_c = dense_strides((o, height, width, c))
-        strides = (by_o, by_c, by_height, by_width)
+        by_o, *by_place, by_c = dense_strides(last_shape(weights.shape))
+        strides = (by_o, by_c, *by_place)
     return Operand(planned.base, planned.offset // dtype.itemsize, weights.shape, strides, dtype)
 
 

@@ -27,7 +27,7 @@ from mlcompute.devices.cuda.codegen.types import (
 from mlcompute.devices.cuda.kernels.launch import Launch, Row
 from mlcompute.devices.cuda.kernels.reductions import reduce_axes
 from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
-from mlcompute.ops.images import TO_FIRST
+from mlcompute.ops.images import to_first
 from mlcompute.ops.op import Shape, Step
 from mlcompute.ops.pooling import MOST_PLACES, PLACES
 
@@ -52,7 +52,7 @@ class _Pool:
         """An image as (N, C, H, W), wherever its channels lie."""
         if not self.is_last:
             return operand
-        shape, strides = (tuple(own[axis] for axis in TO_FIRST) for own in (operand.shape, operand.strides))
+        shape, strides = (tuple(own[axis] for axis in to_first(4)) for own in (operand.shape, operand.strides))
         return replace(operand, shape=shape, strides=strides)
 
     def constants(self) -> str:
