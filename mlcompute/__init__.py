@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from mlcompute import debug, onnx
+from mlcompute.building.expressions import concatenate, maximum, minimum, stack, where
 from mlcompute.device import Device
 from mlcompute.enums import (
     ActivationType,
@@ -65,6 +66,7 @@ from mlcompute.layers.loss import LossDescriptor, LossLayer
 from mlcompute.layers.lstm import LSTMDescriptor, LSTMLayer
 from mlcompute.layers.matmul import MatMulDescriptor, MatMulLayer
 from mlcompute.layers.normalization import BatchNormalizationLayer, InstanceNormalizationLayer
+from mlcompute.layers.objective import ObjectiveLayer
 from mlcompute.layers.padding import PaddingLayer
 from mlcompute.layers.pixel_shuffle import PixelShuffleLayer, PixelUnshuffleLayer
 from mlcompute.layers.pooling import PoolingDescriptor, PoolingLayer
@@ -76,6 +78,7 @@ from mlcompute.layers.selection import SelectionLayer
 from mlcompute.layers.shaping import ReshapeLayer, SliceLayer, TransposeLayer
 from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.layers.split import SplitLayer
+from mlcompute.layers.stop_gradient import StopGradientLayer
 from mlcompute.layers.upsample import UpsampleLayer
 from mlcompute.layers.yolo_loss import YOLOLossDescriptor, YOLOLossLayer
 from mlcompute.optimizers import (
@@ -161,6 +164,7 @@ __all__ = [
     "MatMulLayer",
     "MultiheadAttentionDescriptor",
     "MultiheadAttentionLayer",
+    "ObjectiveLayer",
     "Optimizer",
     "OptimizerDescriptor",
     "PReLULayer",
@@ -194,6 +198,7 @@ __all__ = [
     "SoftmaxLayer",
     "SoftmaxOperation",
     "SplitLayer",
+    "StopGradientLayer",
     "Tensor",
     "TensorData",
     "TensorDescriptor",
@@ -207,18 +212,23 @@ __all__ = [
     "YOLOLossLayer",
     "callbacks",
     "check_gradients",
+    "concatenate",
     "debug",
     "debug_description",
     "from_state_dict",
     "load",
+    "maximum",
     "metrics",
+    "minimum",
     "onnx",
     "register",
     "report",
     "restore",
     "save",
     "schedules",
+    "stack",
     "to_state_dict",
+    "where",
 ]
 
 #: Names that are imported at their first use: `import mlcompute` stays quick for those who do without them.

@@ -107,6 +107,8 @@ class Graph:
     def __init__(self) -> None:
         self._nodes: list[Node] = []
         self._node_of: dict[Layer, Node] = {}
+        #: What `input` made, in that order.
+        self._inputs: list[Tensor] = []
         #: The names that builders have given.
         self.layer_names = builder.LayerNames()
 
@@ -128,6 +130,10 @@ class Graph:
             vars(copied)[name] = copy.deepcopy(value, memo)
         for node in vars(copied)["_nodes"]:
             node.layer.join(copied)
+            for tensor in (*node.sources, *node.labels):
+                tensor.join(copied)
+        for tensor in vars(copied)["_inputs"]:
+            tensor.join(copied)
         return copied
 
     @classmethod
@@ -160,6 +166,25 @@ class Graph:
     def node_of(self, layer: Layer) -> Node | None:
         """The node of a layer; None for a layer the graph does not contain."""
         return self._node_of.get(layer)
+
+    @property
+    def graph_objects(self) -> list[Graph]:
+        """The graphs a training or inference graph is made of; none for a plain graph."""
+        return []
+
+    @property
+    def input_tensors(self) -> list[Tensor]:
+        """What has to be fed: the tensors `input` made, and whatever else the layers read that nobody computes."""
+        nodes = self.nodes
+        computed = {result for node in nodes for result in node.results}
+        read = (tensor for node in nodes for tensor in (*node.sources, *node.labels))
+        others = (t for t in read if t not in computed and not t.keeps_data)
+        return list(dict.fromkeys((*self._inputs, *others)))
+
+    def add_input(self, tensor: Tensor) -> None:
+        """Count a tensor among what has to be fed; expressions of it are added to this graph."""
+        self._inputs.append(tensor)
+        tensor.join(self)
 
     def before_loss(self, source: Tensor) -> None:
         """A loss is about to be put on one of its results: the place to say that others were possible."""
@@ -226,6 +251,8 @@ class Graph:
         self._nodes.append(node)
         self._node_of[layer] = node
         layer.join(self)
+        for tensor in (*sources, *labels):
+            tensor.join(self)
         return node.results
 
     def split(
@@ -287,6 +314,8 @@ class Graph:
 
     # Builders (mlcompute/building) and views (mlcompute/seeing): functions over a graph, here as methods -----------
 
+    __enter__ = builder.enter
+    __exit__ = builder.leave
     input = builder.input
     layer = builder.layer
     convolution = images.convolution
@@ -315,6 +344,8 @@ class Graph:
     multiply = elementwise.multiply
     divide = elementwise.divide
     arithmetic = elementwise.arithmetic
+    compare = elementwise.compare
+    where = elementwise.where
     matmul = elementwise.matmul
     random_normal = random.random_normal
     random_uniform = random.random_uniform
@@ -325,6 +356,7 @@ class Graph:
     cross_entropy = losses.cross_entropy
     freeze = freezing.freeze
     unfreeze = freezing.unfreeze
+    minimize = losses.minimize
 
     summary = viewing.summary
     svg = viewing.svg

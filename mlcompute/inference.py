@@ -88,6 +88,11 @@ class InferenceGraph(Graph):
         return [node.layer for node in self._definition.nodes_before_loss()]
 
     @property
+    def graph_objects(self) -> list[Graph]:
+        """The graphs it is made of."""
+        return list(self._definition.graphs)
+
+    @property
     def node_count(self) -> int:
         """Number of nodes without the loss. They are never removed, so more of them is all that can change."""
         return self._definition.node_count

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from mlcompute import tensor_operators as operators
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.platform import stream
@@ -31,6 +32,7 @@ from mlcompute.tensor_descriptor import TensorDescriptor
 
 if TYPE_CHECKING:
     from mlcompute.device import Device
+    from mlcompute.graph import Graph
 
 __all__ = ["Tensor", "TensorDescriptor", "TensorOptimizerDeviceData", "TensorParameter", "moments", "tensor_ids"]
 
@@ -143,6 +145,8 @@ class Tensor(Exchanged):
         #: What graphs that are gone computed last, and in which run.
         self.left_values: tuple[int, Array | None] = (0, None)
         self.producer: weakref.ref[Any] | None = None
+        #: The graph that the tensor is an input of, or that reads it.
+        self.graph_reference: weakref.ref[Graph] | None = None
         #: The axis that holds features (channels, classes); None where nobody can tell. Sequences have them last.
         self.feature_axis = None if descriptor.sequence_lengths is None else 2
         #: Has a warning said that its values are not kept?
@@ -187,6 +191,56 @@ class Tensor(Exchanged):
             values = self.storage.array()
             self.storage.write(values * values.dtype.type(math.sqrt(guessed / (fan_in + fan_out))))
             self.unscaled = None
+
+    # Arithmetic: layers of the graph the tensor belongs to (mlcompute/tensor_operators.py) -------------------------
+
+    #: An array on the left leaves the operation to the tensor, which NumPy would otherwise take for a number.
+    __array_priority__ = 1000
+    #: Two tensors are equal when they are the same: `equal` compares what they hold.
+    __hash__ = object.__hash__
+    #: A loop over a tensor would add a layer for every step; `split` and `chunk` say it in one.
+    __iter__ = None
+
+    __add__, __radd__ = operators.add, operators.add_to
+    __sub__, __rsub__ = operators.subtract, operators.subtract_from
+    __mul__, __rmul__ = operators.multiply, operators.multiply_with
+    __truediv__, __rtruediv__ = operators.divide, operators.divide_into
+    __pow__, __rpow__ = operators.power, operators.power_of
+    __matmul__, __rmatmul__ = operators.matmul, operators.matmul_from
+    __neg__, __abs__ = operators.negate, operators.absolute
+    __lt__, __le__ = operators.less, operators.less_or_equal
+    __gt__, __ge__ = operators.greater, operators.greater_or_equal
+    __and__, __or__, __xor__ = operators.logical_and, operators.logical_or, operators.logical_xor
+    __invert__, __bool__ = operators.logical_not, operators.truth
+    __getitem__ = operators.index
+    equal, not_equal = operators.equal, operators.not_equal
+    abs, exp, log, sqrt = operators.absolute, operators.exp, operators.log, operators.sqrt
+    sigmoid, tanh, relu, clip = operators.sigmoid, operators.tanh, operators.relu, operators.clip
+    softmax, log_softmax, detach = operators.softmax, operators.log_softmax, operators.detach
+    mean, sum, max, min = operators.mean, operators.sum, operators.max, operators.min
+    var, argmax = operators.var, operators.argmax
+    reshape, flatten, transpose = operators.reshape, operators.flatten, operators.transpose
+    split, chunk = operators.split, operators.chunk
+
+    @property
+    def graph(self) -> Graph | None:
+        """The graph the tensor belongs to: that of the layer that computes it, or that it is an input of; or None."""
+        return operators.graph(self)
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802  (everybody's name for it)
+        """A matrix with rows and columns exchanged."""
+        return operators.transposed(self)
+
+    def join(self, graph: Graph) -> None:
+        """Belong to a graph, unless it belongs to one already."""
+        if self.graph_reference is None or self.graph_reference() is None:
+            self.graph_reference = weakref.ref(graph)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents, outermost (batch) first."""
+        return self._descriptor.shape
 
     @property
     def tensor_id(self) -> int:
@@ -484,7 +538,7 @@ class Tensor(Exchanged):
         copied._tensor_id = next(tensor_ids)
         copied.storage = None if self.storage is None else self.storage.copy()
         copied.bound_data = None if self.bound_data is None else self.bound_data.copy()
-        copied.residents, copied.left_values = None, (0, None)
+        copied.residents, copied.left_values, copied.graph_reference = None, (0, None), None
         copied.optimizer_storages = [state.copy() for state in self.optimizer_storages]
         return copied
 

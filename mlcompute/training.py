@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeGuard
 
 from mlcompute.compiler.program import Program
 from mlcompute.enums import ExecutionOptions
@@ -32,7 +32,8 @@ class TrainingGraph(Graph):
     """A graph that learns.
 
     graph_objects  the graphs to train; layers may also be added directly with `node`
-    loss_layer     consumes the last result and the labels declared in `add_inputs`
+    loss_layer     consumes the last result and the labels declared in `add_inputs`; or a function of these tensors,
+                   lambda y, t: ((y - t) ** 2).mean(), whose result is minimised. `minimize` adds further losses
     optimizer      updates the parameters; None: gradients only
 
     >>> import numpy as np, mlcompute as mlc
@@ -53,12 +54,13 @@ class TrainingGraph(Graph):
     def __init__(
         self,
         graph_objects: Sequence[Graph] = (),
-        loss_layer: Layer | None = None,
+        loss_layer: Layer | Callable[..., Tensor] | None = None,
         optimizer: Optimizer | None = None,
     ) -> None:
         who = type(self).__name__
-        if loss_layer is not None and not isinstance(loss_layer, LossLayer):
-            raise TypeError(f"{who}: loss_layer must be a LossLayer, not {type(loss_layer).__name__}")
+        if loss_layer is not None and not (isinstance(loss_layer, LossLayer) or _is_function(loss_layer)):
+            given = type(loss_layer).__name__
+            raise TypeError(f"{who}: loss_layer must be a LossLayer or a function of tensors, not {given}")
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise TypeError(f"{who}: optimizer must be an Optimizer, not {type(optimizer).__name__}")
         super().__init__()
@@ -110,6 +112,11 @@ class TrainingGraph(Graph):
     def layers(self) -> list[Layer]:
         """The layers, each once, in the order they were added; the loss given to the constructor is not among them."""
         return [node.layer for node in self._definition.nodes_before_loss()]
+
+    @property
+    def graph_objects(self) -> list[Graph]:
+        """The graphs it is made of."""
+        return list(self._definition.graphs)
 
     @property
     def node_count(self) -> int:
@@ -363,3 +370,8 @@ class TrainingGraph(Graph):
     def synchronize_updates(self) -> None:
         """Wait for queued runs and bring memory the caller has bound up to date with the device."""
         self._session.synchronize()
+
+
+def _is_function(given: object) -> TypeGuard[Callable[..., Tensor]]:
+    """A function, and not a layer or a class that somebody forgot to make one of."""
+    return callable(given) and not isinstance(given, (Layer, type))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from mlcompute.enums import DataType, RandomInitializerType
-from mlcompute.errors import GraphError, ShapeError
+from mlcompute.errors import DataError, GraphError, ShapeError
 from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
 from mlcompute.layers.layer import Layer
 from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import Array
 
 if TYPE_CHECKING:
     from mlcompute.graph import Graph
@@ -18,6 +22,12 @@ Choice = TypeVar("Choice")
 
 #: What users may write for an activation: its name, a descriptor with constants, or nothing.
 Activation = str | ActivationDescriptor | None
+
+#: What arithmetic takes: a tensor, a number that goes with every element, or an array of constants.
+Operand = Tensor | float | Array
+
+#: The graphs of the `with graph:` blocks around, the innermost last.
+_BUILDING: ContextVar[tuple[Any, ...]] = ContextVar("mlcompute graphs", default=())
 
 GLOROT = RandomInitializerType.GLOROT_UNIFORM
 
@@ -66,6 +76,14 @@ class LayerNames:
         copied._taken, copied._numbers = set(self._taken), dict(self._numbers)
         return copied
 
+    def reserve(self, names: Iterable[str]) -> None:
+        """Names that somebody else gave."""
+        self._taken.update(names)
+
+    def has(self, name: str) -> bool:
+        """Is the name in use?"""
+        return name in self._taken
+
     def take(self, who: str, given: str, kind: str, followed_by: str = "") -> str:
         """The given name, which nothing else built here may have, or the kind with the next free number.
 
@@ -100,10 +118,27 @@ class LayerNames:
             self._numbers[kind] -= 1
 
 
+def building() -> tuple[Graph, ...]:
+    """The graphs of the `with graph:` blocks around, the innermost last."""
+    return _BUILDING.get()
+
+
+def enter(self: Graph) -> Graph:
+    """`with graph:` expressions of tensors, whatever they belong to, are added to this graph."""
+    _BUILDING.set((*_BUILDING.get(), self))
+    return self
+
+
+def leave(self: Graph, *error: object) -> None:
+    """The end of a `with graph:` block."""
+    _BUILDING.set(_BUILDING.get()[:-1])
+
+
 def input(self: Graph, shape: Iterable[int], name: str = "", *, data_type: DataType = DataType.FLOAT32) -> Tensor:
-    """A tensor to be fed, labelled with its name; the first extent is the batch. Same as `Tensor(shape=...)`."""
+    """A tensor to be fed, labelled with its name; the first extent is the batch."""
     tensor = Tensor(shape=shape, data_type=data_type)
     tensor.label = self.layer_names.take(type(self).__name__, name, "input")
+    self.add_input(tensor)
     return tensor
 
 
@@ -181,6 +216,56 @@ def own_layer(activation: object) -> str:
     layers = {"softmax": "graph.softmax(x)", "prelu": "graph.prelu(x), because its slopes are trained"}
     found = layers.get(activation) if isinstance(activation, str) else None
     return f"{activation} is a layer of its own: {found}" if found else ""
+
+
+def is_operand(given: object) -> bool:
+    """Can it take part in arithmetic? Tensors, numbers and arrays can; lists and strings cannot."""
+    is_number = isinstance(given, (int, float, np.number)) and not isinstance(given, bool)
+    return is_number or isinstance(given, Tensor) or _is_array(given)
+
+
+def _is_array(given: object) -> bool:
+    return hasattr(given, "__array__") and not isinstance(given, (np.generic, Tensor))
+
+
+def number_or_tensor(who: str, given: Any, other: Any) -> Tensor | float:
+    """An operand as a tensor, or as a Python number that a layer can keep; `other` is the operand beside it."""
+    if isinstance(given, Tensor):
+        return given
+    if _is_array(given) and np.ndim(given) > 0:
+        return constant_like(who, given, other)
+    if not is_operand(given):
+        raise TypeError(f"{who}: an operand must be a Tensor, a number or an array, not {type(given).__name__}")
+    number = np.asarray(given).item()
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise TypeError(f"{who}: an operand must be a Tensor, a number or an array, not {number!r}")
+    if float(number) != number and number == number:
+        raise DataError(f"{who}: {number} has more digits than a constant of a layer", fix="give it as an array")
+    return float(number)
+
+
+def constant_like(who: str, given: Any, other: Any) -> Tensor:
+    """A tensor as it is; an array or number as constants of the type the other operand has."""
+    if isinstance(given, Tensor):
+        return given
+    array = np.asarray(given)
+    kind = other.descriptor.data_type if isinstance(other, Tensor) else DataType.FLOAT32
+    fits = "biuf" if kind.is_floating else "b" if kind == DataType.BOOLEAN else "iu"
+    if array.dtype.kind not in fits:
+        raise DataError(
+            f"{who}: an array of {array.dtype} beside a tensor of {kind.name}",
+            fix=f"give an array of {kind.numpy}, or make the tensor another type first",
+        )
+    shape = array.shape or (1,)
+    return Tensor(shape=shape, data_type=kind, data=array.astype(kind.numpy).reshape(shape))
+
+
+def label_constants(result: Tensor, tensors: Iterable[object], given: Iterable[object]) -> Tensor:
+    """Call the constants that became tensors after the layer that reads them."""
+    made = [t for t in tensors if isinstance(t, Tensor) and not any(t is one for one in given)]
+    for number, tensor in enumerate(made):
+        tensor.label = f"{result.label}.constant" + (f"_{number}" if number else "")
+    return result
 
 
 def fresh(*shape: int, like: Tensor, initializer: RandomInitializerType = GLOROT) -> Tensor:

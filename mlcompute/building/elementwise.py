@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mlcompute.building.builder import ACTIVATIONS, build, chosen, expect_rank, filled, own_layer
-from mlcompute.enums import ArithmeticOperation, DataType, SoftmaxOperation
+from mlcompute.building.builder import (
+    ACTIVATIONS,
+    Operand,
+    build,
+    chosen,
+    constant_like,
+    expect_rank,
+    filled,
+    label_constants,
+    number_or_tensor,
+    own_layer,
+)
+from mlcompute.enums import ArithmeticOperation, ComparisonOperation, DataType, SoftmaxOperation
 from mlcompute.errors import ShapeError
 from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
-from mlcompute.layers.arguments import class_axis_of, front_axis_of
+from mlcompute.layers.arguments import axis_of, class_axis_of
 from mlcompute.layers.arithmetic import ArithmeticLayer
 from mlcompute.layers.cast import CastLayer
+from mlcompute.layers.comparison import ComparisonLayer
 from mlcompute.layers.cosine_similarity import CosineSimilarityLayer
 from mlcompute.layers.matmul import MatMulDescriptor, MatMulLayer
 from mlcompute.layers.prelu import PReLULayer
+from mlcompute.layers.selection import SelectionLayer
 from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.tensor import Tensor
 
@@ -22,6 +35,20 @@ if TYPE_CHECKING:
 
 _OPERATIONS = {
     operation.name.lower(): operation for operation in ArithmeticOperation if operation.name not in ("COUNT", "INVALID")
+}
+_COMPARISONS = {
+    operation.name.lower(): operation for operation in ComparisonOperation if operation.name not in ("COUNT", "INVALID")
+}
+#: Operations whose operands may change places.
+_COMMUTATIVE = {"add", "multiply", "min", "max"}
+#: The comparison that says the same with its operands exchanged.
+_EXCHANGED = {
+    "equal": "equal",
+    "not_equal": "not_equal",
+    "less": "greater",
+    "greater": "less",
+    "less_or_equal": "greater_or_equal",
+    "greater_or_equal": "less_or_equal",
 }
 #: Activations without constants of their own would have nothing to compute with.
 _ALL_ACTIVATIONS = {
@@ -86,7 +113,7 @@ def prelu(
     if axis is None:
         axis = x.feature_axis if x.feature_axis is not None else min(1, len(shape) - 1)
     if slopes is None:
-        count = shape[front_axis_of(f"{type(self).__name__}.prelu", axis, len(shape))] if per_channel else 1
+        count = shape[axis_of(f"{type(self).__name__}.prelu", axis, len(shape))] if per_channel else 1
         slopes = filled(slope, count, like=x)
     return build(self, PReLULayer(slopes, axis), [x], name, "prelu", updates=updates)
 
@@ -129,31 +156,85 @@ def softmax(self: Graph, x: Tensor, *, dimension: int | None = None, logarithm: 
     return build(self, SoftmaxLayer(operation, dimension), [x], name, "softmax")
 
 
-def add(self: Graph, x: Tensor, y: Tensor, *, name: str = "") -> Tensor:
+def add(self: Graph, x: Operand, y: Operand, *, name: str = "") -> Tensor:
     """x + y; extents of 1 repeat."""
     return self.arithmetic("add", x, y, name=name)
 
 
-def subtract(self: Graph, x: Tensor, y: Tensor, *, name: str = "") -> Tensor:
+def subtract(self: Graph, x: Operand, y: Operand, *, name: str = "") -> Tensor:
     """x - y; extents of 1 repeat."""
     return self.arithmetic("subtract", x, y, name=name)
 
 
-def multiply(self: Graph, x: Tensor, y: Tensor, *, name: str = "") -> Tensor:
+def multiply(self: Graph, x: Operand, y: Operand, *, name: str = "") -> Tensor:
     """x y, element by element; extents of 1 repeat."""
     return self.arithmetic("multiply", x, y, name=name)
 
 
-def divide(self: Graph, x: Tensor, y: Tensor, *, name: str = "") -> Tensor:
+def divide(self: Graph, x: Operand, y: Operand, *, name: str = "") -> Tensor:
     """x / y; extents of 1 repeat."""
     return self.arithmetic("divide", x, y, name=name)
 
 
-def arithmetic(self: Graph, kind: str, x: Tensor, y: Tensor | None = None, *, name: str = "") -> Tensor:
-    """Any operation of ArithmeticLayer by its name in small letters: "sqrt", "exp", "max", "pow" ..."""
-    operation = chosen(f"{type(self).__name__}.arithmetic", "kind", _OPERATIONS, kind)
-    sources = [x] if y is None else [x, y]
-    return build(self, ArithmeticLayer(operation), sources, name, kind)
+def arithmetic(self: Graph, kind: str, x: Operand, y: Operand | None = None, *, name: str = "") -> Tensor:
+    """Any operation of ArithmeticLayer by its name in small letters: "sqrt", "exp", "max", "pow" ...
+
+    One of two operands may be a number, which the layer keeps, or an array of constants.
+    """
+    who = f"{type(self).__name__}.arithmetic"
+    operation = chosen(who, "kind", _OPERATIONS, kind)
+    first = number_or_tensor(who, x, y)
+    if y is None:
+        return build(self, ArithmeticLayer(operation), [_one_tensor(who, first)], name, kind)
+    second = number_or_tensor(who, y, x)
+    if kind in _COMMUTATIVE and not isinstance(first, Tensor):
+        first, second = second, first
+    if not isinstance(second, Tensor):
+        layer = ArithmeticLayer(operation, constant=second)
+        return build(self, layer, [_one_tensor(who, first)], name, kind)
+    if not isinstance(first, Tensor):
+        return build(self, ArithmeticLayer(operation, constant=first, constant_first=True), [second], name, kind)
+    result = build(self, ArithmeticLayer(operation), [first, second], name, kind)
+    return label_constants(result, (first, second), (x, y))
+
+
+def compare(self: Graph, kind: str, x: Operand, y: Operand | None = None, *, name: str = "") -> Tensor:
+    """BOOLEAN: "equal", "less", "greater_or_equal", "logical_and" ... as ComparisonLayer has them, in small letters.
+
+    One of two operands may be a number or an array of constants; extents of 1 repeat.
+    """
+    who = f"{type(self).__name__}.compare"
+    operation = chosen(who, "kind", _COMPARISONS, kind)
+    first = number_or_tensor(who, x, y)
+    if y is None:
+        return build(self, ComparisonLayer(operation), [_one_tensor(who, first)], name, kind)
+    second = number_or_tensor(who, y, x)
+    if kind in _EXCHANGED and not isinstance(first, Tensor):
+        kind = _EXCHANGED[kind]
+        operation, first, second = _COMPARISONS[kind], second, first
+    if not isinstance(second, Tensor):
+        return build(self, ComparisonLayer(operation, constant=second), [_one_tensor(who, first)], name, kind)
+    result = build(self, ComparisonLayer(operation), [_one_tensor(who, first), second], name, kind)
+    return label_constants(result, (first, second), (x, y))
+
+
+def where(self: Graph, condition: Tensor, x: Operand, y: Operand, *, name: str = "") -> Tensor:
+    """Element by element x where the condition is not zero, else y; extents of 1 repeat.
+
+    x, y  tensors, numbers or arrays of constants
+    """
+    who = f"{type(self).__name__}.where"
+    if not isinstance(condition, Tensor):
+        raise TypeError(f"{who}: the condition must be a Tensor, not {type(condition).__name__}")
+    first, second = constant_like(who, x, y), constant_like(who, y, x)
+    result = build(self, SelectionLayer(), [condition, first, second], name, "where")
+    return label_constants(result, (first, second), (x, y))
+
+
+def _one_tensor(who: str, given: Tensor | float) -> Tensor:
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{who}: no operand is a Tensor")
+    return given
 
 
 def matmul(

@@ -9,7 +9,9 @@ import numpy as np
 from mlcompute.building.builder import build, chosen
 from mlcompute.enums import LossType, ReductionType
 from mlcompute.errors import DataError
+from mlcompute.layers.arguments import between
 from mlcompute.layers.loss import LossDescriptor, LossLayer
+from mlcompute.layers.objective import ObjectiveLayer
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import ArrayLike
 
@@ -124,3 +126,39 @@ def _class_weights(who: str, given: Tensor | ArrayLike | None) -> Tensor | None:
             f"{who}: class_weights are {numbers.dtype} of shape {numbers.shape}", expected="one number per class"
         )
     return Tensor(shape=numbers.shape, data=numbers.astype(np.float32))
+
+
+def minimize(self: Graph, x: Tensor, *, weight: float | Tensor = 1.0, name: str = "") -> Tensor:
+    """Minimise the mean of a tensor, times a weight: as a loss, or beside others, of which the sum is minimised.
+
+    x  any floating tensor   ->   (1,), the weighted mean; `TrainingGraph.losses` has it by its name
+
+    weight  a number, which `graph.layer(name).weight = ...` changes between steps without compiling again; or a tensor
+            with data of its own, (1,), that several losses may share
+
+    >>> import mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> y = graph.dense(graph.input((8, 4), "x"), 3)
+    >>> graph.minimize((y ** 2).sum(-1), weight=0.1, name="small").descriptor.shape
+    (1,)
+    """
+    who = f"{type(self).__name__}.minimize"
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{who}: needs a Tensor, not {type(x).__name__}")
+    if not x.descriptor.data_type.is_floating:
+        raise DataError(
+            f"{who}: '{x.label}' is {x.descriptor.data_type.name}, through which no gradient passes",
+            expected="a floating tensor",
+        )
+    own = not isinstance(weight, Tensor)
+    if isinstance(weight, Tensor):
+        tensor = weight
+    else:
+        number = between(who, "weight", weight)
+        tensor = Tensor(shape=(1,), fill_with_data=number, data_type=x.descriptor.data_type)
+    if not tensor.keeps_data:
+        raise DataError(f"{who}: the weight '{tensor.label}' has no data", fix="give a number, or a Tensor with data")
+    result = build(self, ObjectiveLayer(), [x, tensor], name, "objective")
+    if own:
+        tensor.label = f"{result.label}.weight"
+    return result

@@ -47,11 +47,22 @@ def slice(
     return build(self, SliceLayer(start, end, stride), [x], name, "slice")
 
 
-def reduce(self: Graph, x: Tensor, kind: str = "mean", *, dimensions: int | Sequence[int], name: str = "") -> Tensor:
+def reduce(
+    self: Graph,
+    x: Tensor,
+    kind: str = "mean",
+    *,
+    dimensions: int | Sequence[int],
+    keeps_dimensions: bool = True,
+    name: str = "",
+) -> Tensor:
     """The elements along some axes become one; their extents become 1.
 
-    kind  "sum", "mean", "max", "min", "argmax", "argmin", "l1_norm", "any" or "all"
+    kind              "sum", "mean", "max", "min", "argmax", "argmin", "l1_norm", "any" or "all"
+    dimensions        an axis or several; -1 is the last
+    keeps_dimensions  False: the reduced axes are gone; of a tensor without any other, (1,) is left
     """
     which = chosen(f"{type(self).__name__}.reduce", "kind", _REDUCTIONS, kind)
     axes = dimensions if isinstance(dimensions, Iterable) else [dimensions]
-    return build(self, ReductionLayer(which, dimensions=axes), [x], name, f"reduce_{kind}")
+    layer = ReductionLayer(which, dimensions=list(axes), keeps_dimensions=keeps_dimensions)
+    return build(self, layer, [x], name, f"reduce_{kind}")

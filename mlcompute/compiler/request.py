@@ -17,6 +17,8 @@ class Request:
 
     inputs          tensors fed before each run -> samples they hold per sample of the batch; 0: not scaled
     constants       inputs whose data is known now
+    labels          what losses compare with, as far as that is declared; they are fed with inputs, or computed
+    prediction      what a loss given as a function compares with them
     kept            tensors that stay readable after every run; `kept_gradients`: tensors whose gradients do
     debugged        tensors that stay readable together with their gradients
     shared          inputs and constants of which no axis counts samples
@@ -34,6 +36,8 @@ class Request:
     batch_size: int = 1
     inputs: dict[Tensor, int] = field(default_factory=dict)
     constants: dict[Tensor, Array] = field(default_factory=dict)
+    labels: set[Tensor] = field(default_factory=set)
+    prediction: Tensor | None = None
     label_weights: dict[Layer, Tensor] = field(default_factory=dict)
     kept: list[Tensor] = field(default_factory=list)
     kept_gradients: list[Tensor] = field(default_factory=list)

@@ -9,6 +9,9 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
+from mlcompute.enums import DataType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.ops.op import Shape
 from mlcompute.tensor import TensorDescriptor
@@ -74,14 +77,12 @@ def member(who: str, name: str, kind: type[Member], value: Any) -> Member:
     return kind(value)
 
 
-def axis_of(who: str, dimension: int, rank: int) -> None:
-    """ShapeError unless a tensor of that rank has an axis `dimension`."""
-    if dimension >= rank:
-        raise ShapeError(f"{who}: dimension is {dimension}, the source has {rank} axes", expected=f"0 to {rank - 1}")
+#: The least number an axis may have: negative ones count from the last, -1, backwards.
+LEAST_AXIS = -16
 
 
-def front_axis_of(who: str, dimension: int, rank: int) -> int:
-    """The axis counted from the front; -1 is the last. ShapeError unless a tensor of that rank has it."""
+def axis_of(who: str, dimension: int, rank: int) -> int:
+    """The axis, counted from the first; ShapeError unless a tensor of that rank has an axis `dimension`."""
     if not -rank <= dimension < rank:
         raise ShapeError(
             f"{who}: dimension is {dimension}, the source has {rank} axes", expected=f"{-rank} to {rank - 1}"
@@ -100,6 +101,21 @@ def class_axis_of(shape: Shape, feature_axis: int | None) -> int | None:
     if len(shape) != 3 or shape[2] == 1:
         return 1
     return 2 if shape[1] == 1 else None
+
+
+def constant_for(who: str, number: float, kind: DataType) -> None:
+    """DataError unless elements of that type can be the number (floating ones round it)."""
+    if kind.is_floating:
+        return
+    if kind == DataType.BOOLEAN:
+        raise DataError(f"{who}: the source is BOOLEAN, the constant is {number:g}", fix="use logical operations")
+    bounds = np.iinfo(kind.numpy.str)
+    if not math.isfinite(number) or number != int(number) or not bounds.min <= number <= bounds.max:
+        raise DataError(
+            f"{who}: the source is {kind.name}, the constant is {number:g}",
+            expected=f"a whole number that {kind.name} can hold",
+            fix="cast the source to a floating type first: graph.cast",
+        )
 
 
 def same_type(who: str, sources: Sequence[TensorDescriptor]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from mlcompute import ops
 from mlcompute.enums import ArithmeticOperation
 from mlcompute.errors import DataError, ShapeError
-from mlcompute.layers.arguments import member, same_type
+from mlcompute.layers.arguments import constant_for, member, real, same_type
 from mlcompute.layers.layer import FLOATS, INDICES, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.elementwise import broadcast_shape
@@ -49,6 +49,15 @@ _BINARY: dict[ArithmeticOperation, Callable[[Value, Value], Value]] = {
     ArithmeticOperation.MAX: ops.maximum,
 }
 
+#: Powers that need no logarithm.
+_POWERS: dict[float, Callable[[Value], Value]] = {
+    -1.0: lambda x: 1.0 / x,
+    0.5: ops.sqrt,
+    1.0: lambda x: x,
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+}
+
 _UNARY: dict[ArithmeticOperation, Callable[[Value], Value]] = {
     ArithmeticOperation.FLOOR: ops.floor,
     ArithmeticOperation.ROUND: ops.round_,
@@ -86,6 +95,9 @@ _ON_INTEGERS = _ROUNDING | {
 class ArithmeticLayer(Layer):
     """z = x op y, or z = op x.   x, y broadcast against each other   ->   z their common shape
 
+    constant        a number that stands for y, so that there is one source: x op constant
+    constant_first  it stands for the other: constant op x
+
     ADD, SUBTRACT, MULTIPLY, DIVIDE, POW, MIN, MAX and the NO_NAN pair take two sources, all others one.
     Integers (INT32, INT64) can be added, subtracted, multiplied, compared by MIN and MAX, and rounded, which
     leaves them as they are. ROUND takes halves to the even neighbour. The NO_NAN pair gives 0 wherever y is 0.
@@ -97,13 +109,28 @@ class ArithmeticLayer(Layer):
     source_count = (1, 2)
 
     operation = ReadOnly[ArithmeticOperation]("What is computed.")
+    constant = ReadOnly[float | None]("The number that is one of the operands; None: both are sources.")
+    constant_first = ReadOnly[bool]("Is the constant the first operand?")
 
-    def __init__(self, operation: ArithmeticOperation) -> None:
+    def __init__(
+        self, operation: ArithmeticOperation, *, constant: float | None = None, constant_first: bool = False
+    ) -> None:
         super().__init__()
         self._operation = member(self.who, "operation", ArithmeticOperation, operation)
+        self._constant = None if constant is None else real(self.who, "constant", constant)
+        self._constant_first = bool(constant_first)
+        self.expect(
+            constant is None or self._operation in _BINARY,
+            f"{self._operation.name} has one operand, the constant would be a second",
+            fix="leave it out",
+            error=DataError,
+        )
+        self.expect(
+            constant is not None or not self._constant_first, "constant_first without a constant", error=DataError
+        )
 
     def check_sources(self, sources: Sequence[TensorDescriptor]) -> None:
-        wanted = 2 if self._operation in _BINARY else 1
+        wanted = 2 if self._operation in _BINARY and self._constant is None else 1
         self.expect(
             len(sources) == wanted,
             f"{self._operation.name} takes {wanted} source(s), {len(sources)} were given",
@@ -119,17 +146,27 @@ class ArithmeticLayer(Layer):
             expected="FLOAT32 or FLOAT16",
             error=DataError,
         )
+        if self._constant is not None:
+            constant_for(self.who, self._constant, kind)
         shape = common_shape(self, *(source.shape for source in sources))
         if shape == sources[0].shape:
             return [sources[0]]
         return [TensorDescriptor(shape, data_type=kind)]
 
     def forward(self, run: Forward, *sources: Value) -> Value:
-        if self._operation in _BINARY:
+        if self._operation in _BINARY and self._constant is None:
             x, y = sources
             common_shape(self, x.shape, y.shape)
             return _BINARY[self._operation](x, y)
         (x,) = sources
+        if self._constant is not None:
+            return self._with_constant(x, self._constant)
         if self._operation in _ROUNDING and not x.is_floating:
             return x
         return _UNARY[self._operation](x)
+
+    def _with_constant(self, x: Value, number: float) -> Value:
+        if self._operation == ArithmeticOperation.POW and not self._constant_first and number in _POWERS:
+            return _POWERS[number](x)
+        constant = x.trace.number(number if x.is_floating else int(number), x.dtype)
+        return _BINARY[self._operation](*((constant, x) if self._constant_first else (x, constant)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlcompute import ops
-from mlcompute.layers.arguments import axis_of, same_type, whole
+from mlcompute.layers.arguments import LEAST_AXIS, axis_of, same_type, whole
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
@@ -17,7 +17,7 @@ class ConcatenationLayer(Layer):
 
     x₁ (*, a, *), x₂ (*, b, *), ...   ->   y (*, a + b + ..., *)
 
-    dimension  the axis to join along; 1 is the channel axis
+    dimension  the axis to join along; 1 is the channel axis, -1 the last
     """
 
     default_label = "Concat"
@@ -29,7 +29,7 @@ class ConcatenationLayer(Layer):
 
     def __init__(self, dimension: int = 1) -> None:
         super().__init__()
-        self._dimension = whole(self.who, "dimension", dimension)
+        self._dimension = whole(self.who, "dimension", dimension, LEAST_AXIS)
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         same_type(self.who, sources)
@@ -41,12 +41,13 @@ class ConcatenationLayer(Layer):
         return ops.concatenate(sources, self._dimension)
 
     def _joined(self, shapes: Sequence[Shape]) -> Shape:
-        first, axis = shapes[0], self._dimension
-        axis_of(self.who, axis, len(first))
+        first = shapes[0]
+        axis = axis_of(self.who, self._dimension, len(first))
         for index, shape in enumerate(shapes):
             self.expect(
                 len(shape) == len(first) and (*shape[:axis], *shape[axis + 1 :]) == (*first[:axis], *first[axis + 1 :]),
                 f"source {index} has shape {shape}, source 0 has {first}",
                 expected=f"equal extents on every axis but {axis}",
             )
+        self._dimension = axis
         return (*first[:axis], sum(shape[axis] for shape in shapes), *first[axis + 1 :])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlcompute import ops
-from mlcompute.layers.arguments import between, front_axis_of, integer, same_type
+from mlcompute.layers.arguments import axis_of, between, integer, same_type
 from mlcompute.layers.layer import FLOATS, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.elementwise import broadcast_shape
@@ -61,7 +61,7 @@ class CosineSimilarityLayer(Layer):
         self.expect(
             len(x) == len(y) and len(x) >= 2, f"the sources have shapes {x} and {y}", expected="as many axes, 2 or more"
         )
-        axis = front_axis_of(self.who, self._dimension, len(x))
+        axis = axis_of(self.who, self._dimension, len(x))
         self.expect(
             axis != 0, "dimension is 0, which counts samples", fix="give the axis of the vectors: -1 for the last"
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mlcompute import ops
 from mlcompute.enums import DataType, ReductionType
 from mlcompute.errors import DataError
-from mlcompute.layers.arguments import axis_of, member, same_type, whole
+from mlcompute.layers.arguments import LEAST_AXIS, axis_of, member, same_type, whole
 from mlcompute.layers.layer import ALL_TYPES, INDICES, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
@@ -23,7 +23,7 @@ class _Indexed(Layer):
 
     def __init__(self, dimension: int) -> None:
         super().__init__()
-        self._dimension = whole(self.who, "dimension", dimension)
+        self._dimension = whole(self.who, "dimension", dimension, LEAST_AXIS)
 
     def _check_indices(self, indices: TensorDescriptor) -> None:
         self.expect(
@@ -34,16 +34,18 @@ class _Indexed(Layer):
             expected="INT32 or INT64",
         )
 
-    def _fits(self, indices: Shape, other: Shape, name: str, free: int | None) -> None:
-        """The indices have the rank of `other` and, except along `free`, reach no further than it does."""
-        axis_of(self.who, self._dimension, len(other))
+    def _fits(self, indices: Shape, other: Shape, name: str, *, is_free: bool) -> None:
+        """The indices have the rank of `other` and reach no further; `is_free`: except along the dimension."""
+        axis = axis_of(self.who, self._dimension, len(other))
+        free = axis if is_free else None
         self.expect(
             len(indices) == len(other)
-            and all(i <= o for axis, (i, o) in enumerate(zip(indices, other, strict=True)) if axis != free),
+            and all(i <= o for k, (i, o) in enumerate(zip(indices, other, strict=True)) if k != free),
             f"indices of shape {indices} do not fit {name} of shape {other}",
             expected="the same number of axes and no larger extents"
             + ("" if free is None else f", except along dimension {free}"),
         )
+        self._dimension = axis
 
 
 class GatherLayer(_Indexed):
@@ -63,12 +65,12 @@ class GatherLayer(_Indexed):
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         x, indices = sources
         self._check_indices(indices)
-        self._fits(indices.shape, x.shape, "a source", self._dimension)
+        self._fits(indices.shape, x.shape, "a source", is_free=True)
         return [TensorDescriptor(indices.shape, data_type=x.data_type)]
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         x, indices = sources
-        self._fits(indices.shape, x.shape, "a source", self._dimension)
+        self._fits(indices.shape, x.shape, "a source", is_free=True)
         return ops.gather(x, indices, self._dimension)
 
 
@@ -117,5 +119,5 @@ class ScatterLayer(_Indexed):
         return scatter(x, indices, base, self._dimension)
 
     def _check_shapes(self, x: Shape, indices: Shape, base: Shape) -> None:
-        self._fits(indices, x, "a source", None)
-        self._fits(indices, base, "a copyFrom", self._dimension)
+        self._fits(indices, x, "a source", is_free=False)
+        self._fits(indices, base, "a copyFrom", is_free=True)

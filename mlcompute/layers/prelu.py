@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlcompute import ops
-from mlcompute.layers.arguments import front_axis_of, integer
+from mlcompute.layers.arguments import axis_of, integer
 from mlcompute.layers.layer import FLOATS, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
@@ -52,7 +52,7 @@ class PReLULayer(Layer):
         count = self._slopes.descriptor.element_count
         if count == 1:
             return (1,) * len(x)
-        axis = front_axis_of(self.who, self._dimension, len(x))
+        axis = axis_of(self.who, self._dimension, len(x))
         self.expect(
             x[axis] == count,
             f"there are {count} slopes, axis {axis} of the source has {x[axis]} channels",

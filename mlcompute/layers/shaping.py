@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from mlcompute import ops
-from mlcompute.layers.arguments import whole_list
+from mlcompute.layers.arguments import LEAST_AXIS, whole_list
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import TensorDescriptor
@@ -89,7 +89,7 @@ class ReshapeLayer(Layer):
 
 
 class TransposeLayer(Layer):
-    """Axis k of y is axis dimensions[k] of x.   x (a₀, a₁, ...)   ->   y (a_dimensions[0], a_dimensions[1], ...)"""
+    """Axis k of y is axis dimensions[k] of x; -1 is the last.   x (a₀, a₁, ...)   ->   y (a_dimensions[0], ...)"""
 
     default_label = "Transpose"
     source_types = ALL_TYPES
@@ -97,11 +97,12 @@ class TransposeLayer(Layer):
 
     def __init__(self, dimensions: Sequence[int]) -> None:
         super().__init__()
-        self._dimensions = whole_list(self.who, "dimensions", dimensions)
-        given = list(self._dimensions)
+        given = whole_list(self.who, "dimensions", dimensions, LEAST_AXIS)
+        # As many are named as the source has, so those that count from the last are known already.
+        self._dimensions = tuple(axis + len(given) if axis < 0 else axis for axis in given)
         self.expect(
-            len(given) > 0 and sorted(given) == list(range(len(given))),
-            f"dimensions {given} do not name every axis once",
+            len(given) > 0 and sorted(self._dimensions) == list(range(len(given))),
+            f"dimensions {list(given)} do not name every axis once",
             expected=f"a permutation of {list(range(max(len(given), 1)))}",
         )
 

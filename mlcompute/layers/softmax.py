@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mlcompute import ops
 from mlcompute.enums import SoftmaxOperation
-from mlcompute.layers.arguments import axis_of, member, whole
+from mlcompute.layers.arguments import LEAST_AXIS, axis_of, member, whole
 from mlcompute.layers.layer import FLOATS, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
@@ -16,7 +16,7 @@ from mlcompute.tensor import TensorDescriptor
 class SoftmaxLayer(Layer):
     """y = e^x / sum e^x along one axis, or its logarithm.   x (*)   ->   y (*)
 
-    dimension  the axis that sums to 1: by default the channels, axis 1, and not the last
+    dimension  the axis that sums to 1: by default the channels, axis 1, and not the last, which is -1
     """
 
     default_label = "Softmax"
@@ -28,11 +28,11 @@ class SoftmaxLayer(Layer):
     def __init__(self, operation: SoftmaxOperation, dimension: int = 1) -> None:
         super().__init__()
         self._operation = member(self.who, "operation", SoftmaxOperation, operation)
-        self._dimension = whole(self.who, "dimension", dimension)
+        self._dimension = whole(self.who, "dimension", dimension, LEAST_AXIS)
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources
-        axis_of(self.who, self._dimension, x.dimension_count)
+        self._dimension = axis_of(self.who, self._dimension, x.dimension_count)
         return [x]
 
     def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from mlcompute import ops
-from mlcompute.layers.arguments import axis_of, whole, whole_list
+from mlcompute.layers.arguments import LEAST_AXIS, axis_of, whole, whole_list
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
@@ -39,7 +39,7 @@ class SplitLayer(Layer):
             (split_count is None) != (split_section_lengths is None),
             "give exactly one of split_count and split_section_lengths",
         )
-        self._dimension = whole(self.who, "dimension", dimension)
+        self._dimension = whole(self.who, "dimension", dimension, LEAST_AXIS)
         self._lengths: tuple[int, ...] | None = None
         if split_section_lengths is not None:
             self._lengths = whole_list(self.who, "split_section_lengths", split_section_lengths, least=1)
@@ -55,11 +55,12 @@ class SplitLayer(Layer):
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources
-        axis = self._dimension
-        axis_of(self.who, axis, len(x.shape))
+        axis = axis_of(self.who, self._dimension, len(x.shape))
+        lengths = self._pieces(x.shape[axis])
+        self._dimension = axis
         return [
             TensorDescriptor((*x.shape[:axis], length, *x.shape[axis + 1 :]), data_type=x.data_type)
-            for length in self._pieces(x.shape[axis])
+            for length in lengths
         ]
 
     def forward(self, run: Forward, *sources: Value) -> list[Value]:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from mlcompute.compiler import Request, compile_program
 from mlcompute.compiler.program import Program
 from mlcompute.enums import ExecutionOptions
 from mlcompute.layers.loss import LossLayer
+from mlcompute.layers.objective import is_loss
 from mlcompute.layers.recurrent import Recurrent
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.run_specification import InputSlot, RunSpecification
@@ -44,7 +46,7 @@ class CompiledGraph:
         #: Bytes of the arena. Programs of one graph never run at the same time: the largest plan is enough for all.
         self.arena_size = 0
         #: Tensors the losses' labels are fed to.
-        self.labels = [t for node in request.nodes for t in node.labels if t in request.inputs]
+        self.labels = [tensor for tensor in request.inputs if tensor in request.labels]
         #: Tensors variable-length recurrent layers read the lengths of their sequences from.
         self.lengths = [
             node.sources[-1]
@@ -192,17 +194,12 @@ class CompiledGraph:
 
 def without_losses(request: Request) -> Request:
     """The same graph up to the predictions, for runs without labels."""
-    dropped: set[Tensor] = set()
-    nodes, others = [], []
-    for node in request.nodes:
-        if isinstance(node.layer, LossLayer) or not dropped.isdisjoint((*node.sources, *node.labels)):
-            dropped.update(node.results)
-            others.append(node)
-        else:
-            nodes.append(node)
-    labels = {t for node in request.nodes for t in node.labels} | set(request.label_weights.values())
+    others = _only_for_losses(request)
+    nodes = [node for node in request.nodes if node not in others]
+    dropped = {tensor for node in others for tensor in node.results}
+    labels = request.labels | set(request.label_weights.values())
     used = {t for node in nodes for t in node.sources}
-    result = _prediction(nodes, others)
+    result = _prediction(nodes, [node for node in request.nodes if node in others], request)
     return Request(
         nodes=nodes,
         batch_size=request.batch_size,
@@ -218,10 +215,42 @@ def without_losses(request: Request) -> Request:
     )
 
 
-def _prediction(nodes: Sequence[Node], dropped: Sequence[Node]) -> Tensor | None:
+def _only_for_losses(request: Request) -> set[Node]:
+    """Losses, what is computed from them, and what compares with labels on the way to them."""
+    found: set[Node] = set()
+    dropped = set[Tensor]()
+    compares = request.labels - {result for node in request.nodes for result in node.results}
+    for node in request.nodes:
+        read = (*node.sources, *node.labels)
+        if is_loss(node.layer) or not dropped.isdisjoint(read):
+            dropped.update(node.results)
+            found.add(node)
+        if not compares.isdisjoint(read):
+            compares.update(node.results)
+    wanted = {node.sources[0] for node in found if isinstance(node.layer, LossLayer)}
+    wanted.update(tensor for tensor in request.kept if tensor not in dropped)
+    wanted.update([request.prediction] if request.prediction is not None else [])
+    users: defaultdict[Tensor, list[Node]] = defaultdict(list)
+    for node in request.nodes:
+        for tensor in (*node.sources, *node.labels):
+            users[tensor].append(node)
+    for node in reversed(request.nodes):
+        leads = [user for tensor in node.results for user in users[tensor]]
+        compared = not compares.isdisjoint(node.results) and wanted.isdisjoint(node.results)
+        if compared and leads and all(user in found for user in leads):
+            found.add(node)
+    return found
+
+
+def _prediction(nodes: Sequence[Node], dropped: Sequence[Node], request: Request) -> Tensor | None:
     """The first result of the last layer that does more than prepare labels or weights for layers that were dropped."""
+    if request.prediction is not None:
+        return request.prediction
     consumed = {t for node in dropped for t in (*node.sources, *node.labels)} - {t for n in nodes for t in n.sources}
     predictions = {node.sources[0] for node in dropped if isinstance(node.layer, LossLayer)}
+    # Layers that compare a prediction with labels, where the loss is an expression.
+    ends = [node for node in dropped if not is_loss(node.layer) and not request.labels.isdisjoint(node.sources)]
+    predictions.update(tensor for node in ends for tensor in node.sources)
     for node in reversed(nodes):
         result = node.results[0]
         if result not in consumed or result in predictions:

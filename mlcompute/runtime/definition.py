@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, overload
 
 from mlcompute.graph import Graph, Node
@@ -11,6 +11,7 @@ from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.runtime.declarations import Declarations
+from mlcompute.runtime.loss_function import apply_loss, needs_no_labels
 from mlcompute.tensor import Tensor, TensorParameter
 
 if TYPE_CHECKING:
@@ -23,18 +24,24 @@ if TYPE_CHECKING:
 class Learning:
     """What a training graph adds: a loss, an optimizer, what is updated, where gradients come from and where they end.
 
-    loss_node            the loss layer given to the constructor with its source and labels; None while those are not
-                         declared
+    loss_nodes           the loss given to the constructor with its source and labels, a layer or what a function made
+                         of them; empty while those are not declared
+    compared             what the function compares with the labels
     stopped              tensors no gradient passes
     training_parameters  inputs that the optimizer updates besides the layers' own parameters
     user_gradients       result -> the tensor the caller's gradient is fed to
     gradient_tensors     tensor -> the tensor that holds its gradient; `gradient_of` leads back
     """
 
-    def __init__(self, loss_layer: LossLayer | None, optimizer: Optimizer | None) -> None:
-        self.loss_layer = loss_layer
+    def __init__(self, loss: LossLayer | Callable[..., Tensor] | None, optimizer: Optimizer | None) -> None:
+        self.loss_layer = loss if isinstance(loss, LossLayer) else None
+        self.loss_function = None if isinstance(loss, LossLayer) else loss
         self.optimizer = optimizer
-        self.loss_node: Node | None = None
+        self.loss_nodes: list[Node] = []
+        self.compared: Tensor | None = None
+        self.placed_on: list[Tensor] = []
+        #: Holds the layers a function made.
+        self.loss_graph = Graph()
         self.stopped: set[Tensor] = set()
         self.training_parameters: list[TensorParameter] = []
         self.user_gradients: dict[Tensor, Tensor] = {}
@@ -91,8 +98,7 @@ class Definition:
     def nodes(self) -> list[Node]:
         """All nodes in an order of execution, the loss last."""
         nodes = self.nodes_before_loss()
-        loss = self.learning.loss_node if self.learning is not None else None
-        return nodes if loss is None else [*nodes, loss]
+        return nodes if self.learning is None else [*nodes, *self.learning.loss_nodes]
 
     def nodes_before_loss(self) -> list[Node]:
         """All nodes but that of the loss given to the constructor."""
@@ -103,8 +109,9 @@ class Definition:
 
     def node_of(self, layer: Layer) -> Node | None:
         """The node of a layer; None for a layer the graph does not contain."""
-        if self.learning is not None and layer is self.learning.loss_layer:
-            return self.learning.loss_node
+        for node in self.learning.loss_nodes if self.learning is not None else ():
+            if node.layer is layer:
+                return node
         inner = (graph.node_of(layer) for graph in self.graphs)
         found = next((node for node in inner if node is not None), None)
         return found or next((node for node in self.own if node.layer is layer), None)
@@ -117,29 +124,55 @@ class Definition:
     def place_loss(self) -> None:
         """Put the loss given to the constructor behind the last layer, as soon as its labels are declared."""
         if self.learning is not None:
-            self.learning.loss_node = self._loss_node(self.learning)
+            self.learning.loss_nodes = self._loss_nodes(self.learning)
 
-    def _loss_node(self, learning: Learning) -> Node | None:
-        loss, known = learning.loss_layer, learning.loss_node
+    def _loss_nodes(self, learning: Learning) -> list[Node]:
+        loss, function, known = learning.loss_layer, learning.loss_function, learning.loss_nodes
         nodes = self.nodes_before_loss()
         taken = {label for node in nodes for label in node.labels}
         labels = [label for label in self.declared.labels.values() if label not in taken]
-        if loss is None or not nodes or not labels:
-            return None
+        if not nodes or (loss is None and function is None):
+            return []
+        if not labels and (function is None or not needs_no_labels(function)):
+            return []
         source = nodes[-1].results[0]
-        if known is not None and known.sources == [source] and known.labels == labels:
+        if known and learning.placed_on == [source, *labels]:
             return known
         for graph in self.graphs:
             graph.before_loss(source)
-        return Node.of(loss, [source], labels)
+        if loss is not None:
+            found = [Node.of(loss, [source], labels)]
+        else:
+            assert function is not None
+            learning.loss_graph = apply_loss(self.who, function, source, labels, nodes)
+            learning.compared, found = source, learning.loss_graph.nodes
+        learning.placed_on = [source, *labels]
+        return found
 
     @property
     def waits_for_labels(self) -> bool:
         """Is there a loss that cannot be placed before its labels are declared?"""
         learning = self.learning
-        return learning is not None and learning.loss_layer is not None and learning.loss_node is None
+        if learning is None or learning.loss_nodes:
+            return False
+        return learning.loss_layer is not None or learning.loss_function is not None
+
+    @property
+    def compared(self) -> Tensor | None:
+        """What a loss given as a function compares with the labels, here or in a graph this one is made of."""
+        if self.learning is not None and self.learning.loss_nodes:
+            return self.learning.compared
+        inner = (definition_of(graph) for graph in self.graphs)
+        return next((one.compared for one in inner if one is not None and one.compared is not None), None)
 
     # Tensors --------------------------------------------------------------------------------------------------------
+
+    def label_tensors(self) -> dict[Tensor, None]:
+        """What losses compare with, as declared here and in the graphs this one is made of; inputs are none."""
+        inner = (definition_of(graph) for graph in self.graphs)
+        found = {tensor: None for one in inner if one is not None for tensor in one.label_tensors()}
+        found.update(dict.fromkeys(self.declared.labels.values()))
+        return {tensor: None for tensor in found if tensor not in self.declared.inputs.values()}
 
     @property
     def stopped(self) -> set[Tensor]:

@@ -10,6 +10,7 @@ from mlcompute.errors import CompileError, GraphError
 from mlcompute.graph import Node
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
+from mlcompute.layers.objective import is_loss
 from mlcompute.ops.op import Array
 from mlcompute.runtime.definition import Definition, Learning
 from mlcompute.runtime.group_members import group_members
@@ -32,6 +33,8 @@ def make_request(
     produced = {result for node in nodes for result in node.results}
     _declare_inputs(request, definition, options, produced, [*earlier, *later])
     request.label_weights = _weights_by_layer(definition, nodes)
+    request.labels = set(definition.label_tensors()) | {tensor for node in nodes for tensor in node.labels}
+    request.prediction = definition.compared
     request.minimised = minimised_terms(definition, earlier, later)
     request.total = definition.total() if len(request.minimised) > 1 else None
     last = nodes[-1].results[0] if nodes else None
@@ -166,7 +169,7 @@ def _kept_results(request: Request, definition: Definition, linked: Sequence[Def
     """Tensors readable after every run: outputs, losses, the result, and what linked graphs read."""
     kept = [*definition.declared.outputs.values(), *request.minimised]
     kept += [request.result] if request.result is not None else []
-    kept += [node.results[0] for node in request.nodes if isinstance(node.layer, LossLayer)]
+    kept += [node.results[0] for node in request.nodes if is_loss(node.layer)]
     read = {tensor for other in linked for node in other.nodes() for tensor in (*node.sources, *node.labels)}
     kept += [result for node in request.nodes for result in node.results if result in read]
     return kept

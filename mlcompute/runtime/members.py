@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mlcompute.enums import GraphCompilationOptions
-from mlcompute.layers.loss import LossLayer
+from mlcompute.layers.objective import is_loss
 from mlcompute.runtime.inputs import Named
 from mlcompute.runtime.session import Session
 from mlcompute.seeing.layers import names_of
@@ -50,6 +50,8 @@ def add_inputs(
 ) -> bool:
     """Name the tensors fed at every run: inputs, labels and label weights. Further calls add to them."""
     self._definition.declared.add_inputs(inputs, loss_labels, loss_label_weights)
+    for tensor in self._definition.declared.fed:
+        tensor.join(self)
     self._session.outdated()
     return True
 
@@ -77,7 +79,7 @@ def losses_of(session: Session) -> dict[str, Tensor]:
         f"{name} {number}" if number else name: tensor
         for name, node in zip(names_of(nodes), nodes, strict=True)
         for number, tensor in enumerate(node.results)
-        if tensor in ends or isinstance(node.layer, LossLayer)
+        if tensor in ends or is_loss(node.layer)
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
-from mlcompute.layers.loss import LossLayer
+from mlcompute.layers.objective import is_loss
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -23,16 +23,16 @@ def objective_terms(
 ) -> list[Tensor]:
     """The tensors whose sum is minimised, in the order of their layers.
 
-    Each is the result of a loss that no layer goes on computing with, or, of a loss that layers do, what is computed
-    from it in the end: floating results that nobody consumes. Where layers only look at a loss (a comparison, results
-    whose gradient is stopped), the loss itself is minimised.
+    Each is the result of a loss, or of `minimize`, that no layer goes on computing with, or, of a loss that layers do,
+    what is computed from it in the end: floating results that nobody consumes. Where layers only look at a loss (a
+    comparison, results whose gradient is stopped), the loss itself is minimised.
 
     before          nodes of earlier linked graphs: their losses may be consumed here
     stopped         tensors no gradient passes
     used_elsewhere  tensors that later linked graphs or the caller's own code go on computing with
     """
     every = [*before, *nodes]
-    reached = reached_from({node for node in every if isinstance(node.layer, LossLayer)}, every, stopped)
+    reached = reached_from({node for node in every if is_loss(node.layer)}, every, stopped)
     users: defaultdict[Tensor, list[Node]] = defaultdict(list)
     for node in nodes:
         for tensor in {*node.sources, *node.labels}:
@@ -48,7 +48,7 @@ def objective_terms(
         ]
         # A second result nobody asked for (a state, say) is not what the layer was added for.
         ends = [] if goes_on else [result for result in results if not users[result]]
-        if not goes_on and not ends and isinstance(node.layer, LossLayer):
+        if not goes_on and not ends and is_loss(node.layer):
             ends = results
         leads.update(goes_on, ends)
         terms += reversed(ends)

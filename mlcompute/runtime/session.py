@@ -249,7 +249,7 @@ class Session:
         """
         assert self.device is not None
         learning = self.definition.learning
-        loss_before = learning.loss_node if learning is not None else None
+        loss_before = (learning.loss_nodes, learning.placed_on) if learning is not None else ([], [])
         try:
             node_count = self.node_count
             request = self.request()
@@ -262,7 +262,7 @@ class Session:
             self._adopt(compiled)
         except BaseException:  # Ctrl-C too
             if learning is not None:
-                learning.loss_node = loss_before
+                learning.loss_nodes, learning.placed_on = loss_before
             raise
 
     def _adopt(self, compiled: CompiledGraph) -> None:

@@ -88,9 +88,8 @@ def _describe_layers(graph: Graph, parts: Sequence[Graph], names: Mapping[Tensor
     for number, part in enumerate(parts):
         definition = definition_of(part)
         owner.update(dict.fromkeys(part.nodes if definition is None else definition.own, number))
-        loss = definition.learning.loss_node if definition is not None and definition.learning is not None else None
-        if loss is not None:
-            owner[loss] = number
+        if definition is not None and definition.learning is not None:
+            owner.update(dict.fromkeys(definition.learning.loss_nodes, number))
     layer_names = layer_names_of(graph)
     return [_describe_node(node, layer_names[node.layer], owner.get(node), names) for node in nodes_of(graph)]
 

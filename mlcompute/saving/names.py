@@ -78,9 +78,14 @@ def names_of(graph: Graph) -> dict[Tensor, str]:
 
 
 def nodes_of(graph: Graph) -> list[Node]:
-    """All nodes that were added, in the order of execution; not the one a training graph makes for its own loss."""
+    """All nodes that were added, in the order of execution; not that of the loss layer given to a training graph."""
     definition = definition_of(graph)
-    return graph.nodes if definition is None else definition.nodes_before_loss()
+    if definition is None:
+        return graph.nodes
+    learning = definition.learning
+    # What a function made of a prediction and its labels are layers like any others.
+    made = learning.loss_nodes if learning is not None and learning.loss_function is not None else []
+    return [*definition.nodes_before_loss(), *made]
 
 
 def layers_of(graph: Graph) -> list[Layer]:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from mlcompute.layers.activation import ActivationLayer
 from mlcompute.layers.dropout import DropoutLayer
 from mlcompute.layers.layer import Layer
-from mlcompute.layers.loss import LossLayer
+from mlcompute.layers.objective import is_loss
 from mlcompute.layers.softmax import SoftmaxLayer
-from mlcompute.layers.yolo_loss import YOLOLossLayer
 from mlcompute.seeing.layers import kind_of, names_of
 from mlcompute.seeing.units import shape
 
@@ -100,7 +99,7 @@ def _input_label(graph: Graph, tensor: Tensor) -> str:
 
 def family_of(layer: Layer) -> str:
     """Which colour a layer's box gets."""
-    if isinstance(layer, (LossLayer, YOLOLossLayer)):
+    if is_loss(layer):
         return "loss"
     if layer.parameters:
         return "weights"

@@ -175,7 +175,7 @@ def summarize(graph: Graph) -> Summary:
 
 def minimises(session: Session) -> str:
     """What training minimises in words; empty where it is simply one loss, or nothing is trained."""
-    from mlcompute.layers.loss import LossLayer
+    from mlcompute.layers.objective import is_loss
 
     if session.definition.learning is None or session.compiled is None:
         return ""
@@ -186,7 +186,7 @@ def minimises(session: Session) -> str:
             if tensor in terms:
                 count = tensor.descriptor.element_count
                 words.append(name if count == 1 else f"the sum of the {count:,} elements of {name}")
-                if len(terms) == 1 and count == 1 and isinstance(node.layer, LossLayer):
+                if len(terms) == 1 and count == 1 and is_loss(node.layer):
                     return ""
     return " + ".join(words)
 

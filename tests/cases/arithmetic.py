@@ -129,7 +129,29 @@ _HALVES = np.arange(-3, 3.5, 0.5, dtype=np.float32)[None]
 _TIES = [_row(1, 2, 3, -0.5), _row(1, 3, 2, -0.5)]
 _KINKS = "gradient at equal operands"
 
+def _constant(operation: ArithmeticOperation, number: float, first: bool = False) -> Callable[[], ArithmeticLayer]:
+    return lambda: ArithmeticLayer(operation, constant=number, constant_first=first)
+
+
+#: A constant on either side.
+_CONSTANTS = [
+    *(Case(f"{kind.name} with a constant", _constant(kind, 0.5), [(2, 3)], _oracle(lambda x, f=function: f(x, 0.5)))
+      for kind, function in [(O.ADD, torch.add), (O.SUBTRACT, torch.subtract), (O.MULTIPLY, torch.multiply)]),
+    Case("DIVIDE by a constant", _constant(O.DIVIDE, 3), [(2, 3)], lambda p, x: x / 3),
+    Case("a constant divided", _constant(O.DIVIDE, 3, True), [_within(0.5, 2, 2, 3)], lambda p, x: 3 / x),
+    Case("a constant less a source", _constant(O.SUBTRACT, 1, True), [(2, 3)], lambda p, x: 1 - x),
+    Case("MAX with a constant", _constant(O.MAX, 0.1), [(2, 3)],
+         lambda p, x: torch.maximum(x, torch.tensor(0.1, dtype=x.dtype))),
+    *(Case(f"POW {power}", _constant(O.POW, power), [_within(0.5, 2, 2, 3)], lambda p, x, e=power: x**e)
+      for power in (-1, 0, 0.5, 1, 2, 3, 2.5, -2)),
+    Case("POW 2 of negative numbers", _constant(O.POW, 2), [(3, 4)], lambda p, x: x**2),
+    Case("a constant to a power", _constant(O.POW, 2, True), [(3, 4)], lambda p, x: 2**x),
+    Case("integers and a constant", _constant(O.MULTIPLY, -2), [_ints(np.int64, 2, 3)],
+         expect=_ints(np.int64, 2, 3) * -2),
+]
+
 CASES: list[Case] = [
+    *_CONSTANTS,
     *(
         Case(f"{kind.name}", _made(kind), [_within(low, high, 3, 2, 1, 5)], _oracle(function))
         for kind, function, low, high in _UNARY
@@ -194,6 +216,12 @@ _FLOATS_ONLY = sorted(set(O) - {O.ADD, O.SUBTRACT, O.MULTIPLY, O.MIN, O.MAX, O.F
 _PAIRED = {kind for kind, _, _ in _BINARY}
 
 REFUSALS: list[Refusal] = [
+    Refusal("a constant for one operand", _constant(O.EXP, 1), "EXP has one operand"),
+    Refusal("constant_first alone", lambda: ArithmeticLayer(O.ADD, constant_first=True), "constant_first without"),
+    Refusal("a constant that is no number", _constant(O.ADD, "1"), "constant must be a number", error=TypeError),  # type: ignore[arg-type]
+    Refusal("half of integers", _constant(O.MULTIPLY, 0.5), "the constant is 0.5", [_INT32]),
+    Refusal("a constant out of range", _constant(O.ADD, 2.0**40), "a whole number that INT32 can hold", [_INT32]),
+    Refusal("a constant and two sources", _constant(O.ADD, 1), "takes 1 source(s), 2 were given", [(2, 3), (2, 3)]),
     *(
         Refusal(f"{kind.name} of integers", _made(kind), f"{kind.name} is not defined for INT32",
                 [_INT32] * (2 if kind in _PAIRED else 1))

@@ -56,6 +56,10 @@ def _row(*values: float) -> Array:
 
 
 CASES: list[Case] = [
+    Case("GREATER than a constant", lambda: ComparisonLayer(O.GREATER, constant=0.5), [(3, 4)], lambda p, x: x > 0.5,
+         smooth=False, note=_STEPS),
+    Case("LESS than a constant of integers", lambda: ComparisonLayer(O.LESS, constant=2),
+         [np.arange(6, dtype=np.int32).reshape(2, 3)], expect=np.arange(6).reshape(2, 3) < 2),
     *(
         Case(f"{kind.name} of {name}", _made(kind), [_X.astype(dtype), _Y.astype(dtype)], _oracle(function),
              smooth=False, note=_STEPS)
@@ -93,6 +97,11 @@ CASES: list[Case] = [
 ]  # fmt: skip
 
 REFUSALS: list[Refusal] = [
+    Refusal("a logical constant", lambda: ComparisonLayer(O.LOGICAL_OR, constant=1), "compares with no number"),
+    Refusal("half an integer", lambda: ComparisonLayer(O.LESS, constant=0.5), "the constant is 0.5",
+            [np.ones((2, 3), np.int32)]),
+    Refusal("a number and a truth", lambda: ComparisonLayer(O.LESS, constant=1), "the source is BOOLEAN",
+            [np.ones((2, 3), np.bool_)]),
     *(
         Refusal(f"{kind.name} with one source", _made(kind), f"{kind.name} takes 2 source(s), 1 were given", [(2, 3)])
         for kind, _ in _EVERY

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mlcompute.errors import DataError, ShapeError
+from mlcompute.errors import DataError
 from mlcompute.layers.concatenation import ConcatenationLayer
 from tests.cases.case import Array, Case, Refusal, numbers
 
@@ -33,6 +33,7 @@ CASES = [
     Case("batch axis", partial(ConcatenationLayer, 0), [(2, 3), (4, 3)], joined(0), batches=False),
     Case("rank 1", partial(ConcatenationLayer, 0), [(5,), (1,)], joined(0), batches=False),
     Case("last axis", partial(ConcatenationLayer, 3), [(3, 2, 1, 7), (3, 2, 1, 2)], joined(3)),
+    Case("last axis by -1", partial(ConcatenationLayer, -1), [(3, 2, 1, 7), (3, 2, 1, 2)], joined(3)),
     Case("five, extents of one", partial(ConcatenationLayer, 2), [(2, 3, 1)] * 5, joined(2)),
     Case("batch of one", ConcatenationLayer, [(1, 2, 3), (1, 5, 3)], joined(1)),
     Case("int32", ConcatenationLayer, [INTEGERS, INTEGERS + 7], joined(1)),
@@ -47,7 +48,7 @@ CASES = [
 ]
 
 REFUSALS = [
-    Refusal("negative dimension", lambda: ConcatenationLayer(-1), "dimension is -1", error=ShapeError),
+    Refusal("negative dimension", lambda: ConcatenationLayer(-3), "dimension is -3", [(2, 3), (2, 3)]),
     Refusal("dimension type", lambda: ConcatenationLayer(1.0), "dimension must be a whole", error=TypeError),  # type: ignore[arg-type]
     Refusal("dimension beyond rank", lambda: ConcatenationLayer(2), "dimension is 2", [(2, 3), (2, 3)]),
     Refusal("one source", ConcatenationLayer, "takes 2 or more source(s), 1", [(2, 3)]),

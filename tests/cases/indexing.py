@@ -63,6 +63,7 @@ def scatter(axis: int, kind: ReductionType) -> Callable[[], ScatterLayer]:
 CASES = [
     Case("gather 0", partial(GatherLayer, 0), [(4, 3), places(5, 3, below=4)], gathered(0), batches=False),
     Case("gather 1", partial(GatherLayer, 1), [(3, 4), places(3, 6, below=4)], gathered(1)),
+    Case("gather -1", partial(GatherLayer, -1), [(3, 4), places(3, 6, below=4)], gathered(1)),
     Case("gather int64", partial(GatherLayer, 1), [(3, 4), places(3, 2, below=4, dtype=np.int64)], gathered(1)),
     Case("gather rank 1", partial(GatherLayer, 0), [(5,), places(7, below=5)], gathered(0), batches=False),
     Case("gather rank 3", partial(GatherLayer, 2), [(2, 3, 5), places(2, 3, 4, below=5)], gathered(2)),
@@ -141,7 +142,7 @@ CASES = [
 INDICES = np.zeros((2, 3), np.int32)
 
 REFUSALS = [
-    Refusal("gather negative dimension", lambda: GatherLayer(-1), "dimension is -1"),
+    Refusal("gather negative dimension", lambda: GatherLayer(-3), "dimension is -3", [(2, 3), INDICES]),
     Refusal("gather dimension beyond rank", lambda: GatherLayer(2), "dimension is 2", [(2, 3), INDICES]),
     Refusal(
         "gather float indices", lambda: GatherLayer(1), "the indices are FLOAT32", [(2, 3), (2, 3)], error=DataError
@@ -160,7 +161,7 @@ REFUSALS = [
     Refusal("scatter mean", lambda: ScatterLayer(1, ReductionType.MEAN), "reduction_type is MEAN", error=DataError),
     Refusal("scatter max", lambda: ScatterLayer(1, ReductionType.MAX), "reduction_type is MAX"),
     Refusal("scatter no reduction", lambda: ScatterLayer(1, None), "must be a ReductionType", error=TypeError),  # type: ignore[arg-type]
-    Refusal("scatter negative dimension", lambda: ScatterLayer(-2, NONE), "dimension is -2"),
+    Refusal("scatter negative dimension", lambda: ScatterLayer(-3, NONE), "dimension is -3", [(2, 3), INDICES, (2, 3)]),
     Refusal(
         "scatter dimension beyond rank", lambda: ScatterLayer(2, NONE), "dimension is 2", [(2, 3), INDICES, (2, 4)]
     ),

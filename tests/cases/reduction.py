@@ -78,6 +78,13 @@ def _ask(kind: ReductionType, shape: tuple[int, ...], axes: tuple[int, ...], fun
 
 
 CASES: list[Case] = [
+    Case("SUM along -1", _made(T.SUM, -1), [(2, 3, 4)], lambda p, x: x.sum(-1, keepdim=True)),
+    Case("MEAN without the axes", _made(T.MEAN, dimensions=[1, -1], keeps_dimensions=False), [(2, 3, 4)],
+         lambda p, x: x.mean((1, 2))),
+    Case("MAX without the batch axis", _made(T.MAX, 0, keeps_dimensions=False), [(3, 4)], lambda p, x: x.amax(0),
+         batches=False),
+    Case("SUM of everything", _made(T.SUM, dimensions=[0, 1], keeps_dimensions=False), [(3, 4)],
+         lambda p, x: x.sum().reshape(1), batches=False),
     *(
         _ask(kind, shape, axes, function)
         for kind, function in _OVER_AXES
@@ -138,8 +145,8 @@ REFUSALS: list[Refusal] = [
     Refusal("axis and axes", _made(T.SUM, 1, dimensions=[1]), "both of dimension and dimensions given"),
     Refusal("no axes", _made(T.SUM, dimensions=[]), "dimensions is empty"),
     Refusal("an axis twice", _made(T.SUM, dimensions=[1, 2, 1]), "dimensions (1, 2, 1) name an axis twice"),
-    Refusal("negative axis", _made(T.SUM, -1), "dimension is -1"),
-    Refusal("negative axis in a list", _made(T.SUM, dimensions=[0, -1]), "dimensions[1] is -1"),
+    Refusal("negative axis", _made(T.SUM, -3), "dimension is -3", [(2, 3)]),
+    Refusal("one axis by two numbers", _made(T.SUM, dimensions=[1, -1]), "name an axis twice", [(2, 3)]),
     Refusal("an axis too many", _made(T.SUM, 2), "dimension is 2, the source has 2 axes", [(2, 3)]),
     Refusal("an axis too many in a list", _made(T.SUM, dimensions=[0, 3]), "dimension is 3, the source has 3 axes",
             [(2, 3, 4)]),

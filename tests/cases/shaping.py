@@ -31,6 +31,7 @@ def sliced(*ranges: tuple[int, int, int]) -> Callable[..., Any]:
 
 
 CASES = [
+    Case("transpose by -1", partial(TransposeLayer, [0, -1, -2]), [(2, 3, 4)], lambda p, x: x.transpose(1, 2)),
     Case("reshape flatten", partial(ReshapeLayer, [2, 12]), [(2, 3, 4)], reshaped(2, 12)),
     Case("reshape open leading extent", partial(ReshapeLayer, [-1, 4]), [(3, 2, 4)], reshaped(-1, 4)),
     Case("reshape open last extent", partial(ReshapeLayer, [3, -1]), [(3, 2, 4)], reshaped(3, -1)),
@@ -132,7 +133,7 @@ REFUSALS = [
     Refusal("transpose twice the same", lambda: TransposeLayer([0, 0]), "do not name every axis once"),
     Refusal("transpose gap", lambda: TransposeLayer([0, 2]), "do not name every axis once"),
     Refusal("transpose nothing named", lambda: TransposeLayer([]), "do not name every axis once"),
-    Refusal("transpose negative", lambda: TransposeLayer([0, -1]), "dimensions[1] is -1"),
+    Refusal("transpose negative", lambda: TransposeLayer([0, -2]), "do not name every axis once"),
     Refusal("transpose too short", lambda: TransposeLayer([1, 0]), "name 2 axes, the source has 3", [(1, 2, 2)]),
     Refusal("slice lengths differ", lambda: SliceLayer([0, 0], [1]), "start has 2 entries, end 1"),
     Refusal("slice stride length", lambda: SliceLayer([0], [1], [1, 1]), "stride 2"),

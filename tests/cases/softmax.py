@@ -36,6 +36,7 @@ def _row(*values: float) -> Array:
 
 
 CASES: list[Case] = [
+    Case("along -1", _made(O.SOFTMAX, -1), [(2, 3, 4)], _along(torch.softmax, -1)),
     *(
         Case(f"{kind.name} of {shape} along {axis}", _made(kind, axis), [shape], _along(function, axis),
              batches=axis != 0)
@@ -67,7 +68,7 @@ CASES: list[Case] = [
 REFUSALS: list[Refusal] = [
     Refusal("an axis too many", _made(O.SOFTMAX, 2), "dimension is 2, the source has 2 axes", [(2, 3)]),
     Refusal("the default axis of a vector", _made(O.SOFTMAX), "dimension is 1, the source has 1 axes", [(3,)]),
-    Refusal("negative axis", _made(O.SOFTMAX, -1), "dimension is -1"),
+    Refusal("negative axis", _made(O.SOFTMAX, -3), "dimension is -3", [(2, 3)]),
     Refusal("axis that is no number", _made(O.SOFTMAX, "1"), "dimension must be a whole number", error=TypeError),
     Refusal("two sources", _made(O.SOFTMAX), "takes 1 source(s), 2 were given", [(2, 3), (2, 3)]),
     Refusal("integers", _made(O.SOFTMAX), "a source of type INT32 is not supported", [np.ones((2, 3), np.int32)]),

@@ -21,6 +21,7 @@ def chunks(dimension: int, count: int) -> Callable[..., Any]:
 
 
 CASES = [
+    Case("last axis by -1", lambda: SplitLayer(split_count=2, dimension=-1), [(2, 3, 4)], chunks(2, 2)),
     Case(
         "golden",
         lambda: SplitLayer(split_count=2, dimension=2),
@@ -79,6 +80,6 @@ REFUSALS = [
         [(2, 3)],
     ),
     Refusal("dimension beyond rank", lambda: SplitLayer(split_count=2, dimension=3), "dimension is 3", [(2, 3)]),
-    Refusal("negative dimension", lambda: SplitLayer(split_count=2, dimension=-1), "dimension is -1"),
+    Refusal("negative dimension", lambda: SplitLayer(split_count=2, dimension=-3), "dimension is -3", [(2, 3)]),
     Refusal("two sources", lambda: SplitLayer(split_count=2, dimension=1), "takes 1 source", [(2, 3), (2, 3)]),
 ]

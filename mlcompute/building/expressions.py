@@ -1,0 +1,338 @@
+"""What `0.5 * x + y`, `x[:, 1:]` and `x.mean(-1)` become: plain layers, named as builders name them.
+
+They go into the graph the tensors belong to: that of the layer that computes a tensor, or that it is an input of. Of a
+graph and one that is made of it (`TrainingGraph([graph])`), into the outer one. `with graph:` says where, whatever the
+tensors belong to.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from mlcompute.building.builder import Operand, build, building, constant_like, is_operand, label_constants
+from mlcompute.enums import SoftmaxOperation
+from mlcompute.errors import GraphError, ShapeError
+from mlcompute.layers.arguments import whole
+from mlcompute.layers.concatenation import ConcatenationLayer
+from mlcompute.layers.shaping import ReshapeLayer, SliceLayer, TransposeLayer
+from mlcompute.layers.softmax import SoftmaxLayer
+from mlcompute.layers.split import SplitLayer
+from mlcompute.layers.stop_gradient import StopGradientLayer
+from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import Array
+
+if TYPE_CHECKING:
+    from mlcompute.graph import Graph
+
+__all__ = ["concatenate", "maximum", "minimum", "stack", "where"]
+
+
+#: Python asks the other operand, and then says which types do not go together.
+_NOT_MINE = cast("Tensor", NotImplemented)
+
+
+def graph_of(who: str, *operands: object) -> Graph:
+    """The graph that an expression of these operands is added to."""
+    if building():
+        return building()[-1]
+    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+    graphs = list(dict.fromkeys(tensor.graph for tensor in tensors if tensor.graph is not None))
+    if not graphs:
+        label = tensors[0].label if tensors else "x"
+        raise GraphError(
+            f"{who}: the tensor '{label}' belongs to no graph",
+            fix="make it with graph.input(shape, name), or write the expression inside `with graph:`; "
+            "numbers that are known now are `tensor.data`",
+        )
+    outer = [graph for graph in graphs if set(graphs) <= {graph, *_inside(graph)}]
+    if not outer:
+        raise GraphError(
+            f"{who}: the operands belong to {len(graphs)} graphs",
+            operands=", ".join(f"'{tensor.label}'" for tensor in tensors),
+            fix="say which graph the result belongs to: write the expression inside `with graph:`",
+        )
+    return outer[0]
+
+
+def _inside(graph: Graph) -> list[Graph]:
+    """The graphs a graph is made of, at any depth."""
+    return [inner for part in graph.graph_objects for inner in (part, *_inside(part))]
+
+
+def _tensor(who: str, x: object) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{who}: needs a Tensor, not {type(x).__name__}")
+    return x
+
+
+# Element by element ---------------------------------------------------------------------------------------------------
+
+
+def arithmetic(kind: str, x: Operand, y: Operand | None = None) -> Tensor:
+    """One operation on one or two operands; NotImplemented, for Python to say so, where one cannot be an operand."""
+    if not (is_operand(x) and (y is None or is_operand(y))):
+        return _NOT_MINE
+    return graph_of(f"Tensor.{kind}", x, y).arithmetic(kind, x, y)
+
+
+def compare(kind: str, x: Operand, y: Operand | None = None) -> Tensor:
+    """One comparison, or logical operation."""
+    if not (is_operand(x) and (y is None or is_operand(y))):
+        return _NOT_MINE
+    return graph_of(f"Tensor.{kind}", x, y).compare(kind, x, y)
+
+
+def activation(kind: str, x: Tensor, **constants: Any) -> Tensor:
+    """One function of every element."""
+    return graph_of(f"Tensor.{kind}", x).activation(x, kind, **constants)
+
+
+def matmul(x: Tensor | Array, y: Tensor | Array) -> Tensor:
+    """Products of matrices; NotImplemented for what is no matrix."""
+    if not (is_operand(x) and is_operand(y)) or np.isscalar(x) or np.isscalar(y):
+        return _NOT_MINE
+    graph = graph_of("Tensor.matmul", x, y)
+    first, second = constant_like("Tensor.matmul", x, y), constant_like("Tensor.matmul", y, x)
+    return label_constants(graph.matmul(first, second), (first, second), (x, y))
+
+
+def clip(x: Tensor, low: float | None, high: float | None) -> Tensor:
+    """x within bounds."""
+    if low is None and high is None:
+        raise ShapeError("Tensor.clip: neither low nor high is given", fix="give one of them, or both")
+    bounds = -math.inf if low is None else low, math.inf if high is None else high
+    return activation("clamp", x, min_value=bounds[0], max_value=bounds[1])
+
+
+def softmax(x: Tensor, axis: int, *, logarithm: bool) -> Tensor:
+    """Probabilities along an axis, or their logarithms."""
+    operation = SoftmaxOperation.LOG_SOFTMAX if logarithm else SoftmaxOperation.SOFTMAX
+    layer = SoftmaxLayer(operation, axis)
+    return build(graph_of("Tensor.softmax", x), layer, [x], "", "log_softmax" if logarithm else "softmax")
+
+
+def detach(x: Tensor) -> Tensor:
+    """The same numbers without a gradient."""
+    return build(graph_of("Tensor.detach", x), StopGradientLayer(), [x], "", "detach")
+
+
+def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
+    """Element by element x where the condition holds, else y; extents of 1 repeat.
+
+    >>> import mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> x = graph.input((2, 3), "x")
+    >>> mlc.where(x > 0, x, 0.1 * x).descriptor.shape
+    (2, 3)
+    """
+    return graph_of("where", condition, x, y).where(condition, x, y)
+
+
+def maximum(x: Operand, y: Operand) -> Tensor:
+    """The larger of two, element by element; extents of 1 repeat."""
+    return graph_of("maximum", x, y).arithmetic("max", x, y)
+
+
+def minimum(x: Operand, y: Operand) -> Tensor:
+    """The smaller of two, element by element; extents of 1 repeat."""
+    return graph_of("minimum", x, y).arithmetic("min", x, y)
+
+
+# Reduction ------------------------------------------------------------------------------------------------------------
+
+
+def reduce(kind: str, x: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> Tensor:
+    """The elements along some axes become one."""
+    axes = range(len(x.shape)) if axis is None else axis
+    return graph_of(f"Tensor.{kind}", x).reduce(x, kind, dimensions=axes, keeps_dimensions=keepdims)
+
+
+def variance(x: Tensor, axis: int | Sequence[int] | None, correction: int, keepdims: bool) -> Tensor:
+    """mean (x - mean x)^2, for a correction times n / (n - correction)."""
+    difference = x - reduce("mean", x, axis, True)
+    result = reduce("mean", difference**2, axis, keepdims)
+    if whole("Tensor.var", "correction", correction) == 0:
+        return result
+    given = range(len(x.shape)) if axis is None else [axis] if isinstance(axis, int) else axis
+    axes = [one % len(x.shape) for one in given]
+    count = math.prod(x.shape[one] for one in axes)
+    if 0 in axes or count <= correction:
+        raise ShapeError(
+            f"Tensor.var: a correction of {correction} along axes {axes} of {x.shape}",
+            expected="more elements than the correction, and not those of the batch, of which a run may have fewer",
+            fix="leave correction out",
+        )
+    return result * (count / (count - correction))
+
+
+# Shape ----------------------------------------------------------------------------------------------------------------
+
+
+def _flat(who: str, numbers: Sequence[Any]) -> tuple[int, ...]:
+    """f(2, 3) and f((2, 3)) mean the same."""
+    if len(numbers) == 1 and isinstance(numbers[0], Sequence):
+        numbers = numbers[0]
+    return tuple(whole(who, "an axis or extent", number, -(1 << 62)) for number in numbers)
+
+
+def reshape(x: Tensor, shape: Sequence[int | Sequence[int]]) -> Tensor:
+    """The same elements in another shape."""
+    layer = ReshapeLayer(_flat("Tensor.reshape", shape))
+    return build(graph_of("Tensor.reshape", x), layer, [x], "", "reshape")
+
+
+def flatten(x: Tensor, first: int) -> Tensor:
+    """All axes from `first` on become one."""
+    rank = len(x.shape)
+    if not -rank <= whole("Tensor.flatten", "first", first, -rank) < rank:
+        raise ShapeError(f"Tensor.flatten: first is {first}, the tensor has {rank} axes", expected=f"0 to {rank - 1}")
+    layer = ReshapeLayer((*x.shape[: first % rank], -1))
+    return build(graph_of("Tensor.flatten", x), layer, [x], "", "flatten")
+
+
+def transpose(x: Tensor, axes: Sequence[int | Sequence[int]]) -> Tensor:
+    """Axes in another order."""
+    who, rank = "Tensor.transpose", len(x.shape)
+    order = [axis + rank if axis < 0 else axis for axis in _flat(who, axes)] or list(reversed(range(rank)))
+    if rank == 2 and order == [0, 1] and axes:
+        raise ShapeError(
+            f"{who}: (0, 1) of a matrix names its axes in the order they have, or the two to exchange",
+            fix="write x.T to exchange them",
+        )
+    if len(order) == 2 != rank and max(order) < rank and min(order) >= 0:
+        first, second = order
+        order = list(range(rank))
+        order[first], order[second] = second, first
+    return build(graph_of(who, x), TransposeLayer(order), [x], "", "transpose")
+
+
+def transposed(x: Tensor) -> Tensor:
+    """Rows and columns exchanged."""
+    if len(x.shape) != 2:
+        raise ShapeError(
+            f"Tensor.T: the tensor '{x.label}' has shape {x.shape}",
+            expected="two axes",
+            fix="name the axes to exchange: x.transpose(-1, -2)",
+        )
+    return transpose(x, ())
+
+
+def split(x: Tensor, axis: int, *, lengths: Sequence[int] | None = None, count: int | None = None) -> list[Tensor]:
+    """Consecutive pieces along an axis."""
+    if isinstance(lengths, int):
+        raise TypeError(
+            f"Tensor.split: lengths is {lengths}; x.chunk({lengths}, axis) makes {lengths} pieces, "
+            "x.split([2, 3, ...], axis) pieces of these lengths"
+        )
+    layer = SplitLayer(split_count=count, split_section_lengths=lengths, dimension=axis)
+    graph = graph_of("Tensor.split", x)
+    build(graph, layer, [x], "", "split")
+    return graph.result_tensors(layer)
+
+
+def concatenate(tensors: Sequence[Tensor], axis: int) -> Tensor:
+    """Tensors one after another along an axis, where their extents add up; all others are equal."""
+    listed = [_tensor("concatenate", tensor) for tensor in tensors]
+    return build(graph_of("concatenate", *listed), ConcatenationLayer(axis), listed, "", "concatenate")
+
+
+def stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
+    """Tensors of one shape side by side along an axis of their own.
+
+    >>> import mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> x = graph.input((2, 3), "x")
+    >>> mlc.stack([x, 2 * x, 3 * x], axis=1).descriptor.shape
+    (2, 3, 3)
+    """
+    listed = [_tensor("stack", tensor) for tensor in tensors]
+    if not listed:
+        raise ShapeError("stack: there are no tensors")
+    rank = len(listed[0].shape)
+    place = whole("stack", "axis", axis, -(rank + 1))
+    if place > rank:
+        raise ShapeError(f"stack: axis is {axis}, the result has {rank + 1} axes", expected=f"{-rank - 1} to {rank}")
+    place %= rank + 1
+    with graph_of("stack", *listed):
+        longer = [tensor.reshape(_opened(tensor.shape, place)) for tensor in listed]
+        return longer[0] if len(longer) == 1 else concatenate(longer, place)
+
+
+def _opened(shape: Sequence[int], place: int) -> list[int]:
+    return [*shape[:place], 1, *shape[place:]]
+
+
+# x[...] ---------------------------------------------------------------------------------------------------------------
+
+
+def index(x: Tensor, key: Any) -> Tensor:
+    """x[key]: a slice, and where axes go or come a reshape."""
+    who, given = f"Tensor '{x.label}'[...]", key if isinstance(key, tuple) else (key,)
+    starts, ends, steps, shape = _resolved(who, x.shape, given)
+    graph, result = graph_of(who, x), x
+    if (starts, ends, steps) != ([0] * len(x.shape), list(x.shape), [1] * len(x.shape)):
+        result = build(graph, SliceLayer(starts, ends, steps), [x], "", "slice")
+    if tuple(shape) == result.shape:
+        return result
+    name = "" if result is x else f"{result.label}_reshape"
+    return build(graph, ReshapeLayer(shape or [1]), [result], name, "reshape")
+
+
+def _resolved(
+    who: str, shape: tuple[int, ...], key: tuple[Any, ...]
+) -> tuple[list[int], list[int], list[int], list[int]]:
+    """(start, end and step per axis, shape of the result)"""
+    named = sum(one is not None and one is not Ellipsis for one in key)
+    if named > len(shape):
+        raise ShapeError(f"{who}: {named} indices, the tensor has {len(shape)} axes", source=shape)
+    if sum(one is Ellipsis for one in key) > 1:
+        raise ShapeError(f"{who}: ... is there more than once")
+    whole_axes = (slice(None),) * (len(shape) - named)
+    place = next((place for place, one in enumerate(key) if one is Ellipsis), len(key))
+    key = (*key[:place], *whole_axes, *key[place + 1 :])
+    starts: list[int] = []
+    ends: list[int] = []
+    steps: list[int] = []
+    extents: list[int] = []
+    for one in key:
+        if one is None:
+            extents.append(1)
+            continue
+        axis = len(starts)
+        start, end, step, extent = _along(who, axis, shape[axis], one)
+        starts.append(start)
+        ends.append(end)
+        steps.append(step)
+        extents += [] if extent is None else [extent]
+    return starts, ends, steps, extents
+
+
+def _along(who: str, axis: int, extent: int, one: Any) -> tuple[int, int, int, int | None]:
+    """(start, end, step, extent that is left; None: the axis is gone) along one axis."""
+    if isinstance(one, slice):
+        start, end, step = one.indices(extent)
+        if step < 0:
+            raise ShapeError(f"{who}: the step along axis {axis} is {step}", expected="1 or more")
+        if start >= end:
+            raise ShapeError(f"{who}: nothing is left of axis {axis}, which has {extent}")
+        return start, end, step, len(range(start, end, step))
+    if isinstance(one, (Tensor, np.ndarray, list)):
+        raise TypeError(
+            f"{who}: a {type(one).__name__} cannot be an index; graph.gather picks elements along an axis, "
+            "graph.embedding rows of a table, mlc.where chooses by a condition"
+        )
+    try:
+        if isinstance(one, (bool, np.bool_)):
+            raise TypeError
+        place = operator.index(one)
+    except TypeError:
+        expected = "whole numbers, slices, ... and None can"
+        raise TypeError(f"{who}: a {type(one).__name__} cannot be an index: {expected}") from None
+    if not -extent <= place < extent:
+        raise ShapeError(f"{who}: index {place} along axis {axis}, which has {extent}")
+    return place % extent, place % extent + 1, 1, None

@@ -1,0 +1,73 @@
+"""Objective: any tensor as something to be minimised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlcompute import ops
+from mlcompute.errors import DataError, GraphError
+from mlcompute.layers.arguments import between
+from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.layers.loss import LossLayer
+from mlcompute.ops.op import Value
+from mlcompute.tensor import Tensor, TensorDescriptor
+
+
+def is_loss(layer: Layer) -> bool:
+    """Is what the layer computes minimised?"""
+    return isinstance(layer, (LossLayer, ObjectiveLayer))
+
+
+class ObjectiveLayer(Layer):
+    """y = weight mean(x), which is minimised.   x (*)   weight (1,)   ->   y (1,)
+
+    Sources: x, and, unless it is 1 for ever, a weight: a tensor with data of its own. `graph.minimize` makes both.
+    """
+
+    default_label = "Objective"
+    source_types = FLOATS
+    source_count = (1, 2)
+
+    def __init__(self) -> None:  # Python's messages name the class the constructor stands in
+        super().__init__()
+
+    @property
+    def weight(self) -> float:
+        """What the mean is multiplied by. It may be set at any time; what is set counts from the next run."""
+        tensor = self._weight_tensor
+        values = None if tensor is None else tensor.data
+        return 1.0 if values is None else float(values.item())
+
+    @weight.setter
+    def weight(self, value: float) -> None:
+        number = between(self.who, "weight", value)
+        tensor = self._weight_tensor
+        if tensor is None or not tensor.keeps_data:
+            raise GraphError(
+                f"{self.who}: the layer has no weight that could be set", fix="make it with graph.minimize(tensor)"
+            )
+        tensor.data = [number]
+
+    @property
+    def _weight_tensor(self) -> Tensor | None:
+        node = self.node_reference() if self.node_reference is not None else None
+        return node.sources[1] if node is not None and len(node.sources) > 1 else None
+
+    def source_batch_axis(self, index: int, sources: Sequence[TensorDescriptor]) -> int | None:
+        return None if index == 1 else 0
+
+    def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
+        x, *weight = sources
+        for one in weight:
+            self.expect(one.element_count == 1, f"the weight has shape {one.shape}", expected="one number, (1,)")
+            self.expect(
+                one.data_type == x.data_type,
+                f"the weight is {one.data_type.name}, what is minimised is {x.data_type.name}",
+                error=DataError,
+            )
+        return [TensorDescriptor((1,), data_type=x.data_type)]
+
+    def forward(self, run: Forward, *sources: Value) -> Value:
+        x, *weight = sources
+        y = ops.reshape(ops.mean(x, range(x.rank)) if x.size > 1 else x, (1,))
+        return y * ops.reshape(weight[0], (1,)) if weight else y

@@ -1,0 +1,302 @@
+"""Arithmetic on the tensors of a graph: functions over a tensor, which `Tensor` has as operators and methods.
+
+Each adds plain layers to the graph the tensor belongs to; `building/expressions.py` says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any
+
+from mlcompute.enums import DataType
+from mlcompute.errors import GraphError
+
+if TYPE_CHECKING:
+    from mlcompute.building import expressions
+    from mlcompute.graph import Graph
+    from mlcompute.tensor import Tensor
+    from mlcompute.tensor_data import Array
+else:
+
+    class _ImportedAtFirstUse:
+        """Layers are made of tensors, so what makes layers cannot be imported before there are tensors."""
+
+        def __getattr__(self, name: str) -> Any:
+            from mlcompute.building import expressions
+
+            return getattr(expressions, name)
+
+    expressions = _ImportedAtFirstUse()
+
+Operand = "Tensor | float | Array"
+Axis = int | Sequence[int] | None
+Index = int | slice | EllipsisType | None
+
+
+def graph(self: Tensor) -> Graph | None:
+    """The graph the tensor belongs to: that of the layer that computes it, or the one it is an input of; None: none."""
+    producer = self.producer() if self.producer is not None else None
+    reference = self.graph_reference if producer is None else producer.layer.graph_reference
+    return reference() if reference is not None else None
+
+
+# Arithmetic -----------------------------------------------------------------------------------------------------------
+
+
+def add(self: Tensor, other: Tensor | float | Array) -> Tensor:
+    """x + y; extents of 1 repeat, a number goes with every element."""
+    return expressions.arithmetic("add", self, other)
+
+
+def add_to(self: Tensor, other: float | Array) -> Tensor:
+    """y + x."""
+    return expressions.arithmetic("add", other, self)
+
+
+def subtract(self: Tensor, other: Tensor | float | Array) -> Tensor:
+    """x - y."""
+    return expressions.arithmetic("subtract", self, other)
+
+
+def subtract_from(self: Tensor, other: float | Array) -> Tensor:
+    """y - x."""
+    return expressions.arithmetic("subtract", other, self)
+
+
+def multiply(self: Tensor, other: Tensor | float | Array) -> Tensor:
+    """x y, element by element."""
+    return expressions.arithmetic("multiply", self, other)
+
+
+def multiply_with(self: Tensor, other: float | Array) -> Tensor:
+    """y x, element by element."""
+    return expressions.arithmetic("multiply", other, self)
+
+
+def divide(self: Tensor, other: Tensor | float | Array) -> Tensor:
+    """x / y."""
+    return expressions.arithmetic("divide", self, other)
+
+
+def divide_into(self: Tensor, other: float | Array) -> Tensor:
+    """y / x."""
+    return expressions.arithmetic("divide", other, self)
+
+
+def power(self: Tensor, other: Tensor | float | Array) -> Tensor:
+    """x to the power of y."""
+    return expressions.arithmetic("pow", self, other)
+
+
+def power_of(self: Tensor, other: float | Array) -> Tensor:
+    """y to the power of x."""
+    return expressions.arithmetic("pow", other, self)
+
+
+def negate(self: Tensor) -> Tensor:
+    """-x"""
+    return expressions.arithmetic("multiply", self, -1)
+
+
+def matmul(self: Tensor, other: Tensor | Array) -> Tensor:
+    """x y, products of matrices.   x (*, m, k)   y (*, k, n)   ->   (*, m, n)"""
+    return expressions.matmul(self, other)
+
+
+def matmul_from(self: Tensor, other: Array) -> Tensor:
+    """y x, products of matrices."""
+    return expressions.matmul(other, self)
+
+
+def absolute(self: Tensor) -> Tensor:
+    """|x|"""
+    return expressions.activation("absolute", self)
+
+
+def exp(self: Tensor) -> Tensor:
+    """e^x"""
+    return expressions.arithmetic("exp", self)
+
+
+def log(self: Tensor) -> Tensor:
+    """The natural logarithm."""
+    return expressions.arithmetic("log", self)
+
+
+def sqrt(self: Tensor) -> Tensor:
+    """The square root."""
+    return expressions.arithmetic("sqrt", self)
+
+
+def sigmoid(self: Tensor) -> Tensor:
+    """1 / (1 + e^-x)"""
+    return expressions.activation("sigmoid", self)
+
+
+def tanh(self: Tensor) -> Tensor:
+    """tanh x"""
+    return expressions.activation("tanh", self)
+
+
+def relu(self: Tensor) -> Tensor:
+    """max(x, 0)"""
+    return expressions.activation("relu", self)
+
+
+def clip(self: Tensor, low: float | None = None, high: float | None = None) -> Tensor:
+    """x, but `low` where it is below and `high` where it is above; None: no bound on that side."""
+    return expressions.clip(self, low, high)
+
+
+def softmax(self: Tensor, axis: int) -> Tensor:
+    """e^x / sum e^x along an axis."""
+    return expressions.softmax(self, axis, logarithm=False)
+
+
+def log_softmax(self: Tensor, axis: int) -> Tensor:
+    """x - log sum e^x along an axis: the logarithm of the softmax, with all its digits."""
+    return expressions.softmax(self, axis, logarithm=True)
+
+
+def detach(self: Tensor) -> Tensor:
+    """The same numbers, but no gradient passes: a target that is computed, for example."""
+    return expressions.detach(self)
+
+
+# Comparison and logic -------------------------------------------------------------------------------------------------
+
+
+def less(self: Tensor, other: Tensor | float | Array) -> Tensor:
+    """BOOLEAN: x < y."""
+    return expressions.compare("less", self, other)
+
+
+def less_or_equal(self: Tensor, other: Tensor | float | Array) -> Tensor:
+    """BOOLEAN: x <= y."""
+    return expressions.compare("less_or_equal", self, other)
+
+
+def greater(self: Tensor, other: Tensor | float | Array) -> Tensor:
+    """BOOLEAN: x > y."""
+    return expressions.compare("greater", self, other)
+
+
+def greater_or_equal(self: Tensor, other: Tensor | float | Array) -> Tensor:
+    """BOOLEAN: x >= y."""
+    return expressions.compare("greater_or_equal", self, other)
+
+
+def equal(self: Tensor, other: Tensor | float | Array) -> Tensor:
+    """BOOLEAN: is x = y? (`x == y` asks whether both are the same tensor: tensors are keys of dictionaries.)"""
+    return expressions.compare("equal", self, other)
+
+
+def not_equal(self: Tensor, other: Tensor | float | Array) -> Tensor:
+    """BOOLEAN: is x unlike y?"""
+    return expressions.compare("not_equal", self, other)
+
+
+def logical_and(self: Tensor, other: Tensor | Array) -> Tensor:
+    """BOOLEAN: are both true?"""
+    return expressions.compare("logical_and", self, other)
+
+
+def logical_or(self: Tensor, other: Tensor | Array) -> Tensor:
+    """BOOLEAN: is one of them true?"""
+    return expressions.compare("logical_or", self, other)
+
+
+def logical_xor(self: Tensor, other: Tensor | Array) -> Tensor:
+    """BOOLEAN: is exactly one of them true?"""
+    return expressions.compare("logical_xor", self, other)
+
+
+def logical_not(self: Tensor) -> Tensor:
+    """BOOLEAN: is it false?"""
+    return expressions.compare("logical_not", self)
+
+
+def truth(self: Tensor) -> bool:
+    """True, as of any object; of what a comparison computes there is no truth while the graph is built."""
+    if self.producer is not None and self.descriptor.data_type == DataType.BOOLEAN:
+        raise GraphError(
+            f"Tensor '{self.label}': whether it is true is known only when the graph runs",
+            fix="choose with mlc.where(condition, x, y); join conditions with & and |; read `.data` after a run",
+        )
+    return True
+
+
+# Reduction ------------------------------------------------------------------------------------------------------------
+
+
+def mean(self: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """The mean along one axis or several; None: of all elements, (1,)."""
+    return expressions.reduce("mean", self, axis, keepdims)
+
+
+def sum(self: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """The sum along one axis or several; None: of all elements, (1,)."""
+    return expressions.reduce("sum", self, axis, keepdims)
+
+
+def max(self: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """The largest element along one axis or several; None: of all, (1,)."""
+    return expressions.reduce("max", self, axis, keepdims)
+
+
+def min(self: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """The smallest element along one axis or several; None: of all, (1,)."""
+    return expressions.reduce("min", self, axis, keepdims)
+
+
+def argmax(self: Tensor, axis: int, *, keepdims: bool = False) -> Tensor:
+    """The index of the first largest element along an axis, as FLOAT32; no gradient passes."""
+    return expressions.reduce("argmax", self, axis, keepdims)
+
+
+def var(self: Tensor, axis: Axis = None, *, correction: int = 0, keepdims: bool = False) -> Tensor:
+    """The variance along one axis or several; None: of all elements, (1,).
+
+    correction  what is taken off the number of elements to divide by: 0 as in NumPy, Keras and batch normalization; 1
+                is PyTorch's default
+    """
+    return expressions.variance(self, axis, correction, keepdims)
+
+
+# Shape ----------------------------------------------------------------------------------------------------------------
+
+
+def reshape(self: Tensor, *shape: int | Sequence[int]) -> Tensor:
+    """The same elements, row by row, in another shape; one extent may be -1: whatever is left over."""
+    return expressions.reshape(self, shape)
+
+
+def flatten(self: Tensor, first: int = 1) -> Tensor:
+    """All axes from `first` on become one. Unless told otherwise, the axis of the samples stays."""
+    return expressions.flatten(self, first)
+
+
+def transpose(self: Tensor, *axes: int | Sequence[int]) -> Tensor:
+    """Axes in another order: axis k of the result is axis axes[k] of x. Two axes of more: these are exchanged."""
+    return expressions.transpose(self, axes)
+
+
+def transposed(self: Tensor) -> Tensor:
+    """A matrix with rows and columns exchanged."""
+    return expressions.transposed(self)
+
+
+def split(self: Tensor, lengths: Sequence[int], axis: int) -> list[Tensor]:
+    """Consecutive pieces of these lengths along an axis."""
+    return expressions.split(self, axis, lengths=lengths)
+
+
+def chunk(self: Tensor, count: int, axis: int) -> list[Tensor]:
+    """So many consecutive pieces along an axis, of equal lengths; the last may be smaller."""
+    return expressions.split(self, axis, count=count)
+
+
+def index(self: Tensor, key: Index | tuple[Index, ...]) -> Tensor:
+    """x[:, 1:], x[:, -1], x[..., None], x[:, ::2]: as in NumPy, with whole numbers, slices, `...` and None."""
+    return expressions.index(self, key)

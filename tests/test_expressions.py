@@ -1,0 +1,231 @@
+"""Arithmetic on graph tensors: the same line of code gives what it gives in PyTorch, values and gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mlcompute as mlc
+
+ROW = np.arange(6, dtype=np.float64) / 3
+
+#: Both libraries take these lines as they are: x, y (4, 6) and w (6, 3); m is mlcompute or PyTorch.
+SAME: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
+    "0.5 * x + y": lambda m, x, y, w: 0.5 * x + y,
+    "1 - x": lambda m, x, y, w: 1 - x,
+    "-x": lambda m, x, y, w: -x,
+    "x / y": lambda m, x, y, w: x / (y * y + 1),
+    "x / 3": lambda m, x, y, w: x / 3,
+    "2 / x": lambda m, x, y, w: 2 / (x * x + 1),
+    "x ** 2": lambda m, x, y, w: x**2,
+    "2 ** x": lambda m, x, y, w: 2**x,
+    "x ** y": lambda m, x, y, w: (x * x + 0.5) ** y,
+    "abs(x)": lambda m, x, y, w: abs(x),
+    "x @ w": lambda m, x, y, w: x @ w,
+    "x[:, 1:]": lambda m, x, y, w: x[:, 1:],
+    "x[:, -1]": lambda m, x, y, w: x[:, -1],
+    "x[..., None]": lambda m, x, y, w: x[..., None],
+    "x[:, ::2]": lambda m, x, y, w: x[:, ::2],
+    "x[1:3, -3:-1]": lambda m, x, y, w: x[1:3, -3:-1],
+    "x[None, 2]": lambda m, x, y, w: x[None, 2],
+    "x.mean(-1)": lambda m, x, y, w: x.mean(-1),
+    "x.sum((0, 1))": lambda m, x, y, w: x.sum((0, 1)),
+    "x.mean()": lambda m, x, y, w: x.mean(),
+    "x.var": lambda m, x, y, w: x.var(1, correction=0),
+    "x.var with a correction": lambda m, x, y, w: x.var(-1, correction=1),
+    "x.reshape": lambda m, x, y, w: x.reshape(4, 2, -1),
+    "x.reshape of a tuple": lambda m, x, y, w: x.reshape((-1, 3)),
+    "x.flatten": lambda m, x, y, w: x.reshape(4, 2, 3).flatten(1),
+    "x.T": lambda m, x, y, w: x.T,
+    "x.transpose": lambda m, x, y, w: x.reshape(4, 2, 3).transpose(1, 2),
+    "x.transpose(-1, 0)": lambda m, x, y, w: x.reshape(4, 2, 3).transpose(-1, 0),
+    "x.softmax": lambda m, x, y, w: x.softmax(-1),
+    "x.log_softmax": lambda m, x, y, w: x.log_softmax(-1),
+    "functions": lambda m, x, y, w: (x.exp() + (x * x + 1).log() + (y * y + 1).sqrt()) * x.sigmoid() * y.tanh(),
+    "relu and clip": lambda m, x, y, w: x.relu() + y.clip(-0.5, 0.5) + y.clip(0.1),
+    "where": lambda m, x, y, w: m.where(x > y, x * 2, y),
+    "where with a number": lambda m, x, y, w: m.where(x <= 0.1, x, 0.0),
+    "comparisons": lambda m, x, y, w: m.where(((x < y) & (x > -1)) | ~(0 < y), x, y),
+    "chunk": lambda m, x, y, w: x.chunk(2, 1)[1] * 2,
+    "split": lambda m, x, y, w: x.split([1, 5], -1)[1] * 2,
+    "stack": lambda m, x, y, w: m.stack([x, y, x], -1),
+    "detach": lambda m, x, y, w: x.detach() * y,
+    "squared error": lambda m, x, y, w: ((x - y) ** 2).mean(),
+}
+
+
+def test_the_same_lines_as_in_pytorch() -> None:
+    rng = np.random.default_rng(3)
+    shapes = {"x": (4, 6), "y": (4, 6), "w": (6, 3)}
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    theirs = {name: torch.tensor(array, requires_grad=True) for name, array in arrays.items()}
+    expected = {name: line(torch, *theirs.values()) for name, line in SAME.items()}
+    sum((0.1 * number * value.sum() for number, value in enumerate(expected.values())), torch.tensor(0.0)).backward()
+    graph = mlc.TrainingGraph()
+    ours = {name: graph.input(array.shape, name) for name, array in arrays.items()}
+    results = {name: line(mlc, *ours.values()) for name, line in SAME.items()}
+    graph.add_inputs(ours)
+    graph.add_outputs(results)
+    for number, result in enumerate(results.values()):
+        graph.minimize(0.1 * number * result.sum())
+    graph.compile(options=mlc.GraphCompilationOptions.COMPUTE_ALL_GRADIENTS, device=mlc.Device.cpu())
+    graph.bind_and_write_data(arrays, for_inputs=ours, to=mlc.Device.cpu())
+    graph.execute_forward().wait()
+    graph.execute_gradient().wait()
+    for name, result in results.items():
+        assert result.shape == (tuple(expected[name].shape) or (1,)), name
+        wanted = expected[name].detach().numpy().reshape(result.shape)
+        np.testing.assert_allclose(result.data, wanted, rtol=2e-5, atol=2e-6, err_msg=name)
+    for name, tensor in ours.items():
+        gradient = graph.gradient_tensor(tensor)
+        assert gradient is not None
+        np.testing.assert_allclose(gradient.data, theirs[name].grad, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+def _inputs() -> tuple[mlc.Graph, mlc.Tensor, mlc.Tensor]:
+    graph = mlc.Graph()
+    return graph, graph.input((4, 6), "x"), graph.input((4, 6), "y")
+
+
+def test_arrays_and_tensors_with_data_are_operands() -> None:
+    graph, x, _ = _inputs()
+    weights = mlc.Tensor(shape=(6, 2), fill_with_data=0.5)
+    results = {
+        "right": x * ROW, "left": ROW * x, "number": np.float32(2) * x, "zero-d": np.array(3) - x,
+        "matmul": x @ weights, "rows": np.ones((1, 4), np.int64) @ x,
+        "max": mlc.maximum(ROW, x), "compared": mlc.where(ROW > x, 1, 0),
+    }  # fmt: skip
+    inference = mlc.InferenceGraph([graph])
+    inference.add_inputs({"x": x})
+    inference.add_outputs(results)
+    inference.compile(device=mlc.Device.cpu())
+    array = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+    inference.execute({"x": array}).wait()
+    row = ROW.astype(np.float32)
+    expected = {
+        "right": array * row, "left": row * array, "number": 2 * array, "zero-d": 3 - array,
+        "matmul": array @ np.full((6, 2), 0.5, np.float32), "rows": array.sum(0, keepdims=True),
+        "max": np.maximum(row, array), "compared": np.where(row > array, 1, 0),
+    }  # fmt: skip
+    for name, result in results.items():
+        np.testing.assert_allclose(result.data, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    assert [layer.label for layer in graph.layers][:3] == ["multiply1", "multiply2", "multiply3"]
+    assert [node.sources[-1].label for node in graph.nodes][0] == "multiply1.constant"
+
+
+def test_constants_go_with_batches_of_any_size() -> None:
+    graph, x, _ = _inputs()
+    y = mlc.where(x > 0, 0.5 * x[:, 1:].sum(-1, keepdims=True) + ROW, 1 - x.reshape(4, 2, -1).flatten())[:, -1]
+    inference = mlc.InferenceGraph([graph])
+    inference.add_inputs({"x": x})
+    inference.compile(device=mlc.Device.cpu())
+    array = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+    whole = inference.execute({"x": array}).result.data
+    assert y.shape == (4,)
+    assert np.array_equal(inference.execute({"x": array[:2]}, batch_size=2).result.data, whole[:2])
+
+
+def test_constants_cost_nothing() -> None:
+    """What layers by hand compute in one loop, expressions do too, and a number is no tensor in memory."""
+    sizes = []
+    for by_hand in (True, False):
+        graph = mlc.Graph()
+        x = graph.input((64, 1000), "x")
+        if by_hand:
+            y = graph.activation(graph.activation(x, "linear", scale=0.5, bias=1.0), "tanh")
+        else:
+            y = (0.5 * x + 1.0).tanh()
+        inference = mlc.InferenceGraph([graph])
+        inference.add_inputs({"x": x})
+        inference.add_outputs({"y": y})
+        inference.compile(device=mlc.Device.cpu())
+        program = inference.programs["inference 64"]
+        sizes.append((len(program.steps), inference.device_memory_size, len(program.persistent)))
+    assert sizes[0] == sizes[1]
+
+
+def test_saved_loaded_and_exported(tmp_path: Path) -> None:
+    graph, x, y = _inputs()
+    result = mlc.where(x > 0.5, (1 - x) ** 2 / (y * y + ROW), -x).mean(-1)
+    inference = mlc.InferenceGraph([graph])
+    inference.add_inputs({"x": x, "y": y})
+    inference.add_outputs({"result": result})
+    inference.compile(device=mlc.Device.cpu())
+    rng = np.random.default_rng(0)
+    data = {"x": rng.standard_normal((4, 6)).astype(np.float32), "y": rng.standard_normal((4, 6)).astype(np.float32)}
+    inference.execute(data).wait()
+    mlc.save(tmp_path / "graph.mlc", inference)
+    loaded = mlc.load(tmp_path / "graph.mlc")
+    loaded.compile(device=mlc.Device.cpu())
+    out = np.empty(4, np.float32)
+    loaded.execute(data, outputs_data={"result": out}).wait()
+    assert np.array_equal(out, result.data)
+    mlc.onnx.save(inference, tmp_path / "graph.onnx")
+    back = mlc.onnx.load(tmp_path / "graph.onnx", batch=4)
+    again = mlc.InferenceGraph([back])
+    again.add_inputs(back.inputs)
+    again.add_outputs(back.outputs)
+    again.compile(device=mlc.Device.cpu())
+    again.execute(data).wait()
+    np.testing.assert_allclose(back.outputs["result"].data, result.data, rtol=1e-6)
+
+
+def test_which_graph_an_expression_is_added_to() -> None:
+    graph, x, _ = _inputs()
+    bare = mlc.Tensor(shape=(4, 6))
+    assert x.graph is graph and (x + bare).graph is graph and bare.graph is graph
+    training = mlc.TrainingGraph([graph])
+    label = training.input((4, 6), "label")
+    assert (x - label).graph is training and (label - x).graph is training
+    second = mlc.Graph()
+    other = second.input((4, 6), "other")
+    with pytest.raises(mlc.GraphError, match="the operands belong to 2 graphs"):
+        x + other
+    with training:
+        assert (x + other).graph is training
+    copied = copy.deepcopy(graph)
+    assert all(tensor.graph is copied for node in copied.nodes for tensor in (*node.sources, *node.results))
+
+
+REFUSED: dict[str, tuple[Callable[[mlc.Tensor], object], type[Exception], str]] = {
+    "no graph": (lambda x: mlc.Tensor(shape=(4, 6)) * 2, mlc.GraphError, "belongs to no graph"),
+    "a list": (lambda x: x + [1, 2], TypeError, "unsupported operand"),
+    "a string": (lambda x: x * "2", TypeError, "can't multiply|unsupported operand"),
+    "a truth": (lambda x: bool(x > 0), mlc.GraphError, "whether it is true is known only when the graph runs"),
+    "a chain": (lambda x: 0 < x < 1, mlc.GraphError, "whether it is true"),
+    "a loop": (lambda x: list(x), TypeError, "not iterable"),  # type: ignore[call-overload]
+    "backwards": (lambda x: x[:, ::-1], mlc.ShapeError, "the step along axis 1 is -1"),
+    "nothing left": (lambda x: x[:, 3:3], mlc.ShapeError, "nothing is left of axis 1"),
+    "outside": (lambda x: x[:, 6], mlc.ShapeError, "index 6 along axis 1, which has 6"),
+    "too many": (lambda x: x[0, 0, 0], mlc.ShapeError, "3 indices, the tensor has 2 axes"),
+    "an array": (lambda x: x[:, np.array([1, 2])], TypeError, "graph.gather picks elements"),
+    "a word": (lambda x: x["a"], TypeError, "a str cannot be an index"),  # type: ignore[index]
+    "an axis": (lambda x: x.mean(2), mlc.ShapeError, "dimension is 2, the source has 2 axes"),
+    "two dots": (lambda x: x[..., 0, ...], mlc.ShapeError, "more than once"),
+    "transpose(0, 1)": (lambda x: x.transpose(0, 1), mlc.ShapeError, "write x.T"),
+    "T of three axes": (lambda x: x[..., None].T, mlc.ShapeError, "x.transpose\\(-1, -2\\)"),
+    "split of a number": (lambda x: x.split(2, 1), TypeError, "x.chunk\\(2, axis\\)"),  # type: ignore[arg-type]
+    "clip without bounds": (lambda x: x.clip(), mlc.ShapeError, "neither low nor high"),
+    "unlike shapes": (lambda x: x + np.ones(5), mlc.ShapeError, "have no common shape"),
+    "an array of words": (lambda x: x + np.array(["a", "b"]), mlc.DataError, "an array of <U1 beside"),
+    "variance of the batch": (lambda x: x.var(0, correction=1), mlc.ShapeError, "a correction of 1"),
+    "integers to minimise": (lambda x: x.graph.minimize(x > 0), mlc.DataError, "through which no gradient passes"),  # type: ignore[union-attr]
+    "a weight of words": (lambda x: x.graph.minimize(x, weight="1"), TypeError, "weight must be a number"),  # type: ignore[union-attr,arg-type]
+    "no tensor": (lambda x: x.graph.minimize(1.0), TypeError, "needs a Tensor"),  # type: ignore[union-attr,arg-type]
+    "an empty weight": (lambda x: x.graph.minimize(x, weight=x), mlc.DataError, "has no data"),  # type: ignore[union-attr]
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_say_why(name: str) -> None:
+    graph, x, _ = _inputs()
+    wrong, kind, says = REFUSED[name]
+    with pytest.raises(kind, match=says):
+        wrong(x)
+    assert not any(layer.label.startswith(("add", "split", "objective")) for layer in graph.layers)
