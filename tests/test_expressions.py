@@ -51,7 +51,7 @@ SAME: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "relu and clip": lambda m, x, y, w: x.relu() + y.clip(-0.5, 0.5) + y.clip(0.1),
     "where": lambda m, x, y, w: m.where(x > y, x * 2, y),
     "where with a number": lambda m, x, y, w: m.where(x <= 0.1, x, 0.0),
-    "comparisons": lambda m, x, y, w: m.where(((x < y) & (x > -1)) | ~(0 < y), x, y),
+    "comparisons": lambda m, x, y, w: m.where(((x < y) & (x > -1)) | ~(0 < y), x, y),  # noqa: SIM300  (the number may stand on the left)
     "chunk": lambda m, x, y, w: x.chunk(2, 1)[1] * 2,
     "split": lambda m, x, y, w: x.split([1, 5], -1)[1] * 2,
     "stack": lambda m, x, y, w: m.stack([x, y, x], -1),
@@ -99,7 +99,7 @@ def test_arrays_and_tensors_with_data_are_operands() -> None:
     results = {
         "right": x * ROW, "left": ROW * x, "number": np.float32(2) * x, "zero-d": np.array(3) - x,
         "matmul": x @ weights, "rows": np.ones((1, 4), np.int64) @ x,
-        "max": mlc.maximum(ROW, x), "compared": mlc.where(ROW > x, 1, 0),
+        "max": mlc.maximum(ROW, x), "compared": mlc.where(ROW > x, 1, 0),  # noqa: SIM300  (an array on the left)
     }  # fmt: skip
     inference = mlc.InferenceGraph([graph])
     inference.add_inputs({"x": x})
@@ -116,7 +116,7 @@ def test_arrays_and_tensors_with_data_are_operands() -> None:
     for name, result in results.items():
         np.testing.assert_allclose(result.data, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
     assert [layer.label for layer in graph.layers][:3] == ["multiply1", "multiply2", "multiply3"]
-    assert [node.sources[-1].label for node in graph.nodes][0] == "multiply1.constant"
+    assert graph.nodes[0].sources[-1].label == "multiply1.constant"
 
 
 def test_constants_go_with_batches_of_any_size() -> None:
@@ -179,10 +179,10 @@ def test_saved_loaded_and_exported(tmp_path: Path) -> None:
 def test_which_graph_an_expression_is_added_to() -> None:
     graph, x, _ = _inputs()
     bare = mlc.Tensor(shape=(4, 6))
-    assert x.graph is graph and (x + bare).graph is graph and bare.graph is graph
+    assert [x.graph, (x + bare).graph, bare.graph] == [graph] * 3
     training = mlc.TrainingGraph([graph])
     label = training.input((4, 6), "label")
-    assert (x - label).graph is training and (label - x).graph is training
+    assert [(x - label).graph, (label - x).graph] == [training] * 2
     second = mlc.Graph()
     other = second.input((4, 6), "other")
     with pytest.raises(mlc.GraphError, match="the operands belong to 2 graphs"):
@@ -195,7 +195,7 @@ def test_which_graph_an_expression_is_added_to() -> None:
 
 REFUSED: dict[str, tuple[Callable[[mlc.Tensor], object], type[Exception], str]] = {
     "no graph": (lambda x: mlc.Tensor(shape=(4, 6)) * 2, mlc.GraphError, "belongs to no graph"),
-    "a list": (lambda x: x + [1, 2], TypeError, "unsupported operand"),
+    "a list": (lambda x: x * [1, 2], TypeError, "unsupported operand"),
     "a string": (lambda x: x * "2", TypeError, "can't multiply|unsupported operand"),
     "a truth": (lambda x: bool(x > 0), mlc.GraphError, "whether it is true is known only when the graph runs"),
     "a chain": (lambda x: 0 < x < 1, mlc.GraphError, "whether it is true"),
