@@ -73,7 +73,12 @@ from mlcompute.layers.pooling import PoolingDescriptor, PoolingLayer
 from mlcompute.layers.prelu import PReLULayer
 from mlcompute.layers.random import RandomNormalLayer, RandomUniformLayer
 from mlcompute.layers.reduction import ReductionLayer
-from mlcompute.layers.sample_normalization import GroupNormalizationLayer, LayerNormalizationLayer
+from mlcompute.layers.rotary import RotaryEmbeddingLayer
+from mlcompute.layers.sample_normalization import (
+    GroupNormalizationLayer,
+    LayerNormalizationLayer,
+    RMSNormalizationLayer,
+)
 from mlcompute.layers.selection import SelectionLayer
 from mlcompute.layers.shaping import ReshapeLayer, SliceLayer, TransposeLayer
 from mlcompute.layers.softmax import SoftmaxLayer
@@ -178,6 +183,7 @@ __all__ = [
     "PoolingDescriptor",
     "PoolingLayer",
     "PoolingType",
+    "RMSNormalizationLayer",
     "RMSPropOptimizer",
     "RNNDescriptor",
     "RNNLayer",
@@ -189,6 +195,7 @@ __all__ = [
     "RegularizationType",
     "ReshapeLayer",
     "RestoreReport",
+    "RotaryEmbeddingLayer",
     "SGDOptimizer",
     "SampleMode",
     "ScatterLayer",

@@ -332,6 +332,7 @@ class Graph:
     gru = recurrent.gru
     rnn = recurrent.rnn
     attention = sequences.attention
+    rotary = sequences.rotary
     normalize = normalizing.normalize
     dropout = normalizing.dropout
     activation = elementwise.activation

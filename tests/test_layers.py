@@ -276,7 +276,8 @@ def test_running_again_and_fused_gives_the_same(case: Case) -> None:
 
 
 def layer_is_stateful(built: Built) -> bool:
-    program = built.graph._session.program("split", built.graph._session.compile_if_needed().batch_size)
+    style = "inference" if built.case.training is False else "split"
+    program = built.graph._session.program(style, built.graph._session.compile_if_needed().batch_size)
     return bool(program.random_keys or program.writes)
 
 

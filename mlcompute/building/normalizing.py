@@ -10,13 +10,17 @@ from mlcompute.layers.arguments import whole
 from mlcompute.layers.dropout import DropoutLayer
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.normalization import BatchNormalizationLayer, InstanceNormalizationLayer
-from mlcompute.layers.sample_normalization import GroupNormalizationLayer, LayerNormalizationLayer
+from mlcompute.layers.sample_normalization import (
+    GroupNormalizationLayer,
+    LayerNormalizationLayer,
+    RMSNormalizationLayer,
+)
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
     from mlcompute.graph import Graph
 
-_KINDS = {kind: kind for kind in ("batch", "layer", "instance", "group")}
+_KINDS = {kind: kind for kind in ("batch", "layer", "instance", "group", "rms")}
 
 
 def normalize(
@@ -38,9 +42,9 @@ def normalize(
 
     kind           "batch": per channel (axis 1) over the batch, with running statistics for inference;
                    "instance": per sample and channel; "group": per sample and group of channels;
-                   "layer": per sample over the trailing axes
+                   "layer": per sample over the trailing axes; "rms": the same without mean and beta
     groups         for "group"; it must divide the channels
-    trailing_axes  for "layer": over how many axes at the end
+    trailing_axes  for "layer" and "rms": over how many axes at the end
     momentum       weight of the old running value, as in Keras; PyTorch's momentum is 1 minus this one
     scale, shift   train gamma (from 1) and beta (from 0)?
     running        for "instance": keep running statistics too and use them in inference
@@ -60,18 +64,21 @@ def normalize(
             fix="give groups=... with kind='group' and with no other",
         )
     axes = whole(who, "trailing_axes", trailing_axes, 1)
-    if kind == "layer" and axes >= len(shape):
+    over_trailing = kind in ("layer", "rms")
+    if over_trailing and axes >= len(shape):
         raise ShapeError(
             f"{who}: trailing_axes is {axes}, the source has {len(shape)} axes and the first counts samples",
             expected=f"1 to {len(shape) - 1}",
             source=f"{shape} '{x.label}'",
         )
-    normalized = shape[-axes:] if kind == "layer" else shape[1:2]
+    normalized = shape[-axes:] if over_trailing else shape[1:2]
     beta = filled(0.0, *normalized, like=x) if shift else None
     gamma = filled(1.0, *normalized, like=x) if scale else None
     layer: Layer
     if kind == "layer":
         layer = LayerNormalizationLayer(normalized, beta, gamma, epsilon)
+    elif kind == "rms":
+        layer = RMSNormalizationLayer(normalized, gamma, epsilon)
     elif kind == "group":
         assert groups is not None
         layer = GroupNormalizationLayer(shape[1], groups, beta, gamma, epsilon)

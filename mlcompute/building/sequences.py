@@ -1,4 +1,4 @@
-"""Builders for sequences and sets: embedding, LSTM, attention. Sequences are (n, length, features)."""
+"""Builders for sequences and sets: embedding, LSTM, attention, rotary positions; all (n, length, features)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mlcompute.errors import GraphError
 from mlcompute.layers.attention import MultiheadAttentionDescriptor, MultiheadAttentionLayer
 from mlcompute.layers.embedding import EmbeddingDescriptor, EmbeddingLayer
 from mlcompute.layers.lstm import LSTMDescriptor, LSTMLayer
+from mlcompute.layers.rotary import RotaryEmbeddingLayer
 from mlcompute.layers.shaping import ReshapeLayer
 from mlcompute.tensor import Tensor
 
@@ -123,6 +124,11 @@ def attention(
     biases: bool = True,
     attention_biases: bool = False,
     zero_attention: bool = False,
+    key_value_heads: int | None = None,
+    causal: bool = False,
+    rotary: bool | float = False,
+    rotary_interleaved: bool = False,
+    cache: int = 0,
     initializer: RandomInitializerType = GLOROT,
     updates: bool = True,
     name: str = "",
@@ -134,6 +140,11 @@ def attention(
     mask        BOOLEAN, True forbids a query to see a key; or floating, added to the scores, and trained if it
                 comes from something that is. (l, s); per sample (n, l, s); per sample and head
                 (n * heads, l, s); or (n, heads, l, s), where extents may be 1
+    key_value_heads     heads of keys and values, shared by groups of heads of queries; as many as `heads` unless given
+    causal      a query sees only keys up to its own position
+    rotary      queries and keys are turned by their position (RoPE), with this base; True is 10000
+    rotary_interleaved  turn neighbours (0, 1), (2, 3), ... instead of features half a head apart
+    cache       positions of a key-value cache, with causal=True: in inference, runs go on where the last one ended
 
     >>> import mlcompute as mlc
     >>> graph = mlc.Graph()
@@ -143,11 +154,13 @@ def attention(
     model = expect_rank(self, "attention", query, (3,), _SEQUENCE).descriptor.shape[2]
     key = query if key is None else key
     value = key if value is None else value
+    base = None if rotary is False else 10000.0 if rotary is True else rotary
     d = MultiheadAttentionDescriptor(
-        model, heads, key_dimension, value_dimension, dropout, biases, attention_biases, zero_attention
-    )
-    keys, values = d.key_dimension, d.value_dimension
-    projections = ((keys, model), (keys, model), (values, model), (model, values))
+        model, heads, key_dimension, value_dimension, dropout, biases, attention_biases, zero_attention,
+        key_value_heads, causal, base, rotary_interleaved, cache,
+    )  # fmt: skip
+    keys, values = d.key_value_widths
+    projections = ((d.key_dimension, model), (keys, model), (values, model), (model, d.value_dimension))
     layer = MultiheadAttentionLayer(
         d,
         [fresh(*shape, like=query, initializer=initializer) for shape in projections],
@@ -162,6 +175,23 @@ def attention(
     for given in masks:
         _warn_of_misunderstood_mask(f"{type(self).__name__}.attention", given, attention_biases or zero_attention)
     return build(self, layer, [query, key, value, *masks], name, "attention", updates=updates)
+
+
+def rotary(
+    self: Graph, x: Tensor, *, heads: int = 1, base: float = 10000.0, interleaved: bool = False, name: str = ""
+) -> Tensor:
+    """Rotary position embeddings (RoPE): pairs of features turned by their position.   x (n, length, features)
+
+    heads        heads that share the features; `attention(..., rotary=True)` does it by itself
+    interleaved  turn neighbours (0, 1), (2, 3), ... instead of features half a head apart
+
+    >>> import mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> graph.rotary(graph.input((2, 10, 32), "x"), heads=4).descriptor.shape
+    (2, 10, 32)
+    """
+    expect_rank(self, "rotary", x, (3,), _SEQUENCE)
+    return build(self, RotaryEmbeddingLayer(heads, base, interleaved), [x], name, "rotary")
 
 
 def _warn_of_misunderstood_mask(who: str, mask: Tensor, has_more_keys: bool) -> None:

@@ -6,12 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from mlcompute import ops
 from mlcompute.enums import DataType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.arguments import real, whole
+from mlcompute.layers.key_value_cache import KeyValueCache
 from mlcompute.layers.layer import FLOATS, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
+from mlcompute.layers.rotary import checked_base, rotated, rotations
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
@@ -27,6 +31,14 @@ class MultiheadAttentionDescriptor:
     has_biases            do the four projections add biases?
     has_attention_biases  is a trained row appended to the projected keys and values?
     adds_zero_attention   is a row of zeros appended to the projected keys and values?
+    key_value_head_count  heads of keys and values, each shared by head_count / key_value_head_count heads of queries
+                          (grouped-query attention); by default head_count. Keys and values are projected to as many
+                          heads, of the width that queries and results have
+    is_causal             may a query see only keys up to its own position?
+    rotary_base           queries and keys are turned by their position, see `RotaryEmbeddingLayer`; None: they are not
+    is_rotary_interleaved are the pairs that are turned neighbours?
+    cache_capacity        positions of a key-value cache; 0: none. In inference every run appends its keys and values to
+                          those of the runs before, and its queries see them all; needs is_causal
     """
 
     model_dimension: int
@@ -37,6 +49,11 @@ class MultiheadAttentionDescriptor:
     has_biases: bool
     has_attention_biases: bool
     adds_zero_attention: bool
+    key_value_head_count: int
+    is_causal: bool
+    rotary_base: float | None
+    is_rotary_interleaved: bool
+    cache_capacity: int
 
     def __init__(
         self,
@@ -48,6 +65,11 @@ class MultiheadAttentionDescriptor:
         has_biases: bool = True,
         has_attention_biases: bool = False,
         adds_zero_attention: bool = False,
+        key_value_head_count: int | None = None,
+        is_causal: bool = False,
+        rotary_base: float | None = None,
+        is_rotary_interleaved: bool = False,
+        cache_capacity: int = 0,
     ) -> None:
         who = "MultiheadAttentionDescriptor"
         model = whole(who, "model_dimension", model_dimension, 1)
@@ -60,6 +82,13 @@ class MultiheadAttentionDescriptor:
             "has_biases": bool(has_biases),
             "has_attention_biases": bool(has_attention_biases),
             "adds_zero_attention": bool(adds_zero_attention),
+            "key_value_head_count": whole(
+                who, "key_value_head_count", head_count if key_value_head_count is None else key_value_head_count, 1
+            ),
+            "is_causal": bool(is_causal),
+            "rotary_base": None if rotary_base is None else checked_base(who, rotary_base),
+            "is_rotary_interleaved": bool(is_rotary_interleaved),
+            "cache_capacity": whole(who, "cache_capacity", cache_capacity, 0),
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -71,6 +100,27 @@ class MultiheadAttentionDescriptor:
                 )
         if not 0 <= self.dropout < 1:
             raise DataError(f"{who}: dropout is {self.dropout}", expected="0 <= dropout < 1")
+        if self.head_count % self.key_value_head_count:
+            raise ShapeError(
+                f"{who}: {self.head_count} heads cannot share {self.key_value_head_count} of keys and values evenly",
+                fix="give a key_value_head_count that divides head_count",
+            )
+        if self.rotary_base is not None and self.key_dimension // self.head_count % 2:
+            raise ShapeError(
+                f"{who}: rotary embeddings turn pairs, a head has {self.key_dimension // self.head_count} features",
+                fix="make key_dimension an even multiple of head_count",
+            )
+        if self.cache_capacity and (not self.is_causal or self.has_attention_biases or self.adds_zero_attention):
+            raise DataError(
+                f"{who}: a key-value cache needs is_causal=True, and neither attention biases nor zero attention",
+                fix="set is_causal=True",
+            )
+
+    @property
+    def key_value_widths(self) -> tuple[int, int]:
+        """Widths of the projected keys and values, all of their heads together."""
+        shared = self.head_count // self.key_value_head_count
+        return self.key_dimension // shared, self.value_dimension // shared
 
     def copy(self) -> MultiheadAttentionDescriptor:
         """An equal, independent descriptor."""
@@ -90,11 +140,14 @@ class MultiheadAttentionLayer(Layer):
     results   y (n, l, model)
 
     weights   Wq, Wk (key_dimension, model), Wv (value_dimension, model), Wo (model, value_dimension): element counts
-              and (out, in) order matter, the heads' rows one after the other; the spelling of the shapes is free
+              and (out, in) order matter, the heads' rows one after the other; the spelling of the shapes is free. With
+              fewer heads of keys and values, Wk and Wv have so many times fewer rows
     biases    bq, bk, bv, bo; exactly when has_biases
     attention_biases   rows appended to K and V, with key_dimension and value_dimension elements; exactly when
               has_attention_biases. Trained like the rest. No mask forbids appended rows
     has_key_mask       is the fourth source a key mask? Unless it is said, one of two axes is, and one of more is not
+    cache     keys and values (n, key_value_head_count, cache_capacity, width) and position (1,), INT32: those of
+              another layer, to share them; otherwise new ones, empty
     """
 
     default_label = "MultiheadAttention"
@@ -112,6 +165,7 @@ class MultiheadAttentionLayer(Layer):
         attention_biases: Sequence[Tensor] | None = None,
         *,
         has_key_mask: bool | None = None,
+        cache: Sequence[Tensor] | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(descriptor, MultiheadAttentionDescriptor):
@@ -120,9 +174,22 @@ class MultiheadAttentionLayer(Layer):
                 f"not {type(descriptor).__name__}"
             )
         self._descriptor = descriptor.copy()
-        model, keys, values = descriptor.model_dimension, descriptor.key_dimension, descriptor.value_dimension
+        model, (keys, values) = descriptor.model_dimension, descriptor.key_value_widths
+        queries, results = descriptor.key_dimension, descriptor.value_dimension
         #: (out, in) of the query, key, value and output projections.
-        self._projections = ((keys, model), (keys, model), (values, model), (model, values))
+        self._projections = ((queries, model), (keys, model), (values, model), (model, results))
+        #: Made with the sources, whose batch it has, unless it is given.
+        self._cache: KeyValueCache | None = None
+        if cache is not None:
+            for tensor in cache:
+                if not isinstance(tensor, Tensor):
+                    raise TypeError(f"MultiheadAttentionLayer: cache must hold Tensors, not {type(tensor).__name__}")
+            self.expect(
+                len(cache) == 3 and descriptor.cache_capacity > 0,
+                f"cache has {len(cache)} tensors, cache_capacity is {descriptor.cache_capacity}",
+                expected="keys, values and position, with a cache_capacity",
+            )
+            self._cache = KeyValueCache(*cache)
         self._weights = self._listed("weights", weights, self._projections, "query, key, value, output")
         for tensor, (outputs, inputs) in zip(self._weights, self._projections, strict=True):
             tensor.set_fans(inputs, outputs)
@@ -204,6 +271,39 @@ class MultiheadAttentionLayer(Layer):
         return None if slots is None else list(slots)
 
     @property
+    def statistics(self) -> dict[str, Tensor]:
+        return {} if self._cache is None else self._cache.statistics
+
+    @property
+    def cache(self) -> list[Tensor] | None:
+        """Keys, values and position of the key-value cache; None without one, or before the sources are known.
+
+        A layer that is given the cache of another goes on where that one ended: the same weights over a whole prompt
+        first, then position by position.
+        """
+        return None if self._cache is None else list(self._cache.statistics.values())
+
+    @property
+    def cache_position(self) -> int | None:
+        """Positions that the key-value cache holds; None without one."""
+        if self._cache is None:
+            return None
+        values = self._cache.position.current_values()
+        assert values is not None
+        return int(values[0])
+
+    def reset_cache(self) -> None:
+        """Forget what the key-value cache holds: the next run begins at the first position."""
+        self.expect(
+            self._cache is not None,
+            "there is no key-value cache",
+            fix="set cache_capacity, and add the layer to a graph",
+            error=DataError,
+        )
+        assert self._cache is not None
+        self._cache.reset()
+
+    @property
     def parameters(self) -> dict[str, TensorParameter]:
         return {f"{slot}_{k}": p for slot, listed in self._parameters.items() for k, p in enumerate(listed)}
 
@@ -244,6 +344,31 @@ class MultiheadAttentionLayer(Layer):
             )
         if attention_mask is not None:
             self._mask_rows = self._rows_per_sample(sources[attention_mask].shape, n, rows, keys[1])
+        if d.is_causal:
+            self.expect(
+                keys[1] == rows,
+                f"is_causal is set, and there are {rows} queries and {keys[1]} keys",
+                fix="give as many keys as queries, or a mask instead of is_causal",
+            )
+        if d.cache_capacity:
+            self.expect(len(sources) == 3, "a key-value cache takes no masks", fix="leave out the masks")
+            self.expect(
+                rows <= d.cache_capacity,
+                f"cache_capacity is {d.cache_capacity}, the source has {rows} positions",
+                fix="give a larger capacity",
+            )
+            heads, widths = d.key_value_head_count, [width // d.key_value_head_count for width in d.key_value_widths]
+            shapes = [(n, heads, d.cache_capacity, width) for width in widths]
+            if self._cache is None:
+                self._cache = KeyValueCache.empty(shapes[0], shapes[1])
+            given = [tensor.descriptor for tensor in self._cache.statistics.values()]
+            types = [one.data_type for one in given]
+            self.expect(
+                [one.shape for one in given] == [*shapes, (1,)]
+                and types == [DataType.FLOAT32, DataType.FLOAT32, DataType.INT32],
+                f"the cache has shapes {', '.join(str(one.shape) for one in given)}",
+                expected=f"{shapes[0]}, {shapes[1]} and (1,); FLOAT32, FLOAT32 and INT32",
+            )
         return [TensorDescriptor(query.shape, data_type=query.data_type)]
 
     def _masks(self, shapes: Sequence[Shape]) -> tuple[int | None, int | None]:
@@ -301,8 +426,23 @@ class MultiheadAttentionLayer(Layer):
     def forward(self, run: Forward, *sources: Value) -> Value:
         d = self._descriptor
         n, rows, _ = sources[0].shape
-        q, k, v = (self._split_heads(self._project(run, x, index)) for index, x in enumerate(sources[:3]))
+        counts = (d.head_count, d.key_value_head_count, d.key_value_head_count)
+        q, k, v = (
+            _split_heads(self._project(run, x, index), heads)
+            for index, (x, heads) in enumerate(zip(sources[:3], counts, strict=True))
+        )
         mask = self._added_mask(q, sources[3:])
+        # In training a sequence is all there is: the cache is for what comes one position after the other.
+        cache = None if run.training else self._cache
+        places = None if cache is None else cache.places(run, rows)
+        if d.rotary_base is not None:
+            q, k = self._rotated(q, places), self._rotated(k, places)
+        if cache is not None and places is not None:
+            k, v, mask = cache.append(run, k, v, places)
+        elif d.is_causal:
+            later = np.triu(np.full((rows, rows), -math.inf), 1)
+            causal = ops.reshape(q.trace.constant(later, q.dtype), (1, 1, rows, rows))
+            mask = causal if mask is None else mask + causal
         appended = []
         if self._attention_biases is not None:
             appended.append([run.read(tensor) for tensor in self._attention_biases])
@@ -317,7 +457,14 @@ class MultiheadAttentionLayer(Layer):
         if run.training and d.dropout:
             is_kept = run.uniform(q, (*q.shape[:3], k.shape[2]), 0) >= d.dropout
             keep = ops.select(is_kept, ops.full(q, (), 1.0 / (1.0 - d.dropout)), 0.0)
+        if d.key_value_head_count < d.head_count:
+            # Queries that share keys follow one another: one product with these, and the keys are not repeated.
+            shared = d.head_count // d.key_value_head_count
+            q = ops.reshape(q, (n, d.key_value_head_count, shared * rows, q.shape[3]))
+            mask = None if mask is None else _grouped(mask, d.key_value_head_count, shared, rows)
+            keep = None if keep is None else ops.reshape(keep, (*q.shape[:3], k.shape[2]))
         y = ops.attention(q, k, v, mask, keep, scale=1.0 / math.sqrt(d.key_dimension // d.head_count))
+        y = ops.reshape(y, (n, d.head_count, rows, y.shape[3]))
         joined = ops.reshape(ops.transpose(y, (0, 2, 1, 3)), (n, rows, d.value_dimension))
         return self._project(run, joined, 3)
 
@@ -331,10 +478,15 @@ class MultiheadAttentionLayer(Layer):
             y = y + run.read(self._biases[index], (outputs,))
         return ops.reshape(y, (n, rows, outputs))
 
-    def _split_heads(self, x: Value) -> Value:
-        """(n, l, heads * width) -> (n, heads, l, width)"""
-        (n, rows, width), heads = x.shape, self._descriptor.head_count
-        return ops.transpose(ops.reshape(x, (n, rows, heads, width // heads)), (0, 2, 1, 3))
+    def _rotated(self, x: Value, places: Value | None) -> Value:
+        """x (n, heads, l, width), turned by position: 0, 1, ... or the given ones."""
+        d, (_, _, length, width) = self._descriptor, x.shape
+        assert d.rotary_base is not None
+        tables = rotations(length if places is None else d.cache_capacity, width, d.rotary_base)
+        cos, sin = (x.trace.constant(table, x.dtype) for table in tables)
+        if places is not None:
+            cos, sin = ops.take(cos, places, 0), ops.take(sin, places, 0)
+        return rotated(x, cos, sin, d.is_rotary_interleaved)
 
     def _added_mask(self, q: Value, masks: Sequence[Value]) -> Value | None:
         """What the given masks add to the scores, broadcasting to (n, heads, l, s)."""
@@ -359,6 +511,23 @@ class MultiheadAttentionLayer(Layer):
                 mask = ops.select(mask, ops.full(q, (), -math.inf), 0.0)
             total = mask if total is None else total + mask
         return total
+
+
+def _split_heads(x: Value, heads: int) -> Value:
+    """(n, l, heads * width) -> (n, heads, l, width)"""
+    n, rows, width = x.shape
+    return ops.transpose(ops.reshape(x, (n, rows, heads, width // heads)), (0, 2, 1, 3))
+
+
+def _grouped(mask: Value, heads: int, shared: int, rows: int) -> Value:
+    """A mask over (n, heads * shared, l, s) for queries (n, heads, shared * l): those that share keys in one axis."""
+    n, count, queries, keys = mask.shape
+    if count == queries == 1:
+        return mask
+    outer, inner = (heads, shared) if count > 1 else (1, 1)
+    mask = ops.reshape(mask, (n, outer, inner, queries, keys))
+    mask = ops.broadcast(mask, (n, outer, shared, rows, keys))
+    return ops.reshape(mask, (n, outer, shared * rows, keys))
 
 
 def _with_row(x: Value, row: Value) -> Value:

@@ -97,3 +97,25 @@ class LayerNormalizationLayer(Normalization):
             f"normalized_shape is {self._normalized_shape}, the source is {shape}",
             expected="a source that ends with normalized_shape",
         )
+
+
+class RMSNormalizationLayer(LayerNormalizationLayer):
+    """y = gamma x / sqrt(mean(x²) + epsilon) over trailing axes.   x (*, *normalized_shape)   ->   y like x
+
+    normalized_shape  the trailing extents the mean is taken over
+    gamma             as many elements as normalized_shape has; None means 1
+    """
+
+    default_label = "RMSNorm"
+
+    def __init__(
+        self, normalized_shape: Sequence[int], gamma: Tensor | None = None, variance_epsilon: float = 1e-5
+    ) -> None:
+        super().__init__(normalized_shape, None, gamma, variance_epsilon)
+
+    def forward(self, run: Forward, *sources: Value) -> Value:
+        (x,) = sources
+        self._check(x.shape)
+        axes = range(x.rank - len(self._normalized_shape), x.rank)
+        y = x * ops.rsqrt(ops.mean(x * x, axes) + self._variance_epsilon)
+        return self.scale_and_shift(run, y, self._normalized_shape)

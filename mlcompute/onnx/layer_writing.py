@@ -20,6 +20,7 @@ from mlcompute.layers.lstm import LSTMLayer
 from mlcompute.layers.normalization import BatchNormalizationLayer, InstanceNormalizationLayer
 from mlcompute.layers.prelu import PReLULayer
 from mlcompute.layers.sample_normalization import LayerNormalizationLayer
+from mlcompute.onnx.writing import CannotExportError
 from mlcompute.ops.op import FLOAT32
 from mlcompute.tensor import Tensor
 
@@ -142,6 +143,11 @@ def _embedding(out: GraphWriter, node: Node, layer: EmbeddingLayer) -> bool:
 
 @_writes(MultiheadAttentionLayer)
 def _attention(out: GraphWriter, node: Node, layer: MultiheadAttentionLayer) -> bool:
+    if layer.descriptor.cache_capacity:
+        raise CannotExportError(
+            f"{layer.who}: ONNX has no memory from run to run for its key-value cache",
+            fix="export the graph without cache_capacity",
+        )
     if layer.descriptor.dropout > 0:
         out.note(layer, "drops attention weights in training, and ONNX has no operator for that")
     return False

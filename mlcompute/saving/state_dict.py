@@ -224,21 +224,21 @@ def _one_state(layer: GRULayer | RNNLayer) -> dict[str, _Entry]:
 def _attention(layer: MultiheadAttentionLayer) -> dict[str, _Entry]:
     """The three projections in one array where they have one shape, as PyTorch has them."""
     d = layer.descriptor
-    model, keys, values = d.model_dimension, d.key_dimension, d.value_dimension
+    model, (keys, values) = d.model_dimension, d.key_value_widths
     q, k, v, out = layer.weights
     found: dict[str, _Entry] = {}
     if keys == values == model:
         found["in_proj_weight"] = _Entry([q, k, v], (model, model))
     else:
-        for name, tensor, rows in (("q", q, keys), ("k", k, keys), ("v", v, values)):
+        for name, tensor, rows in (("q", q, d.key_dimension), ("k", k, keys), ("v", v, values)):
             found[f"{name}_proj_weight"] = _Entry([tensor], (rows, model))
-    found["out_proj.weight"] = _Entry([out], (model, values))
+    found["out_proj.weight"] = _Entry([out], (model, d.value_dimension))
     if layer.biases:
         *three, last = layer.biases
         if keys == values == model:
             found["in_proj_bias"] = _Entry(three, (model,))
         else:
-            for name, tensor, rows in zip("qkv", three, (keys, keys, values), strict=True):
+            for name, tensor, rows in zip("qkv", three, (d.key_dimension, keys, values), strict=True):
                 found[f"{name}_proj_bias"] = _Entry([tensor], (rows,))
         found["out_proj.bias"] = _Entry([last], (model,))
     if layer.attention_biases:
