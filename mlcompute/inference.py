@@ -10,6 +10,7 @@ from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import GraphError
 from mlcompute.execution import Execution, GraphCompletionHandler
 from mlcompute.graph import Graph, Node
+from mlcompute.layers.arguments import whole
 from mlcompute.layers.layer import Layer
 from mlcompute.runtime import calls, members
 from mlcompute.runtime.definition import Definition
@@ -64,8 +65,21 @@ class InferenceGraph(Graph):
         return self._session.memory_size()
 
     @property
+    def size_limit(self) -> int:
+        """Of how many sizes of inputs that vary programs are kept, besides the inputs' own; 32 unless it is set.
+
+        Those used longest ago go first, and are compiled again when their size comes back. All share one piece of
+        memory, as large as the largest needs: `device_memory_size`.
+        """
+        return self._session.size_limit
+
+    @size_limit.setter
+    def size_limit(self, limit: int) -> None:
+        self._session.set_size_limit(whole(f"{type(self).__name__}", "size_limit", limit, 1))
+
+    @property
     def programs(self) -> dict[str, Program]:
-        """The compiled programs so far, by style and batch size. `print` one to read its steps, kernels and memory."""
+        """The compiled programs so far, by style, batch size and sizes of inputs. `print` one to read its steps."""
         compiled = self._session.compiled
         return {} if compiled is None else compiled.by_name()
 

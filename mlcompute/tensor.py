@@ -149,6 +149,8 @@ class Tensor(Exchanged):
         self.graph_reference: weakref.ref[Graph] | None = None
         #: The axis that holds features (channels, classes); None where nobody can tell. Sequences have them last.
         self.feature_axis = None if descriptor.sequence_lengths is None else 2
+        #: Axes of an input whose extents may differ from run to run; the descriptor has the usual ones.
+        self.varies: tuple[int, ...] = ()
         #: Has a warning said that its values are not kept?
         self._told = False
         self.optimizer_storages: list[Storage] = []

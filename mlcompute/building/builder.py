@@ -11,6 +11,7 @@ import numpy as np
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, GraphError, ShapeError
 from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
+from mlcompute.layers.arguments import whole_list
 from mlcompute.layers.layer import Layer
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import Array
@@ -134,9 +135,45 @@ def leave(self: Graph, *error: object) -> None:
     _BUILDING.set(_BUILDING.get()[:-1])
 
 
-def input(self: Graph, shape: Iterable[int], name: str = "", *, data_type: DataType = DataType.FLOAT32) -> Tensor:
-    """A tensor to be fed, labelled with its name; the first extent is the batch."""
-    tensor = Tensor(shape=shape, data_type=data_type)
+def input(
+    self: Graph,
+    shape: Iterable[int],
+    name: str = "",
+    *,
+    data_type: DataType = DataType.FLOAT32,
+    varies: Iterable[int] = (),
+) -> Tensor:
+    """A tensor to be fed, labelled with its name; the first extent is the batch.
+
+    varies  axes, negative from the end, whose extents may be others in every run: lengths of sequences, sizes of
+            images. The shape has the usual ones. A size is compiled when it first comes; weights and optimizer state
+            are shared
+
+    >>> import numpy as np, mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> words = graph.input((4, 10, 8), "words", varies=[1])
+    >>> y = graph.dense(words, 3)
+    >>> inference = mlc.InferenceGraph([graph])
+    >>> inference.add_inputs({"words": words})
+    True
+    >>> inference.compile(device=mlc.Device.cpu())
+    True
+    >>> inference.execute({"words": np.ones((4, 25, 8), np.float32)}).result.data.shape
+    (4, 25, 3)
+    """
+    who, extents = f"{type(self).__name__}.input", list(shape)
+    if None in extents:
+        open_axes = [axis for axis, extent in enumerate(extents) if extent is None]
+        raise ShapeError(
+            f"{who}: shape {tuple(extents)} leaves extents open",
+            fix=f"give the usual extents, and say which may differ: varies={open_axes}; the batch may be of any size",
+        )
+    tensor = Tensor(shape=extents, data_type=data_type)
+    rank, axes = len(extents), [axis + len(extents) * (axis < 0) for axis in whole_list(who, "varies", varies, -8)]
+    if any(not 0 < axis < rank for axis in axes):
+        wrong = "the batch, which may be of any size as it is" if 0 in axes else f"not one of {rank} axes"
+        raise ShapeError(f"{who}: varies is {list(varies)}: {wrong}", expected=f"1 to {rank - 1}, or negative")
+    tensor.varies = tuple(sorted(set(axes)))
     tensor.label = self.layer_names.take(type(self).__name__, name, "input")
     self.add_input(tensor)
     return tensor

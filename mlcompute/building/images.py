@@ -280,7 +280,9 @@ def upsample(
     height, width = expect_rank(self, "upsample", x, (4,), _IMAGE).descriptor.shape[2:]
     rows, columns = sizes_of(who, "factor", factor, 2)
     target = (height * rows, width * columns) if size is None else sizes_of(who, "size", size, 2)
-    layer = UpsampleLayer(target, chosen(who, "kind", _SAMPLES, kind), aligns_corners)
+    layer = UpsampleLayer(
+        target, chosen(who, "kind", _SAMPLES, kind), aligns_corners, factor=(rows, columns) if size is None else None
+    )
     return build(self, layer, [x], name, "upsample")
 
 

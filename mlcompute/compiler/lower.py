@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,9 @@ def lower(steps: list[Step], context: Context) -> list[Step]:
     batch_size, full = program.batch_size, request.batch_size
     run = context.lowering = Lowering(training=context.style != "inference", trace=context.trace)
     run.weights_of = request.label_weights
+    run.shape_with_full_batch = request.shape_of
     for tensor, scale in request.inputs.items():
-        shape = tensor.descriptor.shape
+        shape = request.shape_of(tensor)
         if scale and batch_size != full:
             shape = (scale * batch_size, *shape[1:])
         program.inputs[tensor] = run.input(tensor, shape)
@@ -77,6 +78,8 @@ class Lowering:
         #: Random streams: scalar key value -> the seed the layer asked for.
         self.random_keys: list[tuple[Value, int]] = []
         self.weights_of: dict[Layer, Tensor] = {}
+        #: The shape a tensor was promised to have.
+        self.shape_with_full_batch: Callable[[Tensor], Shape] = lambda tensor: tensor.descriptor.shape
         self._name_of = LayerNames()
         #: Tensors of the layers added so far by name.
         self._slot_names: dict[Tensor, str] = {}
@@ -155,16 +158,17 @@ class Lowering:
 
     def _check(self, layer: Layer, index: int, tensor: Tensor, answer: Value) -> None:
         """The extents a layer computes are those it promised, apart from the number of samples."""
-        if tensor.descriptor.shape == answer.shape:
+        full = self.shape_with_full_batch(tensor)
+        if full == answer.shape:
             return
         axis = layer.batch_axes[index] if index < len(layer.batch_axes) else 0
-        promised, computed = list(tensor.descriptor.shape), list(answer.shape)
+        promised, computed = list(full), list(answer.shape)
         if layer.any_batch_axis and len(promised) == len(computed):
             promised = computed
         elif len(promised) == len(computed):
             promised[axis] = computed[axis]
         if promised != computed:
             raise CompileError(
-                f"{layer.who}: computes shape {answer.shape}, its result tensor says {tensor.descriptor.shape}",
+                f"{layer.who}: computes shape {answer.shape}, its result tensor says {full}",
                 fix="pass batch_size=0 if the layers of this graph do not share one batch axis",
             )

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from mlcompute.graph import Node
 from mlcompute.layers.layer import Layer
-from mlcompute.ops.op import Array
+from mlcompute.ops.op import Array, Shape
 from mlcompute.optimizers.optimizer import Members, Optimizer
-from mlcompute.tensor import Tensor
+from mlcompute.tensor import Tensor, TensorDescriptor
 
 
 @dataclass(eq=False)
@@ -30,6 +30,7 @@ class Request:
     parameters      tensors the optimizer updates
     groups          those that belong to groups of the optimizer -> which ones
     precision       "float32", or "bf16": activations in bfloat16
+    described       tensors whose extents differ from their own descriptors in this program, besides the batch
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -54,3 +55,8 @@ class Request:
     optimizer: Optimizer | None = None
     fuses: bool = True
     precision: str = "float32"
+    described: dict[Tensor, TensorDescriptor] = field(default_factory=dict)
+
+    def shape_of(self, tensor: Tensor) -> Shape:
+        """The shape of a tensor with the full batch."""
+        return self.described.get(tensor, tensor.descriptor).shape

@@ -12,7 +12,7 @@ from mlcompute.errors import DataError
 from mlcompute.layers.arguments import member, whole_list
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
-from mlcompute.ops.op import Array, Value
+from mlcompute.ops.op import Array, Shape, Value
 from mlcompute.tensor import TensorDescriptor
 
 
@@ -22,6 +22,7 @@ class UpsampleLayer(Layer):
     shape           [height, width] of the result, or [width] alone, which also takes sources (n, c, w)
     sample_mode     NEAREST repeats pixels, LINEAR joins the nearest two of each axis
     aligns_corners  LINEAR only: corner pixels keep their places; otherwise pixels are areas and areas are stretched
+    factor          how many times the source's extents the shape is: sources of other sizes become so many times larger
     """
 
     default_label = "Upsampling"
@@ -31,12 +32,22 @@ class UpsampleLayer(Layer):
     aligns_corners = ReadOnly[bool]("Do corner pixels keep their places?")
 
     def __init__(
-        self, shape: Sequence[int], sample_mode: SampleMode = SampleMode.NEAREST, aligns_corners: bool = False
+        self,
+        shape: Sequence[int],
+        sample_mode: SampleMode = SampleMode.NEAREST,
+        aligns_corners: bool = False,
+        *,
+        factor: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         self._shape = whole_list(self.who, "shape", shape, least=1)
         self.expect(
             len(self._shape) in (1, 2), f"shape has {len(self._shape)} entries", expected="[width] or [height, width]"
+        )
+        self._factor = None if factor is None else whole_list(self.who, "factor", factor, least=1)
+        self.expect(
+            self._factor is None or len(self._factor) == len(self._shape),
+            f"factor has {len(self._factor or ())} entries, shape {len(self._shape)}",
         )
         self._sample_mode = member(self.who, "sample_mode", SampleMode, sample_mode)
         self._aligns_corners = bool(aligns_corners)
@@ -45,6 +56,18 @@ class UpsampleLayer(Layer):
     def shape(self) -> list[int]:
         """[width] or [height, width] of the result."""
         return list(self._shape)
+
+    @property
+    def factor(self) -> list[int] | None:
+        """How many times larger images become; None where all become of the one shape."""
+        return None if self._factor is None else list(self._factor)
+
+    def _target(self, source: Shape) -> Shape:
+        """Height and width of the result."""
+        if self._factor is None:
+            return self._shape
+        extents = source[-len(self._shape) :]
+        return tuple(extent * factor for extent, factor in zip(extents, self._factor, strict=True))
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources
@@ -61,18 +84,19 @@ class UpsampleLayer(Layer):
             fix="use SampleMode.NEAREST",
         )
         names = ("height", "width")[-sizes:]
-        for name, old, new in zip(names, x.shape[-sizes:], self._shape, strict=True):
+        target = self._target(x.shape)
+        for name, old, new in zip(names, x.shape[-sizes:], target, strict=True):
             self.expect(
                 new >= old,
                 f"the {name} of the result is {new}, smaller than the source's {old}",
                 source=x.shape,
                 fix="shape is the size of the result, not a factor; to shrink images use a PoolingLayer",
             )
-        return [TensorDescriptor((*x.shape[:-sizes], *self._shape), data_type=x.data_type)]
+        return [TensorDescriptor((*x.shape[:-sizes], *target), data_type=x.data_type)]
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         (x,) = sources
-        for axis, size in enumerate(self._shape, start=x.rank - len(self._shape)):
+        for axis, size in enumerate(self._target(x.shape), start=x.rank - len(self._shape)):
             if size != x.shape[axis]:
                 x = self._stretch(x, axis, size)
         return x

@@ -48,7 +48,7 @@ def _inference(
 ) -> tuple[RunSpecification, InputData]:
     """The forward pass in inference mode; up to the predictions when there are no labels."""
     skips = has_option(call.options, ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE)
-    program = session.program("inference", batch, session.has_labels(data, skips))
+    program = session.program("inference", batch, session.has_labels(data, skips), session.sizes_of(data))
     assert session.compiled is not None
     specification = session.compiled.specification(program, ("forward",), call.options)
     return specification, session.collect_inputs(specification, data, call.method)
@@ -59,7 +59,8 @@ def _training_step(
 ) -> tuple[RunSpecification, InputData]:
     phases = phases_to_execute(session)
     assert session.compiled is not None
-    specification = session.compiled.specification(session.program("fused", batch), phases, call.options)
+    program = session.program("fused", batch, sizes=session.sizes_of(data))
+    specification = session.compiled.specification(program, phases, call.options)
     inputs = session.collect_inputs(specification, data, call.method)
     # Data fed for tensors the optimizer updates replaces their values when the run's turn has come.
     call.replaced = [
@@ -134,7 +135,7 @@ def execute_forward_and_gradient(
     batch = session.batch(batch_size, call.method)
     data = session.named_data(call.method, *given)
     expect_labels(session)
-    program = session.program("split" if sums is None else "accumulate", batch)
+    program = session.program("split" if sums is None else "accumulate", batch, sizes=session.sizes_of(data))
     assert session.compiled is not None
     specification = session.compiled.specification(program, ("forward", "gradient"), call.options)
     inputs = session.collect_inputs(specification, data, call.method)

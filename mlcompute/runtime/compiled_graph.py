@@ -1,4 +1,5 @@
-"""A compiled graph: programs, one per style and batch size, their executables and memory, all in one arena."""
+"""A compiled graph: programs, one per style, batch size and sizes of inputs, their executables and memory, all in one
+arena."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from mlcompute.layers.objective import is_loss
 from mlcompute.layers.recurrent import Recurrent
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.run_specification import InputSlot, RunSpecification
+from mlcompute.runtime.sizes import Sizes, described, has_varying_inputs, size_names
 from mlcompute.runtime.storage import Clock, Storage
 from mlcompute.tensor import Tensor
 
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
     from mlcompute.devices.device import Engine, Executable
     from mlcompute.graph import Node
     from mlcompute.runtime.inputs import CallCache
+
+
+#: Of how many sizes of inputs programs are kept unless a graph is told otherwise.
+SIZE_LIMIT = 32
 
 
 class CompiledGraph:
@@ -69,9 +75,13 @@ class CompiledGraph:
         self._prints_times = "time" in os.environ.get("MLC_DEBUG", "").split(",")
         self.engine = engine
         self._arena: Any = None
-        self._programs: dict[tuple[str, int, bool], Program] = {}
+        self._programs: dict[tuple[str, int, bool, Sizes], Program] = {}
+        #: Sizes of inputs there are programs for, the one used last at the end; with losses or without -> the request.
+        self._sizes: dict[Sizes, dict[bool, Request]] = {}
+        #: Of how many sizes programs are kept, besides the descriptors' own: those used longest ago go.
+        self.size_limit = SIZE_LIMIT
+        self.has_varying_inputs = has_varying_inputs(request)
         self._executables: dict[Program, Executable] = {}
-        self._results: dict[Program, Tensor | None] = {}
         self._listings: dict[Program, Program] = {}
         self._scalars: dict[Program, dict[str, tuple[Value, Array]]] = {}
         #: Does the device compute in the host's memory? If not, what the host writes must be sent.
@@ -79,26 +89,57 @@ class CompiledGraph:
         self._specifications: dict[tuple[Program, tuple[str, ...], int], RunSpecification] = {}
         self._lock = threading.RLock()
 
-    def get(self, style: str, batch_size: int, with_losses: bool = True) -> Program:
-        """The program for a style and batch size; without losses it ends at the predictions and needs no labels."""
-        key = (style, batch_size, with_losses)
+    def get(self, style: str, batch_size: int, with_losses: bool = True, sizes: Sizes = ()) -> Program:
+        """The program for a style, batch size and sizes; without losses it ends at the predictions, without labels."""
+        key = (style, batch_size, with_losses, sizes)
         found = self._programs.get(key)
-        if found is not None:
+        if found is not None and not sizes:
             return found
         with self._lock:
+            wanted = self._request_for(with_losses, sizes)
+            found = self._programs.get(key)
+            if found is not None:
+                return found
             full = None
             if batch_size < self.request.batch_size:
-                full = self.get(style, self.request.batch_size, with_losses)
-            wanted = self.request if with_losses else without_losses(self.request)
+                full = self.get(style, self.request.batch_size, with_losses, sizes)
             program = compile_program(_leading(wanted, batch_size), self.engine, style, batch_size, full)
             if program.plan.nbytes > self.arena_size:
                 self.arena_size = program.plan.nbytes
                 self._arena = None
                 self._executables.clear()
                 self._listings.clear()
-            self._results[program] = wanted.result
+            program.result = wanted.result
             self._programs[key] = program
             return program
+
+    def _request_for(self, with_losses: bool, sizes: Sizes) -> Request:
+        """The request for inputs of some sizes, which are now the ones used last."""
+        if sizes and with_losses in self._sizes.get(sizes, {}):
+            self._sizes[sizes] = self._sizes.pop(sizes)
+            return self._sizes[sizes][with_losses]
+        request = self.request if with_losses else without_losses(self.request)
+        if not sizes:
+            return request
+        request = dataclasses.replace(request, described=described(request, sizes))
+        known = self._sizes.pop(sizes, {})
+        while len(self._sizes) >= self.size_limit:
+            self._forget(next(iter(self._sizes)))
+        self._sizes[sizes] = {**known, with_losses: request}
+        return request
+
+    def _forget(self, sizes: Sizes) -> None:
+        """Drop what was made for some sizes. Runs that are queued keep what they need."""
+        del self._sizes[sizes]
+        gone = {key: program for key, program in self._programs.items() if key[3] == sizes}
+        for key, program in gone.items():
+            del self._programs[key]
+            for kept in (self._executables, self._listings, self._scalars, self.storages):
+                kept.pop(program, None)
+        programs = set(gone.values())
+        self._specifications = {key: one for key, one in self._specifications.items() if key[0] not in programs}
+        if self.call_cache is not None and self.call_cache.specification.program in programs:
+            self.call_cache = None
 
     def executable(self, program: Program) -> Executable:
         """The program, ready to run."""
@@ -134,7 +175,7 @@ class CompiledGraph:
                 program,
                 phases,
                 self._inputs(program, phases),
-                self._results[program] if begins else None,
+                program.result if begins else None,
                 self._result_value(program),
                 trains=program.name != "inference" or bool(program.random_keys),
                 begins=begins,
@@ -150,7 +191,7 @@ class CompiledGraph:
 
     def _result_value(self, program: Program) -> Value | None:
         """Where the result of a run can be read; None where that needs a closer look."""
-        result = self._results[program]
+        result = program.result
         value = program.values.get(result) if result is not None else None
         return value if value in program.kept and result not in program.persistent else None
 
@@ -179,8 +220,10 @@ class CompiledGraph:
     def by_name(self) -> dict[str, Program]:
         """Listings of the programs compiled so far, by style and batch size: they show kernels and memory."""
         return {
-            f"{style} {batch}" + ("" if with_losses else " without losses"): self.listing(program)
-            for (style, batch, with_losses), program in self._programs.items()
+            f"{style} {batch}"
+            + ("" if with_losses else " without losses")
+            + (f", {size_names(sizes)}" if sizes else ""): self.listing(program)
+            for (style, batch, with_losses, sizes), program in self._programs.items()
         }
 
     def listing(self, program: Program) -> Program:
@@ -212,6 +255,7 @@ def without_losses(request: Request) -> Request:
         debugged=[t for t in request.debugged if t not in dropped],
         fuses=request.fuses,
         precision=request.precision,
+        described=request.described,
     )
 
 

@@ -50,7 +50,7 @@ class Inputs:
         engine   of the device that will run, which reads what lies there already without a copy on the host
         """
         inputs: InputData = {}
-        for tensor, value, rows, per_sample in slots:
+        for tensor, value, descriptor, rows, per_sample in slots:
             if tensor in data and not skips:
                 given = data[tensor]
                 if engine is not None and type(given) is not np.ndarray:
@@ -59,12 +59,17 @@ class Inputs:
                         inputs[value] = there
                         self._before.pop(tensor, None)
                         continue
-                array = read_array(given, tensor.descriptor, who(tensor), rows, rows_per_sample=per_sample)
+                array = read_array(given, descriptor, who(tensor), rows, rows_per_sample=per_sample)
             else:
                 standing = self._standing(tensor, skips, linked)
                 if not isinstance(standing, np.ndarray):
                     inputs[value] = self._later(tensor, value, per_sample, standing, who)
                     continue
+                if tensor.varies and standing.shape[1:] != value.shape[1:]:
+                    raise DataError(
+                        f"{who(tensor)}: what it was fed before has shape {standing.shape}, {value.shape} is needed",
+                        fix="give data of this size with the call",
+                    )
                 array = _fitting(standing, value, who(tensor), per_sample)
             inputs[value] = array.copy() if copies else array
         return inputs

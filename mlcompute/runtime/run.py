@@ -20,7 +20,7 @@ from mlcompute.runtime.inputs import InputData, Named, resolved
 from mlcompute.runtime.passes import Passes
 from mlcompute.runtime.run_specification import RunSpecification
 from mlcompute.runtime.storage import Storage
-from mlcompute.tensor import Tensor
+from mlcompute.tensor import Tensor, TensorDescriptor
 from mlcompute.tensor_data import expect_apart, write_target
 
 if TYPE_CHECKING:
@@ -249,8 +249,11 @@ def output_targets(session: Session, specification: RunSpecification, call: Call
         if value is None:
             reason = "needs labels that were not given" if source is None else "has no gradient"
             raise DataError(f"{who} {reason}")
-        rows = value.shape[0] if value.shape != tensor.descriptor.shape else 0
-        targets.append((value, write_target(buffer, tensor.descriptor, who, rows)))
+        wanted = tensor.descriptor
+        if value.shape[1:] != wanted.shape[1:] and session.has_varying_inputs:
+            wanted = TensorDescriptor(value.shape, data_type=wanted.data_type)
+        rows = value.shape[0] if value.shape != wanted.shape else 0
+        targets.append((value, write_target(buffer, wanted, who, rows)))
     if len(targets) > 1:
         names = (f"output '{name}'" for name in call.outputs_data or {})
         memory = (target for _, target in targets)

@@ -8,26 +8,31 @@ from typing import NamedTuple
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.request import Request
 from mlcompute.ops.op import Value
-from mlcompute.tensor import Tensor
+from mlcompute.tensor import Tensor, TensorDescriptor
 
 
 class InputSlot(NamedTuple):
     """An input some phases of a program read.
 
+    descriptor       what its data must be like, for a full batch
     rows             how many leading rows of it; 0 for all
     rows_per_sample  how many of them make a sample; 0 when its first axis does not count samples
     """
 
     tensor: Tensor
     value: Value
+    descriptor: TensorDescriptor
     rows: int
     rows_per_sample: int
 
     @classmethod
     def of(cls, tensor: Tensor, value: Value, request: Request) -> InputSlot:
         """What a run reads of an input."""
-        rows = value.shape[0] if value.shape != tensor.descriptor.shape else 0
-        return cls(tensor, value, rows, rows_per_sample(tensor, request))
+        descriptor = tensor.descriptor
+        if value.shape[1:] != descriptor.shape[1:]:
+            descriptor = TensorDescriptor((descriptor.shape[0], *value.shape[1:]), data_type=descriptor.data_type)
+        rows = value.shape[0] if value.shape != descriptor.shape else 0
+        return cls(tensor, value, descriptor, rows, rows_per_sample(tensor, request))
 
 
 def rows_per_sample(tensor: Tensor, request: Request) -> int:

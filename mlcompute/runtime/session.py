@@ -21,7 +21,7 @@ from mlcompute.graph import Graph, Node
 from mlcompute.ops.op import Array, Value, overwritten_by
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.platform import RandomPasses
-from mlcompute.runtime.compiled_graph import CompiledGraph
+from mlcompute.runtime.compiled_graph import SIZE_LIMIT, CompiledGraph
 from mlcompute.runtime.definition import Definition
 from mlcompute.runtime.inputs import InputData, Inputs, Named
 from mlcompute.runtime.last_run import LastRun
@@ -29,6 +29,7 @@ from mlcompute.runtime.make_request import input_without_batch, make_request, mi
 from mlcompute.runtime.optimizer_state import OptimizerState
 from mlcompute.runtime.passes import Passes
 from mlcompute.runtime.run_specification import RunSpecification, rows_per_sample
+from mlcompute.runtime.sizes import Sizes, sizes_of
 from mlcompute.runtime.storage import Storage
 from mlcompute.runtime.training_warnings import warn_about_untrained
 from mlcompute.tensor import Tensor
@@ -65,6 +66,7 @@ class Session:
         self.last = LastRun()
         self.passes: Passes | None = None
         self.random = RandomPasses()
+        self.size_limit = SIZE_LIMIT
         #: Sums of gradients over several batches, where somebody asked for that.
         self.gradient_sums: dict[Tensor, Storage] = {}
         optimizer = definition.learning.optimizer if definition.learning is not None else None
@@ -254,6 +256,7 @@ class Session:
             node_count = self.node_count
             request = self.request()
             compiled = CompiledGraph(request, self.device.engine, node_count)
+            compiled.size_limit = self.size_limit
             compiled.unbatched = input_without_batch(self.definition, request)
             if not self.definition.waits_for_labels:
                 program = compiled.get(self.main_style, request.batch_size)
@@ -307,10 +310,26 @@ class Session:
 
     # Programs and memory --------------------------------------------------------------------------------------------
 
-    def program(self, style: str, batch_size: int, with_losses: bool = True) -> Program:
-        """The program for a style and batch size, compiled at its first use."""
+    def program(self, style: str, batch_size: int, with_losses: bool = True, sizes: Sizes = ()) -> Program:
+        """The program for a style, batch size and sizes of inputs, compiled at its first use."""
         assert self.compiled is not None
-        return self.compiled.get(style, batch_size, with_losses)
+        return self.compiled.get(style, batch_size, with_losses, sizes)
+
+    @property
+    def has_varying_inputs(self) -> bool:
+        """Do axes of some input vary?"""
+        return self.compiled is not None and self.compiled.has_varying_inputs
+
+    def sizes_of(self, data: Mapping[Tensor, Any]) -> Sizes:
+        """The sizes of the data of a call, where they differ from the inputs' own."""
+        assert self.compiled is not None
+        return sizes_of(self.compiled.request, data) if self.compiled.has_varying_inputs else ()
+
+    def set_size_limit(self, limit: int) -> None:
+        """Keep programs of so many sizes of inputs."""
+        self.size_limit = limit
+        if self.compiled is not None:
+            self.compiled.size_limit = limit
 
     def memory_size(self) -> int:
         """Bytes of arena, optimizer state and sums of gradients; 0 before compile."""

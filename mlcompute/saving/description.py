@@ -128,6 +128,8 @@ def _describe_tensor(tensor: Tensor) -> dict[str, JSON]:
     if d.sequence_lengths is not None:
         entry["sequence_lengths"] = list(d.sequence_lengths)
         entry["sorted_sequences"] = d.sorted_sequences
+    if tensor.varies:
+        entry["varies"] = list(tensor.varies)
     if not has_default_label(tensor):
         entry["label"] = tensor.label
     if has_value(tensor):
@@ -220,6 +222,8 @@ class Rebuilt:
             entry = self._entries["tensors"].get(name, {})
             if "label" in entry:
                 tensor.label = _text(entry, "label")
+            if "varies" in entry:
+                tensor.varies = _axes(name, entry["varies"], len(tensor.descriptor.shape))
             if entry.get("has_data"):
                 self.valued.append(name)
 
@@ -338,6 +342,14 @@ def rebuild(description: JSON, who: str, custom: Custom = ()) -> Rebuilt:
             f"{who}: the graph in it cannot be built: {shortened(error)}",
             fix="the file was changed by hand, or written by a version that knows other layers",
         ) from error
+
+
+def _axes(name: str, given: JSON, rank: int) -> tuple[int, ...]:
+    """The axes of an input that vary."""
+    axes = given if isinstance(given, list) else [None]
+    if not all(type(axis) is int and 0 < axis < rank for axis in axes):
+        raise ValueError(f"tensor '{name}' varies along {str(given)[:100]}")
+    return tuple(axes)
 
 
 def _mapping(value: JSON, what: str) -> dict[str, Any]:
