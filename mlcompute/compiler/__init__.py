@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mlcompute.compiler.accumulate_gradients import accumulate_gradients
 from mlcompute.compiler.add_gradients import add_gradients
 from mlcompute.compiler.add_updates import add_updates
+from mlcompute.compiler.attention_by_token import attention_by_token
 from mlcompute.compiler.channels_last import channels_last
 from mlcompute.compiler.collector import collector_paused
 from mlcompute.compiler.context import Context, Pass
@@ -83,6 +84,10 @@ def _recomputes_normalized(context: Context) -> bool:
     return _trains(context) and context.engine.traits.fuses_normalization
 
 
+def _keeps_logarithms(context: Context) -> bool:
+    return context.engine.traits.attention_by_token
+
+
 def _is_one_call(context: Context) -> bool:
     return not context.program.runs_in_phases
 
@@ -110,6 +115,7 @@ PASSES = [
     Pass(transpose_matmul),
     Pass(pool_indices, when=_is_fused),
     Pass(lower_precision, when=_asks_for_bfloat16),  # supported steps, on bfloat16 where the device supports that
+    Pass(attention_by_token, when=_keeps_logarithms),
     Pass(rematerialize, when=_is_fused),
     Pass(unmerge_aliased_updates),
     Pass(fuse_epilogues, when=_fuses_epilogues),

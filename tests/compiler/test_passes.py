@@ -19,7 +19,12 @@ from mlcompute.ops.op import FLOAT32, TABLE, Step, Trace
 
 class Capable(Null):
     traits = Traits(
-        fuses_elementwise=True, fuses_epilogues=True, fuses_normalization=True, channels_last=True, updates_last=True
+        fuses_elementwise=True,
+        fuses_epilogues=True,
+        fuses_normalization=True,
+        attention_by_token=True,
+        channels_last=True,
+        updates_last=True,
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mlcompute import ops
+from mlcompute.compiler.attention_by_token import BY_TOKEN, BY_TOKEN_GRADIENT
 from mlcompute.devices.device import Engine
 from mlcompute.ops.op import Array, Trace, Value
 from tests.devices.cuda_ops import emulated, gpu, multiplied, run_on
@@ -87,9 +88,38 @@ def check(engine: Engine, name: str, scale: float = 4.0, times: int = 1) -> None
         assert_close(a, b, scale=scale, what=what)
 
 
+def described_by_token(name: str) -> tuple[Any, Any]:
+    q, _, _, mask, dropout = (CASES | LARGER)[name]
+    options = {"scale": q[3] ** -0.5, "has_mask": mask is not None, "has_keep": dropout}
+
+    def attention(*values: Value) -> Any:
+        return values[0].trace.add(BY_TOKEN, values, options)
+
+    def gradient(*values: Value) -> Any:
+        return values[0].trace.add(BY_TOKEN_GRADIENT, values, options)
+
+    return attention, gradient
+
+
+def check_by_token(engine: Engine, name: str, scale: float = 4.0, times: int = 1) -> None:
+    """Results (n, l, heads, d), and the softmax's denominators kept for the gradient."""
+    attention, gradient = described_by_token(name)
+    arrays = arrays_of(name)
+    kept, kernels = run_on(engine, attention, arrays, times)
+    assert kernels == "attention"
+    for what, a, b in zip(("y", "logs"), kept, forward(attention, *arrays), strict=True):
+        assert_close(a, b, scale=scale, what=what)
+    dy = np.random.default_rng(3).standard_normal(kept[0].transpose(0, 2, 1, 3).shape).astype(np.float32)
+    found, kernels = run_on(engine, gradient, [dy, *kept, *arrays], times)
+    assert kernels == "attention gradient"
+    for what, a, b in zip(("dq", "dk", "dv"), found, forward(gradient, dy, *kept, *arrays), strict=True):
+        assert_close(a, b, scale=scale, what=what)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_attention(name: str) -> None:
     check(emulated(), name)
+    check_by_token(emulated(), name)
 
 
 @pytest.mark.parametrize("name", ["plain", "mask and dropout, more than a tile"])
@@ -139,10 +169,14 @@ def test_rows_without_keys_in_tiles_without_any() -> None:
     found, _ = run_on(emulated(), attention, arrays, times=1)
     assert np.isnan(expected[:, :, 66:]).all()
     assert_close(found[0], expected, scale=4.0)
+    by_token, by_token_gradient = described_by_token("causal")
+    kept, _ = run_on(emulated(), by_token, arrays, times=1)
     for dy in (np.ones(expected.shape, np.float32), np.zeros(expected.shape, np.float32)):
         found, _ = run_on(emulated(), gradient, [dy, *arrays], times=1)
-        for a, b in zip(found, forward(gradient, dy, *arrays), strict=True):
+        again, _ = run_on(emulated(), by_token_gradient, [dy, *kept, *arrays], times=1)
+        for a, b, c in zip(found, forward(gradient, dy, *arrays), again, strict=True):
             assert_close(a, b, scale=4.0)
+            assert_close(c, b.transpose(0, 2, 1, 3), scale=4.0)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -177,6 +211,7 @@ def test_what_is_left_to_the_expansion() -> None:
 @pytest.mark.parametrize("name", [*CASES, *LARGER])
 def test_attention_on_a_gpu(name: str) -> None:
     check(gpu(), name, scale=16.0, times=3)
+    check_by_token(gpu(), name, scale=16.0, times=3)
 
 
 @pytest.mark.parametrize("name", LARGER)
@@ -184,3 +219,4 @@ def test_attention_with_tf32_on_a_gpu(name: str) -> None:
     engine = gpu()
     with multiplied("high"):
         check(engine, name, scale=400.0, times=3)
+        check_by_token(engine, name, scale=400.0, times=3)

@@ -32,6 +32,7 @@ class Cuda(Engine):
         fuses_elementwise=True,
         fuses_epilogues=True,
         fuses_normalization=True,
+        attention_by_token=True,
         recomputes_factors=False,  # it has much memory, and writing them again takes time
         updates_last=True,
         channels_last=True,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from mlcompute.compiler.attention_by_token import BY_TOKEN, BY_TOKEN_GRADIENT
 from mlcompute.devices.cuda.codegen.types import FLOAT, DType
 from mlcompute.devices.cuda.kernels.attention_source import (
     ROWS,
@@ -39,36 +40,47 @@ _SIZES = np.dtype(
 def attention_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     """One kernel, a block per 64 queries of a head; one before it that looks at a mask of several tiles."""
     inputs = [operands[value] for value in step.inputs]
-    y = operands[step.results[0]]
+    results = [operands[value] for value in step.results]
     form = _form(step, inputs)
     launches, more = _map_launch(step, operands, inputs[3] if form.has_map else None, form, 0)
     grid = (_units(inputs[0]) * -(-inputs[0].shape[2] // ROWS), 1, 1)
-    arguments = [*inputs, y, *_strides(inputs, inputs), *more, _sizes(step, inputs)]
-    source = forward_source(form)
-    launch = Launch(step, "attention", source, arguments, [len(inputs)], grid, (THREADS, 1, 1), form.forward_bytes)
+    arguments = [*inputs, *results, *_strides(inputs, inputs), *more, _sizes(step, inputs)]
+    source, writes = forward_source(form), range(len(inputs), len(inputs) + len(results))
+    launch = Launch(step, "attention", source, arguments, writes, grid, (THREADS, 1, 1), form.forward_bytes)
     return [*launches, launch]
 
 
 def gradient_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     """One kernel for dq and what the softmax needs, one for dk and dv; one before them as for attention."""
-    inputs = [operands[value] for value in step.inputs]
+    dy, kept, inputs = _gradient_inputs([operands[value] for value in step.inputs], step)
     dq, dk, dv = (operands[value] for value in step.results)
-    form = _form(step, inputs[1:], inputs[:1])
-    q, k = inputs[1], inputs[2]
+    form = _form(step, inputs, [dy])
+    q, k = inputs[:2]
     rows = _units(q) * q.shape[2]
-    logs, deltas = (_part(step, operands, number * rows, rows, FLOAT) for number in range(2))
-    launches, more = _map_launch(step, operands, inputs[4] if form.has_map else None, form, 2 * rows)
-    numbers = [*_strides(inputs, inputs[1:]), *more, _sizes(step, inputs[1:])]
-    count, block = len(inputs), (THREADS, 1, 1)
+    deltas, logs = (_part(step, operands, number * rows, rows, FLOAT) for number in range(2))
+    launches, more = _map_launch(step, operands, inputs[3] if form.has_map else None, form, 2 * rows)
+    numbers = [*_strides([dy, *inputs], inputs), *more, _sizes(step, inputs)]
+    read, block = [dy, *kept, *inputs], (THREADS, 1, 1)
+    between = [deltas] if form.by_token else [logs, deltas]
+    count = len(read)
     by_query = Launch(
-        step, "attention gradient", query_gradient_source(form), [*inputs, dq, logs, deltas, *numbers],
-        [count, count + 1, count + 2], (_units(q) * -(-q.shape[2] // ROWS), 1, 1), block, form.gradient_bytes,
+        step, "attention gradient", query_gradient_source(form), [*read, dq, *between, *numbers],
+        range(count, count + 1 + len(between)), (_units(q) * -(-q.shape[2] // ROWS), 1, 1), block, form.gradient_bytes,
     )  # fmt: skip
     by_key = Launch(
-        step, "attention gradient", key_gradient_source(form), [*inputs, dk, dv, logs, deltas, *numbers],
+        step, "attention gradient", key_gradient_source(form), [*read, dk, dv, *between, *numbers],
         [count, count + 1], (_units(q) * -(-k.shape[2] // ROWS), 1, 1), block, form.gradient_bytes,
     )  # fmt: skip
     return [*launches, by_query, by_key]
+
+
+_T = TypeVar("_T")
+
+
+def _gradient_inputs(inputs: Sequence[_T], step: Step) -> tuple[_T, Sequence[_T], Sequence[_T]]:
+    """dy; what was kept: y and the softmax's denominators, if anything; the inputs of attention."""
+    kept = 2 if step.op.name == BY_TOKEN_GRADIENT.name else 0
+    return inputs[0], inputs[1 : 1 + kept], inputs[1 + kept :]
 
 
 def attention_workspace(step: Step) -> int:
@@ -81,18 +93,18 @@ def attention_workspace(step: Step) -> int:
 
 def gradient_workspace(step: Step) -> int:
     """Bytes for two numbers per query, and for what the mask has in its tiles."""
-    q, k, v = step.inputs[1:4]
+    _, _, (q, k, v, *more) = _gradient_inputs(step.inputs, step)
     n, heads, queries, _ = q.shape
-    tiles = math.prod(_map_extents(step.inputs[4].shape, q, k, _inner(q, v))) if _has_map(step, q, k) else 0
+    tiles: int = math.prod(_map_extents(more[0].shape, q, k, _inner(q, v))) if _has_map(step, q, k) else 0
     return 4 * (2 * n * heads * queries + tiles)
 
 
 def supports_attention(step: Step) -> bool:
     """Is everything float32 (or bfloat16, but for the mask), not empty, and are heads at most 128 wide?"""
-    count = 3 if step.op.name == "attention" else 4
-    q, k, v = step.inputs[count - 3 : count]
-    options = {value.dtype for value in step.inputs[count:]}
-    if len({value.dtype for value in step.inputs[:count]}) != 1 or options - {FLOAT}:
+    is_gradient = step.op.name.endswith("gradient")
+    dy, _, inputs = _gradient_inputs(step.inputs, step) if is_gradient else (step.inputs[0], (), step.inputs)
+    q, k, v, *options = inputs
+    if len({value.dtype for value in (dy, q, k, v)}) != 1 or {value.dtype for value in options} - {FLOAT}:
         return False
     if not (q.dtype == FLOAT or is_bfloat16(q.dtype)) or not all(value.size for value in step.inputs):
         return False
@@ -118,7 +130,7 @@ def _form(step: Step, inputs: Sequence[Operand], more: Sequence[Operand] = ()) -
     return Form(
         width, value_width, _inner(q, v), a["has_mask"], _has_map(step, q, k), a["has_keep"],
         exact=not matmul_precision.allows_tf32, packed=all(map(_is_packed, (*inputs[:3], *more))),
-        narrow=is_bfloat16(q.dtype),
+        narrow=is_bfloat16(q.dtype), by_token="by_token" in step.op.name,
     )  # fmt: skip
 
 
@@ -150,14 +162,15 @@ def _map_launch(
     """The kernel that makes the map, at `start` of the workspace, and arguments that say where it is; or neither."""
     if mask is None:
         return [], []
-    q, k = step.inputs[:2] if step.op.name == "attention" else step.inputs[1:3]
+    is_gradient = step.op.name.endswith("gradient")
+    q, k = (_gradient_inputs(step.inputs, step)[2] if is_gradient else step.inputs)[:2]
     samples, heads, rows, columns = extents = _map_extents(mask.shape, q, k, form.inner)
     count = math.prod(extents)
     found = _part(step, operands, start, count, np.dtype(np.int32))
     by = broadcast_strides(mask, (*q.shape[:3], k.shape[2]))
     sizes = (heads, q.shape[2], k.shape[2], rows, columns)
     arguments: list[Argument] = [mask, found, np.int64(count), *map(np.int32, sizes), *map(np.int64, by)]
-    kernel = "attention" if step.op.name == "attention" else "attention gradient"
+    kernel = "attention gradient" if is_gradient else "attention"
     grid = (-(-count // (THREADS // 32)), 1, 1)
     launch = Launch(step, kernel, map_source(form.inner), arguments, [1], grid, (THREADS, 1, 1))
     one = rows * columns
@@ -206,4 +219,6 @@ def _packed(numbers: tuple[float, ...], dtype: DType) -> np.generic:
 KERNELS: dict[str, Row] = {
     "attention": Row(attention_launches, supports_attention, attention_workspace),
     "attention_gradient": Row(gradient_launches, supports_attention, gradient_workspace),
+    BY_TOKEN.name: Row(attention_launches, supports_attention, attention_workspace),
+    BY_TOKEN_GRADIENT.name: Row(gradient_launches, supports_attention, gradient_workspace),
 }

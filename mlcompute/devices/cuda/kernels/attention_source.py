@@ -2,8 +2,9 @@
 
 A block has 4 warps; each owns 16 of the block's 64 queries (of its keys, for the gradients of keys and values) and goes
 through all keys (queries), a tile at a time; the next tile is copied while one is used. The softmax's maximum and sum
-are carried along and corrected when a larger score appears. The gradient goes through the keys twice, for the softmax
-first, then for dq; a second kernel makes dk and dv. Nothing is added in an order that depends on the run.
+are carried along and corrected when a larger score appears. The gradient goes through the keys for dq, and once more
+before that for the softmax where its denominators were not kept; a second kernel makes dk and dv. Nothing is added in
+an order that depends on the run.
 
 Scores are multiplied by log2(e), so that exp is exp2.
 
@@ -31,6 +32,7 @@ class Form:
     has_map  is it known what the mask has in tiles of inner x inner?
     packed   may rows be read four elements at a time?
     narrow   are queries, keys, values and their gradients bfloat16? Masks, and what is computed, are float32
+    by_token  are results (n, l, heads, d), and are the softmax's denominators kept for the gradient?
     """
 
     width: int
@@ -42,6 +44,7 @@ class Form:
     exact: bool
     packed: bool
     narrow: bool = False
+    by_token: bool = False
 
     @property
     def forward_bytes(self) -> int:
@@ -75,19 +78,29 @@ enum {{ HAS_MASK = {int(self.has_mask)}, HAS_MAP = {int(self.has_map)}, HAS_KEEP
 #define LOG2_E 1.4426950408889634f
 using Element = {"bfloat16" if self.narrow else "float"};
 __device__ __forceinline__ Element element(float x) {{ return {"to_bfloat16(x)" if self.narrow else "x"}; }}
+__device__ __forceinline__ float number(Element x) {{ return {"to_float(x)" if self.narrow else "x"}; }}
 {_FUNCTIONS}"""
 
     def parameters(self, *results: str) -> str:
         """Pointers and numbers, in the order in which `attention.py` gives them."""
         inputs = ["q", "k", "v", *(["mask"] if self.has_mask else []), *(["keep"] if self.has_keep else [])]
-        if len(results) > 1:
+        if "deltas" in results:
             inputs.insert(0, "dy")
-        found = [f"const {'float' if name in ('mask', 'keep') else 'Element'}* {name}" for name in inputs]
-        found += [f"{'float' if name in ('logs', 'deltas') else 'Element'}* {name}" for name in results]
-        found += [f"Strides {name}_by" for name in inputs]
+            if self.by_token:
+                inputs[1:1] = ["y", "logs"]
+        floats = ("mask", "keep", "logs", "deltas")
+        found = [f"const {'float' if name in floats else 'Element'}* {name}" for name in inputs]
+        found += [f"{'float' if name in floats else 'Element'}* {name}" for name in results]
+        found += [f"Strides {name}_by" for name in inputs if name not in ("y", "logs")]
         if self.has_map:
             found += ["const int* map", "Strides map_by"]
         return ", ".join([*found, "Sizes z"])
+
+    def row(self, count: str, index: str) -> str:
+        """The number of a row of a result: that of a token, then of a head, or the other way round."""
+        if self.by_token:
+            return f"((unit / z.heads * {count} + {index}) * z.heads + unit % z.heads)"
+        return f"(unit * {count} + {index})"
 
     def begin(self, count: str, heavy_first: str, *inputs: str) -> str:
         """Which rows of which head of which sample a block owns, which of them the lane has, where inputs begin.
@@ -280,7 +293,7 @@ extern "C" __global__ void __launch_bounds__({THREADS}) KERNEL(
 
 
 def forward_source(form: Form) -> str:
-    """y (n, heads, l, dv), dense."""
+    """y (n, heads, l, dv) or (n, l, heads, dv), dense; log2 of the softmax's denominators (n, heads, l)."""
     step = f"""{_SCORES}{_SOFTMAX}
         if (HAS_KEEP)
             #pragma unroll
@@ -293,8 +306,10 @@ def forward_source(form: Form) -> str:
             #pragma unroll
             for (int e = 0; e < 4; ++e) sum[n][e] *= change[e / 2];
         multiply_columns<DV / 8, INNER / 8, V>(sum, x, vs);"""
+    logs = ["logs"] if form.by_token else []
+    keep_log = "if (t == 0) logs[unit * z.queries + i] = most[r] + log2f(denominator);" if form.by_token else ""
     return f"""{form.head}
-extern "C" __global__ void {form.bounds(_FORWARD_BLOCKS)} KERNEL({form.parameters("y")}) {{
+extern "C" __global__ void {form.bounds(_FORWARD_BLOCKS)} KERNEL({form.parameters("y", *logs)}) {{
     {form.begin("z.queries", "tiles - 1 - rank", "q", "k", "v")}
     {_first_part("query")}
     float *qs = shared, *keys = qs + ROWS * Q, *values = keys + 2 * INNER * Q;
@@ -303,10 +318,12 @@ extern "C" __global__ void {form.bounds(_FORWARD_BLOCKS)} KERNEL({form.parameter
 {_key_loop(step)}
     #pragma unroll
     for (int r = 0; r < 2; ++r) {{
-        float factor = 1.0f / row_sum(total[r]);  // 0 times infinity, NaN, for a row without any key
+        float denominator = row_sum(total[r]);
+        float factor = 1.0f / denominator;  // 0 times infinity, NaN, for a row without any key
         int i = first + own + g + 8 * r;
         if (i >= z.queries) continue;
-        Element* to = y + (unit * z.queries + i) * z.value_width;
+        {keep_log}
+        Element* to = y + {form.row("z.queries", "i")} * z.value_width;
         #pragma unroll
         for (int n = 0; n < DV / 8; ++n)
             #pragma unroll
@@ -344,15 +361,26 @@ def query_gradient_source(form: Form) -> str:
                 x[n][e] = j < z.keys ? p * (d[n][e] * kept(keep, keep_by, i, j, z) - delta[e / 2]) : 0.0f;
             }}
         multiply_columns<D / 8, INNER / 8, Q>(sum, x, ks);"""
-    return f"""{form.head}
-extern "C" __global__ void {form.bounds(_GRADIENT_BLOCKS)} KERNEL({form.parameters("dq", "logs", "deltas")}) {{
-    {form.begin("z.queries", "tiles - 1 - rank", "dy", "q", "k", "v")}
-    {_first_part("query")}
-    float *qs = shared, *ys = qs + ROWS * Q, *keys = ys + ROWS * V, *values = keys + 2 * INNER * Q;
-    {_copied("Q", "q", "qs", "first", "ROWS")}
-    {_copied("V", "dy", "ys", "first", "ROWS")}
-    float most[2] = {{-INFINITY_F, -INFINITY_F}}, total[2] = {{0.0f, 0.0f}}, delta[2] = {{0.0f, 0.0f}};
-{_key_loop(statistics)}
+    if form.by_token:
+        found = f"""
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) {{
+        int i = first + own + g + 8 * r;
+        if (i < z.queries) {{
+            const Element *a = dy + i * dy_by.row, *b = y + {form.row("z.queries", "i")} * z.value_width;
+            for (int c = 4 * t; c < z.value_width; c += 16)
+                #pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    if (c + e < z.value_width) delta[r] += number(a[(c + e) * dy_by.column]) * number(b[c + e]);
+            most[r] = logs[unit * z.queries + i];
+        }}
+        delta[r] = row_sum(delta[r]);
+        if (t == 0 && i < z.queries) deltas[unit * z.queries + i] = delta[r];
+    }}"""
+    else:
+        found = f"""
+    float total[2] = {{0.0f, 0.0f}};
+    {_key_loop(statistics)}
     #pragma unroll
     for (int r = 0; r < 2; ++r) {{
         total[r] = row_sum(total[r]);
@@ -361,7 +389,18 @@ extern "C" __global__ void {form.bounds(_GRADIENT_BLOCKS)} KERNEL({form.paramete
         int i = first + own + g + 8 * r;
         if (t == 0 && i < z.queries) logs[unit * z.queries + i] = most[r], deltas[unit * z.queries + i] = delta[r];
     }}
-    __syncthreads();
+    __syncthreads();"""
+    results = ("dq", "deltas") if form.by_token else ("dq", "logs", "deltas")
+    least = "0.0f, 0.0f" if form.by_token else "-INFINITY_F, -INFINITY_F"
+    return f"""{form.head}
+extern "C" __global__ void {form.bounds(_GRADIENT_BLOCKS)} KERNEL({form.parameters(*results)}) {{
+    {form.begin("z.queries", "tiles - 1 - rank", "dy", "q", "k", "v")}
+    {_first_part("query")}
+    float *qs = shared, *ys = qs + ROWS * Q, *keys = ys + ROWS * V, *values = keys + 2 * INNER * Q;
+    {_copied("Q", "q", "qs", "first", "ROWS")}
+    {_copied("V", "dy", "ys", "first", "ROWS")}
+    float most[2] = {{{least}}}, delta[2] = {{0.0f, 0.0f}};
+{found}
     float sum[D / 8][4] = {{}};
 {_key_loop(step)}
     #pragma unroll
@@ -370,8 +409,8 @@ extern "C" __global__ void {form.bounds(_GRADIENT_BLOCKS)} KERNEL({form.paramete
         for (int e = 0; e < 4; ++e) {{
             int i = first + own + g + e / 2 * 8, column = 8 * n + 2 * t + e % 2;
             // A row without any key is NaN, and so is its gradient, though all of its tiles were skipped.
-            float x = total[e / 2] == 0.0f ? delta[e / 2] : sum[n][e] * z.scale;
-            if (i < z.queries && column < z.width) dq[(unit * z.queries + i) * z.width + column] = element(x);
+            float x = delta[e / 2] != delta[e / 2] ? delta[e / 2] : sum[n][e] * z.scale;
+            if (i < z.queries && column < z.width) dq[{form.row("z.queries", "i")} * z.width + column] = element(x);
         }}
 }}
 """
@@ -416,8 +455,9 @@ def key_gradient_source(form: Form) -> str:
         multiply_columns<DV / 8, INNER / 8, V>(sum_v, x, dys);
         multiply_columns<D / 8, INNER / 8, Q>(sum_k, d, qs);"""
     walk = "map, map_by.row, 1, parts, has_nan"
+    results = ("dk", "dv", "deltas") if form.by_token else ("dk", "dv", "logs", "deltas")
     return f"""{form.head}
-extern "C" __global__ void {form.bounds(_GRADIENT_BLOCKS)} KERNEL({form.parameters("dk", "dv", "logs", "deltas")}) {{
+extern "C" __global__ void {form.bounds(_GRADIENT_BLOCKS)} KERNEL({form.parameters(*results)}) {{
     {form.begin("z.keys", "rank", "dy", "q", "k", "v")}
     {_first_part("key")}
     float *ks = shared, *vs = ks + ROWS * Q, *queries = vs + ROWS * V, *gradients = queries + 2 * INNER * Q;
@@ -438,7 +478,7 @@ extern "C" __global__ void {form.bounds(_GRADIENT_BLOCKS)} KERNEL({form.paramete
         for (int e = 0; e < 4; ++e) {{
             int j = first + own + g + e / 2 * 8, column = 8 * n + 2 * t + e % 2;
             if (j >= z.keys) continue;
-            long long row = unit * z.keys + j;
+            long long row = {form.row("z.keys", "j")};
             if (n < D / 8 && column < z.width)
                 dk[row * z.width + column] = element(sum_k[n < D / 8 ? n : 0][e] * z.scale);
             if (n < DV / 8 && column < z.value_width)
