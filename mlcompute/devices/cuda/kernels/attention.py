@@ -96,7 +96,7 @@ def gradient_workspace(step: Step) -> int:
     _, _, (q, k, v, *more) = _gradient_inputs(step.inputs, step)
     n, heads, queries, _ = q.shape
     tiles: int = math.prod(_map_extents(more[0].shape, q, k, _inner(q, v))) if _has_map(step, q, k) else 0
-    return 4 * (2 * n * heads * queries + tiles)
+    return int(4 * (2 * n * heads * queries + tiles))
 
 
 def supports_attention(step: Step) -> bool:
