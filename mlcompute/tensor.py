@@ -441,9 +441,12 @@ class Tensor(Exchanged):
         self, data: Sequence[ArrayLike], *, device_data: Sequence[TensorOptimizerDeviceData] | None = None
     ) -> bool:
         """Attach optimizer state: one buffer per state, in layout order. The memory stays the caller's."""
+        expected = [self.state_descriptor] * len(data)
+        if len(self.optimizer_storages) == len(data):  # some optimizers keep state of other shapes
+            expected = [TensorDescriptor(storage.shape) for storage in self.optimizer_storages]
         states = [
-            write_target(state, self.state_descriptor, f"Tensor '{self.label}'.bind_optimizer_data[{index}]")
-            for index, state in enumerate(data)
+            write_target(state, descriptor, f"Tensor '{self.label}'.bind_optimizer_data[{index}]")
+            for index, (state, descriptor) in enumerate(zip(data, expected, strict=True))
         ]
         memory = {f"state {index}": state for index, state in enumerate(states)}
         if self.storage is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeGuard
 
 from mlcompute.compiler.program import Program
@@ -15,7 +16,7 @@ from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
 from mlcompute.ops.op import Array
 from mlcompute.optimizers.optimizer import Optimizer
-from mlcompute.runtime import calls, members
+from mlcompute.runtime import averages, calls, members
 from mlcompute.runtime.definition import Definition, Learning
 from mlcompute.runtime.inputs import Named
 from mlcompute.runtime.run import Call
@@ -254,6 +255,17 @@ class TrainingGraph(Graph):
             raise GraphError(f"{who} is not updated by this graph")
         state.check(tensor, data)
         return tensor.bind_optimizer_data(data, device_data=device_data)
+
+    @property
+    def averages(self) -> dict[str, Array]:
+        """Averages of the weights by parameter name, as the optimizer's `average_decay` has kept them: copies."""
+        return averages.averages(self._session)
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Within it the weights are their averages, for evaluating or saving; afterwards what they were:
+        `with training.averaged_weights(): trainer.evaluate(x, y)`.
+        """
+        return averages.averaged_weights(self._session)
 
     # Gradients ------------------------------------------------------------------------------------------------
 

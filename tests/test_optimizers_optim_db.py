@@ -31,7 +31,7 @@ OURS: dict[str, tuple[type[mlc.Optimizer], dict[str, str]]] = {
 LEFT_OUT = {
     "dampening": "ML Compute's momentum has none: it adds the whole gradient at every step",
 }
-#: Optimizers of the database that ML Compute does not have.
+#: Optimizers of the database that there are none of, or that tests/test_recent_optimizers.py compares.
 NOT_THERE = {
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam", "Rprop", "SparseAdam",
 }  # fmt: skip

@@ -148,9 +148,11 @@ def test_a_group_with_another_rule() -> None:
     adam = torch.optim.Adam(twin.named("encoder.weights", "encoder.biases"), lr=0.01, eps=0.0)
     sgd = torch.optim.SGD(twin.named("head.weights", "head.biases"), lr=0.1, momentum=0.9)
     for number in range(5):
-        adam.zero_grad(), sgd.zero_grad()
+        for theirs in (adam, sgd):
+            theirs.zero_grad()
         twin.loss(number).backward()
-        adam.step(), sgd.step()
+        for theirs in (adam, sgd):
+            theirs.step()
         net.step(number)
     assert_agree(net, twin)
     layers = net.graph.layer("encoder"), net.graph.layer("head")

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, ClassVar
 from mlcompute import ops
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
-from mlcompute.optimizers.descriptor import OptimizerDescriptor, OptimizerSettings, checked_count, checked_number
-from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.optimizers.counting import CountingOptimizer
+from mlcompute.optimizers.descriptor import OptimizerDescriptor, OptimizerSettings, checked_number
 from mlcompute.optimizers.parameter_group import ParameterGroup
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class _Moments(Optimizer):
+class _Moments(CountingOptimizer):
     """What Adam and AdamW share: two running moments and the step they give."""
 
     settings: ClassVar[tuple[str, ...]] = ("beta1", "beta2", "epsilon", "uses_amsgrad", "time_step")
@@ -25,7 +25,6 @@ class _Moments(Optimizer):
 
     epsilon = ReadOnly[float]("Added to the root of the second moment, before any bias correction.")
     uses_amsgrad = ReadOnly[bool]("True to divide by the largest second moment seen so far.")
-    time_step = ReadOnly[int]("Number of the next update, 1 for the first; grows by one per update of all parameters.")
 
     def __init__(
         self,
@@ -39,13 +38,12 @@ class _Moments(Optimizer):
         groups: Sequence[ParameterGroup] = (),
         **shared: Unpack[OptimizerSettings],
     ) -> None:
-        super().__init__(descriptor, groups, **shared)
+        super().__init__(descriptor, groups, time_step=time_step, **shared)
         who = type(self).__name__
         self._beta1 = checked_number(who, "beta1", beta1, least=0.0, below=1.0)
         self._beta2 = checked_number(who, "beta2", beta2, least=0.0, below=1.0)
         self._epsilon = checked_number(who, "epsilon", epsilon, least=0.0)
         self._uses_amsgrad = bool(uses_amsgrad)
-        self._time_step = self._begins_at = checked_count(who, "time_step", time_step, least=1)
 
     @property
     def beta1(self) -> float:
@@ -56,14 +54,6 @@ class _Moments(Optimizer):
     def beta2(self) -> float:
         """Share of the running mean of squared gradients kept per step."""
         return self._beta2
-
-    @property
-    def first_step(self) -> int:
-        return self._begins_at
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__(state)
-        self._begins_at = self._time_step  # a copy goes on counting where the original was
 
     @property
     def state_names(self) -> tuple[str, ...]:

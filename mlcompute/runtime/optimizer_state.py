@@ -147,7 +147,7 @@ class OptimizerState:
                 self.check(tensor, tensor.optimizer_storages)
 
     def check(self, tensor: Tensor, buffers: Sequence[object]) -> None:
-        """Refuse another number of buffers than the optimizer has states."""
+        """Refuse another number of buffers than the optimizer has states, or other shapes."""
         names = self.layout(tensor)
         if len(buffers) != len(names):
             raise DataError(
@@ -155,6 +155,13 @@ class OptimizerState:
                 f"{type(self.rule(tensor)).__name__} has {len(names)} states",
                 expected=", ".join(names) or "none",
             )
+        for buffer, (name, shape) in zip(buffers, names.items(), strict=True):
+            if isinstance(buffer, Storage) and buffer.shape != shape:
+                raise DataError(
+                    f"optimizer data of '{tensor.label}': {name} has shape {buffer.shape}",
+                    expected=f"{shape}, as {type(self.rule(tensor)).__name__} keeps it",
+                    fix="bind it after the graph was compiled",
+                )
 
     def rebound(self, tensor: Tensor) -> None:
         """The caller has supplied other buffers for a tensor."""

@@ -26,10 +26,18 @@ from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.layers.split import SplitLayer
 from mlcompute.layers.yolo_loss import YOLOLossLayer
 from mlcompute.optimizers import (
+    AdadeltaOptimizer,
+    AdafactorOptimizer,
+    AdagradOptimizer,
     AdamOptimizer,
     AdamWOptimizer,
+    LAMBOptimizer,
+    LionOptimizer,
+    MuonOptimizer,
+    NAdamOptimizer,
     Optimizer,
     OptimizerDescriptor,
+    RAdamOptimizer,
     RMSPropOptimizer,
     SGDOptimizer,
 )
@@ -55,11 +63,21 @@ _FROM_0_TO_1 = (
     LossType.HINGE,
 )
 _OPTIMIZERS: dict[str, Callable[[OptimizerDescriptor], Optimizer]] = {
+    "adadelta": AdadeltaOptimizer,
+    "adafactor": AdafactorOptimizer,
+    "adagrad": AdagradOptimizer,
     "adam": AdamOptimizer,
     "adamw": AdamWOptimizer,
+    "lamb": LAMBOptimizer,
+    "lion": LionOptimizer,
+    "muon": MuonOptimizer,
+    "nadam": NAdamOptimizer,
+    "radam": RAdamOptimizer,
     "rmsprop": RMSPropOptimizer,
     "sgd": SGDOptimizer,
 }
+#: Their rates where none is given; 1e-3 for the others.
+_RATES = {"adadelta": 1.0, "adafactor": 0.01, "adagrad": 0.01, "lion": 1e-4, "sgd": 0.01}
 
 
 class Model:
@@ -505,5 +523,5 @@ def _optimizer(given: Optimizer | str | None, learning_rate: float | None) -> Op
         raise DataError(
             f"Trainer: optimizer is {given!r}", expected=f"an Optimizer, or one of {', '.join(_OPTIMIZERS)}"
         )
-    rate = learning_rate if learning_rate is not None else 0.01 if name == "sgd" else 1e-3
+    rate = learning_rate if learning_rate is not None else _RATES.get(name, 1e-3)
     return _OPTIMIZERS[name](OptimizerDescriptor(learning_rate=rate))

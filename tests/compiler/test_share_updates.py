@@ -30,6 +30,10 @@ OPTIMIZERS: dict[str, Callable[[], mlc.Optimizer]] = {
     "adam": lambda: mlc.AdamOptimizer(descriptor()),
     "amsgrad": lambda: mlc.AdamOptimizer(descriptor(), uses_amsgrad=True),
     "rmsprop": lambda: mlc.RMSPropOptimizer(descriptor()),
+    "lion": lambda: mlc.LionOptimizer(descriptor()),
+    "nadam": lambda: mlc.NAdamOptimizer(descriptor()),
+    "averaged": lambda: mlc.AdamOptimizer(learning_rate=0.01, average_decay=0.9),
+    "muon": lambda: mlc.MuonOptimizer(descriptor()),
     "norm": lambda: mlc.SGDOptimizer(
         descriptor(
             applies_gradient_clipping=True,

@@ -27,14 +27,21 @@ class Update:
         value = self.trace.value
         self.parameters = [value(w.shape, w.dtype, "parameter", f"w{i}") for i, w in enumerate(parameters)]
         self.gradients = [value(w.shape, w.dtype, "input") for w in parameters]
-        self.states = [[value(w.shape, w.dtype, "state") for _ in optimizer.state_names] for w in parameters]
+        layouts = [optimizer.layout(w.shape) for w in parameters]
+        self.states = [
+            [value(shape, w.dtype, "state", name) for name, shape in layout.items()]
+            for w, layout in zip(parameters, layouts, strict=True)
+        ]
         # Devices read scalars as float32; in float64, where only the mathematics is checked, they keep all digits.
         scalar_type = scalar_type or max(parameters[0].dtype, FLOAT32, key=lambda dtype: dtype.itemsize)
         self.scalars = {name: value((), np.dtype(scalar_type), "scalar", name) for name in optimizer.scalar_names}
         described = list(zip(self.parameters, self.gradients, self.states, strict=True))
         self.pairs = update(self.trace, optimizer, described, self.scalars)
         self.memory: dict[Value, Array] = dict(zip(self.parameters, parameters, strict=True))
-        self.memory.update({s: np.zeros(s.shape, s.dtype) for states in self.states for s in states})
+        for w, states in zip(parameters, self.states, strict=True):
+            for s in states:
+                start = w if s.label in optimizer.followers else optimizer.initial_state(s.label)
+                self.memory[s] = np.full(s.shape, start, s.dtype)
 
     def step(self, gradients: Sequence[Array], time_step: int = 1) -> list[Array]:
         """One update with these gradients; the parameters after it."""

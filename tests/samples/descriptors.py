@@ -196,4 +196,7 @@ def optimizer_values() -> dict[str, Any]:
         "custom_global_norm": 5.0,
         "regularization_type": mlc.RegularizationType.L2,
         "regularization_scale": 0.125,
+        "average_decay": 0.5,
+        "lookahead_steps": 3,
+        "lookahead_scale": 0.75,
     }

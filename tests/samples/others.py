@@ -95,3 +95,60 @@ _MOMENTS: dict[str, Any] = {"beta1": 0.5, "beta2": 0.75, "epsilon": 1e-4, "uses_
 def rmsprop_optimizer() -> Sample:
     values = {"momentum_scale": 0.5, "alpha": 0.75, "epsilon": 1e-4, "is_centered": True}
     return Sample(mlc.RMSPropOptimizer(mlc.OptimizerDescriptor(**optimizer_values()), **values), values)
+
+
+@sample_of(mlc.AdadeltaOptimizer, OTHERS)
+def adadelta() -> Sample:
+    values: dict[str, Any] = {"alpha": 0.8, "epsilon": 1e-3}
+    return Sample(mlc.AdadeltaOptimizer(mlc.OptimizerDescriptor(**optimizer_values()), **values), values)
+
+
+@sample_of(mlc.AdafactorOptimizer, OTHERS)
+def adafactor() -> Sample:
+    values: dict[str, Any] = {"beta2_decay": -0.5, "epsilon": 1e-3, "minimum_scale": 0.01, "clipping_threshold": 2.0, "time_step": 3}
+    return Sample(mlc.AdafactorOptimizer(mlc.OptimizerDescriptor(**optimizer_values()), **values), values)
+
+
+@sample_of(mlc.AdagradOptimizer, OTHERS)
+def adagrad() -> Sample:
+    values: dict[str, Any] = {"rate_decay": 0.1, "initial_sum": 0.25, "epsilon": 1e-3, "time_step": 3}
+    return Sample(mlc.AdagradOptimizer(mlc.OptimizerDescriptor(**optimizer_values()), **values), values)
+
+
+@sample_of(mlc.LAMBOptimizer, OTHERS)
+def lamb() -> Sample:
+    values: dict[str, Any] = {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3, "time_step": 3}
+    return Sample(mlc.LAMBOptimizer(mlc.OptimizerDescriptor(**optimizer_values()), **values), values)
+
+
+@sample_of(mlc.LionOptimizer, OTHERS)
+def lion() -> Sample:
+    values: dict[str, Any] = {"beta1": 0.8, "beta2": 0.9}
+    return Sample(mlc.LionOptimizer(mlc.OptimizerDescriptor(**optimizer_values()), **values), values)
+
+
+@sample_of(mlc.MuonOptimizer, OTHERS)
+def muon() -> Sample:
+    values: dict[str, Any] = {
+        "momentum_scale": 0.8,
+        "uses_nesterov_momentum": False,
+        "iterations": 4,
+        "rate_adjustment": "original",
+        "beta1": 0.8,
+        "beta2": 0.9,
+        "epsilon": 1e-3,
+        "time_step": 3,
+    }
+    return Sample(mlc.MuonOptimizer(mlc.OptimizerDescriptor(**optimizer_values()), **values), values)
+
+
+@sample_of(mlc.NAdamOptimizer, OTHERS)
+def nadam() -> Sample:
+    values: dict[str, Any] = {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3, "momentum_decay": 0.01, "time_step": 3}
+    return Sample(mlc.NAdamOptimizer(mlc.OptimizerDescriptor(**optimizer_values()), **values), values)
+
+
+@sample_of(mlc.RAdamOptimizer, OTHERS)
+def radam() -> Sample:
+    values: dict[str, Any] = {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3, "time_step": 3}
+    return Sample(mlc.RAdamOptimizer(mlc.OptimizerDescriptor(**optimizer_values()), **values), values)

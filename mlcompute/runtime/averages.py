@@ -1,0 +1,58 @@
+"""Averages of the weights that the optimizer keeps: reading them, and computing with them for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from mlcompute.errors import ExecutionError
+from mlcompute.ops.op import Array
+from mlcompute.optimizers.optimizer import AVERAGE
+from mlcompute.runtime.group_members import parameter_names
+from mlcompute.runtime.session import Session
+from mlcompute.tensor import Tensor
+
+
+def averages(session: Session) -> dict[str, Array]:
+    """The average of every parameter that has one, by name: copies in the parameter's type."""
+    session.wait()
+    found = _averages(session)
+    names = {tensor: name for name, (tensor, _, _) in parameter_names(session.definition).items()}
+    return {names[tensor]: array for tensor, array in found.items()}
+
+
+@contextlib.contextmanager
+def averaged_weights(session: Session) -> Iterator[None]:
+    """Within it the parameters are their averages; afterwards they are again what they were."""
+    session.wait()
+    found = _averages(session)
+    before = {tensor: tensor.current_values() for tensor in found}
+    kept = {tensor: array.copy() for tensor, array in before.items() if array is not None}
+    try:
+        for tensor, array in found.items():
+            tensor.data = array
+        yield
+    finally:
+        for tensor, array in kept.items():
+            tensor.data = array
+
+
+def _averages(session: Session) -> dict[Tensor, Array]:
+    state = session.state
+    request = session.compile_if_needed()
+    found: dict[Tensor, Array] = {}
+    for tensor in request.parameters if state is not None else ():
+        assert state is not None
+        names = list(state.layout(tensor))
+        if AVERAGE not in names:
+            continue
+        assert tensor.storage is not None
+        is_fresh = tensor in state.optimizer.fresh
+        storage = tensor.storage if is_fresh else state.of(tensor)[names.index(AVERAGE)]
+        found[tensor] = storage.array().astype(tensor.storage.dtype)
+    if not found:
+        raise ExecutionError(
+            "TrainingGraph.averages: the optimizer keeps no averages",
+            fix="make it with average_decay=0.999",
+        )
+    return found
