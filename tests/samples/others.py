@@ -105,7 +105,8 @@ def adadelta() -> Sample:
 
 @sample_of(mlc.AdafactorOptimizer, OTHERS)
 def adafactor() -> Sample:
-    values: dict[str, Any] = {"beta2_decay": -0.5, "epsilon": 1e-3, "minimum_scale": 0.01, "clipping_threshold": 2.0, "time_step": 3}
+    values: dict[str, Any] = {"beta2_decay": -0.5, "epsilon": 1e-3, "minimum_scale": 0.01}
+    values |= {"clipping_threshold": 2.0, "time_step": 3}
     return Sample(mlc.AdafactorOptimizer(mlc.OptimizerDescriptor(**optimizer_values()), **values), values)
 
 
