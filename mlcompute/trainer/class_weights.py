@@ -17,13 +17,19 @@ ClassWeight = Mapping[int, float] | Literal["balanced"] | Any
 
 def class_numbers(labels: Column, class_axis: int) -> Array:
     """The integer class label of every sample, pixel or step, whatever form the labels have; -1: counts nowhere."""
-    array, shape = labels.array, labels.tensor.descriptor.shape
+    array, shape = labels.array, (0, *labels.extents)
     if labels.class_axis or labels.tensor.descriptor.data_type.numpy.kind in "iu":
         return array
     if len(shape) < 2 or shape[class_axis] == 1:
         return (array > 0.5).astype(np.int64)
     found: Array = array.reshape(len(array), *shape[1:]).argmax(class_axis)
     return found
+
+
+def places_of(labels: Column, class_axis: int) -> tuple[int, ...]:
+    """The extents of a sample's labels without that of the classes: one label per pixel or step."""
+    extents = labels.extents
+    return (*extents[: class_axis - 1], *extents[class_axis:]) if len(extents) >= class_axis else extents
 
 
 def weight_table(who: str, given: Any, classes: int, numbers: Array | None) -> Array:

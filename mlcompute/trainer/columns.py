@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +46,7 @@ class Column:
     scale    rows of the tensor per sample (more than 1 where the tensor's first extent is a multiple of the batch)
     class_axis  labels are integer class labels and become one-hot along this axis; 0: they are used as they are
     shared   the same data for every batch: the tensor's first axis does not count samples
+    varied   extents of a sample, where they differ from the tensor's own
     """
 
     name: str
@@ -53,6 +55,12 @@ class Column:
     scale: int = 1
     class_axis: int = 0
     shared: bool = False
+    varied: tuple[int, ...] | None = None
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """The shape of a sample."""
+        return self.tensor.descriptor.shape[1:] if self.varied is None else self.varied
 
     @property
     def count(self) -> int:
@@ -62,8 +70,7 @@ class Column:
     @property
     def row_bytes(self) -> int:
         """Bytes of one sample as the tensor holds it."""
-        d = self.tensor.descriptor
-        return d.element_count // d.shape[0] * d.data_type.numpy.itemsize * self.scale
+        return math.prod(self.extents) * self.tensor.descriptor.data_type.numpy.itemsize * self.scale
 
     def part(self, rows: slice) -> Column:
         """The column of some samples in a row."""
@@ -81,9 +88,9 @@ class Column:
             array = array.reshape(self.count, self.scale, *array.shape[1:])
         taken = array[picked] if isinstance(picked, slice) else np.take(array, picked, axis=0)
         if self.class_axis:
-            return one_hot(taken, d.shape[1:], d.data_type.numpy, self.class_axis - 1)
+            return one_hot(taken, self.extents, d.data_type.numpy, self.class_axis - 1)
         with np.errstate(all="ignore"):
-            rows: Array = np.ascontiguousarray(taken, d.data_type.numpy).reshape(-1, *d.shape[1:])
+            rows: Array = np.ascontiguousarray(taken, d.data_type.numpy).reshape(-1, *self.extents)
         rows.flags.writeable = False  # perhaps the caller's memory: callbacks may look at a batch, not write
         return rows
 
@@ -98,13 +105,22 @@ def one_hot(numbers: Array, shape: tuple[int, ...], dtype: np.dtype[Any], axis: 
 
 
 def column(
-    name: str, tensor: Tensor, data: Any, who: str, *, batch: int, class_axis: int = 0, is_weight: bool = False
+    name: str,
+    tensor: Tensor,
+    data: Any,
+    who: str,
+    *,
+    batch: int,
+    class_axis: int = 0,
+    is_weight: bool = False,
+    follows: bool = False,
 ) -> Column:
     """A checked column.
 
     batch       the number of samples the graph was built for; 0: the tensor holds nothing per sample
     class_axis  of labels: where the classes are
     is_weight   it weighs labels
+    follows     labels or weights whose extents follow those of inputs that vary
     """
     is_label = class_axis > 0
     who = f"{who}: '{name}'"
@@ -117,7 +133,9 @@ def column(
     scale = d.shape[0] // batch
     if len(array) % scale:
         raise DataError(f"{who}: {len(array)} rows cannot be dealt out {scale} to a sample")
-    if is_label and _are_class_numbers(array, d.shape, class_axis):
+    shape = _varied(tensor, array.shape, class_axis, follows)
+    varied = shape[1:] if shape != d.shape else None
+    if is_label and _are_class_numbers(array, shape, class_axis):
         low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
         classes = d.shape[class_axis]
         if low < 0 or high >= classes:
@@ -127,8 +145,8 @@ def column(
                 expected=f"0 to {classes - 1}",
                 fix=ignored if low < 0 else "",
             )
-        return Column(name, tensor, array, scale, class_axis=class_axis)
-    given, wanted = (tuple(e for e in shape[1:] if e != 1) for shape in (array.shape, d.shape))
+        return Column(name, tensor, array, scale, class_axis=class_axis, varied=varied)
+    given, wanted = (tuple(e for e in extents[1:] if e != 1) for extents in (array.shape, shape))
     if given != wanted:
         fix = rearrangement(array.shape, (len(array), *d.shape[1:]))
         if is_label and array.dtype.kind not in "iu" and _has_one_entry_for(array, d.shape, class_axis):
@@ -145,7 +163,18 @@ def column(
             expected=f"shape ({', '.join(map(str, (len(array), *d.shape[1:])))}{',' if len(d.shape) == 1 else ''})",
             fix=fix,
         )
-    return Column(name, tensor, _castable(array, tensor, who), scale)
+    return Column(name, tensor, _castable(array, tensor, who), scale, varied=varied)
+
+
+def _varied(tensor: Tensor, given: tuple[int, ...], class_axis: int, follows: bool) -> tuple[int, ...]:
+    """The tensor's shape, with the given extents where they may vary."""
+    shape = tensor.descriptor.shape
+    axes = set(tensor.varies or (range(1, len(shape)) if follows else ())) - {class_axis}
+    if class_axis and len(given) == len(shape) - 1:  # integer class labels
+        given = (*given[:class_axis], shape[class_axis], *given[class_axis:])
+    if not axes or len(given) != len(shape):
+        return shape
+    return (shape[0], *(given[axis] if axis in axes else shape[axis] for axis in range(1, len(shape))))
 
 
 def _are_class_numbers(array: Array, shape: tuple[int, ...], class_axis: int) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.tensor import Tensor
-from mlcompute.trainer.class_weights import class_numbers, weighed
+from mlcompute.trainer.class_weights import class_numbers, places_of, weighed
 from mlcompute.trainer.columns import Column, as_array, column
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.prefetch import Prefetch
@@ -71,6 +71,11 @@ class Feed:
     class_axes: Mapping[str, int] = field(default_factory=dict)
     shared: AbstractSet[Tensor] = frozenset()
     class_weights: Array | None = None
+
+    @property
+    def varies(self) -> bool:
+        """Do lengths or sizes of inputs vary?"""
+        return any(tensor.varies for tensor in self.inputs.values())
 
     def counts_samples(self, tensor: Tensor) -> bool:
         """Does axis 0 of a tensor hold something for every sample?"""
@@ -395,11 +400,33 @@ def data_from(who: str, feed: Feed, x: Any, y: Any = None, weights: Any = None, 
         if y is None and weights is None:
             return Samples(who, feed, x, only_inputs)
         raise DataError(f"{who}: {type(x).__name__} gives samples by number, and y beside it", fix="leave y out")
+    if feed.varies and not isinstance(x, np.ndarray):
+        buckets = _buckets(who, feed, x, y, weights, only_inputs)
+        if buckets is not None:
+            return buckets
     columns = _columns(who, feed, x, y, weights)
     for one in columns[2]:
         if one.array.size and not one.array.any():
             raise DataError(f"{who}: all weights of '{one.name}' are 0, nothing would count", fix="check them")
     return Arrays(who, *columns)
+
+
+def _buckets(who: str, feed: Feed, x: Any, y: Any, weights: Any, only_inputs: bool) -> Data | None:
+    """Lists of samples of different sizes, where the inputs' sizes vary; None for anything else."""
+    from mlcompute.trainer.buckets import Buckets
+
+    named = [
+        _named(who, kind, tensors, given)
+        for kind, tensors, given in (
+            ("input", feed.inputs, x),
+            ("label", feed.labels, y),
+            ("weight", feed.weights, weights),
+        )
+    ]
+    lists = {name: part for name, part in named[0].items() if isinstance(part, (list, tuple))}
+    if not any(len({np.shape(sample) for sample in part}) > 1 for part in lists.values()):
+        return None
+    return Buckets(who, feed, named, only_inputs)
 
 
 def _are_batches(given: Sequence[Any], feed: Feed) -> bool:
@@ -441,6 +468,7 @@ def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[C
                     batch=feed.batch if feed.counts_samples(tensors[name]) else 0,
                     class_axis=axes.get(name, 0),
                     is_weight=kind == "weight",
+                    follows=feed.varies and kind != "input",
                 )
                 for name, data in named.items()
             ]
@@ -452,8 +480,10 @@ def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[C
         count = next(one.count for one in found[0] if not one.shared)
         for name, tensor in feed.weights.items():
             rows, *extents = tensor.descriptor.shape
+            if feed.varies and extents and found[1]:  # a weight for every step: as many as there are labels
+                extents = list(places_of(found[1][0], feed.class_axes.get(found[1][0].name, 1)))
             ones = np.broadcast_to(np.float32(1), (count * (rows // feed.batch), *extents))
-            found[2].append(column(name, tensor, ones, who, batch=feed.batch))
+            found[2].append(column(name, tensor, ones, who, batch=feed.batch, follows=feed.varies))
     return found[0], found[1], found[2]
 
 

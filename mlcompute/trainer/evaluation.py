@@ -12,6 +12,7 @@ import numpy as np
 from mlcompute.enums import ExecutionOptions, ReductionType
 from mlcompute.errors import DataError
 from mlcompute.runtime.session import session_of
+from mlcompute.trainer.buckets import put_back
 from mlcompute.trainer.data import Batch, Data
 from mlcompute.trainer.last_batch import expect_independent_samples, expect_weights, padded, short_batch, weights_of
 from mlcompute.trainer.metrics import Array, ConfusionMatrix, Metric
@@ -87,10 +88,12 @@ def run(model: Model, batch: Batch, *, with_labels: bool) -> tuple[Array, float,
         batch.inputs,
         batch.labels if with_labels else None,
         batch.weights if with_labels else None,
-        {"prediction": prediction},
+        None if model.feed.varies else {"prediction": prediction},
         batch_size=batch.size,
         options=_SYNCHRONOUS,
     )
+    if model.feed.varies:  # as large as the inputs made it
+        prediction = np.array(session_of(graph).fetch(model.prediction))
     if not with_labels:
         return prediction[: batch.rows * scale], math.nan, {}
     result: Any = execution.result
@@ -164,4 +167,4 @@ def predict(model: Model, data: Data, size: int) -> Array:
             parts.append(run(model, batch, with_labels=False)[0])
     if not parts:
         raise DataError("Trainer.predict: there are no samples")
-    return np.concatenate(parts)
+    return put_back(parts, data, size)

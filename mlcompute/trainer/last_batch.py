@@ -112,12 +112,16 @@ def weights_of(batch: Batch, model: Model) -> dict[str, Array]:
     feed = model.feed
     if batch.weights or not feed.weighs_alike:
         return batch.weights
-    return {
-        name: np.ones(
-            (batch.rows * (tensor.descriptor.shape[0] // feed.batch), *tensor.descriptor.shape[1:]), np.float32
-        )
-        for name, tensor in feed.weights.items()
-    }
+    found: dict[str, Array] = {}
+    for name, tensor in feed.weights.items():
+        rows, *extents = tensor.descriptor.shape
+        if feed.varies and extents:  # a weight for every step: as many as there are labels
+            label = next(iter(batch.labels))
+            axis = feed.class_axes.get(label, 1)
+            shape = batch.labels[label].shape
+            extents = [*shape[1:axis], *shape[axis + 1 :]]
+        found[name] = np.ones((batch.rows * (rows // feed.batch), *extents), np.float32)
+    return found
 
 
 def expect_independent_samples(who: str, way_out: str, run: Callable[[bool], list[Any]]) -> None:
