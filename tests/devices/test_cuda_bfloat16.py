@@ -9,6 +9,7 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import ops
+from mlcompute.compiler.attention_by_token import BY_TOKEN, BY_TOKEN_GRADIENT
 from mlcompute.devices.reference import Reference
 from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.op import FLOAT32, Array
@@ -111,9 +112,14 @@ def test_attention(width: int, has_mask: bool) -> None:
     attributes = {"scale": 0.5, "has_mask": has_mask, "has_keep": False}
     q, k, v = narrow(2, 2, 9, width), narrow(2, 2, 70, width, seed=2), narrow(2, 2, 70, 8, seed=3)
     mask = [wide(9, 70)] if has_mask else []
-    y = check(op("attention", **attributes), q, k, v, *mask, scale=8)[0]
+    # Probabilities and their gradients are rounded to bfloat16 before they are multiplied.
+    y = check(op("attention", **attributes), q, k, v, *mask, scale=64)[0]
     assert y.dtype == bfloat16()
-    check(op("attention_gradient", **attributes), narrow(*y.shape, seed=4), q, k, v, *mask, scale=16)
+    dy = narrow(*y.shape, seed=4)
+    check(op("attention_gradient", **attributes), dy, q, k, v, *mask, scale=128)
+    kept = check(lambda *x: x[0].trace.add(BY_TOKEN, x, attributes), q, k, v, *mask, scale=64)
+    inputs = [dy, *kept, q, k, v, *mask]
+    check(lambda *x: x[0].trace.add(BY_TOKEN_GRADIENT, x, attributes), *inputs, scale=128)
 
 
 @pytest.mark.parametrize("network", NETWORKS)

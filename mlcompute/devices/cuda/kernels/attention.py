@@ -125,18 +125,23 @@ def _part(step: Step, operands: Operands, start: int, count: int, dtype: DType) 
 
 def _form(step: Step, inputs: Sequence[Operand], more: Sequence[Operand] = ()) -> Form:
     q, k, v = inputs[:3]
-    width, value_width = (-(-operand.shape[3] // 8) * 8 for operand in (q, v))
+    exact, narrow = not matmul_precision.allows_tf32, is_bfloat16(q.dtype)
+    least = 16 if narrow and not exact else 8
+    width, value_width = (-(-operand.shape[3] // least) * least for operand in (q, v))
+    widths = (8, 4) if narrow and not exact else (4,)
+    packed = next((count for count in widths if all(_is_packed(each, count) for each in (*inputs[:3], *more))), 1)
     a = step.attributes
     return Form(
         width, value_width, _inner(q, v), a["has_mask"], _has_map(step, q, k), a["has_keep"],
-        exact=not matmul_precision.allows_tf32, packed=all(map(_is_packed, (*inputs[:3], *more))),
-        narrow=is_bfloat16(q.dtype), by_token="by_token" in step.op.name,
+        exact=exact, packed=packed, narrow=narrow, by_token="by_token" in step.op.name,
     )  # fmt: skip
 
 
 def _inner(q: Operand | Value, v: Operand | Value) -> int:
     """Rows of the tiles that blocks go through: what shared memory has room for, several blocks' if possible."""
     widest = max(q.shape[3], v.shape[3])
+    if is_bfloat16(q.dtype) and matmul_precision.allows_tf32:
+        return 32 if widest <= 96 else 16
     return 32 if widest <= 64 else 16 if widest <= 96 else 8
 
 
@@ -181,14 +186,14 @@ def _map_launch(
 # Arguments ------------------------------------------------------------------------------------------------------------
 
 
-def _is_packed(operand: Operand) -> bool:
-    """May its rows be read four elements at a time?"""
+def _is_packed(operand: Operand, count: int) -> bool:
+    """May its rows be read so many elements at a time?"""
     by_row = zip(operand.shape[:3], operand.strides[:3], strict=True)
     return (
         operand.strides[3] == 1
-        and operand.shape[3] % 4 == 0
-        and operand.offset % 4 == 0
-        and all(extent == 1 or stride % 4 == 0 for extent, stride in by_row)
+        and operand.shape[3] % count == 0
+        and operand.offset % count == 0
+        and all(extent == 1 or stride % count == 0 for extent, stride in by_row)
     )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlcompute.devices.cuda.codegen.tensor_cores import PADDING, tensor_core_text
+from mlcompute.devices.cuda.codegen.tensor_cores import tensor_core_text
 
 #: Rows that a block owns, and its threads.
 ROWS, THREADS = 64, 128
@@ -30,7 +30,7 @@ class Form:
 
     inner    rows of the tiles that a block goes through
     has_map  is it known what the mask has in tiles of inner x inner?
-    packed   may rows be read four elements at a time?
+    packed   how many elements of a row may be read at a time: 1, 4, or 8 of bfloat16
     narrow   are queries, keys, values and their gradients bfloat16? Masks, and what is computed, are float32
     by_token  are results (n, l, heads, d), and are the softmax's denominators kept for the gradient?
     """
@@ -42,7 +42,7 @@ class Form:
     has_map: bool
     has_keep: bool
     exact: bool
-    packed: bool
+    packed: int
     narrow: bool = False
     by_token: bool = False
 
@@ -50,17 +50,27 @@ class Form:
     def forward_bytes(self) -> int:
         """Shared memory: the block's queries, two tiles of keys and values."""
         q, v = self._pitches
-        return 4 * (ROWS * q + 2 * self.inner * (q + v))
+        return self._item * (ROWS * q + 2 * self.inner * (q + v))
 
     @property
     def gradient_bytes(self) -> int:
         """Shared memory: what the block owns, two tiles of what it goes through."""
         q, v = self._pitches
-        return 4 * (ROWS + 2 * self.inner) * (q + v)
+        return self._item * (ROWS + 2 * self.inner) * (q + v)
 
     @property
     def _pitches(self) -> tuple[int, int]:
-        return self.width + PADDING, self.value_width + PADDING
+        padding = 16 // self._item  # of either type, 16 bytes keep rows aligned and apart
+        return self.width + padding, self.value_width + padding
+
+    @property
+    def narrow_tiles(self) -> bool:
+        """Are tiles in shared memory bfloat16, too? What is computed between two products is then rounded to it."""
+        return self.narrow and not self.exact
+
+    @property
+    def _item(self) -> int:
+        return 2 if self.narrow_tiles else 4
 
     def bounds(self, blocks: int) -> str:
         """Registers are limited so that `blocks` find room, where they suffice."""
@@ -71,12 +81,13 @@ class Form:
     def head(self) -> str:
         """Functions, constants, and the parameters all kernels have."""
         q, v = self._pitches
-        return f"""{tensor_core_text(self.exact)}
+        return f"""{tensor_core_text(self.exact, self.narrow_tiles)}
 enum {{ ROWS = {ROWS}, THREADS = {THREADS}, D = {self.width}, DV = {self.value_width}, INNER = {self.inner} }};
-enum {{ Q = {q}, V = {v}, PACK = {4 if self.packed else 1} }};
+enum {{ Q = {q}, V = {v}, PACK = {self.packed} }};
 enum {{ HAS_MASK = {int(self.has_mask)}, HAS_MAP = {int(self.has_map)}, HAS_KEEP = {int(self.has_keep)} }};
 #define LOG2_E 1.4426950408889634f
 using Element = {"bfloat16" if self.narrow else "float"};
+using Tile = {"bfloat16" if self.narrow_tiles else "float"};
 __device__ __forceinline__ Element element(float x) {{ return {"to_bfloat16(x)" if self.narrow else "x"}; }}
 __device__ __forceinline__ float number(Element x) {{ return {"to_float(x)" if self.narrow else "x"}; }}
 {_FUNCTIONS}"""
@@ -108,7 +119,7 @@ __device__ __forceinline__ float number(Element x) {{ return {"to_float(x)" if s
         Blocks with the most work for a causal mask begin first: `heavy_first` makes a tile's number of its rank.
         """
         lines = [
-            "extern __shared__ __align__(16) float shared[];",
+            "extern __shared__ __align__(16) Tile shared[];",
             f"int tiles = ({count} + ROWS - 1) / ROWS, units = gridDim.x / tiles, rank = blockIdx.x / units;",
             f"long long unit = blockIdx.x % units; int first = ({heavy_first}) * ROWS, own = threadIdx.x / 32 * 16;",
             "int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;",
@@ -240,7 +251,7 @@ def _tile_loop(row: str, count: str, first: tuple[str, str], second: tuple[str, 
     while (tile < tiles) {{
         int {row} = tile * INNER;
         bool adds = masked;
-        float *{q} = {first[1]} + buffer * INNER * Q, *{v} = {second[1]} + buffer * INNER * V;
+        Tile *{q} = {first[1]} + buffer * INNER * Q, *{v} = {second[1]} + buffer * INNER * V;
         wait_for_copies();
         finish_tile<INNER, D, Q, THREADS, PACK>({q});
         finish_tile<INNER, DV, V, THREADS, PACK>({v});
@@ -312,7 +323,7 @@ def forward_source(form: Form) -> str:
 extern "C" __global__ void {form.bounds(_FORWARD_BLOCKS)} KERNEL({form.parameters("y", *logs)}) {{
     {form.begin("z.queries", "tiles - 1 - rank", "q", "k", "v")}
     {_first_part("query")}
-    float *qs = shared, *keys = qs + ROWS * Q, *values = keys + 2 * INNER * Q;
+    Tile *qs = shared, *keys = qs + ROWS * Q, *values = keys + 2 * INNER * Q;
     {_copied("Q", "q", "qs", "first", "ROWS")}
     float sum[DV / 8][4] = {{}}, most[2] = {{-INFINITY_F, -INFINITY_F}}, total[2] = {{0.0f, 0.0f}};
 {_key_loop(step)}
@@ -396,7 +407,7 @@ def query_gradient_source(form: Form) -> str:
 extern "C" __global__ void {form.bounds(_GRADIENT_BLOCKS)} KERNEL({form.parameters(*results)}) {{
     {form.begin("z.queries", "tiles - 1 - rank", "dy", "q", "k", "v")}
     {_first_part("query")}
-    float *qs = shared, *ys = qs + ROWS * Q, *keys = ys + ROWS * V, *values = keys + 2 * INNER * Q;
+    Tile *qs = shared, *ys = qs + ROWS * Q, *keys = ys + ROWS * V, *values = keys + 2 * INNER * Q;
     {_copied("Q", "q", "qs", "first", "ROWS")}
     {_copied("V", "dy", "ys", "first", "ROWS")}
     float most[2] = {{{least}}}, delta[2] = {{0.0f, 0.0f}};
@@ -460,7 +471,7 @@ def key_gradient_source(form: Form) -> str:
 extern "C" __global__ void {form.bounds(_GRADIENT_BLOCKS)} KERNEL({form.parameters(*results)}) {{
     {form.begin("z.keys", "rank", "dy", "q", "k", "v")}
     {_first_part("key")}
-    float *ks = shared, *vs = ks + ROWS * Q, *queries = vs + ROWS * V, *gradients = queries + 2 * INNER * Q;
+    Tile *ks = shared, *vs = ks + ROWS * Q, *queries = vs + ROWS * V, *gradients = queries + 2 * INNER * Q;
     logs += unit * z.queries, deltas += unit * z.queries;
     {_copied("Q", "k", "ks", "first", "ROWS")}
     {_copied("V", "v", "vs", "first", "ROWS")}
