@@ -3,8 +3,9 @@
 A warp's accumulator of 16 rows and 8 n columns is `float sum[n][4]`: lane 4 g + t holds of columns 8 i + 2 t and
 8 i + 2 t + 1 the rows g (elements 0, 1 of sum[i]) and g + 8 (elements 2, 3).
 
-Tiles of bfloat16 are multiplied as they are. With TF32 the factors are rounded to 10 bits of mantissa. Exactly: each factor is split into its leading bits and the
-rest, and all products but that of the two rests are added, which leaves an error as small as float32's own.
+Tiles of bfloat16 are multiplied as they are. With TF32 the factors are rounded to 10 bits of mantissa. Exactly: each
+factor is split into its leading bits and the rest, and all products but that of the two rests are added, which leaves
+an error as small as float32's own.
 """
 
 from __future__ import annotations
