@@ -67,6 +67,7 @@ from mlcompute.layers.lstm import LSTMDescriptor, LSTMLayer
 from mlcompute.layers.matmul import MatMulDescriptor, MatMulLayer
 from mlcompute.layers.normalization import BatchNormalizationLayer, InstanceNormalizationLayer
 from mlcompute.layers.objective import ObjectiveLayer
+from mlcompute.layers.ordering import CumulativeSumLayer, SortLayer, TopKLayer
 from mlcompute.layers.padding import PaddingLayer
 from mlcompute.layers.pixel_shuffle import PixelShuffleLayer, PixelUnshuffleLayer
 from mlcompute.layers.pooling import PoolingDescriptor, PoolingLayer
@@ -140,6 +141,7 @@ __all__ = [
     "ConvolutionLayer",
     "ConvolutionType",
     "CosineSimilarityLayer",
+    "CumulativeSumLayer",
     "DataError",
     "DataType",
     "Device",
@@ -220,6 +222,7 @@ __all__ = [
     "SliceLayer",
     "SoftmaxLayer",
     "SoftmaxOperation",
+    "SortLayer",
     "SplitLayer",
     "StopGradientLayer",
     "Tensor",
@@ -227,6 +230,7 @@ __all__ = [
     "TensorDescriptor",
     "TensorOptimizerDeviceData",
     "TensorParameter",
+    "TopKLayer",
     "Trainer",
     "TrainingGraph",
     "TransposeLayer",

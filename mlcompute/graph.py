@@ -16,6 +16,7 @@ from mlcompute.building import (
     images,
     losses,
     normalizing,
+    ordering,
     random,
     recurrent,
     sequences,
@@ -348,6 +349,9 @@ class Graph:
     compare = elementwise.compare
     where = elementwise.where
     matmul = elementwise.matmul
+    sort = ordering.sort
+    top_k = ordering.top_k
+    cumulative_sum = ordering.cumulative_sum
     random_normal = random.random_normal
     random_uniform = random.random_uniform
     flatten = shapes.flatten

@@ -14,6 +14,7 @@ from mlcompute.ops.op import Array, Step, Trace, Value
 
 BOOL = np.dtype(np.bool_)
 INT32 = np.dtype(np.int32)
+FLOAT32 = np.dtype(np.float32)
 
 
 class CannotExportError(CompileError):
@@ -355,6 +356,32 @@ def _any_all(writer: Writer, step: Step) -> None:
 def _index(writer: Writer, step: Step) -> None:
     kind = "ArgMax" if step.op.name == "argmax" else "ArgMin"
     writer.node(kind, _in(writer, step), [_out(writer, step)], axis=step.attributes["axis"], keepdims=1)
+
+
+@_writes("sort")
+def _sort(writer: Writer, step: Step) -> None:
+    a, (x,), dtype = step.attributes, _in(writer, step), step.inputs[0].dtype
+    values, indices = (writer.name(value) for value in step.results)
+    # Few programs order other types than these.
+    ordered = dtype if dtype in (FLOAT32, INT32) else FLOAT32 if dtype.kind == "f" else INT32
+    if dtype != ordered:
+        x, values = writer.value("Cast", x, to=element_type(ordered)), writer.unique("sorted")
+    writer.node(
+        "TopK", [x, _ints(writer, [a["count"]])], [values, indices],
+        axis=a["axis"], largest=int(a["descending"]), sorted=1,
+    )  # fmt: skip
+    if dtype != ordered:
+        writer.node("Cast", [values], [writer.name(step.results[0])], to=element_type(dtype))
+
+
+@_writes("cumulative_sum")
+def _cumulative_sum(writer: Writer, step: Step) -> None:
+    a = step.attributes
+    axis = writer.constant(np.array(a["axis"], np.int64))
+    writer.node(
+        "CumSum", [*_in(writer, step), axis], [_out(writer, step)],
+        exclusive=int(a["exclusive"]), reverse=int(a["reverse"]),
+    )  # fmt: skip
 
 
 @_writes("softmax", "log_softmax")

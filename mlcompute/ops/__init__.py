@@ -1,7 +1,7 @@
 """The closed table of ops every device must know, as functions on symbolic values.
 
 A file per family: views, elementwise, reductions, indexing, matmul and convolution, pooling, recurrent, attention,
-cross entropy. `TABLE` holds all.
+cross entropy, ordering. `TABLE` holds all.
 """
 
 from mlcompute.ops.attention import *
@@ -11,6 +11,7 @@ from mlcompute.ops.embedding import *
 from mlcompute.ops.indexing import *
 from mlcompute.ops.matmul_and_convolution import *
 from mlcompute.ops.op import *
+from mlcompute.ops.ordering import *
 from mlcompute.ops.pooling import *
 from mlcompute.ops.recurrent import *
 from mlcompute.ops.reductions import *

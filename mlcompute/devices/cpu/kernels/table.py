@@ -15,6 +15,7 @@ from mlcompute.devices.cpu.kernels import (
     indexing,
     normalization,
     normalization_gradient,
+    ordering,
     pooling,
     random,
     recurrent,
@@ -38,6 +39,7 @@ KERNELS: dict[str, Maker] = {
     **matmul.KERNELS,
     **gemm_tn.KERNELS,
     **convolution.KERNELS,
+    **ordering.KERNELS,
     **pooling.KERNELS,
     **recurrent.KERNELS,
     **attention.KERNELS,
@@ -50,6 +52,7 @@ WORKSPACES: dict[str, Callable[[Step], int]] = {
     **normalization_gradient.WORKSPACES,
     **gemm_tn.WORKSPACES,
     **convolution.WORKSPACES,
+    **ordering.WORKSPACES,
     **recurrent.WORKSPACES,
     **attention.WORKSPACES,
 }
