@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mlcompute import ops
 from mlcompute.enums import DataType
-from mlcompute.layers.arguments import front_axis_of, integer, whole
+from mlcompute.layers.arguments import axis_of, integer, whole
 from mlcompute.layers.layer import ALL_TYPES, FLOATS, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
@@ -40,7 +40,7 @@ class SortLayer(Layer):
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources
-        front_axis_of(self.who, self._dimension, len(x.shape))
+        axis_of(self.who, self._dimension, len(x.shape))
         return [x, TensorDescriptor(x.shape, data_type=DataType.INT64)]
 
     def forward(self, run: Forward, *sources: Value) -> Sequence[Value]:
@@ -73,7 +73,7 @@ class TopKLayer(Layer):
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources
-        axis = front_axis_of(self.who, self._dimension, len(x.shape))
+        axis = axis_of(self.who, self._dimension, len(x.shape))
         self._check(x.shape[axis])
         shape = (*x.shape[:axis], self._k, *x.shape[axis + 1 :])
         return [TensorDescriptor(shape, data_type=kind) for kind in (x.data_type, DataType.INT64)]
@@ -109,7 +109,7 @@ class CumulativeSumLayer(Layer):
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources
-        front_axis_of(self.who, self._dimension, len(x.shape))
+        axis_of(self.who, self._dimension, len(x.shape))
         return [x]
 
     def forward(self, run: Forward, *sources: Value) -> Value:
