@@ -55,6 +55,7 @@ from mlcompute.layers.comparison import ComparisonLayer
 from mlcompute.layers.concatenation import ConcatenationLayer
 from mlcompute.layers.convolution import ConvolutionDescriptor, ConvolutionLayer
 from mlcompute.layers.cosine_similarity import CosineSimilarityLayer
+from mlcompute.layers.ctc_loss import CTCLossLayer
 from mlcompute.layers.dropout import DropoutLayer
 from mlcompute.layers.embedding import EmbeddingDescriptor, EmbeddingLayer
 from mlcompute.layers.fully_connected import FullyConnectedLayer
@@ -131,6 +132,7 @@ __all__ = [
     "ArithmeticLayer",
     "ArithmeticOperation",
     "BatchNormalizationLayer",
+    "CTCLossLayer",
     "CastLayer",
     "Checkpoint",
     "ComparisonLayer",

@@ -358,6 +358,7 @@ class Graph:
     slice = shapes.slice
     reduce = shapes.reduce
     loss = losses.loss
+    ctc_loss = losses.ctc_loss
     cross_entropy = losses.cross_entropy
     freeze = freezing.freeze
     unfreeze = freezing.unfreeze

@@ -10,6 +10,7 @@ from mlcompute.building.builder import build, chosen
 from mlcompute.enums import LossType, ReductionType
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import between
+from mlcompute.layers.ctc_loss import CTCLossLayer
 from mlcompute.layers.loss import LossDescriptor, LossLayer
 from mlcompute.layers.objective import ObjectiveLayer
 from mlcompute.tensor import Tensor
@@ -33,6 +34,37 @@ LOSSES = {
     "cosine_distance": LossType.COSINE_DISTANCE,
 }
 _LOSS_REDUCTIONS = {"mean": ReductionType.MEAN, "sum": ReductionType.SUM, "none": ReductionType.NONE}
+
+
+def ctc_loss(
+    self: Graph,
+    scores: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor | None = None,
+    target_lengths: Tensor | None = None,
+    *,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+    name: str = "",
+) -> Tensor:
+    """CTC loss, as torch.nn.CTCLoss, for labels that are not aligned with time; `minimize` it.
+
+    scores          (n, time, classes), before the softmax; targets (n, labels), INT32 or INT64
+    input_lengths   (n,), from 1 to time, and `target_lengths` (n,), from 0 to labels; both, or neither: all are full
+    blank           the class that stands for nothing
+    reduction       "mean": of loss / target length; "sum"; "none": (n,)
+    zero_infinity   targets that do not fit into their time count nothing, instead of infinity
+
+    >>> import mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> targets = graph.input((8, 5), "targets", data_type=mlc.DataType.INT32)
+    >>> graph.ctc_loss(graph.input((8, 20, 11), "scores"), targets).descriptor.shape
+    (1,)
+    """
+    kind = chosen(f"{type(self).__name__}.ctc_loss", "reduction", _LOSS_REDUCTIONS, reduction)
+    lengths = [given for given in (input_lengths, target_lengths) if given is not None]
+    return build(self, CTCLossLayer(blank, kind, zero_infinity), [scores, targets, *lengths], name, "ctc_loss")
 
 
 def loss(

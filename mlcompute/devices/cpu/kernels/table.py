@@ -10,6 +10,7 @@ from mlcompute.devices.cpu.kernels import (
     convolution,
     copies,
     cross_entropy,
+    ctc,
     elementwise,
     embedding,
     indexing,
@@ -42,6 +43,7 @@ KERNELS: dict[str, Maker] = {
     **ordering.KERNELS,
     **pooling.KERNELS,
     **recurrent.KERNELS,
+    **ctc.KERNELS,
     **attention.KERNELS,
 }
 
@@ -54,5 +56,6 @@ WORKSPACES: dict[str, Callable[[Step], int]] = {
     **convolution.WORKSPACES,
     **ordering.WORKSPACES,
     **recurrent.WORKSPACES,
+    **ctc.WORKSPACES,
     **attention.WORKSPACES,
 }

@@ -7,6 +7,7 @@ from mlcompute.devices.cuda.kernels import (
     convolution,
     copies,
     cross_entropy,
+    ctc,
     elementwise,
     embedding,
     indexing,
@@ -37,6 +38,7 @@ KERNELS: dict[str, Row] = {
     **indexing.KERNELS,
     **embedding.KERNELS,
     **recurrent.KERNELS,
+    **ctc.KERNELS,
     **rnn.KERNELS,
     **attention.KERNELS,
 }
