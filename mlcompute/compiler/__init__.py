@@ -12,6 +12,7 @@ from mlcompute.compiler.attention_by_token import attention_by_token
 from mlcompute.compiler.channels_last import channels_last
 from mlcompute.compiler.collector import collector_paused
 from mlcompute.compiler.context import Context, Pass
+from mlcompute.compiler.copy_strided_operands import copy_strided_operands
 from mlcompute.compiler.delay_statistics import delay_statistics
 from mlcompute.compiler.expand import expand
 from mlcompute.compiler.fuse_elementwise import fuse_elementwise
@@ -124,6 +125,7 @@ PASSES = [
     Pass(delay_statistics, when=_updates_together),
     Pass(schedule_updates, when=_is_one_call),
     Pass(fuse_update_into_matmul, when=_fuses_updates),
+    Pass(copy_strided_operands),
     Pass(plan_memory),
 ]
 

@@ -26,6 +26,8 @@ _REDUCTIONS = (
     *("sum", "max", "min", "any", "all", "normalize", "normalize_gradient"),
     *("softmax_cross_entropy", "softmax_cross_entropy_gradient"),
 )
+#: Ops that move whole pixels or channels: what they say of axes is renumbered. The first input is an image.
+_MOVES = ("take", "take_gradient", "slice", "slice_gradient", "pad")
 
 
 def channels_last(steps: list[Step], context: Context) -> list[Step]:
@@ -54,7 +56,11 @@ class _Layout:
             )
             self._emit(step, inputs, {**step.attributes, "channels_last": True}, name != "convolution_weight_gradient")
         elif self._is_inside(step):
-            inputs = tuple(self._matching(value, step) for value in step.inputs)
+            count = 1 if name in _MOVES else len(step.inputs)  # indices are no images
+            inputs = (
+                *(self._matching(value, step) for value in step.inputs[:count]),
+                *(self.first(value, step) for value in step.inputs[count:]),
+            )
             self._emit(step, inputs, _renumbered(step), True)
         else:
             for value in step.inputs:
@@ -62,7 +68,7 @@ class _Layout:
             self.steps.append(step)
 
     def _is_inside(self, step: Step) -> bool:
-        """Is a step inside a region: an elementwise op, reduction or copy of an image that has a twin?"""
+        """Is a step inside a region: does it compute with, or move pixels or channels of, an image that has a twin?"""
         rank = len(step.results[0].shape) if step.results else 0
         if rank not in _RANKS or any(len(value.shape) != rank for value in step.results):
             return False
@@ -73,6 +79,11 @@ class _Layout:
             return any(value in self.twins for value in large) and all(len(v.shape) in (0, rank) for v in step.inputs)
         if step.op.name in _REDUCTIONS:
             return step.inputs[0] in self.twins
+        if step.op.name in _MOVES:
+            return step.inputs[0] in self.twins and len(step.inputs[0].shape) == rank
+        if step.op.name == "concatenate":  # most of it should not have to be turned round
+            inside = sum(value.nbytes for value in step.inputs if value in self.twins)
+            return 2 * inside >= sum(value.nbytes for value in step.inputs)
         # A repeated statistic: (1, C, 1, 1) to (N, C, H, W).
         return step.op.name == "broadcast" and step.inputs[0] in self.twins and len(step.inputs[0].shape) == rank
 
@@ -135,6 +146,7 @@ def _renumbered(step: Step) -> dict[str, Any]:
         attributes["axes"] = tuple(sorted(order.index(axis) for axis in attributes["axes"]))
     if "axis" in attributes:
         attributes["axis"] = order.index(attributes["axis"])
-    if step.op.name == "broadcast":
-        attributes["shape"] = last_shape(attributes["shape"])
+    for per_axis in ("shape", "start", "end", "stride", "before", "after"):
+        if per_axis in attributes:
+            attributes[per_axis] = last_shape(attributes[per_axis])
     return attributes

@@ -80,7 +80,7 @@ def planned(
     reuse       False gives every value memory of its own (for comparison in tests)
     guard       unused bytes after every value (tests watch them for stray writes)
     """
-    plan = MemoryPlan(views=_views(steps))
+    plan = MemoryPlan(views=views_of(steps))
     last = _lifetimes(steps, plan, frozenset(keep), rerunnable)
     blocks: list[Block] = []
     placed: dict[Value, tuple[Block, int, int, int]] = {}  # block, bytes, first and last step
@@ -127,7 +127,7 @@ def plan_like(
     """
     if like is None or len(like.steps) != len(program.steps):
         return None
-    plan = MemoryPlan(views=_views(program.steps), nbytes=like.plan.nbytes)
+    plan = MemoryPlan(views=views_of(program.steps), nbytes=like.plan.nbytes)
     same: dict[Value, Value] = {}
     for index, (old, new) in enumerate(zip(like.steps, program.steps, strict=True)):
         if (old.op, old.phase) != (new.op, new.phase):
@@ -165,7 +165,7 @@ def plan_like(
     return plan if all(plan.base(value) in stays for value in program.kept if value.kind == "temporary") else None
 
 
-def _views(steps: list[Step]) -> dict[Value, Value]:
+def views_of(steps: list[Step]) -> dict[Value, Value]:
     """Results of view ops that need no memory: all but reshapes of values that do not lie in row-major order."""
     views: dict[Value, Value] = {}
     scattered: set[Value] = set()

@@ -103,6 +103,13 @@ class Engine(ABC):
     def supports(self, step: Step) -> bool:
         """Is there a kernel for this step: its op, types, shapes and attributes? If not, the compiler expands it."""
 
+    def needs_dense(self, steps: Sequence[Step], views: Mapping[Value, Value]) -> Mapping[Step, Sequence[Value]]:
+        """Inputs that kernels cannot read through views: the compiler copies them into memory of their own.
+
+        views  what needs no memory, since it shows another value's
+        """
+        return {}
+
     def workspace(self, step: Step) -> int:
         """Bytes a step needs in the arena while it runs, besides its inputs and results."""
         return 0

@@ -63,7 +63,7 @@ class Operands:
     def __init__(
         self,
         steps: Sequence[Step],
-        views: dict[Value, Value],
+        views: Mapping[Value, Value],
         workspaces: dict[Step, Value] | None = None,
         threads: int = 1,
     ) -> None:

@@ -107,7 +107,7 @@ class UpsampleLayer(Layer):
             return ops.take(x, x.trace.constant(np.arange(size) * extent // size), axis)
         place = self._places(extent, size)
         left = np.floor(place).astype(np.int64)
-        share = (place - left).reshape(-1, *(1,) * (x.rank - 1 - axis))
+        share = (place - left).reshape(*(1,) * axis, -1, *(1,) * (x.rank - 1 - axis))
         at_left = ops.take(x, x.trace.constant(left), axis)
         at_right = ops.take(x, x.trace.constant(np.minimum(left + 1, extent - 1)), axis)
         return at_left * x.trace.constant(1 - share, x.dtype) + at_right * x.trace.constant(share, x.dtype)

@@ -18,12 +18,13 @@ INT64 = np.dtype(np.int64)
 UINT32 = np.dtype(np.uint32)
 
 
-def _expect_integers(op: str, indices: Typed) -> None:
+def expect_integers(op: str, indices: Typed) -> None:
+    """DataError for indices of another type."""
     if indices.dtype.kind not in "iu":
         raise DataError(f"{op}: indices must be integers, not {indices.dtype}")
 
 
-def _checked(op: str, indices: Array, extent: int) -> Array:
+def checked_indices(op: str, indices: Array, extent: int) -> Array:
     """The indices as NumPy wants them; an IndexError that names the first one outside 0..extent-1."""
     outside = (indices < 0) | (indices >= extent)
     if outside.any():
@@ -110,12 +111,12 @@ class Take(Op):
 
     @staticmethod
     def result(x: Typed, indices: Typed, axis: int) -> ArrayType:
-        _expect_integers("take", indices)
+        expect_integers("take", indices)
         return ArrayType((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype)
 
     @staticmethod
     def meaning(x: Array, indices: Array, axis: int) -> Array:
-        return np.asarray(np.take(x, _checked("take", indices, x.shape[axis]), axis=axis))
+        return np.asarray(np.take(x, checked_indices("take", indices, x.shape[axis]), axis=axis))
 
     @staticmethod
     def derivative(dy: Value, y: Value, x: Value, indices: Value, axis: int) -> tuple[Value, None]:
@@ -133,7 +134,7 @@ class TakeGradient(Op):
 
     @staticmethod
     def result(dy: Typed, indices: Typed, axis: int, extent: int) -> ArrayType:
-        _expect_integers("take_gradient", indices)
+        expect_integers("take_gradient", indices)
         end = axis + len(indices.shape)
         if dy.shape[axis:end] != indices.shape:
             raise ShapeError(f"take_gradient: indices {indices.shape} are not at axis {axis} of {dy.shape}")
@@ -142,7 +143,7 @@ class TakeGradient(Op):
     @staticmethod
     def meaning(dy: Array, indices: Array, axis: int, extent: int) -> Array:
         outer, inner = dy.shape[:axis], dy.shape[axis + indices.ndim :]
-        rows = _checked("take_gradient", indices, extent).reshape(-1)
+        rows = checked_indices("take_gradient", indices, extent).reshape(-1)
         order = np.argsort(rows, kind="stable")
         # One row per index in front; runs of equal indices are then neighbours and add up in their own order.
         parts = np.moveaxis(dy.reshape((*outer, rows.size, *inner)), len(outer), 0)[order]
@@ -168,7 +169,7 @@ def take_gradient(dy: Value, indices: Value, axis: int, extent: int) -> Value:
 
 def _fits(op: str, axis: int, indices: Typed, along: Typed, updates: Typed | None = None) -> None:
     """Indices have the rank of the value they point into and reach no further than it on the other axes."""
-    _expect_integers(op, indices)
+    expect_integers(op, indices)
     rank = len(along.shape)
     if len(indices.shape) != rank or any(indices.shape[d] > along.shape[d] for d in range(rank) if d != axis):
         raise ShapeError(
@@ -189,7 +190,7 @@ def _positions(op: str, indices: Array, shape: Shape, axis: int) -> Array:
     stride = 1
     for d in reversed(range(len(shape))):
         along = np.arange(indices.shape[d]).reshape((-1,) + (1,) * (len(shape) - 1 - d))
-        positions += stride * (_checked(op, indices, shape[axis]) if d == axis else along)
+        positions += stride * (checked_indices(op, indices, shape[axis]) if d == axis else along)
         stride *= shape[d]
     return positions.reshape(-1)
 
@@ -304,53 +305,18 @@ def scatter_add(updates: Value, indices: Value, base: Value, axis: int) -> Value
 # Embedding tables -----------------------------------------------------------------------------------------------
 
 
-@register("renormalize", "indexing")
-class Renormalize(Op):
-    """y = table, rows that are looked up scaled down to a norm.   derivative: dy, as if nothing had been scaled"""
-
-    @staticmethod
-    def result(table: Typed, indices: Typed, maximum_norm: float, p: float) -> ArrayType:
-        _expect_integers("renormalize", indices)
-        if len(table.shape) != 2:
-            raise ShapeError(f"renormalize: the table must have shape (rows, dimension), not {table.shape}")
-        return ArrayType(table.shape, table.dtype)
-
-    @staticmethod
-    def meaning(table: Array, indices: Array, maximum_norm: float, p: float) -> Array:
-        y = np.array(table)
-        rows = np.unique(_checked("renormalize", indices, table.shape[0]))
-        norms = np.zeros(rows.shape, table.dtype)
-        if table.shape[1]:
-            norms = np.linalg.norm(table[rows], ord=p, axis=1)
-        large = norms > maximum_norm
-        # The small number is PyTorch's; it also keeps the row safely below the limit.
-        y[rows[large]] *= (maximum_norm / (norms[large] + 1e-7)).astype(table.dtype)[:, None]
-        return y
-
-    @staticmethod
-    def derivative(
-        dy: Value, y: Value, table: Value, indices: Value, maximum_norm: float, p: float
-    ) -> tuple[Value, None]:
-        return dy, None
-
-
-def renormalize(table: Value, indices: Value, maximum_norm: float, p: float) -> Value:
-    """y[r] = table[r] min(1, maximum_norm / ||table[r]||_p) for every r among indices.   table (rows, dimension)"""
-    return emit("renormalize", table, indices, maximum_norm=maximum_norm, p=p)
-
-
 @register("count_indices", "indexing")
 class CountIndices(Op):
     """y[r] = how often r is among the indices, as int64."""
 
     @staticmethod
     def result(indices: Typed, extent: int) -> ArrayType:
-        _expect_integers("count_indices", indices)
+        expect_integers("count_indices", indices)
         return ArrayType((extent,), INT64)
 
     @staticmethod
     def meaning(indices: Array, extent: int) -> Array:
-        return np.bincount(_checked("count_indices", indices, extent).reshape(-1), minlength=extent)
+        return np.bincount(checked_indices("count_indices", indices, extent).reshape(-1), minlength=extent)
 
 
 def count_indices(indices: Value, extent: int) -> Value:

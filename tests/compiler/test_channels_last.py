@@ -101,3 +101,24 @@ def test_updates_are_left_alone() -> None:
     update = [step for step in trace.steps if step.phase == "update"]
     assert [step.op.name for step in update] == ["multiply", "assign"]
     assert all(value.shape == (4, 3, 3, 3) for step in update for value in step.results)
+
+
+def test_moving_pixels_and_channels_stays_inside() -> None:
+    trace = Trace()
+    x, v, w = feed(trace, (2, 3, 6, 6)), feed(trace, (4, 3, 3, 3)), feed(trace, (5, 8, 3, 3))
+    y = ops.convolution(x, v, *CONVOLUTION)
+    larger = ops.take(ops.take(y, trace.constant(np.arange(12) // 2), 2), trace.constant(np.arange(12) // 2), 3)
+    cut = ops.slice_(larger, (0, 0, 3, 3), (2, 4, 9, 9))
+    padded = ops.pad(ops.slice_(larger, (0, 0, 0, 2), (2, 4, 4, 6)), (0, 0, 1, 1), (0, 0, 1, 1), 0.0)
+    both = ops.concatenate([cut, padded], 1)
+    z = ops.convolution(both, w, *CONVOLUTION)
+    names = check(trace, [x, v, w], [z])
+    assert names.count("transpose") == 2, "one for the source, one for the result"
+
+
+def test_a_concatenation_of_mostly_other_images_stays_outside() -> None:
+    trace = Trace()
+    x, v, other = feed(trace, (2, 3, 6, 6)), feed(trace, (4, 3, 3, 3)), feed(trace, (2, 20, 6, 6))
+    both = ops.concatenate([ops.convolution(x, v, *CONVOLUTION), other], 1)
+    check(trace, [x, v, other], [both])
+    assert trace.steps[-1].op.name == "concatenate"

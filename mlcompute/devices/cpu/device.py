@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +14,8 @@ from mlcompute.compiler.program import Program
 from mlcompute.devices import register
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.codegen.code import Code
-from mlcompute.devices.cpu.gemm import gemm_tn
 from mlcompute.devices.cpu.jit.cache import kernel_cache
-from mlcompute.devices.cpu.kernels.table import KERNELS, WORKSPACES
+from mlcompute.devices.cpu.kernels.table import KERNELS, READS, SUPPORTS, WORKSPACES
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.machine import default_thread_count
 from mlcompute.devices.cpu.runtime.memory import address_of
@@ -93,7 +92,21 @@ class Cpu(Engine):
         }
 
     def supports(self, step: Step) -> bool:
-        return step.op.name != "matmul_update" or gemm_tn.can_update(step)
+        supports = SUPPORTS.get(step.op.name)
+        return supports is None or supports(step)
+
+    def needs_dense(self, steps: Sequence[Step], views: Mapping[Value, Value]) -> Mapping[Step, Sequence[Value]]:
+        operands: Operands | None = None
+        needed: dict[Step, Sequence[Value]] = {}
+        for step in steps:
+            reads = READS.get(step.op.name)
+            if reads is None or views.keys().isdisjoint(step.inputs):
+                continue
+            if operands is None:
+                operands = Operands(steps, views)
+            if not reads(step, operands):
+                needed[step] = [value for value in step.inputs if not operands[value].is_dense]
+        return needed
 
     def workspace(self, step: Step) -> int:
         measure = WORKSPACES.get(step.op.name)

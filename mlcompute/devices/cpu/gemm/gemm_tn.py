@@ -241,3 +241,4 @@ def _call_update(
 
 KERNELS: dict[str, Maker] = {"matmul_update": matmul_update_entries}
 WORKSPACES: dict[str, Callable[[Step], int]] = {"matmul_update": matmul_update_workspace}
+SUPPORTS = {"matmul_update": can_update}

@@ -10,13 +10,14 @@ import numpy as np
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.codegen.arguments import Argument
 from mlcompute.devices.cpu.codegen.code import Code, float_literal
+from mlcompute.devices.cpu.codegen.loops import AxisRegisters, address_at, unravel_index
 from mlcompute.devices.cpu.gemm.gemm_nt import gemm_nt_entry
 from mlcompute.devices.cpu.gemm.gemm_tn import gemm_tn_entry, is_gemm_tn
 from mlcompute.devices.cpu.onednn.entries import report_status
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.cpu.runtime.memory import address_of
 from mlcompute.devices.cpu.runtime.threads import machine_slices
-from mlcompute.devices.loop_nest import Operand, Operands, collapsed_axes
+from mlcompute.devices.loop_nest import Axis, Operand, Operands, collapsed_axes, iteration_count
 from mlcompute.ops.op import FLOAT32, Step
 
 #: Nanoseconds per multiplication and addition of one thread, for the estimate of a matmul's cost.
@@ -24,7 +25,7 @@ _NS_PER_FLOP = 1 / 80.0
 
 
 def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
-    """y = a b over leading axes that collapse to one batch axis."""
+    """y = a b over leading axes."""
     library = onednn.load()
     a, b, y = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
     if is_gemm_tn(a, b, y):
@@ -33,10 +34,10 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
         return None
     m, n, k = y.shape[-2], y.shape[-1], a.shape[-1]
     left, right = _orientation(a), _orientation(b)
-    batch = _batch(a, b, y)
-    if left is None or right is None or batch is None or k == 0:
+    if left is None or right is None or k == 0:
         return None
-    count, strides = batch
+    batch = _batch(a, b, y)
+    count = iteration_count(batch)
     if count == 1 and right[0] == ord("T") and min(m, k) >= 16 and n >= 8:
         return [gemm_nt_entry(step, operands, a, b, y)]
     # Threads share full matrices, or blocks of rows or columns, whichever there are enough of. How sgemm sums an
@@ -46,8 +47,9 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     block = 1 if axis == 0 else -(-m // slices) if axis == 1 else -(-n // (16 * slices)) * 16
     status = np.zeros(1, np.int64)
     arguments: list[Argument] = [
-        library.sgemm, axis, count, m, n, k, a, left[0], left[1], b, right[0], right[1], y, n, *strides,
+        library.sgemm, axis, count, m, n, k, a, left[0], left[1], b, right[0], right[1], y, n,
         a.strides[-2], b.strides[-1], block, address_of(status),
+        *(number for each in batch for number in (each.extent, *each.strides)),
     ]  # fmt: skip
     lines_up = operands.threads == 1 or (operands.threads == slices and m % slices == 0)
     rows = m if axis == 1 and len(y.shape) == 2 and lines_up else 0
@@ -57,7 +59,7 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     return [
         Entry(
             step,
-            _sgemm_code(),
+            _sgemm_code(len(batch)),
             arguments,
             reads=[a, b],
             writes=[y],
@@ -69,6 +71,14 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
             reason=lambda code: f"oneDNN could not multiply {a.shape} by {b.shape}: {onednn.meaning(code)}",
         )
     ]
+
+
+def reads_matmul(step: Step, operands: Operands) -> bool:
+    """Do the rows or columns of both matrices lie side by side?"""
+    a, b, y = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
+    if is_gemm_tn(a, b, y) or a.dtype != FLOAT32 or b.dtype != FLOAT32:
+        return True
+    return _orientation(a) is not None and _orientation(b) is not None
 
 
 def _orientation(operand: Operand) -> tuple[int, int] | None:
@@ -85,8 +95,8 @@ def _orientation(operand: Operand) -> tuple[int, int] | None:
     return None
 
 
-def _batch(a: Operand, b: Operand, y: Operand) -> tuple[int, list[int]] | None:
-    """Number of matrices and the strides from one to the next; None when the leading axes do not line up."""
+def _batch(a: Operand, b: Operand, y: Operand) -> list[Axis]:
+    """The axes along which matrices follow each other, with the strides of a, b and y."""
     leading = y.shape[:-2]
     strides = []
     for operand in (a, b, y):
@@ -94,23 +104,23 @@ def _batch(a: Operand, b: Operand, y: Operand) -> tuple[int, list[int]] | None:
         extra = len(leading) - len(own)
         steps = tuple(0 if extent == 1 else stride for extent, stride in zip(own, operand.strides, strict=False))
         strides.append((0,) * extra + steps)
-    if not leading:
-        return 1, [0, 0, 0]
-    axes = collapsed_axes(leading, strides)
-    return (axes[0].extent, list(axes[0].strides)) if len(axes) == 1 else None
+    return collapsed_axes(leading, strides) if leading else [Axis(1, (0, 0, 0))]
 
 
 @functools.cache
-def _sgemm_code() -> Code:
+def _sgemm_code(batch_axes: int) -> Code:
     code = Code("matmul")
     function, axis = code.argument(0, "ptr"), code.argument(1)
     count, m, n, k = (code.argument(index) for index in range(2, 6))
     a, letter_a, lda = code.argument(6, "ptr"), code.argument(7), code.argument(8)
     b, letter_b, ldb = code.argument(9, "ptr"), code.argument(10), code.argument(11)
     y, ldc = code.argument(12, "ptr"), code.argument(13)
-    step_a, step_b, step_y = (code.argument(index) for index in range(14, 17))
-    row_a, column_b, block = code.argument(17), code.argument(18), code.argument(19)
-    failed = code.argument(20, "ptr")
+    row_a, column_b, block = code.argument(14), code.argument(15), code.argument(16)
+    failed = code.argument(17, "ptr")
+    batch = [
+        AxisRegisters(code.argument(first), [code.argument(first + number) for number in (1, 2, 3)])
+        for first in range(18, 18 + 4 * batch_axes, 4)
+    ]
     is_axis = [code.let(f"icmp eq i64 {axis}, {number}") for number in range(3)]
     extent = code.let(f"select i1 {is_axis[1]}, i64 {m}, i64 {n}")
     extent = code.let(f"select i1 {is_axis[0]}, i64 {count}, i64 {extent}")
@@ -125,9 +135,11 @@ def _sgemm_code() -> Code:
         rows = code.let(f"select i1 {is_axis[1]}, i64 {size}, i64 {m}")
         column = code.let(f"select i1 {is_axis[2]}, i64 {start}, i64 0")
         columns = code.let(f"select i1 {is_axis[2]}, i64 {size}, i64 {n}")
-        at_a = code.at(a, code.add(code.mul(index, step_a), code.mul(row, row_a)), "float")
-        at_b = code.at(b, code.add(code.mul(index, step_b), code.mul(column, column_b)), "float")
-        at_y = code.at(y, code.add(code.add(code.mul(index, step_y), code.mul(row, ldc)), column), "float")
+        matrix = unravel_index(code, index, batch)
+        at_a, at_b, at_y = (address_at(code, p, i, batch, matrix, "float") for i, p in enumerate((a, b, y)))
+        at_a = code.at(at_a, code.mul(row, row_a), "float")
+        at_b = code.at(at_b, code.mul(column, column_b), "float")
+        at_y = code.at(at_y, code.add(code.mul(row, ldc), column), "float")
         status = code.let(
             f"call i32 {function}(i8 signext {letters[0]}, i8 signext {letters[1]}, i64 {rows}, i64 {columns}, "
             f"i64 {k}, float {float_literal(1.0)}, ptr {at_a}, i64 {lda}, ptr {at_b}, i64 {ldb}, "
@@ -138,3 +150,4 @@ def _sgemm_code() -> Code:
 
 
 KERNELS: dict[str, Maker] = {"matmul": matmul_entry}
+READS = {"matmul": reads_matmul}

@@ -273,9 +273,18 @@ class _Kernel:
 def _inputs(step: Step, operands: Operands) -> list[Operand] | None:
     """The operands, if the kernels can read them all."""
     found = [operands[value] for value in step.inputs]
-    floats = all(operand.dtype == FLOAT32 and operand.size for operand in found)
-    matrices = found[:3] if step.op.name == "attention" else found[:4]
-    return found if floats and all(_can_pack(operand) for operand in matrices) else None
+    return found if supports_attention(step) and reads_attention(step, operands) else None
+
+
+def supports_attention(step: Step) -> bool:
+    """float32, and not empty?"""
+    return all(value.dtype == FLOAT32 and value.size for value in step.inputs)
+
+
+def reads_attention(step: Step, operands: Operands) -> bool:
+    """Can all matrices be packed?"""
+    matrices = step.inputs[: 3 if step.op.name == "attention" else 4]
+    return all(_can_pack(operands[value]) for value in matrices)
 
 
 def attention_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
@@ -464,3 +473,5 @@ KERNELS: dict[str, Maker] = {
     "attention_mask_gradient": attention_mask_gradient_entries,
 }
 WORKSPACES = dict.fromkeys(KERNELS, workspace)
+READS = dict.fromkeys(KERNELS, reads_attention)
+SUPPORTS = dict.fromkeys(KERNELS, supports_attention)

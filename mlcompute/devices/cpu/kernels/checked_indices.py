@@ -11,6 +11,9 @@ from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES
 from mlcompute.devices.loop_nest import Operand
 from mlcompute.ops.op import Array
 
+#: What can be added up.
+SUMMED = tuple(np.dtype(name) for name in ("float32", "float16", "float64", "int32", "int64"))
+
 
 def is_index(dtype: np.dtype[Any]) -> bool:
     """Can kernels read indices of this dtype?"""

@@ -92,6 +92,11 @@ def workspace(step: Step) -> int:
     return _Plan(step, _slices_of(step)).nbytes if onednn.load() is not None else 0
 
 
+def reads_images(step: Step, operands: Operands) -> bool:
+    """Are images and weights dense?"""
+    return not _is_native(step) or all(operands[value].is_dense for value in step.inputs)
+
+
 def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """Winograd's algorithm where it suits; else oneDNN: weights into its format, then each slice of the batch."""
     if not _is_native(step):
@@ -205,3 +210,4 @@ def _sum_entry(step: Step, parts: list[Operand], count: int) -> Entry:
 
 KERNELS: dict[str, Maker] = dict.fromkeys(_DIRECTIONS, convolution_entries)
 WORKSPACES = dict.fromkeys(_DIRECTIONS, workspace)
+READS = dict.fromkeys(_DIRECTIONS, reads_images)

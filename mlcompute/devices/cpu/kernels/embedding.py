@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code
 from mlcompute.devices.cpu.codegen.loops import Line, add_line, copy_line, fill_line, line_stride, share_units
-from mlcompute.devices.cpu.kernels.checked_indices import CheckedIndices, is_index
+from mlcompute.devices.cpu.kernels.checked_indices import SUMMED, CheckedIndices, is_index
+from mlcompute.devices.cpu.kernels.indexing import read_by_index
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Operand, Operands, single_axis
 from mlcompute.ops.op import Step
@@ -23,8 +22,6 @@ from mlcompute.ops.op import Step
 _WIDE = 64
 #: Neighbouring rows one thread owns, so that no two threads write to one cache line.
 _OWNED = 16
-#: What can be added up.
-SUMMED = tuple(np.dtype(name) for name in ("float32", "float16", "float64", "int32", "int64"))
 
 
 @dataclass(frozen=True)
@@ -48,12 +45,16 @@ def _rows_of(x: Operand, indices: Operand, axis: int, indexed: int) -> _Rows | N
 
 
 def take_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
-    """Row after row, in the order of the indices."""
+    """Row after row, in the order of the indices; element by element where rows do not lie in lines."""
     x, indices, y = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
     axis = step.attributes.get("axis", 0)
     lines = _rows_of(x, indices, axis, 1)
-    if lines is None or not (x.size and y.size) or x.dtype not in MEMORY_TYPES or not is_index(indices.dtype):
+    if not (x.size and y.size) or x.dtype not in MEMORY_TYPES or not is_index(indices.dtype):
         return None
+    if lines is None:
+        before, after = (0,) * axis, (0,) * (len(x.shape) - axis - 1)
+        unindexed = (*x.strides[:axis], *(0,) * len(indices.shape), *x.strides[axis + 1 :])
+        return [read_by_index(step, operands, axis, (*before, *indices.strides, *after), unindexed, 0, set())]
     code, element = Code("take"), MEMORY_TYPES[x.dtype]
     args = KernelArguments(code)
     source, target = args.pointer(x), args.pointer(y)
@@ -180,9 +181,18 @@ def count_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     ]  # fmt: skip
 
 
+def reads_rows(step: Step, operands: Operands) -> bool:
+    """Are the axes before, at and after the indexed ones each one line?"""
+    if step.op.name == "count_indices":
+        return single_axis(step.inputs[0].shape, operands[step.inputs[0]].strides) is not None
+    dy, indices = (operands[value] for value in step.inputs)
+    return _rows_of(dy, indices, step.attributes["axis"], len(indices.shape)) is not None
+
+
 KERNELS: dict[str, Maker] = {
     "take": take_entries,
     "embedding": take_entries,
     "take_gradient": take_gradient_entries,
     "count_indices": count_entries,
 }
+READS = dict.fromkeys(("take_gradient", "count_indices"), reads_rows)

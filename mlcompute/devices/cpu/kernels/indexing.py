@@ -8,10 +8,9 @@ from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code
 from mlcompute.devices.cpu.codegen.loops import axis_registers, loop_over, share_units
 from mlcompute.devices.cpu.codegen.simd import SimdValue
-from mlcompute.devices.cpu.kernels.checked_indices import CheckedIndices, is_index
-from mlcompute.devices.cpu.kernels.embedding import SUMMED
+from mlcompute.devices.cpu.kernels.checked_indices import SUMMED, CheckedIndices, is_index
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
-from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Axis, Operand, Operands, collapsed_axes
+from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Axis, Operand, Operands, Strides, collapsed_axes
 from mlcompute.ops.op import Step
 
 
@@ -29,6 +28,15 @@ def gather_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
         rows = y.shape[0]
         if axis != 0 and x.is_dense and x.shape[0] == rows:
             by_row.add(0)
+    return [read_by_index(step, operands, axis, indices.strides, unindexed, rows, by_row)]
+
+
+def read_by_index(
+    step: Step, operands: Operands, axis: int, by_index: Strides, unindexed: Strides, rows: int, by_row: set[int]
+) -> Entry:
+    """One element after the other: along the result, indices move by `by_index` and x, besides, by `unindexed`."""
+    x, indices, y = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
+    axes = collapsed_axes(y.shape, [by_index, unindexed, y.strides]) or [Axis(1, (0, 0, 0))]
     code, element = Code("gather"), MEMORY_TYPES[x.dtype]
     args = KernelArguments(code)
     source, target = args.pointer(x), args.pointer(y)
@@ -45,12 +53,10 @@ def gather_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
         with loop_over(code, inner, addresses, types) as (address, seen, made):
             index = checked.load(address, "0")
             code.store(made, element, code.load(code.at(seen, code.mul(index, along), element), element))
-    return [
-        Entry(
-            step, code, args.values, reads=[x, indices], writes=[y], rows=rows, by_row=by_row,
-            kernel="gather", cost=y.size * 1.0, status=checked.status,
-        )
-    ]  # fmt: skip
+    return Entry(
+        step, code, args.values, reads=[x, indices], writes=[y], rows=rows, by_row=by_row,
+        kernel="gather", cost=y.size * 1.0, status=checked.status,
+    )  # fmt: skip
 
 
 def scatter_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:

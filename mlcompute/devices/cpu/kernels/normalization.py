@@ -51,18 +51,36 @@ def normalize_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """By rows when elements that are reduced lie side by side, else by columns."""
     axes = step.attributes["axes"]
     x, (y, mean, variance) = operands[step.inputs[0]], (operands[value] for value in step.results)
-    if x.dtype != FLOAT32 or not x.size:
+    if not supports_normalize(step) or not reads_normalize(step, operands):
         return None
     kept = tuple(0 if axis in axes else stride for axis, stride in enumerate(mean.strides))
     loops = _axes(x.shape, axes, [x.strides, y.strides, kept])
     if loops[-1].reduced:
         return [_row_entry(step, [x, y, mean, variance], loops)]
-    if sum(axis.reduced for axis in loops) > 1:
-        return None
     blocks = _blocks(loops)
     if workspace(step) < 2 * blocks * mean.size * 4:
         blocks = 1
     return _column_entries(step, operands, [x, y, mean, variance], loops, blocks)
+
+
+def supports_normalize(step: Step) -> bool:
+    """float32, not empty, and reduced along rows, or along one axis of columns?"""
+    shape = step.inputs[0].shape
+    strides = dense_strides(shape)
+    floats = all(value.dtype == FLOAT32 for value in (*step.inputs, *step.results))
+    return floats and bool(step.inputs[0].size) and has_rows_or_columns(shape, step.attributes["axes"], [strides])
+
+
+def reads_normalize(step: Step, operands: Operands) -> bool:
+    """The same of how the operand lies."""
+    x = operands[step.inputs[0]]
+    return has_rows_or_columns(x.shape, step.attributes["axes"], [x.strides, dense_strides(x.shape)])
+
+
+def has_rows_or_columns(shape: Shape, axes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
+    """Are the innermost elements reduced together, or is only one loop around them reduced?"""
+    loops = _axes(shape, axes, strides)
+    return loops[-1].reduced or sum(axis.reduced for axis in loops) == 1
 
 
 def workspace(step: Step) -> int:
@@ -306,3 +324,5 @@ def _join_blocks(
 
 KERNELS: dict[str, Maker] = {"normalize": normalize_entries}
 WORKSPACES: dict[str, Callable[[Step], int]] = {"normalize": workspace}
+READS = {"normalize": reads_normalize}
+SUPPORTS = {"normalize": supports_normalize}

@@ -29,11 +29,13 @@ from mlcompute.devices.cpu.kernels.normalization import (
     _axes,
     _blocks,
     _epsilon,
+    has_rows_or_columns,
+    supports_normalize,
 )
 from mlcompute.devices.cpu.kernels.row_column import ColumnLoops, RowLoops
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, dense_strides, iteration_count, shared_rows
-from mlcompute.ops.op import FLOAT32, Step
+from mlcompute.ops.op import Step
 
 _NS_PER_ELEMENT = 0.4
 # Operands of a kernel in their order; the scale comes last, if there is one.
@@ -45,28 +47,34 @@ def normalize_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry
     axes = step.attributes["axes"]
     dy, y, *small = (operands[value] for value in step.inputs)
     dx, shift, slope = (operands[value] for value in step.results)
-    everything = [dy, y, dx, *small, shift, slope]
     statistics = [*small, shift, slope]
-    # Statistics lie one after the other, so that they share their strides.
-    if any(operand.dtype != FLOAT32 for operand in everything) or not dy.size:
-        return None
-    if any(not operand.is_dense for operand in statistics):
+    if not supports_normalize(step) or not reads_normalize_gradient(step, operands):
         return None
     kept = tuple(0 if axis in axes else stride for axis, stride in enumerate(shift.strides))
     loops = _axes(dy.shape, axes, [dy.strides, y.strides, dx.strides, kept])
     if loops[-1].reduced:
         return [_row_entry(step, [dy, y, dx], statistics, loops)]
-    if sum(axis.reduced for axis in loops) > 1:
-        return None
     blocks = _blocks(loops)
-    if workspace(step) < 2 * blocks * shift.size * 4:
-        return None
+    assert workspace(step) >= 2 * blocks * shift.size * 4
     along = next(axis for axis in loops if axis.reduced)
     size = -(-along.extent // blocks)
     blocks = -(-along.extent // size)
     sums = [operands.workspace(step, part * blocks * shift.size * 4, blocks * shift.size * 4) for part in range(2)]
     cut = (loops, blocks, size, shift.size)
     return [_sums_entry(step, [dy, y], sums, *cut), _write_entry(step, [dy, y, dx], statistics, sums, *cut)]
+
+
+def reads_normalize_gradient(step: Step, operands: Operands) -> bool:
+    """Statistics lie one after the other, so that they share their strides; all else must be rows or columns."""
+    dy, y, *small = (operands[value] for value in step.inputs)
+    axes, dense = step.attributes["axes"], dense_strides(dy.shape)
+    if not all(operand.is_dense for operand in small):
+        return False
+    if not has_rows_or_columns(dy.shape, axes, [dy.strides, y.strides, dense]):
+        return False
+    # The sums of blocks were planned for dense operands.
+    found, planned = (_axes(dy.shape, axes, strides) for strides in ([dy.strides, y.strides, dense], [dense]))
+    return found[-1].reduced == planned[-1].reduced and (found[-1].reduced or _blocks(found) <= _blocks(planned))
 
 
 def workspace(step: Step) -> int:
@@ -277,3 +285,5 @@ def _write(
 
 KERNELS: dict[str, Maker] = {"normalize_gradient": normalize_gradient_entries}
 WORKSPACES: dict[str, Callable[[Step], int]] = {"normalize_gradient": workspace}
+READS = {"normalize_gradient": reads_normalize_gradient}
+SUPPORTS = {"normalize_gradient": supports_normalize}

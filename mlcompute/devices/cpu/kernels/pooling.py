@@ -67,6 +67,14 @@ def pool_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     return [_entry(step, windows, inputs, [y], lambda args, rows: write(args, windows, inputs, y, rows))]
 
 
+def reads_windows(step: Step, operands: Operands) -> bool:
+    """Do the elements that become vectors lie side by side?"""
+    x, y = step.inputs[0].shape, step.results[0].shape
+    if step.op.name in ("max_pool", "sum_pool") and Windows.of(step, x, y).cover_the_image:
+        return True
+    return all(_is_regular(operands[value]) for value in step.inputs)
+
+
 def _is_regular(operand: Operand) -> bool:
     """Do the elements that become vectors lie side by side?"""
     return operand.strides[3] == 1 or operand.shape[3] == 1
@@ -288,3 +296,4 @@ KERNELS: dict[str, Maker] = {
     "max_pool_places": pool_indices_entries,
     **dict.fromkeys(("max_pool_gradient", "max_pool_spread", "sum_pool_gradient"), pool_gradient_entries),
 }
+READS = dict.fromkeys(KERNELS, reads_windows)

@@ -107,4 +107,10 @@ def _interleaved(words: list[SimdValue]) -> list[SimdValue]:
     return found
 
 
+def reads_key(step: Step, operands: Operands) -> bool:
+    """Does the key lie in one piece?"""
+    return operands[step.inputs[0]].is_dense
+
+
 KERNELS: dict[str, Maker] = {"random_uniform": random_entries}
+READS = {"random_uniform": reads_key}

@@ -23,6 +23,7 @@ from mlcompute.devices.cpu.kernels import recurrent_cells as cells
 from mlcompute.devices.cpu.kernels.recurrent_sequences import (
     Recurrence,
     Sequences,
+    can_pack,
     can_run,
     pack_entry,
     weight_gradient_parts,
@@ -44,15 +45,13 @@ _FEW_SAMPLES = 8
 def recurrent_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """x, wx, wh, b, h0 (and c0), lengths -> y, h (and c), gates (and cells)"""
     r = Recurrence.of(step)
-    if not can_run(r):
+    if not can_run(r) or not reads_recurrent(step, operands):
         return None
     named = {name: operands[value] for name, value in r.values.items()}
     lengths = [] if r.lengths is None else [operands[r.lengths]]
     x, wx, wh, b = (named[name] for name in ("x", "wx", "wh", "b"))
     buffers = workspace_parts(r, operands)
     pack = pack_entry(r, [(wx, buffers["wx"]), (wh, buffers["wh"])], transposed=True)
-    if pack is None:
-        return None
     results = [operands[value] for value in step.results]
     code, status = Code("recurrent"), np.zeros(1, np.int64)
     args = KernelArguments(code)
@@ -119,17 +118,12 @@ def recurrent_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
 def recurrent_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """dy, dh (and dc), x, wx, wh, h0 (and c0), y, gates (and cells), lengths -> dx, dwx, dwh, db, dh0 (and dc0)"""
     r = Recurrence.of(step)
+    if not can_run(r) or not reads_recurrent(step, operands):
+        return None
     named = {name: operands[value] for name, value in r.values.items()}
     lengths = [] if r.lengths is None else [operands[r.lengths]]
-    saved, x = [named[name] for name in ("y", "gates", "cells") if name in named], named["x"]
-    # Rows of x are copied in vectors for the weights' gradient.
-    fits = all(operand.is_dense for operand in saved) and (x.strides[2] == 1 or x.shape[2] == 1)
-    if not fits or not can_run(r):
-        return None
     buffers = workspace_parts(r, operands)
     pack = pack_entry(r, [(named["wx"], buffers["wx"]), (named["wh"], buffers["wh"])], transposed=False)
-    if pack is None:
-        return None
     return [
         pack,
         _through_time(r, named, buffers, lengths),
@@ -295,6 +289,23 @@ def _add_sums(s: Sequences, block: str, depth: str, sums: Line, target: Line, co
     )
 
 
+def supports_recurrent(step: Step) -> bool:
+    """Are all types those the kernels are written for, and is there anything to do?"""
+    return can_run(Recurrence.of(step))
+
+
+def reads_recurrent(step: Step, operands: Operands) -> bool:
+    """Can the weights be packed; for the gradient, do the rows of x lie side by side, and is what was saved dense?"""
+    r = Recurrence.of(step)
+    named = {name: operands[value] for name, value in r.values.items()}
+    if not (can_pack(named["wx"]) and can_pack(named["wh"])):
+        return False
+    if not r.is_gradient:
+        return True
+    saved, x = [named[name] for name in ("y", "gates", "cells") if name in named], named["x"]
+    return all(operand.is_dense for operand in saved) and (x.strides[2] == 1 or x.shape[2] == 1)
+
+
 KERNELS: dict[str, Maker] = {
     "lstm": recurrent_entries,
     "lstm_gradient": recurrent_gradient_entries,
@@ -302,3 +313,5 @@ KERNELS: dict[str, Maker] = {
     "rnn_gradient": recurrent_gradient_entries,
 }
 WORKSPACES = dict.fromkeys(KERNELS, workspace)
+READS = dict.fromkeys(KERNELS, reads_recurrent)
+SUPPORTS = dict.fromkeys(KERNELS, supports_recurrent)

@@ -144,7 +144,12 @@ def can_run(r: Recurrence) -> bool:
     )
 
 
-def pack_entry(r: Recurrence, weights: Sequence[tuple[Operand, Operand]], transposed: bool) -> Entry | None:
+def can_pack(weights: Operand) -> bool:
+    """Do the rows or the columns of a matrix lie side by side?"""
+    return 1 in weights.strides or 1 in weights.shape
+
+
+def pack_entry(r: Recurrence, weights: Sequence[tuple[Operand, Operand]], transposed: bool) -> Entry:
     """Pack weights, each with its buffer, threads sharing the panels; transposed: their last axis is summed over."""
     code = Code("recurrent_pack")
     args = KernelArguments(code)
@@ -153,10 +158,9 @@ def pack_entry(r: Recurrence, weights: Sequence[tuple[Operand, Operand]], transp
         along_columns, along_depth = source.strides if transposed else source.strides[::-1]
         if along_depth == 1 or depth == 1:
             function, stride = pack_columns(columns), along_columns
-        elif along_columns == 1 or columns == 1:
-            function, stride = pack_rows(columns), along_depth
         else:
-            return None
+            assert along_columns == 1 or columns == 1
+            function, stride = pack_rows(columns), along_depth
         mine = code.share(args.number(columns), panel_width(columns) * vector_lanes())
         pack, depth_word = args.pointer(function), args.number(depth)
         rows = (args.pointer(source), args.number(stride))

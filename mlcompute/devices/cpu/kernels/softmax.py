@@ -126,4 +126,10 @@ def _columns(args: KernelArguments, logarithm: bool, x: Operand, y: Operand, axe
         each_row(finish)
 
 
+def supports_softmax(step: Step) -> bool:
+    """float32, and not empty?"""
+    return step.inputs[0].dtype == FLOAT32 and bool(step.inputs[0].size)
+
+
 KERNELS: dict[str, Maker] = dict.fromkeys(("softmax", "log_softmax"), softmax_entries)
+SUPPORTS = dict.fromkeys(KERNELS, supports_softmax)

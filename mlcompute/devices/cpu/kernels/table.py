@@ -24,6 +24,7 @@ from mlcompute.devices.cpu.kernels import (
     softmax,
 )
 from mlcompute.devices.cpu.runtime.entry import Maker
+from mlcompute.devices.loop_nest import Operands
 from mlcompute.ops.op import Step
 
 KERNELS: dict[str, Maker] = {
@@ -45,6 +46,30 @@ KERNELS: dict[str, Maker] = {
     **recurrent.KERNELS,
     **ctc.KERNELS,
     **attention.KERNELS,
+}
+
+#: Types, shapes and attributes for which there is a kernel, for the ops that can be expanded where there is none.
+SUPPORTS: dict[str, Callable[[Step], bool]] = {
+    **softmax.SUPPORTS,
+    **normalization.SUPPORTS,
+    **normalization_gradient.SUPPORTS,
+    **gemm_tn.SUPPORTS,
+    **recurrent.SUPPORTS,
+    **attention.SUPPORTS,
+    "renormalize": lambda step: False,
+}
+
+#: Can the kernel read its operands as they lie? For the ops whose kernels cannot read every view.
+READS: dict[str, Callable[[Step, Operands], bool]] = {
+    **normalization.READS,
+    **normalization_gradient.READS,
+    **embedding.READS,
+    **random.READS,
+    **matmul.READS,
+    **convolution.READS,
+    **pooling.READS,
+    **recurrent.READS,
+    **attention.READS,
 }
 
 #: Bytes a step needs in the arena while its kernels run, for the ops that need any.

@@ -1,0 +1,26 @@
+"""copy_strided_operands: what a kernel cannot read through a view is copied first, in a step that everybody can see."""
+
+from __future__ import annotations
+
+from mlcompute.compiler.context import Context
+from mlcompute.compiler.plan_memory import views_of
+from mlcompute.ops.op import TABLE, Step
+
+
+def copy_strided_operands(steps: list[Step], context: Context) -> list[Step]:
+    """Every reader gets a copy of its own just before it: what is shown may have been overwritten since the last."""
+    needed = context.engine.needs_dense(steps, views_of(steps))
+    if not needed:
+        return steps
+    done: list[Step] = []
+    for step in steps:
+        dense = {}
+        for value in needed.get(step, ()):
+            if value not in dense:
+                dense[value] = context.trace.value(value.shape, value.dtype)
+                done.append(Step(TABLE["copy"], (value,), (dense[value],), {}, step.layer, step.phase))
+        if dense:
+            inputs = tuple([dense.get(value, value) for value in step.inputs])
+            step = Step(step.op, inputs, step.results, step.attributes, step.layer, step.phase)
+        done.append(step)
+    return done
