@@ -53,7 +53,7 @@ def forward_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """One pass for the largest logit, one for the sum of exponentials; then one logit is picked."""
     x, labels = (operands[value] for value in step.inputs)
     results = [operands[value] for value in step.results]
-    if x.dtype != FLOAT32 or not x.size or not is_index(labels.dtype):
+    if not supports_cross_entropy(step):
         return None
     every = [x, labels, *results]
     axes = _loops(step, every)
@@ -75,7 +75,7 @@ def gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """One pass over the logits; then the label's class is corrected."""
     x, largest, logarithm, labels, d_loss, d_softmax = (operands[value] for value in step.inputs)
     dx = operands[step.results[0]]
-    if x.dtype != FLOAT32 or not x.size or not is_index(labels.dtype):
+    if not supports_cross_entropy(step):
         return None
     every = [x, labels, largest, logarithm, d_loss, d_softmax, dx]
     axes = _loops(step, every)
@@ -297,7 +297,14 @@ class _Columns(_Kernel):
                 self.correct(labels.address(column), place, kept[2].load(column, lanes=1))
 
 
+def supports_cross_entropy(step: Step) -> bool:
+    """float32, not empty, and labels of a type that kernels read?"""
+    x, labels = step.inputs[0], step.inputs[1 if step.op.name == "softmax_cross_entropy" else 3]
+    return x.dtype == FLOAT32 and bool(x.size) and is_index(labels.dtype)
+
+
 KERNELS: dict[str, Maker] = {
     "softmax_cross_entropy": forward_entries,
     "softmax_cross_entropy_gradient": gradient_entries,
 }
+SUPPORTS = dict.fromkeys(KERNELS, supports_cross_entropy)

@@ -51,6 +51,7 @@ KERNELS: dict[str, Maker] = {
 #: Types, shapes and attributes for which there is a kernel, for the ops that can be expanded where there is none.
 SUPPORTS: dict[str, Callable[[Step], bool]] = {
     **softmax.SUPPORTS,
+    **cross_entropy.SUPPORTS,
     **normalization.SUPPORTS,
     **normalization_gradient.SUPPORTS,
     **gemm_tn.SUPPORTS,
