@@ -42,10 +42,12 @@ from mlcompute.errors import (
     ExecutionError,
     FileError,
     GraphError,
+    ProcessError,
     ShapeError,
 )
 from mlcompute.execution import Execution, GraphCompletionHandler
 from mlcompute.graph import Graph
+from mlcompute.group import Group
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
 from mlcompute.layers.arithmetic import ArithmeticLayer
@@ -168,6 +170,7 @@ __all__ = [
     "GraphCompilationOptions",
     "GraphCompletionHandler",
     "GraphError",
+    "Group",
     "GroupNormalizationLayer",
     "History",
     "InferenceGraph",
@@ -202,6 +205,7 @@ __all__ = [
     "PoolingDescriptor",
     "PoolingLayer",
     "PoolingType",
+    "ProcessError",
     "RAdamOptimizer",
     "RMSNormalizationLayer",
     "RMSPropOptimizer",

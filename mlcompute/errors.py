@@ -71,6 +71,21 @@ class FileError(Error, ValueError):
     """A file cannot be read or written, is damaged, or holds something else than what was asked for."""
 
 
+class ProcessError(Error, RuntimeError):
+    """Another process of a group failed, fell silent, ended, or does something else than this one.
+
+    ranks  the processes it is about
+    """
+
+    def __init__(
+        self, message: str, *, fix: str = "", ranks: tuple[int, ...] = (), is_told: bool = False, **facts: object
+    ) -> None:
+        super().__init__(message, fix=fix, **facts)
+        self.ranks = ranks
+        #: Do the other processes know? What came from one of them, they do.
+        self.is_told = is_told
+
+
 def warn(message: str) -> None:
     """A UserWarning that names the caller's line: the first one outside this package."""
     frame, level = sys._getframe(1), 2  # noqa: SLF001  documented, whatever its name

@@ -112,6 +112,15 @@ class RandomPasses:
         """A pass that was counted has failed."""
         self._count -= 1
 
+    @property
+    def count(self) -> int:
+        """How many passes there were."""
+        return self._count
+
+    def move_to(self, count: int) -> None:
+        """Go on as if there had been so many passes: those of a group of processes are numbered over all of them."""
+        self._count = count
+
     def state(self) -> dict[str, int | None]:
         """Key (None while none was needed) and number of passes so far: all the coming ones depend on."""
         return {"key": self._key, "count": self._count}

@@ -279,7 +279,7 @@ class TrainingGraph(Graph):
             return None
         request = self._session.compile_if_needed()
         # Every style computes the same gradients; this one is compiled in any case, so asking costs no memory.
-        program = self._session.program(self._session.main_style, request.batch_size)
+        program = self._session.program(self._session.main_style, self._session.main_batch(request))
         return self._gradient_tensor(for_input) if for_input in program.gradients else None
 
     def source_gradient_tensors(self, layer: Layer) -> list[Tensor]:

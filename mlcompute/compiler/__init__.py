@@ -14,6 +14,7 @@ from mlcompute.compiler.collector import collector_paused
 from mlcompute.compiler.context import Context, Pass
 from mlcompute.compiler.copy_strided_operands import copy_strided_operands
 from mlcompute.compiler.delay_statistics import delay_statistics
+from mlcompute.compiler.exchange_gradients import exchange_gradients, start_from_exchanged
 from mlcompute.compiler.expand import expand
 from mlcompute.compiler.fuse_elementwise import fuse_elementwise
 from mlcompute.compiler.fuse_epilogues import fuse_epilogues
@@ -41,16 +42,25 @@ if TYPE_CHECKING:
 
 #: Styles of execution. fused: one call, tight memory. split: phases run one by one and repeatedly, everything readable.
 #: accumulate: split, and gradients of several batches are added up. inference: forward only, dropout off, running
-#: statistics used.
-STYLES = ("fused", "split", "accumulate", "inference")
+#: statistics used. For a group of processes, slice: forward and gradient of a part of the batch in tight memory;
+#: phases: the same, and the two are run one by one; update: of a part of the parameters.
+STYLES = ("fused", "split", "accumulate", "inference", "slice", "phases", "update")
 
 
 def _trains(context: Context) -> bool:
-    return context.style != "inference"
+    return context.style not in ("inference", "update")
+
+
+def _in_group(context: Context) -> bool:
+    return context.style in ("slice", "phases")
+
+
+def _only_updates(context: Context) -> bool:
+    return context.style == "update"
 
 
 def _has_optimizer(context: Context) -> bool:
-    return _trains(context) and context.request.optimizer is not None
+    return context.style not in ("inference", "slice", "phases") and context.request.optimizer is not None
 
 
 def _accumulates(context: Context) -> bool:
@@ -66,7 +76,7 @@ def _asks_for_bfloat16(context: Context) -> bool:
 
 
 def _is_fused(context: Context) -> bool:
-    return context.style == "fused"
+    return context.style in ("fused", "slice", "update")
 
 
 def _fuses_elementwise(context: Context) -> bool:
@@ -105,6 +115,8 @@ PASSES = [
     Pass(lower),  # layers -> steps
     Pass(add_gradients, when=_trains),
     Pass(accumulate_gradients, when=_accumulates),
+    Pass(exchange_gradients, when=_in_group),
+    Pass(start_from_exchanged, when=_only_updates),
     Pass(add_updates, when=_has_optimizer),
     Pass(mark_kept),
     Pass(expand),  # what the device lacks -> smaller ops

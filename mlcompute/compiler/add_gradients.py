@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from mlcompute import ops
+from mlcompute.compiler.accumulate_gradients import SHARE
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.differentiate import differentiate
-from mlcompute.ops.op import Step, Value
+from mlcompute.ops.op import FLOAT32, Step, Value
 
 
 def add_gradients(steps: list[Step], context: Context) -> list[Step]:
@@ -16,9 +17,15 @@ def add_gradients(steps: list[Step], context: Context) -> list[Step]:
     trace.steps = list(steps)
     trace.phase = "gradient"
     seeds: dict[Value, Value] = {}
+    share = None
+    if program.name in ("slice", "phases"):
+        share = program.scalars[SHARE] = trace.value((), FLOAT32, "scalar", SHARE)
     for tensor in request.minimised:
         loss = values[tensor]
         seeds[loss] = ops.full(loss, loss.shape, 1.0)
+        if share is not None and tensor in request.averaged:
+            # A mean over a slice counts by the slice's share in the batch, and so do all gradients that start there.
+            seeds[loss] = ops.broadcast(ops.convert(share, loss.dtype), loss.shape)
     for given, tensor in request.user_gradients.items():
         if tensor not in values:
             continue

@@ -21,6 +21,7 @@ class Program:
     inputs      tensors the caller feeds; `persistent`: tensors whose host memory the steps read and write
     states      parameter -> its optimizer state values; `scalars`: numbers fed before each update
     gradient_sums   parameter -> the sum of its gradients over several batches, kept between runs
+    exchanged   parameter -> its gradient, where the processes of a group exchange it
     random_keys (key value, seed) pairs fed before each training pass
     result      what a run gives
     kernels     how the device runs each step, and `notes` more about that: only in listings (`with_kernels`)
@@ -38,6 +39,7 @@ class Program:
     persistent: dict[Tensor, Value] = field(default_factory=dict)
     states: dict[Tensor, list[Value]] = field(default_factory=dict)
     gradient_sums: dict[Tensor, Value] = field(default_factory=dict)
+    exchanged: dict[Tensor, Value] = field(default_factory=dict)
     scalars: dict[str, Value] = field(default_factory=dict)
     random_keys: list[tuple[Value, int]] = field(default_factory=list)
     writes: list[Tensor] = field(default_factory=list)
@@ -52,7 +54,7 @@ class Program:
     @property
     def runs_in_phases(self) -> bool:
         """May its phases be run one by one, and each of them again?"""
-        return self.name in ("split", "accumulate")
+        return self.name in ("split", "accumulate", "phases")
 
     @property
     def phases(self) -> list[str]:

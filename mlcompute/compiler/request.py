@@ -25,6 +25,7 @@ class Request:
     result          what a run gives
     minimised       the sum of these is: the gradient pass starts from them, with ones
     total           that sum as a tensor of its own, where there are several
+    averaged        those of them that are means over the samples: a slice of the batch counts by its share in it
     user_gradients  tensor a gradient from outside is fed to -> the tensor whose gradient it adds to
     wanted          tensors that are not parameters but need a gradient
     parameters      tensors the optimizer updates
@@ -46,6 +47,7 @@ class Request:
     shared: set[Tensor] = field(default_factory=set)
     result: Tensor | None = None
     minimised: list[Tensor] = field(default_factory=list)
+    averaged: set[Tensor] = field(default_factory=set)
     total: Tensor | None = None
     stopped: set[Tensor] = field(default_factory=set)
     user_gradients: dict[Tensor, Tensor] = field(default_factory=dict)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mlcompute import ops
+from mlcompute.compiler.exchange_gradients import GLOBAL_NORM, group_norm, norm_names
 from mlcompute.enums import GradientClippingType
 from mlcompute.ops.op import FLOAT32, Trace, Value
 from mlcompute.optimizers.optimizer import AVERAGE, SLOW_WEIGHTS, Members, Optimizer, clip_name, suffix
@@ -39,7 +40,9 @@ def update(
     parameters = _clipped_by_groups(optimizer, parameters, scalars, members)
     common = None
     if optimizer.gradient_clipping_type == GradientClippingType.BY_GLOBAL_NORM and parameters:
-        norm = _global_norm(trace, optimizer, [g for _, g, _ in parameters])
+        norm = scalars.get(GLOBAL_NORM)
+        if norm is None:
+            norm = _global_norm(trace, optimizer, [g for _, g, _ in parameters])
         common = _limiting_factor(norm, scalars["clip_norm"])
     assigned: list[tuple[Value, Value]] = []
     for w, g, state in sorted(parameters, key=lambda parameter: parameter[1].index):
@@ -89,7 +92,9 @@ def _clipped_by_groups(
             by_group.setdefault(group, []).append(g)
     if not by_group:
         return parameters
-    factors = {group: _limiting_factor(_norm(gs), scalars[clip_name(group)]) for group, gs in by_group.items()}
+    known = {group: scalars.get(group_norm(group)) for group in by_group}
+    norms = {group: norm if norm is not None else _norm(by_group[group]) for group, norm in known.items()}
+    factors = {group: _limiting_factor(norm, scalars[clip_name(group)]) for group, norm in norms.items()}
     clipped = []
     for w, g, state in parameters:
         group = optimizer.clipping_group(members.get(w, ()))
@@ -98,6 +103,26 @@ def _clipped_by_groups(
             g = wide * ops.convert(factors[group], wide.dtype)
         clipped.append((w, g, state))
     return clipped
+
+
+def is_elementwise(optimizer: Optimizer, members: Iterable[Members]) -> bool:
+    """Does an update treat every element by itself, so that a part of a parameter can be updated alone?
+
+    Clipping by a norm over several gradients does: such a norm is known before.
+    """
+    for some in {(), *members}:
+        trace = Trace()
+        w, g = (trace.value((4,), FLOAT32, "parameter", name) for name in "wg")
+        layout = optimizer.rule(some).layout((4,))
+        state = [trace.value(shape, FLOAT32, "state", name) for name, shape in layout.items()]
+        names = [*optimizer.scalars_of(1, {some}), *norm_names(optimizer)]
+        scalars = {name: trace.value((), FLOAT32, "scalar", name) for name in names}
+        update(trace, optimizer, [(w, g, state)], scalars, {w: some})
+        if not all(step.op.elementwise or step.op.name in ("broadcast", "reshape") for step in trace.steps):
+            return False
+        if not all(shape == (4,) for shape in layout.values()):
+            return False
+    return True
 
 
 def _compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -10,6 +10,7 @@ from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import ExecutionError
 from mlcompute.execution import Execution, has_option
 from mlcompute.graph import Node
+from mlcompute.runtime import group_calls
 from mlcompute.runtime.inputs import CallCache, InputData, Named
 from mlcompute.runtime.passes import Passes
 from mlcompute.runtime.run import Call, Run
@@ -32,6 +33,8 @@ def execute(session: Session, call: Call, batch_size: int, given: Sequence[Named
     is_inference = session.definition.learning is None or has_option(
         call.options, ExecutionOptions.FORWARD_FOR_INFERENCE
     )
+    if session.group is not None and not is_inference:
+        return group_calls.execute(session, call, batch, data, phases_to_execute(session))
     look_up = _inference if is_inference else _training_step
     specification, inputs = look_up(session, batch, data, call)
     assert session.compiled is not None
@@ -102,6 +105,8 @@ def execute_forward(session: Session, call: Call, batch_size: int) -> Execution:
         specification, inputs = _inference(session, batch, {}, call)
         return Run(session, specification, inputs, call).submit()
     expect_labels(session)
+    if session.group is not None:
+        return group_calls.execute_forward(session, call, batch)
     program = session.program("split", batch)
     assert session.compiled is not None
     specification = session.compiled.specification(program, ("forward",), call.options)
@@ -113,6 +118,8 @@ def execute_forward(session: Session, call: Call, batch_size: int) -> Execution:
 
 def execute_gradient(session: Session, call: Call, batch_size: int) -> Execution:
     """The gradient pass by itself, after a forward pass."""
+    if session.group is not None:
+        return group_calls.execute_gradient(session, call, batch_size)
     passes = _passes_after(session, "forward", call.method, batch_size)
     assert session.compiled is not None
     specification = session.compiled.specification(passes.program, ("gradient",), call.options)
@@ -133,6 +140,8 @@ def execute_forward_and_gradient(
           The gradients that can then be read, and the update that follows, are those of the sums
     """
     batch = session.batch(batch_size, call.method)
+    if session.group is not None:
+        return group_calls.execute_forward_and_gradient(session, call, batch, given, sums)
     data = session.named_data(call.method, *given)
     expect_labels(session)
     program = session.program("split" if sums is None else "accumulate", batch, sizes=session.sizes_of(data))
@@ -147,6 +156,8 @@ def execute_forward_and_gradient(
 
 def execute_optimizer_update(session: Session, call: Call) -> Execution:
     """The update by itself, after a gradient pass."""
+    if session.group is not None:
+        return group_calls.execute_optimizer_update(session, call)
     session.compile_if_needed()
     if session.state is None:
         raise ExecutionError(f"TrainingGraph.{call.method}: the graph has no optimizer", fix="call compile_optimizer")

@@ -82,6 +82,8 @@ class CompiledGraph:
         self.size_limit = SIZE_LIMIT
         self.has_varying_inputs = has_varying_inputs(request)
         self._executables: dict[Program, Executable] = {}
+        #: Further ones with memory of their own, by number: slices of a batch whose passes are run one by one.
+        self._copies: dict[tuple[Program, int], Executable] = {}
         self._listings: dict[Program, Program] = {}
         self._scalars: dict[Program, dict[str, tuple[Value, Array]]] = {}
         #: Does the device compute in the host's memory? If not, what the host writes must be sent.
@@ -101,7 +103,7 @@ class CompiledGraph:
             if found is not None:
                 return found
             full = None
-            if batch_size < self.request.batch_size:
+            if batch_size < self.request.batch_size and style not in ("slice", "phases"):
                 full = self.get(style, self.request.batch_size, with_losses, sizes)
             program = compile_program(_leading(wanted, batch_size), self.engine, style, batch_size, full)
             if program.plan.nbytes > self.arena_size:
@@ -152,6 +154,15 @@ class CompiledGraph:
                 found.inputs = {}
                 self._executables[program] = found
                 _print_if_asked(program)
+        return found
+
+    def executable_of_slice(self, program: Program, number: int) -> Executable:
+        """The program in memory of its own: what one slice's forward pass leaves waits there for its gradient pass."""
+        found = self._copies.get((program, number))
+        if found is None:
+            found = self.engine.build(program, self.engine.allocate(program.plan.nbytes))
+            found.inputs = {}
+            self._copies[program, number] = found
         return found
 
     def bind(self, executable: Executable, storages: dict[Value, Storage]) -> None:

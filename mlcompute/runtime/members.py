@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mlcompute.enums import GraphCompilationOptions
+from mlcompute.group.group import Group
 from mlcompute.layers.objective import is_loss
 from mlcompute.runtime.inputs import Named
 from mlcompute.runtime.session import Session
@@ -30,15 +31,21 @@ def compile(
     device: Device,
     input_tensors: Mapping[str, Tensor] | None = None,
     input_tensors_data: Named | None = None,
+    group: Group | None = None,
 ) -> bool:
     """Turn the graph into programs for a device. Needed before anything can run; may be repeated.
 
     input_tensors, input_tensors_data   inputs that are constant, with their data: folded in, never fed again
+    group                               processes that train the graph together: all of them must compile it
     """
     from mlcompute.device import expect_device
 
-    expect_device(f"{type(self).__name__}.compile", "device", device)
-    self._session.compile(device, GraphCompilationOptions(options), input_tensors or {}, input_tensors_data or {})
+    who = f"{type(self).__name__}.compile"
+    expect_device(who, "device", device)
+    if group is not None and not isinstance(group, Group):
+        raise TypeError(f"{who}: group must be a Group, not {type(group).__name__}; write group=mlc.Group.world()")
+    given = (input_tensors or {}, input_tensors_data or {})
+    self._session.compile(device, GraphCompilationOptions(options), *given, group)
     return True
 
 

@@ -174,6 +174,10 @@ class OptimizerState:
         """The buffers of a parameter, in layout order."""
         return self._buffers[tensor]
 
+    def replace(self, tensor: Tensor, buffers: list[Storage]) -> None:
+        """Other buffers that stand for the same values."""
+        self._buffers[tensor] = tensor.optimizer_storages = buffers
+
     def nbytes(self, parameters: Iterable[Tensor]) -> int:
         """Bytes the state of these parameters takes."""
         return sum(buffer.nbytes for tensor in parameters for buffer in self._buffers.get(tensor, ()))

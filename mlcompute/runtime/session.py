@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -23,6 +24,9 @@ from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.platform import RandomPasses
 from mlcompute.runtime.compiled_graph import SIZE_LIMIT, CompiledGraph
 from mlcompute.runtime.definition import Definition
+from mlcompute.runtime.group_results import GroupRun
+from mlcompute.runtime.group_start import averaged_over_samples, begin_together
+from mlcompute.runtime.group_training import GroupTraining, largest_slice
 from mlcompute.runtime.inputs import InputData, Inputs, Named
 from mlcompute.runtime.last_run import LastRun
 from mlcompute.runtime.make_request import input_without_batch, make_request, minimised_terms
@@ -38,6 +42,7 @@ from mlcompute.tensor_data import read_array
 if TYPE_CHECKING:
     from mlcompute.device import Device
     from mlcompute.execution import Execution
+    from mlcompute.group.group import Group
     from mlcompute.inference import InferenceGraph
     from mlcompute.training import TrainingGraph
 
@@ -46,6 +51,7 @@ class Session:
     """One graph at run time. Its tensors know it: it may hold their values, or be changing them (see `Resident`).
 
     device     what it was compiled for; None before
+    group      the processes that train it together; None: this one alone
     links      the sessions of linked graphs in order, itself among them; empty for a graph that stands alone
     compiled   None when there is nothing compiled, or something it depends on has changed since
     unsettled  runs that may still fail, or whose failure nobody may have seen
@@ -56,6 +62,9 @@ class Session:
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
         self.device: Device | None = None
+        self.group: Group | None = None
+        #: The graph in that group, once it is compiled.
+        self.in_group: GroupTraining | None = None
         self.options = GraphCompilationOptions.NONE
         self.constants: dict[Tensor, Array] = {}
         self.links: list[Session] = []
@@ -82,6 +91,7 @@ class Session:
         self.wait()
         copied = Session(definition)
         copied.device, copied.options, copied.constants = self.device, self.options, dict(self.constants)
+        copied.group = self.group
         copied.random = copy.copy(self.random)
         copied.state = None if self.state is None else self.state.shared()
         copied.adopt_gradient_tensors()
@@ -92,7 +102,7 @@ class Session:
         self.wait()
         copied = memo[id(self)] = Session.__new__(Session)
         Session.__init__(copied, copy.deepcopy(self.definition, memo))
-        copied.device, copied.options = self.device, self.options
+        copied.device, copied.options, copied.group = self.device, self.options, self.group
         copied.constants = copy.deepcopy(self.constants, memo)
         copied.links = [copy.deepcopy(link, memo) for link in self.links]
         copied.random = copy.copy(self.random)
@@ -160,6 +170,7 @@ class Session:
         options: GraphCompilationOptions,
         input_tensors: Mapping[str, Tensor],
         input_tensors_data: Named,
+        group: Group | None = None,
     ) -> None:
         """Compile and build for a device; when that fails, everything stays as it was."""
         who = self.definition.who
@@ -167,6 +178,11 @@ class Session:
             raise DeviceError(f"{who}.compile: the ANE runs inference graphs only")
         if not self.definition.nodes():
             raise CompileError(f"{who}.compile: the graph has no layers", fix="add layers with node() first")
+        if group is not None and self.definition.learning is None:
+            raise GraphError(
+                f"{who}.compile: an inference graph is not compiled for a group",
+                fix="leave group out: every process runs it by itself, on its own samples",
+            )
         self.definition.declared.check("compile (input_tensors)", input_tensors)
         self.check_links(self.links, options)
         for other in self.links:
@@ -182,13 +198,15 @@ class Session:
             if name in input_tensors_data
         }
         self.wait()
-        before = (self.device, self.options, self.constants)
-        self.device, self.options, self.constants = device, options, constants
+        before = (self.device, self.options, self.constants, self.group)
+        self.device, self.options, self.constants, self.group = device, options, constants, group
         try:
             self._compile(builds=True)
         except BaseException:  # Ctrl-C too
-            self.device, self.options, self.constants = before
+            self.device, self.options, self.constants, self.group = before
             raise
+        if self.in_group is not None:
+            begin_together(self.in_group)
         for node in self.definition.nodes_before_loss():
             node.layer.compiled_device_type = device.actual_device_type
 
@@ -233,7 +251,13 @@ class Session:
     @property
     def main_style(self) -> str:
         """The style whose memory `device_memory_size` speaks of right after compile."""
+        if self.group is not None:
+            return "slice"
         return "inference" if self.definition.learning is None else "fused"
+
+    def main_batch(self, request: Request) -> int:
+        """How many samples a run of that style has."""
+        return request.batch_size if self.group is None else largest_slice(request.batch_size, self.group.slices)
 
     def request(self) -> Request:
         """What is asked of the compiler."""
@@ -241,6 +265,8 @@ class Session:
         request = make_request(self.definition, self.options, self.constants, earlier, later)
         if self.device is not None:
             request.precision = self.device.precision
+        if self.group is not None:
+            request.averaged = averaged_over_samples(self.definition, request)
         return request
 
     @collector_paused()
@@ -259,7 +285,7 @@ class Session:
             compiled.size_limit = self.size_limit
             compiled.unbatched = input_without_batch(self.definition, request)
             if not self.definition.waits_for_labels:
-                program = compiled.get(self.main_style, request.batch_size)
+                program = compiled.get(self.main_style, self.main_batch(request))
                 if builds:
                     compiled.executable(program)
             self._adopt(compiled)
@@ -274,17 +300,32 @@ class Session:
             self.state.use_groups(request.groups)
             self.state.check_callers(request.parameters)
             if not self.definition.waits_for_labels:
-                program = compiled.get(self.main_style, request.batch_size)
+                program = compiled.get(self.main_style, self.main_batch(request))
                 if not self.links:  # of linked graphs, later ones may still be built
-                    warn_about_untrained(request, learning, program.states.keys())
-                self.state.claim(self, program.states.keys())
+                    warn_about_untrained(request, learning, updated_by(program))
+                self.state.claim(self, updated_by(program))
             self.state.prepare(request.parameters)
         self.compiled, self.passes = compiled, None
+        self._join_group(compiled)
         for tensor in self._resident_tensors(request):
             if tensor.keeps_data:
                 self._look_for_other_devices(tensor, compiled)
             tensor.reside(self, self.device)
         self.adopt_gradient_tensors()
+
+    def _join_group(self, compiled: CompiledGraph) -> None:
+        """Get ready to train with other processes; or by itself, with the whole optimizer state."""
+        before, self.in_group = self.in_group, None
+        if self.group is not None and not self.definition.waits_for_labels:
+            self.in_group = GroupTraining(self, compiled, self.group)
+            self.last = GroupRun(self.in_group.results)
+            if self.state is not None:
+                self.in_group.update.adopt_state(self.state)
+        elif before is not None:
+            self.last = LastRun()
+            for tensor in compiled.request.parameters if self.state is not None else ():
+                assert self.state is not None
+                self.state.replace(tensor, [buffer.copy() for buffer in self.state.of(tensor)])
 
     def _look_for_other_devices(self, tensor: Tensor, compiled: CompiledGraph) -> None:
         """Runs on several devices that share a tensor must wait for each other."""
@@ -337,12 +378,20 @@ class Session:
             return 0
         self.compile_if_needed()
         assert self.compiled is not None
-        return self.compiled.arena_size + self.state_bytes() + sum(one.nbytes for one in self.gradient_sums.values())
+        exchanged = 0 if self.in_group is None else self.in_group.nbytes
+        return (
+            exchanged
+            + self.compiled.arena_size
+            + self.state_bytes()
+            + sum(one.nbytes for one in self.gradient_sums.values())
+        )
 
     def state_bytes(self) -> int:
         """Bytes of optimizer state."""
         if self.state is None or self.compiled is None:
             return 0
+        if self.in_group is not None:
+            return self.in_group.update.nbytes
         return self.state.nbytes(self.compiled.request.parameters)
 
     def storages(self, program: Program) -> dict[Value, Storage]:
@@ -362,6 +411,8 @@ class Session:
                 if tensor not in self.gradient_sums:
                     self.gradient_sums[tensor] = Storage(np.zeros(value.shape, value.dtype))
                 found[value] = self.gradient_sums[tensor]
+            if self.in_group is not None:
+                found.update({value: self.in_group.storages[tensor] for tensor, value in program.exchanged.items()})
             overwritten = {value for step in program.steps for value in overwritten_by(step)}
             for value, storage in found.items():
                 if value in overwritten:
@@ -530,9 +581,16 @@ class Session:
         compiled, last = getattr(self, "compiled", None), getattr(self, "last", None)
         if compiled is not None and last is not None and last.executable is not None and not sys.is_finalizing():
             last.keep_result()
-            for tensor in compiled.request.kept:
+            # Other processes do not know that a graph is dropped here: what is not at hand is not asked for.
+            at_hand = None if self.in_group is None else self.in_group.results.losses
+            for tensor in compiled.request.kept if at_hand is None else at_hand:
                 if self.computes(tensor) and tensor.left_values[0] < last.number:
                     tensor.left_values = (last.number, self.fetch(tensor))
+
+
+def updated_by(program: Program) -> AbstractSet[Tensor]:
+    """The parameters a training program, or the update that follows it, changes."""
+    return program.exchanged.keys() or program.states.keys()
 
 
 @overload

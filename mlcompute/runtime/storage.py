@@ -87,6 +87,14 @@ class Storage:
         """Is the host memory the caller's own?"""
         return self._is_callers
 
+    def touched(self) -> None:
+        """Somebody has written into the host's memory directly."""
+        self._host_moment = next(_moments)
+
+    def host_memory(self) -> Array:
+        """The host's memory as it is, whether or not its values are the newest."""
+        return self._host
+
     # On the host ----------------------------------------------------------------------------------------------------
 
     def array(self) -> Array:

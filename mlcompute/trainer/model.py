@@ -11,19 +11,14 @@ import numpy as np
 
 from mlcompute.building.losses import LOSSES
 from mlcompute.device import Device
-from mlcompute.enums import ArithmeticOperation, LossType, ReductionType
+from mlcompute.enums import LossType, ReductionType
 from mlcompute.errors import DataError, Error, GraphError
 from mlcompute.graph import Graph, Node
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.arguments import class_axis_of
-from mlcompute.layers.arithmetic import ArithmeticLayer
-from mlcompute.layers.concatenation import ConcatenationLayer
 from mlcompute.layers.loss import CLASS_SUMMED, LossDescriptor, LossLayer
 from mlcompute.layers.names import layer_names, old_layer_names, slot_name, slots_of
-from mlcompute.layers.reduction import ReductionLayer
-from mlcompute.layers.shaping import ReshapeLayer, TransposeLayer
 from mlcompute.layers.softmax import SoftmaxLayer
-from mlcompute.layers.split import SplitLayer
 from mlcompute.layers.yolo_loss import YOLOLossLayer
 from mlcompute.optimizers import (
     AdadeltaOptimizer,
@@ -42,7 +37,7 @@ from mlcompute.optimizers import (
     SGDOptimizer,
 )
 from mlcompute.runtime.definition import definition_of
-from mlcompute.runtime.objective import reached_from
+from mlcompute.runtime.objective import reduction_over_samples
 from mlcompute.runtime.session import session_of
 from mlcompute.saving.names import names_of
 from mlcompute.tensor import Tensor
@@ -273,10 +268,7 @@ class Model:
 
     def reduction_of(self, tensor: Tensor) -> ReductionType | None:
         """How a loss, or what layers computed from one, joins samples; not reduced, its sum is minimised."""
-        nodes = self.training.nodes
-        after = reached_from(set(self._nodes), nodes, frozenset())
-        found = _reduction(tensor, {t: node for node in nodes for t in node.results if t in after})
-        return ReductionType.SUM if found == ReductionType.NONE else found
+        return reduction_over_samples(tensor, self.training.nodes, set(self._nodes))
 
     def _class_axes(self) -> dict[str, int]:
         """Where labels have their classes, by name; 0 where nobody can tell."""
@@ -399,38 +391,6 @@ def _class_axis(node: Node) -> int | None:
     if _is_over_classes(layer):
         return layer.class_axis(shape)
     return class_axis_of(shape, node.sources[0].feature_axis)
-
-
-#: Layers whose result for all samples together is that of the batches, added up.
-_LINEAR = (ReshapeLayer, TransposeLayer, ConcatenationLayer, SplitLayer)
-_SUMS = {ArithmeticOperation.ADD, ArithmeticOperation.SUBTRACT}
-_FACTORS = {ArithmeticOperation.MULTIPLY, ArithmeticOperation.DIVIDE}
-
-
-def _reduction(tensor: Tensor, producers: Mapping[Tensor, Node]) -> ReductionType | None:
-    """SUM or MEAN over samples, NONE for a number per sample; None when nobody can tell.
-
-    producers  of losses, and of what is computed from losses
-    """
-    none = ReductionType.NONE
-    node = producers.get(tensor)
-    if node is None:
-        return none  # it has a row per sample
-    layer = node.layer
-    if isinstance(layer, LossLayer):
-        return layer.descriptor.reduction_type
-    kinds = {_reduction(source, producers) for source in node.sources}
-    if isinstance(layer, ReductionLayer) and 0 in layer.dimensions and kinds == {none}:
-        return layer.reduction_type if layer.reduction_type in (ReductionType.SUM, ReductionType.MEAN) else None
-    if kinds == {none} or isinstance(layer, _LINEAR):
-        return kinds.pop() if len(kinds) == 1 else None
-    if isinstance(layer, ArithmeticLayer) and layer.operation in (_SUMS | _FACTORS):
-        if layer.operation in _FACTORS:  # by a constant
-            kinds = {_reduction(source, producers) for source in node.sources if not source.keeps_data}
-            if sum(not source.keeps_data for source in node.sources) != 1:
-                return None
-        return kinds.pop() if len(kinds) == 1 else None
-    return None
 
 
 def model_from(

@@ -1,0 +1,140 @@
+"""What processes of a group can do together, on one page. An engine of exchange (MPI, threads, sockets) implements it.
+
+Calls are collective: every process makes the same ones in the same order. One that is not answered in time, or answered
+by another call, raises ProcessError on every process that can still be reached; nothing waits for ever.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Kind(enum.IntEnum):
+    """What a call is for. Processes that make different calls are told so."""
+
+    ABORT = 0
+    LEAVE = 1
+    GREET = 2
+    COMPILE = 3
+    STEP = 4
+    PARAMETERS = 5
+    STATE = 6
+    RESULTS = 7
+    GRADIENTS = 8
+    TRAINER = 9
+    BARRIER = 10
+    BROADCAST = 11
+    GATHER = 12
+    NORM = 13
+    STATISTICS = 14
+
+    @property
+    def words(self) -> str:
+        """As messages call it."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    Kind.ABORT: "abort",
+    Kind.LEAVE: "the end of its program",
+    Kind.GREET: "Group",
+    Kind.COMPILE: "compile",
+    Kind.STEP: "a training step",
+    Kind.PARAMETERS: "the parameters of a training step",
+    Kind.STATE: "reading optimizer state",
+    Kind.RESULTS: "reading results",
+    Kind.GRADIENTS: "reading gradients",
+    Kind.TRAINER: "the Trainer",
+    Kind.BARRIER: "Group.barrier",
+    Kind.BROADCAST: "Group.broadcast",
+    Kind.GATHER: "Group.allgather",
+    Kind.NORM: "the norm of the gradients",
+    Kind.STATISTICS: "batch statistics",
+}
+
+
+class Exchange(ABC):
+    """The processes of a group, seen from one of them.
+
+    rank, size  which of how many processes this is
+    timeout     seconds to wait for the others in one call
+    engine      "mpi", "tcp", "local" or "alone"
+    """
+
+    rank: int
+    size: int
+    timeout: float
+    engine: str
+
+    @abstractmethod
+    def alltoall(
+        self, kind: Kind, sends: Sequence[Array], receives: Sequence[Array], *, same: int = 0, word: int = 0
+    ) -> list[int]:
+        """Send each process an array and receive one from each into the memory given, whose sizes everybody knows.
+
+        same     a number that must be equal on all processes: how many samples a step has, say
+        returns  the `word` of every process, by rank
+        """
+
+    @abstractmethod
+    def allgather(self, kind: Kind, part: Array, receives: Sequence[Array]) -> None:
+        """Send all processes the same array and receive one from each. The own one stays where it is."""
+
+    @abstractmethod
+    def gather_bytes(self, kind: Kind, message: bytes) -> list[bytes]:
+        """Messages of any length from all processes, by rank."""
+
+    @abstractmethod
+    def broadcast(self, kind: Kind, array: Array, root: int = 0) -> None:
+        """The array of one process, into the memory of all others."""
+
+    def barrier(self) -> None:
+        """Return when all processes have called it."""
+        self.gather_bytes(Kind.BARRIER, b"")
+
+    @abstractmethod
+    def abort(self, message: str) -> None:
+        """Let the others fail with this message, at once where they wait and else in their next call."""
+
+    @abstractmethod
+    def shrink(self) -> list[int]:
+        """Go on without the processes that are gone; rank and size become those among the survivors.
+
+        returns  the former ranks of the survivors, in their new order
+        """
+
+
+class Alone(Exchange):
+    """A group of one process."""
+
+    rank, size, engine = 0, 1, "alone"
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+
+    def alltoall(
+        self, kind: Kind, sends: Sequence[Array], receives: Sequence[Array], *, same: int = 0, word: int = 0
+    ) -> list[int]:
+        return [word]
+
+    def allgather(self, kind: Kind, part: Array, receives: Sequence[Array]) -> None:
+        return
+
+    def gather_bytes(self, kind: Kind, message: bytes) -> list[bytes]:
+        return [message]
+
+    def broadcast(self, kind: Kind, array: Array, root: int = 0) -> None:
+        return
+
+    def abort(self, message: str) -> None:
+        return
+
+    def shrink(self) -> list[int]:
+        return [0]

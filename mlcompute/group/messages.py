@@ -1,0 +1,297 @@
+"""Exchange by messages between pairs of processes: the protocol that all engines with messages share.
+
+Every message is a header (what call, which one, how many bytes) and a payload. Waiting is polling: so a process that is
+silent is known by its rank, one that failed is heard by everybody in its own words, and nothing blocks for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mlcompute.errors import ProcessError
+from mlcompute.group.exchange import Array, Exchange, Kind
+
+#: Marks a message of this protocol; another number is another version of it.
+_MAGIC = 0x6D6C6331
+_HEADER_WORDS = 6
+#: Polls without news before the thread lets others have the core.
+_SPINS = 50
+#: Seconds an abort may take to be delivered.
+_GRACE = 1.0
+#: One message is at most so long: counts of 32 bits are still common in MPI.
+_LONGEST = 1 << 30
+
+
+class LostError(Exception):
+    """A process is gone: it was killed, or its connection broke."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        super().__init__(*ranks)
+        self.ranks = tuple(ranks)
+
+
+class Link(ABC):
+    """Messages to and from each of the other processes, in order for each pair.
+
+    A transfer is a function that gives True once it is done and raises LostError when it never will be. Its memory
+    must stay as it is until then.
+    """
+
+    rank: int
+    size: int
+    engine: str
+
+    @abstractmethod
+    def send(self, to: int, data: Array) -> Callable[[], bool]:
+        """Start sending bytes."""
+
+    @abstractmethod
+    def receive(self, source: int, into: Array) -> Callable[[], bool]:
+        """Start receiving bytes."""
+
+    def idle(self, spins: int) -> None:
+        """Nothing has come for some polls: let other threads and processes run."""
+        time.sleep(0 if spins < 20 * _SPINS else 5e-5)
+
+    @abstractmethod
+    def survivors(self) -> list[int]:
+        """Agree with everybody who is left on who that is; from then on the link is between those."""
+
+
+class MessageExchange(Exchange):
+    """An exchange over a link."""
+
+    def __init__(self, link: Link, timeout: float) -> None:
+        self.timeout, self.engine = timeout, link.engine
+        self._link = link
+        self._failed: ProcessError | None = None
+        self._is_closed = False
+        self._adopt()
+
+    def _adopt(self) -> None:
+        self.rank, self.size = self._link.rank, self._link.size
+        self._number = 0
+        self._out = np.zeros((self.size, _HEADER_WORDS), np.int64)
+        self._in = np.zeros((self.size, _HEADER_WORDS), np.int64)
+        self._peers = [(self.rank + step) % self.size for step in range(1, self.size)]
+
+    # Collective calls -----------------------------------------------------------------------------------------------
+
+    def alltoall(
+        self, kind: Kind, sends: Sequence[Array], receives: Sequence[Array], *, same: int = 0, word: int = 0
+    ) -> list[int]:
+        words = self._transfer(kind, sends, lambda peer, nbytes: receives[peer], same, word)
+        words[self.rank] = word
+        return words
+
+    def allgather(self, kind: Kind, part: Array, receives: Sequence[Array]) -> None:
+        self._transfer(kind, [part] * self.size, lambda peer, nbytes: receives[peer])
+
+    def gather_bytes(self, kind: Kind, message: bytes) -> list[bytes]:
+        received: dict[int, Array] = {}
+
+        def memory(peer: int, nbytes: int) -> Array:
+            received[peer] = np.empty(nbytes, np.uint8)
+            return received[peer]
+
+        self._transfer(kind, [np.frombuffer(message, np.uint8)] * self.size, memory)
+        return [message if rank == self.rank else received[rank].tobytes() for rank in range(self.size)]
+
+    def broadcast(self, kind: Kind, array: Array, root: int = 0) -> None:
+        nothing = np.empty(0, np.uint8)
+        sends = [array if self.rank == root else nothing] * self.size
+        self._transfer(kind, sends, lambda peer, nbytes: array if peer == root else nothing)
+
+    # The protocol ---------------------------------------------------------------------------------------------------
+
+    def _transfer(
+        self,
+        kind: Kind,
+        sends: Sequence[Array],
+        memory: Callable[[int, int], Array],
+        same: int = 0,
+        word: int = 0,
+    ) -> list[int]:
+        """One collective call. `memory` says where what a process sends shall go, given its rank and the bytes."""
+        if self._failed is not None:
+            raise ProcessError(self._failed.message, ranks=self._failed.ranks)
+        self._number += 1
+        try:
+            return self._poll(kind, sends, memory, same, word)
+        except LostError as lost:
+            ranks = _listed(lost.ranks)
+            raise self._fail(
+                f"{ranks} of {self.size} ended without a word while rank {self.rank} was in {kind.words}", lost.ranks
+            ) from None
+        except ProcessError as error:
+            self._failed = error
+            if not error.is_told:
+                self._tell(error.message)
+            raise
+
+    def _fail(self, message: str, ranks: Sequence[int]) -> ProcessError:
+        self._failed = ProcessError(message, ranks=tuple(ranks))
+        return self._failed
+
+    def _poll(
+        self, kind: Kind, sends: Sequence[Array], memory: Callable[[int, int], Array], same: int, word: int
+    ) -> list[int]:
+        link, words = self._link, [0] * self.size
+        sending: list[Callable[[], bool]] = []
+        waiting: dict[int, tuple[list[Callable[[], bool]], bool]] = {}
+        for peer in self._peers:
+            data = _bytes(sends[peer])
+            header = self._out[peer]
+            header[:] = (_MAGIC, kind, self._number, data.nbytes, same, word)
+            sending.append(link.send(peer, header.view(np.uint8)))
+            sending += [link.send(peer, part) for part in _parts(data)]
+            waiting[peer] = [link.receive(peer, self._in[peer].view(np.uint8))], True
+        begun, spins = time.monotonic(), 0
+        while waiting or sending:
+            moved = False
+            for peer in list(waiting):
+                transfers, is_header = waiting[peer]
+                if not all(transfer() for transfer in transfers):
+                    continue
+                moved = True
+                del waiting[peer]
+                if is_header:
+                    words[peer] = int(self._in[peer, 5])
+                    target = self._target(peer, kind, same, memory)
+                    if target.nbytes:
+                        waiting[peer] = [link.receive(peer, part) for part in _parts(target)], False
+            sending = [transfer for transfer in sending if not transfer()]
+            if moved:
+                spins = 0
+                continue
+            spins += 1
+            if spins > _SPINS:
+                link.idle(spins)
+                waited = time.monotonic() - begun
+                if waited > self.timeout:
+                    raise self._silence(kind, sorted(waiting), waited)
+        return words
+
+    def _target(self, peer: int, kind: Kind, same: int, memory: Callable[[int, int], Array]) -> Array:
+        """Where a payload goes, now that its header is here; an error where it is not the one that was expected."""
+        magic, theirs, number, nbytes, their_same, _ = map(int, self._in[peer])
+        if magic != _MAGIC:
+            raise ProcessError(
+                f"rank {peer} speaks another protocol than rank {self.rank}: it runs another version of mlcompute",
+                fix="install one version of mlcompute on all machines",
+                ranks=(peer,),
+            )
+        if theirs == Kind.ABORT:
+            raise ProcessError(self._text(peer, nbytes), ranks=(peer,), is_told=True)
+        if theirs == Kind.LEAVE:
+            raise ProcessError(
+                f"rank {peer} has ended its program while rank {self.rank} waits for it in {kind.words}",
+                fix="let all processes run the same number of steps",
+                ranks=(peer,),
+            )
+        if theirs != kind or number != self._number:
+            raise ProcessError(
+                f"rank {peer} is in {Kind(theirs).words} (call {number}), rank {self.rank} in {kind.words} "
+                f"(call {self._number})",
+                fix="let all processes make the same calls in the same order",
+                ranks=(peer,),
+            )
+        if their_same != same:
+            raise ProcessError(
+                f"rank {peer} runs {kind.words} of {their_same} samples, rank {self.rank} one of {same}",
+                fix="give all processes the same batch: each takes its own part of it",
+                ranks=(peer,),
+            )
+        target = _bytes(memory(peer, nbytes))
+        if target.nbytes != nbytes:
+            raise ProcessError(
+                f"rank {peer} sends {nbytes} bytes in {kind.words}, rank {self.rank} expects {target.nbytes}",
+                ranks=(peer,),
+            )
+        return target
+
+    def _text(self, peer: int, nbytes: int) -> str:
+        text = np.empty(min(nbytes, 1 << 20), np.uint8)
+        arrived = self._link.receive(peer, text)
+        _wait([arrived], _GRACE, self._link)
+        return text.tobytes().decode(errors="replace")
+
+    def _silence(self, kind: Kind, silent: Sequence[int], waited: float) -> ProcessError:
+        return ProcessError(
+            f"{_listed(silent)} did not answer rank {self.rank} within {waited:.0f} s in {kind.words}",
+            fix=f"see what it does there; if it only needs longer, give the group a longer timeout than "
+            f"{self.timeout:g} s",
+            ranks=tuple(silent),
+        )
+
+    # Ends -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def failed(self) -> ProcessError | None:
+        """What the group failed with."""
+        return self._failed
+
+    def abort(self, message: str) -> None:
+        if self._failed is None and not self._is_closed:
+            self._fail(message, (self.rank,))
+            self._tell(message)
+
+    def leave(self) -> None:
+        """This process ends: whoever still waits for it is told."""
+        if self._failed is None and not self._is_closed:
+            self._is_closed = True
+            self._send_all(Kind.LEAVE, b"")
+
+    def _tell(self, message: str) -> None:
+        self._send_all(Kind.ABORT, message.encode()[: 1 << 20])
+
+    def _send_all(self, kind: Kind, text: bytes) -> None:
+        data = np.frombuffer(text, np.uint8)
+        header = np.array([_MAGIC, kind, self._number + 1, data.nbytes, 0, 0], np.int64)
+        transfers = []
+        for peer in self._peers:
+            with contextlib.suppress(Exception):
+                transfers.append(self._link.send(peer, header.view(np.uint8)))
+                if data.nbytes:
+                    transfers.append(self._link.send(peer, data))
+        _wait(transfers, _GRACE, self._link)
+        self._told = (header, data)  # a transfer nobody took may still read it
+
+    def shrink(self) -> list[int]:
+        survivors = self._link.survivors()
+        self._failed = None
+        self._adopt()
+        return survivors
+
+
+def _wait(transfers: Sequence[Callable[[], bool]], seconds: float, link: Link) -> None:
+    """Give transfers some time; those to processes that are gone are given up."""
+    end, spins = time.monotonic() + seconds, 0
+    left = list(transfers)
+    while left and time.monotonic() < end:
+        still = []
+        for transfer in left:
+            with contextlib.suppress(Exception):
+                if not transfer():
+                    still.append(transfer)
+        left, spins = still, spins + 1
+        if left:
+            link.idle(spins)
+
+
+def _bytes(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _parts(data: Array) -> list[Array]:
+    return [data[start : start + _LONGEST] for start in range(0, data.nbytes, _LONGEST)]
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    named = ", ".join(map(str, ranks))
+    return f"rank {named}" if len(ranks) == 1 else f"ranks {named}"

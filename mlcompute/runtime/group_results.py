@@ -1,0 +1,196 @@
+"""What can be read after a run of a graph in a group: of the whole batch, wherever its slices ran.
+
+Losses of a whole step come with the exchange. Everything else is put together when somebody reads it, which is
+collective: every process must read it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlcompute.compiler.program import Program
+from mlcompute.devices.device import Executable
+from mlcompute.group.exchange import Kind
+from mlcompute.group.slices import Node, cut, tree_sum
+from mlcompute.ops.op import Array
+from mlcompute.runtime.last_run import LastRun
+from mlcompute.runtime.run_result import RunResult
+from mlcompute.runtime.run_specification import RunSpecification
+from mlcompute.tensor import Tensor
+
+if TYPE_CHECKING:
+    from mlcompute.runtime.group_training import GroupTraining
+
+#: Values of own slices, by slice.
+_Own = dict[int, Array]
+
+
+class GroupResults:
+    """The values of one batch.
+
+    losses   of the whole batch
+    """
+
+    def __init__(self, training: GroupTraining) -> None:
+        self._training = training
+        self.losses: dict[Tensor, Array] = {}
+        #: Was the last run one of the group, and not one by itself, as inference is?
+        self.is_shared = False
+        self._style, self._batch = "", 0
+        self._losses: defaultdict[Tensor, _Own] = defaultdict(dict)
+        self._statistics: defaultdict[Tensor, _Own] = defaultdict(dict)
+        self._rows: defaultdict[Tensor, _Own] = defaultdict(dict)
+        self._gathered: dict[tuple[str, Tensor], Array] = {}
+        self._gradients: dict[Tensor, Array] | None = None
+
+    def begin(self, style: str, batch: int) -> None:
+        """A forward pass begins: what the one before it left is gone."""
+        self._style, self._batch = style, batch
+        own: dict[Any, Any]
+        for own in (self.losses, self._losses, self._statistics, self._rows, self._gathered):
+            own.clear()
+        self._gradients = None
+
+    def add_loss(self, number: int, tensor: Tensor, value: Array) -> None:
+        """What a slice contributes to a loss."""
+        if self._style == "phases":
+            self._losses[tensor][number] = value.copy()
+
+    def add_statistic(self, number: int, tensor: Tensor, value: Array) -> None:
+        """What a slice contributes to a statistic."""
+        if self._style == "phases":
+            self._statistics[tensor][number] = value.copy()
+
+    def add_rows(self, number: int, executable: Executable, program: Program) -> None:
+        """Outputs of a slice, before the next one overwrites them."""
+        if self._style == "slice":
+            for tensor in self._training.request.kept:
+                if tensor not in self._training.losses and program.values.get(tensor) in program.kept:
+                    self._rows[tensor][number] = executable.read(program.values[tensor])
+
+    def exchange_statistics(self) -> None:
+        """After forward passes by themselves: everybody goes on with the statistics of the whole batch."""
+        statistics = self._training.statistics
+        if statistics:
+            shapes = {tensor: self._statistics[tensor] for tensor in statistics}
+            self._training.store_statistics(
+                {
+                    t: self._sum(Kind.STATISTICS, own, t.descriptor.shape, t.descriptor.data_type.numpy)
+                    for t, own in shapes.items()
+                }
+            )
+
+    # Reading --------------------------------------------------------------------------------------------------------
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Did the last run compute a tensor?"""
+        return tensor in self._training.program.values
+
+    def value(self, tensor: Tensor) -> Array | None:
+        """A loss, or a result with rows for all samples."""
+        training = self._training
+        if tensor in self.losses:
+            return self.losses[tensor]
+        value = training.program.values.get(tensor)
+        if value is None:
+            return None
+        key = ("value", tensor)
+        if key not in self._gathered:
+            if tensor in training.losses and self._style == "phases":
+                self._gathered[key] = self._sum(Kind.RESULTS, self._losses[tensor], value.shape, value.dtype)
+            elif self._style == "phases":
+                own = {n: one.executable.read(one.program.values[tensor]) for n, one in training.passes.items()}
+                self._gathered[key] = self._join(Kind.RESULTS, tensor, own)
+            elif tensor in training.request.kept:
+                self._gathered[key] = self._join(Kind.RESULTS, tensor, self._rows[tensor])
+            else:
+                return None
+        return self._gathered[key]
+
+    @property
+    def has_gradients(self) -> bool:
+        """Was it a gradient pass by itself, or an update after one?"""
+        return self._style == "phases" and "gradient" in self._training.pass_phases
+
+    def gradients_changed(self) -> None:
+        """A gradient pass has run."""
+        self._gradients = None
+        self._gathered = {key: value for key, value in self._gathered.items() if key[0] != "gradient"}
+
+    def gradient(self, tensor: Tensor) -> Array | None:
+        """The gradient of a tensor over the whole batch, as of a gradient pass that was run by itself."""
+        training = self._training
+        if not self.has_gradients or tensor not in training.program.gradients:
+            return None
+        if tensor in training.program.exchanged:
+            if self._gradients is None:
+                self._gradients = training.whole_gradients()
+            return np.array(self._gradients[tensor])
+        key = ("gradient", tensor)
+        if key not in self._gathered:
+            own = {n: one.executable.read(one.program.gradients[tensor]) for n, one in training.passes.items()}
+            self._gathered[key] = self._join(Kind.RESULTS, tensor, own, adds=True)
+        return np.array(self._gathered[key])
+
+    # Over the group -------------------------------------------------------------------------------------------------
+
+    def _slices(self) -> list[tuple[int, int]]:
+        """(number, samples) of the slices that have any."""
+        parts = cut(self._batch, self._training.group.slices)
+        return [(number, last - first) for number, (first, last) in enumerate(parts) if last > first]
+
+    def _sum(self, kind: Kind, own: _Own, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+        """What slices contribute, added in the order of the tree."""
+        message = b"".join(np.ascontiguousarray(own[number], dtype).tobytes() for number in sorted(own))
+        joined = b"".join(self._training.exchange.gather_bytes(kind, message))
+        values = np.frombuffer(joined, dtype).reshape(-1, *shape).copy()
+        root: Node = (0, self._training.group.slices)
+        sums: dict[Node, Array] = {(n, n + 1): np.zeros(shape, dtype) for n in range(root[1])}
+        for (number, _), value in zip(self._slices(), values, strict=True):
+            sums[number, number + 1] = value
+        return tree_sum(sums, root)
+
+    def _join(self, kind: Kind, tensor: Tensor, own: _Own, *, adds: bool = False) -> Array:
+        """Rows of all slices one behind the other; of something without rows for samples the sum, or any one."""
+        descriptor, full = tensor.descriptor, self._training.request.batch_size
+        message = b"".join(np.ascontiguousarray(own[number]).tobytes() for number in sorted(own))
+        joined = b"".join(self._training.exchange.gather_bytes(kind, message))
+        values = np.frombuffer(joined, descriptor.data_type.numpy)
+        rows, inner = descriptor.shape[0], next(iter(own.values())).shape[1:] if own else descriptor.shape[1:]
+        per_sample = rows // full if rows % full == 0 else 0
+        if per_sample and values.size == per_sample * self._batch * int(np.prod(inner, dtype=np.int64)):
+            return np.array(values.reshape(-1, *inner))
+        if adds:
+            return self._sum(kind, own, descriptor.shape, descriptor.data_type.numpy)
+        return np.array(values.reshape(-1, *descriptor.shape)[0])
+
+
+class GroupRun(LastRun):
+    """The last run of a graph in a group."""
+
+    def __init__(self, results: GroupResults) -> None:
+        super().__init__()
+        self._results = results
+
+    def finished(self, executable: Executable, specification: RunSpecification) -> RunResult | None:
+        self._results.is_shared = specification.program.name in ("slice", "phases")
+        return super().finished(executable, specification)
+
+    def computed(self, tensor: Tensor) -> bool:
+        return self._results.knows(tensor) if self._results.is_shared else super().computed(tensor)
+
+    def value(self, tensor: Tensor) -> Array | None:
+        return self._results.value(tensor) if self._results.is_shared else super().value(tensor)
+
+    @property
+    def has_gradients(self) -> bool:
+        return self._results.has_gradients if self._results.is_shared else super().has_gradients
+
+    def gradient(self, tensor: Tensor) -> Array | None:
+        return self._results.gradient(tensor) if self._results.is_shared else super().gradient(tensor)
+
+    def kept_gradient(self, tensor: Tensor) -> Array | None:
+        return self.gradient(tensor) if self._results.is_shared else super().kept_gradient(tensor)

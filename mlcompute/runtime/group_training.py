@@ -1,0 +1,387 @@
+"""One training graph on many processes: slices of the batch, exchange of gradients, update of a shard, new parameters.
+
+each own slice    forward, gradient      -> gradients, statistics and losses in a flat array (lanes.py)
+along the tree    sums of own slices     -> one array per node of the tree (group/slices.py)
+alltoall          everybody's nodes, of my shard; added in the order of the tree
+update            of the parameters in my shard, with the optimizer state only I have (shard_update.py)
+allgather         new parameters, statistics and losses, to everybody
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mlcompute.compiler.accumulate_gradients import SHARE
+from mlcompute.compiler.exchange_gradients import norm_names
+from mlcompute.compiler.program import Program
+from mlcompute.compiler.request import Request
+from mlcompute.compiler.update import is_elementwise
+from mlcompute.enums import ExecutionOptions
+from mlcompute.group.exchange import Kind
+from mlcompute.group.group import Group
+from mlcompute.group.slices import Node, cut, nodes_of, parent_of, tree_sum
+from mlcompute.ops.op import Array, Value
+from mlcompute.runtime.group_results import GroupResults
+from mlcompute.runtime.inputs import InputData, resolved
+from mlcompute.runtime.lanes import Entry, make_lanes
+from mlcompute.runtime.passes import Passes
+from mlcompute.runtime.run import Call, Run
+from mlcompute.runtime.run_specification import InputSlot, RunSpecification
+from mlcompute.runtime.shard_update import ShardUpdate, gather_shards
+from mlcompute.runtime.storage import Storage
+from mlcompute.tensor import Tensor
+
+if TYPE_CHECKING:
+    from mlcompute.runtime.compiled_graph import CompiledGraph
+    from mlcompute.runtime.session import Session
+
+_SYNCHRONOUS = ExecutionOptions.SYNCHRONOUS
+#: Sums over some slices, one array per lane.
+Sums = list[Array]
+
+
+class Part(NamedTuple):
+    """A slice of a batch that this process runs: samples from `first` to before `last`, and what share they are."""
+
+    number: int
+    first: int
+    last: int
+    share: float
+
+
+class WholeBatch:
+    """Stands for the data of a whole batch, of which programs read slices: its shape and type."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, value: Value, rows: int) -> None:
+        self.shape = (rows, *value.shape[1:]) if rows else value.shape
+        self.dtype = value.dtype
+
+
+class GroupTraining:
+    """A compiled training graph in a group of processes.
+
+    signal   a number this process sends along with its next step; `signals` are those of all, from the last step
+    passes   the passes of own slices that are run one by one, by slice; `pass_phases` those run so far
+    """
+
+    def __init__(self, session: Session, compiled: CompiledGraph, group: Group) -> None:
+        self.session, self.compiled, self.group = session, compiled, group
+        self.exchange, self.request = group.exchange, compiled.request
+        self.signal, self.signals = 0, [0] * group.size
+        self.program = compiled.get("slice", largest_slice(self.request.batch_size, group.slices))
+        self.passes: dict[int, Passes] = {}
+        self.pass_phases: set[str] = set()
+        self.batch = 0
+        #: Has a slice of the current call been run? Then a failure concerns everybody.
+        self.has_begun = False
+        self.statistics = [t for t in dict.fromkeys(self.program.writes) if t.descriptor.data_type.is_floating]
+        self.losses = [t for t in losses_of(self.request) if t in self.program.values]
+        self._whole_slots: dict[tuple[Program, int, tuple[str, ...]], list[InputSlot]] = {}
+        #: What own slices have left that waits for the update.
+        self._pending: dict[int, Sums] = {}
+        self._spare: list[Sums] = []
+        self.results = GroupResults(self)
+        self.share_out()
+
+    def share_out(self) -> None:
+        """Cut what is exchanged into shards, one per process."""
+        program, optimizer, group = self.program, self.request.optimizer, self.group
+        tensors = [(t, "parameter", value.shape, value.dtype) for t, value in program.exchanged.items()]
+        tensors += [(t, "statistic", t.descriptor.shape, t.descriptor.data_type.numpy) for t in self.statistics]
+        tensors += [(t, "loss", program.values[t].shape, program.values[t].dtype) for t in self.losses]
+        whole = optimizer is not None and not is_elementwise(optimizer, self.request.groups.values())
+        blocks = optimizer is not None and bool(norm_names(optimizer))
+        self.lanes = make_lanes(tensors, group.size, group.rank, whole=whole, blocks=blocks)
+        self._work = [np.zeros(lane.length, lane.dtype) for lane in self.lanes]
+        #: Tensor -> where a slice leaves its gradient, statistic or loss.
+        self._left = {
+            entry.tensor: (_shown(array, entry), lane.dtype.type)
+            for lane, array in zip(self.lanes, self._work, strict=True)
+            for entry in lane.entries
+        }
+        self.storages = {tensor: Storage(self._left[tensor][0], is_callers=True) for tensor in program.exchanged}
+        self._root: Node = (0, group.slices)
+        self._nodes = [nodes_of(group.slices_of(rank), self._root) for rank in range(group.size)]
+        self._received = [
+            [np.empty((len(nodes), len(lane.reduced)), lane.dtype) for nodes in self._nodes] for lane in self.lanes
+        ]
+        self._pending, self._spare = {}, []
+        self.update = ShardUpdate(self.session, self.compiled, self.exchange, self.lanes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is exchanged: sums of slices, new values, and what is received."""
+        own = max(1, len(self._nodes[self.group.rank])) + 3
+        received = sum(array.nbytes for arrays in self._received for array in arrays)
+        return sum(own * lane.values.nbytes for lane in self.lanes) + received
+
+    # The passes of own slices ---------------------------------------------------------------------------------------
+
+    def parts(self, batch: int) -> list[Part]:
+        """The slices of a batch that this process runs. A short batch may leave some empty."""
+        first, last = self.group.slices_of(self.group.rank)
+        slices = cut(batch, self.group.slices)
+        return [Part(n, a, b, (b - a) / batch) for n, (a, b) in enumerate(slices) if first <= n < last and b > a]
+
+    def run_passes(
+        self,
+        call: Call,
+        batch: int,
+        data: Mapping[Tensor, Any],
+        style: str,
+        phases: tuple[str, ...] = ("forward", "gradient"),
+        *,
+        goes_on: bool = False,
+        factor: float = 1.0,
+    ) -> None:
+        """Some phases of every own slice.
+
+        goes_on  gradients are added to those of the batches before
+        factor   what means over this batch count in the whole step, where several batches make one
+        """
+        session, compiled, begins = self.session, self.compiled, "forward" in phases
+        statistics = [(t, t.storage, t.storage.array().copy()) for t in self.statistics if t.storage is not None]
+        random = session.random = session.random.current()
+        start = random.count
+        if begins:
+            self.batch = batch
+            self.results.begin(style, batch)
+        if not goes_on:
+            self._spare += self._pending.values()
+            self._pending = {}
+        whole: dict[Tensor, Array] | None = None
+        sizes = session.sizes_of(data)
+        try:
+            for part in self.parts(batch):
+                if begins:
+                    program = session.program(style, part.last - part.first, sizes=sizes)
+                else:
+                    program = self.passes[part.number].program
+                specification = compiled.specification(program, phases, _SYNCHRONOUS)
+                if whole is None:
+                    whole = self._whole_batch(specification, call, batch, data)
+                inputs = _sliced(specification.inputs, whole, part, self.request.user_gradients)
+                passes = self._passes_of(part, program, begins) if style == "phases" else None
+                if begins:
+                    random.move_to(start + part.number)
+                own = Call(call.method, _SYNCHRONOUS, scalars={SHARE: part.share * factor})
+                self.has_begun = True
+                run = Run(session, specification, inputs, own, passes, are_arrays=True)
+                run.submit()
+                if begins:
+                    self._take_values(part, run, program, statistics)
+                if "gradient" in phases:
+                    self._take_gradients(part.number)
+        finally:
+            if begins:
+                random.move_to(start)
+        if begins:
+            random.move_to(start + self.group.slices)
+        self.results.is_shared = True
+
+    def _passes_of(self, part: Part, program: Program, begins: bool) -> Passes:
+        if begins:
+            executable = self.compiled.executable_of_slice(program, part.number)
+            self.passes[part.number] = Passes(program, executable)
+        return self.passes[part.number]
+
+    def _whole_batch(
+        self, specification: RunSpecification, call: Call, batch: int, data: Mapping[Tensor, Any]
+    ) -> dict[Tensor, Array]:
+        """The data of the whole batch, as arrays."""
+        key = (specification.program, batch, specification.phases)
+        slots = self._whole_slots.get(key)
+        if slots is None:
+            full = self.request.batch_size
+            slots = self._whole_slots[key] = [
+                InputSlot(
+                    tensor,
+                    WholeBatch(value, per_sample * batch),  # type: ignore[arg-type]
+                    descriptor,
+                    per_sample * batch if per_sample and batch != full else 0,
+                    per_sample,
+                )
+                for tensor, value, descriptor, _, per_sample in specification.inputs
+            ]
+        asked = dataclasses.replace(specification, inputs=slots)
+        arrays = resolved(self.session.collect_inputs(asked, data, call.method, copies=False))
+        return {slot.tensor: arrays[slot.value] for slot in slots}
+
+    def _take_values(
+        self, part: Part, run: Run, program: Program, statistics: Sequence[tuple[Tensor, Storage, Array]]
+    ) -> None:
+        """What a slice's forward pass has left: losses, statistics (every slice begins with the same), outputs."""
+        executable = run.executable
+        for tensor in self.losses:
+            memory, number = self._left[tensor]
+            weight = part.share if tensor in self.request.averaged else 1.0
+            np.multiply(executable.read(program.values[tensor]), number(weight), out=memory)
+            self.results.add_loss(part.number, tensor, memory)
+        for tensor, storage, before in statistics:
+            memory, number = self._left[tensor]
+            np.multiply(storage.array(), number(part.share), out=memory)
+            self.results.add_statistic(part.number, tensor, memory)
+            self.store(storage, before)
+        self.results.add_rows(part.number, executable, program)
+
+    def _take_gradients(self, number: int) -> None:
+        """Add what a slice has left to what waits for the update."""
+        if not self.compiled.shares_memory:
+            for storage in self.storages.values():
+                storage.array()
+        sums = self._pending.get(number)
+        if sums is None:
+            sums = self._pending[number] = self._spare.pop() if self._spare else [np.empty_like(a) for a in self._work]
+            for mine, left in zip(sums, self._work, strict=True):
+                np.copyto(mine, left)
+        else:
+            for mine, left in zip(sums, self._work, strict=True):
+                np.add(mine, left, out=mine)
+
+    def store(self, storage: Storage, values: Array) -> None:
+        """New values of a parameter or statistic, from the host."""
+        if self.compiled.shares_memory and not self.compiled.crosses_devices:
+            np.copyto(storage.memory(), values, casting="same_kind")  # programs work in this very memory
+        else:
+            storage.write(values)
+
+    def store_statistics(self, values: Mapping[Tensor, Array]) -> None:
+        """Statistics over the whole batch."""
+        for tensor, array in values.items():
+            assert tensor.storage is not None
+            self.store(tensor.storage, array)
+
+    # Exchange and update --------------------------------------------------------------------------------------------
+
+    def finish(self, *, updates: bool, is_whole_step: bool) -> None:
+        """Exchange what is pending, update, and let everybody have the result.
+
+        is_whole_step  losses and statistics are exchanged, too: those of passes run one by one have been read
+        """
+        self._exchange_sums(self.own_sums())
+        state = self.session.state if updates else None
+        if state is not None:
+            self.update.run(state)
+        for lane in self.lanes:
+            first, last = lane.shard(self.group.rank)
+            start = max(first, lane.updated)
+            if start < last:
+                lane.values[start:last] = lane.reduced[start - first :]
+            if state is not None or lane.updated < lane.length:
+                gather_shards(self.exchange, Kind.PARAMETERS, lane, lane.values)
+        # Everything has arrived: from here on nothing can fail, and the step counts.
+        for lane in self.lanes:
+            for entry in lane.entries:
+                values, storage = _shown(lane.values, entry), entry.tensor.storage
+                if entry.role == "loss" and is_whole_step:
+                    self.results.losses[entry.tensor] = values.copy()
+                elif storage is not None and (state is not None if entry.role == "parameter" else is_whole_step):
+                    self.store(storage, values)
+        if state is not None:
+            state.advance()
+
+    def finish_passes(self) -> None:
+        """The update after gradient passes by themselves; gradients can be read, and used, again."""
+        kept = {number: [array.copy() for array in sums] for number, sums in self._pending.items()}
+        self.finish(updates=True, is_whole_step=False)
+        self._pending = kept
+
+    def own_sums(self) -> dict[Node, Sums]:
+        """Sums of the own nodes of the tree; what was pending is used up."""
+        rank, sums = self.group.rank, dict[Node, Sums]()
+        first, last = self.group.slices_of(rank)
+        own = set(self._nodes[rank])
+        for number in range(first, last):
+            node: Node = (number, number + 1)
+            arrays = self._pending.pop(number, None)
+            if arrays is None:  # fewer samples than slices
+                arrays = [np.zeros_like(work) for work in self._work]
+            while node not in own:
+                found = parent_of(node, self._root)
+                assert found is not None
+                parent, left = found
+                if node == left:
+                    break
+                before = sums.pop(left)
+                for total, added in zip(before, arrays, strict=True):
+                    np.add(total, added, out=total)
+                self._spare.append(arrays)
+                node, arrays = parent, before
+            sums[node] = arrays
+        return sums
+
+    def _exchange_sums(self, sums: dict[Node, Sums], kind: Kind = Kind.STEP) -> None:
+        """Everybody's sums of the own shard, added along the tree into `reduced`."""
+        rank, size = self.group.rank, self.group.size
+        nodes = self._nodes[rank]
+        for index, lane in enumerate(self.lanes):
+            mine = [sums[node][index] for node in nodes]
+            received = self._received[index]
+            sends = [_joined([lane.part(one, peer) for one in mine], lane.dtype) for peer in range(size)]
+            words = self.exchange.alltoall(kind, sends, received, same=self.batch, word=self.signal)
+            if index == 0:
+                self.signals = words
+            parts = dict(zip(nodes, [lane.part(one, rank) for one in mine], strict=True))
+            for peer in range(size):
+                if peer != rank:
+                    parts.update(zip(self._nodes[peer], received[peer], strict=True))
+            np.copyto(lane.reduced, tree_sum(parts, self._root))
+        self._spare += sums.values()
+
+    def whole_gradients(self) -> dict[Tensor, Array]:
+        """The gradients of the whole batch, for whoever reads them before the update; collective."""
+        pending = {number: [array.copy() for array in sums] for number, sums in self._pending.items()}
+        self._exchange_sums(self.own_sums(), Kind.GRADIENTS)
+        self._pending = pending
+        found: dict[Tensor, Array] = {}
+        for lane in self.lanes:
+            whole = np.zeros(lane.length, lane.dtype)
+            lane.part(whole, self.group.rank)[...] = lane.reduced
+            gather_shards(self.exchange, Kind.GRADIENTS, lane, whole)
+            for entry in lane.entries:
+                if entry.role == "parameter":
+                    found[entry.tensor] = _shown(whole, entry)
+        return found
+
+
+def largest_slice(batch: int, slices: int) -> int:
+    """Samples of the largest slice of a batch."""
+    return max(last - first for first, last in cut(batch, slices))
+
+
+def losses_of(request: Request) -> list[Tensor]:
+    """What is minimised, and the sum of it: what is added over slices."""
+    total = [request.total] if request.total is not None else []
+    return list(dict.fromkeys([*request.minimised, *total]))
+
+
+def _sliced(
+    slots: Sequence[InputSlot], whole: Mapping[Tensor, Array], part: Part, user_gradients: Mapping[Tensor, Tensor]
+) -> InputData:
+    """What one slice reads of the whole batch. What all samples share is read by every slice.
+
+    A gradient that the caller feeds to something without samples is not one per slice: the first slice gets it.
+    """
+    inputs: InputData = {}
+    for tensor, value, _, _, per_sample in slots:
+        array = whole[tensor]
+        if per_sample:
+            array = array[part.first * per_sample : part.last * per_sample]
+        elif tensor in user_gradients and part.first > 0:
+            array = np.zeros_like(array)
+        inputs[value] = array
+    return inputs
+
+
+def _shown(array: Array, entry: Entry) -> Array:
+    return array[entry.start : entry.stop].reshape(entry.shape)
+
+
+def _joined(parts: Sequence[Array], dtype: np.dtype[Any]) -> Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, dtype)

@@ -1,0 +1,165 @@
+"""Any number of processes arrives at the same bits, and at the numbers one process without a group has."""
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from tests.group.threads import BATCH, T, X, network, parameters, run_group, same, train
+
+CASES = {
+    "adam": {"kind": "adam"},
+    "momentum": {"kind": "sgd"},
+    "global norm": {"kind": "global norm"},
+    "norm of each tensor": {"kind": "norm"},
+    "batch norm and dropout": {"normalizes": True, "drops": True},
+    "sum of losses": {"sums": True},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_any_number_of_processes_gives_the_same_bits(name):
+    how = CASES[name]
+    (one,) = run_group(1, lambda group: train(group, **how))
+    for size in (2, 3, 4):
+        assert all(same(other, one) for other in run_group(size, lambda group: train(group, **how))), size
+
+
+def test_more_processes_than_slices_give_the_same_bits():
+    (one,) = run_group(1, train, slices=2)
+    assert all(same(other, one) for other in run_group(5, train, slices=2))
+
+
+def test_fewer_samples_than_slices():
+    (one,) = run_group(1, lambda group: train(group, last=3))
+    assert all(same(other, one) for other in run_group(3, lambda group: train(group, last=3)))
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd", "global norm", "norm"])
+def test_numbers_are_those_of_a_graph_without_a_group(kind):
+    alone = train(None, kind)
+    (grouped,) = run_group(1, lambda group: train(group, kind))
+    np.testing.assert_allclose(grouped[0], alone[0], rtol=1e-5)
+    for one, other in zip(grouped[1], alone[1], strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+def test_one_slice_is_bitwise_a_graph_without_a_group():
+    (grouped,) = run_group(1, train, slices=1)
+    assert same(grouped, train(None))
+
+
+def test_batch_norm_averages_the_statistics_of_slices():
+    """Running statistics move once per step, towards the mean over slices of each slice's statistics."""
+
+    def work(group):
+        training = network(normalizes=True)
+        training.compile(device=mlc.Device.cpu(), group=group)
+        layer = next(node.layer for node in training.nodes if node.layer.statistics)
+        before = [t.data.copy() for t in layer.statistics.values()]
+        source = next(node.sources[0] for node in training.nodes if node.layer is layer)
+        training.add_outputs({"source": source})
+        training.execute({"x": X[0]}, {"t": T[0]})
+        return before, source.data, [t.data.copy() for t in layer.statistics.values()]
+
+    for before, source, after in run_group(3, work, slices=4):
+        means = source.reshape(4, BATCH // 4, -1).mean(axis=1).mean(axis=0)
+        moved = (after[0] - before[0]).ravel() / (means - before[0].ravel())
+        np.testing.assert_allclose(moved, moved[0], rtol=1e-3)
+
+
+def test_state_exists_once_and_reads_back_whole():
+    def work(group):
+        training = network()
+        training.compile(device=mlc.Device.cpu(), group=group)
+        training.execute({"x": X[0]}, {"t": T[0]})
+        own = training._session.state_bytes()
+        return own, parameters(training)
+
+    (one,) = run_group(1, work)
+    three = run_group(3, work)
+    assert sum(own for own, _ in three) == one[0]
+    assert max(own for own, _ in three) < one[0] * 0.6
+    assert all(np.array_equal(a, b) for _, arrays in three for a, b in zip(arrays, one[1], strict=True))
+
+
+def test_results_and_outputs_are_those_of_the_whole_batch():
+    def work(group):
+        training = network()
+        training.compile(device=mlc.Device.cpu(), group=group)
+        out = np.zeros((17, 3), np.float32)
+        inputs = {"x": X[0][:17]}, {"t": T[0][:17]}
+        training.execute(*inputs, outputs_data={"y": out}, batch_size=17)
+        return out
+
+    def alone():
+        training = network()
+        training.compile(device=mlc.Device.cpu())
+        out = np.zeros((17, 3), np.float32)
+        training.execute({"x": X[0][:17]}, {"t": T[0][:17]}, outputs_data={"y": out}, batch_size=17).wait()
+        return out
+
+    for out in run_group(3, work):
+        np.testing.assert_allclose(out, alone(), atol=1e-6)
+
+
+def test_passes_run_one_by_one_give_the_bits_of_whole_steps():
+    def work(group):
+        training = network(normalizes=True, drops=True)
+        training.compile(device=mlc.Device.cpu(), group=group)
+        x, t = (training._definition.declared.inputs["x"], training._definition.declared.labels["t"])
+        for step in range(3):
+            for tensor, data in ((x, X[step]), (t, T[step])):
+                tensor.bind_and_write_data(data, to=mlc.Device.cpu())
+            training.execute_forward()
+            training.execute_gradient()
+            layer = training.nodes[0].layer
+            weights = next(iter(layer.parameters.values())).tensor
+            assert training.gradient_data(weights, layer).shape == weights.descriptor.shape
+            training.execute_optimizer_update()
+        return parameters(training)
+
+    def whole(group):
+        training = network(normalizes=True, drops=True)
+        training.compile(device=mlc.Device.cpu(), group=group)
+        for step in range(3):
+            training.execute({"x": X[step]}, {"t": T[step]})
+        return parameters(training)
+
+    (steps,) = run_group(1, whole)
+    for size in (1, 3):
+        for passes in run_group(size, work):
+            assert all(np.array_equal(a, b) for a, b in zip(passes, steps, strict=True))
+
+
+def test_gradients_read_are_those_of_the_whole_batch():
+    def gradients(group):
+        training = network()
+        training.compile(device=mlc.Device.cpu(), group=group)
+        declared = training._definition.declared
+        declared.inputs["x"].bind_and_write_data(X[0], to=mlc.Device.cpu())
+        declared.labels["t"].bind_and_write_data(T[0], to=mlc.Device.cpu())
+        training.execute_forward().wait()
+        training.execute_gradient().wait()
+        layer = training.nodes[0].layer
+        return [training.gradient_data(slot.tensor, layer).copy() for slot in layer.parameters.values()]
+
+    expected = gradients(None)
+    for found in run_group(2, gradients):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_a_group_that_shrinks_or_grows_between_compilations_keeps_its_state():
+    """State that was divided among three is read whole by a graph that is compiled without a group."""
+
+    def work(group):
+        training = network()
+        training.compile(device=mlc.Device.cpu(), group=group)
+        training.execute({"x": X[0]}, {"t": T[0]})
+        training.compile(device=mlc.Device.cpu())
+        training.execute({"x": X[1]}, {"t": T[1]}).wait()
+        return parameters(training)
+
+    one, *others = run_group(3, work)
+    for other in others:
+        assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
