@@ -124,19 +124,16 @@ class MessageExchange(Exchange):
         try:
             return self._poll(kind, sends, memory, same, word)
         except LostError as lost:
-            ranks = _listed(lost.ranks)
-            raise self._fail(
-                f"{ranks} of {self.size} ended without a word while rank {self.rank} was in {kind.words}", lost.ranks
-            ) from None
+            self._failed = ProcessError(
+                f"{_listed(lost.ranks)} of {self.size} ended without a word while rank {self.rank} was in {kind.words}",
+                ranks=lost.ranks,
+            )
+            raise self._failed from None
         except ProcessError as error:
             self._failed = error
             if not error.is_told:
                 self._tell(error.message)
             raise
-
-    def _fail(self, message: str, ranks: Sequence[int]) -> ProcessError:
-        self._failed = ProcessError(message, ranks=tuple(ranks))
-        return self._failed
 
     def _poll(
         self, kind: Kind, sends: Sequence[Array], memory: Callable[[int, int], Array], same: int, word: int
@@ -238,7 +235,7 @@ class MessageExchange(Exchange):
 
     def abort(self, message: str) -> None:
         if self._failed is None and not self._is_closed:
-            self._fail(message, (self.rank,))
+            self._failed = ProcessError(message, ranks=(self.rank,))
             self._tell(message)
 
     def leave(self) -> None:
