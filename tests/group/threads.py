@@ -64,7 +64,9 @@ def optimizer(kind: str) -> mlc.Optimizer:
 _building = threading.Lock()
 
 
-def network(kind: str = "adam", *, normalizes: bool = False, drops: bool = False, sums: bool = False) -> mlc.TrainingGraph:
+def network(
+    kind: str = "adam", *, normalizes: bool = False, drops: bool = False, sums: bool = False
+) -> mlc.TrainingGraph:
     """A small classifier with the same weights each time."""
     with _building:  # the random stream belongs to the process
         mlc.Platform.set_rng_seed_to(3)
@@ -95,7 +97,9 @@ def parameters(training: mlc.TrainingGraph) -> list[np.ndarray]:
     return arrays + [np.asarray(state.bytes).view(np.float32).copy() for t in tensors for state in t.optimizer_data]
 
 
-def train(group: mlc.Group | None, kind: str = "adam", last: int = 17, **how: bool) -> tuple[list[float], list[np.ndarray]]:
+def train(
+    group: mlc.Group | None, kind: str = "adam", last: int = 17, **how: bool
+) -> tuple[list[float], list[np.ndarray]]:
     """Losses and everything that was learned, after a few steps of which the last has fewer samples."""
     training = network(kind, **how)
     training.compile(device=mlc.Device.cpu(), group=group)
