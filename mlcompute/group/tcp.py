@@ -108,7 +108,9 @@ def connect(variables: Mapping[str, str], timeout: float) -> TCPLink:
     """Meet the other processes."""
     rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
     if not 0 <= rank < size:
-        raise ProcessError(f"Group: RANK is {rank} and WORLD_SIZE is {size}", expected="a rank from 0 to WORLD_SIZE - 1")
+        raise ProcessError(
+            f"Group: RANK is {rank} and WORLD_SIZE is {size}", expected="a rank from 0 to WORLD_SIZE - 1"
+        )
     host, port = variables.get("MASTER_ADDR", "127.0.0.1"), _number(variables, "MASTER_PORT", 29500)
     if variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # torchrun itself listens there
