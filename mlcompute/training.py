@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -16,7 +16,7 @@ from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
 from mlcompute.ops.op import Array
 from mlcompute.optimizers.optimizer import Optimizer
-from mlcompute.runtime import averages, calls, members
+from mlcompute.runtime import apply_gradients, averages, calls, members
 from mlcompute.runtime.definition import Definition, Learning
 from mlcompute.runtime.inputs import Named
 from mlcompute.runtime.run import Call
@@ -294,6 +294,25 @@ class TrainingGraph(Graph):
         gradient = self._learning.gradient_tensor(tensor)
         gradient.reside(self._session)
         return gradient
+
+    def gradients(self) -> dict[str, Array]:
+        """The gradients of the last gradient pass by parameter name ("layer.slot"): copies.
+
+        For `execute_forward` and `execute_gradient`; a fused `execute` keeps none.
+        """
+        return apply_gradients.gradients(self._session)
+
+    def apply_gradients(
+        self, gradients: Mapping[str | Tensor, ArrayLike], *, options: ExecutionOptions = ExecutionOptions.NONE
+    ) -> Execution:
+        """One update by the compiled optimizer with these gradients: summed over batches, projected, from elsewhere.
+
+        gradients  one per parameter that is trained, by name ("layer.slot") or tensor, in the parameter's shape
+
+        Clipping, groups, decay and the count of updates are those of any other update. What the passes before it left
+        to read is gone afterwards.
+        """
+        return apply_gradients.apply_gradients(self._session, gradients, options)
 
     def gradient_data(self, for_parameter: Tensor, layer: Layer) -> Array | None:
         """The gradient of a layer's parameter, in the parameter's shape.

@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 #: Styles of execution. fused: one call, tight memory. split: phases run one by one and repeatedly, everything readable.
 #: accumulate: split, and gradients of several batches are added up. inference: forward only, dropout off, running
 #: statistics used. For a group of processes, slice: forward and gradient of a part of the batch in tight memory;
-#: phases: the same, and the two are run one by one; update: of a part of the parameters.
-STYLES = ("fused", "split", "accumulate", "inference", "slice", "phases", "update")
+#: phases: the same, and the two are run one by one; update: of a part of the parameters. apply: the optimizer alone, on
+#: gradients that the caller feeds.
+STYLES = ("fused", "split", "accumulate", "inference", "slice", "phases", "update", "apply")
 
 
 def _trains(context: Context) -> bool:

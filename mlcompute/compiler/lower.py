@@ -34,6 +34,8 @@ def lower(steps: list[Step], context: Context) -> list[Step]:
         program.inputs[tensor] = run.input(tensor, shape)
     for tensor, array in request.constants.items():
         run.values[tensor] = run.trace.constant(array)
+    for tensor in request.parameters if context.style == "apply" else ():
+        run.value_of(tensor)
     for node in request.nodes:
         try:
             run.add(node.layer, [*node.sources, *node.labels], node.results, node.updates)

@@ -98,7 +98,7 @@ class CompiledGraph:
         if found is not None and not sizes:
             return found
         with self._lock:
-            wanted = self._request_for(with_losses, sizes)
+            wanted = update_request(self.request) if style == "apply" else self._request_for(with_losses, sizes)
             found = self._programs.get(key)
             if found is not None:
                 return found
@@ -244,6 +244,19 @@ class CompiledGraph:
             executable = self.executable(program)
             found = self._listings[program] = program.with_kernels(executable.kernels, executable.notes)
         return found
+
+
+def update_request(request: Request) -> Request:
+    """The optimizer alone: it updates what a step of the graph would, with gradients that are fed."""
+    return Request(
+        batch_size=request.batch_size,
+        user_gradients={gradient: tensor for tensor, gradient in request.fed_gradients.items()},
+        parameters=list(request.fed_gradients),
+        groups=request.groups,
+        optimizer=request.optimizer,
+        fuses=request.fuses,
+        precision=request.precision,
+    )
 
 
 def without_losses(request: Request) -> Request:
