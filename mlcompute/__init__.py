@@ -46,6 +46,7 @@ from mlcompute.errors import (
     ShapeError,
 )
 from mlcompute.execution import Execution, GraphCompletionHandler
+from mlcompute.foreign_names import advice_for_attribute, answer_foreign_keywords
 from mlcompute.graph import Graph
 from mlcompute.group import Group
 from mlcompute.inference import InferenceGraph
@@ -286,10 +287,16 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
-        raise AttributeError(f"module 'mlcompute' has no attribute {name!r}")
+        raise AttributeError(f"module 'mlcompute' has no attribute {name!r}{advice_for_attribute(name)}")
     value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted([*__all__, "__version__"])
+
+
+answer_foreign_keywords(
+    [value for name, value in globals().items() if name in __all__],
+    [name for name, value in vars(Graph).items() if getattr(value, "__module__", "").startswith("mlcompute.building")],
+)

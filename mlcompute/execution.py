@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mlcompute.devices.device import Completion, Profile
     from mlcompute.enums import ExecutionOptions
     from mlcompute.runtime.queue import WorkQueue
+    from mlcompute.runtime.run_result import RunResult
     from mlcompute.tensor import Tensor
 
 #: Called when a run has finished, with (result tensor or None, error or None, seconds).
@@ -135,10 +136,13 @@ class Execution:
         return self.is_done and self.undo is None
 
     @property
-    def result(self) -> Tensor | None:
-        """The final result (the loss, or the last layer's result), waiting for it. Its data stays this run's."""
+    def result(self) -> RunResult:
+        """The final result (the loss, or the last layer's result), waiting for it. Its data stays this run's.
+
+        A pass that computes none, a gradient pass or an update by itself, has None here.
+        """
         self.wait()
-        return self._result
+        return self._result  # type: ignore[return-value]  # so that nobody has to rule None out after a forward pass
 
     @property
     def execution_time(self) -> float:

@@ -137,6 +137,19 @@ class Graph:
             tensor.join(copied)
         return copied
 
+    def __reduce__(self) -> Any:
+        """For pickle: weights, optimizer state and time step travel, what was compiled does not."""
+        from mlcompute.saving.pickling import reduced
+
+        return reduced(self)
+
+    def __repr__(self) -> str:
+        tensors = {slot.tensor for layer in self.layers for slot in layer.parameters.values()}
+        weights = sum(tensor.descriptor.element_count for tensor in tensors)
+        where = "" if self.device is None else f", compiled for {self.device!r}"
+        layers = "1 layer" if len(self.layers) == 1 else f"{len(self.layers)} layers"
+        return f"{type(self).__name__}({layers}, {weights:,} parameters{where})"
+
     @classmethod
     def graph(cls) -> Graph:
         """An empty graph; the same as calling the class without arguments."""

@@ -556,8 +556,23 @@ class Tensor(Exchanged):
         copied.has_callers_optimizer_data = self.has_callers_optimizer_data
         return copied
 
+    def __reduce__(self) -> Any:
+        """For pickle: shape, label and values. What layers compute travels with the graph that has them."""
+        values = self.current_values() if self.keeps_data or self.producer is not None else None
+        if self.producer is not None and values is None:
+            raise TypeError(f"{self!r} has no values to pickle: pickle the graph, which has its tensors")
+        return _unpickled, (self._descriptor, self.label, self.varies, values)
+
     def __repr__(self) -> str:
         return f"Tensor('{self.label}' {self._descriptor})"
+
+
+def _unpickled(descriptor: TensorDescriptor, label: str, varies: tuple[int, ...], values: Array | None) -> Tensor:
+    if values is not None and values.shape != descriptor.shape:  # the result of a smaller batch
+        descriptor = TensorDescriptor(values.shape, data_type=descriptor.data_type)
+    tensor = Tensor(descriptor, data=values)
+    tensor.label, tensor.varies = label, varies
+    return tensor
 
 
 class TensorParameter:
@@ -565,6 +580,9 @@ class TensorParameter:
 
     optimizer_data: initial state buffers, in layout order.
     """
+
+    def __repr__(self) -> str:
+        return f"TensorParameter({self.tensor!r}{'' if self.is_updatable else ', not updatable'})"
 
     def __init__(self, tensor: Tensor, *, optimizer_data: Sequence[ArrayLike] | None = None) -> None:
         if not isinstance(tensor, Tensor):

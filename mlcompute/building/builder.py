@@ -10,6 +10,7 @@ import numpy as np
 
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, GraphError, ShapeError
+from mlcompute.foreign_names import advice_for_choice
 from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
 from mlcompute.layers.arguments import whole_list
 from mlcompute.layers.layer import Layer
@@ -62,6 +63,7 @@ def chosen(who: str, name: str, choices: dict[str, Choice], given: object, fix: 
     """What a word stands for; an error that lists the words otherwise."""
     if isinstance(given, str) and given in choices:
         return choices[given]
+    fix = advice_for_choice(given, choices) or fix
     raise GraphError(f"{who}: {name} is {given!r}", expected=", ".join(choices), fix=fix)
 
 
@@ -179,8 +181,8 @@ def input(
     return tensor
 
 
-def layer(self: Graph, name: str) -> Layer:
-    """The layer with that label; the first where several share it.
+def layer(self: Graph, name: str) -> Any:
+    """The layer with that label; the first where several share it. Typed as Any, so that its own members can be used.
 
     >>> import mlcompute as mlc
     >>> graph = mlc.Graph()

@@ -96,6 +96,10 @@ class Layer(ABC):
         copied._layer_id = next(_ids)
         return copied
 
+    def __repr__(self) -> str:
+        slots = [f"{name} {slot.tensor.descriptor.shape}" for name, slot in self.parameters.items()]
+        return f"{type(self).__name__}({', '.join([repr(self.label), *slots])})"
+
     @property
     def updates(self) -> bool:
         """Is the layer trained? False leaves parameters and running statistics as they are; gradients pass through.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mlcompute.tensor import Tensor, tensor_ids
-from mlcompute.tensor_data import Array
+from mlcompute.tensor_data import Array, ArrayLike
 
 
 class Keeper(Protocol):
@@ -35,6 +35,13 @@ class RunResult(Tensor):
         facts["_tensor_id"], facts["residents"] = next(tensor_ids), None
         facts["of"], facts["_keeper"], facts["_kept"] = tensor, keeper, None
         self.__dict__ = facts
+
+    if TYPE_CHECKING:  # a result has values
+
+        @property
+        def data(self) -> Array: ...
+        @data.setter
+        def data(self, values: ArrayLike) -> None: ...
 
     @property
     def is_kept(self) -> bool:

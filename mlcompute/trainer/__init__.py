@@ -10,11 +10,15 @@ checkpoint.py  snapshot.py  signals.py             progress.py    what is shown
 nan_warning.py a loss that is no number any more   last_batch.py  short batches, filled up or left out
 """
 
+from mlcompute.foreign_names import answer_foreign_keywords
 from mlcompute.trainer import callbacks, metrics, schedules
 from mlcompute.trainer.callbacks import NaNError
 from mlcompute.trainer.history import Curve, History
 from mlcompute.trainer.signals import Interrupted, Terminated
 from mlcompute.trainer.trainer import Trainer
+
+answer_foreign_keywords([Trainer], ["fit", "evaluate", "predict"])
+answer_foreign_keywords([getattr(module, name) for module in (callbacks, metrics) for name in module.__all__])
 
 __all__ = [
     "Curve",

@@ -57,6 +57,9 @@ class Curve:
 
     __hash__ = None  # type: ignore[assignment]  # grows, and is compared by value
 
+    def __repr__(self) -> str:
+        return f"Curve({len(self)} points{f'; last {self._values[-1]:.4g}' if self._values else ''})"
+
     def state(self) -> dict[str, Any]:
         """Everything, as plain numbers and arrays."""
         return {

@@ -13,6 +13,7 @@ from mlcompute.building.losses import LOSSES
 from mlcompute.device import Device
 from mlcompute.enums import LossType, ReductionType
 from mlcompute.errors import DataError, Error, GraphError
+from mlcompute.foreign_names import advice_for_choice
 from mlcompute.graph import Graph, Node
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.arguments import class_axis_of
@@ -468,7 +469,8 @@ def _loss(given: LossLayer | str | None) -> LossLayer:
         return given
     if isinstance(given, str) and given in LOSSES:
         return LossLayer(LossDescriptor(LOSSES[given], ReductionType.MEAN))
-    raise DataError(f"Trainer: loss is {given!r}", expected=f"a LossLayer, or one of {', '.join(LOSSES)}")
+    expected, fix = f"a LossLayer, or one of {', '.join(LOSSES)}", advice_for_choice(given, LOSSES)
+    raise DataError(f"Trainer: loss is {given!r}", expected=expected, fix=fix)
 
 
 def _optimizer(given: Optimizer | str | None, learning_rate: float | None) -> Optimizer:
@@ -481,7 +483,9 @@ def _optimizer(given: Optimizer | str | None, learning_rate: float | None) -> Op
     name = "adam" if given is None else given
     if not isinstance(name, str) or name not in _OPTIMIZERS:
         raise DataError(
-            f"Trainer: optimizer is {given!r}", expected=f"an Optimizer, or one of {', '.join(_OPTIMIZERS)}"
+            f"Trainer: optimizer is {given!r}",
+            expected=f"an Optimizer, or one of {', '.join(_OPTIMIZERS)}",
+            fix=advice_for_choice(name, _OPTIMIZERS),
         )
     rate = learning_rate if learning_rate is not None else _RATES.get(name, 1e-3)
     return _OPTIMIZERS[name](OptimizerDescriptor(learning_rate=rate))

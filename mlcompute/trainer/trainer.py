@@ -428,10 +428,32 @@ class Trainer:
             save(path, self.training, progress={}, arrays={})
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "Trainer: compiled graphs cannot be pickled or copied; save(path) keeps everything, "
-            "fit(..., resume=path) and mlcompute.load read it"
-        )
+        """For pickle and deepcopy: graph, weights, optimizer, metrics and history. It is compiled where it arrives.
+
+        A run that is going on does not travel: `save` keeps it, and `fit(..., resume=path)` goes on with it.
+        """
+        if self._at_work.locked():
+            raise TypeError(
+                "Trainer: it is training; copy or pickle it when `fit` has ended, or save(path) in a callback"
+            )
+        facts = (self.metrics, self.history, self._runs, self.model.feed.weighs_alike)
+        return Trainer._rebuilt, (self.training, *facts)
+
+    @classmethod
+    def _rebuilt(
+        cls, training: TrainingGraph, metrics: list[Metric], history: History, runs: int, weighs_alike: bool
+    ) -> Trainer:
+        trainer = cls(training, metrics=metrics)
+        trainer.history, trainer._runs = history, runs
+        if weighs_alike:  # weights were added by a trainer: where none are given, each weighs 1
+            trainer.model.feed = replace(trainer.model.feed, weighs_alike=True)
+        return trainer
+
+    def __repr__(self) -> str:
+        losses = ", ".join(self.training.losses)
+        metrics = "".join(f", {metric.name}" for metric in self.metrics)
+        kind, rate = type(self.optimizer).__name__, self.learning_rate
+        return f"Trainer({self.training!r}, {losses}{metrics}; {kind}, learning_rate={rate:g})"
 
     def save_when_settled(self, path: Path, *, evaluated: bool = True) -> None:
         """For callbacks: save as soon as all callbacks have seen this moment.

@@ -23,6 +23,10 @@ class Callback:
 
     trainer: Trainer
 
+    def __repr__(self) -> str:
+        plain = {k: v for k, v in vars(self).items() if not k.startswith("_") and isinstance(v, (str, int, float))}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in plain.items())})"
+
     def on_train_begin(self, logs: Logs) -> None:
         """Training begins: forget what an earlier run left. On resume, `restore` follows."""
 

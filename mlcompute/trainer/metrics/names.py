@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from mlcompute.errors import DataError
+from mlcompute.foreign_names import advice_for_choice
 from mlcompute.trainer.metrics.accuracy import Accuracy, TopKAccuracy
 from mlcompute.trainer.metrics.auc import AUC
 from mlcompute.trainer.metrics.classification import F1, ConfusionMatrix, IoU, Precision, Recall
@@ -74,7 +75,7 @@ def metrics_from(given: Iterable[Metric | str | Callable[[Array, Array], Any]]) 
                 raise DataError(
                     f"Trainer: there is no metric named {one!r}",
                     expected=f"{', '.join(_NAMES)}, top_5_accuracy (or another number)",
-                    fix="pass a Metric, or a function of (prediction, labels)",
+                    fix=advice_for_choice(one, _NAMES) or "pass a Metric, or a function of (prediction, labels)",
                 )
             found.append(TopKAccuracy(int(top[1])) if top else _NAMES[one]())
         elif isinstance(one, type):

@@ -1,0 +1,112 @@
+"""Names from elsewhere are answered with the one here; what is public is all there is to see; reprs say something."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from mlcompute import foreign_names
+
+
+def net() -> tuple[mlc.Graph, mlc.Tensor]:
+    graph = mlc.Graph()
+    return graph, graph.input((4, 3, 8, 8), "x")
+
+
+def trainer() -> mlc.Trainer:
+    graph = mlc.Graph()
+    graph.dense(graph.input((8, 4), "x"), 3, name="fc")
+    return mlc.Trainer(graph, loss="mse", metrics=["mae"])
+
+
+g, image = net()
+WORDS: dict[str, tuple[Callable[[], Any], str]] = {
+    "kernel_size": (lambda: g.convolution(image, 8, kernel_size=3), "use kernel="),  # type: ignore[call-arg]
+    "filters": (lambda: g.convolution(image, filters=8), "use channels="),  # type: ignore[call-arg]
+    "in_channels": (lambda: g.convolution(image, 8, in_channels=3), "it is that of the source"),  # type: ignore[call-arg]
+    "strides": (lambda: g.pool(image, strides=2), "use stride="),  # type: ignore[call-arg]
+    "units": (lambda: g.dense(image, units=3), "use outputs="),  # type: ignore[call-arg]
+    "num_heads": (lambda: g.attention(image, num_heads=2), "use heads="),  # type: ignore[call-arg]
+    "lr": (lambda: mlc.OptimizerDescriptor(lr=0.1), "use learning_rate="),  # type: ignore[call-arg]
+    "trainer lr": (lambda: mlc.Trainer(g, loss="mse", lr=0.1), "use learning_rate="),  # type: ignore[call-arg]
+    "validation_data": (lambda: trainer().fit(1, validation_data=2), "use validation="),  # type: ignore[call-arg]
+    "nearly": (lambda: trainer().fit(1, epoch=2), "use epochs="),  # type: ignore[call-arg]
+    "dtype": (lambda: mlc.Tensor(shape=(1,), dtype=1), "use data_type="),  # type: ignore[call-arg]
+}
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_keywords(word: str) -> None:
+    call, answer = WORDS[word]
+    with pytest.raises(TypeError, match=f"unexpected keyword argument.*{re.escape(answer)}"):
+        call()
+
+
+def test_errors_inside_a_call_are_left_alone() -> None:
+    def broken() -> None:
+        raise TypeError("other() got an unexpected keyword argument 'lr'")
+
+    with pytest.raises(TypeError, match=r"'lr'$"):
+        foreign_names.answers_foreign_keywords(broken)()
+
+
+@pytest.mark.parametrize("name", sorted(foreign_names.ATTRIBUTES))
+def test_attributes(name: str) -> None:
+    assert not hasattr(mlc, name), "no alias"
+    with pytest.raises(AttributeError, match=f"no attribute '{name}': use "):
+        getattr(mlc, name)
+    for said in re.findall(r"mlc\.(\w+)", foreign_names.ATTRIBUTES[name]):
+        assert hasattr(mlc, said)
+    for said in re.findall(r"graph\.(\w+)", foreign_names.ATTRIBUTES[name]):
+        assert hasattr(mlc.Graph, said)
+
+
+def test_choices() -> None:
+    g, image = net()
+    g.flatten(image)
+    for call, answer in (
+        (lambda: mlc.Trainer(g, loss="sparse_categorical_crossentropy"), "say 'softmax_cross_entropy', which takes"),
+        (lambda: mlc.Trainer(g, loss="MSE"), "say 'mse'"),
+        (lambda: mlc.Trainer(g, loss="mse", optimizer="AdamW"), "say 'adamw'"),  # type: ignore[arg-type]
+        (lambda: mlc.Trainer(g, loss="mse", metrics=["f1_score"]), "say 'f1'"),
+        (lambda: g.convolution(image, 4, padding="SAME"), "say 'same'"),  # type: ignore[arg-type]
+        (lambda: g.pool(image, kind="avg"), "say 'average'"),  # type: ignore[arg-type]
+        (lambda: g.upsample(image, kind="bilinear"), "say 'linear'"),  # type: ignore[arg-type]
+        (lambda: g.activation(image, "swish"), "say 'silu'"),  # type: ignore[arg-type]
+        (lambda: g.loss(image, image, "binary_crossentropy"), "say 'sigmoid_cross_entropy' for logits"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(mlc.Error, match=answer):
+            call()
+
+
+def test_only_public_names_are_listed() -> None:
+    assert set(dir(mlc)) == {*mlc.__all__, "__version__"}
+    for name in dir(mlc):
+        assert getattr(mlc, name) is not None
+
+
+def test_reprs() -> None:
+    model = trainer()
+    history = model.fit(np.ones((8, 4)), np.ones((8, 3)), verbose=0)
+    layer = model.training.layer("fc")
+    for thing, said in (
+        (mlc.Graph(), r"Graph\(0 layers, 0 parameters\)"),
+        (model.training, r"TrainingGraph\(1 layer, 15 parameters, compiled for Device"),
+        (layer, r"FullyConnectedLayer\('fc', weights \(3, 4\), biases \(3,\)\)"),
+        (layer.weights, r"Tensor\("),
+        (layer.weights.descriptor, r"float32\[3, 4\]"),
+        (layer.parameters["weights"], r"TensorParameter\(Tensor\("),
+        (model.optimizer, r"AdamOptimizer\(learning_rate=0.001"),
+        (model, r"Trainer\(TrainingGraph\(.*mae; AdamOptimizer, learning_rate=0.001\)"),
+        (history, r"History\(1 epochs; loss="),
+        (history.loss, r"Curve\(1 points; last"),
+        (model.metrics[0], r"MeanAbsoluteError\(name='mae'\)"),
+        (mlc.callbacks.EarlyStopping(), r"EarlyStopping\(monitor='val_loss'"),
+        (mlc.LossDescriptor(mlc.LossType.HUBER, mlc.ReductionType.MEAN), r"LossDescriptor\(loss_type="),
+    ):
+        assert re.match(said, repr(thing)), repr(thing)
