@@ -191,9 +191,6 @@ MODELS = {
     "resnet50": resnet50,
     "gpt2": gpt2,
 }
-#: With more classes than this labels are class numbers, which a gather looks up: one-hot labels would be copied anew
-#: in every step.
-MOST_ONE_HOT = 4096
 SYNCHRONOUS = mlc.ExecutionOptions.SYNCHRONOUS
 
 
@@ -217,26 +214,13 @@ class Training:
 def training(workload: Workload) -> Training:
     graph, x, y = described_network(workload)
     batch, classes = workload.batch()
-    if workload.tokens:  # one prediction per token: samples and tokens form one axis for the loss
-        y = graph.reshape((classes.size, workload.classes), source=y)
-    if workload.classes > MOST_ONE_HOT:
-        # The mean of |log softmax(y)[class]|: the cross entropy, as no logarithm of a probability is above 0.
-        places = mlc.Tensor(shape=(classes.size, 1), data_type=mlc.DataType.INT32)
-        logs = graph.node(mlc.SoftmaxLayer(mlc.SoftmaxOperation.LOG_SOFTMAX, 1), source=y)
-        y = graph.gather(1, source=logs, indices=places)
-        inputs = {"x": batch, "places": classes.reshape(-1, 1).astype(np.int32)}
-        tensors, labels = {"x": x, "places": places}, np.zeros(y.descriptor.shape, np.float32)
-        loss = mlc.LossLayer.mean_absolute_error(mlc.ReductionType.MEAN)
-    else:
-        inputs, tensors = {"x": batch}, {"x": x}
-        labels = np.eye(workload.classes, dtype=np.float32)[classes.reshape(-1)]
-        loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_count=workload.classes)
-    t = mlc.Tensor(shape=y.descriptor.shape)
+    loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_axis=-1)
+    t = mlc.Tensor(shape=classes.shape, data_type=mlc.DataType.INT32)
     rate = mlc.OptimizerDescriptor(learning_rate=LEARNING_RATE)
     adam = mlc.AdamOptimizer(rate, beta1=BETA1, beta2=BETA2, epsilon=EPSILON)
     trained = mlc.TrainingGraph([graph], loss, adam)
-    trained.add_inputs(tensors, {"t": t})
-    return Training(trained, tensors | {"t": t}, inputs, {"t": labels})
+    trained.add_inputs({"x": x}, {"t": t})
+    return Training(trained, {"x": x, "t": t}, {"x": batch}, {"t": classes.astype(np.int32)})
 
 
 def build(workload: Workload, mode: str, variant: str = "") -> Job:
