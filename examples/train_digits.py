@@ -155,7 +155,7 @@ def main(
         f"after {count} epoch{'s'[: count > 1]} in {seconds:.1f} s",
         highlight=False,
     )
-    labels = np.eye(images.class_count, dtype=np.float32)[images.train_classes[:BATCH]]
+    labels = images.train_classes[:BATCH]
     profile = None
     if len(images.train) >= BATCH:
         profile = trainer.training.profile({"image": images.train[:BATCH]}, {"labels": labels})

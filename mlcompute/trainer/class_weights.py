@@ -16,7 +16,7 @@ ClassWeight = Mapping[int, float] | Literal["balanced"] | Any
 
 
 def class_numbers(labels: Column, class_axis: int) -> Array:
-    """The integer class label of every sample, pixel or step, whatever form the labels have; -1: counts nowhere."""
+    """The integer class label of every sample, pixel or step, whatever form the labels have; others count nowhere."""
     array, shape = labels.array, (0, *labels.extents)
     if labels.class_axis or labels.tensor.descriptor.data_type.numpy.kind in "iu":
         return array
@@ -42,7 +42,7 @@ def weight_table(who: str, given: Any, classes: int, numbers: Array | None) -> A
                 f"{who}: class_weight='balanced' needs labels that can be counted",
                 fix="give arrays, or count yourself: class_weight={0: ..., 1: ...}",
             )
-        counts = np.bincount(numbers[numbers >= 0].astype(np.int64), minlength=classes)
+        counts = np.bincount(numbers[(numbers >= 0) & (numbers < classes)].astype(np.int64), minlength=classes)
         return (numbers.size / (classes * np.maximum(counts, 1))).astype(np.float32)
     entries = dict(given) if isinstance(given, Mapping) else dict(enumerate(np.asarray(given).ravel().tolist()))
     unknown = [key for key in entries if not isinstance(key, (int, np.integer)) or not 0 <= key < classes]
@@ -60,7 +60,8 @@ def weight_table(who: str, given: Any, classes: int, numbers: Array | None) -> A
 def weighed(who: str, numbers: Array, table: Array, sample_weight: Any) -> Array:
     """The weight of every sample or step, times the one given for it."""
     places = tuple(extent for extent in numbers.shape[1:] if extent != 1)
-    weights: Array = np.where(numbers < 0, 1.0, table[np.maximum(numbers, 0)]).astype(np.float32)
+    known = (numbers >= 0) & (numbers < len(table))  # else the label is one that the loss ignores
+    weights: Array = np.where(known, table[np.where(known, numbers, 0)], 1.0).astype(np.float32)
     weights = weights.reshape(len(numbers), *places)
     if sample_weight is None:
         return weights

@@ -104,6 +104,15 @@ def one_hot(numbers: Array, shape: tuple[int, ...], dtype: np.dtype[Any], axis: 
     return labels.reshape(n, *shape)
 
 
+def are_class_labels(array: Array, tensor: Tensor, follows: bool) -> bool:
+    """Are these integer class labels for a tensor of such? `follows`: all its extents may vary."""
+    d = tensor.descriptor
+    if follows and array.dtype.kind in "iu" and array.ndim == len(d.shape):
+        return True
+    extents = [[extent for extent in shape[1:] if extent != 1] for shape in (array.shape, d.shape)]
+    return array.dtype.kind in "iu" and extents[0] == extents[1]
+
+
 def column(
     name: str,
     tensor: Tensor,
@@ -114,6 +123,7 @@ def column(
     class_axis: int = 0,
     is_weight: bool = False,
     follows: bool = False,
+    classes: tuple[int, int | None] | None = None,
 ) -> Column:
     """A checked column.
 
@@ -121,6 +131,7 @@ def column(
     class_axis  of labels: where the classes are
     is_weight   it weighs labels
     follows     labels or weights whose extents follow those of inputs that vary
+    classes     of integer class labels: how many classes there are, and the label that is ignored
     """
     is_label = class_axis > 0
     who = f"{who}: '{name}'"
@@ -133,18 +144,14 @@ def column(
     scale = d.shape[0] // batch
     if len(array) % scale:
         raise DataError(f"{who}: {len(array)} rows cannot be dealt out {scale} to a sample")
+    if classes is not None and not d.data_type.is_floating and are_class_labels(array, tensor, follows):
+        _expect_classes(who, array, *classes)
+        shape = _varied(tensor, array.shape, 0, follows)
+        return Column(name, tensor, array, scale, varied=shape[1:] if shape != d.shape else None)
     shape = _varied(tensor, array.shape, class_axis, follows)
     varied = shape[1:] if shape != d.shape else None
     if is_label and _are_class_numbers(array, shape, class_axis):
-        low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
-        classes = d.shape[class_axis]
-        if low < 0 or high >= classes:
-            ignored = "labels to be ignored, as PyTorch's ignore_index, get any class and a weight of 0"
-            raise DataError(
-                f"{who}: integer class labels go from {low} to {high}, the graph has {classes} classes",
-                expected=f"0 to {classes - 1}",
-                fix=ignored if low < 0 else "",
-            )
+        _expect_classes(who, array, d.shape[class_axis], None)
         return Column(name, tensor, array, scale, class_axis=class_axis, varied=varied)
     given, wanted = (tuple(e for e in extents[1:] if e != 1) for extents in (array.shape, shape))
     if given != wanted:
@@ -175,6 +182,21 @@ def _varied(tensor: Tensor, given: tuple[int, ...], class_axis: int, follows: bo
     if not axes or len(given) != len(shape):
         return shape
     return (shape[0], *(given[axis] if axis in axes else shape[axis] for axis in range(1, len(shape))))
+
+
+def _expect_classes(who: str, array: Array, classes: int, ignored: int | None) -> None:
+    """Refuse labels that are the number of no class before anything is trained with them."""
+    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+    if ignored is not None and (low < 0 or high >= classes):
+        counted = array[array != ignored]
+        low, high = (int(counted.min()), int(counted.max())) if counted.size else (0, 0)
+    if low < 0 or high >= classes:
+        fix = "labels to be left out: LossLayer.softmax_cross_entropy(ReductionType.MEAN, ignore_index=-100), say"
+        raise DataError(
+            f"{who}: integer class labels go from {low} to {high}, the graph has {classes} classes",
+            expected=f"0 to {classes - 1}" + ("" if ignored is None else f", or {ignored}, which is ignored"),
+            fix=fix if ignored is None else "",
+        )
 
 
 def _are_class_numbers(array: Array, shape: tuple[int, ...], class_axis: int) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.class_weights import class_numbers, places_of, weighed
-from mlcompute.trainer.columns import Column, as_array, column
+from mlcompute.trainer.columns import Column, are_class_labels, as_array, column
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.prefetch import Prefetch
 from mlcompute.trainer.samples import by_number, in_batches
@@ -59,6 +59,8 @@ class Feed:
     class_axes    where labels have their classes, if not on axis 1
     shared        tensors of which no axis counts samples, as a mask over queries and keys
     class_weights a weight per class, by which the labels' classes are weighed; None: they weigh 1
+    classes       integer class labels: how many classes there are, and which label is ignored
+    dense         integer class labels: the tensor that dense ones are for, where such may be given instead
     """
 
     inputs: Mapping[str, Tensor]
@@ -71,6 +73,14 @@ class Feed:
     class_axes: Mapping[str, int] = field(default_factory=dict)
     shared: AbstractSet[Tensor] = frozenset()
     class_weights: Array | None = None
+    classes: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    dense: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def label_tensor(self, name: str, data: Any, who: str) -> Tensor:
+        """The tensor that labels are for: dense ones may have another than integer class labels."""
+        tensor = self.labels[name]
+        dense = self.dense.get(name)
+        return tensor if dense is None or are_class_labels(as_array(data, who), tensor, self.varies) else dense
 
     @property
     def varies(self) -> bool:
@@ -457,6 +467,8 @@ def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[C
             numbers = class_numbers(label, feed.class_axes.get(label.name, 1))
             given = weights = weighed(who, numbers, feed.class_weights, _only(weights))
         named = _named(who, kind, tensors, given)
+        if kind == "label":
+            tensors = {name: feed.label_tensor(name, data, f"{who}: '{name}'") for name, data in named.items()}
         axes = {name: feed.class_axes.get(name, 1) for name in tensors} if kind == "label" else {}
         found.append(
             [
@@ -469,12 +481,14 @@ def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[C
                     class_axis=axes.get(name, 0),
                     is_weight=kind == "weight",
                     follows=feed.varies and kind != "input",
+                    classes=feed.classes.get(name) if kind == "label" else None,
                 )
                 for name, data in named.items()
             ]
         )
     for one in found[1]:
-        if one.name in feed.probabilities and not one.class_axis:
+        is_dense = not one.class_axis and (one.name not in feed.classes or one.tensor is not feed.labels[one.name])
+        if one.name in feed.probabilities and is_dense:
             _expect_probabilities(who, one)
     if weights is None and feed.weighs_alike:
         count = next(one.count for one in found[0] if not one.shared)

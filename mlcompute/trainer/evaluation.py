@@ -108,6 +108,7 @@ def _runnable(model: Model, batch: Batch, who: str, *, with_labels: bool, is_fir
     is_first  the first batch of this kind: only then the filling is looked at, by running it twice
     """
     full = model.feed.batch
+    batch = model.with_labels(batch) if with_labels else batch
     if batch.rows == full or not model.refusal(batch.rows, trains=False):
         return batch._replace(weights=weights_of(batch, model)) if with_labels else batch
     if with_labels:

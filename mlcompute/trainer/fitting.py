@@ -159,7 +159,7 @@ class Fitting:
                 self._resume(resume)
             short = short_batch(plan.data, plan.batch_size, self._padded_size) if plan.last_batch == "pad" else None
             if short is not None:
-                self._expect_harmless_filling(short)
+                self._expect_harmless_filling(trainer.model.with_labels(short))
             self.has_begun = True
             self.display.begin(plan.epochs, self.length.steps_per_epoch, self.epoch, self.batch)
             try:
@@ -255,6 +255,7 @@ class Fitting:
     def _runnable(self, batch: Batch) -> Batch:
         """A batch that the graph can run, with weights where the loss takes them."""
         plan, model = self.plan, self.trainer.model
+        batch = model.with_labels(batch)
         if plan.last_batch == "pad" and batch.rows < self._padded_size:
             if not self._looked_at_filling:
                 self._expect_harmless_filling(batch)

@@ -64,10 +64,12 @@ def expect_weights(who: str, model: Model) -> None:
     """Let every loss take a weight per sample: the filling gets 0. Refused where a loss has no place for it."""
     model.weigh_samples()
     are_weighed = all(isinstance(loss, LossLayer) and loss in model.weighed_losses() for loss in model.loss_layers)
-    if not are_weighed or not model.minimises_losses:
+    # Where a loss divides by what labels count for, labels of the filling must not count: they have to be ignored.
+    counts = model.divides_by_labels and (len(model.loss_layers) > 1 or model.ignore_index is None)
+    if not are_weighed or counts or not model.minimises_losses:
         raise DataError(
             f"{who}: a short batch cannot be filled up, because not every loss takes weights for its samples, "
-            "or layers go on computing with a loss",
+            "layers go on computing with a loss, or a mean divides by class weights",
             fix="last_batch='drop' leaves it out; or declare weights for each loss: "
             "TrainingGraph.add_inputs(inputs, labels, label weights)",
         )
@@ -76,7 +78,8 @@ def expect_weights(who: str, model: Model) -> None:
 def padded(batch: Batch, model: Model, size: int, *, differently: bool = False, with_weights: bool = True) -> Batch:
     """The batch with its samples repeated up to `size`. Repeated ones weigh nothing, the others as before.
 
-    A mean loss divides by all samples, the filling included; the weights make up for it.
+    A mean loss divides by all samples, the filling included; the weights make up for it. Where it divides by the labels
+    that count, those of the filling are ignored.
 
     differently   other samples as filling, to see whether it matters
     """
@@ -98,9 +101,14 @@ def padded(batch: Batch, model: Model, size: int, *, differently: bool = False, 
         {name: filled(tensors[name], array) for name, array in part.items()}
         for tensors, part in ((feed.inputs, batch.inputs), (feed.labels, batch.labels))
     )
+    for name, array in labels.items():
+        ignored = feed.classes.get(name, (0, None))[1]
+        if ignored is not None and feed.counts_samples(feed.labels[name]):
+            array[len(array) // size * rows :] = ignored
     weights: dict[str, Array] = {}
     if with_weights:
-        factor = np.float32(size / rows if model.reduction == ReductionType.MEAN else 1.0)
+        is_mean = model.reduction == ReductionType.MEAN and not model.divides_by_labels
+        factor = np.float32(size / rows if is_mean else 1.0)
         for name, array in weights_of(batch, model).items():
             weights[name] = filled(feed.weights[name], array) * factor
             weights[name][len(array) :] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -11,12 +12,13 @@ import numpy as np
 
 from mlcompute.building.losses import LOSSES
 from mlcompute.device import Device
-from mlcompute.enums import LossType, ReductionType
+from mlcompute.enums import DataType, LossType, ReductionType
 from mlcompute.errors import DataError, Error, GraphError
 from mlcompute.foreign_names import advice_for_choice
 from mlcompute.graph import Graph, Node
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.arguments import class_axis_of
+from mlcompute.layers.class_labels import INDEXED
 from mlcompute.layers.loss import CLASS_SUMMED, LossDescriptor, LossLayer
 from mlcompute.layers.names import layer_names, old_layer_names, slot_name, slots_of
 from mlcompute.layers.softmax import SoftmaxLayer
@@ -43,7 +45,8 @@ from mlcompute.runtime.session import session_of
 from mlcompute.saving.names import names_of
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.class_weights import weight_table
-from mlcompute.trainer.data import Batch, Feed
+from mlcompute.trainer.columns import one_hot
+from mlcompute.trainer.data import Arrays, Batch, Data, Feed
 from mlcompute.trainer.metrics import Array
 from mlcompute.training import TrainingGraph
 
@@ -86,8 +89,17 @@ class Model:
     prediction  what the first loss compares with its labels: metrics look at it, and `predict` answers it
     """
 
-    def __init__(self, training: TrainingGraph, inputs: Mapping[str, Tensor], device: Device | None) -> None:
+    def __init__(
+        self,
+        training: TrainingGraph,
+        inputs: Mapping[str, Tensor],
+        device: Device | None,
+        *,
+        made_labels: bool = False,
+    ) -> None:
         self.training = training
+        #: Was the tensor of the labels made for this model, so that another may take its place?
+        self._made_labels = made_labels
         if training.device is None:
             training.compile(device=device or Device())
         elif device is not None and device.actual_device_type != training.device.actual_device_type:
@@ -95,6 +107,11 @@ class Model:
                 f"Trainer: the graph is compiled for the {training.device.actual_device_type.name}",
                 fix="leave device out, or pass a graph that is not compiled yet",
             )
+        self._read(inputs)
+
+    def _read(self, inputs: Mapping[str, Tensor]) -> None:
+        """What the training graph is now: its losses, and what it is fed."""
+        training = self.training
         request = session_of(training).compile_if_needed()
         nodes = [node for node in training.nodes if isinstance(node.layer, (LossLayer, YOLOLossLayer))]
         if not nodes:
@@ -125,7 +142,41 @@ class Model:
             self._probabilities(labels),
             class_axes=self._class_axes(),
             shared=request.shared,
+            classes=self._classes(labels),
+            dense=self._dense_labels(labels),
         )
+
+    def with_labels(self, batch: Batch) -> Batch:
+        """The batch with labels as the graph takes them.
+
+        A graph that the trainer gave its loss takes integer class labels until dense ones come, and dense ones from
+        then on: integer class labels then become one-hot.
+        """
+        dense = ((batch.labels.get(name), tensor.descriptor.shape) for name, tensor in self.feed.dense.items())
+        if any(array is not None and array.ndim == len(shape) for array, shape in dense):
+            self._take_dense_labels()
+        labels = dict(batch.labels)
+        for name, array in batch.labels.items():
+            d, axis = self.feed.labels[name].descriptor, self.feed.class_axes.get(name, 1)
+            if array.dtype.kind in "iu" and d.data_type.is_floating:
+                shape = (*array.shape[1:axis], d.shape[axis], *array.shape[axis:])
+                labels[name] = one_hot(array, shape, d.data_type.numpy, axis - 1)
+        return batch._replace(labels=labels)
+
+    def look_at(self, data: Data) -> None:
+        """Dense labels in memory are known before the first step: what they need is then compiled at once."""
+        if self.feed.dense and isinstance(data, Arrays):
+            self.with_labels(data.first(1))
+
+    def _take_dense_labels(self) -> None:
+        """Put the loss on labels with an element for every class; weights, optimizer and state stay."""
+        feed = self.feed
+        self.training.wait()
+        self.training.add_inputs({}, feed.dense)
+        self.__dict__.pop("inference", None)
+        self.__dict__.pop("reduction", None)
+        self._read(feed.inputs)
+        self.feed = replace(self.feed, weights=feed.weights, weighs_alike=feed.weighs_alike)
 
     @property
     def device(self) -> Device:
@@ -256,6 +307,17 @@ class Model:
         # Weights that no layer names belong to the loss of the training graph.
         return own | ({self.loss_layers[0]} if fed and len(self.loss_layers) == 1 else set())
 
+    @property
+    def divides_by_labels(self) -> bool:
+        """Does a mean loss divide by what its labels count for, and not by how many there are?"""
+        return any(
+            isinstance(layer := node.layer, LossLayer)
+            and layer.descriptor.reduction_type == ReductionType.MEAN
+            and (layer.descriptor.ignore_index is not None or layer.class_weights is not None)
+            and _are_indices(node.labels[0], node.sources[0])
+            for node in self._nodes
+        )
+
     def keep_prediction(self) -> None:
         """Make the prediction readable after every training step."""
         if self.prediction not in definition_of(self.training).declared.outputs.values():
@@ -270,6 +332,26 @@ class Model:
     def reduction_of(self, tensor: Tensor) -> ReductionType | None:
         """How a loss, or what layers computed from one, joins samples; not reduced, its sum is minimised."""
         return reduction_over_samples(tensor, self.training.nodes, set(self._nodes))
+
+    def _classes(self, labels: Mapping[str, Tensor]) -> dict[str, tuple[int, int | None]]:
+        """How many classes integer class labels may name, and which of them is ignored, by the labels' name."""
+        found: dict[str, tuple[int, int | None]] = {}
+        for node in self._nodes:
+            layer, shape = node.layer, node.sources[0].descriptor.shape
+            for name, tensor in labels.items():
+                if node.labels[:1] == [tensor] and _is_over_classes(layer) and _are_indices(tensor, node.sources[0]):
+                    found[name] = shape[layer.class_axis(shape)], layer.descriptor.ignore_index
+        return found
+
+    def _dense_labels(self, labels: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors for dense labels, of losses whose labels are no tensor of the user's."""
+        learning = definition_of(self.training).learning
+        node = learning.loss_node if learning is not None else None
+        if node is None or not self._made_labels or not _are_indices(node.labels[0], node.sources[0]):
+            return {}
+        dense = Tensor(node.sources[0].descriptor)
+        dense.label = node.labels[0].label
+        return {name: dense for name, tensor in labels.items() if tensor is node.labels[0]}
 
     def _class_axes(self) -> dict[str, int]:
         """Where labels have their classes, by name; 0 where nobody can tell."""
@@ -314,7 +396,8 @@ class Model:
     @property
     def ignore_index(self) -> int | None:
         """The integer class label that the first loss leaves out, if it has one."""
-        return None
+        layer = self._nodes[0].layer
+        return layer.descriptor.ignore_index if isinstance(layer, LossLayer) else None
 
     @property
     def _maker(self) -> Layer | None:
@@ -382,6 +465,24 @@ class Model:
         return {old: new[layer] for layer, old in old_layer_names(layers).items()}
 
 
+def _are_indices(labels: Tensor, prediction: Tensor) -> bool:
+    """Has a label tensor an element where the prediction has one per class?"""
+    return labels.descriptor.element_count != prediction.descriptor.element_count
+
+
+def _labels_for(loss: LossLayer, prediction: Tensor) -> Tensor:
+    """A tensor for the labels of a loss: integer class labels where it takes them, else dense ones."""
+    d, shape = loss.descriptor, prediction.descriptor.shape
+    axis = d.class_axis if d.class_axis is not None else class_axis_of(shape, prediction.feature_axis)
+    weighs_classes = loss.weights is not None and loss.weights.descriptor.element_count == math.prod(shape)
+    if d.loss_type not in INDEXED or len(shape) < 2 or axis is None or weighs_classes:
+        return Tensor(prediction.descriptor)
+    if not -len(shape) < axis < len(shape) or shape[axis] == 1:
+        return Tensor(prediction.descriptor)
+    axis %= len(shape)
+    return Tensor(shape=(*shape[:axis], *shape[axis + 1 :]), data_type=DataType.INT64)
+
+
 def _is_over_classes(layer: Layer) -> TypeGuard[LossLayer]:
     return isinstance(layer, LossLayer) and layer.descriptor.loss_type in CLASS_SUMMED
 
@@ -436,14 +537,14 @@ def model_from(
         layer = None
     else:
         layer = _loss(loss)
-        target = Tensor(nodes[-1].results[0].descriptor)
+        target = _labels_for(layer, nodes[-1].results[0])
         target.label = "labels"
         labels = {"labels": target}
     training = TrainingGraph([graph], layer, _optimizer(optimizer, learning_rate))
     training.add_inputs(found, labels)
     if keeps_prediction:  # declared before compiling, so that it is compiled once
         training.add_outputs({"prediction": own[0].sources[0] if own else nodes[-1].results[0]})
-    return Model(training, found, device)
+    return Model(training, found, device, made_labels=not own)
 
 
 def _inputs_of(nodes: list[Node]) -> dict[str, Tensor]:

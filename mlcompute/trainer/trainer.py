@@ -237,6 +237,7 @@ class Trainer:
         if class_weight is not None:
             table = self.model.class_weights(who, class_weight, sample_weight, lambda: self._class_numbers(who, x, y))
         data = data_from(who, replace(self.model.feed, class_weights=table), x, y, sample_weight)
+        self.model.look_at(data)
         if validation_split is not None:
             unweighed = data if table is None else data_from(who, self.model.feed, x, y, sample_weight)
             if not isinstance(data, Arrays) or not isinstance(unweighed, Arrays):
@@ -333,6 +334,7 @@ class Trainer:
         if not 1 <= len(parts) <= 3:
             raise DataError(f"Trainer.fit: validation has {len(parts)} parts", expected="(x, y) or (x, y, weights)")
         data = data_from("Trainer.fit: validation", self.model.feed, *parts)
+        self.model.look_at(data)
         data.check(epochs, None)
         check_evaluation("Trainer.fit: validation", self.model, data, self.model.feed.batch)
         return data
@@ -352,6 +354,7 @@ class Trainer:
         if sample_weight is not None:
             self.model.weigh_samples(sample_weight)
         data = data_from("Trainer.evaluate", self.model.feed, x, y, sample_weight)
+        self.model.look_at(data)
         data.check(1, batch_size)
         return evaluate(self.model, data, self._size(batch_size, "Trainer.evaluate"), self.fresh_metrics())
 

@@ -98,4 +98,9 @@ class R2(Metric):
 
 def _differences(prediction: Array, labels: Array) -> Array:
     rows = len(prediction)
+    if labels.size != prediction.size:
+        raise DataError(
+            f"a metric of numbers: labels of shape {labels.shape} for a prediction of shape {prediction.shape}",
+            fix="integer class labels have no difference from a prediction: use 'accuracy', or give one-hot labels",
+        )
     return prediction.reshape(rows, -1).astype(np.float64) - labels.reshape(rows, -1)
