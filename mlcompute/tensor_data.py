@@ -257,7 +257,7 @@ def _misfit(
             return DataError(
                 f"{who}: whole numbers of shape {array.shape} for a tensor of shape {shape}",
                 expected=expected,
-                fix=f"integer class labels become rows of zeros and one 1: {one_hot}; Trainer takes them as they are",
+                fix=f"make them one-hot: {one_hot}; or give integer class labels a tensor of an integer type",
             )
     if array.ndim <= 1:
         return DataError(

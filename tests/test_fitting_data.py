@@ -147,7 +147,7 @@ def test_class_numbers_where_rows_are_wanted(device: Make, labels: Any) -> None:
             mlc.DataError, match=r"'t': whole numbers of shape .* for a tensor of shape \(32, 10\)"
         ) as e:
             call(x, labels, w)
-        advice = e.value.fix.removeprefix("integer class labels become rows of zeros and one 1: ").split(";")[0]
+        advice = e.value.fix.removeprefix("make them one-hot: ").split(";")[0]
         made = eval(advice, {"np": np, "labels": np.asarray(labels)})
         np.testing.assert_array_equal(made.reshape(32, 10), t)
 

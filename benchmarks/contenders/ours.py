@@ -212,7 +212,7 @@ class Training:
 
 
 def training(workload: Workload) -> Training:
-    graph, x, y = described_network(workload)
+    graph, x, _ = described_network(workload)
     batch, classes = workload.batch()
     loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_axis=-1)
     t = mlc.Tensor(shape=classes.shape, data_type=mlc.DataType.INT32)

@@ -157,7 +157,9 @@ def test_data_of_all_kinds_trains_alike() -> None:
         model.training.compile_optimizer(mlc.AdamOptimizer(mlc.OptimizerDescriptor(learning_rate=0.01)))
         history = model.fit(inputs, labels, epochs=2, shuffle_seed=0, verbose=0)
         expected = expected or history
-        assert history == expected, kind
+        # One-hot labels are summed in another order than integer class labels are looked up.
+        np.testing.assert_allclose(history.loss.values, expected.loss.values, rtol=1e-5, err_msg=kind)
+        assert history["accuracy"] == expected["accuracy"], kind
 
 
 def test_streams() -> None:

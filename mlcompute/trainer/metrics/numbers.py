@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -10,27 +11,49 @@ import numpy as np
 
 from mlcompute.errors import DataError
 from mlcompute.trainer.metrics.averaging import Average, averaged, checked_average, logged
-from mlcompute.trainer.metrics.metric import Array, Metric
+from mlcompute.trainer.metrics.metric import Array, Metric, Outputs
 
 
-class MeanAbsoluteError(Metric):
+class _ErrorMetric(Metric):
+    """A mean over differences from the labels; integer class labels differ by 1 from the output of their class."""
+
+    class_axis: int | None = None
+
+    def set_up(self, outputs: Outputs) -> None:
+        with contextlib.suppress(DataError):  # needed for integer class labels only, and a loss that has them tells
+            self.class_axis = outputs.class_axis(self.name)
+
+    def differences(self, prediction: Array, labels: Array) -> Array:
+        """Prediction - labels of every sample.   (n, outputs)"""
+        if labels.size == prediction.size or labels.dtype.kind not in "iu" or self.class_axis is None:
+            return _differences(prediction, labels)
+        found = prediction.astype(np.float64)
+        scores = np.moveaxis(found, self.class_axis, 1)
+        places = np.expand_dims(labels.reshape(len(scores), *scores.shape[2:]), 1)
+        known = (places >= 0) & (places < scores.shape[1])  # else the label is one that the loss ignores
+        at = np.where(known, places, 0)
+        np.put_along_axis(scores, at, np.take_along_axis(scores, at, 1) - known, 1)
+        return found.reshape(len(found), -1)
+
+
+class MeanAbsoluteError(_ErrorMetric):
     """|prediction - label|, averaged."""
 
     def __init__(self, name: str = "mae") -> None:
         super().__init__(name)
 
     def values(self, prediction: Array, labels: Array) -> Any:
-        return np.abs(_differences(prediction, labels)).mean(axis=1)
+        return np.abs(self.differences(prediction, labels)).mean(axis=1)
 
 
-class MeanSquaredError(Metric):
+class MeanSquaredError(_ErrorMetric):
     """(prediction - label)², averaged."""
 
     def __init__(self, name: str = "mse") -> None:
         super().__init__(name)
 
     def values(self, prediction: Array, labels: Array) -> Any:
-        return np.square(_differences(prediction, labels)).mean(axis=1)
+        return np.square(self.differences(prediction, labels)).mean(axis=1)
 
 
 class RootMeanSquaredError(MeanSquaredError):

@@ -1,0 +1,114 @@
+"""A Trainer feeds integer class labels as they are; dense ones still train, and labels may be ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  (PyTorch's own spelling)
+
+import mlcompute as mlc
+
+RNG = np.random.default_rng(5)
+X = RNG.standard_normal((40, 6)).astype(np.float32)
+Y = RNG.integers(0, 4, 40)
+HOT = np.eye(4, dtype=np.float32)[Y]
+WEIGHTS = RNG.standard_normal((4, 6)).astype(np.float32)
+
+
+def trainer(**options: Any) -> mlc.Trainer:
+    graph = mlc.Graph()
+    graph.dense(graph.input((16, 6), "x"), 4, weights=mlc.Tensor(shape=(4, 6), data=WEIGHTS), name="head")
+    loss: Any = "softmax_cross_entropy"
+    if options:
+        loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, **options)
+    return mlc.Trainer(graph, loss=loss, metrics=["accuracy", "mae"], learning_rate=0.05)
+
+
+def label_shape(made: mlc.Trainer) -> tuple[int, ...]:
+    return made.model.feed.labels["labels"].descriptor.shape
+
+
+class Fed(mlc.callbacks.Callback):
+    """The labels of every batch."""
+
+    def __init__(self) -> None:
+        self.labels: list[np.ndarray[Any, Any]] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any) -> None:
+        assert self.trainer is not None
+        self.labels += [each.labels["labels"] for each in self.trainer.batches]
+
+
+def test_integer_labels_are_fed_as_they_are() -> None:
+    made, fed = trainer(), Fed()
+    made.fit(X, Y, epochs=1, shuffle=False, callbacks=[fed], verbose=0)
+    assert label_shape(made) == (16,)
+    assert [array.dtype.kind for array in fed.labels] == ["i"] * 3
+    np.testing.assert_array_equal(np.concatenate(fed.labels), Y)
+
+
+@pytest.mark.parametrize("as_stream", [False, True])
+def test_dense_labels_train_alike_before_and_after(as_stream: bool) -> None:
+    def given(y: Any) -> tuple[Any, ...]:
+        return ([(X[i : i + 16], y[i : i + 16]) for i in range(0, 40, 16)],) if as_stream else (X, y)
+
+    by_index, dense, mixed = trainer(), trainer(), trainer()
+    first = by_index.fit(*given(Y), epochs=2, shuffle=False, verbose=0)
+    second = dense.fit(*given(HOT), epochs=2, shuffle=False, verbose=0)
+    assert label_shape(dense) == (16, 4)
+    mixed.fit(*given(Y), epochs=1, shuffle=False, verbose=0)
+    third = mixed.fit(*given(HOT), epochs=1, shuffle=False, verbose=0)
+    for history in (second, third):
+        assert history["loss"][-1] == pytest.approx(first["loss"][-1], rel=1e-5)
+        assert history["mae"][-1] == pytest.approx(first["mae"][-1], rel=1e-5)
+        assert history["accuracy"][-1] == first["accuracy"][-1]
+    # Integer labels still train: they become one-hot where the graph takes dense labels already.
+    fourth, fifth = (one.fit(*given(Y), epochs=1, shuffle=False, verbose=0) for one in (by_index, mixed))
+    assert fourth["loss"][0] == pytest.approx(fifth["loss"][0], rel=1e-5)
+    assert dense.evaluate(X, Y)["loss"] == pytest.approx(dense.evaluate(X, HOT)["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("last_batch", ["smaller", "pad"])
+def test_ignored_labels(last_batch: Any) -> None:
+    made = trainer(ignore_index=-100)
+    y = Y.copy()
+    y[::3] = -100
+    history = made.fit(X, y, epochs=1, shuffle=False, last_batch=last_batch, validation=(X, y), verbose=0)
+    w = torch.tensor(WEIGHTS, requires_grad=True)
+    b = torch.zeros(4, requires_grad=True)
+    adam = torch.optim.Adam([w, b], lr=0.05, eps=1e-8)
+    losses = []
+    for i in range(0, 40, 16):
+        adam.zero_grad()
+        loss = F.cross_entropy(torch.tensor(X[i : i + 16]) @ w.T + b, torch.tensor(y[i : i + 16]))
+        losses.append(loss.item())
+        torch.autograd.backward(loss)
+        adam.step()
+    np.testing.assert_allclose(history.loss.values, losses, rtol=1e-4)
+    right = (X @ w.detach().numpy().T + b.detach().numpy()).argmax(1) == y
+    assert history["val_accuracy"][0] == pytest.approx(right.sum() / (y >= 0).sum())
+
+
+def test_labels_that_are_no_class() -> None:
+    with pytest.raises(mlc.DataError, match=r"(?s)go from 0 to 7, the graph has 4 classes.*ignore_index=-100"):
+        trainer().fit(X, np.where(Y == 1, 7, Y), verbose=0)
+    with pytest.raises(mlc.DataError, match=r"(?s)0 to 3, or -100, which is ignored"):
+        trainer(ignore_index=-100).fit(X, np.where(Y == 1, -1, Y), verbose=0)
+    with pytest.raises(mlc.DataError, match="a mean divides by class weights"):
+        weights = mlc.Tensor(shape=(4,), data=np.ones(4, np.float32))
+        trainer(class_weights=weights).fit(X, Y, last_batch="pad", verbose=0)
+
+
+def test_a_graph_with_a_loss_of_its_own() -> None:
+    graph = mlc.Graph()
+    words = graph.input((4, 6), "words", data_type=mlc.DataType.INT32)
+    following = graph.input((4, 6), "following", data_type=mlc.DataType.INT32)
+    graph.cross_entropy(graph.dense(graph.embedding(words, 30, 8), 30), following, ignore_index=0)
+    made = mlc.Trainer(graph, learning_rate=0.05, metrics=["accuracy"])
+    given = RNG.integers(1, 30, (8, 6))
+    history = made.fit({"words": given}, {"following": (given * 7) % 30}, epochs=30, verbose=0)
+    assert history["loss"][-1] < history["loss"][0] / 4
+    assert history["accuracy"][-1] > 0.9
