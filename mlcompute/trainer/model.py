@@ -345,9 +345,8 @@ class Model:
 
     def _dense_labels(self, labels: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors for dense labels, of losses whose labels are no tensor of the user's."""
-        learning = definition_of(self.training).learning
-        node = learning.loss_node if learning is not None else None
-        if node is None or not self._made_labels or not _are_indices(node.labels[0], node.sources[0]):
+        node = self._nodes[0]
+        if not self._made_labels or not node.labels or not _are_indices(node.labels[0], node.sources[0]):
             return {}
         dense = Tensor(node.sources[0].descriptor)
         dense.label = node.labels[0].label
