@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mlcompute import debug, onnx
+from mlcompute import debug, initializers, onnx
 from mlcompute.building.expressions import concatenate, maximum, minimum, stack, where
 from mlcompute.device import Device
 from mlcompute.enums import (
@@ -250,6 +250,7 @@ __all__ = [
     "debug",
     "debug_description",
     "from_state_dict",
+    "initializers",
     "load",
     "maximum",
     "metrics",

@@ -7,6 +7,7 @@ import math
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from mlcompute import tensor_operators as operators
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, ShapeError
+from mlcompute.initializers import Initializer
 from mlcompute.platform import stream
 from mlcompute.runtime.array_protocols import Exchanged
 from mlcompute.runtime.storage import Storage
@@ -100,7 +102,7 @@ class Tensor(Exchanged):
         data: ArrayLike = None,
         shared_data: ArrayLike = None,
         fill_with_data: float | None = None,
-        random_initializer_type: RandomInitializerType | None = None,
+        random_initializer_type: RandomInitializerType | Initializer | None = None,
         data_type: DataType = DataType.FLOAT32,
         width: int | None = None,
         height: int | None = None,
@@ -135,8 +137,8 @@ class Tensor(Exchanged):
         self.label = f"data{self._tensor_id}"
         #: The values of a tensor that keeps some between runs, wherever they lie.
         self.storage: Storage | None = None
-        #: The bound on the random values that fans guessed from the shape gave; see `set_fans`.
-        self.unscaled: tuple[RandomInitializerType, float] | None = None
+        #: How random values that fans guessed from the shape gave are made with the true ones; see `set_fans`.
+        self.unscaled: _Rescaled | _Redrawn | None = None
         self._device: Device | None = None
         #: Data attached by a graph's bind_and_write_data, for tensors that are fed rather than kept.
         self.bound_data: Array | None = None
@@ -167,11 +169,16 @@ class Tensor(Exchanged):
         elif random_initializer_type is not None:
             self._initialize(random_initializer_type)
 
-    def _initialize(self, kind: RandomInitializerType) -> None:
+    def _initialize(self, kind: RandomInitializerType | Initializer) -> None:
         d = self._descriptor
         if not d.data_type.is_floating:
             raise DataError(f"Tensor '{self.label}': random values need a floating type, not {d.data_type.name}")
         fan_in, fan_out = _guess_fans(d.shape)
+        if callable(kind) and not isinstance(kind, int):
+            # A key of its own: drawn again with the true fans, the numbers do not depend on what was drawn meanwhile.
+            self.unscaled = _Redrawn(kind, d, stream.key())
+            self.storage = Storage(self.unscaled.values(None, fan_in, fan_out))
+            return
         if kind == RandomInitializerType.UNIFORM:
             # Rounding to the nearest number of few digits could give 1; cutting digits off cannot.
             steps = 2.0 ** (np.finfo(d.data_type.numpy.str).nmant + 1)
@@ -184,14 +191,12 @@ class Tensor(Exchanged):
             raise DataError(f"Tensor '{self.label}': {kind!r} is not a random initializer")
         self.storage = Storage((values * scale).reshape(d.shape).astype(d.data_type.numpy))
         if kind != RandomInitializerType.UNIFORM:
-            self.unscaled = (kind, fan_in + fan_out)
+            self.unscaled = _Rescaled(fan_in + fan_out)
 
     def set_fans(self, fan_in: float, fan_out: float) -> None:
-        """Rescale Glorot or Xavier values to a layer's true fans, once: (1, in*out, h, w) does not tell them."""
+        """Bring random values to a layer's true fans, once: (1, in*out, h, w) does not tell them."""
         if self.unscaled is not None and self.storage is not None:
-            _, guessed = self.unscaled
-            values = self.storage.array()
-            self.storage.write(values * values.dtype.type(math.sqrt(guessed / (fan_in + fan_out))))
+            self.storage.write(self.unscaled.values(self.storage.array(), fan_in, fan_out))
             self.unscaled = None
 
     # Arithmetic: layers of the graph the tensor belongs to (mlcompute/tensor_operators.py) -------------------------
@@ -671,6 +676,42 @@ def _element(number: float, data_type: DataType, label: str) -> Any:
             fix="choose another data_type or another number",
         )
     return element
+
+
+@dataclass(frozen=True)
+class _Rescaled:
+    """Values that are proportional to 1 / sqrt(fan_in + fan_out), made with a guess of that sum."""
+
+    guessed: float
+
+    def values(self, now: Array | None, fan_in: float, fan_out: float) -> Array:
+        assert now is not None
+        scaled: Array = now * now.dtype.type(math.sqrt(self.guessed / (fan_in + fan_out)))
+        return scaled
+
+
+@dataclass(frozen=True)
+class _Redrawn:
+    """Values of an initializer, which may depend on the fans in any way: it is asked again."""
+
+    initializer: Initializer
+    descriptor: TensorDescriptor
+    key: int
+
+    def values(self, now: Array | None, fan_in: float, fan_out: float) -> Array:
+        shape, dtype = self.descriptor.shape, self.descriptor.data_type.numpy
+        made = self.initializer(shape, (fan_in, fan_out), np.random.default_rng(self.key))
+        found = np.asarray(made)
+        if found.shape != shape or found.dtype.kind not in "fiu":
+            raise DataError(
+                f"Tensor: the initializer {_name_of(self.initializer)} gives {found.dtype} of shape {found.shape}",
+                expected=f"numbers of shape {shape}",
+            )
+        return np.array(found, dtype)
+
+
+def _name_of(function: object) -> str:
+    return getattr(function, "__name__", None) or repr(function)
 
 
 def _guess_fans(shape: tuple[int, ...]) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from mlcompute import initializers
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, GraphError, ShapeError
 from mlcompute.foreign_names import advice_for_choice
@@ -31,7 +32,24 @@ Operand = Tensor | float | Array
 #: The graphs of the `with graph:` blocks around, the innermost last.
 _BUILDING: ContextVar[tuple[Any, ...]] = ContextVar("mlcompute graphs", default=())
 
+#: What users may write for what weights start from: its name, one of ML Compute's, or any of `mlc.initializers`.
+Initial = str | RandomInitializerType | initializers.Initializer
+
 GLOROT = RandomInitializerType.GLOROT_UNIFORM
+
+#: The initializers that need no numbers, or have the usual ones.
+INITIALIZERS: dict[str, RandomInitializerType | initializers.Initializer] = {
+    "glorot_uniform": GLOROT,
+    "glorot_normal": RandomInitializerType.XAVIER,
+    "he_uniform": initializers.HeUniform(),
+    "he_normal": initializers.HeNormal(),
+    "orthogonal": initializers.Orthogonal(),
+    "truncated_normal": initializers.TruncatedNormal(),
+    "uniform": initializers.Uniform(),
+    "normal": initializers.Normal(),
+    "zeros": initializers.Constant(0.0),
+    "ones": initializers.Constant(1.0),
+}
 
 #: The activations that need no constants, or have the usual ones.
 ACTIVATIONS = {
@@ -307,8 +325,11 @@ def label_constants(result: Tensor, tensors: Iterable[object], given: Iterable[o
     return result
 
 
-def fresh(*shape: int, like: Tensor, initializer: RandomInitializerType = GLOROT) -> Tensor:
-    """New random weights; layers rescale them to their true fans. Of the source's type if that is floating."""
+def fresh(*shape: int, like: Tensor, initializer: Initial = GLOROT) -> Tensor:
+    """New random weights; layers bring them to their true fans. Of the source's type if that is floating."""
+    if isinstance(initializer, str):
+        fix = "or an object of mlc.initializers, or a function of (shape, fans, random)"
+        initializer = chosen("Graph", "initializer", INITIALIZERS, initializer, fix)
     return Tensor(shape=shape, random_initializer_type=initializer, data_type=_floating(like))
 
 

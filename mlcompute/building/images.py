@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from mlcompute.building.builder import GLOROT, Activation, biases_of, build, chosen, expect_rank, fresh
+from mlcompute.building.builder import GLOROT, Activation, Initial, biases_of, build, chosen, expect_rank, fresh
 from mlcompute.enums import (
     ConvolutionType,
     PaddingPolicy,
     PaddingType,
     PoolingType,
-    RandomInitializerType,
     SampleMode,
 )
 from mlcompute.errors import ShapeError
@@ -61,7 +60,7 @@ def convolution(
     activation: Activation = None,
     weights: Tensor | None = None,
     biases: Tensor | bool = True,
-    initializer: RandomInitializerType = GLOROT,
+    initializer: Initial = GLOROT,
     updates: bool = True,
     name: str = "",
 ) -> Tensor:
@@ -101,7 +100,7 @@ def depthwise_convolution(
     activation: Activation = None,
     weights: Tensor | None = None,
     biases: Tensor | bool = True,
-    initializer: RandomInitializerType = GLOROT,
+    initializer: Initial = GLOROT,
     updates: bool = True,
     name: str = "",
 ) -> Tensor:
@@ -129,7 +128,7 @@ def _convolve(
     activation: Activation,
     weights: Tensor | None,
     biases: Tensor | bool,
-    initializer: RandomInitializerType,
+    initializer: Initial,
     updates: bool,
     name: str,
 ) -> Tensor:
@@ -176,7 +175,7 @@ def dense(
     activation: Activation = None,
     weights: Tensor | None = None,
     biases: Tensor | bool = True,
-    initializer: RandomInitializerType = GLOROT,
+    initializer: Initial = GLOROT,
     updates: bool = True,
     name: str = "",
 ) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mlcompute.building.builder import GLOROT, build, chosen, expect_rank, filled, fresh
-from mlcompute.enums import ActivationType, RandomInitializerType
+from mlcompute.building.builder import GLOROT, Initial, build, chosen, expect_rank, filled, fresh
+from mlcompute.enums import ActivationType
 from mlcompute.layers.gru import GRUDescriptor, GRULayer, RNNDescriptor, RNNLayer
 from mlcompute.layers.shaping import ReshapeLayer
 from mlcompute.tensor import Tensor
@@ -29,7 +29,7 @@ def gru(
     state: Tensor | None = None,
     dropout: float = 0.0,
     biases: bool = True,
-    initializer: RandomInitializerType = GLOROT,
+    initializer: Initial = GLOROT,
     updates: bool = True,
     name: str = "",
 ) -> Tensor:
@@ -65,7 +65,7 @@ def rnn(
     state: Tensor | None = None,
     dropout: float = 0.0,
     biases: bool = True,
-    initializer: RandomInitializerType = GLOROT,
+    initializer: Initial = GLOROT,
     updates: bool = True,
     name: str = "",
 ) -> Tensor:
@@ -94,7 +94,7 @@ def _built(
     x: Tensor,
     state: Tensor | None,
     lengths: Tensor | None,
-    initializer: RandomInitializerType,
+    initializer: Initial,
     updates: bool,
     name: str,
     word: str,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlcompute.building.builder import GLOROT, build, expect_rank, filled, fresh
-from mlcompute.enums import LSTMResultMode, RandomInitializerType
+from mlcompute.building.builder import GLOROT, Initial, build, expect_rank, filled, fresh
+from mlcompute.enums import LSTMResultMode
 from mlcompute.errors import GraphError
 from mlcompute.layers.attention import MultiheadAttentionDescriptor, MultiheadAttentionLayer
 from mlcompute.layers.embedding import EmbeddingDescriptor, EmbeddingLayer
@@ -33,7 +33,7 @@ def embedding(
     padding_index: int | None = None,
     maximum_norm: float | None = None,
     weights: Tensor | None = None,
-    initializer: RandomInitializerType = GLOROT,
+    initializer: Initial = GLOROT,
     updates: bool = True,
     name: str = "",
 ) -> Tensor:
@@ -64,7 +64,7 @@ def lstm(
     biases: bool = True,
     peepholes: bool = False,
     forget_bias: float = 1.0,
-    initializer: RandomInitializerType = GLOROT,
+    initializer: Initial = GLOROT,
     updates: bool = True,
     name: str = "",
 ) -> Tensor:
@@ -129,7 +129,7 @@ def attention(
     rotary: bool | float = False,
     rotary_interleaved: bool = False,
     cache: int = 0,
-    initializer: RandomInitializerType = GLOROT,
+    initializer: Initial = GLOROT,
     updates: bool = True,
     name: str = "",
 ) -> Tensor:
