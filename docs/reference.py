@@ -32,8 +32,8 @@ _PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 #: Modules whose public names follow on a page, under a heading of their own.
 _MODULES = {
-    **{"initializers": "tensors", "callbacks": "trainer", "metrics": "trainer", "schedules": "trainer"},
-    **{"debug": "seeing", "onnx": "files"},
+    "initializers": "tensors", "callbacks": "trainer", "metrics": "trainer", "schedules": "trainer",
+    "debug": "seeing", "onnx": "files",
 }
 #: Of those modules: what only the library itself calls.
 _INNER = {"bindings_of_copies", "metrics_from"}
