@@ -207,24 +207,55 @@ class _Group:
                 read.update(step.inputs)
 
     def add_after(self) -> None:
-        """Steps that read what the group computes, and otherwise only what exists before it."""
+        """Steps that read what the group computes, and otherwise what exists before it or can be computed from that."""
         full = {value for value in self.made if value.shape == self.shape}
+        apart: dict[Value, Step] = {}  # results of steps that need nothing of the group, and could join it
         self.overwritten = set()
         for place in range(self.place + 1, min(len(self.index.steps), self.place + _WINDOW)):
             step = self.index.steps[place]
             self.overwritten.update(overwritten_by(step))
-            if not self._is_candidate(step) or step.results[0].shape != self.shape or full.isdisjoint(step.inputs):
+            if not self._is_candidate(step) or step.results[0].shape != self.shape or not self._reads_what_stays(step):
                 continue
             views: dict[Step, None] = {}
-            if (
-                all(value in full or self._exists(value, views) for value in step.inputs)
-                and self._reads_what_stays(step)
-                and self._fits(step)
-            ):
-                self.members[step] = None
+            joining: dict[Step, None] = {}
+            if not all(value in full or self._joins(value, step, apart, joining, views) for value in step.inputs):
+                continue
+            if full.isdisjoint(step.inputs):
+                apart[step.results[0]] = step
+            elif all(self._fits(each) for each in (*joining, step)):
+                self.members.update(dict.fromkeys((*joining, step)))
                 self.views.update(views)
-                self.made.add(step.results[0])
-                full.add(step.results[0])
+                made = {each.results[0] for each in (*joining, step)}
+                self.made |= made
+                full |= made
+        self._leave_conversions()
+
+    def _joins(
+        self, value: Value, reader: Step, apart: dict[Value, Step], joining: dict[Step, None], views: dict[Step, None]
+    ) -> bool:
+        """Is an operand there before the normalisation? Or is it computed from what is, for its reader alone?"""
+        step = apart.get(value)
+        if step is None:
+            return self._exists(value, views)
+        if self.index.readers[value] != [reader] or value in self.run.context.kept:
+            return False
+        if all(self._joins(source, step, apart, joining, views) for source in step.inputs):
+            joining[step] = None
+            return True
+        return False
+
+    def _leave_conversions(self) -> None:
+        """What is stored in a narrow type and read elsewhere in a wide one is converted there, not stored twice."""
+        for step in list(self.members):
+            (result, *_) = step.results
+            if (
+                step.op.name == "convert"
+                and self.run.places[step] > self.place
+                and result.dtype.itemsize > step.inputs[0].dtype.itemsize
+                and not any(reader in self.members for reader in self.index.readers.get(result, ()))
+            ):
+                del self.members[step]
+                self.made.discard(result)
 
     def _reads_what_stays(self, step: Step) -> bool:
         """Is nothing it reads overwritten between it and the normalisation?"""

@@ -15,7 +15,8 @@ from mlcompute.compiler.rematerialize import rematerialize
 from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.devices.device import Traits
-from mlcompute.ops.op import Trace, Value
+from mlcompute.ops.bfloat16 import bfloat16
+from mlcompute.ops.op import FLOAT32, Trace, Value
 from tests.compiler.programs import Drawn, Supporting, apply, feed, programs, run
 
 SHAPE, AXES, STATISTICS = (6, 3, 40), (0, 2), (1, 3, 1)
@@ -116,3 +117,21 @@ def test_what_a_matmul_of_the_gradient_reads(recomputes: bool, monkeypatch: pyte
     apply(rematerialize, trace, list(found.values()))
     again = [step for step in trace.steps if step.inputs == (u, u) and step.phase == "gradient"]
     assert len(again) == recomputes
+
+
+def test_a_shortcut_is_converted_in_the_kernel_and_its_sum_stored_once() -> None:
+    """relu(n + shortcut) with both stored as bfloat16: one step reads and writes bfloat16 alone."""
+    trace = Trace()
+    x, shortcut = (trace.value(SHAPE, bfloat16(), "input") for _ in range(2))
+    n = ops.normalize(x, AXES, 1e-5)[0]
+    scaled = ops.convert(n, FLOAT32) * 2.0
+    y = ops.convert(ops.relu(scaled + ops.convert(shortcut, FLOAT32)), bfloat16())
+    total = ops.sum_(ops.convert(y, FLOAT32) * 3.0, AXES)
+    apply(fuse_normalization, trace, [total])
+    verify_steps(trace.steps)
+    first = trace.steps[0]
+    assert first.op.name == "fused_normalization"
+    assert {value.dtype for value in first.results} == {bfloat16()}
+    assert first.inputs[0] is x
+    assert shortcut in first.inputs
+    assert trace.steps[1].op.name == "convert"
