@@ -88,8 +88,14 @@ class Lanes:
         return self.results * self.lanes
 
     @property
+    def tiles(self) -> int:
+        """Blocks that have all results, of one split."""
+        return -(-self.units // self.results)
+
+    @property
     def grid(self) -> Extents:
-        return -(-self.units // self.results), self.splits, 1
+        """Split after split; in one extent, so that launches can be merged."""
+        return self.tiles * self.splits, 1, 1
 
     @property
     def items(self) -> int:
@@ -122,17 +128,17 @@ def lanes_for(
         return Lanes(axes.are_rows, width, results, lanes, kept, reduced)
 
     plan = planned(THREADS)
-    if not axes.are_rows and not large_blocks and THREADS < plan.length <= FEW_FOR_BLOCK and plan.grid[0] < BLOCKS // 2:
+    if not axes.are_rows and not large_blocks and THREADS < plan.length <= FEW_FOR_BLOCK and plan.tiles < BLOCKS // 2:
         # Large blocks take less time than the second launch that splits need.
         return replace(plan, lanes=4 * THREADS // plan.results)
-    if plan.grid[0] >= BLOCKS // 2 or plan.units * plan.length * width < WORTH_SPLITS:
+    if plan.tiles >= BLOCKS // 2 or plan.units * plan.length * width < WORTH_SPLITS:
         return plan
     large = planned(4 * THREADS if large_blocks else 2 * THREADS)
     blocks = BLOCKS // 2 if large_blocks else BLOCKS
     # Not more blocks than run side by side: the last few would run alone.
     least = min(LEAST_ITERATIONS, LEAST_OF_LARGE) if large_blocks else LEAST_ITERATIONS
     most = large.length // (large.lanes * least)
-    splits = min(blocks // large.grid[0], most, splits_limit)
+    splits = min(blocks // large.tiles, most, splits_limit)
     if splits < 2:
         return large if most > 1 and not plan.items else plan
     return replace(large, splits=-(-large.length // -(-large.length // splits)))
@@ -253,16 +259,20 @@ __device__ __forceinline__ void combine_lanes(Acc (&acc)[WIDTH], int used = LANE
 
 def whoami(source: KernelSource, plan: Lanes) -> str:
     """Statements every kernel over lanes begins with: `lane`, `k` (the result or group of columns), `alive`, `begin`
-    and `end` (iterations over the elements, to be taken in steps of LANES)."""
+    and `end` (iterations over the elements, to be taken in steps of LANES); `split` where there are several."""
     lane, result = ("%", "/") if plan.rows else ("/", "%")
     span = "LANES" if plan.rows else "RESULTS"
     units, length, chunk = source.index("units", plan.units), source.index("length", plan.length), "0"
+    tile, splits = "(Index)blockIdx.x", ""
     if plan.splits > 1:
-        chunk = f"(Index)blockIdx.y * {source.index('chunk', plan.chunk)}"
+        tiles = source.extent("tiles", plan.tiles)
+        splits = f"const Index split = {source.divided(tile, tiles)};"
+        tile, chunk = f"({tile} - split * {tiles})", f"split * {source.index('chunk', plan.chunk)}"
     end = f"({length} < first + chunk ? {length} : first + chunk)" if plan.splits > 1 else length
     return f"""
     const int lane = threadIdx.x {lane} {span};
-    const Index k = (Index)blockIdx.x * RESULTS + threadIdx.x {result} {span};
+    {splits}
+    const Index k = {tile} * RESULTS + threadIdx.x {result} {span};
     const bool alive = k < {units};
     const Index first = {chunk};
     const Index begin = first + lane, end = alive ? {end} : 0;

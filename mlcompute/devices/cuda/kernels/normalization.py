@@ -318,7 +318,7 @@ class _Kernel:
     combine_lanes(acc);
     if (alive && lane == 0) {{
         #pragma unroll
-        for (int v = 0; v < (ROWS ? 1 : WIDTH); ++v) parts[(Index)blockIdx.y * {count} + {number}] = acc[v];
+        for (int v = 0; v < (ROWS ? 1 : WIDTH); ++v) parts[split * {count} + {number}] = acc[v];
     }}"""
         return self._launch(f"statistics in {plan.splits} splits", body)
 
@@ -354,7 +354,7 @@ class _Kernel:
     for (int v = 0; v < (ROWS ? 1 : WIDTH); ++v) {{
 {coefficients}
     }}
-    if (alive && lane == 0{" && blockIdx.y == 0" if plan.splits > 1 else ""}) {{
+    if (alive && lane == 0{" && split == 0" if plan.splits > 1 else ""}) {{
         #pragma unroll
         for (int v = 0; v < (ROWS ? 1 : WIDTH); ++v) {{
 {chr(10).join(found)}

@@ -171,7 +171,7 @@ def _launch(
     if writes_parts:
         count = source.index("count", plan.result_count)
         group = "k" if plan.rows else "k * WIDTH + v"
-        store = f"y[(Index)blockIdx.y * {count} + {group}] = a;"
+        store = f"y[split * {count} + {group}] = a;"
     else:
         store = f"y[y_start + v * {step_of_y}] = {stored(y.dtype, f'({combiner.result})')};"
     before = accumulator(combiner.fields, combiner.merge, plan)
