@@ -74,6 +74,12 @@ def save(
     _write(os.fsdecode(path), kept, texts, unchanged)
 
 
+def check_saveable(graph: Graph, progress: Mapping[str, JSON] | None = None) -> None:
+    """Raise what `save` would, of a graph or a progress that a file cannot hold; nothing is written."""
+    describe(graph)
+    plain(progress, "progress")
+
+
 def _finished_runs(graph: Graph) -> int:
     """Wait for queued runs, also of others that share tensors; a number that rises with every run."""
     latest = 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.errors import DataError, Error
+from mlcompute.errors import DataError, Error, warn
 from mlcompute.trainer.callbacks.callback import Callback
 from mlcompute.trainer.callbacks.rates import GroupSchedules
 from mlcompute.trainer.checkpoint import (
@@ -160,6 +160,7 @@ class Fitting:
             short = short_batch(plan.data, plan.batch_size, self._padded_size) if plan.last_batch == "pad" else None
             if short is not None:
                 self._expect_harmless_filling(trainer.model.with_labels(short))
+            self._expect_saveable()
             self.has_begun = True
             self.display.begin(plan.epochs, self.length.steps_per_epoch, self.epoch, self.batch)
             try:
@@ -172,6 +173,18 @@ class Fitting:
             logs = self.history.epochs[-1] if self.history.epochs else {}
             self._end(logs)
         return self.history
+
+    def _expect_saveable(self) -> None:
+        """Refuse now what could not be saved at the end; without anything that saves, say what Ctrl-C could not do."""
+        from mlcompute.saving import check_saveable
+        from mlcompute.trainer.callbacks.monitor import ModelCheckpoint
+
+        try:
+            check_saveable(self.trainer.training, self.state(None)[0])
+        except Error as error:
+            if self.plan.checkpoint is not None or any(isinstance(one, ModelCheckpoint) for one in self.plan.callbacks):
+                raise
+            warn(f"Trainer.fit: this run cannot be saved, also when it is interrupted: {error.message}")
 
     def _end(self, logs: dict[str, float]) -> None:
         """The last step is over: callbacks may change the weights, and a later run may still go on from these."""
