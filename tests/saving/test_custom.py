@@ -159,7 +159,7 @@ except mlc.FileError as error:
     assert isinstance(mlc.load(path, custom=[Scale, Sign]).layers[0], Scale)
     with pytest.raises(TypeError, match="custom must be a list of classes"):
         mlc.load(path, custom=["Scale"])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match="'tests.Options' is tests.saving.test_custom.Options already"):
+    with pytest.raises(TypeError, match=r"'tests\.Options' is tests\.saving\.test_custom\.Options already"):
         mlc.register("tests.Options")(Other)
     with pytest.raises(TypeError, match="needs a class, not function"):
         mlc.register("tests.other")(lambda: None)  # type: ignore[type-var]
@@ -173,7 +173,7 @@ def test_what_cannot_be_saved_is_refused_before_the_first_epoch(tmp_path: Path) 
         made.fit(X, Y, checkpoint=tmp_path / "a.safetensors", verbose=0)
     for a, b in zip(before, made.copy_weights(), strict=True):
         assert a.tobytes() == b.tobytes()
-    with pytest.warns(UserWarning, match="this run cannot be saved.*'secret' of Forgetful"):
+    with pytest.warns(UserWarning, match=r"this run cannot be saved.*'secret' of Forgetful"):
         made.fit(X, Y, verbose=0)
 
     class Unkeepable(mlc.callbacks.Callback):
