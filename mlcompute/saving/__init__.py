@@ -12,4 +12,14 @@ from mlcompute.saving.files import check_saveable, load, save
 from mlcompute.saving.names import layer_names_of, names_of
 from mlcompute.saving.restoring import Match, RestoreReport, restore
 
-__all__ = ["Checkpoint", "Match", "RestoreReport", "check_saveable", "layer_names_of", "load", "names_of", "restore", "save"]
+__all__ = [
+    "Checkpoint",
+    "Match",
+    "RestoreReport",
+    "check_saveable",
+    "layer_names_of",
+    "load",
+    "names_of",
+    "restore",
+    "save",
+]
