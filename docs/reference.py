@@ -22,6 +22,7 @@ _PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "layers": ("Layers and their descriptors", ()),
     "optimizers": ("Optimizers", ("OptimizerDescriptor",)),
     "trainer": ("Trainer, callbacks, metrics, schedules", ("Trainer", "History")),
+    "generation": ("Generation", ("NextToken", "generate")),
     "files": (
         "Files and exchange",
         ("save", "load", "restore", "Checkpoint", "RestoreReport", "to_state_dict", "from_state_dict"),

@@ -116,6 +116,7 @@ from mlcompute.training import TrainingGraph
 
 if TYPE_CHECKING:
     from mlcompute.debug.gradients import GradientReport, check_gradients
+    from mlcompute.generation import NextToken, generate
     from mlcompute.saving import Checkpoint, RestoreReport, load, restore, save
     from mlcompute.saving.custom import register
     from mlcompute.saving.state_dict import from_state_dict, to_state_dict
@@ -192,6 +193,7 @@ __all__ = [
     "MultiheadAttentionLayer",
     "MuonOptimizer",
     "NAdamOptimizer",
+    "NextToken",
     "ObjectiveLayer",
     "Optimizer",
     "OptimizerDescriptor",
@@ -250,7 +252,11 @@ __all__ = [
     "debug",
     "debug_description",
     "from_state_dict",
+<<<<<<< HEAD
     "initializers",
+=======
+    "generate",
+>>>>>>> 839f1a6 (Generation: greedy, sampling, beam search, over plain graphs and key-value caches; guide to states, decoding, CTC)
     "load",
     "maximum",
     "metrics",
@@ -269,6 +275,8 @@ __all__ = [
 #: Names that are imported at their first use: `import mlcompute` stays quick for those who do without them.
 _LATER = {
     "GradientReport": "mlcompute.debug.gradients",
+    "NextToken": "mlcompute.generation",
+    "generate": "mlcompute.generation",
     "History": "mlcompute.trainer",
     "Trainer": "mlcompute.trainer",
     "callbacks": "mlcompute.trainer",

@@ -68,3 +68,42 @@ def test_saved_and_loaded(kind: str, tmp_path: Path) -> None:
     graph, _ = network(kind, x, **({"activation": "relu"} if kind == "RNN" else {}))
     mlc.save(tmp_path / "r.mlc", graph)
     np.testing.assert_array_equal(inferred(mlc.load(tmp_path / "r.mlc"), x), inferred(graph, x))
+
+
+def test_truncated_backpropagation_as_in_pytorch() -> None:
+    """A character model: the state goes on from piece to piece, gradients do not; from the same weights."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, 7, (2, 21)).astype(np.int32)
+    pieces = [(text[:, k : k + 5], text[:, k + 1 : k + 6]) for k in range(0, 20, 5)]
+    gru, head = torch.nn.GRU(7, 6, batch_first=True), torch.nn.Linear(6, 7)
+    mine, x, h0 = mlc.Graph(), mlc.Tensor(shape=(2, 5, 7)), mlc.Tensor(shape=(1, 1, 2, 6))
+    labels = mlc.Tensor(shape=(2, 5), data_type=mlc.DataType.INT32)
+    y = mine.gru(x, 6, state=h0, returns_states=True, name="gru")
+    last = mine.result_tensors(mine.layer("gru"))[1]
+    mine.cross_entropy(mine.dense(y, 7, name="head"), labels)
+    for name, module in {"gru": gru, "head": head}.items():
+        mlc.from_state_dict(mine, {f"{name}.{k}": v for k, v in module.state_dict().items()}, strict=False)
+    training = mlc.TrainingGraph([mine], None, mlc.SGDOptimizer(mlc.OptimizerDescriptor(learning_rate=0.5)))
+    training.add_inputs({"x": x, "h0": h0}, {"labels": labels})
+    training.add_outputs({"last": last})
+    training.compile(device=mlc.Device())
+
+    optimizer = torch.optim.SGD([*gru.parameters(), *head.parameters()], lr=0.5)
+    state, expected_state = np.zeros((1, 1, 2, 6), np.float32), torch.zeros(1, 2, 6)
+    for given, wanted in pieces:
+        optimizer.zero_grad()
+        scores, expected_state = gru(torch.eye(7)[torch.tensor(given).long()], expected_state)
+        expected = torch.nn.functional.cross_entropy(head(scores).flatten(0, 1), torch.tensor(wanted).long().flatten())
+        expected.backward()
+        optimizer.step()
+        expected_state = expected_state.detach()
+
+        run = training.execute({"x": np.eye(7, dtype=np.float32)[given], "h0": state}, {"labels": wanted})
+        run.wait()
+        state = np.array(last.data)
+        assert_close(np.array(run.result.data).reshape(()), expected.detach().numpy(), 8)
+        assert_close(state[0], expected_state.numpy(), 8)
+    for name, value in mlc.to_state_dict(mine).items():
+        part, _, key = name.partition(".")
+        assert_close(value, {"gru": gru, "head": head}[part].state_dict()[key].numpy(), 8, name)
