@@ -252,11 +252,8 @@ __all__ = [
     "debug",
     "debug_description",
     "from_state_dict",
-<<<<<<< HEAD
-    "initializers",
-=======
     "generate",
->>>>>>> 839f1a6 (Generation: greedy, sampling, beam search, over plain graphs and key-value caches; guide to states, decoding, CTC)
+    "initializers",
     "load",
     "maximum",
     "metrics",

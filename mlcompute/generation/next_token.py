@@ -190,7 +190,8 @@ def _scores(nodes: Sequence[Any], prediction: Tensor | None, output: str) -> Ten
     ends = [node.results[0] for node in nodes if node.results[0] not in used]
     if not ends:
         raise GraphError("generate: the graph has no layers", fix="give a graph that predicts the next token")
-    return ends[-1]
+    last: Tensor = ends[-1]
+    return last
 
 
 def _token_input(feeds: Mapping[str, Tensor], inputs: Iterable[str], name: str) -> tuple[str, Tensor]:

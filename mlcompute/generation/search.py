@@ -49,7 +49,7 @@ class Sampling:
             p /= p.sum(axis=1, keepdims=True)
         drawn = random.random((len(p), 1))
         place = np.minimum((np.cumsum(p, axis=1) <= drawn).sum(axis=1), (p > 0).sum(axis=1) - 1)
-        return order[np.arange(len(p)), place]
+        return np.asarray(order[np.arange(len(p)), place])
 
 
 def sample(
@@ -135,4 +135,4 @@ def _is_over(
         return False
     longest = count if length_penalty > 0 else step
     reachable = float(totals.max()) / longest**length_penalty
-    return reachable <= sorted((score for score, _ in finished), reverse=True)[0]
+    return bool(reachable <= max(score for score, _ in finished))
