@@ -101,6 +101,8 @@ def test_copies(dtype: np.dtype) -> None:
     check(op("pad", before=(1, 0, 2), after=(0, 3, 1), value=1.0), a)
     check(op("pad", before=(0, 0, 0), after=(0, 0, 0), value=0.0), a)
     check(lambda x: ops.pad(ops.transpose(x), (0, 1, 2), (1, 1, 0), 0.0), a)
+    for shape in ((33, 70), (64, 32), (5, 40, 33)):
+        check(lambda x: ops.reshape(ops.transpose(x), (x.size,)), numbers(dtype, shape, 3))
     check(op("slice_gradient", shape=(4, 9, 4), start=(1, 1, 0), end=(3, 9, 4), stride=(1, 3, 1)), a)
 
 

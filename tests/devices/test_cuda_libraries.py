@@ -565,7 +565,7 @@ def test_calls_of_cublaslt(name: str, interpreted: InterpretedCuda) -> None:
 
 @pytest.mark.parametrize(
     ("m", "depth", "n", "expected"),
-    [(32, 784, 128, 8 * 4 * 32 * 128), (128, 32, 784, 0), (768, 4096, 768, 32 << 20), (4096, 128, 4096, 32 << 20)],
+    [(32, 784, 128, 8 * 4 * 32 * 128), (128, 32, 784, 0), (256, 4096, 256, 32 << 20), (4096, 128, 4096, 32 << 20)],
 )
 def test_workspace_of_products(m: int, depth: int, n: int, expected: int, interpreted: InterpretedCuda) -> None:
     """Room for parts of long sums; none where a product is small and its sums are short."""
@@ -574,6 +574,30 @@ def test_workspace_of_products(m: int, depth: int, n: int, expected: int, interp
     ops.matmul(a, b)
     found = interpreted.workspace(trace.steps[-1])
     assert found == (expected + matmul_kernels.ALIGNMENT if expected else 0)
+
+
+@pytest.mark.parametrize(("m", "n"), [(40, 90), (90, 40), (33, 64)])
+def test_factors_of_large_weight_gradients_are_copied(
+    m: int, n: int, interpreted: InterpretedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smaller one, in the other order: TF32 units want the terms of sums side by side."""
+    monkeypatch.setattr(matmul_kernels, "_LAUNCH_TIME", -1.0)  # all are worth it
+    arrays = [numbers(520, m), numbers(520, n, seed=1), numbers(n, seed=2)]
+
+    def product(a: Value, b: Value) -> Value:
+        return ops.matmul(ops.transpose(a), b)
+
+    found, kernels = run_on(interpreted, lambda a, b: [product(a, b)], arrays[:2])
+    assert kernels == "transposed copy, cuBLASLt"
+    assert_close(found[0], arrays[0].T @ arrays[1], scale=4.0)
+    found, kernels = run_on(interpreted, _with_bias(product), arrays)
+    assert kernels == "transposed copy, cuBLASLt with bias"
+    assert_close(found[0], arrays[0].T @ arrays[1] + arrays[2], scale=4.0)
+    with multiplied("highest"):
+        _, kernels = run_on(interpreted, lambda a, b: [product(a, b)], arrays[:2])
+    assert kernels == "cuBLASLt"
+    _, kernels = run_on(interpreted, lambda a, b: [ops.matmul(a, b)], [arrays[0].T.copy(), arrays[1]])
+    assert kernels == "cuBLASLt"
 
 
 def test_what_cublaslt_has_no_algorithm_for_is_ours(
@@ -678,6 +702,7 @@ _LARGE: dict[str, tuple[tuple[int, ...], tuple[int, ...], Any]] = {
     "mlp": ((32, 784), (784, 128), ops.matmul),
     "weight gradient": ((4096, 128), (4096, 64), lambda a, b: ops.matmul(_swapped(a), b)),
     "odd": ((33, 129), (129, 65), ops.matmul),
+    "large weight gradient": ((4096, 768), (4096, 2000), lambda a, b: ops.matmul(_swapped(a), b)),
     "many heads": ((16, 64, 8, 32), (16, 64, 8, 32), MATMULS["heads"][2]),
 }
 

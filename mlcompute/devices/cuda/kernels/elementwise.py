@@ -7,7 +7,7 @@ of packs are 16 bytes wide where memory allows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from mlcompute.devices.cuda.codegen.functions import function, supports_function
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for, divisor, is_wide
 from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, Row
+from mlcompute.devices.cuda.kernels.transposed_copy import is_transposed, transposed_copy
 from mlcompute.devices.loop_nest import (
     Access,
     LoopNest,
@@ -46,7 +47,14 @@ def fused_launches(
 
 def copy_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     """A view that needs memory of its own."""
-    return nest_launches(step, copy_nest(step, operands))
+    nest = copy_nest(step, operands)
+    if len(nest.extents) == 2:
+        source, target = (
+            replace(each.operand, shape=nest.extents, strides=each.strides) for each in (nest.loads[0], nest.stores[0])
+        )
+        if is_transposed(source, target):
+            return [transposed_copy(step, source, target)]
+    return nest_launches(step, nest)
 
 
 def supports_elementwise(step: Step) -> bool:

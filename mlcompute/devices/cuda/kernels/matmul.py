@@ -14,8 +14,10 @@ from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored
 from mlcompute.devices.cuda.cublaslt.library import EPILOGUE_BIAS
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
+from mlcompute.devices.cuda.kernels.strided_copy import transposed
+from mlcompute.devices.cuda.kernels.transposed_copy import TILE, is_transposed, transposed_copy
 from mlcompute.devices.cuda.libraries import Gpu, current_gpu
-from mlcompute.devices.loop_nest import Axis, Operand, Operands, broadcast_strides, collapsed_axes
+from mlcompute.devices.loop_nest import Axis, Operand, Operands, broadcast_strides, collapsed_axes, dense_strides
 from mlcompute.devices.precision import matmul_precision
 from mlcompute.ops.bfloat16 import is_bfloat16
 from mlcompute.ops.op import Step
@@ -31,6 +33,10 @@ _MOST_CALLS = 8
 _WITH_BIAS = "cuBLASLt with bias"
 _TYPES = (np.dtype(np.float32), np.dtype(np.float16))
 
+#: Of TF32 products on one GPU of the generation, operations per second as measured; bytes per second of a copy, and
+#: seconds a launch takes.
+_SLOW_RATE, _FAST_RATE, _COPY_RATE, _LAUNCH_TIME = 190e12, 300e12, 2.5e12, 3e-6
+
 #: Our own kernel: a block of 16 x 16 threads computes 64 x 64 results, 16 terms of the sums at a time.
 _TILE, _DEPTH, _THREADS, _PER_THREAD = 64, 16, 16, 4
 
@@ -42,8 +48,44 @@ def matmul_launches(step: Step, operands: Operands) -> Sequence[Launch | Library
         return []
     if current_gpu() is None and _is_for_library(a, b, y):
         return [LibraryCall(step, "cuBLASLt", [a, b, y], [2], no_gpu)]
-    needed = workspace_bytes(step)
-    return product_launches(step, a, b, y, operands.workspace(step, 0, needed) if needed else None)
+    copies, a, b, workspace = _factors(step, a, b, y, operands)
+    return [*copies, *product_launches(step, a, b, y, workspace)]
+
+
+def _factors(
+    step: Step, a: Operand, b: Operand, y: Operand, operands: Operands
+) -> tuple[list[Launch], Operand, Operand, Operand | None]:
+    """Copies that are made first, the factors as they then lie, and the workspace that is left.
+
+    Of aᵀ b with both factors row by row, the smaller is copied in the other order, where that pays.
+    """
+    needed, copied = workspace_bytes(step), _copied_bytes(step)
+    workspace = operands.workspace(step, 0, needed - copied) if needed else None
+    if not copied or not (is_transposed(a, y) and b.strides[1] == 1):
+        return [], a, b, workspace
+    smaller = a if a.size <= b.size else transposed(b)
+    memory = operands.workspace(step, needed - copied, copied)
+    copy = Operand(memory.base, memory.offset // 4, smaller.shape, dense_strides(smaller.shape), smaller.dtype)
+    launch = transposed_copy(step, smaller, copy)
+    return [launch], *((copy, b) if a.size <= b.size else (a, transposed(copy))), workspace
+
+
+def _copied_bytes(step: Step) -> int:
+    """Bytes of the smaller factor of a large float32 matmul, which may be copied; 0 where that cannot be of use.
+
+    TF32 units of Hopper GPUs want the terms of sums side by side in memory. Of weight gradients, aᵀ b, neither factor
+    is like that: cuBLASLt then takes 1.5 times as long, or more, as when one of them is.
+    """
+    gpu, (a, b), y = current_gpu(), step.inputs[:2], step.results[0]
+    if gpu is None or gpu.capability[0] != 9 or not matmul_precision.allows_tf32:
+        return 0
+    if any(value.dtype != np.float32 or len(value.shape) != 2 for value in (a, b, y)) or min(*y.shape, 1 << 20) < TILE:
+        return 0
+    if a.shape[1] < _LONG_SUM:
+        return 0
+    smaller: int = min(a.nbytes, b.nbytes)
+    saved = 2.0 * y.size * a.shape[1] * (1 / _SLOW_RATE - 1 / _FAST_RATE)
+    return smaller if saved > 2 * smaller / _COPY_RATE + _LAUNCH_TIME else 0
 
 
 def product_launches(
@@ -75,18 +117,18 @@ def epilogue_launches(step: Step, operands: Operands) -> Sequence[Launch | Libra
     y = operands[step.results[0]]
     if y.size == 0:
         return []
-    gpu, parts = current_gpu(), _single_batches(a, b, y)
+    gpu = current_gpu()
     if gpu is None and _is_for_library(a, b, y):
         return [LibraryCall(step, _WITH_BIAS, [a, b, y, bias], [2], no_gpu)]
-    needed = workspace_bytes(step)
-    workspace = operands.workspace(step, 0, needed) if needed else None
+    copies, a, b, workspace = _factors(step, a, b, y, operands)
+    parts = _single_batches(a, b, y)
     if gpu is not None and len(parts) == 1 and bias.is_dense and bias.byte_offset % 16 == 0:
         problem = cublaslt.problem_of(*parts[0], matmul_precision.allows_tf32)
         if problem is not None:
             call = _call(step, gpu, replace(problem, epilogue=EPILOGUE_BIAS), parts[0], workspace, bias)
             if call is not None:
-                return [call]
-    return [*product_launches(step, a, b, y, workspace), _bias_launch(step, y, bias)]
+                return [*copies, call]
+    return [*copies, *product_launches(step, a, b, y, workspace), _bias_launch(step, y, bias)]
 
 
 def workspace_bytes(step: Step) -> int:
@@ -101,7 +143,8 @@ def workspace_bytes(step: Step) -> int:
         wanted = 8 * y.nbytes if depth >= _LONG_SUM else 0
     else:
         wanted = _MOST_WORKSPACE if depth >= _LONG_SUM else max(1 << 20, 4 * y.nbytes)
-    return min(_MOST_WORKSPACE, wanted) + ALIGNMENT if wanted else 0
+    copied = _copied_bytes(step)
+    return min(_MOST_WORKSPACE, wanted) + ALIGNMENT + copied if wanted else copied
 
 
 def supports_matmul(step: Step) -> bool:
