@@ -73,6 +73,7 @@ from mlcompute.layers.normalization import BatchNormalizationLayer, InstanceNorm
 from mlcompute.layers.objective import ObjectiveLayer
 from mlcompute.layers.ordering import CumulativeSumLayer, SortLayer, TopKLayer
 from mlcompute.layers.padding import PaddingLayer
+from mlcompute.layers.parameter import ParameterLayer
 from mlcompute.layers.pixel_shuffle import PixelShuffleLayer, PixelUnshuffleLayer
 from mlcompute.layers.pooling import PoolingDescriptor, PoolingLayer
 from mlcompute.layers.prelu import PReLULayer
@@ -202,6 +203,7 @@ __all__ = [
     "PaddingPolicy",
     "PaddingType",
     "ParameterGroup",
+    "ParameterLayer",
     "PixelShuffleLayer",
     "PixelUnshuffleLayer",
     "Platform",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import itertools
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mlcompute.building import (
+    applying,
     builder,
     elementwise,
     freezing,
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from mlcompute.device import Device
 
 _order = itertools.count()
+#: More than there will ever be nodes: what this is taken off comes before all others.
+_FIRST = 1 << 60
 
 
 @dataclass(eq=False)
@@ -269,6 +273,25 @@ class Graph:
             tensor.join(self)
         return node.results
 
+    def put_first(self, layer: Layer) -> None:
+        """Let a layer without sources come before all others: what a graph computes in the end is not its."""
+        node = self._node_of[layer]
+        self._nodes.remove(node)
+        node.order -= _FIRST
+        self._nodes.insert(sum(one.order < 0 for one in self._nodes), node)
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Nodes and names that are added inside are taken back when it fails."""
+        nodes, names = list(self._nodes), copy.copy(self.layer_names)
+        try:
+            yield
+        except BaseException:
+            for node in [node for node in self._nodes if node not in nodes]:
+                del self._node_of[node.layer]
+            self._nodes[:], self.layer_names = nodes, names
+            raise
+
     def split(
         self,
         source: Tensor,
@@ -330,7 +353,9 @@ class Graph:
 
     __enter__ = builder.enter
     __exit__ = builder.leave
+    __call__ = applying.apply
     input = builder.input
+    parameter = builder.parameter
     layer = builder.layer
     convolution = images.convolution
     depthwise_convolution = images.depthwise_convolution

@@ -195,7 +195,7 @@ def test_which_graph_an_expression_is_added_to() -> None:
 
 REFUSED: dict[str, tuple[Callable[[mlc.Tensor], object], type[Exception], str]] = {
     "no graph": (lambda x: mlc.Tensor(shape=(4, 6)) * 2, mlc.GraphError, "belongs to no graph"),
-    "a list": (lambda x: x * [1, 2], TypeError, "unsupported operand"),
+    "a list": (lambda x: x / [1, 2], TypeError, "unsupported operand"),
     "a string": (lambda x: x * "2", TypeError, "can't multiply|unsupported operand"),
     "a truth": (lambda x: bool(x > 0), mlc.GraphError, "whether it is true is known only when the graph runs"),
     "a chain": (lambda x: 0 < x < 1, mlc.GraphError, "whether it is true"),

@@ -15,8 +15,9 @@ from mlcompute.foreign_names import advice_for_choice
 from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
 from mlcompute.layers.arguments import whole_list
 from mlcompute.layers.layer import Layer
+from mlcompute.layers.parameter import ParameterLayer
 from mlcompute.tensor import Tensor
-from mlcompute.tensor_data import Array
+from mlcompute.tensor_data import Array, ArrayLike
 
 if TYPE_CHECKING:
     from mlcompute.graph import Graph
@@ -104,6 +105,15 @@ class LayerNames:
     def has(self, name: str) -> bool:
         """Is the name in use?"""
         return name in self._taken
+
+    def like(self, name: str) -> str:
+        """The name, or where it is taken the next free one of name_1, name_2 ..., as files number equal names."""
+        found, number = name, 0
+        while found in self._taken:
+            number += 1
+            found = f"{name}_{number}"
+        self._taken.add(found)
+        return found
 
     def take(self, who: str, given: str, kind: str, followed_by: str = "") -> str:
         """The given name, which nothing else built here may have, or the kind with the next free number.
@@ -196,6 +206,49 @@ def input(
     tensor.varies = tuple(sorted(set(axes)))
     tensor.label = self.layer_names.take(type(self).__name__, name, "input")
     self.add_input(tensor)
+    return tensor
+
+
+def parameter(
+    self: Graph,
+    shape: Iterable[int] | None = None,
+    initializer: RandomInitializerType | float = GLOROT,
+    *,
+    data: ArrayLike = None,
+    data_type: DataType = DataType.FLOAT32,
+    updates: bool = True,
+    name: str = "",
+) -> Tensor:
+    """A tensor that is trained and belongs to no other layer: a prompt, a temperature, a table, a matrix to share.
+
+    initializer  how its values begin: random ones, or a number that all of them are
+    data         or the values themselves
+    updates      False: training leaves it alone, until `graph.layer(name).updates = True`
+
+    Any layer reads it, as a source or as its weights. It does not grow with the batch.
+
+    >>> import mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> scale = graph.parameter((3,), 1.0, name="scale")
+    >>> y = graph.input((8, 3), "x") * scale
+    >>> scale.data
+    array([1., 1., 1.], dtype=float32)
+    """
+    who = f"{type(self).__name__}.parameter"
+    if shape is None and data is not None:
+        shape = np.shape(np.asarray(data)) or (1,)
+    if shape is None:
+        raise ShapeError(f"{who}: neither shape nor data is given", fix="give the shape, or the values themselves")
+    if data is not None:
+        tensor = Tensor(shape=shape, data=data, data_type=data_type)
+    elif isinstance(initializer, RandomInitializerType):
+        tensor = fresh(*shape, like=Tensor(shape=(1,), data_type=data_type), initializer=initializer)
+    else:
+        tensor = Tensor(shape=shape, fill_with_data=initializer, data_type=data_type)
+    layer = ParameterLayer(tensor)
+    tensor.label = build(self, layer, [], name, "parameter", updates=updates).label
+    tensor.join(self)
+    self.put_first(layer)
     return tensor
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from mlcompute.compiler.context import Context
 from mlcompute.errors import CompileError, ShapeError
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.names import LayerNames, slot_name, slots_of
+from mlcompute.layers.parameter import ParameterLayer
 from mlcompute.ops.op import FLOAT32, Shape, Step, Trace, Value, emit
 from mlcompute.tensor import Tensor
 
@@ -27,6 +29,7 @@ def lower(steps: list[Step], context: Context) -> list[Step]:
     run = context.lowering = Lowering(training=context.style != "inference", trace=context.trace)
     run.weights_of = request.label_weights
     run.shape_with_full_batch = request.shape_of
+    run.trained = frozenset(request.parameters)
     for tensor, scale in request.inputs.items():
         shape = request.shape_of(tensor)
         if scale and batch_size != full:
@@ -82,6 +85,12 @@ class Lowering:
         self.weights_of: dict[Layer, Tensor] = {}
         #: The shape a tensor was promised to have.
         self.shape_with_full_batch: Callable[[Tensor], Shape] = lambda tensor: tensor.descriptor.shape
+        #: What the optimizer updates: in a layer that is not trained these are constants.
+        self.trained: AbstractSet[Tensor] = frozenset()
+        #: Tensors of parameter layers.
+        self._free: set[Tensor] = set()
+        #: What tensors will hold when the pass has succeeded, as far as it is described.
+        self._written: dict[Tensor, Value] = {}
         self._name_of = LayerNames()
         #: Tensors of the layers added so far by name.
         self._slot_names: dict[Tensor, str] = {}
@@ -108,14 +117,23 @@ class Lowering:
     # What layers ask (layers.layer.Forward) --------------------------------------------------------------------
 
     def read(self, tensor: Tensor, shape: Shape | None = None) -> Value:
-        value = self.value_of(tensor)
+        if tensor in self._written:
+            # Of several layers that share statistics, each goes on from what the one before left.
+            value = ops.stop_gradient(self._written[tensor])
+        else:
+            value = self._constant_unless_trained(tensor, self.value_of(tensor))
         if value.dtype == FLOAT16:
             value = ops.convert(value, FLOAT32)
         return value if shape is None else ops.reshape(value, shape)
 
     def write(self, tensor: Tensor, value: Value) -> None:
         target = self.value_of(tensor)
-        self.writes.append((tensor, ops.convert(ops.reshape(value, target.shape), target.dtype)))
+        new = self._written[tensor] = ops.convert(ops.reshape(value, target.shape), target.dtype)
+        self.writes = [(other, held) for other, held in self.writes if other is not tensor] + [(tensor, new)]
+
+    def _constant_unless_trained(self, tensor: Tensor, value: Value) -> Value:
+        """A parameter that is trained elsewhere gets no gradient from a layer that is not trained."""
+        return value if self.updates or tensor not in self.trained else ops.stop_gradient(value)
 
     def uniform(self, like: Value, shape: Shape, seed: int) -> Value:
         key = self.trace.value((4,), np.dtype(np.uint32), "scalar", "random key")
@@ -138,7 +156,13 @@ class Lowering:
         self.trace.layer = name = self._name_of(layer)
         for slot, tensor in slots_of(layer).items():
             self._slot_names.setdefault(tensor, slot_name(name, slot))
+        if isinstance(layer, ParameterLayer):
+            self._free.add(layer.value)
         values = [self.value_of(source) for source in sources]
+        values = [
+            self._constant_unless_trained(source, value) if source in self._free else value
+            for source, value in zip(sources, values, strict=True)
+        ]
         inputs = values
         if not layer.moves_data:
             inputs = [ops.convert(value, FLOAT32) if value.dtype == FLOAT16 else value for value in values]

@@ -88,6 +88,15 @@ class Layer(ABC):
         self.graph_reference: weakref.ref[Graph] | None = None
         self.node_reference: weakref.ref[Node] | None = None
 
+    def __copy__(self) -> Self:
+        """Another layer over the same tensors, part of no graph: weights and statistics are shared."""
+        copied = object.__new__(type(self))
+        for name, value in vars(self).items():
+            vars(copied)[name] = copy.copy(value) if isinstance(value, dict) else value
+        copied.graph_reference = copied.node_reference = copied.compiled_device_type = None
+        copied._layer_id = next(_ids)
+        return copied
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """An equal layer with tensors of its own, part of no graph."""
         copied = memo[id(self)] = object.__new__(type(self))

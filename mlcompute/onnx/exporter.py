@@ -18,6 +18,7 @@ from mlcompute.inference import InferenceGraph
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.names import has_default_label, layer_names
 from mlcompute.layers.normalization import BatchNormalizationLayer
+from mlcompute.layers.parameter import ParameterLayer
 from mlcompute.onnx.imported import ImportedGraph
 from mlcompute.onnx.layer import OperatorLayer, array_now
 from mlcompute.onnx.layer_writing import write_layer
@@ -142,6 +143,9 @@ class GraphWriter:
             run.add(node.layer, [*node.sources, *node.labels], node.results, node.updates)
             layer = node.layer
             native = isinstance(layer, OperatorLayer) and not run.training and self._is_native(layer.use)
+            # A graph that was applied again has operators that read other tensors than the model said.
+            if isinstance(layer, OperatorLayer):
+                native = native and [source.tensor for source in layer.sources] == node.sources
             self.parts.append(_Part(node, run.trace.steps[start:], native))
         if run.random_keys:
             raise CannotExportError(
@@ -274,6 +278,8 @@ class GraphWriter:
 
     def write(self) -> Writer:
         for part in self.parts:
+            if isinstance(part.node.layer, ParameterLayer) and part.node.results[0] not in self.outputs.values():
+                continue  # whoever reads it reads the weight itself
             if part.native:
                 self._write_operator(part)
             elif self.run.training or not write_layer(self, part.node):

@@ -12,11 +12,9 @@ from mlcompute.enums import ReductionType
 from mlcompute.errors import CompileError, ProcessError
 from mlcompute.group.exchange import Kind
 from mlcompute.layers.names import layer_names, slot_name, slots_of
-from mlcompute.layers.objective import is_loss
-from mlcompute.layers.yolo_loss import YOLOLossLayer
 from mlcompute.platform import RandomPasses
 from mlcompute.runtime.definition import Definition
-from mlcompute.runtime.objective import reduction_over_samples
+from mlcompute.runtime.reductions import reduction_of_loss, reductions
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -25,11 +23,10 @@ if TYPE_CHECKING:
 
 def averaged_over_samples(definition: Definition, request: Request) -> set[Tensor]:
     """What is minimised that is a mean over samples. Refused where nobody can tell how a part joins its samples."""
-    losses = {node for node in request.nodes if is_loss(node.layer) or isinstance(node.layer, YOLOLossLayer)}
-    fixed = _without_samples(request)
+    kinds = reductions(request.nodes, _without_samples(request))
     averaged = set()
     for tensor in request.minimised:
-        kind = reduction_over_samples(tensor, request.nodes, losses, fixed)
+        kind = reduction_of_loss(tensor, kinds)
         if kind is None:
             raise CompileError(
                 f"{definition.who}.compile: {tensor!r} is minimised, and is neither a sum nor a mean over the samples",

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
-from mlcompute.enums import ArithmeticOperation, ReductionType
-from mlcompute.layers.arithmetic import ArithmeticLayer
-from mlcompute.layers.concatenation import ConcatenationLayer
-from mlcompute.layers.loss import LossLayer
-from mlcompute.layers.objective import ObjectiveLayer, is_loss
-from mlcompute.layers.reduction import ReductionLayer
-from mlcompute.layers.shaping import ReshapeLayer, TransposeLayer
-from mlcompute.layers.split import SplitLayer
+from mlcompute.layers.objective import is_loss
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -81,56 +74,3 @@ def nodes_behind(ends: AbstractSet[Tensor], nodes: Sequence[Node], stopped: Abst
             found.add(node)
             wanted.update(node.sources, node.labels)
     return found
-
-
-def reduction_over_samples(
-    tensor: Tensor, nodes: Sequence[Node], losses: AbstractSet[Node], fixed: AbstractSet[Tensor] = frozenset()
-) -> ReductionType | None:
-    """How a loss, or what layers computed from one, joins samples: SUM or MEAN; None when nobody can tell.
-
-    One that is not reduced is SUM: its sum is minimised.
-
-    fixed  results that do not depend on samples: a mean over any samples is the same
-    """
-    after = reached_from(losses, nodes, frozenset())
-    found = _reduction(tensor, {t: node for node in nodes for t in node.results if t in after | fixed}, fixed)
-    return ReductionType.SUM if found == ReductionType.NONE else found
-
-
-#: Layers whose result for all samples together is that of the batches, added up.
-_LINEAR = (ReshapeLayer, TransposeLayer, ConcatenationLayer, SplitLayer)
-_SUMS = {ArithmeticOperation.ADD, ArithmeticOperation.SUBTRACT}
-_FACTORS = {ArithmeticOperation.MULTIPLY, ArithmeticOperation.DIVIDE}
-
-
-def _reduction(
-    tensor: Tensor, producers: Mapping[Tensor, Node], fixed: AbstractSet[Tensor] = frozenset()
-) -> ReductionType | None:
-    """SUM or MEAN over samples, NONE for a number per sample; None when nobody can tell.
-
-    producers  of losses, and of what is computed from losses
-    """
-    none = ReductionType.NONE
-    node = producers.get(tensor)
-    if node is None:
-        return none  # it has a row per sample
-    if tensor in fixed:
-        return ReductionType.MEAN
-    layer = node.layer
-    if isinstance(layer, LossLayer):
-        return layer.descriptor.reduction_type
-    kinds = {_reduction(source, producers, fixed) for source in node.sources}
-    if isinstance(layer, ObjectiveLayer):
-        first = _reduction(node.sources[0], producers, fixed)
-        return ReductionType.MEAN if first in (none, ReductionType.MEAN) else first
-    if isinstance(layer, ReductionLayer) and 0 in layer.dimensions and kinds == {none}:
-        return layer.reduction_type if layer.reduction_type in (ReductionType.SUM, ReductionType.MEAN) else None
-    if kinds == {none} or isinstance(layer, _LINEAR):
-        return kinds.pop() if len(kinds) == 1 else None
-    if isinstance(layer, ArithmeticLayer) and layer.operation in (_SUMS | _FACTORS):
-        if layer.operation in _FACTORS:  # by a constant
-            kinds = {_reduction(source, producers, fixed) for source in node.sources if not source.keeps_data}
-            if sum(not source.keeps_data for source in node.sources) != 1:
-                return None
-        return kinds.pop() if len(kinds) == 1 else None
-    return None

@@ -30,7 +30,8 @@ def warn_about_training(request: Request, learning: Learning) -> None:
 def _warn_about_functions_taken_twice(request: Request, learning: Learning) -> None:
     producers = {result: node.layer for node in request.nodes for result in node.results}
     for node in request.nodes:
-        loss, source = node.layer, producers.get(node.sources[0])
+        loss = node.layer
+        source = producers.get(node.sources[0]) if isinstance(loss, LossLayer) else None
         if not isinstance(loss, LossLayer) or source is None:
             continue
         function, other = _FUNCTIONS_IN_LOSSES.get(loss.descriptor.loss_type, ("", ""))

@@ -26,6 +26,7 @@ from mlcompute.layers.layer import Layer
 from mlcompute.layers.lstm import LSTMLayer
 from mlcompute.layers.names import slot_name, slots_of
 from mlcompute.layers.normalization import Normalization
+from mlcompute.layers.parameter import ParameterLayer
 from mlcompute.ops.op import Array, Shape
 from mlcompute.saving.names import layer_names_of
 from mlcompute.tensor import Tensor
@@ -126,11 +127,13 @@ def _array(value: Any) -> Array:
 
 def _entries(graph: Graph) -> dict[str, _Entry]:
     """Every array of the graph's state dictionary. A tensor used by several layers appears under each of them."""
-    return {
-        slot_name(name, key): entry
-        for layer, name in layer_names_of(graph).items()
-        for key, entry in _of_layer(layer).items()
-    }
+    found: dict[str, _Entry] = {}
+    for layer, name in layer_names_of(graph).items():
+        if isinstance(layer, ParameterLayer):  # called as the attribute of a module is
+            found[name] = _Entry([layer.value], layer.value.descriptor.shape)
+        else:
+            found.update({slot_name(name, key): entry for key, entry in _of_layer(layer).items()})
+    return found
 
 
 def _of_layer(layer: Layer) -> dict[str, _Entry]:

@@ -78,28 +78,38 @@ def number(value: Array) -> float:
     return float(value.item()) if value.size == 1 else float(value.sum(dtype=np.float64))
 
 
-def run(model: Model, batch: Batch, *, with_labels: bool) -> tuple[Array, float, dict[str, float]]:
-    """(prediction, loss, terms of the loss) of a batch; the loss is NaN without labels."""
-    d = model.prediction.descriptor
-    scale = d.shape[0] // model.feed.batch
-    prediction = np.empty((batch.size * scale, *d.shape[1:]), d.data_type.numpy)
+def run(model: Model, batch: Batch, *, with_labels: bool) -> tuple[dict[str, Array], float, dict[str, float]]:
+    """(predictions by output, loss, terms of the loss) of a batch; the loss is NaN without labels."""
+    buffers: dict[str, Array] = {}
+    kept: dict[str, Array] = {}
+    for name, output in model.outputs.items():
+        d = output.prediction.descriptor
+        scale = d.shape[0] // model.feed.batch
+        if not scale:
+            raise DataError(
+                f"Trainer: output '{name}' has shape {d.shape}, no row for each of {model.feed.batch} samples",
+                fix="name other outputs: Trainer(..., outputs={...})",
+            )
+        buffers[name] = np.empty((batch.size * scale, *d.shape[1:]), d.data_type.numpy)
+        kept[name] = buffers[name][: batch.rows * scale]
     graph = model.inference
     execution = graph.execute(
         batch.inputs,
         batch.labels if with_labels else None,
         batch.weights if with_labels else None,
-        None if model.feed.varies else {"prediction": prediction},
+        None if model.feed.varies else buffers,
         batch_size=batch.size,
         options=_SYNCHRONOUS,
     )
     if model.feed.varies:  # as large as the inputs made it
-        prediction = np.array(session_of(graph).fetch(model.prediction))
+        outputs = model.outputs.items()
+        kept = {name: np.array(session_of(graph).fetch(output.prediction)) for name, output in outputs}
     if not with_labels:
-        return prediction[: batch.rows * scale], math.nan, {}
+        return kept, math.nan, {}
     result: Any = execution.result
     terms: dict[str, Any] = {name: session_of(graph).fetch(tensor) for name, tensor in model.terms.items()}
     parts = {name: number(value) for name, value in terms.items()}
-    return prediction[: batch.rows * scale], number(result.data), parts
+    return kept, number(result.data), parts
 
 
 def _runnable(model: Model, batch: Batch, who: str, *, with_labels: bool, is_first: bool) -> Batch:
@@ -116,7 +126,8 @@ def _runnable(model: Model, batch: Batch, who: str, *, with_labels: bool, is_fir
 
     def outcome(differently: bool) -> list[Any]:
         filled = padded(batch, model, full, differently=differently, with_weights=with_labels)
-        return list(run(model, filled, with_labels=with_labels)[:2])
+        predictions, loss, _ = run(model, filled, with_labels=with_labels)
+        return [*predictions.values(), loss]
 
     if is_first:
         expect_independent_samples(who, f"give a multiple of {full} samples", outcome)
@@ -148,24 +159,27 @@ def evaluate(
                 )
             batch = _runnable(model, batch, "Trainer.evaluate", with_labels=True, is_first=not is_filled)
             is_filled = is_filled or bool(batch.filling)
-            prediction, loss, terms = run(model, batch, with_labels=True)
+            predictions, loss, terms = run(model, batch, with_labels=True)
             mean.update(loss, terms, batch.rows)
             for metric in metrics:
-                metric.update(prediction, model.labels_in(batch))
+                metric.update(predictions[metric.output], model.labels_in(batch, metric.output))
     if not mean.rows and not stops():
         raise DataError("Trainer.evaluate: there are no samples")
     return Scores(mean.logs(metrics), metrics)
 
 
-def predict(model: Model, data: Data, size: int) -> Array:
-    """The predictions for all samples, in order."""
-    parts: list[Array] = []
+def predict(model: Model, data: Data, size: int) -> dict[str, Array]:
+    """The predictions for all samples, in order, by output."""
+    parts: dict[str, list[Array]] = {name: [] for name in model.outputs}
+    count = 0
     is_filled = False
     with contextlib.closing(data.batches(size)) as batches:
         for batch in batches:
             batch = _runnable(model, batch, "Trainer.predict", with_labels=False, is_first=not is_filled)
             is_filled = is_filled or bool(batch.filling)
-            parts.append(run(model, batch, with_labels=False)[0])
-    if not parts:
+            for name, prediction in run(model, batch, with_labels=False)[0].items():
+                parts[name].append(prediction)
+            count += 1
+    if not count:
         raise DataError("Trainer.predict: there are no samples")
-    return put_back(parts, data, size)
+    return {name: put_back(predictions, data, size) for name, predictions in parts.items()}

@@ -119,7 +119,7 @@ class Fitting:
         self._batch_begin, self._batch_end = hooks["on_train_batch_begin"], hooks["on_train_batch_end"]
         self._gradient_hooks = hooks["wants_gradients"]
         if trainer.metrics:
-            trainer.model.keep_prediction()
+            trainer.model.keep_predictions()
         self._steps = Steps(trainer.model, keeps_predictions=bool(trainer.metrics), may_queue=not self._batch_end)
 
     def _overriding(self, name: str) -> list[Callback]:
@@ -314,10 +314,10 @@ class Fitting:
         self.history.loss.add(self._counted, loss)
         self._nan.look(outcome, self._counted)
         if self.trainer.metrics:
-            for batch, prediction in zip(outcome.batches, outcome.predictions, strict=True):
-                labels = self.trainer.model.labels_in(batch)
+            for batch, predictions in zip(outcome.batches, outcome.predictions, strict=True):
                 for metric in self.trainer.metrics:
-                    metric.update(prediction, labels)
+                    labels = self.trainer.model.labels_in(batch, metric.output)
+                    metric.update(predictions[metric.output], labels)
         if outcome.gradients is not None:
             for callback in self._gradient_hooks:
                 callback.on_gradients(self._counted - 1, outcome.gradients)

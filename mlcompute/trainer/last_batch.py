@@ -65,7 +65,7 @@ def expect_weights(who: str, model: Model) -> None:
     model.weigh_samples()
     are_weighed = all(isinstance(loss, LossLayer) and loss in model.weighed_losses() for loss in model.loss_layers)
     # Where a loss divides by what labels count for, labels of the filling must not count: they have to be ignored.
-    counts = model.divides_by_labels and (len(model.loss_layers) > 1 or model.ignore_index is None)
+    counts = model.divides_by_labels and (len(model.loss_layers) > 1 or model.output.ignore_index is None)
     if not are_weighed or counts or not model.minimises_losses:
         raise DataError(
             f"{who}: a short batch cannot be filled up, because not every loss takes weights for its samples, "

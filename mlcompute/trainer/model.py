@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
 from mlcompute.building.losses import LOSSES
+from mlcompute.compiler import Request
 from mlcompute.device import Device
 from mlcompute.enums import DataType, LossType, ReductionType
 from mlcompute.errors import DataError, Error, GraphError
@@ -19,10 +20,10 @@ from mlcompute.graph import Graph, Node
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.arguments import class_axis_of
 from mlcompute.layers.class_labels import INDEXED
-from mlcompute.layers.loss import CLASS_SUMMED, LossDescriptor, LossLayer
+from mlcompute.layers.layer import Layer
+from mlcompute.layers.loss import LossDescriptor, LossLayer
 from mlcompute.layers.names import layer_names, old_layer_names, slot_name, slots_of
-from mlcompute.layers.softmax import SoftmaxLayer
-from mlcompute.layers.yolo_loss import YOLOLossLayer
+from mlcompute.layers.objective import is_loss
 from mlcompute.optimizers import (
     AdadeltaOptimizer,
     AdafactorOptimizer,
@@ -39,8 +40,9 @@ from mlcompute.optimizers import (
     RMSPropOptimizer,
     SGDOptimizer,
 )
+from mlcompute.runtime.compiled_graph import without_losses
 from mlcompute.runtime.definition import definition_of
-from mlcompute.runtime.objective import reduction_over_samples
+from mlcompute.runtime.reductions import reduction_of_loss, reductions
 from mlcompute.runtime.session import session_of
 from mlcompute.saving.names import names_of
 from mlcompute.tensor import Tensor
@@ -48,10 +50,9 @@ from mlcompute.trainer.class_weights import weight_table
 from mlcompute.trainer.columns import one_hot
 from mlcompute.trainer.data import Arrays, Batch, Data, Feed
 from mlcompute.trainer.metrics import Array
+from mlcompute.trainer.output import Output, class_axis_of_loss, is_over_classes
+from mlcompute.trainer.several_losses import Loss, outputs_of, several_losses
 from mlcompute.training import TrainingGraph
-
-if TYPE_CHECKING:
-    from mlcompute.layers.layer import Layer
 
 #: Losses that compare with numbers from 0 to 1.
 _FROM_0_TO_1 = (
@@ -86,7 +87,8 @@ class Model:
     feed        what it is fed, by name
     loss        what is minimised: the sum of its elements
     terms       losses it is made of by name, where there are several: those that are one number, or minimised directly
-    prediction  what the first loss compares with its labels: metrics look at it, and `predict` answers it
+    outputs     what `predict` answers and metrics look at, by name: what the first loss compares with its labels, or
+                those the caller named
     """
 
     def __init__(
@@ -94,12 +96,14 @@ class Model:
         training: TrainingGraph,
         inputs: Mapping[str, Tensor],
         device: Device | None,
+        outputs: Sequence[Output] = (),
         *,
         made_labels: bool = False,
     ) -> None:
         self.training = training
         #: Was the tensor of the labels made for this model, so that another may take its place?
         self._made_labels = made_labels
+        self._named = list(outputs)
         if training.device is None:
             training.compile(device=device or Device())
         elif device is not None and device.actual_device_type != training.device.actual_device_type:
@@ -113,8 +117,8 @@ class Model:
         """What the training graph is now: its losses, and what it is fed."""
         training = self.training
         request = session_of(training).compile_if_needed()
-        nodes = [node for node in training.nodes if isinstance(node.layer, (LossLayer, YOLOLossLayer))]
-        if not nodes:
+        nodes = [node for node in training.nodes if isinstance(node.layer, LossLayer)]
+        if not request.minimised:
             raise GraphError("Trainer: the training graph has no loss", fix="give loss=..., or add a loss layer")
         if training.optimizer is None:
             raise GraphError("Trainer: the training graph has no optimizer", fix="give it one: compile_optimizer(...)")
@@ -126,14 +130,14 @@ class Model:
             for name, tensor in training.losses.items()
             if tensor is not self.loss and (tensor.descriptor.element_count == 1 or tensor in self._minimised)
         }
-        self.prediction = nodes[0].sources[0]
-        self.labels = nodes[0].labels[0] if nodes[0].labels else None
         self._nodes = nodes
-        self._refusals: dict[tuple[int, bool], str] = {}
         declared = definition_of(training).declared
+        found = [_with_loss(output, nodes) for output in self._named] or [_first_output(training, request, nodes)]
+        self.outputs = {output.name: output for output in found}
+        self._refusals: dict[tuple[int, bool], str] = {}
         fed = set(inputs.values())  # an autoencoder's loss compares with an input: that is no label to be fed besides
         labels = {name: tensor for name, tensor in declared.labels.items() if tensor not in fed}
-        compared = next((name for name, tensor in inputs.items() if tensor is self.labels), "")
+        compared = next((name for name, tensor in inputs.items() if tensor is found[0].labels), "")
         tensors = (dict(inputs), labels, dict(declared.label_weights))
         self.feed = Feed(
             *tensors,
@@ -175,6 +179,7 @@ class Model:
         self.training.add_inputs({}, feed.dense)
         self.__dict__.pop("inference", None)
         self.__dict__.pop("reduction", None)
+        self.__dict__.pop("_reductions", None)
         self._read(feed.inputs)
         self.feed = replace(self.feed, weights=feed.weights, weighs_alike=feed.weighs_alike)
 
@@ -183,6 +188,25 @@ class Model:
         """Where it runs."""
         assert self.training.device is not None
         return self.training.device
+
+    @property
+    def output(self) -> Output:
+        """The first output."""
+        return next(iter(self.outputs.values()))
+
+    @property
+    def prediction(self) -> Tensor:
+        """What is predicted by the first output."""
+        return self.output.prediction
+
+    @property
+    def is_on_logits(self) -> bool:
+        """Is the first prediction a logit, so that 0 and not 0.5 is the border between no and yes?"""
+        return self.output.is_on_logits
+
+    def class_axis(self, metric: str) -> int:
+        """Where the first prediction has its classes, for a metric."""
+        return self.output.class_axis(metric)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -195,7 +219,7 @@ class Model:
         """Dropout off, running statistics used; weights shared. Made when it is first needed."""
         graph = InferenceGraph([self.training])
         graph.add_inputs(self.feed.inputs, self.feed.labels, self.feed.weights)
-        graph.add_outputs({"prediction": self.prediction})
+        graph.add_outputs({name: output.prediction for name, output in self.outputs.items()})
         graph.compile(device=self.device)
         return graph
 
@@ -206,7 +230,9 @@ class Model:
         """
         layers, shape = [node.layer for node in self._nodes], self.prediction.descriptor.shape
         steps: tuple[int, ...] = ()
-        if _is_over_classes(layers[0]):
+        if not layers:
+            return  # the loss is an expression, whose samples are not known apart
+        if is_over_classes(layers[0]):
             axis = layers[0].class_axis(shape)
             steps = (*shape[1:axis], *shape[axis + 1 :])
         wide = tuple(extent for extent in np.shape(given)[1:] if extent != 1)
@@ -232,7 +258,8 @@ class Model:
 
         labels  the integer class labels of all samples, if they can be counted
         """
-        axis, shape = _class_axis(self._nodes[0]), self.prediction.descriptor.shape
+        node, shape = self.output.node, self.prediction.descriptor.shape
+        axis = None if node is None else class_axis_of_loss(node)
         if len(self.feed.labels) != 1 or axis is None:
             raise DataError(
                 f"{who}: class_weight needs one loss over classes, with labels that are fed",
@@ -259,17 +286,16 @@ class Model:
         }
         return frozenset(name for name, tensor in labels.items() if tensor in read)
 
-    def labels_in(self, batch: Batch) -> Array:
-        """What the first loss compares the prediction with: labels that are fed, or an input."""
-        if self.feed.compared:
-            labels = batch.inputs[self.feed.compared]
-        else:
-            labels = next(batch.labels[name] for name, tensor in self.feed.labels.items() if tensor is self.labels)
+    def labels_in(self, batch: Batch, output: str) -> Array:
+        """What an output is compared with: labels that are fed, or an input."""
+        wanted = self.outputs[output].labels
+        fed = [(batch.labels, self.feed.labels), (batch.inputs, self.feed.inputs)]
+        labels = next(data[name] for data, names in fed for name, tensor in names.items() if tensor is wanted)
         return labels[: len(labels) // batch.size * batch.rows] if batch.filling else labels
 
-    def expect_labels_for_metrics(self) -> None:
+    def expect_labels_for_metrics(self, output: str) -> None:
         """Metrics compare the prediction with what is fed."""
-        if self.labels not in (*self.feed.labels.values(), *self.feed.inputs.values()):
+        if self.outputs[output].labels not in (*self.feed.labels.values(), *self.feed.inputs.values()):
             raise GraphError(
                 "Trainer: metrics need labels that are fed, those of the loss are computed or part of the graph",
                 fix="leave metrics out; the loss is reported in any case",
@@ -296,7 +322,7 @@ class Model:
     @property
     def minimises_losses(self) -> bool:
         """Is what is minimised the losses themselves, all reduced in one way, and not what layers make of them?"""
-        return self.reduction is not None and all(node.results[0] in self._minimised for node in self._nodes)
+        return self.reduction is not None and {node.results[0] for node in self._nodes} == set(self._minimised)
 
     def weighed_losses(self) -> set[Layer]:
         """Losses that are fed a weight for every sample."""
@@ -318,10 +344,16 @@ class Model:
             for node in self._nodes
         )
 
-    def keep_prediction(self) -> None:
-        """Make the prediction readable after every training step."""
-        if self.prediction not in definition_of(self.training).declared.outputs.values():
-            self.training.add_outputs({"prediction": self.prediction})
+    def keep_predictions(self) -> None:
+        """Make the predictions readable after every training step."""
+        known = definition_of(self.training).declared.outputs.values()
+        missing = {name: one.prediction for name, one in self.outputs.items() if one.prediction not in known}
+        if missing:
+            self.training.add_outputs(missing)
+
+    @cached_property
+    def _reductions(self) -> dict[Tensor, ReductionType | None]:
+        return reductions(self.training.nodes)
 
     @cached_property
     def reduction(self) -> ReductionType | None:
@@ -331,7 +363,7 @@ class Model:
 
     def reduction_of(self, tensor: Tensor) -> ReductionType | None:
         """How a loss, or what layers computed from one, joins samples; not reduced, its sum is minimised."""
-        return reduction_over_samples(tensor, self.training.nodes, set(self._nodes))
+        return reduction_of_loss(tensor, self._reductions)
 
     def _classes(self, labels: Mapping[str, Tensor]) -> dict[str, tuple[int, int | None]]:
         """How many classes integer class labels may name, and which of them is ignored, by the labels' name."""
@@ -339,14 +371,19 @@ class Model:
         for node in self._nodes:
             layer, shape = node.layer, node.sources[0].descriptor.shape
             for name, tensor in labels.items():
-                if node.labels[:1] == [tensor] and _is_over_classes(layer) and _are_indices(tensor, node.sources[0]):
+                if node.labels[:1] == [tensor] and is_over_classes(layer) and _are_indices(tensor, node.sources[0]):
                     found[name] = shape[layer.class_axis(shape)], layer.descriptor.ignore_index
         return found
 
     def _dense_labels(self, labels: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors for dense labels, of losses whose labels are no tensor of the user's."""
-        node = self._nodes[0]
-        if not self._made_labels or not node.labels or not _are_indices(node.labels[0], node.sources[0]):
+        node = self._nodes[0] if self._nodes else None
+        if (
+            not self._made_labels
+            or node is None
+            or not node.labels
+            or not _are_indices(node.labels[0], node.sources[0])
+        ):
             return {}
         dense = Tensor(node.sources[0].descriptor)
         dense.label = node.labels[0].label
@@ -356,71 +393,7 @@ class Model:
         """Where labels have their classes, by name; 0 where nobody can tell."""
         names = {tensor: name for name, tensor in definition_of(self.training).declared.labels.items()}
         labelled = [node for node in self._nodes if node.labels and node.labels[0] in names]
-        return {names[node.labels[0]]: _class_axis(node) or 0 for node in labelled}
-
-    def class_axis(self, metric: str) -> int:
-        """Where the prediction has its classes, for a metric."""
-        found = _class_axis(self._nodes[0])
-        if found is None:
-            shape = self.prediction.descriptor.shape
-            raise DataError(
-                f"Trainer: metric '{metric}': are the classes of a prediction of shape {shape} on axis 1 or on axis 2?",
-                expected="-1 for sequences (n, length, classes), 1 for (n, classes, length)",
-                fix="say it: Accuracy(class_axis=-1) instead of 'accuracy'",
-            )
-        return found
-
-    @property
-    def _loss_type(self) -> LossType | None:
-        layer = self._nodes[0].layer
-        return layer.descriptor.loss_type if isinstance(layer, LossLayer) else None
-
-    @property
-    def is_on_logits(self) -> bool:
-        """Is the prediction a logit, so that 0 and not 0.5 is the border between no and yes?"""
-        return self._loss_type in (LossType.SIGMOID_CROSS_ENTROPY, LossType.HINGE)
-
-    def gives_logits(self, metric: str) -> bool:
-        """Is the prediction a logit, and no probability? For metrics; refused where nobody can know."""
-        kind = self._loss_type
-        if kind in (LossType.SOFTMAX_CROSS_ENTROPY, LossType.SIGMOID_CROSS_ENTROPY):
-            return True
-        if kind in (LossType.CATEGORICAL_CROSS_ENTROPY, LossType.LOG) or isinstance(self._maker, SoftmaxLayer):
-            return False
-        raise DataError(
-            f"Trainer: metric '{metric}': does the graph predict logits or probabilities?",
-            fix="pass the metric as an object, with from_logits=True or False",
-        )
-
-    @property
-    def ignore_index(self) -> int | None:
-        """The integer class label that the first loss leaves out, if it has one."""
-        layer = self._nodes[0].layer
-        return layer.descriptor.ignore_index if isinstance(layer, LossLayer) else None
-
-    @property
-    def _maker(self) -> Layer | None:
-        """The layer that computes the prediction."""
-        return next((node.layer for node in self.training.nodes if self.prediction in node.results), None)
-
-    def decides_per_output(self, metric: str) -> bool:
-        """Is every output a yes or no, and not a class among others? For accuracy; refused where nobody can know."""
-        kind, shape = self._loss_type, self.prediction.descriptor.shape
-        if kind in (LossType.SIGMOID_CROSS_ENTROPY, LossType.LOG):
-            return True
-        if kind in (LossType.SOFTMAX_CROSS_ENTROPY, LossType.CATEGORICAL_CROSS_ENTROPY):
-            return False
-        axis = _class_axis(self._nodes[0])
-        if kind is not None and (len(shape) < 2 or (axis is not None and shape[axis] == 1)):
-            return True
-        if kind is not None and isinstance(self._maker, SoftmaxLayer):
-            return False
-        raise DataError(
-            f"Trainer: what is the metric '{metric}' of a prediction of shape {shape} with {self._nodes[0].layer.who}?",
-            fix="say 'categorical_accuracy' where the largest output is the class, 'binary_accuracy' where every "
-            "output is a yes or no; other metrics take per_output=False or True; for numbers to be predicted, 'mae' or "
-            "'mse'",
-        )
+        return {names[node.labels[0]]: class_axis_of_loss(node) or 0 for node in labelled}
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -482,31 +455,43 @@ def _labels_for(loss: LossLayer, prediction: Tensor) -> Tensor:
     return Tensor(shape=(*shape[:axis], *shape[axis + 1 :]), data_type=DataType.INT64)
 
 
-def _is_over_classes(layer: Layer) -> TypeGuard[LossLayer]:
-    return isinstance(layer, LossLayer) and layer.descriptor.loss_type in CLASS_SUMMED
+def _with_loss(output: Output, losses: Sequence[Node]) -> Output:
+    """An output that was named, with the loss layer that looks at it, if there is one."""
+    node = next((node for node in losses if node.sources[0] is output.prediction), None)
+    if node is None:
+        return output
+    return replace(output, node=node, labels=node.labels[0] if node.labels else None)
 
 
-def _class_axis(node: Node) -> int | None:
-    """Where a loss, or what looks at its labels, finds the classes; None where nobody can tell."""
-    layer, shape = node.layer, node.sources[0].descriptor.shape
-    if _is_over_classes(layer):
-        return layer.class_axis(shape)
-    return class_axis_of(shape, node.sources[0].feature_axis)
+def _first_output(training: TrainingGraph, request: Request, losses: Sequence[Node]) -> Output:
+    """What `predict` answers where nobody named anything else."""
+    definition = definition_of(training)
+    if losses:
+        node = losses[0]
+        return Output("prediction", node.sources[0], node.labels[0] if node.labels else None, node)
+    labels = next(iter(definition.declared.labels.values()), None)
+    wanted = [t for t in definition.declared.outputs.values() if definition.source_of(t) is None]
+    prediction = definition.compared or next(iter(wanted), None) or without_losses(request).result
+    assert prediction is not None
+    return Output("prediction", prediction, labels)
 
 
 def model_from(
     graph: Graph,
-    loss: LossLayer | str | None,
+    loss: Loss | Mapping[str, Loss] | None,
+    loss_weights: Mapping[str, float] | None,
+    outputs: Mapping[str, Tensor] | None,
     optimizer: Optimizer | str | None,
     learning_rate: float | None,
     inputs: Mapping[str, Tensor] | None,
     device: Device | None,
-    keeps_prediction: bool,
+    keeps_predictions: bool,
 ) -> Model:
     """A model from a plain graph and what is to be done with it, or from a training graph that knows already."""
     if isinstance(graph, TrainingGraph):
         for name, given in (
             ("loss", loss),
+            ("loss_weights", loss_weights),
             ("optimizer", optimizer),
             ("inputs", inputs),
             ("learning_rate", learning_rate),
@@ -518,32 +503,47 @@ def model_from(
         declared = definition_of(graph).declared
         if not declared.inputs:
             raise GraphError("Trainer: the training graph has no inputs", fix="declare them with add_inputs first")
-        return Model(graph, declared.inputs, device)
+        return Model(graph, declared.inputs, device, outputs_of(outputs))
     if isinstance(graph, InferenceGraph) or not isinstance(graph, Graph):
         raise TypeError(f"Trainer: needs a Graph or a TrainingGraph, not {type(graph).__name__}")
     nodes = graph.nodes
     if not nodes:
         raise GraphError("Trainer: the graph has no layers")
     found = dict(inputs) if inputs is not None else _inputs_of(nodes)
-    own = [node for node in nodes if isinstance(node.layer, (LossLayer, YOLOLossLayer))]
+    own = [node for node in nodes if is_loss(node.layer)]
     if own and loss is not None:
         raise GraphError(f"Trainer: the graph has its own loss, {own[0].layer.who}", fix="leave loss out")
-    if own:
-        known = {*found.values(), *(result for node in nodes for result in node.results)}
-        labels_of_losses = [label for node in own for label in node.labels if label not in known]
-        wanted = [label for label in labels_of_losses if not label.keeps_data and label.producer is None]
-        labels = _by_label("labels", wanted)
-        layer = None
+    chosen = _optimizer(optimizer, learning_rate)
+    if isinstance(loss, Mapping):
+        training = TrainingGraph([graph], None, chosen)
+        named = several_losses(training, graph, loss, loss_weights, outputs)
+        training.add_inputs(found, {output.name: output.labels for output in named if output.labels is not None})
     else:
-        layer = _loss(loss)
-        target = _labels_for(layer, nodes[-1].results[0])
-        target.label = "labels"
-        labels = {"labels": target}
-    training = TrainingGraph([graph], layer, _optimizer(optimizer, learning_rate))
-    training.add_inputs(found, labels)
-    if keeps_prediction:  # declared before compiling, so that it is compiled once
-        training.add_outputs({"prediction": own[0].sources[0] if own else nodes[-1].results[0]})
-    return Model(training, found, device, made_labels=not own)
+        if loss_weights is not None:
+            raise DataError("Trainer: loss_weights are for several losses", fix="give loss={output: loss, ...}")
+        layer = None if own else _loss(loss)
+        if own:
+            known = {*found.values(), *(result for node in nodes for result in node.results)}
+            compared = [label for node in own for label in node.labels if label not in known]
+            wanted = [label for label in compared if not label.keeps_data and label.producer is None]
+            wanted += [tensor for tensor in _inputs_of(nodes).values() if tensor not in known]
+            labels = _by_label("labels", list(dict.fromkeys(wanted)))
+        else:
+            last = nodes[-1].results[0]
+            target = _labels_for(layer, last) if isinstance(layer, LossLayer) else Tensor(last.descriptor)
+            target.label = "labels"
+            labels = {"labels": target}
+        training = TrainingGraph([graph], layer, chosen)
+        training.add_inputs(found, labels)
+        named = outputs_of(outputs)
+    if keeps_predictions:  # declared before compiling, so that it is compiled once
+        of_losses = [node for node in own if isinstance(node.layer, LossLayer)]
+        last = of_losses[0].sources[0] if of_losses else nodes[-1].results[0]
+        kept = {output.name: output.prediction for output in named} or (
+            {} if own and not of_losses else {"prediction": last}
+        )
+        training.add_outputs(kept)
+    return Model(training, found, device, named, made_labels=not own and not isinstance(loss, Mapping))
 
 
 def _inputs_of(nodes: list[Node]) -> dict[str, Tensor]:
@@ -564,13 +564,13 @@ def _by_label(kind: str, tensors: list[Tensor]) -> dict[str, Tensor]:
     return named
 
 
-def _loss(given: LossLayer | str | None) -> LossLayer:
-    if isinstance(given, LossLayer):
+def _loss(given: Loss | None) -> LossLayer | Callable[..., Tensor]:
+    if isinstance(given, LossLayer) or (callable(given) and not isinstance(given, (Layer, type))):
         return given
     if isinstance(given, str) and given in LOSSES:
         return LossLayer(LossDescriptor(LOSSES[given], ReductionType.MEAN))
-    expected, fix = f"a LossLayer, or one of {', '.join(LOSSES)}", advice_for_choice(given, LOSSES)
-    raise DataError(f"Trainer: loss is {given!r}", expected=expected, fix=fix)
+    expected = f"a LossLayer, a function of tensors, or one of {', '.join(LOSSES)}"
+    raise DataError(f"Trainer: loss is {given!r}", expected=expected, fix=advice_for_choice(given, LOSSES))
 
 
 def _optimizer(given: Optimizer | str | None, learning_rate: float | None) -> Optimizer:

@@ -34,7 +34,7 @@ class Outcome:
 
     loss         what was minimised: mean over the samples for mean losses, else the sum
     terms        losses it is made of, by name
-    predictions  one per batch, when metrics want them
+    predictions  by output, for every batch, when metrics want them
     gradients    by parameter, when somebody asked for them
     """
 
@@ -42,7 +42,7 @@ class Outcome:
     rows: int
     loss: float = float("nan")
     terms: dict[str, float] = field(default_factory=dict)
-    predictions: list[Array] = field(default_factory=list)
+    predictions: list[dict[str, Array]] = field(default_factory=list)
     gradients: dict[Tensor, Array] | None = None
     execution: Execution | None = None
 
@@ -93,8 +93,10 @@ class Steps:
         outcome.loss = number(self._fetched(self._model.loss))
         outcome.terms = {name: number(self._fetched(tensor)) for name, tensor in self._model.terms.items()}
         if self._keeps:
-            prediction = self._fetched(self._model.prediction)
-            outcome.predictions.append(prediction[: len(prediction) // batch.size * batch.rows])
+            found = {name: self._fetched(output.prediction) for name, output in self._model.outputs.items()}
+            outcome.predictions.append(
+                {name: one[: len(one) // batch.size * batch.rows] for name, one in found.items()}
+            )
 
     def _fetched(self, tensor: Tensor) -> Array:
         value = session_of(self._training).fetch(tensor)

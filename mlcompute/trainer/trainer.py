@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,7 +16,6 @@ from mlcompute.errors import DataError, ExecutionError, ShapeError
 from mlcompute.graph import Graph
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.arguments import whole
-from mlcompute.layers.loss import LossLayer
 from mlcompute.optimizers import Optimizer
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.callbacks.callback import Callback, expect_callback
@@ -26,11 +25,13 @@ from mlcompute.trainer.evaluation import Scores, check_evaluation, evaluate, pre
 from mlcompute.trainer.fitting import Fitting, Plan
 from mlcompute.trainer.history import History
 from mlcompute.trainer.last_batch import LastBatch, checked_choice, expect_small_batches, expect_weights
-from mlcompute.trainer.metrics import Array, Metric, MetricName, metrics_from
+from mlcompute.trainer.metrics import Array, Metric
+from mlcompute.trainer.metrics.names import Metrics, metrics_by_output
 from mlcompute.trainer.model import model_from
 from mlcompute.trainer.progress import Display, display_for
 from mlcompute.trainer.rounds import Rounds
 from mlcompute.trainer.schedules import Length
+from mlcompute.trainer.several_losses import Loss, LossWeights
 from mlcompute.trainer.steps import Steps
 from mlcompute.training import TrainingGraph
 
@@ -42,11 +43,18 @@ class Trainer:
 
     graph          a Graph whose last layer gives the prediction (or that has loss layers of its own), or a
                    TrainingGraph with inputs, labels, loss and optimizer
-    loss           a LossLayer, or a name: "softmax_cross_entropy", "mse" ...; averaged over the samples
+    loss           a LossLayer, or a name: "softmax_cross_entropy", "mse" ...; averaged over the samples; or a function
+                   of tensors, lambda y, t: ((y - t) ** 2).mean(). For several outputs a loss each, by name:
+                   {"digit": "softmax_cross_entropy", "box": "mse"}, where layers have these names or `outputs` does;
+                   labels are then fed as a dictionary, and the sum is minimised
+    loss_weights   what these losses are multiplied by, {"box": 0.1}; `trainer.loss_weights["box"] = 0.2` changes one
+                   that was given, between steps
     optimizer      an Optimizer, or a name: "adam", "adamw", "sgd", "rmsprop"
     metrics        names ("accuracy", "f1", "auc", "mae" ...), Metrics, or functions of (prediction, labels), each about
                    all samples together. "accuracy" is about classes or, with a sigmoid loss, about every output; where
-                   the loss does not tell, say "categorical_accuracy" or "binary_accuracy"
+                   the loss does not tell, say "categorical_accuracy" or "binary_accuracy". Of several outputs by
+                   name, {"digit": ["accuracy"]}: they are logged as "digit_accuracy"
+    outputs        tensors `predict` answers, by name; by default what the loss looks at, or those with a loss
     inputs         names for the tensors that are fed; by default every tensor nobody computes, by its label
     learning_rate  for an optimizer given by name
     device         where to train; "best": the device of a graph that is compiled, else the best there is (`Device()`)
@@ -65,21 +73,32 @@ class Trainer:
         self,
         graph: Graph,
         *,
-        loss: LossLayer | str | None = None,
+        loss: Loss | Mapping[str, Loss] | None = None,
+        loss_weights: Mapping[str, float] | None = None,
         optimizer: Optimizer | str | None = None,
-        metrics: Iterable[Metric | MetricName | str | Callable[[Array, Array], Any]] = (),
+        metrics: Metrics | Mapping[str, Metrics] = (),
         inputs: Mapping[str, Tensor] | None = None,
+        outputs: Mapping[str, Tensor] | None = None,
         learning_rate: float | None = None,
         device: Device | Literal["best"] = "best",
     ) -> None:
         # Copies: what is decided for this graph must not be found decided by another trainer.
-        self.metrics = [copy.copy(metric) for metric in metrics_from(metrics)]
+        self.metrics = metrics_by_output(metrics)
         chosen = None if device == "best" else expect_device("Trainer", "device", device)
-        self.model = model_from(graph, loss, optimizer, learning_rate, inputs, chosen, bool(self.metrics))
-        if self.metrics:
-            self.model.expect_labels_for_metrics()
+        self.model = model_from(
+            graph, loss, loss_weights, outputs, optimizer, learning_rate, inputs, chosen, bool(self.metrics)
+        )
         for metric in self.metrics:
-            metric.set_up(self.model)
+            if not isinstance(metrics, Mapping) and len(self.model.outputs) == 1:
+                metric.output = self.model.output.name
+            if metric.output not in self.model.outputs:
+                raise DataError(
+                    f"Trainer: metric '{metric.name}' of which output?",
+                    outputs=", ".join(self.model.outputs),
+                    fix="give metrics by output: metrics={output: [...]}",
+                )
+            self.model.expect_labels_for_metrics(metric.output)
+            metric.set_up(self.model.outputs[metric.output])
         #: What happened in the last `fit`, or is happening in this one.
         self.history = History()
         #: Set it to end training after the current step.
@@ -112,6 +131,11 @@ class Trainer:
     def optimizer(self) -> Optimizer:
         """The optimizer in use."""
         return self.model.optimizer
+
+    @property
+    def loss_weights(self) -> LossWeights:
+        """What the losses are multiplied by, by output; set one, and it counts from the next step."""
+        return LossWeights(self.model.training)
 
     @property
     def device(self) -> Device:
@@ -358,14 +382,17 @@ class Trainer:
         data.check(1, batch_size)
         return evaluate(self.model, data, self._size(batch_size, "Trainer.evaluate"), self.fresh_metrics())
 
-    def predict(self, x: Any, *, batch_size: int | None = None) -> Array:
-        """What the graph answers for x, samples on axis 0: the tensor its first loss looks at.
+    def predict(self, x: Any, *, batch_size: int | None = None) -> Any:
+        """What the graph answers for x, samples on axis 0: an array, or of several outputs a dictionary of them.
+
+        Unless outputs were named, it is the tensor the first loss looks at.
 
         x  as for `fit`; labels that come with batches are left alone
         """
         data = data_from("Trainer.predict", self.model.feed, x, only_inputs=True)
         data.check(1, batch_size)
-        return predict(self.model, data, self._size(batch_size, "Trainer.predict"))
+        found = predict(self.model, data, self._size(batch_size, "Trainer.predict"))
+        return found if len(found) > 1 else next(iter(found.values()))
 
     def fresh_metrics(self) -> list[Metric]:
         """The metrics, with nothing counted."""

@@ -45,6 +45,8 @@ class Metric:
 
     #: What the metric is called in logs and in the history.
     name: str
+    #: The output it looks at.
+    output: str = "prediction"
     #: `result` takes so long that it is asked for at the end of an epoch only, not for the progress line.
     is_slow = False
 

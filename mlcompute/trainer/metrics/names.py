@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from mlcompute.errors import DataError
@@ -59,6 +60,23 @@ _NAMES: dict[str, Callable[[], Metric]] = {
     "r2": R2,
     "perplexity": Perplexity,
 }
+
+
+#: What a trainer takes as metrics.
+Metrics = Iterable[Metric | MetricName | str | Callable[[Array, Array], Any]]
+
+
+def metrics_by_output(given: Metrics | Mapping[str, Metrics]) -> list[Metric]:
+    """Metrics from what a user wrote, a list or lists by output: those are called output_metric. All are copies."""
+    if not isinstance(given, Mapping):
+        return [copy.copy(metric) for metric in metrics_from(given)]
+    found = []
+    for output, some in given.items():
+        for metric in metrics_from(some):
+            one = copy.copy(metric)
+            one.output, one.name = output, f"{output}_{metric.name}"
+            found.append(one)
+    return found
 
 
 def metrics_from(given: Iterable[Metric | str | Callable[[Array, Array], Any]]) -> list[Metric]:

@@ -1,0 +1,134 @@
+"""A graph applied again: `discriminator(fake)` is what it computes of another tensor, with the same weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mlcompute.building.expressions import graph_of
+from mlcompute.errors import GraphError
+from mlcompute.layers.layer import Layer
+from mlcompute.layers.objective import is_loss
+from mlcompute.layers.parameter import ParameterLayer
+from mlcompute.layers.shaping import ReshapeLayer, SliceLayer
+from mlcompute.ops.op import Shape
+from mlcompute.tensor import Tensor
+
+if TYPE_CHECKING:
+    from mlcompute.graph import Graph, Node
+
+
+def apply(
+    self: Graph,
+    *inputs: Tensor,
+    outputs: Tensor | Sequence[Tensor] | None = None,
+    updates: bool = True,
+    name: str = "",
+) -> Any:
+    """Apply the graph's layers to other tensors, with the same weights; the layers are added to the tensors' graph.
+
+    inputs   for what `graph.input` made, in that order, and whatever else the graph is fed
+    outputs  tensors of this graph whose counterparts are wanted, features for example; only what they need is applied.
+             By default what no layer of the graph goes on computing with. Of several, a tuple
+    updates  False: in this use the weights are constants, and normalizations take their running statistics. Gradients
+             still pass to the inputs
+    name     what the names of the new layers begin with
+
+    Running statistics are kept once, and every use that is trained moves them, one after another. Dropout draws numbers
+    of its own. Losses of the graph are left out.
+
+    >>> import mlcompute as mlc
+    >>> discriminator = mlc.Graph()
+    >>> real = discriminator.dense(discriminator.input((8, 4), "x"), 1)
+    >>> generator = mlc.Graph()
+    >>> fake = discriminator(generator.dense(generator.input((8, 2), "z"), 4), updates=False)
+    >>> fake.graph is generator
+    True
+    """
+    who = f"{type(self).__name__} as a function"
+    nodes = _without_losses(self.nodes)
+    if not nodes:
+        raise GraphError(f"{who}: the graph has no layers to apply")
+    wanted = _wanted(who, nodes, outputs)
+    nodes = _behind(wanted, nodes)
+    read = {tensor for node in nodes for tensor in (*node.sources, *node.labels)}
+    fed = [tensor for tensor in self.input_tensors if tensor in read]
+    for given in inputs:
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{who}: needs Tensors of a graph, not {type(given).__name__}; data is fed to `execute`")
+    if len(inputs) != len(fed):
+        raise GraphError(
+            f"{who}: {len(inputs)} tensors were given for {len(fed)} inputs",
+            inputs=", ".join(f"'{tensor.label}' {tensor.shape}" for tensor in fed),
+        )
+    target = graph_of(who, *inputs)
+    now = dict(zip(fed, inputs, strict=True))
+    present = set(target.nodes)
+    with target.undone_on_error():
+        for node in nodes:
+            if isinstance(node.layer, ParameterLayer) and node in present:
+                continue
+            _add(target, node, now, updates, name)
+    results = tuple(now[tensor] for tensor in wanted)
+    return results if len(results) > 1 else results[0]
+
+
+def _add(target: Graph, node: Node, now: dict[Tensor, Tensor], updates: bool, name: str) -> None:
+    sources = [now.get(tensor, tensor) for tensor in node.sources]
+    shapes = [(old.shape, new.shape) for old, new in zip(node.sources, sources, strict=True)]
+    layer = _fitted(node.layer, *shapes[0]) if shapes else copy.copy(node.layer)
+    layer.label = target.layer_names.like(f"{name}_{node.layer.label}" if name else node.layer.label)
+    target.node(layer, sources=sources, disable_update=not (updates and node.updates))
+    results = target.result_tensors(layer)
+    for number, (old, new) in enumerate(zip(node.results, results, strict=True)):
+        now[old] = new
+        if number == 0:
+            new.label = layer.label
+    if isinstance(layer, ParameterLayer):
+        target.put_first(layer)
+
+
+def _fitted(layer: Layer, before: Shape, after: Shape) -> Layer:
+    """The layer over the same tensors; where it names the number of samples and there are others now, with these."""
+    if before[0] != after[0]:
+        if isinstance(layer, ReshapeLayer) and layer.shape[0] == before[0]:
+            return ReshapeLayer([after[0], *layer.shape[1:]])
+        if isinstance(layer, SliceLayer) and (layer.start[0], layer.end[0]) == (0, before[0]):
+            return SliceLayer(layer.start, [after[0], *layer.end[1:]], layer.stride)
+    return copy.copy(layer)
+
+
+def _without_losses(nodes: Sequence[Node]) -> list[Node]:
+    found, dropped = [], set[Tensor]()
+    for node in nodes:
+        if is_loss(node.layer) or not dropped.isdisjoint(node.sources):
+            dropped.update(node.results)
+        else:
+            found.append(node)
+    return found
+
+
+def _wanted(who: str, nodes: Sequence[Node], outputs: Tensor | Sequence[Tensor] | None) -> list[Tensor]:
+    computed = {tensor for node in nodes for tensor in node.results}
+    if outputs is not None:
+        wanted = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+        for tensor in wanted:
+            if tensor not in computed:
+                raise GraphError(f"{who}: the output {tensor!r} is computed by no layer of the graph")
+        return wanted
+    read = {tensor for node in nodes for tensor in node.sources}
+    layers = [node for node in nodes if not isinstance(node.layer, ParameterLayer)]
+    return [tensor for node in layers if read.isdisjoint(node.results) for tensor in node.results]
+
+
+def _behind(wanted: Sequence[Tensor], nodes: Sequence[Node]) -> list[Node]:
+    """The nodes that some tensors are computed by; those of parameters that these read, too."""
+    needed, found = set(wanted), []
+    for node in reversed(nodes):
+        owned = isinstance(node.layer, ParameterLayer) and node.layer.value in needed
+        if owned or not needed.isdisjoint(node.results):
+            needed.update(node.sources)
+            needed.update(slot.tensor for slot in node.layer.parameters.values())
+            found.append(node)
+    return found[::-1]

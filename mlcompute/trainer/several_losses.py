@@ -1,0 +1,132 @@
+"""Several outputs with a loss each: `loss={"digit": "softmax_cross_entropy", "boxes": lambda y, t: ...}`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+
+from mlcompute.building.losses import LOSSES
+from mlcompute.enums import ReductionType
+from mlcompute.errors import DataError, GraphError
+from mlcompute.graph import Graph
+from mlcompute.layers.loss import LossDescriptor, LossLayer
+from mlcompute.layers.objective import ObjectiveLayer
+from mlcompute.tensor import Tensor
+from mlcompute.trainer.output import Output
+from mlcompute.training import TrainingGraph
+
+#: What one output may have as its loss.
+Loss = LossLayer | str | Callable[..., Tensor]
+
+
+class LossWeights(MutableMapping[str, float]):
+    """What losses are multiplied by, by output (or by name, where `minimize` made them)."""
+
+    def __init__(self, training: TrainingGraph) -> None:
+        layers = [layer for layer in training.layers if isinstance(layer, ObjectiveLayer)]
+        self._layers = {layer.label.removesuffix("_loss"): layer for layer in layers}
+
+    def __getitem__(self, name: str) -> float:
+        return self._layers[name].weight
+
+    def __setitem__(self, name: str, weight: float) -> None:
+        if name not in self._layers:
+            raise DataError(
+                f"Trainer.loss_weights: there is no weight of '{name}' to be changed",
+                known=", ".join(self._layers) or "none",
+                fix="give it to the Trainer first: loss_weights={name: 1.0}",
+            )
+        self._layers[name].weight = weight
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("Trainer.loss_weights: a weight cannot be removed; set it to 0")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def outputs_of(outputs: Mapping[str, Tensor] | None) -> list[Output]:
+    """Outputs that were named."""
+    for name, tensor in (outputs or {}).items():
+        _expect_tensor(name, tensor)
+    return [Output(name, tensor) for name, tensor in (outputs or {}).items()]
+
+
+def several_losses(
+    training: TrainingGraph,
+    graph: Graph,
+    losses: Mapping[str, Loss],
+    weights: Mapping[str, float] | None,
+    outputs: Mapping[str, Tensor] | None,
+) -> list[Output]:
+    """Add a loss for every output that has one to the training graph; labels are fed under the outputs' names."""
+    if not losses:
+        raise DataError("Trainer: loss is empty", expected="a loss for every output: {name: loss, ...}")
+    for name in weights or {}:
+        if name not in losses:
+            raise DataError(f"Trainer: loss_weights has '{name}', loss does not", outputs=", ".join(losses))
+    named = dict(outputs or {})
+    for name in losses:
+        if name not in named:
+            named[name] = _labelled(graph, name, outputs)
+    found = []
+    for name, tensor in named.items():
+        _expect_tensor(name, tensor)
+        if name not in losses:
+            found.append(Output(name, tensor))
+            continue
+        target = Tensor(tensor.descriptor)
+        target.label = name
+        weight = (weights or {}).get(name)
+        found.append(_with_loss(training, name, tensor, target, losses[name], weight))
+    return found
+
+
+def _with_loss(
+    training: TrainingGraph, name: str, prediction: Tensor, target: Tensor, loss: Loss, weight: float | None
+) -> Output:
+    term = f"{name}_loss"
+    if isinstance(loss, str) and loss in LOSSES:
+        loss = LossLayer(LossDescriptor(LOSSES[loss], ReductionType.MEAN))
+    if isinstance(loss, LossLayer):
+        loss.label = term if weight is None else f"{name}_unweighted"
+        result = training.node(loss, source=prediction, loss_labels=[target])
+        if weight is not None:
+            training.minimize(result, weight=weight, name=term)
+        return Output(name, prediction, target, training.node_of(loss))
+    if not callable(loss) or isinstance(loss, type):
+        raise DataError(
+            f"Trainer: the loss of '{name}' is {loss!r}",
+            expected=f"a LossLayer, a function of tensors, or one of {', '.join(LOSSES)}",
+        )
+    with training:
+        result = loss(prediction, target)
+    if not isinstance(result, Tensor):
+        given = type(result).__name__
+        raise TypeError(f"Trainer: the loss function of '{name}' must return a Tensor, not {given}")
+    training.minimize(result, weight=1.0 if weight is None else weight, name=term)
+    return Output(name, prediction, target)
+
+
+def _labelled(graph: Graph, name: str, outputs: Mapping[str, Tensor] | None) -> Tensor:
+    """The result with that label: builders label what they return with the name they were given."""
+    results: Sequence[Tensor] = [result for node in graph.nodes for result in node.results]
+    for tensor in results:
+        if tensor.label == name:
+            return tensor
+    known = list(outputs) if outputs else [tensor.label for tensor in results][-10:]
+    raise GraphError(
+        f"Trainer: there is no output '{name}'",
+        known=", ".join(known),
+        fix=f"give a layer that name, or name the tensor: outputs={{'{name}': tensor}}",
+    )
+
+
+def _expect_tensor(name: str, tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"Trainer: output '{name}' must be a Tensor, not {type(tensor).__name__}")
