@@ -17,7 +17,7 @@ CASES = [
 
 REFUSALS = [
     Refusal("no tensor", lambda: ParameterLayer(np.ones(3)), "value must be a Tensor", error=TypeError),  # type: ignore[arg-type]
-    Refusal("integers", lambda: ParameterLayer(mlc.Tensor(shape=(3,), data=np.ones(3, np.int32), data_type=mlc.DataType.INT32)),
+    Refusal("integers", lambda: ParameterLayer(mlc.Tensor(shape=(3,), fill_with_data=1, data_type=mlc.DataType.INT32)),
             "value must be of a floating type"),
     Refusal("a source", lambda: ParameterLayer(mlc.Tensor(shape=(3,), data=np.ones(3))), "takes 0 source(s)", [(2, 3)]),
 ]  # fmt: skip
