@@ -118,6 +118,7 @@ from mlcompute.training import TrainingGraph
 if TYPE_CHECKING:
     from mlcompute.debug.gradients import GradientReport, check_gradients
     from mlcompute.generation import NextToken, generate
+    from mlcompute.optimizers.lbfgs import LBFGS
     from mlcompute.saving import Checkpoint, RestoreReport, load, restore, save
     from mlcompute.saving.custom import register
     from mlcompute.saving.state_dict import from_state_dict, to_state_dict
@@ -126,6 +127,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "LBFGS",
     "ActivationDescriptor",
     "ActivationLayer",
     "ActivationType",
@@ -273,6 +275,7 @@ __all__ = [
 
 #: Names that are imported at their first use: `import mlcompute` stays quick for those who do without them.
 _LATER = {
+    "LBFGS": "mlcompute.optimizers.lbfgs",
     "GradientReport": "mlcompute.debug.gradients",
     "NextToken": "mlcompute.generation",
     "generate": "mlcompute.generation",
