@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlcompute import devices
 from mlcompute.enums import DeviceType
@@ -77,6 +77,10 @@ def why_no_gpu() -> str:
     return reason
 
 
+#: What a device computes in.
+Precision = Literal["float32", "bf16"]
+
+
 class Device:
     """Where a graph runs.
 
@@ -101,7 +105,7 @@ class Device:
         selects_multiple_compute_devices: bool = False,
         gpu_devices: Sequence[Any] | None = None,
         engine: Engine | None = None,
-        precision: str = "float32",
+        precision: Precision = "float32",
     ) -> None:
         try:
             self._type = DeviceType(type)
@@ -134,7 +138,7 @@ class Device:
         return cls(DeviceType.CPU)
 
     @classmethod
-    def gpu(cls, *, precision: str = "float32") -> Device | None:
+    def gpu(cls, *, precision: Precision = "float32") -> Device | None:
         """A GPU; None if there is none.
 
         precision   "float32" or "bf16": see `Device`

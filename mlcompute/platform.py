@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -197,7 +197,7 @@ class Platform:
             engine.threads = int(count)
 
     @classmethod
-    def set_matmul_precision(cls, precision: str) -> None:
+    def set_matmul_precision(cls, precision: Literal["high", "highest"]) -> None:
         """How exactly graphs compiled from now on multiply float32 numbers in matmul and convolution.
 
         "high", the default: a device may round the factors to TF32 (10 bits of mantissa instead of 23) where that is
@@ -213,9 +213,9 @@ class Platform:
         matmul_precision.current = checked("Platform.set_matmul_precision", precision)
 
     @classmethod
-    def get_matmul_precision(cls) -> str:
+    def get_matmul_precision(cls) -> Literal["high", "highest"]:
         """The precision last set; if none was, that of MLCOMPUTE_MATMUL_PRECISION or "high"."""
-        return matmul_precision.current
+        return "highest" if matmul_precision.current == "highest" else "high"
 
     @classmethod
     def describe(cls) -> str:

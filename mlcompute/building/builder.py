@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from mlcompute import initializers
+from mlcompute.building.choices import ActivationName
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, GraphError, ShapeError
 from mlcompute.foreign_names import advice_for_choice
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 Choice = TypeVar("Choice")
 
 #: What users may write for an activation: its name, a descriptor with constants, or nothing.
-Activation = str | ActivationDescriptor | None
+Activation = ActivationName | ActivationDescriptor | None
 
 #: What arithmetic takes: a tensor, a number that goes with every element, or an array of constants.
 Operand = Tensor | float | Array

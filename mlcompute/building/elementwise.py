@@ -16,6 +16,7 @@ from mlcompute.building.builder import (
     number_or_tensor,
     own_layer,
 )
+from mlcompute.building.choices import AnyActivationName, ArithmeticName, ComparisonName
 from mlcompute.enums import ArithmeticOperation, ComparisonOperation, DataType, SoftmaxOperation
 from mlcompute.errors import ShapeError
 from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
@@ -42,7 +43,7 @@ _COMPARISONS = {
 #: Operations whose operands may change places.
 _COMMUTATIVE = {"add", "multiply", "min", "max"}
 #: The comparison that says the same with its operands exchanged.
-_EXCHANGED = {
+_EXCHANGED: dict[ComparisonName, ComparisonName] = {
     "equal": "equal",
     "not_equal": "not_equal",
     "less": "greater",
@@ -61,7 +62,7 @@ _ALL_ACTIVATIONS = {
 
 
 def activation(
-    self: Graph, x: Tensor, kind: str | ActivationDescriptor = "relu", *, name: str = "", **constants: Any
+    self: Graph, x: Tensor, kind: AnyActivationName | ActivationDescriptor = "relu", *, name: str = "", **constants: Any
 ) -> Tensor:
     """One function of every element.   x   ->   like x
 
@@ -176,7 +177,7 @@ def divide(self: Graph, x: Operand, y: Operand, *, name: str = "") -> Tensor:
     return self.arithmetic("divide", x, y, name=name)
 
 
-def arithmetic(self: Graph, kind: str, x: Operand, y: Operand | None = None, *, name: str = "") -> Tensor:
+def arithmetic(self: Graph, kind: ArithmeticName, x: Operand, y: Operand | None = None, *, name: str = "") -> Tensor:
     """Any operation of ArithmeticLayer by its name in small letters: "sqrt", "exp", "max", "pow" ...
 
     One of two operands may be a number, which the layer keeps, or an array of constants.
@@ -198,7 +199,7 @@ def arithmetic(self: Graph, kind: str, x: Operand, y: Operand | None = None, *, 
     return label_constants(result, (first, second), (x, y))
 
 
-def compare(self: Graph, kind: str, x: Operand, y: Operand | None = None, *, name: str = "") -> Tensor:
+def compare(self: Graph, kind: ComparisonName, x: Operand, y: Operand | None = None, *, name: str = "") -> Tensor:
     """BOOLEAN: "equal", "less", "greater_or_equal", "logical_and" ... as ComparisonLayer has them, in small letters.
 
     One of two operands may be a number or an array of constants; extents of 1 repeat.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from mlcompute.building.builder import Operand, build, building, constant_like, is_operand, label_constants
+from mlcompute.building.choices import AnyActivationName, ArithmeticName, ComparisonName, ReductionName
 from mlcompute.enums import SoftmaxOperation
 from mlcompute.errors import GraphError, ShapeError
 from mlcompute.layers.arguments import whole
@@ -73,21 +74,21 @@ def _tensor(who: str, x: object) -> Tensor:
 # Element by element ---------------------------------------------------------------------------------------------------
 
 
-def arithmetic(kind: str, x: Operand, y: Operand | None = None) -> Tensor:
+def arithmetic(kind: ArithmeticName, x: Operand, y: Operand | None = None) -> Tensor:
     """One operation on one or two operands; NotImplemented, for Python to say so, where one cannot be an operand."""
     if not (is_operand(x) and (y is None or is_operand(y))):
         return _NOT_MINE
     return graph_of(f"Tensor.{kind}", x, y).arithmetic(kind, x, y)
 
 
-def compare(kind: str, x: Operand, y: Operand | None = None) -> Tensor:
+def compare(kind: ComparisonName, x: Operand, y: Operand | None = None) -> Tensor:
     """One comparison, or logical operation."""
     if not (is_operand(x) and (y is None or is_operand(y))):
         return _NOT_MINE
     return graph_of(f"Tensor.{kind}", x, y).compare(kind, x, y)
 
 
-def activation(kind: str, x: Tensor, **constants: Any) -> Tensor:
+def activation(kind: AnyActivationName, x: Tensor, **constants: Any) -> Tensor:
     """One function of every element."""
     return graph_of(f"Tensor.{kind}", x).activation(x, kind, **constants)
 
@@ -146,7 +147,7 @@ def minimum(x: Operand, y: Operand) -> Tensor:
 # Reduction ------------------------------------------------------------------------------------------------------------
 
 
-def reduce(kind: str, x: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> Tensor:
+def reduce(kind: ReductionName, x: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> Tensor:
     """The elements along some axes become one."""
     axes = range(len(x.shape)) if axis is None else axis
     return graph_of(f"Tensor.{kind}", x).reduce(x, kind, dimensions=axes, keeps_dimensions=keepdims)

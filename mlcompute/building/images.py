@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from mlcompute.building.builder import GLOROT, Activation, Initial, biases_of, build, chosen, expect_rank, fresh
+from mlcompute.building.choices import BorderName, PaddingName, PoolingName, SampleName
 from mlcompute.enums import (
     ConvolutionType,
     PaddingPolicy,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from mlcompute.graph import Graph
 
 #: "same", "valid", or zeros on both sides of each axis: one number for all, or one per axis.
-Border = str | int | Sequence[int]
+Border = PaddingName | int | Sequence[int]
 
 _POLICIES = {"same": PaddingPolicy.SAME, "valid": PaddingPolicy.VALID}
 _POOLINGS = {"max": PoolingType.MAX, "average": PoolingType.AVERAGE, "l2": PoolingType.L2_NORM}
@@ -213,7 +214,7 @@ def pool(
     kernel: Sizes = 2,
     *,
     stride: Sizes | None = None,
-    kind: str = "max",
+    kind: PoolingName = "max",
     padding: Border = "valid",
     dilation: Sizes = 1,
     count_includes_padding: bool = False,
@@ -236,7 +237,7 @@ def pool(
     return build(self, PoolingLayer(descriptor), [x], name, "pool")
 
 
-def global_pool(self: Graph, x: Tensor, *, kind: str = "average", name: str = "") -> Tensor:
+def global_pool(self: Graph, x: Tensor, *, kind: PoolingName = "average", name: str = "") -> Tensor:
     """Every channel becomes one number.   x (n, c, h, w)   ->   (n, c, 1, 1), which `dense` takes as it is
 
     x (n, c, l)   ->   (n, c, 1), and x (n, c, d, h, w)   ->   (n, c, 1, 1, 1); `flatten` makes them (n, c)
@@ -248,7 +249,13 @@ def global_pool(self: Graph, x: Tensor, *, kind: str = "average", name: str = ""
 
 
 def pad(
-    self: Graph, x: Tensor, padding: int | Sequence[int], *, kind: str = "zero", value: float = 0.0, name: str = ""
+    self: Graph,
+    x: Tensor,
+    padding: int | Sequence[int],
+    *,
+    kind: BorderName = "zero",
+    value: float = 0.0,
+    name: str = "",
 ) -> Tensor:
     """A border around images.   x (*, h, w)   ->   (*, top + h + bottom, left + w + right)
 
@@ -266,7 +273,7 @@ def upsample(
     factor: Sizes = 2,
     *,
     size: Sizes | None = None,
-    kind: str = "nearest",
+    kind: SampleName = "nearest",
     aligns_corners: bool = False,
     name: str = "",
 ) -> Tensor:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlcompute.building.builder import build, chosen
+from mlcompute.building.choices import LossName, LossReduction
 from mlcompute.enums import LossType, ReductionType
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import between
@@ -44,7 +45,7 @@ def ctc_loss(
     target_lengths: Tensor | None = None,
     *,
     blank: int = 0,
-    reduction: str = "mean",
+    reduction: LossReduction = "mean",
     zero_infinity: bool = False,
     name: str = "",
 ) -> Tensor:
@@ -71,9 +72,9 @@ def loss(
     self: Graph,
     prediction: Tensor,
     labels: Tensor,
-    kind: str = "softmax_cross_entropy",
+    kind: LossName = "softmax_cross_entropy",
     *,
-    reduction: str = "mean",
+    reduction: LossReduction = "mean",
     weight: float = 1.0,
     label_smoothing: float = 0.0,
     delta: float = 1.0,
@@ -120,7 +121,7 @@ def cross_entropy(
     class_weights: Tensor | ArrayLike | None = None,
     label_smoothing: float = 0.0,
     weights: Tensor | None = None,
-    reduction: str = "mean",
+    reduction: LossReduction = "mean",
     class_axis: int | None = None,
     name: str = "",
 ) -> Tensor:

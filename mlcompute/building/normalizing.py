@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from mlcompute.building.builder import build, chosen, expect_rank, filled
+from mlcompute.building.choices import NormalizationName
 from mlcompute.errors import GraphError, ShapeError
 from mlcompute.layers.arguments import whole
 from mlcompute.layers.dropout import DropoutLayer
@@ -20,13 +21,13 @@ from mlcompute.tensor import Tensor
 if TYPE_CHECKING:
     from mlcompute.graph import Graph
 
-_KINDS = {kind: kind for kind in ("batch", "layer", "instance", "group", "rms")}
+_KINDS: dict[str, NormalizationName] = {kind: kind for kind in get_args(NormalizationName)}
 
 
 def normalize(
     self: Graph,
     x: Tensor,
-    kind: str = "batch",
+    kind: NormalizationName = "batch",
     *,
     groups: int | None = None,
     trailing_axes: int = 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mlcompute.building.builder import GLOROT, Initial, build, chosen, expect_rank, filled, fresh
+from mlcompute.building.choices import RecurrentActivation
 from mlcompute.enums import ActivationType
 from mlcompute.layers.gru import GRUDescriptor, GRULayer, RNNDescriptor, RNNLayer
 from mlcompute.layers.shaping import ReshapeLayer
@@ -56,7 +57,7 @@ def rnn(
     x: Tensor,
     hidden: int,
     *,
-    activation: str = "tanh",
+    activation: RecurrentActivation = "tanh",
     layers: int = 1,
     bidirectional: bool = False,
     returns_sequences: bool = True,

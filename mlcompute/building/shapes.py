@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from mlcompute.building.builder import build, chosen, expect_rank
+from mlcompute.building.choices import ReductionName
 from mlcompute.enums import ReductionType
 from mlcompute.layers.reduction import ReductionLayer
 from mlcompute.layers.shaping import ReshapeLayer, SliceLayer
@@ -50,7 +51,7 @@ def slice(
 def reduce(
     self: Graph,
     x: Tensor,
-    kind: str = "mean",
+    kind: ReductionName = "mean",
     *,
     dimensions: int | Sequence[int],
     keeps_dimensions: bool = True,

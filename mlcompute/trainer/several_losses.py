@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 
+from mlcompute.building.choices import LossName
 from mlcompute.building.losses import LOSSES
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError
@@ -15,7 +16,7 @@ from mlcompute.trainer.output import Output
 from mlcompute.training import TrainingGraph
 
 #: What one output may have as its loss.
-Loss = LossLayer | str | Callable[..., Tensor]
+Loss = LossLayer | LossName | Callable[..., Tensor]
 
 
 class LossWeights(MutableMapping[str, float]):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mlcompute.building.choices import OptimizerName
 from mlcompute.device import Device, expect_device
 from mlcompute.errors import DataError, ExecutionError, ShapeError
 from mlcompute.graph import Graph
@@ -75,7 +76,7 @@ class Trainer:
         *,
         loss: Loss | Mapping[str, Loss] | None = None,
         loss_weights: Mapping[str, float] | None = None,
-        optimizer: Optimizer | str | None = None,
+        optimizer: Optimizer | OptimizerName | None = None,
         metrics: Metrics | Mapping[str, Metrics] = (),
         inputs: Mapping[str, Tensor] | None = None,
         outputs: Mapping[str, Tensor] | None = None,
@@ -215,7 +216,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         resume: Path | None = None,
         checkpoint: Path | None = None,
-        verbose: int | str = "auto",
+        verbose: int | Literal["auto"] = "auto",
     ) -> History:
         """Train.
 

@@ -6,7 +6,7 @@ import math
 import operator
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from mlcompute.errors import DataError
 from mlcompute.layers.arguments import whole
 from mlcompute.trainer.callbacks.callback import Callback, Logs
 from mlcompute.trainer.rates import rates_of, set_rates
+
+#: Is the watched number to fall or to rise?
+Mode = Literal["auto", "min", "max"]
 
 
 class Monitor(Callback):
@@ -24,7 +27,7 @@ class Monitor(Callback):
     min_delta  by how much it must change to count as better
     """
 
-    def __init__(self, monitor: str = "val_loss", mode: str = "auto", min_delta: float = 0.0) -> None:
+    def __init__(self, monitor: str = "val_loss", mode: Mode = "auto", min_delta: float = 0.0) -> None:
         if mode not in ("auto", "min", "max"):
             raise DataError(f"{type(self).__name__}: mode is {mode!r}", expected="auto, min or max")
         self.monitor, self.min_delta = monitor, abs(min_delta)
@@ -80,7 +83,7 @@ class EarlyStopping(Monitor):
         monitor: str = "val_loss",
         min_delta: float = 0.0,
         patience: int = 0,
-        mode: str = "auto",
+        mode: Mode = "auto",
         baseline: float | None = None,
         restore_best_weights: bool = False,
         start_from_epoch: int = 0,
@@ -151,7 +154,7 @@ class ReduceLROnPlateau(Monitor):
         monitor: str = "val_loss",
         factor: float = 0.1,
         patience: int = 10,
-        mode: str = "auto",
+        mode: Mode = "auto",
         min_delta: float = 1e-4,
         cooldown: int = 0,
         min_lr: float = 0.0,
@@ -207,7 +210,7 @@ class ModelCheckpoint(Monitor):
         filepath: Any,
         monitor: str = "val_loss",
         save_best_only: bool = False,
-        mode: str = "auto",
+        mode: Mode = "auto",
         save_freq: int | str = "epoch",
     ) -> None:
         super().__init__(monitor, mode)
