@@ -62,6 +62,7 @@ from mlcompute.layers.ctc_loss import CTCLossLayer
 from mlcompute.layers.dropout import DropoutLayer
 from mlcompute.layers.embedding import EmbeddingDescriptor, EmbeddingLayer
 from mlcompute.layers.fully_connected import FullyConnectedLayer
+from mlcompute.layers.gradient import GradientLayer
 from mlcompute.layers.gram_matrix import GramMatrixLayer
 from mlcompute.layers.gru import GRUDescriptor, GRULayer, RNNDescriptor, RNNLayer
 from mlcompute.layers.indexing import GatherLayer, ScatterLayer
@@ -169,6 +170,7 @@ __all__ = [
     "GRULayer",
     "GatherLayer",
     "GradientClippingType",
+    "GradientLayer",
     "GradientReport",
     "GramMatrixLayer",
     "Graph",

@@ -15,6 +15,7 @@ from mlcompute.building import (
     builder,
     elementwise,
     freezing,
+    gradients,
     images,
     losses,
     normalizing,
@@ -398,6 +399,7 @@ class Graph:
     loss = losses.loss
     ctc_loss = losses.ctc_loss
     cross_entropy = losses.cross_entropy
+    gradient = gradients.gradient
     freeze = freezing.freeze
     unfreeze = freezing.unfreeze
     minimize = losses.minimize

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
+from mlcompute.errors import CompileError
 from mlcompute.ops.op import Trace, Value
 
 
@@ -24,19 +25,24 @@ def differentiate(
     forward = list(trace.steps)
     reaches = set(wanted)
     for step in forward:
-        if step.op.derivative is not None and not reaches.isdisjoint(step.inputs):
+        if step.op.name != "stop_gradient" and not reaches.isdisjoint(step.inputs):
             reaches.update([value for value in step.results if value.is_floating and value not in stopped])
     gradients = {value: seed for value, seed in seeds.items() if value in reaches}
     layer, trace.phase = trace.layer, "gradient"
     for step in reversed(forward):
         derivative, inputs, results = step.op.derivative, step.inputs, step.results
-        if derivative is None or reaches.isdisjoint(inputs):
+        if reaches.isdisjoint(inputs):
             continue
         if stopped and all(value in stopped for value in results):
             continue
         dy = tuple([gradients.get(value) if value in reaches else None for value in results])
         if dy.count(None) == len(dy):
             continue
+        if derivative is None:
+            raise CompileError(
+                f"layer '{step.layer}': {step.op.name} has no derivative, and a gradient has to pass it",
+                fix="leave the layer out of what a gradient is taken of twice, or stop the gradient before it",
+            )
         trace.layer = step.layer
         if len(results) == 1:
             parts = derivative(dy[0], results[0], *inputs, **step.attributes)

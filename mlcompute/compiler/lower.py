@@ -12,6 +12,8 @@ import numpy as np
 
 from mlcompute import ops
 from mlcompute.compiler.context import Context
+from mlcompute.compiler.differentiate import differentiate
+from mlcompute.compiler.expand import expanded
 from mlcompute.errors import CompileError, ShapeError
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.names import LayerNames, slot_name, slots_of
@@ -27,7 +29,7 @@ def lower(steps: list[Step], context: Context) -> list[Step]:
     request, program = context.request, context.program
     batch_size, full = program.batch_size, request.batch_size
     run = context.lowering = Lowering(training=context.style != "inference", trace=context.trace)
-    run.weights_of = request.label_weights
+    run.weights_of, run.stopped = request.label_weights, request.stopped
     run.shape_with_full_batch = request.shape_of
     run.trained = frozenset(request.parameters)
     for tensor, scale in request.inputs.items():
@@ -83,6 +85,8 @@ class Lowering:
         #: Random streams: scalar key value -> the seed the layer asked for.
         self.random_keys: list[tuple[Value, int]] = []
         self.weights_of: dict[Layer, Tensor] = {}
+        #: Tensors no gradient passes.
+        self.stopped: AbstractSet[Tensor] = frozenset()
         #: The shape a tensor was promised to have.
         self.shape_with_full_batch: Callable[[Tensor], Shape] = lambda tensor: tensor.descriptor.shape
         #: What the optimizer updates: in a layer that is not trained these are constants.
@@ -148,6 +152,26 @@ class Lowering:
         tensor = self.weights_of.get(layer)
         return None if tensor is None else self.read(tensor)
 
+    def gradient(self, layer: Layer, y: Value, xs: Sequence[Value]) -> list[Value]:
+        trace = self.trace
+        start, name, phase = len(trace.steps), trace.layer, trace.phase
+        stopped = {self.values[tensor] for tensor in self.stopped if tensor in self.values}
+        found = differentiate(trace, {y: ops.full(y, y.shape, 1.0)}, xs, stopped)
+        missing = next((number for number, x in enumerate(xs) if x not in found), None)
+        if missing is not None:
+            raise CompileError(
+                f"{layer.who}: what is differentiated does not depend on tensor {missing} of those given",
+                shape=xs[missing].shape,
+                fix="give tensors that it is computed from, and that no stopped gradient separates from it",
+            )
+        # The gradient may be differentiated again: what has no derivative becomes smaller ops that do.
+        before, made = trace.steps[:start], trace.steps[start:]
+        smaller, substitution = expanded(made, trace, lambda step: not _lacks_derivative(step), layer.who)
+        for step in smaller:
+            step.phase = phase
+        trace.steps, trace.layer, trace.phase = [*before, *smaller], name, phase
+        return [substitution[found[x]] for x in xs]
+
     # ------------------------------------------------------------------------------------------------------------
 
     def add(self, layer: Layer, sources: Sequence[Tensor], results: Sequence[Tensor], updates: bool = True) -> None:
@@ -198,3 +222,11 @@ class Lowering:
                 f"{layer.who}: computes shape {answer.shape}, its result tensor says {full}",
                 fix="pass batch_size=0 if the layers of this graph do not share one batch axis",
             )
+
+
+def _lacks_derivative(step: Step) -> bool:
+    """Can a step be differentiated only as the smaller ones it expands into?
+
+    Recurrent gradients cannot: they read what only the gradient of the forward op may read.
+    """
+    return step.op.derivative is None and step.op.expansion is not None and step.op.family != "recurrent"

@@ -52,6 +52,9 @@ class Forward(Protocol):
     def label_weights(self, layer: Layer) -> Value | None:
         """The label weights fed to a loss layer, or None."""
 
+    def gradient(self, layer: Layer, y: Value, xs: Sequence[Value]) -> list[Value]:
+        """The gradient of the sum of y with respect to each of the values it is computed from."""
+
 
 class Layer(ABC):
     """Base of all layers. Describes; never computes.
