@@ -205,7 +205,6 @@ def test_refusals() -> None:
         (lambda: graph(mlc.Tensor(shape=(8, 4))), mlc.GraphError, "belongs to no graph"),
         (lambda: graph(graph.input((8, 5), "wide")), mlc.ShapeError, "input_feature_channel_count is 4"),
         (lambda: graph.parameter(), mlc.ShapeError, "neither shape nor data"),
-        (lambda: graph.parameter((2,), "zeros"), TypeError, "fill_with_data must be a number"),  # type: ignore[arg-type]
     ):
         with pytest.raises(error, match=says):
             wrong()
@@ -278,3 +277,40 @@ def test_a_trainer_knows_parameters() -> None:
     assert set(trainer.parameter_names.values()) == {"shared.value", "head.biases"}
     trainer.fit(REAL, RNG.standard_normal((8, 3)), epochs=1, verbose=0)
     assert "shared" in str(graph.summary())
+
+
+def test_existing_tensors_as_weights() -> None:
+    graph = mlc.Graph()
+    a, b = graph.input((2, 5, 4), "a"), graph.input((2, 5, 4), "b")
+    graph.lstm(a, 3, name="lstm")
+    graph.gru(a, 3, name="gru")
+    graph.attention(a, heads=2, name="attention")
+    graph.normalize(a, name="norm")
+    pairs = {
+        "lstm": graph.lstm(b, 3, weights=graph.layer("lstm"), name="lstm2"),
+        "gru": graph.gru(b, 3, weights=graph.layer("gru"), name="gru2"),
+        "attention": graph.attention(b, heads=2, weights=graph.layer("attention"), name="attention2"),
+        "norm": graph.normalize(b, weights=graph.layer("norm"), name="norm2"),
+    }
+    for name in pairs:
+        first, second = graph.layer(name), graph.layer(f"{name}2")
+        assert [p.tensor for p in first.parameters.values()] == [p.tensor for p in second.parameters.values()], name
+        assert first.statistics == second.statistics
+    assert graph.layer("norm").mean.label == "norm.mean"
+    inference = mlc.InferenceGraph([graph])
+    outputs = {name: graph.result_tensors(graph.layer(name))[0] for name in pairs}
+    inference.add_inputs({"a": a, "b": b})
+    inference.add_outputs({**outputs, **{f"{name}2": tensor for name, tensor in pairs.items()}})
+    inference.compile(device=mlc.Device.cpu())
+    array = RNG.standard_normal((2, 5, 4)).astype(np.float32)
+    inference.execute({"a": array, "b": array}).wait()
+    for name, tensor in pairs.items():
+        np.testing.assert_allclose(tensor.data, outputs[name].data, rtol=1e-6, err_msg=name)
+    gamma = graph.layer("norm").gamma
+    graph.normalize(b, "layer", trailing_axes=1, weights={"gamma": mlc.Tensor(shape=(4,), fill_with_data=2.0)})
+    with pytest.raises(mlc.GraphError, match="weights has 'gama', the layer does not"):
+        graph.normalize(b, weights={"gama": gamma})
+    with pytest.raises(mlc.GraphError, match="weights has 'biases_0', the layer does not"):
+        graph.lstm(b, 3, biases=False, weights=graph.layer("lstm"))
+    with pytest.raises(TypeError, match="weights must be a layer, or tensors by slot, not Tensor"):
+        graph.lstm(b, 3, weights=gamma)

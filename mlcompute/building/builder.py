@@ -213,7 +213,7 @@ def input(
 def parameter(
     self: Graph,
     shape: Iterable[int] | None = None,
-    initializer: RandomInitializerType | float = GLOROT,
+    initializer: Initial | float = GLOROT,
     *,
     data: ArrayLike = None,
     data_type: DataType = DataType.FLOAT32,
@@ -242,10 +242,10 @@ def parameter(
         raise ShapeError(f"{who}: neither shape nor data is given", fix="give the shape, or the values themselves")
     if data is not None:
         tensor = Tensor(shape=shape, data=data, data_type=data_type)
-    elif isinstance(initializer, RandomInitializerType):
-        tensor = fresh(*shape, like=Tensor(shape=(1,), data_type=data_type), initializer=initializer)
-    else:
+    elif isinstance(initializer, (int, float)) and not isinstance(initializer, RandomInitializerType):
         tensor = Tensor(shape=shape, fill_with_data=initializer, data_type=data_type)
+    else:
+        tensor = fresh(*shape, like=Tensor(shape=(1,), data_type=data_type), initializer=initializer)
     layer = ParameterLayer(tensor)
     tensor.label = build(self, layer, [], name, "parameter", updates=updates).label
     tensor.join(self)
@@ -297,7 +297,8 @@ def build(
         if parameter.tensor.keeps_data and parameter.tensor.label.startswith("data"):
             parameter.tensor.label = f"{name}.{slot}"
     for slot, tensor in layer.statistics.items():
-        tensor.label = f"{name}.{slot}"
+        if tensor.label.startswith("data"):  # else it is another layer's too
+            tensor.label = f"{name}.{slot}"
     result.label = name
     if followed is not None:
         word, activated = followed

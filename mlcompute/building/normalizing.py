@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, get_args
 
 from mlcompute.building.builder import build, chosen, expect_rank, filled
 from mlcompute.building.choices import NormalizationName
+from mlcompute.building.shared_weights import SharedWeights, Weights
 from mlcompute.errors import GraphError, ShapeError
 from mlcompute.layers.arguments import whole
 from mlcompute.layers.dropout import DropoutLayer
@@ -36,6 +37,7 @@ def normalize(
     scale: bool = True,
     shift: bool = True,
     running: bool = False,
+    weights: Weights | None = None,
     updates: bool = True,
     name: str = "",
 ) -> Tensor:
@@ -49,6 +51,8 @@ def normalize(
     momentum       weight of the old running value, as in Keras; PyTorch's momentum is 1 minus this one
     scale, shift   train gamma (from 1) and beta (from 0)?
     running        for "instance": keep running statistics too and use them in inference
+    weights        a layer of the same kind, whose tensors, running statistics too, are shared; or some of them by slot:
+                   {"gamma": tensor}. Every use that is trained moves the statistics
 
     >>> import mlcompute as mlc
     >>> graph = mlc.Graph()
@@ -73,8 +77,14 @@ def normalize(
             source=f"{shape} '{x.label}'",
         )
     normalized = shape[-axes:] if over_trailing else shape[1:2]
-    beta = filled(0.0, *normalized, like=x) if shift else None
-    gamma = filled(1.0, *normalized, like=x) if scale else None
+    shared = SharedWeights(who, weights)
+    beta = shared.one("beta", filled(0.0, *normalized, like=x)) if shift and kind != "rms" else None
+    gamma = shared.one("gamma", filled(1.0, *normalized, like=x)) if scale else None
+    mean = variance = None
+    if kind == "batch" or (kind == "instance" and running):
+        mean = shared.one("mean", filled(0.0, shape[1], like=x))
+        variance = shared.one("variance", filled(1.0, shape[1], like=x))
+    shared.expect_all_taken()
     layer: Layer
     if kind == "layer":
         layer = LayerNormalizationLayer(normalized, beta, gamma, epsilon)
@@ -84,10 +94,10 @@ def normalize(
         assert groups is not None
         layer = GroupNormalizationLayer(shape[1], groups, beta, gamma, epsilon)
     elif kind == "batch":
-        means, variances = filled(0.0, shape[1], like=x), filled(1.0, shape[1], like=x)
-        layer = BatchNormalizationLayer(shape[1], means, variances, beta, gamma, epsilon, momentum)
+        assert mean is not None
+        assert variance is not None
+        layer = BatchNormalizationLayer(shape[1], mean, variance, beta, gamma, epsilon, momentum)
     else:
-        mean, variance = (filled(start, shape[1], like=x) if running else None for start in (0.0, 1.0))
         layer = InstanceNormalizationLayer(shape[1], mean, variance, beta, gamma, epsilon, momentum)
     return build(self, layer, [x], name, f"{kind}_norm", updates=updates)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlcompute.building.builder import GLOROT, Initial, build, chosen, expect_rank, filled, fresh
 from mlcompute.building.choices import RecurrentActivation
+from mlcompute.building.shared_weights import SharedWeights, Weights
 from mlcompute.enums import ActivationType
 from mlcompute.layers.gru import GRUDescriptor, GRULayer, RNNDescriptor, RNNLayer
 from mlcompute.layers.shaping import ReshapeLayer
@@ -30,6 +31,7 @@ def gru(
     state: Tensor | None = None,
     dropout: float = 0.0,
     biases: bool = True,
+    weights: Weights | None = None,
     initializer: Initial = GLOROT,
     updates: bool = True,
     name: str = "",
@@ -41,6 +43,7 @@ def gru(
     lengths      INT32 (n,): how much of each sequence counts; the last step is then the last that counts
     state        h0 (layers, directions, n, hidden), to start from
     dropout      rate between stacked layers, in training
+    weights      a layer of the same kind, whose tensors are shared, or some of them by slot
 
     >>> import mlcompute as mlc
     >>> graph = mlc.Graph()
@@ -49,7 +52,7 @@ def gru(
     """
     features = expect_rank(self, "gru", x, (3,), _SEQUENCE).descriptor.shape[2]
     d = GRUDescriptor(features, hidden, layers, biases, bidirectional, returns_sequences, returns_states, dropout)
-    return _built(self, GRULayer, d, x, state, lengths, initializer, updates, name, "gru")
+    return _built(self, GRULayer, d, x, state, lengths, weights, initializer, updates, name, "gru")
 
 
 def rnn(
@@ -66,6 +69,7 @@ def rnn(
     state: Tensor | None = None,
     dropout: float = 0.0,
     biases: bool = True,
+    weights: Weights | None = None,
     initializer: Initial = GLOROT,
     updates: bool = True,
     name: str = "",
@@ -82,7 +86,7 @@ def rnn(
     features = expect_rank(self, "rnn", x, (3,), _SEQUENCE).descriptor.shape[2]
     kind = chosen(f"{type(self).__name__}.rnn", "activation", _ACTIVATIONS, activation)
     d = RNNDescriptor(features, hidden, layers, biases, bidirectional, returns_sequences, returns_states, dropout, kind)
-    return _built(self, RNNLayer, d, x, state, lengths, initializer, updates, name, "rnn")
+    return _built(self, RNNLayer, d, x, state, lengths, weights, initializer, updates, name, "rnn")
 
 
 _SEQUENCE = "three axes: (n, length, features)"
@@ -95,6 +99,7 @@ def _built(
     x: Tensor,
     state: Tensor | None,
     lengths: Tensor | None,
+    weights: Weights | None,
     initializer: Initial,
     updates: bool,
     name: str,
@@ -103,13 +108,16 @@ def _built(
     rows, directions, hidden = kind.gate_count * d.hidden_size, d.direction_count, d.hidden_size
     # Lowest layer first: all forward layers, then all backward ones.
     widths = [d.input_size if k == 0 else directions * hidden for _ in range(directions) for k in range(d.layer_count)]
-    layer = kind(
-        d,
-        [fresh(rows, width, like=x, initializer=initializer) for width in widths],
-        [fresh(rows, hidden, like=x, initializer=initializer) for _ in widths],
-        [filled(0.0, rows, like=x) for _ in widths] if d.uses_biases else None,
-        [filled(0.0, rows, like=x) for _ in widths] if d.uses_biases else None,
-    )
+    shared = SharedWeights(f"{type(graph).__name__}.{word}", weights)
+    biased = widths if d.uses_biases else []
+    lists = [
+        shared.many("input_weights", [fresh(rows, width, like=x, initializer=initializer) for width in widths]),
+        shared.many("hidden_weights", [fresh(rows, hidden, like=x, initializer=initializer) for _ in widths]),
+        shared.many("input_biases", [filled(0.0, rows, like=x) for _ in biased]),
+        shared.many("hidden_biases", [filled(0.0, rows, like=x) for _ in biased]),
+    ]
+    shared.expect_all_taken()
+    layer = kind(d, lists[0], lists[1], lists[2] or None, lists[3] or None)
     sources = [x, *(given for given in (state, lengths) if given is not None)]
     last = "" if d.returns_sequences else "last"
     result = build(graph, layer, sources, name, word, followed_by=last, updates=updates)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlcompute.building.builder import GLOROT, Initial, build, expect_rank, filled, fresh
+from mlcompute.building.shared_weights import SharedWeights, Weights
 from mlcompute.enums import LSTMResultMode
 from mlcompute.errors import GraphError
 from mlcompute.layers.attention import MultiheadAttentionDescriptor, MultiheadAttentionLayer
@@ -64,6 +65,7 @@ def lstm(
     biases: bool = True,
     peepholes: bool = False,
     forget_bias: float = 1.0,
+    weights: Weights | None = None,
     initializer: Initial = GLOROT,
     updates: bool = True,
     name: str = "",
@@ -76,6 +78,7 @@ def lstm(
     states       (h0, c0), each (layers, directions, n, hidden), to start from
     dropout      rate between stacked layers, in training
     forget_bias  what the biases of the forget gates start at; 1, as usual, lets a fresh memory last
+    weights      a layer of the same kind, whose tensors are shared, or some of them by slot
 
     >>> import mlcompute as mlc
     >>> graph = mlc.Graph()
@@ -90,12 +93,23 @@ def lstm(
     widths = [features if layer == 0 else directions * hidden for _ in range(directions) for layer in range(layers)]
     gates = [width for width in widths for _ in range(4)]
     starts = [forget_bias if gate == 1 else 0.0 for _ in widths for gate in range(4)]
+    shared = SharedWeights(f"{type(self).__name__}.lstm", weights)
+    square = [(hidden, hidden)] * len(gates)
+    wide = [(hidden, width) for width in gates]
+    weights_of = {
+        "input_weights": [fresh(*shape, like=x, initializer=initializer) for shape in wide],
+        "hidden_weights": [fresh(*shape, like=x, initializer=initializer) for shape in square],
+        "biases": [filled(start, hidden, like=x) for start in starts] if biases else [],
+        "peephole_weights": [fresh(*shape, like=x, initializer=initializer) for shape in square] if peepholes else [],
+    }
+    lists = {slot: shared.many(slot, tensors) for slot, tensors in weights_of.items()}
+    shared.expect_all_taken()
     layer = LSTMLayer(
         descriptor,
-        [fresh(hidden, width, like=x, initializer=initializer) for width in gates],
-        [fresh(hidden, hidden, like=x, initializer=initializer) for _ in gates],
-        [filled(start, hidden, like=x) for start in starts] if biases else None,
-        [fresh(hidden, hidden, like=x, initializer=initializer) for _ in gates] if peepholes else None,
+        lists["input_weights"],
+        lists["hidden_weights"],
+        lists["biases"] or None,
+        lists["peephole_weights"] or None,
     )
     if states is not None and (isinstance(states, Tensor) or len(states) != 2):
         count = 1 if isinstance(states, Tensor) else len(states)
@@ -129,6 +143,7 @@ def attention(
     rotary: bool | float = False,
     rotary_interleaved: bool = False,
     cache: int = 0,
+    weights: Weights | None = None,
     initializer: Initial = GLOROT,
     updates: bool = True,
     name: str = "",
@@ -145,6 +160,7 @@ def attention(
     rotary      queries and keys are turned by their position (RoPE), with this base; True is 10000
     rotary_interleaved  turn neighbours (0, 1), (2, 3), ... instead of features half a head apart
     cache       positions of a key-value cache, with causal=True: in inference, runs go on where the last one ended
+    weights     another attention layer, whose tensors are shared, or some of them by slot
 
     >>> import mlcompute as mlc
     >>> graph = mlc.Graph()
@@ -161,13 +177,18 @@ def attention(
     )  # fmt: skip
     keys, values = d.key_value_widths
     projections = ((d.key_dimension, model), (keys, model), (values, model), (model, d.value_dimension))
+    shared = SharedWeights(f"{type(self).__name__}.attention", weights)
+    own = [fresh(*shape, like=query, initializer=initializer) for shape in projections]
+    zeros = [filled(0.0, outputs, like=query) for outputs, _ in projections] if biases else []
+    widths = (keys, values) if attention_biases else ()
+    extra = [fresh(1, width, like=query, initializer=initializer) for width in widths]
+    lists = [shared.many("weights", own), shared.many("biases", zeros), shared.many("attention_biases", extra)]
+    shared.expect_all_taken()
     layer = MultiheadAttentionLayer(
         d,
-        [fresh(*shape, like=query, initializer=initializer) for shape in projections],
-        [filled(0.0, outputs, like=query) for outputs, _ in projections] if biases else None,
-        [fresh(1, width, like=query, initializer=initializer) for width in (keys, values)]
-        if attention_biases
-        else None,
+        lists[0],
+        lists[1] or None,
+        lists[2] or None,
         # Said, for a mask (l, s) looks like a key mask (n, s).
         has_key_mask=None if key_mask is None and mask is None else key_mask is not None,
     )
