@@ -257,7 +257,11 @@ class Session:
 
     def main_batch(self, request: Request) -> int:
         """How many samples a run of that style has."""
-        return request.batch_size if self.group is None else largest_slice(request.batch_size, self.group.slices)
+        return self.main_rows(request.batch_size)
+
+    def main_rows(self, batch_size: int) -> int:
+        """How many samples a run of that style has, for a batch of so many."""
+        return batch_size if self.group is None else largest_slice(batch_size, self.group.slices)
 
     def request(self) -> Request:
         """What is asked of the compiler."""
@@ -284,6 +288,12 @@ class Session:
             compiled = CompiledGraph(request, self.device.engine, node_count)
             compiled.size_limit = self.size_limit
             compiled.unbatched = input_without_batch(self.definition, request)
+            if compiled.unbatched is not None and self.main_batch(request) < request.batch_size:
+                raise CompileError(
+                    f"{self.definition.who}.compile: {compiled.unbatched!r} does not share the batch axis, so a batch "
+                    "cannot be cut into slices",
+                    fix="let all inputs have the samples on their first axis, or use Group.world(slices=1)",
+                )
             if not self.definition.waits_for_labels:
                 program = compiled.get(self.main_style, self.main_batch(request))
                 if builds:

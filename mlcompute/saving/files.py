@@ -12,6 +12,8 @@ import numpy as np
 from mlcompute.device import Device
 from mlcompute.errors import DataError, ExecutionError, FileError, GraphError
 from mlcompute.graph import Graph
+from mlcompute.group.exchange import Kind
+from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
 from mlcompute.runtime.session import session_of
 from mlcompute.runtime.storage import Storage
@@ -71,7 +73,27 @@ def save(
                 fix="save between runs, or from the thread that runs the graph",
             )
 
-    _write(os.fsdecode(path), kept, texts, unchanged)
+    session = session_of(graph)
+    group = session.group if session is not None else None
+    if group is None:
+        _write(os.fsdecode(path), kept, texts, unchanged)
+    else:
+        _write_once(group, lambda: _write(os.fsdecode(path), kept, texts, unchanged), os.fsdecode(path))
+
+
+def _write_once(group: Group, write: Callable[[], None], path: str) -> None:
+    """Rank 0 writes; all return when the file is there, or fail alike."""
+    error: Exception | None = None
+    if group.is_first:
+        try:
+            write()
+        except Exception as found:
+            error = found
+    said = group.exchange.gather_bytes(Kind.TRAINER, b"" if error is None else str(error).encode())[0]
+    if error is not None:
+        raise error
+    if said:
+        raise FileError(f"rank 0 could not write {path}: {said.decode()}")
 
 
 def check_saveable(graph: Graph, progress: Mapping[str, JSON] | None = None) -> None:

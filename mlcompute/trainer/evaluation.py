@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from mlcompute.enums import ExecutionOptions, ReductionType
 from mlcompute.errors import DataError
+from mlcompute.group.exchange import Kind
 from mlcompute.runtime.session import session_of
 from mlcompute.trainer.buckets import put_back
 from mlcompute.trainer.data import Batch, Data
@@ -149,6 +151,9 @@ def evaluate(
     for metric in metrics:
         metric.reset()
     is_filled = False
+    #: Batches that the processes of a group run at the same time, each one of them.
+    taken: list[Batch] = []
+    turns = 1 if model.group is None else model.group.size
     with contextlib.closing(data.batches(size, stops=stops)) as batches:
         for batch in batches:
             if stops():
@@ -159,13 +164,31 @@ def evaluate(
                 )
             batch = _runnable(model, batch, "Trainer.evaluate", with_labels=True, is_first=not is_filled)
             is_filled = is_filled or bool(batch.filling)
-            predictions, loss, terms = run(model, batch, with_labels=True)
-            mean.update(loss, terms, batch.rows)
-            for metric in metrics:
-                metric.update(predictions[metric.output], model.labels_in(batch, metric.output))
+            taken.append(batch)
+            if len(taken) == turns:
+                _count(model, taken, mean, metrics)
+                taken = []
+        _count(model, taken, mean, metrics)
     if not mean.rows and not stops():
         raise DataError("Trainer.evaluate: there are no samples")
     return Scores(mean.logs(metrics), metrics)
+
+
+def _count(model: Model, batches: Sequence[Batch], mean: MeanLoss, metrics: Sequence[Metric]) -> None:
+    """Run some batches, one on each process of a group, and count them in order, on all."""
+    group = model.group
+    if group is None or group.size == 1:
+        found = [run(model, batch, with_labels=True) for batch in batches]
+    elif batches:
+        mine = run(model, batches[group.rank], with_labels=True) if group.rank < len(batches) else None
+        message = b"" if mine is None else pickle.dumps(mine)
+        found = [pickle.loads(one) for one in group.exchange.gather_bytes(Kind.TRAINER, message) if one]
+    else:
+        found = []
+    for batch, (predictions, loss, terms) in zip(batches, found, strict=True):
+        mean.update(loss, terms, batch.rows)
+        for metric in metrics:
+            metric.update(predictions[metric.output], model.labels_in(batch, metric.output))
 
 
 def predict(model: Model, data: Data, size: int) -> dict[str, Array]:

@@ -45,6 +45,7 @@ from mlcompute.trainer.schedules import Length
 from mlcompute.trainer.signals import Interrupted, Signals, Terminated
 from mlcompute.trainer.snapshot import Snapshot
 from mlcompute.trainer.steps import Outcome, Steps
+from mlcompute.trainer.together import Together
 
 if TYPE_CHECKING:
     from mlcompute.trainer.trainer import Trainer
@@ -97,7 +98,8 @@ class Fitting:
         #: Is everything that can be refused looked at?
         self.has_begun = False
         self.history = History()
-        self.signals = Signals()
+        self.together = Together(trainer, plan.callbacks)
+        self.signals = Signals(is_shared=self.together.is_shared)
         self._is_over = False
         self._counted = 0
         self._mean = MeanLoss(trainer.model)
@@ -123,7 +125,7 @@ class Fitting:
         self._steps = Steps(trainer.model, keeps_predictions=bool(trainer.metrics), may_queue=not self._batch_end)
 
     def _overriding(self, name: str) -> list[Callback]:
-        return [one for one in self.plan.callbacks if getattr(type(one), name) is not getattr(Callback, name)]
+        return [one for one in self.together.called if getattr(type(one), name) is not getattr(Callback, name)]
 
     @property
     def length(self) -> Length:
@@ -154,6 +156,7 @@ class Fitting:
                 self._check_settings(resume)  # before the callbacks forget the last run
             for callback in plan.callbacks:
                 callback.trainer = trainer
+            for callback in self.together.called:
                 callback.on_train_begin({})
             if resume is not None:
                 self._resume(resume)
@@ -168,6 +171,7 @@ class Fitting:
                     self._run_epoch()
             finally:
                 self.display.close()
+            self.together.decide(self.signals)
             if self.signals.caught:  # while the last epoch was being saved: whoever sent it waits for an end
                 self._stop()
             logs = self.history.epochs[-1] if self.history.epochs else {}
@@ -191,14 +195,14 @@ class Fitting:
         self._nan.run_ends()
         trainer, may_change = self.trainer, bool(self._overriding("on_train_end"))
         trained = trainer.copy_weights() if may_change else []
-        for callback in self.plan.callbacks:
+        for callback in self.together.called:
             callback.on_train_end(logs)
         final = trainer.copy_weights() if may_change else []
         self._ended = None if _are_same(trained, final) else (trained, final)
         self._is_over = True
 
     def _run_epoch(self) -> None:
-        trainer, plan = self.trainer, self.plan
+        trainer = self.trainer
         begun = time.perf_counter()
         self._samples_here = 0
         if self.batch == 0:
@@ -206,8 +210,9 @@ class Fitting:
             self._seconds_before = 0.0
             for metric in trainer.metrics:
                 metric.reset()
-            for callback in plan.callbacks:
+            for callback in self.together.called:
                 callback.on_epoch_begin(self.epoch, {})
+            self.together.decide(self.signals)
         self._nan.epoch_begins()
         self.display.epoch_begins(self.epoch, self.batch)
         try:
@@ -249,15 +254,19 @@ class Fitting:
                 trainer.batches = group
                 for callback in self._batch_begin:
                     callback.on_train_batch_begin(self.batch, {})
+                self.together.decide(self.signals, in_step=True)
                 self._save_asked()
                 if trainer.stop_training:
                     break
             wants = bool(self._gradient_hooks) and any(c.wants_gradients(self.step) for c in self._gradient_hooks)
+            self.together.before_step(self.signals)
             steps.start(group, wants_gradients=wants)
+            self.together.after_step(self.signals)
             self.batch += 1
             self.step += 1
             for outcome in steps.finished(0 if self._batch_end else _IN_FLIGHT):
                 self._count(outcome)
+            self.together.decide(self.signals, in_step=True)
             if trainer.stop_training:
                 break
             self.display.step(self.batch, self._samples_here, self._running_logs)
@@ -334,13 +343,13 @@ class Fitting:
             return {}
         data, size = self.plan.validation
         try:
-            for callback in self.plan.callbacks:
+            for callback in self.together.called:
                 callback.on_test_begin({})
             metrics = self.trainer.fresh_metrics()
             with self.evaluated_weights():
                 found = evaluate(self.trainer.model, data, size, metrics, lambda: bool(self.signals.caught))
         finally:
-            for callback in reversed(self.plan.callbacks):
+            for callback in reversed(self.together.called):
                 callback.on_test_end({})
         self._nan.validated(found["loss"], self.epoch + 1)
         return {f"val_{name}": value for name, value in found.items()}
@@ -349,8 +358,9 @@ class Fitting:
         trainer = self.trainer
         logs |= rate_logs(trainer.optimizer)
         ended = self.epoch
-        for callback in self.plan.callbacks:
+        for callback in self.together.called:
             callback.on_epoch_end(ended, logs)
+        self.together.decide(self.signals)
         self.history.epochs.append({name: float(value) for name, value in logs.items()})
         self.history.seconds.append(seconds)
         self.history.samples_per_second.append(samples / seconds if seconds else 0.0)
@@ -376,7 +386,8 @@ class Fitting:
                 f"stopped after step {self.step} (epoch {min(self.epoch + 1, self.plan.epochs)}); saved to {path}\n"
                 f"go on with: {self.trainer.resume_hint or f'trainer.fit(..., resume={path!r})'}"
             )
-        print(said, file=sys.stderr, flush=True)
+        if self.together.is_first:
+            print(said, file=sys.stderr, flush=True)
         if self.signals.caught == "SIGTERM":
             raise Terminated(said, path) from None
         raise Interrupted(said, path) from None

@@ -17,6 +17,7 @@ from mlcompute.enums import DataType, LossType, ReductionType
 from mlcompute.errors import DataError, Error, GraphError
 from mlcompute.foreign_names import advice_for_choice
 from mlcompute.graph import Graph, Node
+from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.arguments import class_axis_of
 from mlcompute.layers.class_labels import INDEXED
@@ -99,18 +100,21 @@ class Model:
         outputs: Sequence[Output] = (),
         *,
         made_labels: bool = False,
+        group: Group | None = None,
     ) -> None:
         self.training = training
         #: Was the tensor of the labels made for this model, so that another may take its place?
         self._made_labels = made_labels
         self._named = list(outputs)
         if training.device is None:
-            training.compile(device=device or Device())
+            training.compile(device=device or Device(), group=group)
         elif device is not None and device.actual_device_type != training.device.actual_device_type:
             raise GraphError(
                 f"Trainer: the graph is compiled for the {training.device.actual_device_type.name}",
                 fix="leave device out, or pass a graph that is not compiled yet",
             )
+        elif group is not None and session_of(training).group is not group:
+            training.compile(device=training.device, group=group)
         self._read(inputs)
 
     def _read(self, inputs: Mapping[str, Tensor]) -> None:
@@ -182,6 +186,11 @@ class Model:
         self.__dict__.pop("_reductions", None)
         self._read(feed.inputs)
         self.feed = replace(self.feed, weights=feed.weights, weighs_alike=feed.weighs_alike)
+
+    @property
+    def group(self) -> Group | None:
+        """The processes that train it together."""
+        return session_of(self.training).group
 
     @property
     def device(self) -> Device:
@@ -307,7 +316,8 @@ class Model:
         if key not in self._refusals:
             session = session_of(self.training if trains else self.inference)
             try:
-                session.program("fused" if trains else "inference", session.batch(rows, "execute"))
+                rows = session.batch(rows, "execute")
+                session.program(session.main_style, session.main_rows(rows))
             except Error as error:
                 self._refusals[key] = error.message
             else:
@@ -486,6 +496,7 @@ def model_from(
     inputs: Mapping[str, Tensor] | None,
     device: Device | None,
     keeps_predictions: bool,
+    group: Group | None = None,
 ) -> Model:
     """A model from a plain graph and what is to be done with it, or from a training graph that knows already."""
     if isinstance(graph, TrainingGraph):
@@ -503,7 +514,7 @@ def model_from(
         declared = definition_of(graph).declared
         if not declared.inputs:
             raise GraphError("Trainer: the training graph has no inputs", fix="declare them with add_inputs first")
-        return Model(graph, declared.inputs, device, outputs_of(outputs))
+        return Model(graph, declared.inputs, device, outputs_of(outputs), group=group)
     if isinstance(graph, InferenceGraph) or not isinstance(graph, Graph):
         raise TypeError(f"Trainer: needs a Graph or a TrainingGraph, not {type(graph).__name__}")
     nodes = graph.nodes
@@ -543,7 +554,8 @@ def model_from(
             {} if own and not of_losses else {"prediction": last}
         )
         training.add_outputs(kept)
-    return Model(training, found, device, named, made_labels=not own and not isinstance(loss, Mapping))
+    made_labels = not own and not isinstance(loss, Mapping)
+    return Model(training, found, device, named, made_labels=made_labels, group=group)
 
 
 def _inputs_of(nodes: list[Node]) -> dict[str, Tensor]:

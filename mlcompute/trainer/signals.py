@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 import threading
+from collections.abc import Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -48,9 +49,12 @@ class Signals:
     may handle signals; elsewhere nothing is changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_shared: bool = False) -> None:
         #: Name of the signal that arrived; empty while none has.
         self.caught = ""
+        #: Number of the signal that arrived here; `caught` follows at once, or when a group has agreed on it.
+        self.noticed = 0
+        self.is_shared = is_shared
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -60,9 +64,18 @@ class Signals:
                     self._before[number] = signal.signal(number, self._note)
         return self
 
+    def agree(self, numbers: Iterable[int]) -> None:
+        """What all processes of a group have noticed: the first of them counts, for everybody."""
+        noticed = [number for number in numbers if number]
+        if noticed and not self.caught:
+            self.caught = signal.Signals(noticed[0]).name
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.caught and number == signal.SIGINT:
             raise KeyboardInterrupt
+        self.noticed = self.noticed or number
+        if self.is_shared:
+            return  # it counts when all processes know of it
         self.caught = self.caught or signal.Signals(number).name
         with contextlib.suppress(Exception):  # a closed standard error is no reason to lose the run
             print(f"\n{self.caught}: finishing the step, then saving ...", file=sys.stderr, flush=True)

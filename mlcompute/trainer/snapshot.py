@@ -23,7 +23,7 @@ class Snapshot:
         self._time_step = None if state is None else state.time_step
         # Dropout takes its key from the platform with the first pass; taken now, it is the same after restoring.
         random = session.random = session.random.current()
-        random.prepare(session.program("fused", model.feed.batch).random_keys)
+        random.prepare(session.program(session.main_style, session.main_rows(model.feed.batch)).random_keys)
         self._random = copy.copy(random)
 
     def restore(self) -> None:

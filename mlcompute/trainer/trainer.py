@@ -15,6 +15,7 @@ from mlcompute.building.choices import OptimizerName
 from mlcompute.device import Device, expect_device
 from mlcompute.errors import DataError, ExecutionError, ShapeError
 from mlcompute.graph import Graph
+from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.arguments import whole
 from mlcompute.optimizers import Optimizer
@@ -58,6 +59,8 @@ class Trainer:
     outputs        tensors `predict` answers, by name; by default what the loss looks at, or those with a loss
     inputs         names for the tensors that are fed; by default every tensor nobody computes, by its label
     learning_rate  for an optimizer given by name
+    group          processes that train together, as `mlc.Group.world()`. All of them make the same calls with the same
+                   data, and each runs its part of every batch; callbacks, progress and files are rank 0's
     device         where to train; "best": the device of a graph that is compiled, else the best there is (`Device()`)
 
     >>> import numpy as np, mlcompute as mlc
@@ -82,12 +85,16 @@ class Trainer:
         outputs: Mapping[str, Tensor] | None = None,
         learning_rate: float | None = None,
         device: Device | Literal["best"] = "best",
+        group: Group | None = None,
     ) -> None:
         # Copies: what is decided for this graph must not be found decided by another trainer.
         self.metrics = metrics_by_output(metrics)
         chosen = None if device == "best" else expect_device("Trainer", "device", device)
+        if group is not None and not isinstance(group, Group):
+            given = type(group).__name__
+            raise TypeError(f"Trainer: group must be a Group, not {given}; write group=mlc.Group.world()")
         self.model = model_from(
-            graph, loss, loss_weights, outputs, optimizer, learning_rate, inputs, chosen, bool(self.metrics)
+            graph, loss, loss_weights, outputs, optimizer, learning_rate, inputs, chosen, bool(self.metrics), group
         )
         for metric in self.metrics:
             if not isinstance(metrics, Mapping) and len(self.model.outputs) == 1:
@@ -308,7 +315,8 @@ class Trainer:
                 fix="wait until it has ended; in a callback, run steps with trainer.training instead",
             )
         try:
-            return self._fit(plan, display_for(verbose), None if resume is None else os.fspath(resume))
+            shown = verbose if self.group is None or self.group.is_first else 0
+            return self._fit(plan, display_for(shown), None if resume is None else os.fspath(resume))
         finally:
             data.close()
             self._at_work.release()

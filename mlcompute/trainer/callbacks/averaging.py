@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ class ExponentialMovingAverage(Callback):
 
     Parameters only; running statistics of normalizations stay what they are.
     """
+
+    on_every_process: ClassVar[bool] = True
 
     def __init__(self, decay: float = 0.999, *, validates: bool = True, applies: bool = True) -> None:
         if not 0 <= decay < 1:

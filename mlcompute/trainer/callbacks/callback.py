@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.metrics import Array
@@ -22,6 +22,8 @@ class Callback:
     """
 
     trainer: Trainer
+    #: In a group of processes: call it on all of them, because it changes the run; False: on rank 0 alone.
+    on_every_process: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         plain = {k: v for k, v in vars(self).items() if not k.startswith("_") and isinstance(v, (str, int, float))}

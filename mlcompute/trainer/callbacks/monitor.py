@@ -6,7 +6,7 @@ import math
 import operator
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -26,6 +26,8 @@ class Monitor(Callback):
     mode       "min", "max", or "auto": losses and errors are to fall, accuracies to rise; other names must say it
     min_delta  by how much it must change to count as better
     """
+
+    on_every_process: ClassVar[bool] = True
 
     def __init__(self, monitor: str = "val_loss", mode: Mode = "auto", min_delta: float = 0.0) -> None:
         if mode not in ("auto", "min", "max"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,6 +40,8 @@ class TerminateOnNaN(Callback):
     raises  True: fit raises NaNError; False: fit returns, `history.stopped` says "TerminateOnNaN", and `error` is
             kept here
     """
+
+    on_every_process: ClassVar[bool] = True
 
     def __init__(self, every: int = 16, *, raises: bool = True) -> None:
         self.every = whole("TerminateOnNaN", "every", every, 1)

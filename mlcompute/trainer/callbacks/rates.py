@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from mlcompute.errors import DataError
 from mlcompute.trainer.callbacks.callback import Callback, Logs
@@ -20,6 +20,8 @@ class LearningRateScheduler(Callback):
     >>> cosine = mlc.callbacks.LearningRateScheduler(mlc.schedules.Cosine(final=1e-5, warmup=100))
     >>> halves = mlc.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch else rate)
     """
+
+    on_every_process: ClassVar[bool] = True
 
     def __init__(self, schedule: Schedule | Callable[[int, float], float]) -> None:
         if not isinstance(schedule, Schedule) and not callable(schedule):
@@ -68,6 +70,8 @@ class LearningRateScheduler(Callback):
 
 class GroupSchedules(Callback):
     """Sets the rates of parameter groups that have a schedule of their own; `fit` adds it where there are any."""
+
+    on_every_process: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._start: list[float] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ class GradientWatch(Callback):
 
     The norm of all parameters together is there as "total".
     """
+
+    on_every_process: ClassVar[bool] = True
 
     def __init__(self, every: int = 100) -> None:
         self.every = whole("GradientWatch", "every", every, 1)

@@ -1,0 +1,66 @@
+"""A run of `fit` on many processes: who calls callbacks, and how all of them come to the same decisions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mlcompute.group.exchange import Kind
+from mlcompute.runtime.session import session_of
+from mlcompute.trainer.callbacks.callback import Callback
+from mlcompute.trainer.signals import Signals
+
+if TYPE_CHECKING:
+    from mlcompute.trainer.trainer import Trainer
+
+_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end")
+
+
+class Together:
+    """The processes of a group in one run. Without a group everything happens here.
+
+    called    the callbacks that are called here: all on rank 0, elsewhere those that change the run
+    """
+
+    def __init__(self, trainer: Trainer, callbacks: Sequence[Callback]) -> None:
+        self._trainer = trainer
+        group = trainer.group
+        self._group = group if group is not None and group.size > 1 else None
+        self.is_shared = self._group is not None
+        self.is_first = group is None or group.is_first
+        self.called = [one for one in callbacks if self.is_first or one.on_every_process]
+        private = [one for one in callbacks if not one.on_every_process]
+        #: May what only rank 0 calls decide something between two steps?
+        self._decides_in_step = any(
+            getattr(type(one), hook) is not getattr(Callback, hook) for one in private for hook in _BATCH_HOOKS
+        )
+
+    def before_step(self, signals: Signals) -> None:
+        """What was noticed here goes along with the step."""
+        if self._group is not None:
+            training = session_of(self._trainer.training).in_group
+            if training is not None:
+                training.signal = signals.noticed
+
+    def after_step(self, signals: Signals) -> None:
+        """What was noticed anywhere came along with the step."""
+        if self._group is not None:
+            training = session_of(self._trainer.training).in_group
+            if training is not None:
+                signals.agree(training.signals)
+
+    def decide(self, signals: Signals, *, in_step: bool = False) -> None:
+        """After callbacks: rank 0 says whether training stops and with which rate it goes on.
+
+        in_step  between two steps, where only a callback of rank 0 that looks at steps can have decided anything
+        """
+        if self._group is None or (in_step and not self._decides_in_step):
+            return
+        trainer = self._trainer
+        mine = [trainer.stop_training, trainer.stopped_by, trainer.learning_rate, signals.noticed]
+        said = [json.loads(one) for one in self._group.exchange.gather_bytes(Kind.TRAINER, json.dumps(mine).encode())]
+        trainer.stop_training, trainer.stopped_by, rate, _ = said[0]
+        if rate != trainer.learning_rate:
+            trainer.optimizer.schedule_rate(rate)
+        signals.agree(noticed for *_, noticed in said)
