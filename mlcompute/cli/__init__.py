@@ -1,4 +1,4 @@
-"""The command `mlcompute`: train, evaluate, predict, inspect, profile, check, convert, doctor, devices, bench."""
+"""The command `mlcompute`: train, launch, evaluate, predict, inspect, profile, check, convert, doctor, devices, bench."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from mlcompute.errors import Error
 #: One file per command: what it is called, what it does, in the order of the help.
 COMMANDS = {
     "train": "train a model and keep what it learned",
+    "launch": "start a program on several processes that train together",
     "evaluate": "measure a trained model on data",
     "predict": "let a trained model answer, into a file",
     "inspect": "look into a checkpoint, a model file or an ONNX model",

@@ -209,7 +209,10 @@ def _end_with(exchange: MessageExchange) -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
+        if isinstance(error, ProcessError):  # it happened elsewhere: where it was noticed here is of no interest
+            print(f"rank {exchange.rank}: {error}", file=sys.stderr)
+        else:
+            before(kind, error, trace)
         sys.stderr.flush()
         said = "".join(traceback.format_exception_only(kind, error)).strip()
         exchange.abort(f"rank {exchange.rank} failed: {said}")

@@ -62,12 +62,26 @@ def identity() -> str:
 
 
 def default_thread_count() -> int:
-    """MLCOMPUTE_NUM_THREADS, or the cores this process may use: affinity and cgroup limits respected."""
+    """MLCOMPUTE_NUM_THREADS, or the cores this process may use: affinity and cgroup limits respected.
+
+    Processes that a launcher has started together on this machine share its cores.
+    """
     configured = os.environ.get("MLCOMPUTE_NUM_THREADS", "")
     if configured.isdigit() and int(configured) > 0:
         return min(int(configured), MAX_THREADS)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, _cgroup_cores() or cores, MAX_THREADS))
+    usable = min(cores, _cgroup_cores() or cores, MAX_THREADS)
+    return max(1, min(usable, (_cgroup_cores() or os.cpu_count() or 1) // _processes_here()))
+
+
+#: What mpirun (Open MPI, MPICH) and torchrun tell a process about the number of them on its machine.
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE")
+
+
+def _processes_here() -> int:
+    """How many processes were started together on this machine."""
+    told = (os.environ.get(name, "") for name in _LOCAL_SIZES)
+    return next((int(text) for text in told if text.isdigit() and int(text) > 0), 1)
 
 
 def _cgroup_cores() -> int | None:
