@@ -1,0 +1,134 @@
+"""Real processes, started by `mlcompute launch`: the same bits, and an end for everybody when one of them fails."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import mlcompute as mlc
+
+pytest.importorskip("mpi4py", reason="the extra 'mpi' is not installed")
+
+PROGRAM = os.path.join(os.path.dirname(__file__), "program.py")
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ENVIRONMENT = {**os.environ, "PYTHONPATH": ROOT, "MLCOMPUTE_NUM_THREADS": "1"}
+
+
+def launch(size, *arguments, seconds=60):
+    command = [sys.executable, "-m", "mlcompute", "launch", "-n", str(size), PROGRAM, *arguments]
+    began = time.monotonic()
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, env=ENVIRONMENT, cwd=ROOT, check=False
+    )
+    return done, time.monotonic() - began
+
+
+def test_processes_give_the_bits_of_one():
+    digests = set()
+    for size in (1, 2):
+        done, _ = launch(size)
+        assert done.returncode == 0, done.stderr
+        found = re.findall(r"rank \d of \d: (\d+)", done.stdout)
+        assert len(found) == size
+        digests.update(found)
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "size", "said"),
+    [
+        ("kill", 3, "rank 1 of 3 ended without a word"),
+        ("raise", 2, "rank 1 failed: ValueError: out of luck"),
+        ("stop", 2, "rank 1 did not answer rank 0 within 2 s in a training step"),
+    ],
+)
+def test_everybody_ends_with_the_same_message(what, size, said):
+    done, _ = launch(size, what)
+    assert done.returncode != 0
+    for rank in range(0, size, 2):
+        line = next(line for line in done.stdout.splitlines() if line.startswith(f"rank {rank}: ProcessError (1,)"))
+        assert said in line
+    assert not _left_behind()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["leave", "graph"])
+def test_a_process_that_does_something_else_ends_all(what):
+    done, _ = launch(2, what)
+    assert done.returncode != 0
+    said = {"leave": "rank 1 has ended its program", "graph": "rank 1 has another graph than rank 0: layer 'dense2'"}
+    assert said[what] in done.stderr
+
+
+def test_sigterm_saves_once_and_ends_all(tmp_path):
+    path = tmp_path / "stopped.safetensors"
+    command = [sys.executable, "-m", "mlcompute", "launch", "-n", "2", PROGRAM, "long", str(path)]
+    launched = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT
+    )
+    try:
+        assert launched.stdout.readline() == "running\n"
+        launched.send_signal(signal.SIGTERM)
+        _, said = launched.communicate(timeout=40)
+    finally:
+        launched.kill()
+    assert said.count("saved to") == 1, said
+    with mlc.Checkpoint(path) as saved:
+        assert saved.progress["trainer"]["step"] >= 3
+    assert launched.returncode != 0
+    assert not _left_behind()
+
+
+def test_sockets_and_torchrun_style_variables():
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(random.randrange(20000, 60000))}
+    started = [
+        subprocess.Popen(
+            [sys.executable, PROGRAM],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**ENVIRONMENT, **variables, "RANK": str(rank)},
+            cwd=ROOT,
+        )
+        for rank in range(2)
+    ]
+    said = [one.communicate(timeout=60)[0] for one in started]
+    assert [one.returncode for one in started] == [0, 0]
+    digests = re.findall(r"rank \d of 2: (\d+)", "".join(said))
+    assert len(digests) == 2
+    assert len(set(digests)) == 1
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment():
+    """Row D1: a rank is killed from outside at a random moment; survivors say who it was, and nothing is left."""
+    moments = random.Random(0)
+    for _ in range(20):
+        command = [sys.executable, "-m", "mlcompute", "launch", "-n", "4", PROGRAM, "long", os.devnull]
+        launched = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        assert launched.stdout.readline() == "running\n"
+        time.sleep(moments.random())
+        os.kill(moments.choice(_left_behind()), signal.SIGKILL)
+        _, said = launched.communicate(timeout=20)
+        assert len(re.findall(r"rank \d of 4 ended without a word", said)) == 3, said
+        assert not _left_behind()
+
+
+def _left_behind():
+    """Processes that run the program."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+            with open(f"/proc/{name}/stat") as file:
+                state = file.read().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if PROGRAM.encode() in words and b"launch" not in words and b"-n" not in words and state != "Z":
+            found.append(int(name))
+    return found
