@@ -1,4 +1,4 @@
-"""The command `mlcompute`: train, launch, evaluate, predict, inspect, profile, check, convert, doctor, devices, bench."""
+"""The command `mlcompute`: train, launch, evaluate, predict, inspect, profile, check, convert, doctor, devices, ..."""
 
 from __future__ import annotations
 

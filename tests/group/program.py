@@ -12,7 +12,7 @@ import numpy as np
 
 import mlcompute as mlc
 
-WHAT, FILE = (sys.argv + ["", ""])[1:3]
+WHAT, FILE = [*sys.argv, "", ""][1:3]
 group = mlc.Group.world(timeout=2.0 if WHAT == "stop" else 30.0)
 mlc.Platform.set_rng_seed_to(1)
 rng = np.random.default_rng(0)
