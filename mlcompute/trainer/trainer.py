@@ -146,6 +146,11 @@ class Trainer:
         return LossWeights(self.model.training)
 
     @property
+    def group(self) -> Group | None:
+        """The processes that train together; None: this one alone."""
+        return self.model.group
+
+    @property
     def device(self) -> Device:
         """Where everything runs."""
         return self.model.device
