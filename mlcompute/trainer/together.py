@@ -29,8 +29,8 @@ class Together:
         self._group = group if group is not None and group.size > 1 else None
         self.is_shared = self._group is not None
         self.is_first = group is None or group.is_first
-        self.called = [one for one in callbacks if self.is_first or one.on_every_process]
-        private = [one for one in callbacks if not one.on_every_process]
+        self.called = [one for one in callbacks if self.is_first or one.runs_on_every_process]
+        private = [one for one in callbacks if not one.runs_on_every_process]
         #: May what only rank 0 calls decide something between two steps?
         self._decides_in_step = any(
             getattr(type(one), hook) is not getattr(Callback, hook) for one in private for hook in _BATCH_HOOKS

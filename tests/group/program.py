@@ -23,7 +23,7 @@ graph.dense(hidden, 4 if WHAT == "graph" and group.rank == 1 else 3)
 
 
 class Surprise(mlc.callbacks.Callback):
-    on_every_process = True
+    runs_on_every_process = True
 
     def on_train_batch_begin(self, batch, logs):
         if self.trainer.epoch == 1 and batch == 2 and group.rank == 1:

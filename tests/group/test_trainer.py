@@ -115,7 +115,7 @@ def test_a_signal_on_one_process_stops_all_after_the_same_step(tmp_path):
         one = trainer(group)
 
         class Sent(mlc.callbacks.Callback):
-            on_every_process = True
+            runs_on_every_process = True
 
             def on_train_batch_begin(self, batch, logs):
                 if batch == 2 and group.rank == 1:

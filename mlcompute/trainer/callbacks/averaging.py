@@ -22,7 +22,7 @@ class ExponentialMovingAverage(Callback):
     Parameters only; running statistics of normalizations stay what they are.
     """
 
-    on_every_process: ClassVar[bool] = True
+    runs_on_every_process: ClassVar[bool] = True
 
     def __init__(self, decay: float = 0.999, *, validates: bool = True, applies: bool = True) -> None:
         if not 0 <= decay < 1:

@@ -23,7 +23,7 @@ class Callback:
 
     trainer: Trainer
     #: In a group of processes: call it on all of them, because it changes the run; False: on rank 0 alone.
-    on_every_process: ClassVar[bool] = False
+    runs_on_every_process: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         plain = {k: v for k, v in vars(self).items() if not k.startswith("_") and isinstance(v, (str, int, float))}

@@ -27,7 +27,7 @@ class Monitor(Callback):
     min_delta  by how much it must change to count as better
     """
 
-    on_every_process: ClassVar[bool] = True
+    runs_on_every_process: ClassVar[bool] = True
 
     def __init__(self, monitor: str = "val_loss", mode: Mode = "auto", min_delta: float = 0.0) -> None:
         if mode not in ("auto", "min", "max"):

@@ -41,7 +41,7 @@ class TerminateOnNaN(Callback):
             kept here
     """
 
-    on_every_process: ClassVar[bool] = True
+    runs_on_every_process: ClassVar[bool] = True
 
     def __init__(self, every: int = 16, *, raises: bool = True) -> None:
         self.every = whole("TerminateOnNaN", "every", every, 1)

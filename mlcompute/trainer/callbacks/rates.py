@@ -21,7 +21,7 @@ class LearningRateScheduler(Callback):
     >>> halves = mlc.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch else rate)
     """
 
-    on_every_process: ClassVar[bool] = True
+    runs_on_every_process: ClassVar[bool] = True
 
     def __init__(self, schedule: Schedule | Callable[[int, float], float]) -> None:
         if not isinstance(schedule, Schedule) and not callable(schedule):
@@ -71,7 +71,7 @@ class LearningRateScheduler(Callback):
 class GroupSchedules(Callback):
     """Sets the rates of parameter groups that have a schedule of their own; `fit` adds it where there are any."""
 
-    on_every_process: ClassVar[bool] = True
+    runs_on_every_process: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._start: list[float] = []

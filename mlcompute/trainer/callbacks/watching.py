@@ -22,7 +22,7 @@ class GradientWatch(Callback):
     The norm of all parameters together is there as "total".
     """
 
-    on_every_process: ClassVar[bool] = True
+    runs_on_every_process: ClassVar[bool] = True
 
     def __init__(self, every: int = 100) -> None:
         self.every = whole("GradientWatch", "every", every, 1)
