@@ -9,10 +9,12 @@ averaging.py from classes to one number           names.py  "accuracy", "f1" ...
 
 from mlcompute.trainer.metrics.accuracy import Accuracy, TopKAccuracy
 from mlcompute.trainer.metrics.auc import AUC
-from mlcompute.trainer.metrics.averaging import Average
+from mlcompute.trainer.metrics.averaging import Average as Average
 from mlcompute.trainer.metrics.classification import F1, ConfusionMatrix, CountedMetric, IoU, Precision, Recall
-from mlcompute.trainer.metrics.metric import Array, ClassMetric, Mean, Metric
-from mlcompute.trainer.metrics.names import MetricName, metrics_from
+from mlcompute.trainer.metrics.metric import Array as Array
+from mlcompute.trainer.metrics.metric import ClassMetric, Mean, Metric
+from mlcompute.trainer.metrics.names import MetricName as MetricName
+from mlcompute.trainer.metrics.names import metrics_from
 from mlcompute.trainer.metrics.numbers import R2, MeanAbsoluteError, MeanSquaredError, RootMeanSquaredError
 from mlcompute.trainer.metrics.perplexity import Perplexity
 
@@ -21,8 +23,6 @@ __all__ = [
     "F1",
     "R2",
     "Accuracy",
-    "Array",
-    "Average",
     "ClassMetric",
     "ConfusionMatrix",
     "CountedMetric",
@@ -31,7 +31,6 @@ __all__ = [
     "MeanAbsoluteError",
     "MeanSquaredError",
     "Metric",
-    "MetricName",
     "Perplexity",
     "Precision",
     "Recall",
