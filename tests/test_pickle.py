@@ -42,15 +42,27 @@ def test_trainers(way: Any) -> None:
     other = way(model)
     assert np.array_equal(other.predict(X), model.predict(X))
     assert other.history == history
-    inputs, labels = {"x": X[:16]}, {"labels": np.eye(3, dtype=np.float32)[Y[:16]]}
     for one in (model, other):
-        one.training.execute(inputs, labels, options=mlc.ExecutionOptions.SYNCHRONOUS)
+        one.fit(X, Y, verbose=0)
     assert other.optimizer.time_step == model.optimizer.time_step
     before = model.predict(X)
     other.fit(X, Y, epochs=1, verbose=0)
     assert np.array_equal(model.predict(X), before)
     model.fit(X, Y, sample_weight=np.ones(32), verbose=0)
     assert np.isfinite(way(model).evaluate(X, Y)["loss"])
+
+
+def test_several_outputs() -> None:
+    graph = mlc.Graph()
+    hidden = graph.dense(graph.input((16, 4), "x"), 8)
+    outputs = {"a": graph.dense(hidden, 3), "b": graph.dense(hidden, 1)}
+    losses: Any = {"a": "softmax_cross_entropy", "b": "mse"}
+    model = mlc.Trainer(graph, outputs=outputs, loss=losses, metrics={"a": ["f1"], "b": ["mae"]})
+    labels = {"a": Y, "b": X[:, :1]}
+    model.fit(X, labels, verbose=0)
+    other = through_pickle(model)
+    assert other.evaluate(X, labels) == model.evaluate(X, labels)
+    assert other.predict(X).keys() == {"a", "b"}
 
 
 def test_optimizer_state_travels() -> None:

@@ -19,6 +19,7 @@ from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.arguments import whole
 from mlcompute.optimizers import Optimizer
+from mlcompute.runtime.definition import definition_of
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.callbacks.callback import Callback, expect_callback
 from mlcompute.trainer.class_weights import ClassWeight, class_numbers
@@ -480,15 +481,28 @@ class Trainer:
             raise TypeError(
                 "Trainer: it is training; copy or pickle it when `fit` has ended, or save(path) in a callback"
             )
+        several: dict[str, str] = {}
+        if len(self.model.outputs) > 1:
+            self.model.keep_predictions()  # declares them by name, so that they are found again
+            declared = {tensor: name for name, tensor in definition_of(self.training).declared.outputs.items()}
+            several = {name: declared[output.prediction] for name, output in self.model.outputs.items()}
         facts = (self.metrics, self.history, self._runs, self.model.feed.weighs_alike)
-        return Trainer._rebuilt, (self.training, *facts)
+        return Trainer._rebuilt, (self.training, several, *facts)
 
     @classmethod
     def _rebuilt(
-        cls, training: TrainingGraph, metrics: list[Metric], history: History, runs: int, weighs_alike: bool
+        cls,
+        training: TrainingGraph,
+        outputs: Mapping[str, str],
+        metrics: list[Metric],
+        history: History,
+        runs: int,
+        weighs_alike: bool,
     ) -> Trainer:
-        trainer = cls(training, metrics=metrics)
-        trainer.history, trainer._runs = history, runs
+        declared = definition_of(training).declared.outputs
+        trainer = cls(training, outputs={name: declared[there] for name, there in outputs.items()} or None)
+        # They know by now all that a graph has to tell them.
+        trainer.metrics, trainer.history, trainer._runs = metrics, history, runs
         if weighs_alike:  # weights were added by a trainer: where none are given, each weighs 1
             trainer.model.feed = replace(trainer.model.feed, weighs_alike=True)
         return trainer
