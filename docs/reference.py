@@ -20,12 +20,12 @@ _PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "graphs": ("Graphs", ("Graph", "TrainingGraph", "InferenceGraph", "Execution", "GraphCompletionHandler")),
     "tensors": ("Tensors, devices, platform", ()),
     "layers": ("Layers and their descriptors", ()),
-    "optimizers": ("Optimizers", ("OptimizerDescriptor",)),
+    "optimizers": ("Optimizers", ("OptimizerDescriptor", "ParameterGroup", "LBFGS")),
     "trainer": ("Trainer, callbacks, metrics, schedules", ("Trainer", "History")),
     "generation": ("Generation", ("NextToken", "generate")),
     "files": (
         "Files and exchange",
-        ("save", "load", "restore", "Checkpoint", "RestoreReport", "to_state_dict", "from_state_dict"),
+        ("save", "load", "restore", "Checkpoint", "RestoreReport", "to_state_dict", "from_state_dict", "register"),
     ),
     "seeing": ("Seeing and checking", ("report", "check_gradients", "GradientReport")),
     "enumerations": ("Enumerations", ("debug_description",)),
@@ -33,8 +33,12 @@ _PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 #: Modules whose public names follow on a page, under a heading of their own.
 _MODULES = {
-    "initializers": "tensors", "callbacks": "trainer", "metrics": "trainer", "schedules": "trainer",
-    "debug": "seeing", "onnx": "files",
+    "initializers": "tensors",
+    "callbacks": "trainer",
+    "metrics": "trainer",
+    "schedules": "trainer",
+    "debug": "seeing",
+    "onnx": "files",
 }
 #: Of those modules: what only the library itself calls.
 _INNER = {"bindings_of_copies", "metrics_from"}
