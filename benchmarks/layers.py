@@ -1,0 +1,119 @@
+"""Single layers beside PyTorch's: forward and gradient pass, taking turns in one process.
+
+    python -m benchmarks.layers            all of them
+    python -m benchmarks.layers volume     those with that word in their names
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name PyTorch's own documentation uses)
+
+import mlcompute as mlc
+
+THREADS, TURNS = 2, 15
+
+Shape = tuple[int, ...]
+#: name, source, our layer, PyTorch's
+Row = tuple[str, Shape, Callable[[Any, Any], Any], Callable[[Any], Any]]
+
+
+def _weights(*shape: int) -> torch.Tensor:
+    return (0.1 * torch.randn(shape)).requires_grad_()
+
+
+def rows() -> list[Row]:
+    """What is measured."""
+    one, three, up = _weights(64, 64, 5), _weights(32, 32, 3, 3, 3), _weights(32, 16, 2, 2, 2)
+    slopes = torch.full((64,), 0.25, requires_grad=True)
+    return [
+        ("silu", (64, 64, 32, 32), lambda g, x: g.activation(x, "silu"), F.silu),
+        ("mish", (64, 64, 32, 32), lambda g, x: g.activation(x, "mish"), F.mish),
+        ("prelu per channel", (64, 64, 32, 32), lambda g, x: g.prelu(x, per_channel=True), lambda x: F.prelu(x, slopes)),
+        ("convolution of sequences", (32, 64, 512), lambda g, x: g.convolution(x, 64, 5, biases=False),
+         lambda x: F.conv1d(x, one, padding=2)),
+        ("convolution of volumes", (4, 32, 16, 32, 32), lambda g, x: g.convolution(x, 32, 3, biases=False),
+         lambda x: F.conv3d(x, three, padding=1)),
+        ("transposed convolution of volumes", (4, 32, 8, 16, 16),
+         lambda g, x: g.convolution(x, 16, 2, stride=2, transposed=True, biases=False),
+         lambda x: F.conv_transpose3d(x, up, stride=2)),
+        ("max pool of sequences", (32, 64, 1024), lambda g, x: g.pool(x, 2), lambda x: F.max_pool1d(x, 2)),
+        ("max pool of volumes", (4, 32, 16, 32, 32), lambda g, x: g.pool(x, 2), lambda x: F.max_pool3d(x, 2)),
+        ("average pool of volumes", (4, 32, 16, 32, 32), lambda g, x: g.pool(x, 2, kind="average"),
+         lambda x: F.avg_pool3d(x, 2)),
+        ("pixel shuffle", (16, 64, 64, 64), lambda g, x: g.pixel_shuffle(x, 2), lambda x: F.pixel_shuffle(x, 2)),
+        ("sort", (64, 4096), lambda g, x: g.sort(x)[0], lambda x: x.sort(-1).values),
+        ("sort short rows", (8192, 16), lambda g, x: g.sort(x)[0], lambda x: x.sort(-1).values),
+        ("top 50 of a vocabulary", (16, 50257), lambda g, x: g.top_k(x, 50)[0], lambda x: x.topk(50).values),
+        ("cumulative sum of rows", (256, 4096), lambda g, x: g.cumulative_sum(x), lambda x: x.cumsum(-1)),
+        ("cumulative sum of columns", (32, 512, 64), lambda g, x: g.cumulative_sum(x, dimension=1), lambda x: x.cumsum(1)),
+        ("cosine similarity", (4096, 512), lambda g, x: g.cosine_similarity(x, g.multiply(x, x)),
+         lambda x: F.cosine_similarity(x, x * x)),
+        ("random normal", (256, 4096), lambda g, x: g.add(x, g.random_normal(x)), lambda x: x + torch.randn_like(x)),
+    ]  # fmt: skip
+
+
+def ours(row: Row) -> Callable[[], None]:
+    """A call that runs our layer forward and backward."""
+    _, shape, build, _ = row
+    graph = mlc.TrainingGraph()
+    x = graph.input(shape, "x")
+    y = build(graph, x)
+    graph.add_inputs({"x": x})
+    graph.add_outputs({"y": y})
+    user, device = graph.allocate_user_gradient(y), mlc.Device.cpu()
+    graph.compile(options=mlc.GraphCompilationOptions.COMPUTE_ALL_GRADIENTS, device=device)
+    random = np.random.default_rng(0)
+    feeds = {"x": x, "g": user}
+    arrays = {name: random.standard_normal(tensor.descriptor.shape, np.float32) for name, tensor in feeds.items()}
+    graph.bind_and_write_data(arrays, for_inputs=feeds, to=device)
+
+    def run() -> None:
+        graph.execute_forward().wait()
+        graph.execute_gradient().wait()
+
+    return run
+
+
+def theirs(row: Row) -> Callable[[], None]:
+    """The same in PyTorch."""
+    _, shape, _, function = row
+    x = torch.randn(shape, requires_grad=True)
+    dy = torch.randn_like(function(x))
+
+    def run() -> None:
+        x.grad = None
+        function(x).backward(dy)
+
+    return run
+
+
+def main(words: list[str]) -> None:
+    """Print a line per layer: milliseconds of both, and how many times as long PyTorch takes."""
+    torch.set_num_threads(THREADS)
+    mlc.Platform.set_thread_count(THREADS)
+    print(f"{'forward and gradient pass, ms':36} {'ours':>8} {'PyTorch':>8} {'times':>6}")
+    for row in rows():
+        if not all(word in row[0] for word in words):
+            continue
+        calls = (ours(row), theirs(row))
+        times: tuple[list[float], list[float]] = ([], [])
+        for turn in range(TURNS + 3):
+            for call, taken in zip(calls, times, strict=True):
+                start = time.perf_counter()
+                call()
+                if turn >= 3:
+                    taken.append(1e3 * (time.perf_counter() - start))
+        a, b = map(statistics.median, times)
+        print(f"{row[0]:36} {a:8.2f} {b:8.2f} {b / a:6.2f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
