@@ -19,6 +19,7 @@ _IMAGE_OPS = {
     "sum_pool": (0,),
     "sum_pool_gradient": (0,),
 }
+_POOLS = ("max_pool", "max_pool_gradient", "sum_pool", "sum_pool_gradient")
 #: Ranks of images and volumes.
 _RANKS = (4, 5)
 #: Reductions over axes, or along one: they are renumbered.
@@ -45,11 +46,16 @@ class _Layout:
         self.trace, self.keep = context.trace, context.kept
         self.steps: list[Step] = []
         self.twins: dict[Value, Value] = {}  # channels-first value -> the same channels-last
+        self.pooled_first: set[Value] = set()
         self.missing: dict[Value, Step] = {}  # channels-first values that exist only as twins -> step to make them
 
     def add(self, step: Step) -> None:
         name = step.op.name
-        if name in _IMAGE_OPS:
+        if name in _POOLS and self._stays_first(step):
+            for value in step.inputs:
+                self.first(value, step)
+            self.steps.append(step)
+        elif name in _IMAGE_OPS:
             images = _IMAGE_OPS[name]
             inputs = tuple(
                 self.last(v, step) if i in images else self.first(v, step) for i, v in enumerate(step.inputs)
@@ -66,6 +72,15 @@ class _Layout:
             for value in step.inputs:
                 self.first(value, step)
             self.steps.append(step)
+
+    def _stays_first(self, step: Step) -> bool:
+        """Is a pool outside all regions? It reads every pixel once: moving them would take longer than pooling them."""
+        if step.op.name == "max_pool_gradient":
+            return step.inputs[1] in self.pooled_first
+        stays = step.inputs[0] not in self.twins
+        if stays:
+            self.pooled_first.add(step.inputs[0])
+        return stays
 
     def _is_inside(self, step: Step) -> bool:
         """Is a step inside a region: does it compute with, or move pixels or channels of, an image that has a twin?"""

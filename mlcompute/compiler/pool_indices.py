@@ -36,11 +36,15 @@ class _PoolIndices:
         self.readers = context.index(steps).readers
         self.viewed = set(context.index(steps).aliases.values())
         self.replaced: dict[Step, list[Step]] = {}
+        #: Devices that pool channels-last keep places only there: pools outside of such regions stay as they are.
+        self.only_last = context.engine.traits.channels_last
 
     def consider(self, pool: Step) -> None:
         """Rewrite one pooling and its gradient."""
         (x,), (y,) = pool.inputs, pool.results
         kernel = pool.attributes["kernel"]
+        if self.only_last and not pool.attributes.get("channels_last"):
+            return
         if x.kind != "temporary" or x in self.keep or x in self.viewed or kernel[0] * kernel[1] > MOST_PLACES:
             return
         later = [step for step in self.readers[x] if step.phase != "forward"]

@@ -122,3 +122,26 @@ def test_a_concatenation_of_mostly_other_images_stays_outside() -> None:
     both = ops.concatenate([ops.convolution(x, v, *CONVOLUTION), other], 1)
     check(trace, [x, v, other], [both])
     assert trace.steps[-1].op.name == "concatenate"
+
+
+def test_pools_outside_all_regions_stay_channels_first() -> None:
+    """They read every pixel once: moving the pixels would take longer."""
+    trace = Trace()
+    x, w = feed(trace, (2, 3, 6, 6)), feed(trace, (4, 3, 3, 3))
+    pool = ((2, 2), (2, 2), (1, 1), (0, 0, 0, 0))
+    y = ops.max_pool(x, *pool)
+    z = ops.convolution(y, w, *CONVOLUTION)
+    d = ops.max_pool_gradient(y, x, *pool)
+    names = check(trace, [x, w], [z, d])
+    assert names.count("transpose") == 2, "one for the convolution's source, one for its result"
+    assert [s.op.name for s in trace.steps if s.attributes.get("channels_last")] == ["convolution"]
+
+
+def test_volumes() -> None:
+    trace = Trace()
+    x, w = feed(trace, (2, 3, 4, 5, 6)), feed(trace, (4, 3, 3, 3, 3))
+    y = ops.relu(ops.convolution(x, w, (1, 1, 1), (1, 1, 1), (1,) * 6, 1))
+    z = ops.sum_(y, (0, 2, 3, 4))
+    names = check(trace, [x, w], [z])
+    assert names[:5] == ["transpose", "copy", "convolution", "relu", "sum"]
+    assert trace.steps[0].attributes["axes"] == (0, 2, 3, 4, 1)
