@@ -1,7 +1,7 @@
 """Single layers beside PyTorch's: forward and gradient pass, taking turns in one process.
 
-    python -m benchmarks.layers            all of them
-    python -m benchmarks.layers volume     those with that word in their names
+python -m benchmarks.layers            all of them
+python -m benchmarks.layers volume     those with that word in their names
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name PyTorch's own documentation uses)
+import torch.nn.functional as F
 
 import mlcompute as mlc
 
@@ -36,28 +36,57 @@ def rows() -> list[Row]:
     return [
         ("silu", (64, 64, 32, 32), lambda g, x: g.activation(x, "silu"), F.silu),
         ("mish", (64, 64, 32, 32), lambda g, x: g.activation(x, "mish"), F.mish),
-        ("prelu per channel", (64, 64, 32, 32), lambda g, x: g.prelu(x, per_channel=True), lambda x: F.prelu(x, slopes)),
-        ("convolution of sequences", (32, 64, 512), lambda g, x: g.convolution(x, 64, 5, biases=False),
-         lambda x: F.conv1d(x, one, padding=2)),
-        ("convolution of volumes", (4, 32, 16, 32, 32), lambda g, x: g.convolution(x, 32, 3, biases=False),
-         lambda x: F.conv3d(x, three, padding=1)),
-        ("transposed convolution of volumes", (4, 32, 8, 16, 16),
-         lambda g, x: g.convolution(x, 16, 2, stride=2, transposed=True, biases=False),
-         lambda x: F.conv_transpose3d(x, up, stride=2)),
+        (
+            "prelu per channel",
+            (64, 64, 32, 32),
+            lambda g, x: g.prelu(x, per_channel=True),
+            lambda x: F.prelu(x, slopes),
+        ),
+        (
+            "convolution of sequences",
+            (32, 64, 512),
+            lambda g, x: g.convolution(x, 64, 5, biases=False),
+            lambda x: F.conv1d(x, one, padding=2),
+        ),
+        (
+            "convolution of volumes",
+            (4, 32, 16, 32, 32),
+            lambda g, x: g.convolution(x, 32, 3, biases=False),
+            lambda x: F.conv3d(x, three, padding=1),
+        ),
+        (
+            "transposed convolution of volumes",
+            (4, 32, 8, 16, 16),
+            lambda g, x: g.convolution(x, 16, 2, stride=2, transposed=True, biases=False),
+            lambda x: F.conv_transpose3d(x, up, stride=2),
+        ),
         ("max pool of sequences", (32, 64, 1024), lambda g, x: g.pool(x, 2), lambda x: F.max_pool1d(x, 2)),
         ("max pool of volumes", (4, 32, 16, 32, 32), lambda g, x: g.pool(x, 2), lambda x: F.max_pool3d(x, 2)),
-        ("average pool of volumes", (4, 32, 16, 32, 32), lambda g, x: g.pool(x, 2, kind="average"),
-         lambda x: F.avg_pool3d(x, 2)),
+        (
+            "average pool of volumes",
+            (4, 32, 16, 32, 32),
+            lambda g, x: g.pool(x, 2, kind="average"),
+            lambda x: F.avg_pool3d(x, 2),
+        ),
         ("pixel shuffle", (16, 64, 64, 64), lambda g, x: g.pixel_shuffle(x, 2), lambda x: F.pixel_shuffle(x, 2)),
         ("sort", (64, 4096), lambda g, x: g.sort(x)[0], lambda x: x.sort(-1).values),
         ("sort short rows", (8192, 16), lambda g, x: g.sort(x)[0], lambda x: x.sort(-1).values),
         ("top 50 of a vocabulary", (16, 50257), lambda g, x: g.top_k(x, 50)[0], lambda x: x.topk(50).values),
         ("cumulative sum of rows", (256, 4096), lambda g, x: g.cumulative_sum(x), lambda x: x.cumsum(-1)),
-        ("cumulative sum of columns", (32, 512, 64), lambda g, x: g.cumulative_sum(x, dimension=1), lambda x: x.cumsum(1)),
-        ("cosine similarity", (4096, 512), lambda g, x: g.cosine_similarity(x, g.multiply(x, x)),
-         lambda x: F.cosine_similarity(x, x * x)),
+        (
+            "cumulative sum of columns",
+            (32, 512, 64),
+            lambda g, x: g.cumulative_sum(x, dimension=1),
+            lambda x: x.cumsum(1),
+        ),
+        (
+            "cosine similarity",
+            (4096, 512),
+            lambda g, x: g.cosine_similarity(x, g.multiply(x, x)),
+            lambda x: F.cosine_similarity(x, x * x),
+        ),
         ("random normal", (256, 4096), lambda g, x: g.add(x, g.random_normal(x)), lambda x: x + torch.randn_like(x)),
-    ]  # fmt: skip
+    ]
 
 
 def ours(row: Row) -> Callable[[], None]:
