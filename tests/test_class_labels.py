@@ -68,13 +68,14 @@ def test_no_array_with_an_element_per_class_is_made() -> None:
     (program,) = training.programs.values()
     made = [step for step in program.steps if any(value.shape == (8, 4) for value in step.results)]
     # The logits, and their gradient in the same memory: where no probabilities are kept, that is all.
-    assert {step.op.name for step in made} <= {"matmul", "add", "fused_elementwise", "softmax_cross_entropy_gradient"}
+    forward = {"matmul", "matmul_epilogue", "add", "fused_elementwise"}
+    assert {step.op.name for step in made} <= {*forward, "softmax_cross_entropy_gradient"}
     gradient = made[-1].results[0]
     assert made[-1].op.name == "softmax_cross_entropy_gradient"
     assert program.plan.placements[gradient].offset == program.plan.placements[made[-1].inputs[0]].offset
 
 
-@pytest.mark.parametrize("label", [-1, 4, 1 << 40])
+@pytest.mark.parametrize("label", [-1, 4, 1 << 30])
 def test_a_label_that_is_no_class_changes_nothing(label: int) -> None:
     training, _ = network()
     training.execute({"x": X}, {"t": CLASSES})

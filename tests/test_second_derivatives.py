@@ -243,3 +243,19 @@ def test_the_library_checks_them_too() -> None:
     training.compile(device=mlc.Device.cpu())
     report = mlc.check_gradients(training, {"x": numbers(2, 3)})
     assert report, str(report)
+
+
+def test_a_smaller_batch() -> None:
+    graph = mlc.Graph()
+    x = graph.input((6, 3), "x")
+    u = graph.dense(graph.dense(x, 4, activation="tanh"), 1)
+    dx = graph.gradient(u, x)
+    inference = mlc.InferenceGraph([graph])
+    inference.add_inputs({"x": x})
+    inference.add_outputs({"dx": dx})
+    inference.compile(device=mlc.Device.cpu())
+    given = numbers(6, 3)
+    all_, few = np.zeros((6, 3), np.float32), np.zeros((2, 3), np.float32)
+    inference.execute({"x": given}, outputs_data={"dx": all_}).wait()
+    inference.execute({"x": given[:2]}, outputs_data={"dx": few}, batch_size=2).wait()
+    np.testing.assert_allclose(few, all_[:2], rtol=1e-5)
