@@ -81,6 +81,7 @@ def test_kernels_that_the_emulator_runs(monkeypatch: pytest.MonkeyPatch) -> None
     windows = {"kernel": (2, 3), "strides": (2, 1), "dilations": (1, 1), "padding": (1, 0, 0, 1), "channels_last": True}
     norm = {"axes": (0,), "epsilon": 1e-3}
     statistics = rng.random((1, 6)).astype(np.float32)
+    smoothed = {"axis": 1, "keep": 0.9, "spread": 0.1}
     labels, ones = np.array([[0], [5], [3], [1]]), np.ones((4, 1), np.float32)
     image, indices = rng.random((1, 4, 5, 4)).astype(np.float32), np.array([0, 2, 2], np.int32)
     line, lines_of = rng.random((2, 40)).astype(np.float32), rng.integers(0, 40, (2, 40))
@@ -88,8 +89,8 @@ def test_kernels_that_the_emulator_runs(monkeypatch: pytest.MonkeyPatch) -> None
         ("sum", [x], {"axes": (0,)}),
         ("argmax", [x], {"axis": 1}),
         ("softmax", [x], {"axis": 1}),
-        ("softmax_cross_entropy", [x, labels], {"axis": 1, "keep": 0.9, "spread": 0.1, "ignored": 3}),
-        ("softmax_cross_entropy_gradient", [x, *[ones] * 2, labels, *[ones] * 2], {"axis": 1, "keep": 1.0, "spread": 0.0}),
+        ("softmax_cross_entropy", [x, labels], {**smoothed, "ignored": 3}),
+        ("softmax_cross_entropy_gradient", [x, ones, ones, labels, ones, ones], smoothed),
         ("normalize", [x], norm),
         ("normalize_gradient", [x, x, statistics], norm),
         ("max_pool_places", [image], windows),
