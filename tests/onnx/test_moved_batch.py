@@ -1,4 +1,4 @@
-"""Imported models that move the batch to another axis run smaller batches; those with numbers written down say where."""
+"""Imported models that move the batch to another axis run smaller batches; numbers written down are named."""
 
 from __future__ import annotations
 
