@@ -138,7 +138,7 @@ def check_family(family: str, every: int) -> None:
     """All cases of a family; `every` so many of them are trained as well."""
     cases = [c for c in getattr(importlib.import_module(f"tests.cases.{family}"), "CASES", []) if isinstance(c, Case)]
     for number, case in enumerate(cases):
-        if case.labels:
+        if case.labels or family == "ctc_loss" or "cache" in case.name:  # ONNX has no CTC loss and no memory
             continue  # a loss is part of a training graph
         graph, layer, arrays = mlc.Graph(), case.make(), case.arrays()
         sources = [mlc.Tensor(shape=array.shape, data_type=TYPES[array.dtype]) for array in arrays]
