@@ -143,6 +143,8 @@ def test_least_recently_used_sizes_go() -> None:
     before = training.device_memory_size
     run(50)
     assert training.device_memory_size > before
+    training.size_limit = 1
+    assert len(training.programs) == 2
     with pytest.raises(mlc.ShapeError, match="size_limit is 0"):
         training.size_limit = 0
 

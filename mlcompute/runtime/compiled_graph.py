@@ -125,10 +125,16 @@ class CompiledGraph:
             return request
         request = dataclasses.replace(request, described=described(request, sizes))
         known = self._sizes.pop(sizes, {})
-        while len(self._sizes) >= self.size_limit:
-            self._forget(next(iter(self._sizes)))
         self._sizes[sizes] = {**known, with_losses: request}
+        self.limit_sizes(self.size_limit)
         return request
+
+    def limit_sizes(self, limit: int) -> None:
+        """Keep programs of so many sizes, those used last."""
+        with self._lock:
+            self.size_limit = limit
+            while len(self._sizes) > limit:
+                self._forget(next(iter(self._sizes)))
 
     def _forget(self, sizes: Sizes) -> None:
         """Drop what was made for some sizes. Runs that are queued keep what they need."""

@@ -380,7 +380,7 @@ class Session:
         """Keep programs of so many sizes of inputs."""
         self.size_limit = limit
         if self.compiled is not None:
-            self.compiled.size_limit = limit
+            self.compiled.limit_sizes(limit)
 
     def memory_size(self) -> int:
         """Bytes of arena, optimizer state and sums of gradients; 0 before compile."""
