@@ -76,3 +76,11 @@ def test_refusals_name_the_axes() -> None:
         graph.convolution(graph.input((4, 9), "x"), 3)
     with pytest.raises(mlc.ShapeError, match="padding has 2 entries"):
         graph.pool(graph.input((4, 9, 5), "y"), padding=(1, 1))
+
+
+def test_dense_on_many_axes_where_features_are_last() -> None:
+    graph = mlc.Graph()
+    words = graph.input((2, 3, 4, 5), "words", data_type=mlc.DataType.INT32)
+    assert graph.dense(graph.embedding(words, 10, 6), 7).descriptor.shape == (2, 3, 4, 5, 7)
+    with pytest.raises(mlc.ShapeError, match="the source is an image"):
+        graph.dense(graph.input((2, 3, 4, 5, 6), "volume"), 7)

@@ -85,6 +85,9 @@ def test_kernels_that_the_emulator_runs(monkeypatch: pytest.MonkeyPatch) -> None
     labels, ones = np.array([[0], [5], [3], [1]]), np.ones((4, 1), np.float32)
     image, indices = rng.random((1, 4, 5, 4)).astype(np.float32), np.array([0, 2, 2], np.int32)
     line, lines_of = rng.random((2, 40)).astype(np.float32), rng.integers(0, 40, (2, 40))
+    # Two channels, whichever of its ends is taken for them.
+    volume, filters = rng.random((1, 2, 3, 4, 2)).astype(np.float32), rng.random((2, 2, 3, 3, 3)).astype(np.float32)
+    solid = {"strides": (1, 1, 1), "dilations": (1, 1, 1), "padding": (1,) * 6, "groups": 1}
     for name, arrays, attributes in (
         ("sum", [x], {"axes": (0,)}),
         ("argmax", [x], {"axis": 1}),
@@ -100,6 +103,14 @@ def test_kernels_that_the_emulator_runs(monkeypatch: pytest.MonkeyPatch) -> None
         ("scatter", [line, lines_of, line], {"axis": 1}),
         ("scatter_add", [line, lines_of, line], {"axis": 1}),
         ("renormalize", [x, indices], {"maximum_norm": 1.0, "p": 2.0}),
+        ("sort", [x], {"axis": 1, "descending": True, "count": 3}),
+        ("sort", [rng.random((1, 2100)).astype(np.float32)], {"axis": 1, "descending": False, "count": 2100}),
+        ("sort", [rng.integers(0, 200, (2, 2100)).astype(np.uint8)], {"axis": 1, "descending": False, "count": 9}),
+        ("cumulative_sum", [x], {"axis": 0, "exclusive": False, "reverse": True}),
+        ("cumulative_sum", [rng.random((2, 300)).astype(np.float32)], {"axis": 1, "exclusive": True, "reverse": False}),
+        ("convolution", [volume, filters], {**solid, "channels_last": True}),
+        ("convolution_input_gradient", [volume, filters], {**solid, "shape": (1, 2, 3, 4, 2)}),
+        ("convolution_weight_gradient", [volume, volume], {**solid, "shape": (2, 2, 3, 3, 3)}),
     ):
         bench.check(bench.op(name, **attributes), *arrays, scale=4)
     fused.test_scales_along_the_elements((6, 40), (1,), 40)
