@@ -191,7 +191,7 @@ def dense(
     (32, 10)
     """
     who = f"{type(self).__name__}.dense"
-    shape = expect_rank(self, "dense", x, range(2, 16), "at least two axes: (n, in) or (n, length, in)").descriptor.shape
+    shape = expect_rank(self, "dense", x, range(2, 16), "at least two axes: (n, in), (n, length, in)").descriptor.shape
     outputs = whole(who, "outputs", outputs, 1)
     is_pixel = len(shape) == 4 and shape[2:] == (1, 1)
     if len(shape) >= 4 and not is_pixel and x.feature_axis != len(shape) - 1:
