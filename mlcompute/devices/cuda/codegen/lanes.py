@@ -33,7 +33,7 @@ HELD = 8
 #: So many rows of columns that fit into one block are left to it: it can then share a launch with others.
 FEW_ROWS = 64
 #: Up to so many rows of columns are left to one large block.
-FEW_FOR_BLOCK = 2048
+FEW_FOR_BLOCK = 4096
 #: Fewer elements than this are not worth a second launch.
 WORTH_SPLITS = 1 << 15
 
