@@ -74,14 +74,22 @@ class FileError(Error, ValueError):
 class ProcessError(Error, RuntimeError):
     """Another process of a group failed, fell silent, ended, or does something else than this one.
 
-    ranks  the processes it is about
+    ranks    the processes it is about
+    is_lost  are they gone? Then the others may go on without them
     """
 
     def __init__(
-        self, message: str, *, fix: str = "", ranks: tuple[int, ...] = (), is_told: bool = False, **facts: object
+        self,
+        message: str,
+        *,
+        fix: str = "",
+        ranks: tuple[int, ...] = (),
+        is_lost: bool = False,
+        is_told: bool = False,
+        **facts: object,
     ) -> None:
         super().__init__(message, fix=fix, **facts)
-        self.ranks = ranks
+        self.ranks, self.is_lost = ranks, is_lost
         #: Do the other processes know? What came from one of them, they do.
         self.is_told = is_told
 

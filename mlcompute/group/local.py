@@ -50,8 +50,8 @@ class LocalLink(Link):
 
         def arrived() -> bool:
             if not box:
-                if source in hub.dead or hub.next is not None:
-                    raise LostError([source] if source in hub.dead else sorted(hub.dead))
+                if source in hub.dead or hub.arrived:
+                    raise LostError(sorted(hub.dead))
                 return False
             data = box.popleft()
             np.copyto(into, data[: into.size])

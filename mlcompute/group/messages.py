@@ -120,7 +120,7 @@ class MessageExchange(Exchange):
     ) -> list[int]:
         """One collective call. `memory` says where what a process sends shall go, given its rank and the bytes."""
         if self._failed is not None:
-            raise ProcessError(self._failed.message, ranks=self._failed.ranks)
+            raise ProcessError(self._failed.message, ranks=self._failed.ranks, is_lost=self._failed.is_lost)
         self._number += 1
         try:
             return self._poll(kind, sends, memory, same, word)
@@ -128,6 +128,7 @@ class MessageExchange(Exchange):
             self._failed = ProcessError(
                 f"{_listed(lost.ranks)} of {self.size} ended without a word while rank {self.rank} was in {kind.words}",
                 ranks=lost.ranks,
+                is_lost=True,
             )
             raise self._failed from None
         except ProcessError as error:

@@ -35,10 +35,21 @@ def execute(session: Session, call: Call, batch: int, data: Mapping[Tensor, Any]
 
     def work() -> Tensor | None:
         training.pass_phases = set()
-        training.run_passes(call, batch, data, "slice", tuple(phase for phase in phases if phase != "update"))
-        if "gradient" in phases:
-            training.finish(updates="update" in phases, is_whole_step=True)
-        return _result(training)
+        while True:
+            start = session.random.current().count
+            try:
+                if session.elastic:
+                    training.remember()
+                training.run_passes(call, batch, data, "slice", tuple(phase for phase in phases if phase != "update"))
+                if "gradient" in phases:
+                    training.finish(updates="update" in phases, is_whole_step=True)
+                return _result(training)
+            except ProcessError as error:
+                if not (session.elastic and error.is_lost):
+                    raise
+                session.random.move_to(start)
+                if training.go_on():  # others had finished the step
+                    return _result(training)
 
     return _carried_out(session, call, work)
 

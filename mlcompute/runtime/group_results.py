@@ -135,6 +135,29 @@ class GroupResults:
             self._gathered[key] = self._join(Kind.RESULTS, tensor, own, adds=True)
         return np.array(self._gathered[key])
 
+    # Where others may have to be replaced ---------------------------------------------------------------------------
+
+    def gather_rows(self) -> None:
+        """Outputs of the whole batch, now: whoever reads them later need not ask others that may be gone."""
+        training = self._training
+        for tensor in training.request.kept:
+            if tensor not in training.losses and training.program.values.get(tensor) in training.program.kept:
+                self.value(tensor)
+
+    def outcome(self) -> Any:
+        """Results of the last step, for whoever has not finished it."""
+        kept = self._training.request.kept
+        rows = {number: self._gathered.get(("value", tensor)) for number, tensor in enumerate(kept)}
+        return [self.losses.get(tensor) for tensor in self._training.losses], rows
+
+    def take_outcome(self, outcome: Any) -> None:
+        """Results of a step that others have finished."""
+        losses, rows = outcome
+        self.losses = dict(zip(self._training.losses, losses, strict=True))
+        kept = self._training.request.kept
+        self._gathered = {("value", kept[n]): values for n, values in rows.items() if values is not None}
+        self.is_shared = True
+
     # Over the group -------------------------------------------------------------------------------------------------
 
     def _slices(self) -> list[tuple[int, int]]:

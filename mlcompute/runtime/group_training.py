@@ -10,6 +10,7 @@ allgather         new parameters, statistics and losses, to everybody
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,6 +79,10 @@ class GroupTraining:
         self.passes: dict[int, Passes] = {}
         self.pass_phases: set[str] = set()
         self.batch = 0
+        #: Steps that were finished here, and all optimizer state after the last one, where others may have to be
+        #: replaced.
+        self.steps = 0
+        self._replica: dict[Tensor, list[Array]] = {}
         #: Has a slice of the current call been run? Then a failure concerns everybody.
         self.has_begun = False
         self.statistics = [t for t in dict.fromkeys(self.program.writes) if t.descriptor.data_type.is_floating]
@@ -275,6 +280,9 @@ class GroupTraining:
                 lane.values[start:last] = lane.reduced[start - first :]
             if state is not None or lane.updated < lane.length:
                 gather_shards(self.exchange, Kind.PARAMETERS, lane, lane.values)
+        if self.session.elastic:
+            self._replica = self.update.gather_states()
+            self.results.gather_rows()
         # Everything has arrived: from here on nothing can fail, and the step counts.
         for lane in self.lanes:
             for entry in lane.entries:
@@ -285,6 +293,9 @@ class GroupTraining:
                     self.store(storage, values)
         if state is not None:
             state.advance()
+        self.steps += 1
+        if self.session.elastic:
+            self.update.know_states(self._replica)
 
     def finish_passes(self) -> None:
         """The update after gradient passes by themselves; gradients can be read, and used, again."""
@@ -333,6 +344,60 @@ class GroupTraining:
                     parts.update(zip(self._nodes[peer], received[peer], strict=True))
             np.copyto(lane.reduced, tree_sum(parts, self._root))
         self._spare += sums.values()
+
+    # Going on without others ----------------------------------------------------------------------------------------
+
+    def remember(self) -> None:
+        """Before a step: let every process have all optimizer state, unless it has."""
+        if self.session.state is not None:
+            self.update.adopt_state(self.session.state)
+        if not self.update.knows_states:
+            self._replica = self.update.gather_states()
+            self.update.know_states(self._replica)
+
+    def go_on(self) -> bool:
+        """The processes that are left go on, from the last step that one of them has finished.
+
+        Whoever has not finished it takes its outcome from one that has: then True, and the step is not run again.
+        """
+        session, exchange = self.session, self.exchange
+        exchange.shrink()
+        done = [int(one) for one in exchange.gather_bytes(Kind.COMPILE, str(self.steps).encode())]
+        leader = done.index(max(done))
+        is_behind = self.steps < max(done)
+        if min(done) < max(done):
+            facts = exchange.gather_bytes(Kind.COMPILE, self._outcome() if exchange.rank == leader else b"")[leader]
+            if is_behind:
+                self._take_outcome(facts)
+        self._pending, replica = {}, self._replica
+        self.share_out()
+        if session.state is not None:
+            self.update.take_over(session.state, replica)
+            self.update.know_states(replica)
+        self.compiled.storages.clear()
+        return is_behind
+
+    def _outcome(self) -> bytes:
+        """Everything the last step has changed."""
+        session = self.session
+        kept = [t.storage.array() for t in (*self.program.exchanged, *self.statistics) if t.storage is not None]
+        states = [self._replica.get(tensor, []) for tensor in self.program.exchanged]
+        time_step = None if session.state is None else session.state.time_step
+        return pickle.dumps((self.steps, kept, states, time_step, session.random.count, self.results.outcome()))
+
+    def _take_outcome(self, facts: bytes) -> None:
+        session = self.session
+        self.steps, kept, states, time_step, count, results = pickle.loads(facts)
+        tensors = [t for t in (*self.program.exchanged, *self.statistics) if t.storage is not None]
+        for tensor, values in zip(tensors, kept, strict=True):
+            assert tensor.storage is not None
+            self.store(tensor.storage, values)
+        self._replica = dict(zip(self.program.exchanged, states, strict=True))
+        if session.state is not None and time_step is not None:
+            session.state.time_step = time_step
+            session.state.optimizer.advance_to(time_step)
+        session.random.move_to(count)
+        self.results.take_outcome(results)
 
     def whole_gradients(self) -> dict[Tensor, Array]:
         """The gradients of the whole batch, for whoever reads them before the update; collective."""

@@ -63,6 +63,8 @@ class Session:
         self.definition = definition
         self.device: Device | None = None
         self.group: Group | None = None
+        #: Do the processes that are left go on when others are gone?
+        self.elastic = False
         #: The graph in that group, once it is compiled.
         self.in_group: GroupTraining | None = None
         self.options = GraphCompilationOptions.NONE
@@ -336,6 +338,13 @@ class Session:
             for tensor in compiled.request.parameters if self.state is not None else ():
                 assert self.state is not None
                 self.state.replace(tensor, [buffer.copy() for buffer in self.state.of(tensor)])
+
+    def goes_on_without_others(self) -> bool:
+        """When processes of the group are gone between steps: go on with those that are left, if that is asked for."""
+        if not self.elastic or self.in_group is None:
+            return False
+        self.in_group.go_on()
+        return True
 
     def _look_for_other_devices(self, tensor: Tensor, compiled: CompiledGraph) -> None:
         """Runs on several devices that share a tensor must wait for each other."""

@@ -142,6 +142,22 @@ class ShardUpdate:
             offset += values.nbytes
         return offset
 
+    def know_states(self, states: dict[Tensor, list[Array]]) -> None:
+        """All states are at hand: nobody need be asked until the next update."""
+        self._whole = states
+
+    @property
+    def knows_states(self) -> bool:
+        """Are all states at hand?"""
+        return self._whole is not None
+
+    def take_over(self, state: OptimizerState, states: dict[Tensor, list[Array]]) -> None:
+        """Go on with these states of all parameters, of which the own part is kept."""
+        for tensor, arrays in states.items():
+            for number, values in enumerate(arrays):
+                self.set_state(tensor, number, values)
+            state.replace(tensor, [ShardedState(self, tensor, n, one) for n, one in enumerate(state.of(tensor))])
+
     @property
     def nbytes(self) -> int:
         """Bytes of optimizer state this process has."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from mlcompute.device import Device
-from mlcompute.errors import DataError, ExecutionError, FileError, GraphError
+from mlcompute.errors import DataError, ExecutionError, FileError, GraphError, ProcessError
 from mlcompute.graph import Graph
 from mlcompute.group.exchange import Kind
 from mlcompute.group.group import Group
@@ -78,18 +78,28 @@ def save(
     if group is None:
         _write(os.fsdecode(path), kept, texts, unchanged)
     else:
-        _write_once(group, lambda: _write(os.fsdecode(path), kept, texts, unchanged), os.fsdecode(path))
+        assert session is not None
+        target = os.fsdecode(path)
+        _write_once(group, lambda: _write(target, kept, texts, unchanged), target, session.goes_on_without_others)
 
 
-def _write_once(group: Group, write: Callable[[], None], path: str) -> None:
-    """Rank 0 writes; all return when the file is there, or fail alike."""
+def _write_once(group: Group, write: Callable[[], None], path: str, goes_on: Callable[[], bool]) -> None:
+    """Rank 0 writes; all return when the file is there, or fail alike.
+
+    goes_on  when processes are gone: let the others go on; False when they do not
+    """
     error: Exception | None = None
     if group.is_first:
         try:
             write()
         except Exception as found:
             error = found
-    said = group.exchange.gather_bytes(Kind.TRAINER, b"" if error is None else str(error).encode())[0]
+    try:
+        said = group.exchange.gather_bytes(Kind.TRAINER, b"" if error is None else str(error).encode())[0]
+    except ProcessError as lost:
+        if not lost.is_lost or not goes_on():
+            raise
+        said = b""
     if error is not None:
         raise error
     if said:

@@ -153,7 +153,8 @@ def evaluate(
     is_filled = False
     #: Batches that the processes of a group run at the same time, each one of them.
     taken: list[Batch] = []
-    turns = 1 if model.group is None else model.group.size
+    # Where processes may go, each runs all of them: a batch cannot be lost then.
+    turns = 1 if model.group is None or session_of(model.training).elastic else model.group.size
     with contextlib.closing(data.batches(size, stops=stops)) as batches:
         for batch in batches:
             if stops():
@@ -177,7 +178,7 @@ def evaluate(
 def _count(model: Model, batches: Sequence[Batch], mean: MeanLoss, metrics: Sequence[Metric]) -> None:
     """Run some batches, one on each process of a group, and count them in order, on all."""
     group = model.group
-    if group is None or group.size == 1:
+    if group is None or group.size == 1 or session_of(model.training).elastic:
         found = [run(model, batch, with_labels=True) for batch in batches]
     elif batches:
         mine = run(model, batches[group.rank], with_labels=True) if group.rank < len(batches) else None

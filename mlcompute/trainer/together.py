@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mlcompute.errors import ProcessError
 from mlcompute.group.exchange import Kind
 from mlcompute.runtime.session import session_of
 from mlcompute.trainer.callbacks.callback import Callback
@@ -18,23 +19,29 @@ _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end")
 
 
 class Together:
-    """The processes of a group in one run. Without a group everything happens here.
-
-    called    the callbacks that are called here: all on rank 0, elsewhere those that change the run
-    """
+    """The processes of a group in one run. Without a group everything happens here."""
 
     def __init__(self, trainer: Trainer, callbacks: Sequence[Callback]) -> None:
         self._trainer = trainer
         group = trainer.group
         self._group = group if group is not None and group.size > 1 else None
         self.is_shared = self._group is not None
-        self.is_first = group is None or group.is_first
-        self.called = [one for one in callbacks if self.is_first or one.runs_on_every_process]
+        self._callbacks = callbacks
         private = [one for one in callbacks if not one.runs_on_every_process]
         #: May what only rank 0 calls decide something between two steps?
         self._decides_in_step = any(
             getattr(type(one), hook) is not getattr(Callback, hook) for one in private for hook in _BATCH_HOOKS
         )
+
+    @property
+    def is_first(self) -> bool:
+        """Is this the process that prints and writes?"""
+        return self._group is None or self._group.is_first
+
+    @property
+    def called(self) -> list[Callback]:
+        """The callbacks that are called here: all on rank 0, elsewhere those that change the run."""
+        return [one for one in self._callbacks if self.is_first or one.runs_on_every_process]
 
     def before_step(self, signals: Signals) -> None:
         """What was noticed here goes along with the step."""
@@ -59,7 +66,13 @@ class Together:
             return
         trainer = self._trainer
         mine = [trainer.stop_training, trainer.stopped_by, trainer.learning_rate, signals.noticed]
-        said = [json.loads(one) for one in self._group.exchange.gather_bytes(Kind.TRAINER, json.dumps(mine).encode())]
+        try:
+            gathered = self._group.exchange.gather_bytes(Kind.TRAINER, json.dumps(mine).encode())
+        except ProcessError as error:
+            if not error.is_lost or not session_of(trainer.training).goes_on_without_others():
+                raise
+            return  # what was decided here holds: callbacks that change the run see the same everywhere
+        said = [json.loads(one) for one in gathered]
         trainer.stop_training, trainer.stopped_by, rate, _ = said[0]
         if rate != trainer.learning_rate:
             trainer.optimizer.schedule_rate(rate)

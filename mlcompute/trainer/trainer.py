@@ -20,6 +20,7 @@ from mlcompute.inference import InferenceGraph
 from mlcompute.layers.arguments import whole
 from mlcompute.optimizers import Optimizer
 from mlcompute.runtime.definition import definition_of
+from mlcompute.runtime.session import session_of
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.callbacks.callback import Callback, expect_callback
 from mlcompute.trainer.class_weights import ClassWeight, class_numbers
@@ -62,6 +63,8 @@ class Trainer:
     learning_rate  for an optimizer given by name
     group          processes that train together, as `mlc.Group.world()`. All of them make the same calls with the same
                    data, and each runs its part of every batch; callbacks, progress and files are rank 0's
+    elastic        when processes of the group are gone, the others go on, and arrive at the same numbers; every process
+                   then keeps all optimizer state. Needs Open MPI's fault tolerance, as `mlcompute launch` has it
     device         where to train; "best": the device of a graph that is compiled, else the best there is (`Device()`)
 
     >>> import numpy as np, mlcompute as mlc
@@ -87,6 +90,7 @@ class Trainer:
         learning_rate: float | None = None,
         device: Device | Literal["best"] = "best",
         group: Group | None = None,
+        elastic: bool = False,
     ) -> None:
         # Copies: what is decided for this graph must not be found decided by another trainer.
         self.metrics = metrics_by_output(metrics)
@@ -97,6 +101,9 @@ class Trainer:
         self.model = model_from(
             graph, loss, loss_weights, outputs, optimizer, learning_rate, inputs, chosen, bool(self.metrics), group
         )
+        if elastic and group is None:
+            raise DataError("Trainer: elastic is for a group of processes", fix="give group=mlc.Group.world()")
+        session_of(self.model.training).elastic = bool(elastic)
         for metric in self.metrics:
             if not isinstance(metrics, Mapping) and len(self.model.outputs) == 1:
                 metric.output = self.model.output.name

@@ -27,7 +27,7 @@ class Surprise(mlc.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs):
         if self.trainer.epoch == 1 and batch == 2 and group.rank == 1:
-            if WHAT == "kill":
+            if WHAT == "kill" or (WHAT == "elastic" and group.size == 3):
                 os.kill(os.getpid(), signal.SIGKILL)
             elif WHAT == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -41,11 +41,7 @@ class Surprise(mlc.callbacks.Callback):
             time.sleep(0.01)
 
 
-trainer = mlc.Trainer(graph, loss="softmax_cross_entropy", learning_rate=0.01, group=group)
-if WHAT == "elastic":
-    Surprise.on_train_batch_begin = lambda self, batch, logs: (
-        os.kill(os.getpid(), signal.SIGKILL) if self.trainer.step == 8 and str(group.rank) == FILE else None
-    )
+trainer = mlc.Trainer(graph, loss="softmax_cross_entropy", learning_rate=0.01, group=group, elastic=WHAT == "elastic")
 began = time.time()
 try:
     trainer.fit(

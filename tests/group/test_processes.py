@@ -65,6 +65,15 @@ def test_a_process_that_does_something_else_ends_all(what):
     assert said[what] in done.stderr
 
 
+@pytest.mark.slow
+def test_survivors_go_on_with_the_same_bits():
+    whole, _ = launch(2)
+    done, _ = launch(3, "elastic")
+    digests = re.findall(r"rank \d of 2: (\d+)", done.stdout)
+    assert len(digests) == 2, done.stderr
+    assert set(digests) == set(re.findall(r"rank \d of 2: (\d+)", whole.stdout))
+
+
 def test_sigterm_saves_once_and_ends_all(tmp_path):
     path = tmp_path / "stopped.safetensors"
     command = [sys.executable, "-m", "mlcompute", "launch", "-n", "2", PROGRAM, "long", str(path)]

@@ -1,0 +1,78 @@
+"""Processes that are gone: the others go on, and arrive at the bits of a run that lost nobody."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from tests.group.test_trainer import X, Y, equal, learned, trainer
+
+
+@pytest.mark.parametrize(
+    ("dies", "at"), [(1, "before the step"), (2, "between gradients and parameters"), (0, "decide")]
+)
+def test_survivors_go_on_with_the_same_bits(dies, at):
+    groups = mlc.Group.local(3, timeout=20)
+    hub = groups[0].exchange._link.hub
+    found, errors = {}, []
+
+    class Gone(BaseException):
+        pass
+
+    class Dies(mlc.callbacks.Callback):
+        runs_on_every_process = True
+
+        def on_train_batch_begin(self, batch, logs):
+            if self.trainer.step == 7 and self.rank == dies:
+                if at == "before the step":
+                    hub.kill(dies)
+                    raise Gone
+                original = self.trainer.group.exchange.allgather
+
+                def allgather(*arguments):
+                    hub.kill(dies)
+                    raise Gone
+
+                if at == "between gradients and parameters":
+                    self.trainer.group.exchange.allgather = allgather
+                else:
+                    assert original
+
+        def on_epoch_end(self, epoch, logs):
+            if at == "decide" and self.rank == dies and epoch == 1:
+                hub.kill(dies)
+                raise Gone
+
+    def work(rank):
+        try:
+            one = trainer(groups[rank], elastic=True)
+            callback = Dies()
+            callback.rank = rank
+            history = one.fit(X, Y, epochs=3, callbacks=[callback], verbose=0)
+            found[rank] = learned(one), history.epochs, groups[rank].size
+        except Gone:
+            return
+        except BaseException as error:
+            errors.append(error)
+            groups[rank].abort(str(error))
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    assert not errors, errors[0]
+    whole = trainer(mlc.Group.local(1)[0])
+    history = whole.fit(X, Y, epochs=3, verbose=0)
+    assert sorted(found) == [rank for rank in range(3) if rank != dies]
+    for weights, epochs, size in found.values():
+        assert size == 2
+        assert equal(weights, learned(whole))
+        assert [one["loss"] for one in epochs] == [one["loss"] for one in history.epochs]
+        np.testing.assert_array_equal([e["accuracy"] for e in epochs], [e["accuracy"] for e in history.epochs])
+
+
+def test_elastic_needs_a_group():
+    with pytest.raises(mlc.DataError, match="elastic is for a group"):
+        trainer(None, elastic=True)
