@@ -39,13 +39,13 @@ class ConvolutionDescriptor(WindowDescriptor):
 
     def __init__(
         self,
-        kernel_sizes: Sizes = 1,
+        kernel_sizes: Sizes = (1, 1),
         input_feature_channel_count: int = 1,
         output_feature_channel_count: int = 1,
         convolution_type: ConvolutionType = ConvolutionType.STANDARD,
         group_count: int = 1,
-        strides: Sizes = 1,
-        dilation_rates: Sizes = 1,
+        strides: Sizes = (1, 1),
+        dilation_rates: Sizes = (1, 1),
         padding_policy: PaddingPolicy = PaddingPolicy.SAME,
         padding_sizes: Sizes | None = None,
         *,
@@ -78,12 +78,12 @@ class ConvolutionDescriptor(WindowDescriptor):
     @classmethod
     def convolution_transpose(
         cls,
-        kernel_sizes: Sizes = 1,
+        kernel_sizes: Sizes = (1, 1),
         input_feature_channel_count: int = 1,
         output_feature_channel_count: int = 1,
         group_count: int = 1,
-        strides: Sizes = 1,
-        dilation_rates: Sizes = 1,
+        strides: Sizes = (1, 1),
+        dilation_rates: Sizes = (1, 1),
         padding_policy: PaddingPolicy = PaddingPolicy.SAME,
         padding_sizes: Sizes | None = None,
         *,
@@ -108,11 +108,11 @@ class ConvolutionDescriptor(WindowDescriptor):
     @classmethod
     def depthwise_convolution(
         cls,
-        kernel_sizes: Sizes = 1,
+        kernel_sizes: Sizes = (1, 1),
         input_feature_channel_count: int = 1,
         channel_multiplier: int = 1,
-        strides: Sizes = 1,
-        dilation_rates: Sizes = 1,
+        strides: Sizes = (1, 1),
+        dilation_rates: Sizes = (1, 1),
         padding_policy: PaddingPolicy = PaddingPolicy.SAME,
         padding_sizes: Sizes | None = None,
         *,
@@ -270,7 +270,7 @@ def _kernel(sizes: Sizes, width: int | None, height: int | None) -> Sizes:
     """The kernel from whichever of its two spellings was used."""
     if width is None and height is None:
         return sizes
-    if width is None or height is None or sizes not in (1, (1, 1)):
+    if width is None or height is None or sizes != (1, 1):
         raise ShapeError(
             "ConvolutionDescriptor: the kernel is given twice or in part",
             expected="kernel_sizes alone, or both kernel_width and kernel_height",

@@ -26,7 +26,7 @@ def _pooling(
     strides: Sizes,
     padding_policy: PaddingPolicy,
     padding_sizes: Sizes | None = None,
-    dilation_rates: Sizes = 1,
+    dilation_rates: Sizes = (1, 1),
     spatial_axes: int = 2,
 ) -> PoolingDescriptor:
     return cls(kind, kernel_sizes, strides, dilation_rates, padding_policy, padding_sizes, spatial_axes=spatial_axes)
@@ -56,8 +56,8 @@ class PoolingDescriptor(WindowDescriptor):
         self,
         pooling_type: PoolingType,
         kernel_sizes: Sizes,
-        strides: Sizes = 1,
-        dilation_rates: Sizes = 1,
+        strides: Sizes = (1, 1),
+        dilation_rates: Sizes = (1, 1),
         padding_policy: PaddingPolicy = PaddingPolicy.SAME,
         padding_sizes: Sizes | None = None,
         count_includes_padding: bool = False,
@@ -81,7 +81,7 @@ class PoolingDescriptor(WindowDescriptor):
         padding_policy: PaddingPolicy,
         padding_sizes: Sizes | None = None,
         count_includes_padding: bool = False,
-        dilation_rates: Sizes = 1,
+        dilation_rates: Sizes = (1, 1),
         *,
         spatial_axes: int = 2,
     ) -> PoolingDescriptor:

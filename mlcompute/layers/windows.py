@@ -75,6 +75,11 @@ class WindowDescriptor:
         self._spatial_axes = axes = whole(who, "spatial_axes", spatial_axes, 1)
         if axes > 3:
             raise ShapeError(f"{who}: spatial_axes is {axes}", expected="1 (sequences), 2 (images) or 3 (volumes)")
+        # The default, which is that of images, means 1 along any number of axes.
+        kernel_sizes, strides, dilation_rates = (
+            1 if isinstance(sizes, tuple) and sizes == (1, 1) else sizes
+            for sizes in (kernel_sizes, strides, dilation_rates)
+        )
         self._kernel_sizes = sizes_of(who, "kernel_sizes", kernel_sizes, axes)
         self._strides = sizes_of(who, "strides", strides, axes)
         self._dilation_rates = sizes_of(who, "dilation_rates", dilation_rates, axes)
