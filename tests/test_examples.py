@@ -24,6 +24,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "detector": {"steps": 40, "batch": 4},
     "drawing_classifier": {"count": 150, "batch": 16, "epochs": 6},
     "linked_graphs": {"steps": 60},
+    "many_processes": {"processes": 2, "epochs": 1},
     "lstm_forecaster": {"steps": 100},
     "mlp": {"steps": 12},
     "policy_gradient": {"rounds": 60},
