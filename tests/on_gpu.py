@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+#: Tests of the engine, among those of devices.
+ENGINE = ("test_cuda*.py", "test_*_kernels.py", "test_cross_entropy.py")
 #: Tests of the whole library that say something about a device.
 LIBRARY = (
     "test_tiny.py",
@@ -36,6 +38,21 @@ LIBRARY = (
     "test_losses.py",
     "test_optimizers.py",
     "test_linked_graphs.py",
+    "test_expressions.py",
+    "test_minimize.py",
+    "test_applying.py",
+    "test_class_labels.py",
+    "test_second_derivatives.py",
+    "test_parameter_groups.py",
+    "test_recent_optimizers.py",
+    "test_apply_gradients.py",
+    "test_lbfgs.py",
+    "test_recurrent_layers.py",
+    "test_key_value_cache.py",
+    "test_generation.py",
+    "test_random_layers.py",
+    "test_spatial_builders.py",
+    "test_sizes_that_vary.py",
     "trainer/test_fit.py",
     "saving/test_files.py",
     "saving/test_resume.py",
@@ -142,7 +159,9 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     print("\n".join(f"{name:<12} {fact}" for name, fact in engines[0].facts().items()), flush=True)
     deadline = time.monotonic() + options.seconds
-    engine_files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "devices").glob("test_cuda*.py"))
+    devices = ROOT / "tests" / "devices"
+    found = {path for pattern in ENGINE for path in devices.glob(pattern)}
+    engine_files = sorted(str(path.relative_to(ROOT)) for path in found)
     library_files = [f"tests/{file}" for file in LIBRARY]
     passed = True
     for title, files, settings in (
