@@ -65,7 +65,7 @@ class Statuses:
         self.failed = self._words.address + (8 if len(self._found) == 1 else 0)
         self._pinned = [Pinned(self._driver, size) for _ in range(turns)] if self._found else []
         #: The same memory, cheap to compare: nearly all runs end as they began.
-        self._views = [memoryview(pinned.memory) for pinned in self._pinned]
+        self._views = [pinned.memory.data for pinned in self._pinned]
         self._nothing = bytes(size)
         self._reports = [
             PinnedCopy(engine, self._words.address, pinned.address, self._words.nbytes) for pinned in self._pinned
