@@ -62,7 +62,7 @@ format: $(VENV)/.has-test
 
 # One of them needs more than `make train`: all that the tests need is enough. blocks.py and images.py are shared.
 examples: $(VENV)/.has-test
-	@set -e; for example in $(filter-out %/blocks.py %/images.py,$(wildcard examples/*.py)); do \
+	@set -e; for example in $(filter-out %/blocks.py %/images.py,$(wildcard examples/*.py examples/programs/*.py)); do \
 		echo "== $$example"; $(PY) $$example; done
 
 $(PY):

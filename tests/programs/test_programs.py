@@ -1,0 +1,117 @@
+"""Programs as people write them, here and in PyTorch: the same numbers from the same weights, in about as many lines.
+
+A pair is `examples/programs/NAME.py` and `NAME_torch.py` beside this file. Both have `build()`, which gives one network
+or several, and `train(*networks, batches)`, which gives the losses of its steps; `data()` of the example gives batches.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import io
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mlcompute as mlc
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+EXAMPLES = ROOT / "examples" / "programs"
+PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+#: Losses of ten or so steps in float32, whose sums are added in another order: relative to the loss.
+LOSS_TOLERANCE = 1e-5
+#: Weights: the norm of the difference, relative to the norm of what training changed. It is larger because an Adam step
+#: of a gradient near 0 is as long as any other, and epsilon stands elsewhere (docs/from-pytorch.md).
+WEIGHT_TOLERANCE = 1e-3
+#: Parts that both sides share, and that are in the example only.
+SHARED = {"data"}
+
+
+def ours(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"programs_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def theirs(name: str) -> ModuleType:
+    return importlib.import_module(f"tests.programs.{name}_torch")
+
+
+def listed(networks: Any) -> list[Any]:
+    return list(networks) if isinstance(networks, tuple) else [networks]
+
+
+def code_lines(path: Path) -> int:
+    """Lines with code: no blank lines, comments, docstrings, no `data` and no `__main__` part."""
+    text = path.read_text(encoding="utf-8")
+    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    lines = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in skipped
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    for node in ast.walk(ast.parse(text)):
+        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        is_shared = isinstance(node, ast.FunctionDef) and node.name in SHARED
+        is_main = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+        if is_docstring or is_shared or is_main:
+            assert isinstance(node, ast.stmt)
+            assert node.end_lineno is not None
+            lines -= set(range(node.lineno, node.end_lineno + 1))
+    return len(lines)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_same_numbers_as_pytorch(name: str) -> None:
+    here, there = ours(name), theirs(name)
+    torch.manual_seed(0)
+    models, graphs = listed(there.build()), listed(here.build())
+    for graph, model in zip(graphs, models, strict=True):
+        mlc.from_state_dict(graph, model.state_dict())
+    starts = [{key: tensor.clone() for key, tensor in model.state_dict().items()} for model in models]
+    expected = there.train(*models, here.data())
+    losses = here.train(*graphs, here.data())
+    assert len(losses) >= 5
+    np.testing.assert_allclose(losses, expected, rtol=LOSS_TOLERANCE, atol=1e-6)
+    for graph, model, start in zip(graphs, models, starts, strict=True):
+        state = model.state_dict()
+        for key, array in mlc.to_state_dict(graph).items():
+            change = np.linalg.norm(state[key] - start[key])
+            difference = np.linalg.norm(array - state[key].numpy())
+            assert difference <= WEIGHT_TOLERANCE * change + 1e-6, f"{key}: {difference} of {change}"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_about_as_many_lines_as_pytorch(name: str) -> None:
+    assert code_lines(EXAMPLES / f"{name}.py") <= 1.2 * code_lines(HERE / f"{name}_torch.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_example_runs(name: str, tmp_path: Path) -> None:
+    script = [sys.executable, str(EXAMPLES / f"{name}.py")]
+    run = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip(), "an example shows what it learned"
+
+
+def test_the_gallery_counts_right() -> None:
+    text = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    for name in PROGRAMS:
+        lines = f"{code_lines(EXAMPLES / f'{name}.py')} / {code_lines(HERE / f'{name}_torch.py')}"
+        assert f"| `{name}` |" in text, f"docs/gallery.md has no row for {name}"
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
+        assert lines in row, f"docs/gallery.md: {name} has {lines} lines"
