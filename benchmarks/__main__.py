@@ -26,10 +26,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, help="length of a turn")
     parser.add_argument("--limit", type=float, help="seconds a contender has for importing or building")
     parser.add_argument("--json", default="runs/benchmarks.json", help="where all numbers are written")
+    parser.add_argument("--processes", help="instead: steps on so many processes, as 1,2,4, beside PyTorch DDP")
     options = parser.parse_args(arguments)
     if options.threads < 1:
         parser.error("--threads must be at least 1")
     workloads = chosen(parser, "--only", options.only, WORKLOADS)
+    if options.processes:
+        from benchmarks.processes import compare
+
+        counts = [int(word) for word in options.processes.split(",")]
+        found = compare(workloads, counts, options.seconds or (1.0 if options.quick else 4.0))
+        path = Path(options.json)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"machine": machine(), "processes": found}, indent=1))
+        return 0
     modes = chosen(parser, "--modes", options.modes, MODES, ["train"] if options.quick else None)
     fast = [name for name, contender in CONTENDERS.items() if not contender.slow]
     names = chosen(parser, "--contenders", options.contenders, CONTENDERS, fast if options.quick else None)

@@ -60,12 +60,16 @@ def parent_of(node: Node, root: Node) -> tuple[Node, Node] | None:
     return found
 
 
-def tree_sum(sums: Mapping[Node, Array], node: Node) -> Array:
-    """The sum of a node from the sums of nodes under it, added along the tree, in memory of one of those."""
+def tree_sum(sums: Mapping[Node, Array], node: Node, out: Array | None = None) -> Array:
+    """The sum of a node from the sums of nodes under it, added along the tree: in `out`, or in one of those."""
     found = sums.get(node)
-    if found is not None:
+    if found is None:
+        middle = split_at(node)
+        total, other = tree_sum(sums, (node[0], middle)), tree_sum(sums, (middle, node[1]))
+        out = total if out is None else out
+        np.add(total, other, out=out)
+    elif out is None:
         return found
-    middle = split_at(node)
-    total, other = tree_sum(sums, (node[0], middle)), tree_sum(sums, (middle, node[1]))
-    np.add(total, other, out=total)
-    return total
+    else:
+        np.copyto(out, found)
+    return out

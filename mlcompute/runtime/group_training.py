@@ -157,8 +157,10 @@ class GroupTraining:
         if begins:
             self.batch = batch
             self.results.begin(style, batch)
+        # The only slice of a step that is exchanged at once need not be put aside.
+        is_only = style == "slice" and len(self.parts(batch)) == 1
         if not goes_on:
-            self._spare += self._pending.values()
+            self._spare += [arrays for arrays in self._pending.values() if arrays is not self._work]
             self._pending = {}
         whole: dict[Tensor, Array] | None = None
         sizes = session.sizes_of(data)
@@ -182,7 +184,7 @@ class GroupTraining:
                 if begins:
                     self._take_values(part, run, program, statistics)
                 if "gradient" in phases:
-                    self._take_gradients(part.number)
+                    self._take_gradients(part.number, is_only=is_only)
         finally:
             if begins:
                 random.move_to(start)
@@ -235,13 +237,15 @@ class GroupTraining:
             self.store(storage, before)
         self.results.add_rows(part.number, executable, program)
 
-    def _take_gradients(self, number: int) -> None:
+    def _take_gradients(self, number: int, *, is_only: bool) -> None:
         """Add what a slice has left to what waits for the update."""
         if not self.compiled.shares_memory:
             for storage in self.storages.values():
                 storage.array()
         sums = self._pending.get(number)
-        if sums is None:
+        if sums is None and is_only:
+            self._pending[number] = self._work  # nothing will overwrite it before the exchange
+        elif sums is None:
             sums = self._pending[number] = self._spare.pop() if self._spare else [np.empty_like(a) for a in self._work]
             for mine, left in zip(sums, self._work, strict=True):
                 np.copyto(mine, left)
@@ -293,6 +297,7 @@ class GroupTraining:
                     self.store(storage, values)
         if state is not None:
             state.advance()
+            self.update.stored()
         self.steps += 1
         if self.session.elastic:
             self.update.know_states(self._replica)
@@ -342,8 +347,8 @@ class GroupTraining:
             for peer in range(size):
                 if peer != rank:
                     parts.update(zip(self._nodes[peer], received[peer], strict=True))
-            np.copyto(lane.reduced, tree_sum(parts, self._root))
-        self._spare += sums.values()
+            tree_sum(parts, self._root, lane.reduced)
+        self._spare += [arrays for arrays in sums.values() if arrays is not self._work]
 
     # Going on without others ----------------------------------------------------------------------------------------
 

@@ -72,6 +72,8 @@ class ShardUpdate:
         self._executable.inputs = {}
         self._scalars = {name: (value, np.empty((), value.dtype)) for name, value in program.scalars.items()}
         self._bound_at = -1
+        #: When the parameters of pieces were last stored from the lanes.
+        self._stored_at: dict[Tensor, int] = {}
         clock = self._compiled.clock
         self._storages = []
         for tensor in self._pieces:
@@ -178,10 +180,13 @@ class ShardUpdate:
         for name, (_, array) in self._scalars.items():
             array[()] = numbers[name]
         shares = self._compiled.shares_memory
+        # The last exchange left the parameters here; others may have written them since, the caller at any time.
         for tensor, (_, piece) in self._pieces.items():
             owner, storage = piece.entry.tensor.storage, tensor.storage
             assert owner is not None
             assert storage is not None
+            if shares and not owner.is_callers and self._stored_at.get(tensor) == owner.moment:
+                continue
             np.copyto(storage.host_memory(), owner.array().reshape(-1)[piece.inner].reshape(storage.shape))
             if not shares:
                 storage.touched()
@@ -209,6 +214,12 @@ class ShardUpdate:
                 completion.wait()
         finally:
             clock.tick()
+
+    def stored(self) -> None:
+        """All parameters were just stored from the lanes: they are what the pieces hold."""
+        owners = {tensor: piece.entry.tensor.storage for tensor, (_, piece) in self._pieces.items()}
+        if owners:
+            self._stored_at = {tensor: one.moment for tensor, one in owners.items() if one is not None}
 
     def _norms(self, state: OptimizerState) -> dict[str, float]:
         """Norms over several gradients, added in blocks that do not depend on the number of processes.

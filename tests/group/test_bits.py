@@ -163,3 +163,29 @@ def test_a_group_that_shrinks_or_grows_between_compilations_keeps_its_state():
     one, *others = run_group(3, work)
     for other in others:
         assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_parameters_that_others_write_between_steps_count():
+    """By hand, and by another graph over the same weights."""
+
+    def work(group):
+        training = network("sgd")
+        training.compile(device=mlc.Device.cpu(), group=group)
+        training.execute({"x": X[0]}, {"t": T[0]})
+        weights = next(iter(training.nodes[0].layer.parameters.values())).tensor
+        weights.data = weights.data * 0.5
+        training.execute({"x": X[1]}, {"t": T[1]})
+        declared = training._definition.declared
+        other = mlc.TrainingGraph([training], None, mlc.SGDOptimizer(mlc.OptimizerDescriptor(learning_rate=0.1)))
+        other.add_inputs({"x": declared.inputs["x"]}, {"t": declared.labels["t"]})
+        other.compile(device=mlc.Device.cpu())
+        other.execute({"x": X[2]}, {"t": T[2]}).wait()
+        before = weights.data.copy()
+        training.execute({"x": X[3]}, {"t": T[3]})
+        return before, weights.data.copy()
+
+    (one,) = run_group(1, work, slices=2)
+    for before, after in run_group(2, work, slices=2):
+        assert np.array_equal(before, one[0])
+        assert np.array_equal(after, one[1])
+        assert 0 < abs(after - before).max() < 0.2
