@@ -103,7 +103,7 @@ def lenet(batch: int = 64) -> Workload:
     return Workload("lenet", f"LeNet 32-64 5x5, batch {batch}", "lenet", (batch, 1, 28, 28), 10, shapes, products)
 
 
-def resnet20(batch: int = 32) -> Workload:
+def resnet20(batch: int = 32, name: str = "resnet20") -> Workload:
     shapes: Shapes = {"stem.weight": (16, 3, 3, 3), **norm("stem", 16)}
     side, channels = 32, 16
     products = [(batch * side * side * 16 * 3 * 9, False)]
@@ -120,7 +120,7 @@ def resnet20(batch: int = 32) -> Workload:
         channels = outputs
     shapes |= dense("fc", 64, 10)
     products.append((batch * 640, True))
-    return Workload("resnet20", f"ResNet-20, batch {batch}", "resnet20", (batch, 3, 32, 32), 10, shapes, products)
+    return Workload(name, f"ResNet-20, batch {batch}", "resnet20", (batch, 3, 32, 32), 10, shapes, products)
 
 
 def lstm(batch: int = 32, time: int = 50, inputs: int = 64) -> Workload:
@@ -244,7 +244,7 @@ WORKLOADS = {
     )
 }
 #: Too large for a CPU's table: benchmarks of GPUs have them, too.
-LARGE = {workload.name: workload for workload in (resnet50(), gpt2())}
+LARGE = {workload.name: workload for workload in (resnet20(128, "resnet20_128"), resnet50(), gpt2())}
 MODES: dict[str, str] = {
     "train": "training step",
     "split": "forward, gradient, update one by one",
