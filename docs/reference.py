@@ -22,6 +22,7 @@ _PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "layers": ("Layers and their descriptors", ()),
     "optimizers": ("Optimizers", ("OptimizerDescriptor", "ParameterGroup", "LBFGS")),
     "trainer": ("Trainer, callbacks, metrics, schedules", ("Trainer", "History")),
+    "processes": ("Many processes", ("Group",)),
     "generation": ("Generation", ("NextToken", "generate")),
     "files": (
         "Files and exchange",
@@ -89,8 +90,8 @@ def public_names(module: ModuleType) -> list[str]:
     names = getattr(module, "__all__", None)
     if names is None:
         own = [name for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__]
-        names = [name for name in own if not name.startswith("_") and name not in _INNER]
-    return sorted(name for name in names if callable(getattr(module, name)))
+        names = [name for name in own if not name.startswith("_")]
+    return sorted(name for name in names if name not in _INNER and callable(getattr(module, name)))
 
 
 def _api() -> dict[str, str]:

@@ -113,7 +113,7 @@ ATTRIBUTES: dict[str, str] = {
     "MultiheadAttention": f"{_LAYERS}graph.attention(x, heads=...)",
     "Muon": f"mlc.MuonOptimizer{_RATE}",
     "NAdam": f"mlc.NAdamOptimizer{_RATE}",
-    "Parameter": "mlc.Tensor(shape=..., data=...) as weights= of a layer",
+    "Parameter": "graph.parameter(shape), or mlc.Tensor(shape=..., data=...) as weights= of a layer",
     "RAdam": f"mlc.RAdamOptimizer{_RATE}",
     "RMSProp": f"mlc.RMSPropOptimizer{_RATE}",
     "RMSprop": f"mlc.RMSPropOptimizer{_RATE}",

@@ -26,6 +26,9 @@ class GradientLayer(Layer):
     source_count = (2, 1 << 30)
     any_batch_axis = True
 
+    def __init__(self) -> None:  # Python's messages name the class the constructor stands in
+        super().__init__()
+
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         return [TensorDescriptor(x.shape, data_type=x.data_type) for x in sources[1:]]
 

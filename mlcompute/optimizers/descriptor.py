@@ -174,9 +174,10 @@ def descriptor_from(
     """The descriptor that was given, or the one that keywords stand for."""
     if descriptor is not None:
         if not isinstance(descriptor, OptimizerDescriptor):
+            rate = descriptor if isinstance(descriptor, numbers.Real) else 0.001
             raise TypeError(
                 f"{who}: descriptor must be an OptimizerDescriptor, not {type(descriptor).__name__}; "
-                f"write {who}(learning_rate=0.001) or {who}(OptimizerDescriptor(learning_rate=0.001))"
+                f"write {who}(learning_rate={rate}) or {who}(OptimizerDescriptor(learning_rate={rate}))"
             )
         if settings:
             given = ", ".join(settings)

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from mlcompute import ops
 from mlcompute.enums import GradientClippingType, RegularizationType
 from mlcompute.errors import warn
+from mlcompute.foreign_names import advice_for_keyword
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.optimizers.descriptor import (
@@ -408,10 +409,9 @@ def _explained(init: Callable[..., None]) -> Callable[..., None]:
         unknown = [name for name in settings if name not in known]
         if unknown and takes_shared:
             who, own = type(self).__name__, ", ".join(type(self).settings)
-            raise TypeError(
-                f"{who}: got an unexpected keyword argument {unknown[0]!r}; its own settings are {own}, "
-                f"those of all optimizers {', '.join(SHARED)}"
-            )
+            advice = advice_for_keyword(unknown[0], known)
+            advice = advice or f"its own settings are {own}, those of all optimizers {', '.join(SHARED)}"
+            raise TypeError(f"{who}: got an unexpected keyword argument {unknown[0]!r}; {advice}")
         init(self, *arguments, **settings)
 
     return construct
