@@ -258,6 +258,6 @@ def test_a_loss_that_does_not_fit_says_so_at_compile() -> None:
     training = mlc.TrainingGraph([], loss, sgd())
     training.node(dense(3, 5), source=x)
     training.add_inputs({"x": x}, {"t": t})
-    with pytest.raises(mlc.ShapeError, match="class labels need an integer type: DataType.INT64"):
+    with pytest.raises(mlc.ShapeError, match="class labels need an integer type: DataType"):
         training.compile(device=cpu())
     assert training.device is None
