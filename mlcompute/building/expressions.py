@@ -168,6 +168,9 @@ def variance(x: Tensor, axis: int | Sequence[int] | None, correction: int, keepd
             expected="more elements than the correction, and not those of the batch, of which a run may have fewer",
             fix="leave correction out",
         )
+    if any(tensor.varies for tensor in graph_of("Tensor.var", x).input_tensors):
+        number = reduce("sum", where(x.equal(x), 1.0, 1.0), axis, keepdims)
+        return result * number / (number - correction)
     return result * (count / (count - correction))
 
 
@@ -265,7 +268,8 @@ def stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
 
 
 def _opened(shape: Sequence[int], place: int) -> list[int]:
-    return [*shape[:place], 1, *shape[place:]]
+    axes = range(len(shape))
+    return _arranged(shape, [*axes[:place], None, *axes[place:]])
 
 
 # x[...] ---------------------------------------------------------------------------------------------------------------
@@ -274,20 +278,30 @@ def _opened(shape: Sequence[int], place: int) -> list[int]:
 def index(x: Tensor, key: Any) -> Tensor:
     """x[key]: a slice, and where axes go or come a reshape."""
     who, given = f"Tensor '{x.label}'[...]", key if isinstance(key, tuple) else (key,)
-    starts, ends, steps, shape = _resolved(who, x.shape, given)
+    cuts, order = _resolved(who, x.shape, given)
     graph, result = graph_of(who, x), x
-    if (starts, ends, steps) != ([0] * len(x.shape), list(x.shape), [1] * len(x.shape)):
-        result = build(graph, SliceLayer(starts, ends, steps), [x], "", "slice")
-    if tuple(shape) == result.shape:
+    if any(cut != _WHOLE_AXIS for cut in cuts):
+        layer = SliceLayer([start for start, _, _ in cuts], [end for _, end, _ in cuts], [step for _, _, step in cuts])
+        result = build(graph, layer, [x], "", "slice")
+    if order == list(range(len(x.shape))):
         return result
     name = "" if result is x else f"{result.label}_reshape"
-    return build(graph, ReshapeLayer(shape or [1]), [result], name, "reshape")
+    return build(graph, ReshapeLayer(_arranged(result.shape, order)), [result], name, "reshape")
 
 
-def _resolved(
-    who: str, shape: tuple[int, ...], key: tuple[Any, ...]
-) -> tuple[list[int], list[int], list[int], list[int]]:
-    """(start, end and step per axis, shape of the result)"""
+#: (start, end, step) along one axis, as SliceLayer takes them.
+_Cut = tuple[int, int | None, int]
+_WHOLE_AXIS: _Cut = (0, None, 1)
+
+
+def _arranged(shape: Sequence[int], order: Sequence[int | None]) -> list[int]:
+    """These axes of a shape, None for a new one. The first that is not the samples' stays open: its length may vary."""
+    open_axis = next((axis for axis in order if axis), None)
+    return [1 if axis is None else -1 if axis == open_axis else shape[axis] for axis in order] or [1]
+
+
+def _resolved(who: str, shape: tuple[int, ...], key: tuple[Any, ...]) -> tuple[list[_Cut], list[int | None]]:
+    """(what is cut out of every axis, the axes that are left in the result with None for new ones)"""
     named = sum(one is not None and one is not Ellipsis for one in key)
     if named > len(shape):
         raise ShapeError(f"{who}: {named} indices, the tensor has {len(shape)} axes", source=shape)
@@ -296,32 +310,29 @@ def _resolved(
     whole_axes = (slice(None),) * (len(shape) - named)
     place = next((place for place, one in enumerate(key) if one is Ellipsis), len(key))
     key = (*key[:place], *whole_axes, *key[place + 1 :])
-    starts: list[int] = []
-    ends: list[int] = []
-    steps: list[int] = []
-    extents: list[int] = []
+    cuts: list[_Cut] = []
+    order: list[int | None] = []
     for one in key:
         if one is None:
-            extents.append(1)
+            order.append(None)
             continue
-        axis = len(starts)
-        start, end, step, extent = _along(who, axis, shape[axis], one)
-        starts.append(start)
-        ends.append(end)
-        steps.append(step)
-        extents += [] if extent is None else [extent]
-    return starts, ends, steps, extents
+        axis = len(cuts)
+        cuts.append(_along(who, axis, shape[axis], one))
+        order += [axis] if isinstance(one, slice) else []
+    return cuts, order
 
 
-def _along(who: str, axis: int, extent: int, one: Any) -> tuple[int, int, int, int | None]:
-    """(start, end, step, extent that is left; None: the axis is gone) along one axis."""
+def _along(who: str, axis: int, extent: int, one: Any) -> _Cut:
+    """What is cut out of one axis. What counts from its end goes on doing so where other sizes run."""
     if isinstance(one, slice):
         start, end, step = one.indices(extent)
         if step < 0:
             raise ShapeError(f"{who}: the step along axis {axis} is {step}", expected="1 or more")
         if start >= end:
             raise ShapeError(f"{who}: nothing is left of axis {axis}, which has {extent}")
-        return start, end, step, len(range(start, end, step))
+        first = 0 if one.start is None else operator.index(one.start)
+        last = None if one.stop is None else operator.index(one.stop)
+        return max(first, -extent) if first < 0 else first, None if last is None or last > extent else last, step
     if isinstance(one, (Tensor, np.ndarray, list)):
         raise TypeError(
             f"{who}: a {type(one).__name__} cannot be an index; graph.gather picks elements along an axis, "
@@ -336,4 +347,4 @@ def _along(who: str, axis: int, extent: int, one: Any) -> tuple[int, int, int, i
         raise TypeError(f"{who}: a {type(one).__name__} cannot be an index: {expected}") from None
     if not -extent <= place < extent:
         raise ShapeError(f"{who}: index {place} along axis {axis}, which has {extent}")
-    return place % extent, place % extent + 1, 1, None
+    return place, None if place == -1 else place + 1, 1

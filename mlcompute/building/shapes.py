@@ -39,12 +39,15 @@ def slice(
     self: Graph,
     x: Tensor,
     start: Sequence[int],
-    end: Sequence[int],
+    end: Sequence[int | None],
     stride: Sequence[int] | None = None,
     *,
     name: str = "",
 ) -> Tensor:
-    """x[start:end:stride], one entry per axis; the end is not part of it."""
+    """x[start:end:stride], one entry per axis; the end is not part of it.
+
+    Negative entries count from the end of an axis, and an end of None is that end.
+    """
     return build(self, SliceLayer(start, end, stride), [x], name, "slice")
 
 

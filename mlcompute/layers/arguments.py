@@ -44,6 +44,14 @@ def whole_list(who: str, name: str, numbers: Iterable[Any], least: int = 0) -> t
     return tuple(whole(who, f"{name}[{index}]", number, least) for index, number in enumerate(numbers))
 
 
+def optional_whole_list(who: str, name: str, numbers: Iterable[Any], least: int = 0) -> tuple[int | None, ...]:
+    """Every entry as None or an int that is at least `least`."""
+    given = list(numbers) if isinstance(numbers, Iterable) and not isinstance(numbers, (str, bytes)) else numbers
+    if not isinstance(given, list):
+        raise TypeError(f"{who}: {name} must be a list of whole numbers or None, not {numbers!r}")
+    return tuple(None if one is None else whole(who, f"{name}[{k}]", one, least) for k, one in enumerate(given))
+
+
 def real(who: str, name: str, number: Any) -> float:
     """`number` as a Python float; TypeError when it is none."""
     # float("3") and float(True) succeed, yet neither is a number somebody meant to write here.
@@ -79,6 +87,9 @@ def member(who: str, name: str, kind: type[Member], value: Any) -> Member:
 
 #: The least number an axis may have: negative ones count from the last, -1, backwards.
 LEAST_AXIS = -16
+
+#: The least index along an axis: negative ones count from its end.
+LEAST_INDEX = -(1 << 62)
 
 
 def axis_of(who: str, dimension: int, rank: int) -> int:

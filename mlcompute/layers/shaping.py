@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from mlcompute import ops
-from mlcompute.layers.arguments import LEAST_AXIS, whole_list
+from mlcompute.layers.arguments import LEAST_AXIS, LEAST_INDEX, optional_whole_list, whole_list
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import TensorDescriptor
@@ -132,7 +132,8 @@ class TransposeLayer(Layer):
 class SliceLayer(Layer):
     """y = x[start:end:stride] on every axis.   x (a, ...)   ->   y (ceil((end₀ - start₀) / stride₀), ...)
 
-    start, end  one entry per axis of the source; the end is not part of the slice
+    start, end  one entry per axis of the source; the end is not part of the slice. Negative ones count from the end of
+                the axis, and an end of None is that end: of every size the axis has in a run
     stride      one positive entry per axis; None takes every element
     """
 
@@ -140,10 +141,10 @@ class SliceLayer(Layer):
     source_types = ALL_TYPES
     moves_data = True
 
-    def __init__(self, start: Sequence[int], end: Sequence[int], stride: Sequence[int] | None = None) -> None:
+    def __init__(self, start: Sequence[int], end: Sequence[int | None], stride: Sequence[int] | None = None) -> None:
         super().__init__()
-        self._start = whole_list(self.who, "start", start)
-        self._end = whole_list(self.who, "end", end)
+        self._start = whole_list(self.who, "start", start, LEAST_INDEX)
+        self._end = optional_whole_list(self.who, "end", end, LEAST_INDEX)
         ones = (1,) * len(self._start)
         self._stride = ones if stride is None else whole_list(self.who, "stride", stride, least=1)
         self.expect(
@@ -152,16 +153,20 @@ class SliceLayer(Layer):
             expected="one entry per axis of the source in each",
         )
         for axis, (first, last) in enumerate(zip(self._start, self._end, strict=True)):
-            self.expect(first < last, f"nothing is left of axis {axis}: it starts at {first} and ends at {last}")
+            known = last is not None and (first < 0) == (last < 0)
+            self.expect(
+                not known or first < (last or 0),
+                f"nothing is left of axis {axis}: it starts at {first} and ends at {last}",
+            )
 
     @property
     def start(self) -> list[int]:
-        """The first index on every axis."""
+        """The first index on every axis; negative ones count from its end."""
         return list(self._start)
 
     @property
-    def end(self) -> list[int]:
-        """The index after the last on every axis."""
+    def end(self) -> list[int | None]:
+        """The index after the last on every axis; negative ones count from its end, None is that end."""
         return list(self._end)
 
     @property
@@ -177,16 +182,29 @@ class SliceLayer(Layer):
             source=x.shape,
         )
         for axis, (last, extent) in enumerate(zip(self._end, x.shape, strict=True)):
-            self.expect(last <= extent, f"axis {axis} ends at {last}, the source has {extent}", source=x.shape)
-        parts = zip(self._start, self._end, self._stride, strict=True)
+            self.expect(
+                last is None or last <= extent, f"axis {axis} ends at {last}, the source has {extent}", source=x.shape
+            )
+        parts = zip(*self._bounds(x.shape), self._stride, strict=True)
         return [TensorDescriptor([-(-(last - first) // step) for first, last, step in parts], data_type=x.data_type)]
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         (x,) = sources
-        samples = min(self._end[0], x.shape[0])
-        self.expect(
-            self._start[0] < samples,
-            f"axis 0 starts at {self._start[0]}, this batch has {samples}: nothing is left",
-            fix="run a larger batch",
+        starts, ends = self._bounds(x.shape)
+        return ops.slice_(x, starts, ends, self._stride)
+
+    def _bounds(self, shape: Shape) -> tuple[Shape, Shape]:
+        """Start and end on every axis of a source, which may have fewer samples than the full batch."""
+        starts = tuple(first if first >= 0 else first + a for first, a in zip(self._start, shape, strict=True))
+        ends = tuple(
+            a if last is None else min(last, a) if last >= 0 else last + a
+            for last, a in zip(self._end, shape, strict=True)
         )
-        return ops.slice_(x, self._start, (samples, *self._end[1:]), self._stride)
+        for axis, (first, last) in enumerate(zip(starts, ends, strict=True)):
+            self.expect(
+                0 <= first < last,
+                f"axis {axis} starts at {self._start[axis]}, {'this batch' if axis == 0 else 'it'} has {shape[axis]}: "
+                "nothing is left",
+                fix="run a larger batch" if axis == 0 else "give longer data",
+            )
+        return starts, ends

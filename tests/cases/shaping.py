@@ -112,6 +112,12 @@ CASES = [
         batches=False,
         note="a batch of one has no sample 1",
     ),
+    Case(
+        "slice from the end",
+        partial(SliceLayer, [0, -3, 1], [None, -1, None]),
+        [(3, 5, 4)],
+        sliced((0, 3, 1), (2, 4, 1), (1, 4, 1)),
+    ),
     Case("slice rank 1", partial(SliceLayer, [2], [7], [2]), [(9,)], sliced((2, 7, 2)), batches=False),
     Case(
         "slice int8",
@@ -139,7 +145,9 @@ REFUSALS = [
     Refusal("slice stride length", lambda: SliceLayer([0], [1], [1, 1]), "stride 2"),
     Refusal("slice no axes", lambda: SliceLayer([], []), "start has 0 entries"),
     Refusal("slice stride 0", lambda: SliceLayer([0], [1], [0]), "stride[0] is 0"),
-    Refusal("slice negative start", lambda: SliceLayer([-1], [1]), "start[0] is -1"),
+    Refusal("slice start before the first", lambda: SliceLayer([-4, 0], [None, 2]), "starts at -4", [(3, 2)]),
+    Refusal("slice empty from the end", lambda: SliceLayer([-1], [-2]), "nothing is left of axis 0"),
+    Refusal("slice end of a word", lambda: SliceLayer([0], "a"), "end must be a list of", error=TypeError),
     Refusal("slice empty", lambda: SliceLayer([0, 2], [1, 2]), "nothing is left of axis 1"),
     Refusal("slice beyond the end", lambda: SliceLayer([0, 0], [2, 4]), "axis 1 ends at 4, the source has 3", [(2, 3)]),
     Refusal("slice rank", lambda: SliceLayer([0], [1]), "have 1 entries, the source has 2 axes", [(2, 3)]),
