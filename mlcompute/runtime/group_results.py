@@ -68,8 +68,12 @@ class GroupResults:
         """Outputs of a slice, before the next one overwrites them."""
         if self._style == "slice":
             for tensor in self._training.request.kept:
-                if tensor not in self._training.losses and program.values.get(tensor) in program.kept:
+                if self._has_rows(tensor) and program.values.get(tensor) in program.kept:
                     self._rows[tensor][number] = executable.read(program.values[tensor])
+
+    def _has_rows(self, tensor: Tensor) -> bool:
+        """Is it an output, and no loss?"""
+        return tensor not in self._training.losses and tensor is not self._training.request.total
 
     def exchange_statistics(self) -> None:
         """After forward passes by themselves: everybody goes on with the statistics of the whole batch."""
@@ -94,6 +98,8 @@ class GroupResults:
         training = self._training
         if tensor in self.losses:
             return self.losses[tensor]
+        if tensor is training.request.total:
+            return self._total()
         value = training.program.values.get(tensor)
         if value is None:
             return None
@@ -109,6 +115,12 @@ class GroupResults:
             else:
                 return None
         return self._gathered[key]
+
+    def _total(self) -> Array | None:
+        """The sum of all losses of the whole batch."""
+        terms = [self.value(tensor) for tensor in self._training.request.minimised]
+        numbers = [term.sum() for term in terms if term is not None]
+        return np.array([sum(numbers)], np.float32) if len(numbers) == len(terms) else None
 
     @property
     def has_gradients(self) -> bool:
@@ -141,7 +153,7 @@ class GroupResults:
         """Outputs of the whole batch, now: whoever reads them later need not ask others that may be gone."""
         training = self._training
         for tensor in training.request.kept:
-            if tensor not in training.losses and training.program.values.get(tensor) in training.program.kept:
+            if self._has_rows(tensor) and training.program.values.get(tensor) in training.program.kept:
                 self.value(tensor)
 
     def outcome(self) -> Any:

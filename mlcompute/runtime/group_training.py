@@ -19,7 +19,6 @@ import numpy as np
 from mlcompute.compiler.accumulate_gradients import SHARE
 from mlcompute.compiler.exchange_gradients import norm_names
 from mlcompute.compiler.program import Program
-from mlcompute.compiler.request import Request
 from mlcompute.compiler.update import is_elementwise
 from mlcompute.enums import ExecutionOptions
 from mlcompute.group.exchange import Kind
@@ -86,7 +85,7 @@ class GroupTraining:
         #: Has a slice of the current call been run? Then a failure concerns everybody.
         self.has_begun = False
         self.statistics = [t for t in dict.fromkeys(self.program.writes) if t.descriptor.data_type.is_floating]
-        self.losses = [t for t in losses_of(self.request) if t in self.program.values]
+        self.losses = [t for t in dict.fromkeys(self.request.minimised) if t in self.program.values]
         self._whole_slots: dict[tuple[Program, int, tuple[str, ...]], list[InputSlot]] = {}
         #: What own slices have left that waits for the update.
         self._pending: dict[int, Sums] = {}
@@ -423,12 +422,6 @@ class GroupTraining:
 def largest_slice(batch: int, slices: int) -> int:
     """Samples of the largest slice of a batch."""
     return max(last - first for first, last in cut(batch, slices))
-
-
-def losses_of(request: Request) -> list[Tensor]:
-    """What is minimised, and the sum of it: what is added over slices."""
-    total = [request.total] if request.total is not None else []
-    return list(dict.fromkeys([*request.minimised, *total]))
 
 
 def _sliced(

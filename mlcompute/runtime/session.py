@@ -272,7 +272,7 @@ class Session:
         if self.device is not None:
             request.precision = self.device.precision
         if self.group is not None:
-            request.averaged = averaged_over_samples(self.definition, request)
+            request.averaged = averaged_over_samples(self.definition, request, self.group.slices)
         return request
 
     @collector_paused()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
-from tests.group.threads import BATCH, T, X, network, parameters, run_group, same, train
+from tests.group.threads import BATCH, T, X, network, parameters, run_group, same, train, two_losses
 
 CASES = {
     "adam": {"kind": "adam"},
@@ -189,3 +189,22 @@ def test_parameters_that_others_write_between_steps_count():
         assert np.array_equal(before, one[0])
         assert np.array_equal(after, one[1])
         assert 0 < abs(after - before).max() < 0.2
+
+
+def test_several_losses_of_different_kinds():
+    """A mean and a sum are minimised together: each is that of the whole batch, and so is their sum."""
+
+    def work(group):
+        training = two_losses()
+        training.compile(device=mlc.Device.cpu(), group=group)
+        runs = [training.execute({"x": X[step]}, {"t": T[step], "u": T[step]}) for step in range(2)]
+        losses = [float(tensor.data.sum()) for tensor in training.losses.values()]
+        return [float(run.result.data[0]) for run in runs], losses, parameters(training)
+
+    alone = work(None)
+    (one,) = run_group(1, work)
+    np.testing.assert_allclose(one[0], alone[0], rtol=1e-5)
+    np.testing.assert_allclose(one[1], alone[1], rtol=1e-5)
+    for other in run_group(3, work):
+        assert other[:2] == one[:2]
+        assert all(np.array_equal(a, b) for a, b in zip(other[2], one[2], strict=True))

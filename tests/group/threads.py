@@ -114,3 +114,19 @@ def train(
 def same(one: Any, other: Any) -> bool:
     """Bitwise equal losses and arrays?"""
     return one[0] == other[0] and all(np.array_equal(a, b) for a, b in zip(one[1], other[1], strict=True))
+
+
+def two_losses() -> mlc.TrainingGraph:
+    """A network with a mean and a sum to minimise."""
+    with _building:
+        mlc.Platform.set_rng_seed_to(3)
+        graph = mlc.Graph()
+        x = graph.input((BATCH, 10), "x")
+        y = graph.dense(x, 3)
+        labels = {name: mlc.Tensor(shape=(BATCH, 3)) for name in "tu"}
+        for name, reduction in (("t", mlc.ReductionType.MEAN), ("u", mlc.ReductionType.SUM)):
+            loss = mlc.LossLayer(mlc.LossDescriptor(mlc.LossType.MEAN_SQUARED_ERROR, reduction, weight=0.1))
+            graph.node(loss, sources=[y], loss_labels=[labels[name]])
+        training = mlc.TrainingGraph([graph], None, optimizer("sgd"))
+        training.add_inputs({"x": x}, labels)
+    return training

@@ -1,0 +1,131 @@
+"""What a group cannot do says so, and what it needs."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from mlcompute.group.tcp import connect
+from tests.group.threads import BATCH, T, X, network, run_group
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def alone():
+    return mlc.Group.local(1)[0]
+
+
+def test_arguments():
+    with pytest.raises(TypeError, match="slices must be a whole number"):
+        mlc.Group.world(slices=2.5)
+    with pytest.raises(mlc.ShapeError, match="slices is 0"):
+        mlc.Group.world(slices=0)
+    with pytest.raises(mlc.DataError, match="timeout is -1"):
+        mlc.Group.world(timeout=-1)
+    with pytest.raises(TypeError, match=r"group must be a Group, not str; write group=mlc.Group.world\(\)"):
+        network().compile(device=mlc.Device.cpu(), group="world")
+
+
+def test_an_inference_graph_is_not_for_a_group():
+    graph = mlc.Graph()
+    x = graph.input((4, 2), "x")
+    graph.dense(x, 2)
+    inference = mlc.InferenceGraph([graph])
+    inference.add_inputs({"x": x})
+    with pytest.raises(mlc.GraphError, match="an inference graph is not compiled for a group"):
+        inference.compile(device=mlc.Device.cpu(), group=alone())
+
+
+def test_a_mean_over_what_is_left_of_the_labels():
+    graph = mlc.Graph()
+    x = graph.input((8, 4), "x")
+    graph.dense(x, 3)
+    labels = mlc.Tensor(shape=(8,), data_type=mlc.DataType.INT64)
+    kind = mlc.LossDescriptor(mlc.LossType.SOFTMAX_CROSS_ENTROPY, mlc.ReductionType.MEAN, ignore_index=-1)
+    training = mlc.TrainingGraph(
+        [graph], mlc.LossLayer(kind), mlc.SGDOptimizer(mlc.OptimizerDescriptor(learning_rate=0.1))
+    )
+    training.add_inputs({"x": x}, {"t": labels})
+    with pytest.raises(mlc.CompileError, match="divides its mean by what ignore_index leaves of the whole batch"):
+        training.compile(device=mlc.Device.cpu(), group=alone())
+    training.compile(device=mlc.Device.cpu(), group=mlc.Group.local(1, slices=1)[0])
+
+
+def test_processes_that_run_other_batches():
+    def work(group):
+        training = network()
+        training.compile(device=mlc.Device.cpu(), group=group)
+        rows = BATCH if group.rank == 0 else BATCH - 2
+        training.execute({"x": X[0][:rows]}, {"t": T[0][:rows]}, batch_size=rows)
+
+    with pytest.raises(mlc.ProcessError, match=r"samples, rank \d one of"):
+        run_group(2, work)
+
+
+def test_processes_that_make_other_calls():
+    def work(group):
+        training = network()
+        training.compile(device=mlc.Device.cpu(), group=group)
+        if group.rank:
+            group.barrier()
+        else:
+            training.execute({"x": X[0]}, {"t": T[0]})
+
+    with pytest.raises(mlc.ProcessError, match=r"is in (Group.barrier|a training step)"):
+        run_group(2, work)
+
+
+def test_other_graphs_name_rank_and_layer():
+    def work(group):
+        training = network(normalizes=group.rank == 1)
+        training.compile(device=mlc.Device.cpu(), group=group)
+
+    with pytest.raises(mlc.ProcessError, match="rank 1 has another graph than rank 0: layer"):
+        run_group(2, work)
+
+
+def test_bad_data_leaves_the_group_usable():
+    def work(group):
+        training = network()
+        training.compile(device=mlc.Device.cpu(), group=group)
+        with pytest.raises(mlc.DataError):
+            training.execute({"x": X[0][:, :5]}, {"t": T[0]})
+        training.execute({"x": X[0]}, {"t": T[0]})
+        return group.allgather(np.array([group.rank]))
+
+    assert [int(one[0]) for one in run_group(2, work)[0]] == [0, 1]
+
+
+def test_sockets_that_do_not_fit():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        with pytest.raises(mlc.ProcessError, match=f"rank 0 cannot listen at port {port}"):
+            connect({**variables, "RANK": "0"}, 1.0)
+    with pytest.raises(mlc.ProcessError, match=r"nobody listens at 127\.0\.0\.1"):
+        connect({**variables, "RANK": "1"}, 0.2)
+    with pytest.raises(mlc.ProcessError, match="RANK is 5 and WORLD_SIZE is 2"):
+        connect({**variables, "RANK": "5"}, 0.2)
+    with pytest.raises(mlc.ProcessError, match=r"of 2 processes, rank 1 did not come"):
+        connect({**variables, "RANK": "0"}, 0.2)
+
+
+def test_an_mpirun_of_another_mpi_is_a_hint():
+    """mpirun says two, mpi4py finds one: what a mismatch looks like from inside."""
+    environment = {**os.environ, "PYTHONPATH": ROOT, "OMPI_COMM_WORLD_SIZE": "2"}
+    pytest.importorskip("mpi4py", reason="the extra 'mpi' is not installed")
+    code = "import mlcompute as mlc\nmlc.Group.world()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert "2 processes were started, but each finds itself alone" in done.stderr
+
+
+def test_no_mpi_is_a_hint():
+    environment = {**os.environ, "PYTHONPATH": ROOT, "OMPI_COMM_WORLD_SIZE": "2"}
+    code = "import sys\nsys.modules['mpi4py'] = None\nimport mlcompute as mlc\nmlc.Group.world()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert "MPI is not usable" in done.stderr
+    assert "pip install 'mlcompute[mpi]'" in done.stderr
