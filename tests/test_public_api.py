@@ -38,9 +38,8 @@ def test_every_difference_is_in_the_changelog() -> None:
     """A new class stands for its members."""
     lines = DIFFERENCES.read_text("utf-8").splitlines()
     paths = {re.split(r"[(:]| =", line[2:].removeprefix("class "))[0] for line in lines}
-    before, after = ({re.split(r"[(:]", one[8:])[0] for one in lines if one.startswith(f"{sign} class ")} for sign in "-+")
-    owners = {path: path.rpartition(".")[0] for path in paths}
-    names = {path.split(".")[-1] for path, owner in owners.items() if owner not in after - before}
+    before, after = ({one[8:].split("(")[0] for one in lines if one.startswith(f"{sign} class ")} for sign in "-+")
+    names = {path.split(".")[-1] for path in paths if path.rpartition(".")[0] not in after - before}
     assert not [name for name in sorted(names - EXTENSION_POINTS) if not re.search(rf"\b{name}\b", CHANGELOG)]
 
 
