@@ -227,7 +227,7 @@ class Tensor(Exchanged):
     mean, sum, max, min = operators.mean, operators.sum, operators.max, operators.min
     var, argmax = operators.var, operators.argmax
     reshape, flatten, transpose = operators.reshape, operators.flatten, operators.transpose
-    split, chunk = operators.split, operators.chunk
+    split, chunk, gather = operators.split, operators.chunk, operators.gather
 
     @property
     def graph(self) -> Graph | None:

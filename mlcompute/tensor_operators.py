@@ -251,8 +251,8 @@ def min(self: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
 
 
 def argmax(self: Tensor, axis: int, *, keepdims: bool = False) -> Tensor:
-    """The index of the first largest element along an axis, as FLOAT32; no gradient passes."""
-    return expressions.reduce("argmax", self, axis, keepdims)
+    """The index of the first largest element along an axis, as INT64; no gradient passes."""
+    return expressions.argmax(self, axis, keepdims)
 
 
 def var(self: Tensor, axis: Axis = None, *, correction: int = 0, keepdims: bool = False) -> Tensor:
@@ -295,6 +295,11 @@ def split(self: Tensor, lengths: Sequence[int], axis: int) -> list[Tensor]:
 def chunk(self: Tensor, count: int, axis: int) -> list[Tensor]:
     """So many consecutive pieces along an axis, of equal lengths; the last may be smaller."""
     return expressions.split(self, axis, count=count)
+
+
+def gather(self: Tensor, axis: int, indices: Tensor) -> Tensor:
+    """y[i, j] = x[i, indices[i, j]] for axis 1, and so on: picked by indices of the same rank, y is shaped as they are."""
+    return expressions.gather(self, axis, indices)
 
 
 def index(self: Tensor, key: Index | tuple[Index, ...]) -> Tensor:

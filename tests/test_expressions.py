@@ -55,6 +55,7 @@ SAME: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "chunk": lambda m, x, y, w: x.chunk(2, 1)[1] * 2,
     "split": lambda m, x, y, w: x.split([1, 5], -1)[1] * 2,
     "stack": lambda m, x, y, w: m.stack([x, y, x], -1),
+    "gather and argmax": lambda m, x, y, w: x.gather(1, y.argmax(1)[:, None]),
     "detach": lambda m, x, y, w: x.detach() * y,
     "squared error": lambda m, x, y, w: ((x - y) ** 2).mean(),
 }

@@ -16,10 +16,11 @@ import numpy as np
 
 from mlcompute.building.builder import Operand, build, building, constant_like, is_operand, label_constants
 from mlcompute.building.choices import AnyActivationName, ArithmeticName, ComparisonName, ReductionName
-from mlcompute.enums import SoftmaxOperation
+from mlcompute.enums import DataType, SoftmaxOperation
 from mlcompute.errors import GraphError, ShapeError
 from mlcompute.layers.arguments import whole
 from mlcompute.layers.concatenation import ConcatenationLayer
+from mlcompute.layers.indexing import GatherLayer
 from mlcompute.layers.shaping import ReshapeLayer, SliceLayer, TransposeLayer
 from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.layers.split import SplitLayer
@@ -153,6 +154,12 @@ def reduce(kind: ReductionName, x: Tensor, axis: int | Sequence[int] | None, kee
     return graph_of(f"Tensor.{kind}", x).reduce(x, kind, dimensions=axes, keeps_dimensions=keepdims)
 
 
+def argmax(x: Tensor, axis: int, keepdims: bool) -> Tensor:
+    """Where the first largest element along an axis is, as whole numbers: the layer gives floating ones."""
+    found = reduce("argmax", x, axis, keepdims)
+    return graph_of("Tensor.argmax", found).cast(found, DataType.INT64)
+
+
 def variance(x: Tensor, axis: int | Sequence[int] | None, correction: int, keepdims: bool) -> Tensor:
     """mean (x - mean x)^2, for a correction times n / (n - correction)."""
     difference = x - reduce("mean", x, axis, True)
@@ -182,6 +189,12 @@ def _flat(who: str, numbers: Sequence[Any]) -> tuple[int, ...]:
     if len(numbers) == 1 and isinstance(numbers[0], Sequence):
         numbers = numbers[0]
     return tuple(whole(who, "an axis or extent", number, -(1 << 62)) for number in numbers)
+
+
+def gather(x: Tensor, axis: int, indices: Tensor) -> Tensor:
+    """Elements of x at indices along an axis."""
+    layer = GatherLayer(axis)
+    return build(graph_of("Tensor.gather", x, indices), layer, [x, _tensor("Tensor.gather", indices)], "", "gather")
 
 
 def reshape(x: Tensor, shape: Sequence[int | Sequence[int]]) -> Tensor:
