@@ -298,7 +298,7 @@ def chunk(self: Tensor, count: int, axis: int) -> list[Tensor]:
 
 
 def gather(self: Tensor, axis: int, indices: Tensor) -> Tensor:
-    """y[i, j] = x[i, indices[i, j]] for axis 1, and so on: picked by indices of the same rank, y is shaped as they are."""
+    """y[i, j] = x[i, indices[i, j]] for axis 1, and so on; the indices have the rank of x, y is shaped as they are."""
     return expressions.gather(self, axis, indices)
 
 

@@ -172,3 +172,21 @@ def test_a_training_step_exported_to_onnx(options: dict[str, Any]) -> None:
     found = dict(zip([info.name for info in model.graph.output], outputs, strict=True))
     np.testing.assert_allclose(found["loss"], np.array(result.data), rtol=1e-5)  # type: ignore[union-attr]
     np.testing.assert_allclose(found["head.weights_new"], weights_of(training), rtol=1e-5, atol=1e-6)
+
+
+def test_an_array_of_labels_is_a_constant(tmp_path: Path) -> None:
+    graph = mlc.Graph()
+    logits = graph.dense(graph.input((8, 6), "x"), 4, name="head")
+    graph.cross_entropy(logits, CLASSES, name="constant")
+    graph.loss(logits, np.ones((8, 4)), "mse")
+    training = mlc.TrainingGraph([graph])
+    training.add_inputs({"x": graph.input_tensors[0]})
+    mlc.save(tmp_path / "graph.mlc", training)
+    y = torch.tensor(X) @ torch.tensor(weights_of(training)).T
+    expected = F.cross_entropy(y, torch.tensor(CLASSES)) + ((y - 1) ** 2).mean()
+    for one in (training, mlc.load(tmp_path / "graph.mlc")):
+        one.compile(device=mlc.Device())
+        assert_loss(one.execute({"x": X}).result, expected)
+    assert graph.nodes[1].labels[0].label == "constant.constant"
+    with pytest.raises(TypeError, match="labels must be a Tensor or an array, not list"):
+        graph.cross_entropy(logits, [1, 2, 3])  # type: ignore[arg-type]

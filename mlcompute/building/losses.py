@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlcompute.building.builder import build, chosen
+from mlcompute.building.builder import build, chosen, constant_like, label_constants
 from mlcompute.building.choices import LossName, LossReduction
-from mlcompute.enums import LossType, ReductionType
+from mlcompute.enums import DataType, LossType, ReductionType
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import between
 from mlcompute.layers.ctc_loss import CTCLossLayer
 from mlcompute.layers.loss import LossDescriptor, LossLayer
 from mlcompute.layers.objective import ObjectiveLayer
 from mlcompute.tensor import Tensor
-from mlcompute.tensor_data import ArrayLike
+from mlcompute.tensor_data import Array, ArrayLike
 
 if TYPE_CHECKING:
     from mlcompute.graph import Graph
@@ -71,7 +71,7 @@ def ctc_loss(
 def loss(
     self: Graph,
     prediction: Tensor,
-    labels: Tensor,
+    labels: Tensor | Array,
     kind: LossName = "softmax_cross_entropy",
     *,
     reduction: LossReduction = "mean",
@@ -93,9 +93,11 @@ def loss(
     ignore_index  integer class labels: the label that counts nowhere
     class_weights how much the losses of each class count, one number per class
 
-    Both sides are trained where layers compute them; `stop_gradient` makes one of them a fixed target.
+    Both sides are trained where layers compute them; `stop_gradient` makes one of them a fixed target. An array of labels
+    is a constant: the same labels in every step.
     """
     who = f"{type(self).__name__}.loss"
+    target = _labels(who, labels, prediction)
     layer = LossLayer(
         LossDescriptor(
             chosen(who, "kind", LOSSES, kind),
@@ -109,13 +111,13 @@ def loss(
         weights,
         _class_weights(who, class_weights),
     )
-    return build(self, layer, [prediction], name, "loss", labels=[labels])
+    return label_constants(build(self, layer, [prediction], name, "loss", labels=[target]), [target], [labels])
 
 
 def cross_entropy(
     self: Graph,
     logits: Tensor,
-    labels: Tensor,
+    labels: Tensor | Array,
     *,
     ignore_index: int | None = None,
     class_weights: Tensor | ArrayLike | None = None,
@@ -147,6 +149,17 @@ def cross_entropy(
         logits, labels, reduction=reduction, label_smoothing=label_smoothing, weights=weights, class_axis=class_axis,
         ignore_index=ignore_index, class_weights=class_weights, name=name,
     )  # fmt: skip
+
+
+def _labels(who: str, given: Tensor | Array, prediction: Tensor) -> Tensor:
+    """A tensor as it is; an array as constants: whole numbers are class labels, others are of the prediction's type."""
+    if isinstance(given, Tensor):
+        return given
+    if not isinstance(given, np.ndarray):
+        raise TypeError(f"{who}: labels must be a Tensor or an array, not {type(given).__name__}")
+    if given.dtype.kind in "iu":
+        return Tensor(shape=given.shape, data=given.astype(np.int64), data_type=DataType.INT64)
+    return constant_like(who, given, prediction)
 
 
 def _class_weights(who: str, given: Tensor | ArrayLike | None) -> Tensor | None:
