@@ -93,8 +93,8 @@ def loss(
     ignore_index  integer class labels: the label that counts nowhere
     class_weights how much the losses of each class count, one number per class
 
-    Both sides are trained where layers compute them; `stop_gradient` makes one of them a fixed target. An array of labels
-    is a constant: the same labels in every step.
+    Both sides are trained where layers compute them; `stop_gradient` makes one of them a fixed target. An array of
+    labels is a constant: the same labels in every step.
     """
     who = f"{type(self).__name__}.loss"
     target = _labels(who, labels, prediction)
