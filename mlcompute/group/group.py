@@ -23,8 +23,8 @@ from mlcompute.layers.arguments import real, whole
 SLICES = 8
 #: Seconds to wait for the other processes.
 TIMEOUT = 60.0
-#: Variables that tell a process its rank: those of mpirun, srun and torchrun, in this order.
-_MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS", "SLURM_PROCID")
+#: How mpirun (Open MPI, MPICH) and srun tell a process how many were started.
+_MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 class Group:
@@ -174,17 +174,17 @@ def _world(timeout: float) -> Exchange:
 
 
 def _find(timeout: float) -> Exchange:
-    if "mpi4py.MPI" in sys.modules or any(name in os.environ for name in _MPI_VARIABLES):
+    expected = _told_size()
+    if "mpi4py.MPI" in sys.modules or expected > 1:
         from mlcompute.group.mpi import MPILink, load_mpi
 
         mpi = load_mpi()
         world = mpi.COMM_WORLD
-        expected = _told_size()
         if world.Get_size() == 1 and expected > 1:
             raise ProcessError(
-                f"Group: {expected} processes were started, but each finds itself alone: mpirun belongs to another MPI "
-                f"than mpi4py, which uses {mpi.Get_library_version().splitlines()[0]}",
-                fix="start with the mpirun of that MPI, or with `mlcompute launch`",
+                f"Group: {expected} processes were started, but each finds itself alone: what started them belongs to "
+                f"another MPI than mpi4py, which uses {mpi.Get_library_version().splitlines()[0]}",
+                fix="start with the mpirun of that MPI, with `mlcompute launch`, or with srun --mpi=pmix",
             )
         if world.Get_size() > 1:
             return MessageExchange(MPILink(mpi, world.Dup()), timeout)
@@ -198,10 +198,8 @@ def _find(timeout: float) -> Exchange:
 
 def _told_size() -> int:
     """How many processes the launcher says it has started."""
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return 1
+    told = (os.environ.get(name, "") for name in _MPI_SIZES)
+    return next((int(text) for text in told if text.isdigit()), 1)
 
 
 def _end_with(exchange: MessageExchange) -> None:

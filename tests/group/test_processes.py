@@ -43,7 +43,7 @@ def test_processes_give_the_bits_of_one():
     ("what", "size", "said"),
     [
         ("kill", 3, "rank 1 of 3 ended without a word"),
-        ("raise", 2, "rank 1 failed: ValueError: out of luck"),
+        pytest.param("raise", 2, "rank 1 failed: ValueError: out of luck", marks=pytest.mark.slow),
         ("stop", 2, "rank 1 did not answer rank 0 within 2 s in a training step"),
     ],
 )

@@ -74,8 +74,9 @@ def default_thread_count() -> int:
     return max(1, min(usable, (_cgroup_cores() or os.cpu_count() or 1) // _processes_here()))
 
 
-#: What mpirun (Open MPI, MPICH) and torchrun tell a process about the number of them on its machine.
-_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE")
+#: What mpirun (Open MPI, MPICH) and torchrun tell a process about the number of them on its machine. Slurm binds its
+#: processes to their cores.
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
 
 
 def _processes_here() -> int:
