@@ -2,6 +2,7 @@
 
 A pair is `examples/programs/NAME.py` and `NAME_torch.py` beside this file. Both have `build()`, which gives one network
 or several, and `train(*networks, batches)`, which gives the losses of its steps; `data()` of the example gives batches.
+Where there is a `predict(*networks, batch)`, it is compared too.
 """
 
 from __future__ import annotations
@@ -111,6 +112,9 @@ def test_the_same_numbers_as_pytorch(name: str) -> None:
             change = np.linalg.norm(state[key] - start[key])
             difference = np.linalg.norm(array - state[key].numpy())
             assert difference <= WEIGHT_TOLERANCE * change + 1e-6, f"{key}: {difference} of {change}"
+    if hasattr(here, "predict"):
+        batch = list(here.data())[-1]
+        np.testing.assert_allclose(here.predict(*graphs, batch), there.predict(*models, batch), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
