@@ -162,23 +162,25 @@ def argmax(x: Tensor, axis: int, keepdims: bool) -> Tensor:
 
 def variance(x: Tensor, axis: int | Sequence[int] | None, correction: int, keepdims: bool) -> Tensor:
     """mean (x - mean x)^2, for a correction times n / (n - correction)."""
-    difference = x - reduce("mean", x, axis, True)
-    result = reduce("mean", difference**2, axis, keepdims)
-    if whole("Tensor.var", "correction", correction) == 0:
-        return result
-    given = range(len(x.shape)) if axis is None else [axis] if isinstance(axis, int) else axis
-    axes = [one % len(x.shape) for one in given]
-    count = math.prod(x.shape[one] for one in axes)
-    if 0 in axes or count <= correction:
-        raise ShapeError(
-            f"Tensor.var: a correction of {correction} along axes {axes} of {x.shape}",
-            expected="more elements than the correction, and not those of the batch, of which a run may have fewer",
-            fix="leave correction out",
-        )
-    if any(tensor.varies for tensor in graph_of("Tensor.var", x).input_tensors):
-        number = reduce("sum", where(x.equal(x), 1.0, 1.0), axis, keepdims)
-        return result * number / (number - correction)
-    return result * (count / (count - correction))
+    graph = graph_of("Tensor.var", x)
+    with graph.undone_on_error():
+        difference = x - reduce("mean", x, axis, True)
+        result = reduce("mean", difference**2, axis, keepdims)
+        if whole("Tensor.var", "correction", correction) == 0:
+            return result
+        given = range(len(x.shape)) if axis is None else [axis] if isinstance(axis, int) else axis
+        axes = [one % len(x.shape) for one in given]
+        count = math.prod(x.shape[one] for one in axes)
+        if 0 in axes or count <= correction:
+            raise ShapeError(
+                f"Tensor.var: a correction of {correction} along axes {axes} of {x.shape}",
+                expected="more elements than the correction, and not those of the batch, of which a run may have fewer",
+                fix="leave correction out",
+            )
+        if any(tensor.varies for tensor in graph.input_tensors):
+            number = reduce("sum", where(x.equal(x), 1.0, 1.0), axis, keepdims)
+            return result * number / (number - correction)
+        return result * (count / (count - correction))
 
 
 # Shape ----------------------------------------------------------------------------------------------------------------
@@ -275,7 +277,7 @@ def stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
     if place > rank:
         raise ShapeError(f"stack: axis is {axis}, the result has {rank + 1} axes", expected=f"{-rank - 1} to {rank}")
     place %= rank + 1
-    with graph_of("stack", *listed):
+    with graph_of("stack", *listed) as graph, graph.undone_on_error():
         longer = [tensor.reshape(_opened(tensor.shape, place)) for tensor in listed]
         return longer[0] if len(longer) == 1 else concatenate(longer, place)
 

@@ -136,7 +136,9 @@ class Model:
         }
         self._nodes = nodes
         declared = definition_of(training).declared
-        found = [_with_loss(output, nodes) for output in self._named] or [_first_output(training, request, nodes)]
+        found = [_with_loss(output, nodes, declared.labels) for output in self._named] or [
+            _first_output(training, request, nodes)
+        ]
         self.outputs = {output.name: output for output in found}
         self._refusals: dict[tuple[int, bool], str] = {}
         fed = set(inputs.values())  # an autoencoder's loss compares with an input: that is no label to be fed besides
@@ -465,11 +467,14 @@ def _labels_for(loss: LossLayer, prediction: Tensor) -> Tensor:
     return Tensor(shape=(*shape[:axis], *shape[axis + 1 :]), data_type=DataType.INT64)
 
 
-def _with_loss(output: Output, losses: Sequence[Node]) -> Output:
-    """An output that was named, with the loss layer that looks at it, if there is one."""
+def _with_loss(output: Output, losses: Sequence[Node], labels: Mapping[str, Tensor]) -> Output:
+    """An output that was named, with the loss layer that looks at it, if there is one, and its labels.
+
+    Where its loss is a function of tensors, its labels are those of its name: in a copy no more is known.
+    """
     node = next((node for node in losses if node.sources[0] is output.prediction), None)
     if node is None:
-        return output
+        return output if output.labels is not None else replace(output, labels=labels.get(output.name))
     return replace(output, node=node, labels=node.labels[0] if node.labels else None)
 
 
