@@ -14,7 +14,7 @@ from mlcompute.compiler.collector import collector_paused
 from mlcompute.compiler.context import Context, Pass
 from mlcompute.compiler.copy_strided_operands import copy_strided_operands
 from mlcompute.compiler.delay_statistics import delay_statistics
-from mlcompute.compiler.exchange_gradients import exchange_gradients, start_from_exchanged
+from mlcompute.compiler.exchange_gradients import exchange_gradients
 from mlcompute.compiler.expand import expand
 from mlcompute.compiler.fuse_elementwise import fuse_elementwise
 from mlcompute.compiler.fuse_epilogues import fuse_epilogues
@@ -32,6 +32,7 @@ from mlcompute.compiler.rematerialize import rematerialize
 from mlcompute.compiler.request import Request
 from mlcompute.compiler.schedule_updates import schedule_updates
 from mlcompute.compiler.simplify import simplify
+from mlcompute.compiler.start_from_exchanged import start_from_exchanged
 from mlcompute.compiler.transpose_matmul import transpose_matmul
 from mlcompute.compiler.unmerge_aliased_updates import unmerge_aliased_updates
 from mlcompute.compiler.verify import debugs, verify_pass, verify_program

@@ -1,8 +1,8 @@
-"""exchange_gradients: gradients are left where the processes of a group exchange them, and updates start from there.
+"""exchange_gradients: gradients are left where the processes of a group exchange them.
 
 Two programs take the place of one. A slice of the batch runs forward and gradient pass and stores every gradient into
-memory of its own, all of them side by side; the runtime exchanges it. The update then reads the sums over all slices,
-for the part of the parameters this process owns.
+memory of its own, all of them side by side; the runtime exchanges it. The update (`start_from_exchanged.py`) then reads
+the sums over all slices, for the part of the parameters this process owns.
 """
 
 from __future__ import annotations
@@ -46,20 +46,3 @@ def exchange_gradients(steps: list[Step], context: Context) -> list[Step]:
         program.exchanged[tensor] = exchanged
     trace.layer = ""
     return trace.steps
-
-
-def start_from_exchanged(steps: list[Step], context: Context) -> list[Step]:
-    """For a program that only updates: parameters and their gradients are values from outside."""
-    program, run, optimizer = context.program, context.lowering, context.request.optimizer
-    assert run is not None
-    assert optimizer is not None
-    for tensor in context.request.parameters:
-        value = run.value_of(tensor)
-        dtype = FLOAT32 if value.dtype.itemsize < FLOAT32.itemsize else value.dtype
-        program.exchanged[tensor] = run.trace.value(value.shape, dtype, "state", "exchanged gradient")
-    program.values = dict(run.values)
-    program.persistent = dict(run.persistent)
-    program.gradients = dict(program.exchanged)
-    for name in norm_names(optimizer):
-        program.scalars[name] = run.trace.value((), FLOAT32, "scalar", name)
-    return steps

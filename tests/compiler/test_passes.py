@@ -28,6 +28,20 @@ class Capable(Null):
     )
 
 
+#: A training step in one call, on one process, adds up nothing and exchanges nothing.
+FUSED = [
+    each.name
+    for each in PASSES
+    if each.name not in ("accumulate_gradients", "exchange_gradients", "start_from_exchanged")
+]
+
+
+def with_one_more(transform: Any) -> list[Pass]:
+    """The list with one more pass, after everything has become what the device supports."""
+    place = [each.name for each in PASSES].index("expand") + 1
+    return [*PASSES[:place], Pass(transform), *PASSES[place:]]
+
+
 def described(optimizer: bool = True, precision: str = "float32") -> Request:
     """A convolution with a ReLU and a loss."""
     graph = mlc.Graph()
@@ -46,10 +60,14 @@ def applied(style: str, engine: Null, **settings: Any) -> list[str]:
 
 
 def test_which_passes_apply() -> None:
-    every = [each.name for each in PASSES if each.name != "accumulate_gradients"]
-    assert applied("fused", Capable(), precision="bf16") == every
+    assert applied("fused", Capable(), precision="bf16") == FUSED
     assert "lower_precision" not in applied("fused", Capable())
     assert "accumulate_gradients" in applied("accumulate", Capable())
+    part, update = applied("slice", Capable()), applied("update", Capable())
+    assert "exchange_gradients" in part
+    assert "add_updates" not in part
+    assert "start_from_exchanged" in update
+    assert "add_gradients" not in update
     plain = applied("inference", Null())
     assert "add_gradients" not in plain
     assert "add_updates" not in plain
@@ -92,7 +110,7 @@ def test_a_pass_that_breaks_something_is_named(monkeypatch: pytest.MonkeyPatch) 
     def forgetful(steps: list[Step], context: Context) -> list[Step]:
         return steps[1:]
 
-    monkeypatch.setattr(compiler, "PASSES", [*PASSES[:7], Pass(forgetful), *PASSES[7:]])
+    monkeypatch.setattr(compiler, "PASSES", with_one_more(forgetful))
     with pytest.raises(AssertionError, match=r"after the pass forgetful: .*is used before it exists"):
         compile_program(described(), Null(), "fused")
 
@@ -105,7 +123,7 @@ def test_a_pass_that_makes_what_the_device_lacks_is_named(monkeypatch: pytest.Mo
         result = context.trace.value(x.shape, x.dtype)
         return [Step(TABLE["softmax"], (x,), (result,), {"axis": 1}), *steps]
 
-    monkeypatch.setattr(compiler, "PASSES", [*PASSES[:7], Pass(inventive), *PASSES[7:]])
+    monkeypatch.setattr(compiler, "PASSES", with_one_more(inventive))
     with pytest.raises(AssertionError, match=r"after the pass inventive: .*'null' does not support it"):
         compile_program(described(), Null({"softmax"}), "fused")
 
@@ -119,7 +137,7 @@ def test_what_passes_print(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert "+ Convolution" in text or "+ convolution" in text.lower()
     assert "fuse_elementwise (fused, batch 4)" in text
     titles = [line.split(" ", 1)[0] for line in text.splitlines() if not line.startswith(" ")]
-    assert titles == [each.name for each in PASSES if each.name != "accumulate_gradients"]
+    assert titles == FUSED
 
 
 # Index ----------------------------------------------------------------------------------------------------------------

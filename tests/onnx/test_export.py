@@ -107,7 +107,7 @@ def test_every_case_of_every_layer_gives_equal_numbers_elsewhere(family: str) ->
 def check_family(family: str, every: int) -> None:
     cases = getattr(importlib.import_module(f"tests.cases.{family}"), "CASES", [])
     for case in cases[::every]:
-        if not isinstance(case, Case) or case.labels or family == "ctc_loss" or "cache" in case.name:
+        if not isinstance(case, Case) or case.labels or family in ("ctc_loss", "objective") or "cache" in case.name:
             continue  # losses are part of a training graph; ONNX has neither a CTC loss nor memory from run to run
         arrays = case.arrays()
         run, outputs = inference_of(case, arrays)
