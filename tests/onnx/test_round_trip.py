@@ -119,8 +119,9 @@ def check(
 
 
 def families() -> list[str]:
-    # Random numbers are refused: no operator repeats them.
-    return [module.name for module in pkgutil.iter_modules(tests.cases.__path__) if module.name != "random"]
+    # Random numbers are refused: no operator repeats them. A free parameter needs somebody who reads it (`scaled`).
+    names = [module.name for module in pkgutil.iter_modules(tests.cases.__path__)]
+    return [name for name in names if name not in ("random", "parameter")]
 
 
 @pytest.mark.parametrize("family", families())
@@ -151,7 +152,7 @@ def check_family(family: str, every: int) -> None:
         about = getattr(layer, "descriptor", None)
         said = instance or getattr(about, "dropout", 0.0) > 0 or getattr(about, "maximum_norm", None) is not None
         said = said or bool(getattr(about, "scales_gradient_by_frequency", False))
-        skips = not is_float or halves or said or number % every != 0 or not all(np.isfinite(array).all() for array in arrays[:1])
+        skips = not is_float or halves or said or number % every != 0 or not np.isfinite(arrays[0]).all()
         feeds = {f"x{index}": array for index, array in enumerate(arrays)}
         check(f"{family}: {case.name}", graph, inputs, output, feeds, Reference(), skips)
 
@@ -189,6 +190,14 @@ def no_scale() -> Built:
     x = graph.input((4, 3, 5, 5), "x")
     y = graph.normalize(graph.convolution(x, 4, kernel=1), scale=False, shift=False)
     return graph, {"x": x}, y
+
+
+def scaled() -> Built:
+    """A free parameter, read twice."""
+    graph = mlc.Graph()
+    x = graph.input((6, 5), "x")
+    scale = graph.parameter((5,), 0.7, name="scale")
+    return graph, {"x": x}, graph.dense(x * scale + scale, 3)
 
 
 def rows() -> Built:
@@ -241,6 +250,7 @@ def constants() -> Built:
 
 NETWORKS: dict[str, Callable[[], Built]] = {
     "convolutional": convolutional, "four axes": four_axes, "no scale": no_scale, "rows": rows,
+    "scaled": scaled,
     "recurrent": recurrent, "transformer": transformer, "upsampled": upsampled, "frozen": frozen,
     "constants": constants,
 }  # fmt: skip
