@@ -124,7 +124,7 @@ def results_at(plan: ConvolutionPlan, numbers: Sequence[Array], places: Sequence
         stack.callback(driver.cuStreamSynchronize, stream)
         for address, count, some in zip(memory, counts, numbers, strict=False):
             filled = min(count, some.size)
-            _check(driver.cuMemcpyHtoDAsync(address, some.ctypes.data, 4 * filled, stream))
+            _check(driver.cuMemcpyHtoD(address, some.ctypes.data, 4 * filled))
             while filled < count:  # what is there once more, as a whole number of times
                 more = min(filled, count - filled)
                 _check(driver.cuMemcpyDtoDAsync(int(address) + 4 * filled, address, 4 * more, stream))
