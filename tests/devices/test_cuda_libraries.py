@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -693,36 +693,24 @@ class RoundingPlan(InterpretedPlan):
         super().run(x, w, y, workspace)
 
 
-class InaccuratePlan(InterpretedPlan):
-    """A plan whose results are off by a thousandth, whatever it is given."""
-
-    def run(self, x: int, w: int, y: int, workspace: int) -> None:
-        super().run(x, w, y, workspace)
-        for address, shape in ((x, self.problem.x), (w, self.problem.w), (y, self.problem.y)):
-            _memory(address, int(np.prod(shape)))[:] *= np.float32(1.001)
-
-
-@pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_plans_that_lose_digits_are_found(direction: str, last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def results_at(plan: InterpretedPlan, numbers: Sequence[Array], places: Sequence[int]) -> Array:
+def test_plans_that_round_to_tf32_are_found(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def result_of_constants(plan: InterpretedPlan, value: float) -> Array:
         p = plan.problem
-        shapes = (p.x, p.w, p.y)
-        arrays = [np.resize(some, int(np.prod(shape))) for some, shape in zip(numbers, shapes, strict=True)]
+        arrays = [np.full(shape, value, np.float32) for shape in (p.x, p.w, p.y)]
         scratch = np.zeros(100 + 256, np.uint8)
         addresses = [int(array.ctypes.data) for array in arrays]
         plan.run(*addresses, -(-int(scratch.ctypes.data) // 256) * 256)
-        return {"forward": arrays[2], "input": arrays[0], "weight": arrays[1]}[direction][list(places)]
+        return {"forward": arrays[2], "input": arrays[0], "weight": arrays[1]}[direction]
 
-    monkeypatch.setattr(trial, "results_at", results_at)
-    for case in ("padded", "strides", "dilations", "groups", "more before than after", "windows that leave rows out"):
-        fn, shapes = _described(direction, case, last, CONVOLUTIONS)
+    monkeypatch.setattr(trial, "result_of_constants", result_of_constants)
+    for case in ("padded", "strides"):
+        fn, shapes = _described(direction, case, False, CONVOLUTIONS)
         trace = Trace()
         fn(*(trace.value(shape, np.dtype(np.float32), "input") for shape in shapes))
         problem = convolution_problem(trace.steps[-1])
-        assert trial.keeps_float32(InterpretedPlan(problem)), case
-        assert not trial.keeps_float32(RoundingPlan(problem)), case
-        assert not trial.keeps_float32(InaccuratePlan(problem)), case
+        assert trial.keeps_float32(InterpretedPlan(problem))
+        assert not trial.keeps_float32(RoundingPlan(problem))
 
 
 # On a GPU -----------------------------------------------------------------------------------------------------------

@@ -93,6 +93,11 @@ def _by_form(problem: ConvolutionProblem, plans: Iterator[ConvolutionPlan]) -> C
     return next((plan for plan in (first, *plans) if plan.workspace_bytes <= _LITTLE_WORKSPACE), first)
 
 
+#: Engines that lose digits and say nothing of it in their notes: gradients of weights by engine 17 of cuDNN 9.19 were
+#: off by 0.4 % of their size, where sums of float32 products are off by 0.001 %. Constants do not show it (`trial`).
+_INEXACT = {(Direction.WEIGHT_GRADIENT, 17)}
+
+
 def _runner(plan: ConvolutionPlan) -> tuning.Run:
     return lambda stream, addresses: plan.enqueue(stream, *addresses)
 
@@ -114,6 +119,8 @@ def _plans(cudnn: Cudnn, gpu: Gpu, problem: ConvolutionProblem, allows_tf32: boo
                 if not is_allowed(dnn.notes_of(configuration)[1], allows_tf32 or problem.data_type != dnn.DATA_FLOAT):
                     continue
                 plan = ConvolutionPlan(cudnn, gpu, problem, configuration)
+                if not allows_tf32 and (problem.direction, plan.engine) in _INEXACT:
+                    continue
             except CudnnError:  # a proposal that does not fit after all: cuDNN expects its users to try the next
                 continue
             if plan.workspace_bytes <= MOST_WORKSPACE and (allows_tf32 or keeps_float32(plan)):
