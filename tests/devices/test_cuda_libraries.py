@@ -28,7 +28,6 @@ from mlcompute.devices.cuda.cudnn.convolution import is_allowed
 from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.kernels import convolution as convolution_kernels
 from mlcompute.devices.cuda.kernels import matmul as matmul_kernels
-from mlcompute.devices.cuda.kernels import padded_channels
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.loop_nest import Operands
 from mlcompute.ops.op import Array, Trace, Value
@@ -653,22 +652,6 @@ def test_calls_of_cudnn(direction: str, case: str, last: bool, interpreted: Inte
     arrays = [numbers(*shape, seed=number) for number, shape in enumerate(shapes)]
     found, kernels = run_on(interpreted, fn, arrays)
     assert ("cuDNN engine 7" in kernels) == ("depthwise" not in case and case != "all at once")
-    assert_close(found[0], forward(fn, *arrays)[0])
-
-
-@pytest.mark.parametrize("case", CONVOLUTIONS)
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_few_channels_are_padded(
-    direction: str, case: str, interpreted: InterpretedCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Large convolutions of images with few channels are computed with more of them, which are 0."""
-    monkeypatch.setattr(padded_channels, "_LEAST_FLOPS", 0.0)
-    monkeypatch.setattr(convolution_kernels, "_PADDED_CHANNELS", {dnn.DATA_FLOAT: 8})
-    fn, shapes = _described(direction, case, True, CONVOLUTIONS)
-    arrays = [numbers(*shape, seed=number) for number, shape in enumerate(shapes)]
-    found, kernels = run_on(interpreted, fn, arrays)
-    is_ours = "depthwise" in case or case == "all at once"
-    assert ("8 channels" in kernels) == (direction != "input" and case != "groups" and not is_ours)
     assert_close(found[0], forward(fn, *arrays)[0])
 
 

@@ -6,7 +6,6 @@ float32. Volumes are left to cuDNN.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +14,6 @@ import numpy as np
 from mlcompute.devices.cuda import cudnn
 from mlcompute.devices.cuda.codegen.types import FLOAT, is_element
 from mlcompute.devices.cuda.cudnn import ConvolutionPlan, ConvolutionProblem, Direction
-from mlcompute.devices.cuda.cudnn.library import DATA_BFLOAT16, DATA_FLOAT
 from mlcompute.devices.cuda.kernels.convolution_ending import Ending
 from mlcompute.devices.cuda.kernels.depthwise_convolution import (
     depthwise_launches,
@@ -30,7 +28,6 @@ from mlcompute.devices.cuda.kernels.few_channel_convolution import (
 )
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Row
 from mlcompute.devices.cuda.kernels.matmul import ALIGNMENT, aligned, no_gpu
-from mlcompute.devices.cuda.kernels.padded_channels import padded_launch, padded_problem
 from mlcompute.devices.cuda.kernels.strided_copy import strided_copy
 from mlcompute.devices.cuda.kernels.tensor_core_convolution import convolution_tiling, tensor_core_launches
 from mlcompute.devices.cuda.kernels.tensor_core_weight_gradient import (
@@ -45,9 +42,6 @@ from mlcompute.devices.precision import matmul_precision
 from mlcompute.ops.bfloat16 import is_bfloat16
 from mlcompute.ops.images import last_shape
 from mlcompute.ops.op import Step
-
-#: Input channels that images with fewer are given, by the type they are multiplied in.
-_PADDED_CHANNELS = {DATA_FLOAT: 4, DATA_BFLOAT16: 8}
 
 
 def convolution_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
@@ -72,9 +66,6 @@ def convolution_launches(step: Step, operands: Operands) -> Sequence[Launch | Li
         return gradient_launches(step, operands, tiling)
     if current_gpu() is None:
         return [LibraryCall(step, "cuDNN", memory, [2], no_gpu)]
-    padded = _padded_plan(problem)
-    if padded is not None:
-        return _padded_launches(step, operands, padded)
     plan = _plan(problem)
     return direct_launches(step, operands) if plan is None else _library_launches(step, operands, plan)
 
@@ -122,8 +113,6 @@ def convolution_workspace(step: Step) -> int:
         if (tiling := gradient_tiling(step)) is not None:
             return gradient_workspace(step, tiling)
     problem = cudnn.problem_of(step)
-    if problem is not None and current_gpu() is not None and (padded := _padded_plan(problem)) is not None:
-        return sum(_padded_bytes(padded)) + padded.workspace_bytes + ALIGNMENT
     plan = None if problem is None or current_gpu() is None else _plan(problem)
     if problem is None or plan is None:
         return 0
@@ -142,50 +131,6 @@ def _plan(problem: ConvolutionProblem) -> ConvolutionPlan | None:
     gpu = current_gpu()
     assert gpu is not None
     return cudnn.find_plan(problem, gpu, matmul_precision.allows_tf32)
-
-
-def _padded_plan(problem: ConvolutionProblem) -> ConvolutionPlan | None:
-    """A plan with more input channels than there are, where that is faster."""
-    channels = _PADDED_CHANNELS.get(problem.data_type)
-    padded = None if channels is None or not matmul_precision.allows_tf32 else padded_problem(problem, channels)
-    return None if padded is None else _plan(padded)
-
-
-def _padded_bytes(plan: ConvolutionPlan) -> tuple[int, int]:
-    """Bytes of the images and of the weights with more channels."""
-    item = 4 if plan.problem.data_type == DATA_FLOAT else 2
-    x, w = (-(-item * math.prod(shape) // ALIGNMENT) * ALIGNMENT for shape in (plan.problem.x, plan.problem.w))
-    return x, w
-
-
-def _padded_launches(step: Step, operands: Operands, plan: ConvolutionPlan) -> Sequence[Launch | LibraryCall]:
-    """Images and weights are copied, with zeros in the further channels; of a gradient, those are left away."""
-    problem, (image_bytes, weight_bytes) = plan.problem, _padded_bytes(plan)
-    first, second, result = (operands[value] for value in (*step.inputs, *step.results))
-    dtype, channels, places = first.dtype, problem.x[1], math.prod(problem.w[2:])
-    memory = [operands.workspace(step, 0, image_bytes), operands.workspace(step, image_bytes, weight_bytes)]
-    images, weights = (
-        Operand(part.base, part.offset // dtype.itemsize, last_shape(shape), dense_strides(last_shape(shape)), dtype)
-        for part, shape in zip(memory, (problem.x, problem.w), strict=True)
-    )
-    scratch = operands.workspace(step, image_bytes + weight_bytes, plan.workspace_bytes + ALIGNMENT)
-    launches: list[Launch | LibraryCall] = [padded_launch(step, first, 1, channels, images)]
-    makes_weights = problem.direction is Direction.WEIGHT_GRADIENT
-    if not makes_weights:
-        launches.append(padded_launch(step, second, places, channels, weights))
-
-    def enqueue(stream: int, addresses: Sequence[int]) -> None:
-        x, w, y, scratch = addresses
-        plan.enqueue(stream, x, w, y, aligned(scratch))
-
-    memory = [images, weights, second if makes_weights else result, scratch]
-    name = f"cuDNN engine {plan.engine} of {channels} channels"
-    launches.append(LibraryCall(step, name, memory, [1 if makes_weights else 2, 3], enqueue, [plan]))
-    if makes_weights:
-        by_o, by_row, by_column, by_c = weights.strides
-        used = Operand(weights.base, weights.offset, result.shape, (by_o, by_c, by_row, by_column), dtype)
-        launches.extend(strided_copy(step, used, result))
-    return launches
 
 
 def _is_aligned(operand: Operand) -> bool:
