@@ -146,6 +146,11 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.array(one.data), np.array(other.data))  # type: ignore[union-attr]
 
 
+def test_a_loss_layer_takes_class_weights_as_numbers() -> None:
+    layer = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_weights=[1, 2, 0.5])
+    np.testing.assert_array_equal(layer.class_weights.data, np.float32([1.0, 2.0, 0.5]))  # type: ignore[union-attr]
+
+
 def test_class_weights_must_be_one_number_per_class() -> None:
     graph = mlc.Graph()
     x, t = graph.input((8, 4), "x"), graph.input((8,), "t", data_type=INT64)

@@ -109,7 +109,7 @@ def loss(
             ignore_index=ignore_index,
         ),
         weights,
-        _class_weights(who, class_weights),
+        class_weights,
     )
     return label_constants(build(self, layer, [prediction], name, "loss", labels=[target]), [target], [labels])
 
@@ -160,18 +160,6 @@ def _labels(who: str, given: Tensor | Array, prediction: Tensor) -> Tensor:
     if given.dtype.kind in "iu":
         return Tensor(shape=given.shape, data=given.astype(np.int64), data_type=DataType.INT64)
     return constant_like(who, given, prediction)
-
-
-def _class_weights(who: str, given: Tensor | ArrayLike | None) -> Tensor | None:
-    """A tensor of the loss's own, from numbers."""
-    if given is None or isinstance(given, Tensor):
-        return given
-    numbers = np.asarray(given)
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iuf":
-        raise DataError(
-            f"{who}: class_weights are {numbers.dtype} of shape {numbers.shape}", expected="one number per class"
-        )
-    return Tensor(shape=numbers.shape, data=numbers.astype(np.float32))
 
 
 def minimize(self: Graph, x: Tensor, *, weight: float | Tensor = 1.0, name: str = "") -> Tensor:

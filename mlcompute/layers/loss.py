@@ -19,6 +19,7 @@ from mlcompute.layers.layer import FLOATS, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor
+from mlcompute.tensor_data import ArrayLike
 
 #: log(0) would be -infinity, and 0 times that NaN; probabilities are kept at or above the smallest normal float32.
 _TINY = float(np.finfo(np.float32).tiny)
@@ -118,11 +119,23 @@ def _cross_entropy(
     *,
     class_axis: int | None = None,
     ignore_index: int | None = None,
-    class_weights: Tensor | None = None,
+    class_weights: Tensor | ArrayLike | None = None,
 ) -> LossLayer:
     constants = (reduction_type, weight, label_smoothing, class_count)
     descriptor = LossDescriptor(kind, *constants, class_axis=class_axis, ignore_index=ignore_index)
     return LossLayer(descriptor, weights, class_weights)
+
+
+def _class_weights(given: Tensor | ArrayLike | None) -> Tensor | None:
+    """A tensor of the loss's own, from numbers."""
+    if given is None or isinstance(given, Tensor):
+        return given
+    numbers = np.asarray(given)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iuf":
+        raise DataError(
+            f"LossLayer: class_weights are {numbers.dtype} of shape {numbers.shape}", expected="one number per class"
+        )
+    return Tensor(shape=numbers.shape, data=numbers.astype(np.float32))
 
 
 class LossLayer(Layer):
@@ -166,14 +179,16 @@ class LossLayer(Layer):
     )
 
     def __init__(
-        self, descriptor: LossDescriptor, weights: Tensor | None = None, class_weights: Tensor | None = None
+        self,
+        descriptor: LossDescriptor,
+        weights: Tensor | None = None,
+        class_weights: Tensor | ArrayLike | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(descriptor, LossDescriptor):
             raise TypeError(f"LossLayer: descriptor must be a LossDescriptor, not {type(descriptor).__name__}")
-        for name, given in (("weights", weights), ("class_weights", class_weights)):
-            if given is not None and not isinstance(given, Tensor):
-                raise TypeError(f"LossLayer: {name} must be a Tensor, not {type(given).__name__}")
+        if weights is not None and not isinstance(weights, Tensor):
+            raise TypeError(f"LossLayer: weights must be a Tensor, not {type(weights).__name__}")
         self.expect(
             class_weights is None or descriptor.loss_type in INDEXED,
             f"class_weights are given, but {descriptor.loss_type.name} has no classes to weigh",
@@ -188,7 +203,7 @@ class LossLayer(Layer):
         )
         self._descriptor = descriptor.copy()
         self._weights = weights
-        self._class_weights = class_weights
+        self._class_weights = _class_weights(class_weights)
 
     @classmethod
     def sigmoid_cross_entropy(

@@ -593,8 +593,8 @@ REFUSALS = [
         "class_weights of other classes", lambda: L.softmax_cross_entropy(MEAN, class_weights=class_weights()),
         "class_weights of shape (5,) for 4 classes", [(4, 4)], [np.zeros(4, np.int32)],
     ),
-    Refusal("class_weights in a list", lambda: L.softmax_cross_entropy(MEAN, class_weights=[1.0]),  # type: ignore[arg-type]
-            "class_weights must be a Tensor", error=TypeError),
+    Refusal("class_weights that are no numbers", lambda: L.softmax_cross_entropy(MEAN, class_weights="balanced"),
+            "LossLayer: class_weights are <U8 of shape ()"),
     Refusal("too few labels", make(), "the prediction has 20 elements, the labels have 15", [(4, 5)], [(3, 5)]),
     Refusal("no labels", make(), "takes a prediction and its labels, 1 tensor(s) were given", [(4, 5)]),
     Refusal("labels twice", make(), "3 tensor(s) were given", [(4, 5)], [(4, 5), (4, 5)]),
