@@ -150,6 +150,25 @@ def test_a_use_that_is_not_trained_gives_the_weights_no_gradient() -> None:
     np.testing.assert_allclose(w.data, free.data - 0.1 * free.grad, rtol=1e-5)
 
 
+def test_a_parameter_that_is_given_gets_its_gradient_from_constant_layers() -> None:
+    network = mlc.Graph()
+    w = network.parameter((3, 2), data=np.ones((3, 2)), name="w")
+    network.dense(network.input((4, 3), "x") @ w, 2, name="layer")
+    training = mlc.TrainingGraph(optimizer=_sgd())
+    image = training.parameter(data=REAL[:4, :3], name="image")
+    training.minimize(network(image, updates=False) ** 2)
+    training.minimize(training.dense(image, 1, updates=False, name="other"))
+    training.compile(device=mlc.Device.cpu())
+    state = {name: torch.tensor(array) for name, array in mlc.to_state_dict(training).items()}
+    expected = torch.tensor(REAL[:4, :3], requires_grad=True)
+    y = expected @ state["w"] @ state["layer.weight"].T + state["layer.bias"]
+    ((y**2).mean() + (expected @ state["other.weight"].T + state["other.bias"]).mean()).backward()
+    training.execute({}).wait()
+    np.testing.assert_allclose(image.data, expected.data - 0.1 * expected.grad, rtol=1e-5, atol=1e-6)
+    for name in state.keys() - {"image"}:
+        np.testing.assert_array_equal(mlc.to_state_dict(training)[name], state[name])
+
+
 def test_triplets() -> None:
     encoder = mlc.Graph()
     anchor = encoder.input((8, 4), "anchor")

@@ -6,12 +6,14 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mlcompute.building.builder import build
 from mlcompute.building.expressions import graph_of
 from mlcompute.errors import GraphError
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.objective import is_loss
 from mlcompute.layers.parameter import ParameterLayer
 from mlcompute.layers.shaping import ReshapeLayer, SliceLayer
+from mlcompute.layers.stop_gradient import StopGradientLayer
 from mlcompute.ops.op import Shape
 from mlcompute.tensor import Tensor
 
@@ -67,9 +69,12 @@ def apply(
     present = set(target.nodes)
     with target.undone_on_error():
         for node in nodes:
-            if isinstance(node.layer, ParameterLayer) and node in present:
-                continue
-            _add(target, node, now, updates, name)
+            if not (isinstance(node.layer, ParameterLayer) and node in present):
+                _add(target, node, now, updates, name)
+            if isinstance(node.layer, ParameterLayer) and node.layer.value in read and not updates:
+                # Those of this graph only: a parameter that is given as an input gets its gradient.
+                value = node.layer.value
+                now[value] = build(target, StopGradientLayer(), [value], "", "detach")
     results = tuple(now[tensor] for tensor in wanted)
     return results if len(results) > 1 else results[0]
 

@@ -17,7 +17,6 @@ from mlcompute.compiler.expand import expanded
 from mlcompute.errors import CompileError, ShapeError
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.names import LayerNames, slot_name, slots_of
-from mlcompute.layers.parameter import ParameterLayer
 from mlcompute.ops.op import FLOAT32, Shape, Step, Trace, Value, emit
 from mlcompute.tensor import Tensor
 
@@ -91,8 +90,6 @@ class Lowering:
         self.shape_with_full_batch: Callable[[Tensor], Shape] = lambda tensor: tensor.descriptor.shape
         #: What the optimizer updates: in a layer that is not trained these are constants.
         self.trained: AbstractSet[Tensor] = frozenset()
-        #: Tensors of parameter layers.
-        self._free: set[Tensor] = set()
         #: What tensors will hold when the pass has succeeded, as far as it is described.
         self._written: dict[Tensor, Value] = {}
         self._name_of = LayerNames()
@@ -125,7 +122,9 @@ class Lowering:
             # Of several layers that share statistics, each goes on from what the one before left.
             value = ops.stop_gradient(self._written[tensor])
         else:
-            value = self._constant_unless_trained(tensor, self.value_of(tensor))
+            value = self.value_of(tensor)
+            # A parameter that is trained elsewhere gets no gradient from a layer that is not trained.
+            value = value if self.updates or tensor not in self.trained else ops.stop_gradient(value)
         if value.dtype == FLOAT16:
             value = ops.convert(value, FLOAT32)
         return value if shape is None else ops.reshape(value, shape)
@@ -134,10 +133,6 @@ class Lowering:
         target = self.value_of(tensor)
         new = self._written[tensor] = ops.convert(ops.reshape(value, target.shape), target.dtype)
         self.writes = [(other, held) for other, held in self.writes if other is not tensor] + [(tensor, new)]
-
-    def _constant_unless_trained(self, tensor: Tensor, value: Value) -> Value:
-        """A parameter that is trained elsewhere gets no gradient from a layer that is not trained."""
-        return value if self.updates or tensor not in self.trained else ops.stop_gradient(value)
 
     def uniform(self, like: Value, shape: Shape, seed: int) -> Value:
         key = self.trace.value((4,), np.dtype(np.uint32), "scalar", "random key")
@@ -180,13 +175,7 @@ class Lowering:
         self.trace.layer = name = self._name_of(layer)
         for slot, tensor in slots_of(layer).items():
             self._slot_names.setdefault(tensor, slot_name(name, slot))
-        if isinstance(layer, ParameterLayer):
-            self._free.add(layer.value)
         values = [self.value_of(source) for source in sources]
-        values = [
-            self._constant_unless_trained(source, value) if source in self._free else value
-            for source, value in zip(sources, values, strict=True)
-        ]
         inputs = values
         if not layer.moves_data:
             inputs = [ops.convert(value, FLOAT32) if value.dtype == FLOAT16 else value for value in values]
