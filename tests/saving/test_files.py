@@ -307,15 +307,28 @@ def test_one_of_linked_graphs_cannot_be_built_alone(tmp_path: Path) -> None:
     ]
 
 
-def test_layers_of_somebody_else_are_refused(tmp_path: Path) -> None:
+def test_layers_of_somebody_else(tmp_path: Path) -> None:
+    """They come back as what they are, unless an argument is of a class no file may name."""
+
     class Doubled(mlc.ArithmeticLayer):
+        def __init__(self, operation: mlc.ArithmeticOperation, options: Any = None) -> None:
+            super().__init__(operation)
+            self.options = options
+
+    class Options:
         pass
 
-    graph, x = mlc.Graph(), mlc.Tensor(shape=(2, 3))
-    graph.node(Doubled(mlc.ArithmeticOperation.ADD), sources=[x, x])
-    with pytest.raises(mlc.GraphError, match=r"Doubled cannot be described in a file"):
-        mlc.save(tmp_path / "g", graph)
+    def graph_with(options: Any) -> mlc.Graph:
+        graph, x = mlc.Graph(), mlc.Tensor(shape=(2, 3))
+        graph.node(Doubled(mlc.ArithmeticOperation.ADD, options), sources=[x, x])
+        return graph
+
+    with pytest.raises(mlc.GraphError, match=r"Options.* cannot be described in a file"):
+        mlc.save(tmp_path / "g", graph_with(Options()))
     assert list(tmp_path.iterdir()) == []
+    (layer,) = again(graph_with(7), tmp_path / "g").layers
+    assert type(layer) is Doubled
+    assert layer.options == 7
 
 
 def test_a_checkpoint_shows_what_is_in_it(tmp_path: Path) -> None:
