@@ -27,6 +27,7 @@ def train(graph: mlc.Graph, batches) -> list[float]:
     plain = [mlc.ParameterGroup(name, weight_decay=0.0) for name in ("*bias*", "*norm*", "words", "places")]
     optimizer = mlc.AdamWOptimizer(learning_rate=3e-3, weight_decay=0.1, beta2=0.95, clip_norm=1.0, groups=plain)
     trainer = mlc.Trainer(graph, loss="softmax_cross_entropy", optimizer=optimizer)
+    # Epochs of one step: the losses of all steps are wanted.
     history = trainer.fit(batches, epochs=len(batches), steps_per_epoch=1, shuffle=False, verbose=0)
     return history["loss"]
 

@@ -23,6 +23,7 @@ def build() -> mlc.Graph:
 
 def train(graph: mlc.Graph, batches) -> list[float]:
     trainer = mlc.Trainer(graph, optimizer=mlc.AdamOptimizer(learning_rate=3e-3))
+    # Epochs of one step: the losses of all steps are wanted.
     history = trainer.fit(batches, epochs=len(batches), steps_per_epoch=1, shuffle=False, verbose=0)
     return history["loss"]
 
