@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,55 @@ def test_stack_and_variance_where_lengths_vary(length: int) -> None:
     np.testing.assert_array_equal(stacked, np.stack([data, 2 * data], 2))
     variance = computed(lambda x: x.var(1, correction=1), data, (4, 8, 3), [1])
     np.testing.assert_allclose(variance, data.var(1, ddof=1), rtol=1e-5)
+
+
+def test_axes_that_come_and_go_where_any_of_them_varies() -> None:
+    """Twice the height may not become twice the channels: extents are those of the run, never worked out."""
+    data = RNG.standard_normal((2, 3, 8, 6)).astype(np.float32)
+    forms: list[tuple[Callable[[mlc.Tensor], mlc.Tensor], tuple[int, ...]]] = [
+        (lambda x: x[..., None], (2, 3, 8, 6, 1)),
+        (lambda x: x[None], (1, 2, 3, 8, 6)),
+        (lambda x: x[:, 0], (2, 8, 6)),
+        (lambda x: x.flatten(2), (2, 3, 48)),
+        (lambda x: x.flatten(), (2, 144)),
+        (lambda x: mlc.stack([x, x], 1), (2, 2, 3, 8, 6)),
+    ]
+    for build, shape in forms:
+        assert computed(build, data, (2, 3, 4, 3), [2, 3]).shape == shape
+    sequence = computed(lambda x: x.flatten(2), data, (2, 3, 4, 6), [2])
+    np.testing.assert_array_equal(sequence, data.reshape(2, 3, 48))
+    heads = computed(lambda x: x.flatten(2), data.transpose(0, 2, 1, 3), (2, 4, 3, 6), [1])
+    np.testing.assert_array_equal(heads, data.transpose(0, 2, 1, 3).reshape(2, 8, 18))
+
+
+@pytest.mark.parametrize("kind", ["average", "max"])
+def test_global_pooling_of_images_of_any_size(kind: Any) -> None:
+    data = RNG.standard_normal((2, 3, 9, 7)).astype(np.float32)
+    pooled = computed(lambda x: x.graph.global_pool(x, kind=kind), data, (2, 3, 5, 5), [2, 3])
+    expected = data.mean((2, 3), keepdims=True) if kind == "average" else data.max((2, 3), keepdims=True)
+    np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
+    graph = mlc.Graph()
+    with pytest.raises(mlc.ShapeError, match="vary in size"):
+        graph.global_pool(graph.input((2, 3, 5, 5), "x", varies=[2, 3]), kind="l2")
+
+
+def test_a_graph_of_expressions_applied_to_another_batch(tmp_path: Path) -> None:
+    inner = mlc.Graph()
+    z = inner.input((4, 6), "z")
+    mlc.concatenate([z[None, :, 1:] - z[None, :, :-1], z[None, :, -1:]], -1)
+    graph = mlc.Graph()
+    x = graph.input((10, 6), "x")
+    y = inner(x)
+    data = RNG.standard_normal((10, 6)).astype(np.float32)
+    expected = np.concatenate([data[None, :, 1:] - data[None, :, :-1], data[None, :, -1:]], -1)
+    mlc.save(tmp_path / "graph.safetensors", graph)
+    loaded = mlc.load(tmp_path / "graph.safetensors")
+    for one, source in ((graph, x), (loaded, loaded.input_tensors[0])):
+        inference = mlc.InferenceGraph([one])
+        inference.add_inputs({"x": source})
+        inference.compile(device=mlc.Device.cpu())
+        np.testing.assert_array_equal(inference.execute({"x": data}).result.data, expected)
+    assert y.shape == (1, 10, 6)
 
 
 def test_what_fails_leaves_the_graph_as_it_was() -> None:

@@ -97,7 +97,7 @@ def _add(target: Graph, node: Node, now: dict[Tensor, Tensor], updates: bool, na
 def _fitted(layer: Layer, before: Shape, after: Shape) -> Layer:
     """The layer over the same tensors; where it names the number of samples and there are others now, with these."""
     if before[0] != after[0]:
-        if isinstance(layer, ReshapeLayer) and layer.shape[0] == before[0]:
+        if isinstance(layer, ReshapeLayer) and layer.axes is None and layer.shape[0] == before[0]:
             return ReshapeLayer([after[0], *layer.shape[1:]])
         if isinstance(layer, SliceLayer) and (layer.start[0], layer.end[0]) == (0, before[0]):
             return SliceLayer(layer.start, [after[0], *layer.end[1:]], layer.stride)

@@ -210,7 +210,8 @@ def flatten(x: Tensor, first: int) -> Tensor:
     rank = len(x.shape)
     if not -rank <= whole("Tensor.flatten", "first", first, -rank) < rank:
         raise ShapeError(f"Tensor.flatten: first is {first}, the tensor has {rank} axes", expected=f"0 to {rank - 1}")
-    layer = ReshapeLayer((*x.shape[: first % rank], -1))
+    axes = range(rank)
+    layer = _arranged(x.shape, [*([axis] for axis in axes[:first]), axes[first:]])
     return build(graph_of("Tensor.flatten", x), layer, [x], "", "flatten")
 
 
@@ -277,14 +278,18 @@ def stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
     if place > rank:
         raise ShapeError(f"stack: axis is {axis}, the result has {rank + 1} axes", expected=f"{-rank - 1} to {rank}")
     place %= rank + 1
+    for number, tensor in enumerate(listed):
+        if tensor.shape != listed[0].shape:
+            raise ShapeError(
+                f"stack: source {number} has shape {tensor.shape}, source 0 has {listed[0].shape}",
+                expected="equal shapes",
+                fix="mlc.concatenate joins along an axis that is there",
+            )
     with graph_of("stack", *listed) as graph, graph.undone_on_error():
-        longer = [tensor.reshape(_opened(tensor.shape, place)) for tensor in listed]
+        axes = [[axis] for axis in range(rank)]
+        axes.insert(place, [])
+        longer = [build(graph, _arranged(tensor.shape, axes), [tensor], "", "reshape") for tensor in listed]
         return longer[0] if len(longer) == 1 else concatenate(longer, place)
-
-
-def _opened(shape: Sequence[int], place: int) -> list[int]:
-    axes = range(len(shape))
-    return _arranged(shape, [*axes[:place], None, *axes[place:]])
 
 
 # x[...] ---------------------------------------------------------------------------------------------------------------
@@ -298,10 +303,10 @@ def index(x: Tensor, key: Any) -> Tensor:
     if any(cut != _WHOLE_AXIS for cut in cuts):
         layer = SliceLayer([start for start, _, _ in cuts], [end for _, end, _ in cuts], [step for _, _, step in cuts])
         result = build(graph, layer, [x], "", "slice")
-    if order == list(range(len(x.shape))):
+    if order == [[axis] for axis in range(len(x.shape))]:
         return result
     name = "" if result is x else f"{result.label}_reshape"
-    return build(graph, ReshapeLayer(_arranged(result.shape, order)), [result], name, "reshape")
+    return build(graph, _arranged(result.shape, order), [result], name, "reshape")
 
 
 #: (start, end, step) along one axis, as SliceLayer takes them.
@@ -309,14 +314,15 @@ _Cut = tuple[int, int | None, int]
 _WHOLE_AXIS: _Cut = (0, None, 1)
 
 
-def _arranged(shape: Sequence[int], order: Sequence[int | None]) -> list[int]:
-    """These axes of a shape, None for a new one. The first that is not the samples' stays open: its length may vary."""
-    open_axis = next((axis for axis in order if axis), None)
-    return [1 if axis is None else -1 if axis == open_axis else shape[axis] for axis in order] or [1]
+def _arranged(shape: Sequence[int], axes: Sequence[Sequence[int]]) -> ReshapeLayer:
+    """The layer whose axes are made of these, for every size they have in a run; [] is a new one."""
+    if not axes:
+        return ReshapeLayer([1], [[]])
+    return ReshapeLayer([math.prod(shape[axis] for axis in group) for group in axes], axes)
 
 
-def _resolved(who: str, shape: tuple[int, ...], key: tuple[Any, ...]) -> tuple[list[_Cut], list[int | None]]:
-    """(what is cut out of every axis, the axes that are left in the result with None for new ones)"""
+def _resolved(who: str, shape: tuple[int, ...], key: tuple[Any, ...]) -> tuple[list[_Cut], list[list[int]]]:
+    """(what is cut out of every axis, the axis of the source that each of the result is; [] for new ones)"""
     named = sum(one is not None and one is not Ellipsis for one in key)
     if named > len(shape):
         raise ShapeError(f"{who}: {named} indices, the tensor has {len(shape)} axes", source=shape)
@@ -326,14 +332,14 @@ def _resolved(who: str, shape: tuple[int, ...], key: tuple[Any, ...]) -> tuple[l
     place = next((place for place, one in enumerate(key) if one is Ellipsis), len(key))
     key = (*key[:place], *whole_axes, *key[place + 1 :])
     cuts: list[_Cut] = []
-    order: list[int | None] = []
+    order: list[list[int]] = []
     for one in key:
         if one is None:
-            order.append(None)
+            order.append([])
             continue
         axis = len(cuts)
         cuts.append(_along(who, axis, shape[axis], one))
-        order += [axis] if isinstance(one, slice) else []
+        order += [[axis]] if isinstance(one, slice) else []
     return cuts, order
 
 

@@ -15,6 +15,7 @@ from mlcompute.enums import (
     PaddingPolicy,
     PaddingType,
     PoolingType,
+    ReductionType,
     SampleMode,
 )
 from mlcompute.errors import ShapeError
@@ -24,6 +25,7 @@ from mlcompute.layers.fully_connected import FullyConnectedLayer
 from mlcompute.layers.padding import PaddingLayer
 from mlcompute.layers.pixel_shuffle import PixelShuffleLayer, PixelUnshuffleLayer
 from mlcompute.layers.pooling import PoolingDescriptor, PoolingLayer
+from mlcompute.layers.reduction import ReductionLayer
 from mlcompute.layers.upsample import UpsampleLayer
 from mlcompute.layers.windows import Sizes, sizes_of
 from mlcompute.tensor import Tensor
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 Border = PaddingName | int | Sequence[int]
 
 _POLICIES = {"same": PaddingPolicy.SAME, "valid": PaddingPolicy.VALID}
+_REDUCTIONS = {PoolingType.MAX: ReductionType.MAX, PoolingType.AVERAGE: ReductionType.MEAN}
 _POOLINGS = {"max": PoolingType.MAX, "average": PoolingType.AVERAGE, "l2": PoolingType.L2_NORM}
 _BORDERS = {
     "zero": PaddingType.ZERO,
@@ -244,6 +247,15 @@ def global_pool(self: Graph, x: Tensor, *, kind: PoolingName = "average", name: 
     """
     image = _spatial(self, "global_pool", x)[1:]
     which = chosen(f"{type(self).__name__}.global_pool", "kind", _POOLINGS, kind)
+    if any(tensor.varies for tensor in self.input_tensors):  # a window would keep the size it is built with
+        reduction = _REDUCTIONS.get(which)
+        if reduction is None:
+            raise ShapeError(
+                f"{type(self).__name__}.global_pool: kind is {kind!r}, and inputs of the graph vary in size",
+                expected="average or max",
+            )
+        layer = ReductionLayer(reduction, dimensions=range(2, 2 + len(image)))
+        return build(self, layer, [x], name, "global_pool")
     descriptor = PoolingDescriptor(which, image, padding_policy=PaddingPolicy.VALID, spatial_axes=len(image))
     return build(self, PoolingLayer(descriptor), [x], name, "global_pool")
 

@@ -16,19 +16,31 @@ class ReshapeLayer(Layer):
     """y = x in row-major order with another shape.   x (*)   ->   y shape, of as many elements
 
     shape  the extents of the result; one of them may be -1, it is then whatever is left over
+    axes   for every axis of the result the axes of the source it is made of, one after another; of none: an extent of
+           1.
+           Axes that are left out have an extent of 1. The extents are then those of whatever source is given, other
+           lengths and batches too, and `shape` is what they are when the graph is built
     """
 
     default_label = "Reshape"
     source_types = ALL_TYPES
     moves_data = True
 
-    def __init__(self, shape: Sequence[int]) -> None:
+    def __init__(self, shape: Sequence[int], axes: Sequence[Sequence[int]] | None = None) -> None:
         super().__init__()
         self._shape = whole_list(self.who, "shape", shape, least=-1)
+        self._axes = None if axes is None else tuple(whole_list(self.who, "axes", group) for group in axes)
         most = TensorDescriptor.max_tensor_dimensions
         self.expect(1 <= len(self._shape) <= most, f"shape has {len(self._shape)} axes", expected=f"1 to {most}")
         self.expect(0 not in self._shape, f"shape {list(self._shape)} has an extent of 0")
         self.expect(self._shape.count(-1) <= 1, f"shape {list(self._shape)} leaves more than one extent open")
+        if self._axes is not None:
+            used = [axis for group in self._axes for axis in group]
+            self.expect(
+                len(self._axes) == len(self._shape) and used == sorted(set(used)),
+                f"axes {self.axes} for a shape of {len(self._shape)} axes",
+                expected="one entry per axis of the result, with the axes of the source in their order",
+            )
         #: What the open extent became for each source shape seen: a smaller batch must find the same extents.
         self._resolved: dict[Shape, Shape] = {}
 
@@ -37,8 +49,15 @@ class ReshapeLayer(Layer):
         """The shape asked for, with -1 where the extent was left open."""
         return list(self._shape)
 
+    @property
+    def axes(self) -> list[list[int]] | None:
+        """The axes of the source every axis of the result is made of; None: as the shape says."""
+        return None if self._axes is None else [list(group) for group in self._axes]
+
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources
+        if self._axes is not None:
+            return [TensorDescriptor(self._made_of(x.shape), data_type=x.data_type)]
         shape, wanted = self._shape, list(self._shape)
         known = math.prod(extent for extent in shape if extent != -1)
         if -1 in shape:
@@ -61,12 +80,16 @@ class ReshapeLayer(Layer):
         (axis,), (source,) = known, sources
         if axis is None or axis == 0:
             return None
+        if self._axes is not None:
+            return self._axes.index((axis,)) if (axis,) in self._axes else None
         if axis == len(source) - 1 and source[-1] == result[-1]:
             return len(result) - 1
         return axis if source[: axis + 1] == result[: axis + 1] else None
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         (x,) = sources
+        if self._axes is not None:
+            return ops.reshape(x, self._made_of(x.shape))
         shape = self._full_shape(x.shape)
         sample = math.prod(shape[1:])
         self.expect(
@@ -76,6 +99,18 @@ class ReshapeLayer(Layer):
             fix="pass batch_size=0",
         )
         return ops.reshape(x, (x.size // sample, *shape[1:]))
+
+    def _made_of(self, source: Shape) -> Shape:
+        """The result shape, where `axes` say which of the source's it is made of."""
+        assert self._axes is not None
+        used = {axis for group in self._axes for axis in group}
+        left = [axis for axis in range(len(source)) if axis not in used]
+        self.expect(
+            max(used, default=0) < len(source) and all(source[axis] == 1 for axis in left),
+            f"axes {self.axes} do not hold all elements of the source",
+            source=source,
+        )
+        return tuple(math.prod(source[axis] for axis in group) for group in self._axes)
 
     def _full_shape(self, source: Shape) -> Shape:
         """The result shape for a source with all its samples, of which this one may have only some."""

@@ -77,6 +77,12 @@ CASES = [
         permuted(0, 2, 1),
     ),
     Case(
+        "reshape by axes",
+        partial(ReshapeLayer, [3, 1, 8, 5], [[0], [], [1, 2], [4]]),
+        [(3, 2, 4, 1, 5)],
+        lambda p, x: x.reshape(x.shape[0], 1, 8, 5),
+    ),
+    Case(
         "slice golden",
         partial(SliceLayer, [0, 0, 1, 1], [1, 1, 2, 2]),
         [ONE_TO_FOUR.reshape(1, 1, 2, 2)],
@@ -141,6 +147,8 @@ REFUSALS = [
     Refusal("transpose nothing named", lambda: TransposeLayer([]), "do not name every axis once"),
     Refusal("transpose negative", lambda: TransposeLayer([0, -2]), "do not name every axis once"),
     Refusal("transpose too short", lambda: TransposeLayer([1, 0]), "name 2 axes, the source has 3", [(1, 2, 2)]),
+    Refusal("axes out of order", lambda: ReshapeLayer([2, 3], [[1], [0]]), "for a shape of 2 axes", [(3, 2)]),
+    Refusal("axes left out", lambda: ReshapeLayer([2], [[0]]), "do not hold all elements", [(2, 3)]),
     Refusal("slice lengths differ", lambda: SliceLayer([0, 0], [1]), "start has 2 entries, end 1"),
     Refusal("slice stride length", lambda: SliceLayer([0], [1], [1, 1]), "stride 2"),
     Refusal("slice no axes", lambda: SliceLayer([], []), "start has 0 entries"),
