@@ -92,6 +92,15 @@ def test_global_pooling_of_images_of_any_size(kind: Any) -> None:
         graph.global_pool(graph.input((2, 3, 5, 5), "x", varies=[2, 3]), kind="l2")
 
 
+def test_global_pooling_in_a_graph_applied_to_larger_images() -> None:
+    inner = mlc.Graph()
+    inner.dense(inner.global_pool(inner.input((2, 3, 5, 5), "image")), 4, name="head")
+    data = RNG.standard_normal((2, 3, 8, 7)).astype(np.float32)
+    head = inner.layer("head")
+    expected = data.mean((2, 3)) @ np.array(head.weights.data).T + np.array(head.biases.data).reshape(-1)
+    np.testing.assert_allclose(computed(inner, data, data.shape).reshape(2, 4), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_graph_of_expressions_applied_to_another_batch(tmp_path: Path) -> None:
     inner = mlc.Graph()
     z = inner.input((4, 6), "z")

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from mlcompute.building.builder import build
 from mlcompute.building.expressions import graph_of
+from mlcompute.enums import PaddingPolicy
 from mlcompute.errors import GraphError
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.objective import is_loss
 from mlcompute.layers.parameter import ParameterLayer
+from mlcompute.layers.pooling import PoolingDescriptor, PoolingLayer
 from mlcompute.layers.shaping import ReshapeLayer, SliceLayer
 from mlcompute.layers.stop_gradient import StopGradientLayer
 from mlcompute.ops.op import Shape
@@ -95,7 +97,18 @@ def _add(target: Graph, node: Node, now: dict[Tensor, Tensor], updates: bool, na
 
 
 def _fitted(layer: Layer, before: Shape, after: Shape) -> Layer:
-    """The layer over the same tensors; where it names the number of samples and there are others now, with these."""
+    """The layer over the same tensors; where it names the number of samples and there are others now, with these.
+
+    A window over the whole image, as `global_pool` makes it, covers the whole of another one, too.
+    """
+    if isinstance(layer, PoolingLayer) and before[2:] != after[2:]:
+        d = layer.descriptor
+        whole = d.padding_policy == PaddingPolicy.VALID and d.kernel_sizes == before[2:] and set(d.strides) == {1}
+        if whole and len(before) == len(after):
+            axes = len(after) - 2
+            return PoolingLayer(
+                PoolingDescriptor(d.pooling_type, after[2:], padding_policy=PaddingPolicy.VALID, spatial_axes=axes)
+            )
     if before[0] != after[0]:
         if isinstance(layer, ReshapeLayer) and layer.axes is None and layer.shape[0] == before[0]:
             return ReshapeLayer([after[0], *layer.shape[1:]])
