@@ -185,6 +185,12 @@ def four_axes() -> Built:
     return graph, {"x": x}, graph.node(layer, source=x)
 
 
+def one_channel() -> Built:
+    graph = mlc.Graph()
+    x = graph.input((7, 1, 3, 4), "x")
+    return graph, {"x": x}, graph.normalize(x)
+
+
 def no_scale() -> Built:
     graph = mlc.Graph()
     x = graph.input((4, 3, 5, 5), "x")
@@ -250,7 +256,7 @@ def constants() -> Built:
 
 NETWORKS: dict[str, Callable[[], Built]] = {
     "convolutional": convolutional, "four axes": four_axes, "no scale": no_scale, "rows": rows,
-    "scaled": scaled,
+    "scaled": scaled, "one channel": one_channel,
     "recurrent": recurrent, "transformer": transformer, "upsampled": upsampled, "frozen": frozen,
     "constants": constants,
 }  # fmt: skip
