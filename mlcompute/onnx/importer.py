@@ -427,7 +427,7 @@ class Importer:
     def lift(self, known: Known) -> Operand:
         """A shape filled with one number, used where a weight is expected, stands for one; so do running statistics."""
         array = known.array
-        fewest = 2 if known.is_fill else 1  # one filled number is a number; the statistics of one channel are statistics
+        fewest = 2 if known.is_fill else 1  # one filled number is a number, but one channel has statistics
         if array.ndim == 0 or array.size < fewest or not is_carried(array.dtype) or carried(array.dtype).kind != "f":
             return known
         if id(known) not in self.lifted:
