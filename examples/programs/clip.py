@@ -47,3 +47,4 @@ if __name__ == "__main__":
     mlc.Platform.set_rng_seed_to(0)
     losses = train(build(), data(1500))
     print(f"loss {losses[0]:.2f} before, {np.mean(losses[-50:]):.2f} after; guessing is {np.log(BATCH):.2f}")
+    assert np.mean(losses[-50:]) < 0.5

@@ -60,4 +60,4 @@ if __name__ == "__main__":
     values = player.predict(np.eye(STATES, dtype=np.float32))[:-1]
     print("what the best action is worth:", " ".join(f"{value:.2f}" for value in values.max(1)))
     print("what it should be:            ", " ".join(f"{GAMMA**k:.2f}" for k in range(STATES - 2, -1, -1)))
-    print("always to the right:", (values.argmax(1) == 2).all())
+    assert (values.argmax(1) == 2).all(), "always to the right"

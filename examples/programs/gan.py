@@ -56,3 +56,4 @@ if __name__ == "__main__":
     _, noise = next(data(1))
     made = np.linalg.norm(sampler.execute({"z": noise}).result.data, axis=1)
     print(f"the real points lie on a circle of radius 2, the made ones at {made.mean():.2f} +- {made.std():.2f}")
+    assert abs(made.mean() - 2) < 0.3

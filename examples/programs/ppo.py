@@ -63,6 +63,7 @@ def play(network, steps):
             print(f"rollout {step:4}: {gain.mean():.0%} of the decisions pay")
         old = np.take_along_axis(logits - np.log(np.exp(logits).sum(1, keepdims=True)), action, 1)
         yield {"observation": observation, "action": action, "old": old, "advantage": gain - value.data, "gain": gain}
+    assert gain.mean() > 0.8
 
 
 if __name__ == "__main__":

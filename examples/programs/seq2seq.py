@@ -51,3 +51,4 @@ if __name__ == "__main__":
     said = predict(graph, batches[-1])
     print(*batches[-1][0]["source"][0], "backwards:", *said[0])
     print(f"{(said == batches[-1][1]).mean():.0%} of the digits are right")
+    assert (said == batches[-1][1]).mean() > 0.9

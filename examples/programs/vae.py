@@ -45,3 +45,4 @@ if __name__ == "__main__":
     mlc.Platform.set_rng_seed_to(0)
     losses = np.array(train(build(), data(2000))) / np.log(2)
     print(f"bits per image: {losses[0]:.1f} before, {losses[-50:].mean():.1f} after; 6 would say it all")
+    assert losses[-50:].mean() < 0.7 * losses[0]
