@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
 from typing import Any
 
@@ -52,6 +53,11 @@ def slots_of(layer: Layer) -> dict[str, mlc.Tensor]:
     return {name: slot.tensor for name, slot in layer.parameters.items()} | layer.statistics
 
 
+def default_engine() -> Engine:
+    """The one MLCOMPUTE_ENGINE names, else the reference."""
+    return mlc.Device.cpu().engine if os.environ.get("MLCOMPUTE_ENGINE") else Reference()
+
+
 class Built:
     """A case as a training graph: one layer, every input and parameter with a gradient, user gradients on results."""
 
@@ -90,7 +96,7 @@ class Built:
                     self.seeds[user] = rng.standard_normal(tensor.descriptor.shape).astype(
                         tensor.descriptor.data_type.numpy
                     )
-        self.device = mlc.Device(mlc.DeviceType.CPU, engine=engine or Reference())
+        self.device = mlc.Device(mlc.DeviceType.CPU, engine=engine or default_engine())
         self.graph.compile(options=options | mlc.GraphCompilationOptions.COMPUTE_ALL_GRADIENTS, device=self.device)
 
     def bind(self) -> None:
