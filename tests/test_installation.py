@@ -191,7 +191,7 @@ trainer.fit(x, y, verbose=2)
 for write in (
     lambda: mlc.save("net.safetensors", trainer.training),
     lambda: mlc.report("net.html", trainer.training),
-    lambda: trainer.training.profile({"x": x[:8]}, {"labels": np.eye(3, dtype=np.float32)[y[:8]]}).save_trace("t.json"),
+    lambda: trainer.training.profile({"x": x[:8]}, {"labels": y[:8]}).save_trace("t.json"),
 ):
     try:
         write()
