@@ -309,7 +309,11 @@ def test_averages_are_read_swapped_and_saved(tmp_path: Path) -> None:
     with net.training.averaged_weights():
         assert_same(values_of(net.training), list(averages.values()))
         mlc.save(tmp_path / "averaged.safetensors", net.training)
+        with pytest.raises(mlc.ExecutionError, match="within averaged_weights nothing is trained"):
+            net.step(*data(4))
     assert_same(values_of(net.training), now)
+    net.step(*data(4)).wait()
+    now = values_of(net.training)
     with pytest.raises(RuntimeError, match="stop"), net.training.averaged_weights():
         raise RuntimeError("stop")
     assert_same(values_of(net.training), now)

@@ -31,7 +31,7 @@ def freeze(graph: Graph, *patterns: str) -> None:
 
 
 def unfreeze(graph: Graph, *patterns: str) -> None:
-    """Layers and parameters with these names are trained again."""
+    """Layers and parameters with these names are trained, also those that were added with updates=False."""
     _set(graph, "unfreeze", patterns, True)
 
 

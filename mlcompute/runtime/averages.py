@@ -23,16 +23,18 @@ def averages(session: Session) -> dict[str, Array]:
 
 @contextlib.contextmanager
 def averaged_weights(session: Session) -> Iterator[None]:
-    """Within it the parameters are their averages; afterwards they are again what they were."""
+    """Within it the parameters are their averages, and nothing is trained; afterwards they are what they were."""
     session.wait()
     found = _averages(session)
     before = {tensor: tensor.current_values() for tensor in found}
     kept = {tensor: array.copy() for tensor, array in before.items() if array is not None}
+    was, session.has_averaged_weights = session.has_averaged_weights, True
     try:
         for tensor, array in found.items():
             tensor.data = array
         yield
     finally:
+        session.has_averaged_weights = was
         for tensor, array in kept.items():
             tensor.data = array
 

@@ -73,6 +73,8 @@ class Session:
         self.compiled: CompiledGraph | None = None
         self.inputs = Inputs()
         self.unsettled: deque[Execution] = deque()
+        #: Are the weights their averages for the moment? Then nothing is trained.
+        self.has_averaged_weights = False
         self._settling = threading.Lock()
         self.last = LastRun()
         self.passes: Passes | None = None
