@@ -241,7 +241,9 @@ class Optimizer(ABC):
     def scalars_of(self, time_step: int, members: Iterable[Members]) -> dict[str, float]:
         """The numbers of one update for every combination of groups there is, by name and `suffix`."""
         numbers = self.scalars(time_step)
-        for some in members if self._groups else ():
+        if not self._groups:
+            return numbers
+        for some in members:
             if some:
                 end = suffix(some)
                 rule = self.rule(some)
@@ -346,12 +348,14 @@ class Optimizer(ABC):
 
     def scalars(self, time_step: int) -> dict[str, float]:
         """The numbers of one update, computed on the host in float64: changing them never recompiles."""
-        return {**self.rule_scalars(time_step), **self._limits()}
+        numbers = self.rule_scalars(time_step)
+        numbers.update(self._limits())
+        return numbers
 
     def rule_scalars(self, time_step: int) -> dict[str, float]:
         """All numbers but those of clipping: every combination of groups has its own."""
         numbers = self.rates(time_step)
-        if self.has_penalty:
+        if self._weight_decay and self.has_penalty:
             numbers["weight_decay"] = self._weight_decay
         if self._descriptor.lookahead_steps:
             numbers["looks_ahead"] = float(time_step % self._descriptor.lookahead_steps == 0)
@@ -373,7 +377,7 @@ class Optimizer(ABC):
     @property
     def has_penalty(self) -> bool:
         """False when the regularization term is zero."""
-        return self._penalty_type != RegularizationType.NONE and self._weight_decay != 0.0
+        return self._weight_decay != 0.0 and self._penalty_type != RegularizationType.NONE
 
     def penalty(self, h: Mapping[str, Value], w: Value) -> Value:
         """Derivative of the regularization term: scale * w for L2, scale * sign(w) for L1."""
