@@ -2,9 +2,9 @@
 
     python -m tests.devices.sanitizer memcheck [--seconds 300] [--workers 14] [--folder DIR] [--first N]
 
-Every case runs pass by pass and as one step, once. Cases are taken one after the other by whichever process is free; when
-time is up, the summary says how many were run and where to go on (`--first`). Fails if there is a finding. Make kernels
-before, without the sanitizer (`none` as the tool): compiling them takes longer than running them.
+Every case runs pass by pass and as one step, once. Cases are taken one after the other by whichever process is free;
+when time is up, the summary says how many were run and where to go on (`--first`). Fails if there is a finding. Make
+kernels before, without the sanitizer (`none` as the tool): compiling them takes longer than running them.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ def command(tool: str, counter: Path, until: float) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.devices.sanitizer", description=(__doc__ or "").split(",")[0])
+    description = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m tests.devices.sanitizer", description=description)
     parser.add_argument("tool", choices=TOOLS)
     parser.add_argument("--seconds", type=float, default=300.0, help="for all of it")
     parser.add_argument("--workers", type=int, default=max(1, min(14, (os.cpu_count() or 2) - 2)))
