@@ -12,13 +12,14 @@ from typing import Any
 from benchmarks import table
 from benchmarks.contenders import CONTENDERS
 from benchmarks.measure import Settings, available_cores, machine, measure
-from benchmarks.workloads import MODES, WORKLOADS
+from benchmarks.scaling import scaling
+from benchmarks.workloads import ALL, MODES, WORKLOADS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a first impression in under two minutes; see README.md")
-    parser.add_argument("--only", help=f"workloads, separated by commas: {', '.join(WORKLOADS)}")
+    parser.add_argument("--only", help=f"workloads, separated by commas: {', '.join(ALL)}")
     parser.add_argument("--modes", help=f"what to run, separated by commas: {', '.join(MODES)}")
     parser.add_argument("--contenders", help=f"separated by commas: {', '.join(CONTENDERS)}")
     parser.add_argument("--threads", type=int, default=available_cores(), help="threads of every contender")
@@ -27,10 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, help="seconds a contender has for importing or building")
     parser.add_argument("--json", default="runs/benchmarks.json", help="where all numbers are written")
     parser.add_argument("--processes", help="instead: steps on so many processes, as 1,2,4, beside PyTorch DDP")
+    parser.add_argument("--scaling", help="instead: training steps with so many threads, as 1,2,4,8,16")
     options = parser.parse_args(arguments)
     if options.threads < 1:
         parser.error("--threads must be at least 1")
-    workloads = chosen(parser, "--only", options.only, WORKLOADS)
+    workloads = chosen(parser, "--only", options.only, ALL, list(WORKLOADS))
     if options.processes:
         from benchmarks.processes import compare
 
@@ -59,14 +61,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: dict[str, Any] = {}
     path = Path(options.json)
     path.parent.mkdir(parents=True, exist_ok=True)
+    counts = [int(word) for word in options.scaling.split(",")] if options.scaling else []
     for workload in workloads:
-        results[workload] = measure(WORKLOADS[workload], names, settings, progress)
-        progress("")
-        for mode, found in results[workload].items():
-            print(table.section(workload, mode, found), flush=True)
+        if counts:
+            results[workload] = scaling(workload, counts, names, settings, progress)
+        else:
+            results[workload] = measure(ALL[workload], names, settings, progress)
+            progress("")
+            for mode, found in results[workload].items():
+                print(table.section(workload, mode, found), flush=True)
         # Written after every workload: a long run that is interrupted leaves what it has found.
         path.write_text(json.dumps({"machine": facts, "settings": vars(settings), "results": results}, indent=1))
-    print(table.summary(results))
+    if not counts:
+        print(table.summary(results))
     print(f"all numbers: {path}")
     return 0
 

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.contenders import YARDSTICK
 from benchmarks.contenders.sgemm import FLOPS
 from benchmarks.measure import IDLE_LOAD, Found, best_peer, disagreement
-from benchmarks.workloads import MODES, WORKLOADS
+from benchmarks.workloads import ALL, MODES
 
 HEAD = (
     "contender", "median ms", "min ms", "10-90 % ms", "speed", "of sgemm", "tensors MB", "RSS MB", "cold s", "cached s",
@@ -50,7 +50,7 @@ def section(workload: str, mode: str, found: dict[str, Found]) -> str:
                 f"{entry['cached_seconds']:.2f}" if "cached_seconds" in entry else "",
             )
         )
-    return "\n".join([f"\n{WORKLOADS[workload].describes}: {MODES[mode]}", *aligned(rows), *failed, check(found, mode)])
+    return "\n".join([f"\n{ALL[workload].describes}: {MODES[mode]}", *aligned(rows), *failed, check(found, mode)])
 
 
 def check(found: dict[str, Found], mode: str) -> str:

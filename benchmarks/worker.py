@@ -114,16 +114,16 @@ class Worker:
         return dict(self.jobs[mode].facts())
 
     def _build(self, workload: str, mode: str) -> Any:
-        from benchmarks.workloads import TINY, WORKLOADS
+        from benchmarks.workloads import ALL, TINY
 
-        return self.contender.build(WORKLOADS.get(workload, TINY), mode, self.variant)
+        return self.contender.build(ALL.get(workload, TINY), mode, self.variant)
 
 
 def loss_of(job: Any, workload: str, mode: str) -> float:
-    from benchmarks.workloads import TINY, WORKLOADS
+    from benchmarks.workloads import ALL, TINY
 
     result = job.result()
-    return WORKLOADS.get(workload, TINY).loss(result) if mode == "infer" else float(result.mean())
+    return ALL.get(workload, TINY).loss(result) if mode == "infer" else float(result.mean())
 
 
 # Memory of this process -------------------------------------------------------------------------------------------

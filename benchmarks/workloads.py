@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,10 +18,24 @@ Product = tuple[int, bool]
 
 LEARNING_RATE, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 NORM_EPSILON, HEADS, HIDDEN = 1e-5, 4, 128
-#: channels, stride of the first convolution, of the nine blocks of ResNet-20
-BLOCKS = [(16, 1), (16, 1), (16, 1), (32, 2), (32, 1), (32, 1), (64, 2), (64, 1), (64, 1)]
+#: Extent of the kernels of convolutions of an image network.
+_KERNELS = {"convolution": 3, "pointwise": 1, "depthwise": 3, "transposed": 4}
 #: Channels of a head in GPT-2, and how many times as wide as inside a bottleneck of ResNet-50 is outside.
 HEAD_WIDTH, EXPANSION = 64, 4
+
+
+class ImageLayer(NamedTuple):
+    """One layer of an image network.
+
+    kind   convolution, pointwise (1x1), depthwise, transposed (4x4, twice the extents), norm, relu, pool, upsample
+           (nearest, twice the extents), keep, concatenate (with what was kept last), mean (of each channel), dense
+    name   of its weights
+    """
+
+    kind: str
+    name: str
+    outputs: int
+    stride: int
 
 
 @dataclass(frozen=True)
@@ -30,6 +45,8 @@ class Workload:
     shapes    of the weights by name, in PyTorch's conventions and order: dense (out, in), convolution (out, in, k, k)
     products  matrix products and convolutions of the forward pass
     tokens    inputs are token numbers, and there is one label per token
+    layers    of an image network, one after the other
+    target    shape of a target whose mean squared error is the loss; empty: cross entropy with integer class labels
     """
 
     name: str
@@ -40,14 +57,18 @@ class Workload:
     shapes: Shapes
     products: list[Product]
     tokens: bool = False
+    layers: tuple[ImageLayer, ...] = ()
+    target: tuple[int, ...] = ()
 
     def batch(self) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and integer class labels."""
+        """Inputs, and integer class labels or a target."""
         rng = np.random.default_rng(0)
         if self.tokens:
             inputs = rng.integers(0, self.classes, self.input_shape).astype(np.int32)
             return inputs, rng.integers(0, self.classes, self.input_shape)
         inputs = rng.standard_normal(self.input_shape).astype(np.float32)
+        if self.target:
+            return inputs, rng.standard_normal(self.target).astype(np.float32)
         return inputs, rng.integers(0, self.classes, self.input_shape[0])
 
     def weights(self) -> Weights:
@@ -69,7 +90,9 @@ class Workload:
         return 2 * sum(count * (3 if needs_input_gradient else 2) for count, needs_input_gradient in self.products)
 
     def loss(self, scores: np.ndarray) -> float:
-        """Mean cross entropy of predictions (..., classes) against the batch's labels."""
+        """Mean squared error of predictions, or mean cross entropy of (..., classes), against the batch's labels."""
+        if self.target:
+            return float(np.square(scores.astype(np.float64) - self.batch()[1]).mean())
         scores = scores.reshape(-1, self.classes).astype(np.float64)
         labels = self.batch()[1].reshape(-1)
         top = scores.max(1, keepdims=True)
@@ -104,23 +127,77 @@ def lenet(batch: int = 64) -> Workload:
 
 
 def resnet20(batch: int = 32, name: str = "resnet20") -> Workload:
-    shapes: Shapes = {"stem.weight": (16, 3, 3, 3), **norm("stem", 16)}
-    side, channels = 32, 16
-    products = [(batch * side * side * 16 * 3 * 9, False)]
-    for index, (outputs, stride) in enumerate(BLOCKS):
-        side //= stride
+    return resnet(name, f"ResNet-20, batch {batch}", (batch, 3, 32, 32), 3, [16] * 3 + [32] * 3 + [64] * 3)
+
+
+def resnet(name: str, title: str, input_shape: tuple[int, ...], kernel: int, blocks: Sequence[int]) -> Workload:
+    """Blocks of two 3x3 convolutions; one with other channels than the one before halves the image.
+
+    A stem of 7x7 has a stride of 2 and is followed by max pooling.
+    """
+    batch, _, side, _ = input_shape
+    channels = blocks[0]
+    shapes: Shapes = {"stem.weight": (channels, 3, kernel, kernel), **norm("stem", channels)}
+    side //= 2 if kernel == 7 else 1
+    products = [(batch * side * side * channels * 3 * kernel * kernel, False)]
+    side //= 2 if kernel == 7 else 1
+    for index, outputs in enumerate(blocks):
+        side //= 2 if outputs != channels else 1
         for part, inputs in enumerate((channels, outputs)):
             shapes |= {f"block{index}.conv{part}.weight": (outputs, inputs, 3, 3)}
             shapes |= norm(f"block{index}.norm{part}", outputs)
             products.append((batch * side * side * outputs * inputs * 9, True))
-        if stride > 1 or channels != outputs:
+        if channels != outputs:
             shapes |= {f"block{index}.shortcut.weight": (outputs, channels, 1, 1)}
             shapes |= norm(f"block{index}.shortcut", outputs)
             products.append((batch * side * side * outputs * channels, True))
         channels = outputs
-    shapes |= dense("fc", 64, 10)
-    products.append((batch * 640, True))
-    return Workload(name, f"ResNet-20, batch {batch}", "resnet20", (batch, 3, 32, 32), 10, shapes, products)
+    shapes |= dense("fc", channels, 10)
+    products.append((batch * channels * 10, True))
+    return Workload(name, title, "resnet", input_shape, 10, shapes, products)
+
+
+def blocks(shapes: Iterable[str]) -> list[tuple[str, int]]:
+    """(name, stride) of every block of a ResNet, by the names of its weights."""
+    names = [name.removesuffix(".conv0.weight") for name in shapes if name.endswith(".conv0.weight")]
+    return [(name, 2 if f"{name}.shortcut.weight" in shapes else 1) for name in names]
+
+
+def image_network(name: str, title: str, input_shape: tuple[int, ...], text: str, regresses: bool = False) -> Workload:
+    """Layers by their kinds, as "convolution:16/2 relu pool dense:10": outputs after a colon, stride after a slash."""
+    batch, channels, side, _ = input_shape
+    shapes: Shapes = {}
+    products: list[Product] = []
+    layers = []
+    kept: list[int] = []
+    for index, word in enumerate(text.split()):
+        found = re.fullmatch(r"([a-z]+)(?::(\d+))?(?:/(\d+))?", word)
+        assert found is not None
+        kind, outputs, stride = found[1], int(found[2] or channels), int(found[3] or 1)
+        at = f"{kind}{index}"
+        layers.append(ImageLayer(kind, at, outputs, stride))
+        if kind in _KERNELS:
+            kernel, inputs = _KERNELS[kind], 1 if kind == "depthwise" else channels
+            transposed = kind == "transposed"
+            shapes[f"{at}.weight"] = (channels, outputs, 4, 4) if transposed else (outputs, inputs, kernel, kernel)
+            shapes[f"{at}.bias"] = (outputs,)
+            products.append((batch * (side // stride) ** 2 * outputs * inputs * kernel * kernel, bool(products)))
+            side = side * 2 if transposed else side // stride
+        elif kind == "norm":
+            shapes |= norm(at, channels)
+        elif kind == "dense":
+            shapes |= dense(at, channels, outputs)
+            products.append((batch * channels * outputs, True))
+        elif kind == "keep":
+            kept.append(channels)
+        elif kind == "concatenate":
+            outputs = channels + kept.pop()
+        side = side // 2 if kind == "pool" else side * 2 if kind == "upsample" else side
+        channels = outputs
+    target = (batch, channels, side, side) if regresses else ()
+    return Workload(
+        name, title, "image_network", input_shape, channels, shapes, products, layers=tuple(layers), target=target
+    )
 
 
 def lstm(batch: int = 32, time: int = 50, inputs: int = 64) -> Workload:
@@ -134,6 +211,22 @@ def lstm(batch: int = 32, time: int = 50, inputs: int = 64) -> Workload:
     ]
     title = f"LSTM {inputs}->{HIDDEN}, {time} steps, batch {batch}"
     return Workload("lstm", title, "lstm", (batch, time, inputs), 10, shapes, products)
+
+
+def stacked_lstm(batch: int = 32, time: int = 50, inputs: int = 64) -> Workload:
+    """Two layers, each in both directions; the mean over time is classified."""
+    shapes: Shapes = {}
+    products: list[Product] = []
+    for layer, width in enumerate((inputs, 2 * HIDDEN)):
+        for direction in ("forward", "backward"):
+            at = f"layer{layer}.{direction}"
+            shapes |= {f"{at}.input.weight": (4 * HIDDEN, width), f"{at}.hidden.weight": (4 * HIDDEN, HIDDEN)}
+            shapes |= {f"{at}.gates.bias": (4 * HIDDEN,)}
+            products += [(batch * time * width * 4 * HIDDEN, layer > 0), (batch * time * HIDDEN * 4 * HIDDEN, True)]
+    shapes |= dense("fc", 2 * HIDDEN, 10)
+    products.append((batch * 2 * HIDDEN * 10, True))
+    title = f"Bidirectional LSTM {inputs}->{HIDDEN}, 2 layers, {time} steps, batch {batch}"
+    return Workload("stacked_lstm", title, "stacked_lstm", (batch, time, inputs), 10, shapes, products)
 
 
 def transformer(batch: int = 8, time: int = 64, d: int = 128, layers: int = 2, vocabulary: int = 256) -> Workload:
@@ -185,7 +278,9 @@ def resnet50(
     return Workload("resnet50", title, "resnet50", input_shape, classes, shapes, products)
 
 
-def gpt2(batch: int = 8, time: int = 512, d: int = 768, layers: int = 12, vocabulary: int = 50304) -> Workload:
+def gpt2(
+    batch: int = 8, time: int = 512, d: int = 768, layers: int = 12, vocabulary: int = 50304, name: str = "gpt2"
+) -> Workload:
     """Decoder with learned positions, GELU (tanh) and a head that shares the weights of the embedding.
 
     The vocabulary of 50257 is rounded up to a multiple of 128, as is usual.
@@ -203,7 +298,7 @@ def gpt2(batch: int = 8, time: int = 512, d: int = 768, layers: int = 12, vocabu
     products.append((tokens * d * vocabulary, True))
     count = sum(math.prod(shape) for shape in shapes.values())
     title = f"GPT-2 {count / 1e6:.0f}M, {time} tokens, batch {batch}"
-    return Workload("gpt2", title, "gpt2", (batch, time), vocabulary, shapes, products, tokens=True)
+    return Workload(name, title, "gpt2", (batch, time), vocabulary, shapes, products, tokens=True)
 
 
 def bottlenecks(names: Iterable[str]) -> list[tuple[str, int, int]]:
@@ -243,6 +338,44 @@ WORKLOADS = {
         transformer(),
     )
 }
+_SEPARABLE = "depthwise{} norm relu pointwise:{} norm relu "
+#: Further kinds of networks, for a CPU's table when they are asked for.
+MORE = {
+    workload.name: workload
+    for workload in (
+        image_network(
+            "unet", "U-Net 16-32-64, 64 x 64, batch 8", (8, 3, 64, 64),
+            "convolution:16 relu convolution:16 relu keep pool convolution:32 relu convolution:32 relu keep pool "
+            "convolution:64 relu convolution:64 relu upsample concatenate convolution:32 relu convolution:32 relu "
+            "upsample concatenate convolution:16 relu convolution:16 relu pointwise:1",
+            regresses=True,
+        ),
+        mlp("wide_mlp", 256, 1024, 4096, 4096, 10),
+        gpt2(4, 128, 256, 4, 512, "gpt"),
+        image_network(
+            "vgg", "VGG-like 64-128-256, batch 32", (32, 3, 32, 32),
+            "convolution:64 relu convolution:64 relu pool convolution:128 relu convolution:128 relu pool "
+            "convolution:256 relu convolution:256 relu pool mean dense:10",
+        ),
+        resnet(
+            "resnet18", "ResNet-18, 64 x 64, batch 16", (16, 3, 64, 64), 7, [64, 64, 128, 128, 256, 256, 512, 512]
+        ),
+        image_network(
+            "autoencoder", "Autoencoder with transposed convolutions, batch 32", (32, 3, 32, 32),
+            "convolution:32/2 relu convolution:64/2 relu transposed:32 relu transposed:3",
+            regresses=True,
+        ),
+        image_network(
+            "mobilenet", "MobileNet-like, depthwise convolutions, batch 32", (32, 3, 32, 32),
+            "convolution:32 norm relu "
+            + "".join(_SEPARABLE.format(*sizes) for sizes in (("", 64), ("/2", 128), ("", 128), ("/2", 256), ("", 256)))
+            + "mean dense:10",
+        ),
+        stacked_lstm(),
+    )
+}  # fmt: skip
+#: What a CPU is measured with, by name.
+ALL = WORKLOADS | MORE
 #: Too large for a CPU's table: benchmarks of GPUs have them, too.
 LARGE = {workload.name: workload for workload in (resnet20(128, "resnet20_128"), resnet50(), gpt2())}
 MODES: dict[str, str] = {

@@ -15,7 +15,18 @@ from benchmarks.contenders import ours as mlcompute
 from benchmarks.gpu import table as gpu_table
 from benchmarks.gpu.__main__ import main as gpu_main
 from benchmarks.gpu.document import BEGIN, END, PAGE, replaced
-from benchmarks.workloads import LARGE, MODES, TINY, WORKLOADS, gpt2, resnet50
+from benchmarks.workloads import (
+    ALL,
+    LARGE,
+    MODES,
+    TINY,
+    WORKLOADS,
+    gpt2,
+    image_network,
+    resnet,
+    resnet50,
+    stacked_lstm,
+)
 
 
 def test_command_prints_a_table_and_writes_json(tmp_path, capsys):
@@ -98,10 +109,16 @@ def test_arithmetic_is_counted_by_hand():
         resnet50(batch=4, side=64, width=8, counts=(1, 2, 1), classes=10),
         gpt2(batch=2, time=16, d=128, layers=2, vocabulary=100),
         gpt2(batch=2, time=16, d=64, layers=1, vocabulary=5000),  # labels as class numbers
+        resnet("resnet", "", (4, 3, 32, 32), 7, [8, 16]),
+        stacked_lstm(batch=4, time=5, inputs=8),
+        image_network("classes", "", (4, 3, 8, 8), "convolution:8/2 norm relu depthwise relu pointwise:4 mean dense:3"),
+        image_network(
+            "image", "", (4, 3, 8, 8), "convolution:4 keep pool upsample concatenate pool transposed:2", regresses=True
+        ),
     ],
-    ids=["resnet50", "gpt2", "gpt2 of many words"],
+    ids=["resnet50", "gpt2", "gpt2 of many words", "resnet", "stacked lstm", "classes", "image"],
 )
-def test_large_networks_are_the_same_in_all_contenders(workload):
+def test_networks_are_the_same_in_all_contenders(workload):
     found = {}
     for name, contender in (("mlcompute", mlcompute), ("torch", pytorch)):
         job, losses = contender.build(workload, "train"), []
@@ -141,6 +158,23 @@ def test_command_for_gpus_prints_a_table_and_writes_json(tmp_path, capsys):
     assert page == f"a\n{BEGIN}\n{document}\n\n{END}b\n"
     assert BEGIN in PAGE.read_text()
     assert "- PyTorch in a CUDA graph: MLP 784-128-10, batch 1, TF32: ValueError" in document
+
+
+def test_scaling_over_threads(tmp_path, capsys):
+    path = tmp_path / "scaling.json"
+    arguments = ["--quick", "--scaling", "1,2", "--only", "mlp1", "--contenders", "mlcompute", "--rounds", "1"]
+    assert main([*arguments, "--seconds", "0.01", "--json", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "to fewest" in printed
+    assert "MLP 784-128-10, batch 1" in printed
+    found = json.loads(path.read_text())["results"]["mlp1"]
+    assert [found[threads]["mlcompute"]["minimum"] > 0 for threads in ("1", "2")] == [True, True]
+
+
+def test_further_networks_have_the_sizes_of_their_kinds():
+    count = {name: sum(array.size for array in workload.weights().values()) for name, workload in ALL.items()}
+    assert count["wide_mlp"] == 1025 * 4096 + 4097 * 4096 + 4097 * 10
+    assert count["resnet18"] == 11_176_512 + 513 * 10  # PyTorch's has 1000 classes
 
 
 def test_this_version_against_another() -> None:

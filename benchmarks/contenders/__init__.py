@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks.workloads import ALL, WORKLOADS
+
 
 @dataclass
 class Job:
@@ -31,7 +33,7 @@ class Contender:
     file       module of this folder that builds the jobs
     framework  the module whose import is timed
     variant    passed on to build
-    only       workloads it differs on from the contender it is a variant of; empty: all
+    only       workloads it has, or differs on from the contender it is a variant of; empty: all
     lacks      modes it has no way to run, with the reason
     slow       left out by --quick unless asked for by name
     """
@@ -45,20 +47,22 @@ class Contender:
     slow: bool = False
 
 
+#: Where the order of channels in memory matters.
+IMAGES = tuple(name for name, workload in ALL.items() if len(workload.input_shape) == 4)
 CONTENDERS = {
     contender.name: contender
     for contender in (
         Contender("mlcompute", "ours", "mlcompute"),
         Contender("torch", "pytorch", "torch"),
-        Contender("torch-channels-last", "pytorch", "torch", "channels_last", only=("lenet", "resnet20")),
+        Contender("torch-channels-last", "pytorch", "torch", "channels_last", only=IMAGES),
         Contender("torch-compile", "pytorch", "torch", "compile", slow=True),
-        Contender("jax", "jax_jit", "jax"),
+        Contender("jax", "jax_jit", "jax", only=tuple(WORKLOADS)),
         Contender(
-            "tinygrad", "tinygrad_jit", "tinygrad", slow=True,
+            "tinygrad", "tinygrad_jit", "tinygrad", only=tuple(WORKLOADS), slow=True,
             lacks=(("split", "its jit cannot keep a gradient tape from one function to the next"),),
         ),
         Contender(
-            "mlx", "mlx_compile", "mlx.core", slow=True,
+            "mlx", "mlx_compile", "mlx.core", only=tuple(WORKLOADS), slow=True,
             lacks=(("split", "forward and gradient are one call (value_and_grad)"),),
         ),
     )

@@ -14,7 +14,6 @@ from benchmarks.contenders import Job
 from benchmarks.workloads import (
     BETA1,
     BETA2,
-    BLOCKS,
     EPSILON,
     HEAD_WIDTH,
     HEADS,
@@ -22,6 +21,7 @@ from benchmarks.workloads import (
     LEARNING_RATE,
     NORM_EPSILON,
     Workload,
+    blocks,
     bottleneck_stride,
     bottlenecks,
     channels_last,
@@ -73,13 +73,12 @@ def layer_norm(p: Weights, name: str, x: jax.Array) -> jax.Array:
     return y.astype(x.dtype)
 
 
-def resnet20(p: Weights, x: jax.Array, training: bool) -> jax.Array:
+def resnet(p: Weights, x: jax.Array, training: bool) -> jax.Array:
     def norm(name: str, x: jax.Array) -> jax.Array:
         return batch_norm(p, name, x, training)
 
     x = jax.nn.relu(norm("stem", convolution(p, "stem", x)))
-    for index, (_, stride) in enumerate(BLOCKS):
-        at = f"block{index}"
+    for at, stride in blocks(p):
         h = jax.nn.relu(norm(f"{at}.norm0", convolution(p, f"{at}.conv0", x, stride)))
         h = norm(f"{at}.norm1", convolution(p, f"{at}.conv1", h))
         if f"{at}.shortcut.weight" in p:
@@ -153,7 +152,7 @@ def gpt2(p: Weights, x: jax.Array, training: bool) -> jax.Array:
 MODELS = {
     "mlp": mlp,
     "lenet": lenet,
-    "resnet20": resnet20,
+    "resnet": resnet,
     "lstm": lstm,
     "transformer": transformer,
     "resnet50": resnet50,

@@ -14,12 +14,12 @@ from benchmarks.contenders import Job
 from benchmarks.workloads import (
     BETA1,
     BETA2,
-    BLOCKS,
     EPSILON,
     HEADS,
     LEARNING_RATE,
     NORM_EPSILON,
     Workload,
+    blocks,
     channels_last,
 )  # fmt: skip
 
@@ -49,15 +49,14 @@ def lenet(p: Weights, x: mx.array, training: bool) -> mx.array:
     return dense(p, "fc1", nn.relu(dense(p, "fc0", x.reshape(x.shape[0], -1))))
 
 
-def resnet20(p: Weights, x: mx.array, training: bool) -> mx.array:
+def resnet(p: Weights, x: mx.array, training: bool) -> mx.array:
     def norm(name: str, x: mx.array) -> mx.array:
         # Running statistics have their initial values here, 0 and 1; training does not read them.
         mean, variance = (x.mean((0, 1, 2)), x.var((0, 1, 2))) if training else (mx.array(0.0), mx.array(1.0))
         return (x - mean) * mx.rsqrt(variance + NORM_EPSILON) * p[f"{name}.scale"] + p[f"{name}.shift"]
 
     x = nn.relu(norm("stem", convolution(p, "stem", x)))
-    for index, (_, stride) in enumerate(BLOCKS):
-        at = f"block{index}"
+    for at, stride in blocks(p):
         h = nn.relu(norm(f"{at}.norm0", convolution(p, f"{at}.conv0", x, stride)))
         h = norm(f"{at}.norm1", convolution(p, f"{at}.conv1", h))
         if f"{at}.shortcut.weight" in p:
@@ -97,7 +96,7 @@ def transformer(p: Weights, x: mx.array, training: bool) -> mx.array:
     return dense(p, "fc", x)
 
 
-MODELS = {"mlp": mlp, "lenet": lenet, "resnet20": resnet20, "lstm": lstm, "transformer": transformer}
+MODELS = {"mlp": mlp, "lenet": lenet, "resnet": resnet, "lstm": lstm, "transformer": transformer}
 
 
 def build(workload: Workload, mode: str, variant: str = "") -> Job:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,16 @@ from benchmarks.contenders import Job
 from benchmarks.workloads import (
     BETA1,
     BETA2,
-    BLOCKS,
     EPSILON,
     HEAD_WIDTH,
     HEADS,
     HIDDEN,
     LEARNING_RATE,
     NORM_EPSILON,
+    ImageLayer,
     Weights,
     Workload,
+    blocks,
     bottleneck_stride,
     bottlenecks,
     layer_count,
@@ -120,10 +121,11 @@ def lenet(net: Net, x: mlc.Tensor) -> mlc.Tensor:
     return net.dense(net.relu(net.dense(x, "fc0")), "fc1")
 
 
-def resnet20(net: Net, x: mlc.Tensor) -> mlc.Tensor:
-    x = net.relu(net.batch_norm(net.convolution(x, "stem"), "stem"))
-    for index, (_, stride) in enumerate(BLOCKS):
-        at = f"block{index}"
+def resnet(net: Net, x: mlc.Tensor) -> mlc.Tensor:
+    has_wide_stem = net.weights["stem.weight"].shape[-1] == 7
+    x = net.relu(net.batch_norm(net.convolution(x, "stem", 2 if has_wide_stem else 1), "stem"))
+    x = net.pool(x, kernel=3, padding=1) if has_wide_stem else x
+    for at, stride in blocks(net.weights):
         h = net.relu(net.batch_norm(net.convolution(x, f"{at}.conv0", stride), f"{at}.norm0"))
         h = net.batch_norm(net.convolution(h, f"{at}.conv1"), f"{at}.norm1")
         if f"{at}.shortcut.weight" in net.weights:
@@ -182,14 +184,60 @@ def gpt2(net: Net, x: mlc.Tensor) -> mlc.Tensor:
     return net.graph.node(mlc.FullyConnectedLayer(table, None, sizes), source=net.layer_norm(x, "norm"))
 
 
+def stacked_lstm(net: Net, x: mlc.Tensor) -> mlc.Tensor:
+    descriptor = mlc.LSTMDescriptor(x.descriptor.shape[-1], HIDDEN, 2, is_bidirectional=True)
+    parts = [f"layer{layer}.{direction}" for direction in ("forward", "backward") for layer in range(2)]
+    w, u, b = (
+        [gate for part in parts for gate in net.quarters(f"{part}.{name}")]
+        for name in ("input.weight", "hidden.weight", "gates.bias")
+    )
+    x = net.graph.node(mlc.LSTMLayer(descriptor, w, u, b), source=x)
+    mean = net.graph.node(mlc.ReductionLayer(mlc.ReductionType.MEAN, dimensions=[1]), source=x)
+    return net.dense(net.graph.reshape((x.descriptor.shape[0], 2 * HIDDEN), source=mean), "fc")
+
+
+def image_network(net: Net, x: mlc.Tensor, layers: Sequence[ImageLayer]) -> mlc.Tensor:
+    graph = net.graph
+    kept: list[mlc.Tensor] = []
+    for kind, name, outputs, stride in layers:
+        match kind:
+            case "convolution" | "pointwise":
+                x = net.convolution(x, name, stride)
+            case "depthwise":
+                w, b = net.tensor(f"{name}.weight"), net.tensor(f"{name}.bias")
+                x = graph.depthwise_convolution(x, stride=stride, padding=1, weights=w, biases=b)
+            case "transposed":
+                turned = net.weights[f"{name}.weight"].swapaxes(0, 1).copy()
+                w, b = mlc.Tensor(shape=turned.shape, data=turned), net.tensor(f"{name}.bias")
+                x = graph.convolution(x, outputs, 4, stride=2, padding=1, transposed=True, weights=w, biases=b)
+            case "norm":
+                x = net.batch_norm(x, name)
+            case "relu":
+                x = net.relu(x)
+            case "pool":
+                x = net.pool(x)
+            case "upsample":
+                x = graph.upsample(x)
+            case "keep":
+                kept.append(x)
+            case "concatenate":
+                x = mlc.concatenate([kept.pop(), x], axis=1)
+            case "mean":
+                x = net.global_average(x)
+            case "dense":
+                x = net.dense(x, name)
+    return x
+
+
 MODELS = {
     "mlp": mlp,
     "lenet": lenet,
-    "resnet20": resnet20,
+    "resnet": resnet,
     "lstm": lstm,
     "transformer": transformer,
     "resnet50": resnet50,
     "gpt2": gpt2,
+    "stacked_lstm": stacked_lstm,
 }
 SYNCHRONOUS = mlc.ExecutionOptions.SYNCHRONOUS
 
@@ -198,7 +246,8 @@ def described_network(workload: Workload) -> tuple[mlc.Graph, mlc.Tensor, mlc.Te
     """The graph, its input, its prediction."""
     kind = mlc.DataType.INT32 if workload.tokens else mlc.DataType.FLOAT32
     net, x = Net(workload.weights()), mlc.Tensor(shape=workload.input_shape, data_type=kind)
-    return net.graph, x, MODELS[workload.model](net, x)
+    y = image_network(net, x, workload.layers) if workload.layers else MODELS[workload.model](net, x)
+    return net.graph, x, y
 
 
 @dataclass
@@ -213,14 +262,18 @@ class Training:
 
 def training(workload: Workload) -> Training:
     graph, x, _ = described_network(workload)
-    batch, classes = workload.batch()
-    loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_axis=-1)
-    t = mlc.Tensor(shape=classes.shape, data_type=mlc.DataType.INT32)
+    batch, labels = workload.batch()
+    if workload.target:
+        loss, kind = mlc.LossLayer.mean_squared_error(mlc.ReductionType.MEAN), mlc.DataType.FLOAT32
+    else:
+        loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_axis=-1)
+        kind = mlc.DataType.INT32
+    t = mlc.Tensor(shape=labels.shape, data_type=kind)
     rate = mlc.OptimizerDescriptor(learning_rate=LEARNING_RATE)
     adam = mlc.AdamOptimizer(rate, beta1=BETA1, beta2=BETA2, epsilon=EPSILON)
     trained = mlc.TrainingGraph([graph], loss, adam)
     trained.add_inputs({"x": x}, {"t": t})
-    return Training(trained, {"x": x, "t": t}, {"x": batch}, {"t": classes.astype(np.int32)})
+    return Training(trained, {"x": x, "t": t}, {"x": batch}, {"t": labels.astype(kind.numpy)})
 
 
 def build(workload: Workload, mode: str, variant: str = "") -> Job:

@@ -15,7 +15,6 @@ from benchmarks.contenders import Job
 from benchmarks.workloads import (
     BETA1,
     BETA2,
-    BLOCKS,
     EPSILON,
     HEAD_WIDTH,
     HEADS,
@@ -23,6 +22,7 @@ from benchmarks.workloads import (
     LEARNING_RATE,
     NORM_EPSILON,
     Workload,
+    blocks,
     bottleneck_stride,
     bottlenecks,
     layer_count,
@@ -61,13 +61,17 @@ class Block(nn.Module):
         return F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
 
 
-class ResNet20(nn.Module):
+class ResNet(nn.Module):
     def __init__(self, workload: Workload) -> None:
         super().__init__()
-        inputs = [16, *(outputs for outputs, _ in BLOCKS)]
-        blocks = [Block(i, o, stride) for i, (o, stride) in zip(inputs, BLOCKS, strict=False)]
-        self.body = nn.Sequential(normalized(3, 16, 3, 1), nn.ReLU(), *blocks)
-        self.head = nn.Linear(64, 10)
+        shapes = workload.shapes
+        width, _, kernel, _ = shapes["stem.weight"]
+        stem = [normalized(3, width, kernel, 2 if kernel == 7 else 1), nn.ReLU()]
+        if kernel == 7:
+            stem.append(nn.MaxPool2d(3, 2, 1))
+        found = [(*shapes[f"{at}.conv0.weight"][:2], stride) for at, stride in blocks(shapes)]
+        self.body = nn.Sequential(*stem, *(Block(inputs, outputs, stride) for outputs, inputs, stride in found))
+        self.head = nn.Linear(found[-1][0], 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(x).mean((2, 3)))
@@ -163,14 +167,68 @@ class GPT2(nn.Module):
         return F.linear(x, self.embedding.weight)  # the head shares the weights of the embedding
 
 
+class StackedRecurrent(nn.Module):
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(workload.input_shape[2], HIDDEN, 2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(2 * HIDDEN, 10)
+        for name, parameter in self.lstm.named_parameters():
+            if name.startswith("bias_hh"):
+                nn.init.zeros_(parameter.requires_grad_(False))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0].mean(1))
+
+
+class ImageNetwork(nn.Module):
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        self.kinds, channels, kept = [layer.kind for layer in workload.layers], workload.input_shape[1], []
+        self.body = nn.ModuleList()
+        for kind, _, outputs, stride in workload.layers:
+            match kind:
+                case "convolution":
+                    made = nn.Conv2d(channels, outputs, 3, stride, 1)
+                case "pointwise":
+                    made = nn.Conv2d(channels, outputs, 1)
+                case "depthwise":
+                    made = nn.Conv2d(channels, outputs, 3, stride, 1, groups=channels)
+                case "transposed":
+                    made = nn.ConvTranspose2d(channels, outputs, 4, 2, 1)
+                case "norm":
+                    made = nn.BatchNorm2d(channels, NORM_EPSILON)
+                case "dense":
+                    made = nn.Linear(channels, outputs)
+                case _:
+                    plain = {"relu": nn.ReLU(), "pool": nn.MaxPool2d(2), "upsample": nn.Upsample(scale_factor=2)}
+                    made = plain.get(kind, nn.Identity())
+            self.body.append(made)
+            if kind == "keep":
+                kept.append(channels)
+            channels = channels + kept.pop() if kind == "concatenate" else outputs or channels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = []
+        for kind, layer in zip(self.kinds, self.body, strict=True):
+            if kind == "keep":
+                kept.append(x)
+            elif kind == "concatenate":
+                x = torch.cat([kept.pop(), x], 1)
+            else:
+                x = x.mean((2, 3)) if kind == "mean" else layer(x)
+        return x
+
+
 MODELS: dict[str, Callable[[Workload], nn.Module]] = {
     "mlp": mlp,
     "lenet": lenet,
-    "resnet20": ResNet20,
+    "resnet": ResNet,
     "lstm": Recurrent,
     "transformer": Transformer,
     "resnet50": ResNet50,
     "gpt2": GPT2,
+    "stacked_lstm": StackedRecurrent,
+    "image_network": ImageNetwork,
 }
 
 
@@ -190,7 +248,7 @@ def build(workload: Workload, mode: str, variant: str = "") -> Job:
     model: Any
     model, parameters = initialized(workload)
     inputs, classes = workload.batch()
-    x, y = torch.from_numpy(inputs), torch.from_numpy(classes).reshape(-1)
+    x, y = torch.from_numpy(inputs), torch.from_numpy(classes)
     if variant == "channels_last" and x.dim() == 4:
         model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     forward = torch.compile(model) if variant == "compile" else model
@@ -202,7 +260,8 @@ def build(workload: Workload, mode: str, variant: str = "") -> Job:
 
     def train() -> None:
         optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(forward(x).flatten(0, -2), y)
+        scores = forward(x)
+        loss = F.mse_loss(scores, y) if workload.target else F.cross_entropy(scores.flatten(0, -2), y.reshape(-1))
         loss.backward()
         optimizer.step()
         results[0] = loss.detach()

@@ -13,13 +13,13 @@ from benchmarks.contenders import Job
 from benchmarks.workloads import (
     BETA1,
     BETA2,
-    BLOCKS,
     EPSILON,
     HEADS,
     HIDDEN,
     LEARNING_RATE,
     NORM_EPSILON,
     Workload,
+    blocks,
 )  # fmt: skip
 
 Weights = dict[str, Tensor]
@@ -47,7 +47,7 @@ def lenet(p: Weights, x: Tensor, training: bool) -> Tensor:
     return dense(p, "fc1", dense(p, "fc0", x.flatten(1)).relu())
 
 
-def resnet20(p: Weights, x: Tensor, training: bool) -> Tensor:
+def resnet(p: Weights, x: Tensor, training: bool) -> Tensor:
     def norm(name: str, x: Tensor) -> Tensor:
         # Running statistics have their initial values here, 0 and 1; training does not read them.
         if training:
@@ -57,8 +57,7 @@ def resnet20(p: Weights, x: Tensor, training: bool) -> Tensor:
         return x.batchnorm(p[f"{name}.scale"], p[f"{name}.shift"], mean, (variance + NORM_EPSILON).rsqrt())
 
     x = norm("stem", convolution(p, "stem", x)).relu()
-    for index, (_, stride) in enumerate(BLOCKS):
-        at = f"block{index}"
+    for at, stride in blocks(p):
         h = norm(f"{at}.norm0", convolution(p, f"{at}.conv0", x, stride)).relu()
         h = norm(f"{at}.norm1", convolution(p, f"{at}.conv1", h))
         if f"{at}.shortcut.weight" in p:
@@ -95,7 +94,7 @@ def transformer(p: Weights, x: Tensor, training: bool) -> Tensor:
     return dense(p, "fc", x)
 
 
-MODELS = {"mlp": mlp, "lenet": lenet, "resnet20": resnet20, "lstm": lstm, "transformer": transformer}
+MODELS = {"mlp": mlp, "lenet": lenet, "resnet": resnet, "lstm": lstm, "transformer": transformer}
 
 
 def build(workload: Workload, mode: str, variant: str = "") -> Job:
