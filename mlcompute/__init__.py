@@ -120,6 +120,7 @@ if TYPE_CHECKING:
     from mlcompute.debug.gradients import GradientReport, check_gradients
     from mlcompute.generation import NextToken, generate
     from mlcompute.optimizers.lbfgs import LBFGS
+    from mlcompute.runs import Run
     from mlcompute.saving import Checkpoint, RestoreReport, load, restore, save
     from mlcompute.saving.custom import register
     from mlcompute.saving.state_dict import from_state_dict, to_state_dict
@@ -229,6 +230,7 @@ __all__ = [
     "ReshapeLayer",
     "RestoreReport",
     "RotaryEmbeddingLayer",
+    "Run",
     "SGDOptimizer",
     "SampleMode",
     "ScatterLayer",
@@ -289,6 +291,7 @@ _LATER = {
     "check_gradients": "mlcompute.debug.gradients",
     "Checkpoint": "mlcompute.saving",
     "RestoreReport": "mlcompute.saving",
+    "Run": "mlcompute.runs",
     "from_state_dict": "mlcompute.saving.state_dict",
     "load": "mlcompute.saving",
     "register": "mlcompute.saving.custom",

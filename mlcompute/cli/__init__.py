@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import json
 import math
+import shlex
 import shutil
 import sys
 import traceback
@@ -105,6 +106,7 @@ def _read(given: Sequence[str]) -> argparse.Namespace:
         parser.error("no command was given")
     if not args.command:
         parser.print_help()
+    args.typed = shlex.join(["mlcompute", *given])
     return args
 
 

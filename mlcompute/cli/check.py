@@ -13,7 +13,7 @@ from mlcompute.errors import GraphError
 
 EXAMPLES = (
     "mlcompute check net.py",
-    "mlcompute check runs/cnn/last.safetensors --directions 10",
+    "mlcompute check runs/0001-cnn/last.safetensors --directions 10",
 )
 
 

@@ -16,8 +16,8 @@ from mlcompute.errors import DataError
 from mlcompute.saving.atomic import replace_file
 
 EXAMPLES = (
-    "mlcompute convert runs/cnn/best.safetensors cnn.onnx",
-    "mlcompute convert runs/cnn/best.safetensors weights.safetensors --weights-only",
+    "mlcompute convert runs/0001-cnn/best.safetensors cnn.onnx",
+    "mlcompute convert runs/0001-cnn/best.safetensors weights.safetensors --weights-only",
 )
 
 

@@ -8,8 +8,8 @@ from mlcompute.cli import datasets, models, trainers
 from mlcompute.cli.answer import Answer
 
 EXAMPLES = (
-    "mlcompute evaluate runs/cnn/best.safetensors",
-    "mlcompute evaluate runs/net/best.safetensors --data test.npz --all",
+    "mlcompute evaluate runs/0001-cnn/best.safetensors",
+    "mlcompute evaluate runs/0001-net/best.safetensors --data test.npz --all",
 )
 
 

@@ -19,7 +19,7 @@ from mlcompute.seeing.table import Table
 from mlcompute.seeing.units import shape, size
 
 EXAMPLES = (
-    "mlcompute inspect runs/cnn/last.safetensors",
+    "mlcompute inspect runs/0001-cnn/last.safetensors",
     "mlcompute inspect net.py --plan --svg net.svg",
 )
 

@@ -20,8 +20,8 @@ HELP = (
     "images are taken; without it handwritten digits that come with scikit-learn, those held out in training"
 )
 EXAMPLES = (
-    "mlcompute predict runs/cnn/best.safetensors --classes",
-    "mlcompute predict runs/net/best.safetensors --data x.npy --output y.npy",
+    "mlcompute predict runs/0001-cnn/best.safetensors --classes",
+    "mlcompute predict runs/0001-net/best.safetensors --data x.npy --output y.npy",
 )
 
 

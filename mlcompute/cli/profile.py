@@ -11,7 +11,7 @@ from mlcompute.cli.arguments import count
 
 EXAMPLES = (
     "mlcompute profile net.py",
-    "mlcompute profile runs/cnn/last.safetensors --trace step.json",
+    "mlcompute profile runs/0001-cnn/last.safetensors --trace step.json",
 )
 
 

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 import mlcompute as mlc
-from mlcompute.cli import datasets, models, runs, trainers
+from mlcompute.cli import datasets, models, run_choice, trainers
 from mlcompute.cli.answer import INTERRUPTED, TERMINATED, Answer, fitted, summary_of
 from mlcompute.cli.arguments import count
 from mlcompute.cli.recipes import RECIPES
 from mlcompute.cli.streams import stop_showing
 from mlcompute.errors import DataError, ExecutionError
+from mlcompute.runs.folders import clear
 from mlcompute.trainer.last_batch import CHOICES
 from mlcompute.trainer.progress import described
 from mlcompute.trainer.signals import Interrupted, Terminated
@@ -47,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", choices=("cpu", "gpu", "any"), help="where it runs (cpu)")
     parser.add_argument(
-        "--out", metavar="FOLDER", help="where checkpoints and report go (runs/MODEL; runs/MODEL-2 when that is taken)"
+        "--out",
+        metavar="FOLDER",
+        help="where checkpoints and report go (the next one of runs/0001-MODEL, runs/0002-MODEL ...)",
     )
     before = parser.add_mutually_exclusive_group()
     before.add_argument(
@@ -63,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Train; the best and the last checkpoint stay in the folder."""
     _expect_no_recipe_options(args)
-    resume, folder = runs.chosen(args.model, args.out, args.resume, args.overwrite)
+    resume, folder = run_choice.chosen(args.model, args.out, args.resume, args.overwrite)
     with _saying("nothing was trained yet" + (f", {resume} is as it was" if resume else "; start it again")):
         mlc.Platform.set_rng_seed_to(args.seed)
         device = models.device_named(args.device or "cpu")
@@ -80,8 +83,13 @@ def run(args: argparse.Namespace) -> Answer:
             samples = f"{len(data.x):,} samples{held_out}"
             with _needing_a_reader("train with the output going to a file"):
                 print(fitted(f"{data.name}: {samples}\n{summary_of(trainer.training)}\n"), flush=True)
-    with runs.made(args.model, folder) as out:
-        return _train(args, trainer, data, validation, resume, out)
+    with run_choice.made(args.model, folder) as out:
+        given = {"model": args.model, "seed": args.seed, "last_batch": args.last_batch}
+        run = mlc.Run(
+            Path(args.model).stem, folder=out, parameters=given, data=_data_facts(data, args.data), command=args.typed
+        )
+        with run:
+            return _train(args, trainer, data, validation, resume, run)
 
 
 def _train(
@@ -90,13 +98,13 @@ def _train(
     data: datasets.Dataset,
     validation: Any,
     resume: Path | None,
-    out: Path,
+    run: mlc.Run,
 ) -> Answer:
     """Train into a folder."""
-    last, best, page = out / runs.LAST, out / runs.BEST, out / runs.REPORT
+    last, best, page = run.last, run.best_checkpoint, run.report
     if resume is not None and args.report is None and page.exists():
         args.report = ""  # the report of the run so far would be out of date
-    args.out = str(out)
+    args.out = str(run.folder)
     trainer.resume_hint = _command(args, args.epochs)
     answer: dict[str, Any] = {"model": args.model, "data": data.name, "checkpoint": str(last)}
     try:
@@ -109,15 +117,17 @@ def _train(
                 validation=validation,
                 shuffle_seed=args.seed,
                 last_batch=args.last_batch,
-                callbacks=_callbacks(
-                    args, last, None if validation is None else best, _steps(trainer, data) * args.epochs
-                ),
+                callbacks=[
+                    *_callbacks(args, last, None if validation is None else best, _steps(trainer, data) * args.epochs),
+                    run,
+                ],
                 resume=resume,
                 checkpoint=last,
                 verbose=0 if args.json else "auto",
             )
     except (Interrupted, Terminated) as stopped:  # fit has said where the state is, and how to go on
         code = TERMINATED if isinstance(stopped, Terminated) else INTERRUPTED
+        run.end("stopped", trainer.history.stopped)
         answer |= {"checkpoint": stopped.path, "stopped": trainer.history.stopped, "go_on_with": trainer.resume_hint}
         return Answer("", answer, code=code)
     final = {name: values[-1] for name, values in history.history.items() if values}
@@ -134,6 +144,17 @@ def _train(
         answer["report"] = str(report)
     lines.append(f"go on with  {_command(args, 2 * args.epochs)}")
     return Answer("\n".join(lines), answer)
+
+
+def _data_facts(data: datasets.Dataset, path: str | None) -> dict[str, Any]:
+    """What the run learns from, for its record."""
+    x, y = np.asarray(data.x), np.asarray(data.y)
+    facts: dict[str, Any] = {"name": data.name, "path": None if path is None else str(Path(path).resolve())}
+    facts |= {"samples": len(x), "validation": 0 if data.x_test is None else len(data.x_test)}
+    facts |= {"shape": x.shape[1:], "type": str(x.dtype)}
+    if y.ndim == 1 and y.dtype.kind in "iu":
+        facts["classes"] = data.class_count
+    return facts
 
 
 def _expect_no_recipe_options(args: argparse.Namespace) -> None:
@@ -167,7 +188,7 @@ class _Replaces(mlc.callbacks.Callback):
         self.folder = folder
 
     def on_train_begin(self, logs: Any) -> None:
-        runs.clear(self.folder)
+        clear(self.folder)
 
 
 def _literal(path: Path) -> str:

@@ -62,9 +62,9 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -
 def test_train_evaluate_predict(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained = answer(capsys, "train", "net.py", "--epochs", "25", "--report")
     assert trained["val_accuracy"] > 0.7
-    files = {path.name for path in (folder / "runs/net").iterdir()}
+    files = {path.name for path in (folder / "runs/0001-net").iterdir()}
     assert files >= {"last.safetensors", "best.safetensors", "report.html"}
-    headings = re.findall(r"<h2[^>]*>([^<]+)", (folder / "runs/net/report.html").read_text(encoding="utf-8"))
+    headings = re.findall(r"<h2[^>]*>([^<]+)", (folder / "runs/0001-net/report.html").read_text(encoding="utf-8"))
     assert headings == ["Learning", "Gradient norms", "Time", "Memory over a step", "Graph", "Layers"]
     plain = answer(capsys, "train", "net.py", "--epochs", "25", "--out", "plain")
     assert plain["val_loss"] == trained["val_loss"], "a report only looks on"
@@ -141,7 +141,7 @@ def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert any("matmul" in line for line in seen["plan"])
 
     answer(capsys, "train", "net.py", "--epochs", "1")
-    text = call(capsys, "inspect", "runs/net/last.safetensors")
+    text = call(capsys, "inspect", "runs/0001-net/last.safetensors")
     assert "scores" in text
     assert "memory at batch 8" in text
 
@@ -158,7 +158,7 @@ def test_profile_and_check(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_convert(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer(capsys, "train", "net.py", "--epochs", "1")
-    call(capsys, "convert", "runs/net/last.safetensors", "weights.safetensors", "--weights-only")
+    call(capsys, "convert", "runs/0001-net/last.safetensors", "weights.safetensors", "--weights-only")
     from safetensors.numpy import load_file
 
     weights = load_file("weights.safetensors")
@@ -402,7 +402,7 @@ def test_output_that_goes_nowhere(folder: Path) -> None:
     assert left.stdout.splitlines() == left.stdout.splitlines()[:1]
     stopped = shell(folder, "train net.py --epochs 9999 | grep -m 1 epoch")
     assert "nobody reads the output any more: training was stopped" in stopped.stderr
-    assert f"go on with: mlcompute train net.py --epochs 9999 --out {Path('runs/net')} --resume" in stopped.stderr
+    assert f"go on with: mlcompute train net.py --epochs 9999 --out {Path('runs/0001-net')} --resume" in stopped.stderr
     assert "Traceback" not in stopped.stderr
     assert "BrokenPipe" not in stopped.stderr
     at_once = shell(folder, "train net.py --epochs 9999 --out other | true")
@@ -415,17 +415,17 @@ def bytes_in(folder: Path) -> dict[str, bytes]:
 
 def test_a_second_run_leaves_the_first_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer(capsys, "train", "net.py", "--epochs", "1", "--report")
-    first = bytes_in(folder / "runs" / "net")
-    assert set(first) == {"last.safetensors", "best.safetensors", "report.html"}
+    first = bytes_in(folder / "runs" / "0001-net")
+    assert set(first) == {"last.safetensors", "best.safetensors", "report.html", "run.json"}
     second = answer(capsys, "train", "net.py", "--epochs", "1", "--seed", "9")
-    assert Path(second["checkpoint"]) == Path("runs/net-2/last.safetensors")
-    assert Path(answer(capsys, "train", "net.py", "--epochs", "1")["best"]) == Path("runs/net-3/best.safetensors")
+    assert Path(second["checkpoint"]) == Path("runs/0002-net/last.safetensors")
+    assert Path(answer(capsys, "train", "net.py", "--epochs", "1")["best"]) == Path("runs/0003-net/best.safetensors")
     # Going on without a name goes on with the newest one; with a name, with that.
-    assert Path(answer(capsys, "train", "net.py", "--epochs", "2", "--resume")["checkpoint"]).parent.name == "net-3"
-    assert bytes_in(folder / "runs" / "net") == first
-    longer = answer(capsys, "train", "net.py", "--epochs", "2", "--out", "runs/net", "--resume")
-    assert Path(longer["report"]) == Path("runs/net/report.html"), "the page beside the checkpoints is about all epochs"
-    assert bytes_in(folder / "runs" / "net")["report.html"] != first["report.html"]
+    assert Path(answer(capsys, "train", "net.py", "--epochs", "2", "--resume")["checkpoint"]).parent.name == "0003-net"
+    assert bytes_in(folder / "runs" / "0001-net") == first
+    longer = answer(capsys, "train", "net.py", "--epochs", "2", "--out", "runs/0001-net", "--resume")
+    assert Path(longer["report"]) == Path("runs/0001-net/report.html"), "about all epochs"
+    assert bytes_in(folder / "runs" / "0001-net")["report.html"] != first["report.html"]
 
 
 def test_a_folder_with_a_run_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -441,23 +441,23 @@ def test_a_folder_with_a_run_is_refused(folder: Path, capsys: pytest.CaptureFixt
     answer(capsys, "train", "net.py", "--data", "wrong.npz", "--out", "here", "--overwrite", code=1)
     assert bytes_in(folder / "here") == before
     answer(capsys, "train", "net.py", "--epochs", "1", "--out", "here", "--overwrite", "--seed", "3")
-    assert set(bytes_in(folder / "here")) == {"last.safetensors", "best.safetensors"}
+    assert set(bytes_in(folder / "here")) == {"last.safetensors", "best.safetensors", "run.json"}
     assert main(["train", "net.py", "--overwrite", "--resume"]) == 2
     capsys.readouterr()
 
 
 def test_going_on_from_the_best_keeps_the_last(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     best = answer(capsys, "train", "net.py", "--epochs", "2")["best"]
-    before = bytes_in(folder / "runs" / "net")
+    before = bytes_in(folder / "runs" / "0001-net")
     gone_on = answer(capsys, "train", "net.py", "--epochs", "3", "--resume", best)
-    assert Path(gone_on["checkpoint"]).parent.name == "net-2"
-    assert bytes_in(folder / "runs" / "net") == before
+    assert Path(gone_on["checkpoint"]).parent.name == "0002-net"
+    assert bytes_in(folder / "runs" / "0001-net") == before
 
 
 def test_a_run_that_never_began_leaves_no_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez("wrong.npz", x=np.zeros((9, 5), np.float32), y=np.zeros(9, int))
     answer(capsys, "train", "net.py", "--data", "wrong.npz", code=1)
-    assert not (folder / "runs" / "net").exists()
+    assert list((folder / "runs").iterdir()) == []
 
 
 def test_classes_of_a_yes_or_no(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,16 @@
-"""Folders of training runs: every run has its own, and none replaces another unasked."""
+"""Which folder a training run goes to, and which checkpoint it goes on from: none replaces another unasked."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from mlcompute.errors import DataError, FileError
+from mlcompute.runs.folders import BEST, EVALUATION, FACTS, LAST, REPORT, name_of, new_folder, run_folders
 
-LAST, BEST, REPORT = "last.safetensors", "best.safetensors", "report.html"
+ROOT = Path("runs")
 
 
 def chosen(model: str, out: str | None, resume: str | None, overwrite: bool) -> tuple[Path | None, Path | None]:
@@ -19,9 +21,14 @@ def chosen(model: str, out: str | None, resume: str | None, overwrite: bool) -> 
     folder = None if out is None else Path(out)
     if resume is None:
         if overwrite:
-            return None, folder or _usual(model)
+            return None, folder or _newest(model)
         return None, folder and _without_another_run(folder, None)
-    path = Path(resume) if resume else (folder or _newest(model)) / LAST
+    newest = folder or _newest(model)
+    if not resume and newest is None:
+        raise DataError(f"{ROOT}: there is no run of {model} to go on with", fix="train without --resume first")
+    path = Path(resume) if resume else newest / LAST  # type: ignore[operator]
+    if path.is_dir():
+        path = path / LAST
     if not path.exists():
         raise DataError(f"{path}: there is no checkpoint to go on from", fix="train without --resume first")
     if folder is not None:
@@ -41,50 +48,31 @@ def _without_another_run(folder: Path, resumed: Path | None) -> Path:
     return folder
 
 
-def _usual(model: str) -> Path:
-    return Path("runs") / Path(model).stem
-
-
-def _numbered(model: str) -> dict[int, Path]:
-    """The folders of a model's runs so far: runs/MODEL, runs/MODEL-2 ..."""
-    usual = _usual(model)
-    found = {1: usual} if usual.exists() else {}
-    for path in usual.parent.glob(f"{usual.name}-*"):
-        number = path.name.removeprefix(f"{usual.name}-")
-        if number.isdecimal() and int(number) > 1:
-            found[int(number)] = path
-    return found
-
-
-def _newest(model: str) -> Path:
-    saved = [path for path in _numbered(model).values() if (path / LAST).exists()]
-    return max(saved, key=lambda path: (path / LAST).stat().st_mtime_ns, default=_usual(model))
+def _newest(model: str) -> Path | None:
+    """The folder of the model's newest run that has a checkpoint."""
+    stem = Path(model).stem
+    if not ROOT.is_dir():
+        return None
+    # runs/net-2 is what a second run was called before runs had numbers.
+    of_model = [path for path in run_folders(ROOT) if re.sub(r"-\d+$", "", name_of(path)) == stem]
+    saved = [path for path in of_model if (path / LAST).exists()]
+    return max(saved, key=lambda path: (path / LAST).stat().st_mtime_ns, default=None)
 
 
 @contextlib.contextmanager
 def made(model: str, folder: Path | None) -> Iterator[Path]:
     """The folder, made; removed again when nothing came of the run. None: a new one with the next number."""
+    if folder is None:
+        folder = new_folder(Path(model).stem, ROOT)
     try:
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-        while folder is None:
-            number = max(_numbered(model), default=0) + 1
-            wanted = _usual(model) if number == 1 else Path(f"{_usual(model)}-{number}")
-            with contextlib.suppress(FileExistsError):  # another run was faster
-                wanted.mkdir(parents=True)
-                folder = wanted
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        who = folder or _usual(model)
-        raise FileError(f"{who}: cannot be made: {error.strerror}", fix="name another folder with --out") from error
+        raise FileError(f"{folder}: cannot be made: {error.strerror}", fix="name another folder with --out") from error
     try:
         yield folder
     finally:
+        if not any((folder / name).exists() for name in (LAST, BEST, REPORT, EVALUATION)):
+            with contextlib.suppress(OSError):
+                (folder / FACTS).unlink()
         with contextlib.suppress(OSError):
             folder.rmdir()  # an empty one only
-
-
-def clear(folder: Path) -> None:
-    """Remove what an earlier run wrote."""
-    for name in (LAST, BEST, REPORT):
-        with contextlib.suppress(FileNotFoundError):
-            (folder / name).unlink()

@@ -1,0 +1,5 @@
+"""Training runs: a numbered folder each, with what was run, on what, and what came of it."""
+
+from mlcompute.runs.run import Run
+
+__all__ = ["Run"]
