@@ -22,6 +22,7 @@ class Program:
     states      parameter -> its optimizer state values; `scalars`: numbers fed before each update
     gradient_sums   parameter -> the sum of its gradients over several batches, kept between runs
     exchanged   parameter -> its gradient, where the processes of a group exchange it
+    shared      statistic or loss -> what a slice of the batch contributes to it, where those of a group are exchanged
     random_keys (key value, seed) pairs fed before each training pass
     result      what a run gives
     kernels     how the device runs each step, and `notes` more about that: only in listings (`with_kernels`)
@@ -40,6 +41,7 @@ class Program:
     states: dict[Tensor, list[Value]] = field(default_factory=dict)
     gradient_sums: dict[Tensor, Value] = field(default_factory=dict)
     exchanged: dict[Tensor, Value] = field(default_factory=dict)
+    shared: dict[Tensor, Value] = field(default_factory=dict)
     scalars: dict[str, Value] = field(default_factory=dict)
     random_keys: list[tuple[Value, int]] = field(default_factory=list)
     writes: list[Tensor] = field(default_factory=list)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mlcompute.compiler.accumulate_gradients import SHARE
-from mlcompute.compiler.exchange_gradients import norm_names
+from mlcompute.compiler.exchange_gradients import SLICE, norm_names
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.update import is_elementwise
 from mlcompute.enums import ExecutionOptions
@@ -105,11 +105,11 @@ class GroupTraining:
         self._work = [np.zeros(lane.length, lane.dtype) for lane in self.lanes]
         #: Tensor -> where a slice leaves its gradient, statistic or loss.
         self._left = {
-            entry.tensor: (_shown(array, entry), lane.dtype.type)
+            entry.tensor: _shown(array, entry)
             for lane, array in zip(self.lanes, self._work, strict=True)
             for entry in lane.entries
         }
-        self.storages = {tensor: Storage(self._left[tensor][0], is_callers=True) for tensor in program.exchanged}
+        self.storages = {tensor: Storage(memory, is_callers=True) for tensor, memory in self._left.items()}
         self._root: Node = (0, group.slices)
         self._nodes = [nodes_of(group.slices_of(rank), self._root) for rank in range(group.size)]
         self._received = [
@@ -150,7 +150,6 @@ class GroupTraining:
         factor   what means over this batch count in the whole step, where several batches make one
         """
         session, compiled, begins = self.session, self.compiled, "forward" in phases
-        statistics = [(t, t.storage, t.storage.array().copy()) for t in self.statistics if t.storage is not None]
         random = session.random = session.random.current()
         start = random.count
         if begins:
@@ -176,12 +175,12 @@ class GroupTraining:
                 passes = self._passes_of(part, program, begins) if style == "phases" else None
                 if begins:
                     random.move_to(start + part.number)
-                own = Call(call.method, _SYNCHRONOUS, scalars={SHARE: part.share * factor})
+                own = Call(call.method, _SYNCHRONOUS, scalars={SHARE: part.share * factor, SLICE: part.share})
                 self.has_begun = True
                 run = Run(session, specification, inputs, own, passes, are_arrays=True)
                 run.submit()
                 if begins:
-                    self._take_values(part, run, program, statistics)
+                    self._take_values(part.number, run, program)
                 if "gradient" in phases:
                     self._take_gradients(part.number, is_only=is_only)
         finally:
@@ -219,22 +218,13 @@ class GroupTraining:
         arrays = resolved(self.session.collect_inputs(asked, data, call.method, copies=False))
         return {slot.tensor: arrays[slot.value] for slot in slots}
 
-    def _take_values(
-        self, part: Part, run: Run, program: Program, statistics: Sequence[tuple[Tensor, Storage, Array]]
-    ) -> None:
-        """What a slice's forward pass has left: losses, statistics (every slice begins with the same), outputs."""
-        executable = run.executable
-        for tensor in self.losses:
-            memory, number = self._left[tensor]
-            weight = part.share if tensor in self.request.averaged else 1.0
-            np.multiply(executable.read(program.values[tensor]), number(weight), out=memory)
-            self.results.add_loss(part.number, tensor, memory)
-        for tensor, storage, before in statistics:
-            memory, number = self._left[tensor]
-            np.multiply(storage.array(), number(part.share), out=memory)
-            self.results.add_statistic(part.number, tensor, memory)
-            self.store(storage, before)
-        self.results.add_rows(part.number, executable, program)
+    def _take_values(self, number: int, run: Run, program: Program) -> None:
+        """What a slice's forward pass has left: its part of losses and statistics, and outputs."""
+        for tensor in (*self.losses, *self.statistics):
+            if tensor in program.shared:
+                add = self.results.add_loss if tensor in self.losses else self.results.add_statistic
+                add(number, tensor, self.storages[tensor].array())
+        self.results.add_rows(number, run.executable, program)
 
     def _take_gradients(self, number: int, *, is_only: bool) -> None:
         """Add what a slice has left to what waits for the update."""

@@ -433,7 +433,8 @@ class Session:
                     self.gradient_sums[tensor] = Storage(np.zeros(value.shape, value.dtype))
                 found[value] = self.gradient_sums[tensor]
             if self.in_group is not None:
-                found.update({value: self.in_group.storages[tensor] for tensor, value in program.exchanged.items()})
+                left = {**program.exchanged, **program.shared}
+                found.update({value: self.in_group.storages[tensor] for tensor, value in left.items()})
             overwritten = {value for step in program.steps for value in overwritten_by(step)}
             for value, storage in found.items():
                 if value in overwritten:
