@@ -18,7 +18,7 @@ _INVENTORY = Path(__file__).parent.parent / "tests" / "data" / "inventory.json"
 #: Pages of the API reference: file, title, and the names that stand there, where no rule of `_page_of` says so.
 _PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "graphs": ("Graphs", ("Graph", "TrainingGraph", "InferenceGraph", "Execution", "GraphCompletionHandler")),
-    "tensors": ("Tensors, devices, platform", ("where", "maximum", "minimum", "concatenate", "stack")),
+    "tensors": ("Tensors, devices, platform", ("where", "maximum", "minimum", "concatenate", "stack", "cross_entropy")),
     "layers": ("Layers and their descriptors", ()),
     "optimizers": ("Optimizers", ("OptimizerDescriptor", "ParameterGroup", "LBFGS")),
     "trainer": ("Trainer, callbacks, metrics, schedules", ("Trainer", "History")),

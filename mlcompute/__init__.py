@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from mlcompute import debug, initializers, onnx
-from mlcompute.building.expressions import concatenate, maximum, minimum, stack, where
+from mlcompute.building.expressions import concatenate, cross_entropy, maximum, minimum, stack, where
 from mlcompute.device import Device
 from mlcompute.enums import (
     ActivationType,
@@ -257,6 +257,7 @@ __all__ = [
     "callbacks",
     "check_gradients",
     "concatenate",
+    "cross_entropy",
     "debug",
     "debug_description",
     "from_state_dict",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from mlcompute.building.builder import Operand, build, building, constant_like, is_operand, label_constants
-from mlcompute.building.choices import AnyActivationName, ArithmeticName, ComparisonName, ReductionName
+from mlcompute.building.choices import AnyActivationName, ArithmeticName, ComparisonName, LossReduction, ReductionName
 from mlcompute.enums import DataType, SoftmaxOperation
 from mlcompute.errors import GraphError, ShapeError
 from mlcompute.layers.arguments import whole
@@ -26,12 +26,12 @@ from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.layers.split import SplitLayer
 from mlcompute.layers.stop_gradient import StopGradientLayer
 from mlcompute.tensor import Tensor
-from mlcompute.tensor_data import Array
+from mlcompute.tensor_data import Array, ArrayLike
 
 if TYPE_CHECKING:
     from mlcompute.graph import Graph
 
-__all__ = ["concatenate", "maximum", "minimum", "stack", "where"]
+__all__ = ["concatenate", "cross_entropy", "maximum", "minimum", "stack", "where"]
 
 
 #: Python asks the other operand, and then says which types do not go together.
@@ -143,6 +143,30 @@ def maximum(x: Operand, y: Operand) -> Tensor:
 def minimum(x: Operand, y: Operand) -> Tensor:
     """The smaller of two, element by element; extents of 1 repeat."""
     return graph_of("minimum", x, y).arithmetic("min", x, y)
+
+
+def cross_entropy(
+    logits: Tensor,
+    labels: Tensor | Array,
+    *,
+    ignore_index: int | None = None,
+    class_weights: Tensor | ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    weights: Tensor | None = None,
+    reduction: LossReduction = "mean",
+    class_axis: int | None = None,
+) -> Tensor:
+    """-log softmax(logits)[label], averaged: `Graph.cross_entropy`, for functions that are given tensors.
+
+    >>> import mlcompute as mlc
+    >>> graph = mlc.Graph()
+    >>> y = graph.dense(graph.input((8, 4), "x"), 3)
+    >>> trainer = mlc.Trainer(graph, loss=lambda y, t: mlc.cross_entropy(y, t, label_smoothing=0.1))
+    """
+    return graph_of("cross_entropy", logits, labels).cross_entropy(
+        logits, labels, ignore_index=ignore_index, class_weights=class_weights, label_smoothing=label_smoothing,
+        weights=weights, reduction=reduction, class_axis=class_axis,
+    )  # fmt: skip
 
 
 # Reduction ------------------------------------------------------------------------------------------------------------

@@ -19,14 +19,15 @@ def is_loss(layer: Layer) -> bool:
 
 
 class ObjectiveLayer(Layer):
-    """y = weight mean(x), which is minimised.   x (*)   weight (1,)   ->   y (1,)
+    """y = weight mean(x v), which is minimised.   x (*)   weight (1,)   v (n,) or as x   ->   y (1,)
 
     Sources: x, and, unless it is 1 for ever, a weight: a tensor with data of its own. `graph.minimize` makes both.
+    Label: v, unless all are 1, a weight for every sample or element of x. The mean divides by the number of elements.
     """
 
     default_label = "Objective"
     source_types = FLOATS
-    source_count = (1, 2)
+    source_count = (1, 3)
 
     def __init__(self) -> None:  # Python's messages name the class the constructor stands in
         super().__init__()
@@ -59,7 +60,11 @@ class ObjectiveLayer(Layer):
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         x, *weight = sources
         for one in weight:
-            self.expect(one.element_count == 1, f"the weight has shape {one.shape}", expected="one number, (1,)")
+            self.expect(
+                one.element_count in (1, x.element_count) or one.shape == x.shape[:1],
+                f"a weight has shape {one.shape}, what is minimised {x.shape}",
+                expected="one number, (1,); of samples one each",
+            )
             self.expect(
                 one.data_type == x.data_type,
                 f"the weight is {one.data_type.name}, what is minimised is {x.data_type.name}",
@@ -68,6 +73,11 @@ class ObjectiveLayer(Layer):
         return [TensorDescriptor((1,), data_type=x.data_type)]
 
     def forward(self, run: Forward, *sources: Value) -> Value:
-        x, *weight = sources
+        x, *weights = sources
+        for samples in (one for one in weights if one.size > 1):
+            spread = x.shape if samples.size == x.size else (x.shape[0],) + (1,) * (x.rank - 1)
+            x = x * ops.stop_gradient(ops.reshape(samples, spread))
         y = ops.reshape(ops.mean(x, range(x.rank)) if x.size > 1 else x, (1,))
-        return y * ops.reshape(weight[0], (1,)) if weight else y
+        for number in (one for one in weights if one.size == 1):  # also the only sample's
+            y = y * ops.reshape(number, (1,))
+        return y

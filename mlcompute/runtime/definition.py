@@ -144,7 +144,7 @@ class Definition:
             found = [Node.of(loss, [source], labels)]
         else:
             assert function is not None
-            learning.loss_graph = apply_loss(self.who, function, source, labels, nodes)
+            learning.loss_graph = apply_loss(self.who, function, source, labels, nodes, self.graphs)
             learning.compared, found = source, learning.loss_graph.nodes
         learning.placed_on = [source, *labels]
         return found

@@ -179,7 +179,9 @@ def _weights_by_layer(definition: Definition, nodes: list[Node]) -> dict[Layer, 
     """Which tensor weighs the labels of which loss: its own, or the one declared for the only loss."""
     losses = [node.layer for node in nodes if isinstance(node.layer, LossLayer)]
     weights: dict[Layer, Tensor] = {loss: loss.weights for loss in losses if loss.weights is not None}
-    spare = [tensor for tensor in definition.declared.label_weights.values() if tensor not in weights.values()]
+    # What is minimised directly has its weights among its labels.
+    taken = {*weights.values(), *(label for node in nodes for label in node.labels)}
+    spare = [tensor for tensor in definition.declared.label_weights.values() if tensor not in taken]
     without = [loss for loss in losses if loss not in weights]
     if spare and len(spare) != len(without) and not definition.waits_for_labels:
         raise GraphError(

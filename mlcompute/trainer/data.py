@@ -58,7 +58,8 @@ class Feed:
     weighs_alike  without weights every sample weighs 1
     class_axes    where labels have their classes, if not on axis 1
     shared        tensors of which no axis counts samples, as a mask over queries and keys
-    class_weights a weight per class, by which the labels' classes are weighed; None: they weigh 1
+    weighed       labels -> the weights of the loss that compares with them
+    class_weights labels -> a weight per class, by which their classes are weighed; others weigh 1
     classes       integer class labels: how many classes there are, and which label is ignored
     dense         integer class labels: the tensor that dense ones are for, where such may be given instead
     """
@@ -72,7 +73,8 @@ class Feed:
     weighs_alike: bool = False
     class_axes: Mapping[str, int] = field(default_factory=dict)
     shared: AbstractSet[Tensor] = frozenset()
-    class_weights: Array | None = None
+    weighed: Mapping[str, str] = field(default_factory=dict)
+    class_weights: Mapping[str, Array] = field(default_factory=dict)
     classes: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     dense: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -392,6 +394,12 @@ def _owned(columns: list[Column], part: dict[str, Array]) -> dict[str, Array]:
     }
 
 
+def weights_that_come(x: Any) -> Any:
+    """The weights of the first batch of a list, (inputs, labels, weights); None where none come."""
+    first = x[0] if isinstance(x, (list, tuple)) and x else None  # a loader would go on to the next when it is asked
+    return first[2] if isinstance(first, tuple) and len(first) == 3 else None
+
+
 def data_from(who: str, feed: Feed, x: Any, y: Any = None, weights: Any = None, *, only_inputs: bool = False) -> Data:
     """The data a user gave: arrays (one, a list in the inputs' order, or by name), or an iterable of batches."""
     if isinstance(x, Data):
@@ -462,10 +470,8 @@ def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[C
         ("label", feed.labels, y),
         ("weight", feed.weights, weights),
     ):
-        if kind == "weight" and feed.class_weights is not None and found[1]:
-            (label,) = found[1]
-            numbers = class_numbers(label, feed.class_axes.get(label.name, 1))
-            given = weights = weighed(who, numbers, feed.class_weights, _only(weights))
+        if kind == "weight" and feed.weighs_alike:
+            given = weights = _weights(who, feed, found[1], given)
         named = _named(who, kind, tensors, given)
         if kind == "label":
             tensors = {name: feed.label_tensor(name, data, f"{who}: '{name}'") for name, data in named.items()}
@@ -490,20 +496,38 @@ def _columns(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[C
         is_dense = not one.class_axis and (one.name not in feed.classes or one.tensor is not feed.labels[one.name])
         if one.name in feed.probabilities and is_dense:
             _expect_probabilities(who, one)
-    if weights is None and feed.weighs_alike:
+    if feed.weighs_alike:
         count = next(one.count for one in found[0] if not one.shared)
         for name, tensor in feed.weights.items():
+            if any(one.name == name for one in found[2]):
+                continue
             rows, *extents = tensor.descriptor.shape
-            if feed.varies and extents and found[1]:  # a weight for every step: as many as there are labels
-                extents = list(places_of(found[1][0], feed.class_axes.get(found[1][0].name, 1)))
+            labels = [one for one in found[1] if feed.weighed.get(one.name) == name]
+            if feed.varies and extents and labels:  # a weight for every step: as many as there are labels
+                extents = list(places_of(labels[0], feed.class_axes.get(labels[0].name, 1)))
             ones = np.broadcast_to(np.float32(1), (count * (rows // feed.batch), *extents))
             found[2].append(column(name, tensor, ones, who, batch=feed.batch, follows=feed.varies))
     return found[0], found[1], found[2]
 
 
-def _only(weights: Any) -> Any:
-    """The only entry of a dict of weights, or the weights themselves."""
-    return next(iter(weights.values()), None) if isinstance(weights, Mapping) else weights
+def _weights(who: str, feed: Feed, labels: list[Column], given: Any) -> dict[str, Any] | None:
+    """The weights of samples by name, times those of their classes: one array is for every loss."""
+    if given is not None and not isinstance(given, Mapping):
+        is_listed = isinstance(given, (tuple, list)) and any(np.ndim(part) for part in given)
+        if is_listed and len(given) == len(feed.weights):
+            given = dict(zip(feed.weights, given, strict=True))
+        else:
+            given = dict.fromkeys(feed.weights, given)
+    found = dict(given or {})
+    unknown = [name for name in found if name not in feed.weights]
+    if unknown:
+        raise DataError(f"{who}: there is no weight named {unknown[0]!r}", expected=", ".join(feed.weights))
+    for label in labels:
+        if label.name in feed.class_weights:
+            numbers = class_numbers(label, feed.class_axes.get(label.name, 1))
+            name = feed.weighed[label.name]
+            found[name] = weighed(who, numbers, feed.class_weights[label.name], found.get(name))
+    return found or None
 
 
 def _expect_probabilities(who: str, labels: Column) -> None:
@@ -534,7 +558,10 @@ def _named(who: str, kind: str, tensors: Mapping[str, Tensor], given: Any) -> di
     if given is not None and not tensors:
         raise DataError(
             f"{who}: {kind}s were given, the graph takes none",
-            fix="declare them: TrainingGraph.add_inputs(inputs, labels, label weights)" if kind == "weight" else "",
+            fix="give sample_weight, or a list of batches; or declare them: TrainingGraph.add_inputs(inputs, labels, "
+            "label weights)"
+            if kind == "weight"
+            else "",
         )
     expected = ", ".join(f"'{name}' {tensor.descriptor.shape}" for name, tensor in tensors.items()) or "none"
     if given is None:
@@ -556,7 +583,7 @@ def _named(who: str, kind: str, tensors: Mapping[str, Tensor], given: Any) -> di
     if unknown:
         raise DataError(f"{who}: there is no {kind} named {unknown[0]!r}", expected=expected)
     missing = [name for name in tensors if name not in named]
-    if missing and (named or kind == "input"):
+    if missing and (kind == "input" or (named and kind == "label")):
         raise DataError(f"{who}: no data for {kind} {missing[0]!r}", expected=expected)
     return named
 

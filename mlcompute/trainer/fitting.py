@@ -75,7 +75,7 @@ class Plan:
     checkpoint: str | None
     last_batch: str = "smaller"
     steps_per_epoch: int | None = None
-    class_weight: list[float] | None = None
+    class_weight: list[float] | dict[str, list[float]] | None = None
     chose_seed: bool = False
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -9,7 +10,6 @@ import numpy as np
 
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, ShapeError
-from mlcompute.layers.loss import LossLayer
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.data import Arrays, Batch, Data
 from mlcompute.trainer.metrics import Array
@@ -62,8 +62,10 @@ def expect_runs(who: str, model: Model, rows: int, what: str) -> None:
 
 def expect_weights(who: str, model: Model) -> None:
     """Let every loss take a weight per sample: the filling gets 0. Refused where a loss has no place for it."""
-    model.weigh_samples()
-    are_weighed = all(isinstance(loss, LossLayer) and loss in model.weighed_losses() for loss in model.loss_layers)
+    with contextlib.suppress(DataError):  # what cannot be weighed is refused below
+        model.weigh_samples(who=who)
+    weighed = model.weighed_losses()
+    are_weighed = all(loss in weighed for loss in model.loss_layers)
     # Where a loss divides by what labels count for, labels of the filling must not count: they have to be ignored.
     counts = model.divides_by_labels and (len(model.loss_layers) > 1 or model.output.ignore_index is None)
     if not are_weighed or counts or not model.minimises_losses:
@@ -124,7 +126,7 @@ def weights_of(batch: Batch, model: Model) -> dict[str, Array]:
     for name, tensor in feed.weights.items():
         rows, *extents = tensor.descriptor.shape
         if feed.varies and extents:  # a weight for every step: as many as there are labels
-            label = next(iter(batch.labels))
+            label = next((one for one in batch.labels if feed.weighed.get(one) == name), next(iter(batch.labels)))
             axis = feed.class_axes.get(label, 1)
             shape = batch.labels[label].shape
             extents = [*shape[1:axis], *shape[axis + 1 :]]

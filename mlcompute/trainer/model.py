@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -19,12 +18,10 @@ from mlcompute.foreign_names import advice_for_choice
 from mlcompute.graph import Graph, Node
 from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
-from mlcompute.layers.arguments import class_axis_of
-from mlcompute.layers.class_labels import INDEXED
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossDescriptor, LossLayer
 from mlcompute.layers.names import layer_names, old_layer_names, slot_name, slots_of
-from mlcompute.layers.objective import is_loss
+from mlcompute.layers.objective import ObjectiveLayer, is_loss
 from mlcompute.optimizers import (
     AdadeltaOptimizer,
     AdafactorOptimizer,
@@ -50,8 +47,18 @@ from mlcompute.tensor import Tensor
 from mlcompute.trainer.class_weights import weight_table
 from mlcompute.trainer.columns import one_hot
 from mlcompute.trainer.data import Arrays, Batch, Data, Feed
+from mlcompute.trainer.label_tensors import are_indices, labels_of_function, labels_of_layer, relabel, takes_labels
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.output import Output, class_axis_of_loss, is_over_classes
+from mlcompute.trainer.sample_weights import (
+    ONLY,
+    attach,
+    by_name,
+    scales_a_loss,
+    weighable_losses,
+    weight_names,
+    weight_shape,
+)
 from mlcompute.trainer.several_losses import Loss, outputs_of, several_losses
 from mlcompute.training import TrainingGraph
 
@@ -99,12 +106,12 @@ class Model:
         device: Device | None,
         outputs: Sequence[Output] = (),
         *,
-        made_labels: bool = False,
+        made_labels: Iterable[str] = (),
         group: Group | None = None,
     ) -> None:
         self.training = training
-        #: Was the tensor of the labels made for this model, so that another may take its place?
-        self._made_labels = made_labels
+        #: Labels whose tensors were made for this model, so that others may take their place.
+        self._made_labels = frozenset(made_labels)
         self._named = list(outputs)
         if training.device is None:
             training.compile(device=device or Device(), group=group)
@@ -162,9 +169,13 @@ class Model:
         A graph that the trainer gave its loss takes integer class labels until dense ones come, and dense ones from
         then on: integer class labels then become one-hot.
         """
-        dense = ((batch.labels.get(name), tensor.descriptor.shape) for name, tensor in self.feed.dense.items())
-        if any(array is not None and array.ndim == len(shape) for array, shape in dense):
-            self._take_dense_labels()
+        dense = {
+            name: tensor
+            for name, tensor in self.feed.dense.items()
+            if name in batch.labels and batch.labels[name].ndim == len(tensor.descriptor.shape)
+        }
+        if dense:
+            self._take_dense_labels(dense)
         labels = dict(batch.labels)
         for name, array in batch.labels.items():
             d, axis = self.feed.labels[name].descriptor, self.feed.class_axes.get(name, 1)
@@ -178,16 +189,26 @@ class Model:
         if self.feed.dense and isinstance(data, Arrays):
             self.with_labels(data.first(1))
 
-    def _take_dense_labels(self) -> None:
-        """Put the loss on labels with an element for every class; weights, optimizer and state stay."""
+    def _take_dense_labels(self, dense: Mapping[str, Tensor]) -> None:
+        """Put losses on labels with an element for every class; weights, optimizer and state stay."""
         feed = self.feed
         self.training.wait()
-        self.training.add_inputs({}, feed.dense)
+        for name, tensor in dense.items():
+            relabel(definition_of(self.training).nodes_before_loss(), feed.labels[name], tensor)
+        taken = {feed.labels[name]: tensor for name, tensor in dense.items()}
+        self._named = [
+            output if output.labels is None else replace(output, labels=taken.get(output.labels, output.labels))
+            for output in self._named
+        ]
+        self.training.add_inputs({}, dense)
         self.__dict__.pop("inference", None)
         self.__dict__.pop("reduction", None)
         self.__dict__.pop("_reductions", None)
         self._read(feed.inputs)
-        self.feed = replace(self.feed, weights=feed.weights, weighs_alike=feed.weighs_alike)
+        self.feed = replace(self.feed, weights=feed.weights, weighs_alike=feed.weighs_alike, weighed=feed.weighed)
+        if feed.weighs_alike:  # a loss function was called again
+            for name, node in self._weighable("Trainer").items():
+                attach(node, feed.weights[name])
 
     @property
     def group(self) -> Group | None:
@@ -234,58 +255,85 @@ class Model:
         graph.compile(device=self.device)
         return graph
 
-    def weigh_samples(self, given: Any = None) -> None:
-        """Let the loss take a weight for every sample, or for every step of it if such are given.
+    def weigh_samples(self, given: Any = None, *, who: str = "Trainer") -> None:
+        """Let every loss take a weight for each sample, or for every label of it if such are given.
 
         Where none are given, later, each weighs 1.
+
+        given  an array for all losses, or one for each by name
         """
-        layers, shape = [node.layer for node in self._nodes], self.prediction.descriptor.shape
-        steps: tuple[int, ...] = ()
-        if not layers:
-            return  # the loss is an expression, whose samples are not known apart
-        if is_over_classes(layers[0]):
-            axis = layers[0].class_axis(shape)
-            steps = (*shape[1:axis], *shape[axis + 1 :])
-        wide = tuple(extent for extent in np.shape(given)[1:] if extent != 1)
-        extents = (shape[0], *steps) if wide and wide == tuple(e for e in steps if e != 1) else shape[:1]
-        if self.feed.weighs_alike and (given is None or self.feed.weights["sample_weight"].descriptor.shape == extents):
+        if self.feed.weights and not self.feed.weighs_alike:
+            return  # they are declared
+        losses = self._weighable(who)
+        if any(isinstance(node.layer, LossLayer) and node.layer.weights is not None for node in losses.values()):
             return
-        if (
-            (self.feed.weights and not self.feed.weighs_alike)
-            or len(layers) > 1
-            or not isinstance(layers[0], LossLayer)
-            or layers[0].weights is not None
-        ):
-            return  # they are declared, or it is not for us to say which loss they belong to
-        weights = Tensor(shape=extents)
-        weights.label = "sample_weight"
-        self.training.add_inputs({}, None, {weights.label: weights})
-        self.feed = replace(self.feed, weights={weights.label: weights}, weighs_alike=True)
+        arrays = by_name(losses, given)
+        shapes = {name: weight_shape(node, arrays.get(name), self.feed.varies) for name, node in losses.items()}
+        known = {name: tensor.descriptor.shape for name, tensor in self.feed.weights.items()}
+        if not losses or known == shapes or (given is None and known):
+            return
+        weights: dict[str, Tensor] = {}
+        for name, node in losses.items():
+            is_objective = isinstance(node.layer, ObjectiveLayer)
+            data_type = node.sources[0].descriptor.data_type if is_objective else DataType.FLOAT32
+            weights[name] = Tensor(shape=shapes[name], data_type=data_type)
+            weights[name].label = name if name == ONLY else f"{name}.{ONLY}"
+            attach(node, weights[name])
+        self.training.add_inputs({}, None, weights)
+        read = {tensor: name for name, tensor in self.feed.labels.items()}
+        weighed = {read[node.labels[0]]: name for name, node in losses.items() if node.labels[0] in read}
+        of_functions = {output.name: output.labels for output in self.outputs.values() if output.node is None}
+        weighed |= {read[labels]: name for name, labels in of_functions.items() if name in weights and labels in read}
+        if len(self.feed.labels) == len(weights) == 1:
+            weighed = dict.fromkeys(self.feed.labels, ONLY)
+        self.feed = replace(self.feed, weights=weights, weighs_alike=True, weighed=weighed)
         self.__dict__.pop("inference", None)  # made anew, with the weights
         self._refusals = {}
 
-    def class_weights(self, who: str, given: Any, sample_weight: Any, labels: Callable[[], Array | None]) -> Array:
-        """One weight per class from what a user wrote; afterwards the loss takes a weight for every label.
+    def _weighable(self, who: str) -> dict[str, Node]:
+        """Losses that take weights of samples, by the name the weights have."""
+        return weight_names(weighable_losses(who, self.training, self.feed.batch), self.outputs.values())
 
-        labels  the integer class labels of all samples, if they can be counted
+    def class_weights(self, who: str, given: Any, labels: Callable[[str], Array | None]) -> dict[str, Array]:
+        """One weight per class by the name of the labels, from what a user wrote: for the only output, or by output.
+
+        Afterwards the losses take a weight for every label.
+
+        labels  the integer class labels of all samples by the name of the labels, if they can be counted
         """
-        node, shape = self.output.node, self.prediction.descriptor.shape
-        axis = None if node is None else class_axis_of_loss(node)
-        if len(self.feed.labels) != 1 or axis is None:
+        outputs = {name: output for name, output in self.outputs.items() if output.labels in self.feed.labels.values()}
+        named = isinstance(given, Mapping) and any(isinstance(key, str) for key in given)
+        if not named and len(self.feed.labels) != 1:
             raise DataError(
-                f"{who}: class_weight needs one loss over classes, with labels that are fed",
-                fix="give sample_weight instead",
+                f"{who}: class_weight of which output?",
+                outputs=", ".join(outputs),
+                fix="give it by output: class_weight={output: {class: weight, ...}}",
             )
-        classes = shape[axis] if len(shape) > 1 else 1
-        places = (*shape[1:axis], *shape[axis + 1 :]) if len(shape) > 2 else ()
-        table = weight_table(who, given, max(classes, 2), labels())
-        self.weigh_samples(np.empty((1, *places)))
-        if not self.feed.weighs_alike:
+        tables: dict[str, Array] = {}
+        places: dict[str, Any] = {}
+        for name, entry in given.items() if named else ((next(iter(outputs), ""), given),):
+            output = outputs.get(name)
+            shape = () if output is None else output.prediction.descriptor.shape
+            axis = None if output is None else output.known_class_axis
+            if output is None or axis is None:
+                raise DataError(
+                    f"{who}: class_weight needs a loss over classes, with labels that are fed",
+                    outputs=", ".join(outputs),
+                    fix="give sample_weight instead",
+                )
+            read = next(label for label, tensor in self.feed.labels.items() if tensor is output.labels)
+            classes = shape[axis] if len(shape) > 1 else 1
+            steps = (*shape[1:axis], *shape[axis + 1 :]) if len(shape) > 2 else ()
+            tables[read] = weight_table(who, entry, max(classes, 2), labels(read))
+            places[name] = np.empty((1, *steps))
+        losses = self._weighable(who)
+        self.weigh_samples(places if len(losses) > 1 else next(iter(places.values())), who=who)
+        if not self.feed.weighs_alike or not set(tables) <= set(self.feed.weighed):
             raise DataError(
-                f"{who}: class_weight cannot be joined to weights that are declared, or to several losses",
+                f"{who}: class_weight cannot be joined to weights that are declared",
                 fix="multiply the weights you feed by those of the classes",
             )
-        return table
+        return tables
 
     def _probabilities(self, labels: Mapping[str, Tensor]) -> frozenset[str]:
         """Names of the labels that are to lie between 0 and 1."""
@@ -328,18 +376,23 @@ class Model:
 
     @property
     def loss_layers(self) -> list[Layer]:
-        """The loss layers, each once."""
-        return list(dict.fromkeys(node.layer for node in self._nodes))
+        """The loss layers, and what is minimised without one, each once."""
+        return list(dict.fromkeys(node.layer for node in self._every_loss))
+
+    @property
+    def _every_loss(self) -> list[Node]:
+        nodes = self.training.nodes
+        return [node for node in nodes if node in self._nodes or (is_loss(node.layer) and not scales_a_loss(node))]
 
     @property
     def minimises_losses(self) -> bool:
         """Is what is minimised the losses themselves, all reduced in one way, and not what layers make of them?"""
-        return self.reduction is not None and {node.results[0] for node in self._nodes} == set(self._minimised)
+        return self.reduction is not None and {node.results[0] for node in self._every_loss} == set(self._minimised)
 
     def weighed_losses(self) -> set[Layer]:
         """Losses that are fed a weight for every sample."""
         if self.feed.weighs_alike:
-            return set(self.loss_layers)
+            return {node.layer for node in self._weighable("Trainer").values()}
         fed = set(self.feed.weights.values())
         own = {layer for layer in self.loss_layers if isinstance(layer, LossLayer) and layer.weights in fed}
         # Weights that no layer names belong to the loss of the training graph.
@@ -352,7 +405,7 @@ class Model:
             isinstance(layer := node.layer, LossLayer)
             and layer.descriptor.reduction_type == ReductionType.MEAN
             and (layer.descriptor.ignore_index is not None or layer.class_weights is not None)
-            and _are_indices(node.labels[0], node.sources[0])
+            and are_indices(node.labels[0], node.sources[0])
             for node in self._nodes
         )
 
@@ -383,23 +436,19 @@ class Model:
         for node in self._nodes:
             layer, shape = node.layer, node.sources[0].descriptor.shape
             for name, tensor in labels.items():
-                if node.labels[:1] == [tensor] and is_over_classes(layer) and _are_indices(tensor, node.sources[0]):
+                if node.labels[:1] == [tensor] and is_over_classes(layer) and are_indices(tensor, node.sources[0]):
                     found[name] = shape[layer.class_axis(shape)], layer.descriptor.ignore_index
         return found
 
     def _dense_labels(self, labels: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors for dense labels, of losses whose labels are no tensor of the user's."""
-        node = self._nodes[0] if self._nodes else None
-        if (
-            not self._made_labels
-            or node is None
-            or not node.labels
-            or not _are_indices(node.labels[0], node.sources[0])
-        ):
-            return {}
-        dense = Tensor(node.sources[0].descriptor)
-        dense.label = node.labels[0].label
-        return {name: dense for name, tensor in labels.items() if tensor is node.labels[0]}
+        found: dict[str, Tensor] = {}
+        for name, tensor in labels.items():
+            read = [node.sources[0] for node in self._nodes if tensor in node.labels]
+            if name in self._made_labels and read and are_indices(tensor, read[0]):
+                found[name] = Tensor(read[0].descriptor)
+                found[name].label = tensor.label
+        return found
 
     def _class_axes(self) -> dict[str, int]:
         """Where labels have their classes, by name; 0 where nobody can tell."""
@@ -447,24 +496,6 @@ class Model:
         layers = [node.layer for node in self.training.nodes]
         new = layer_names(layers)
         return {old: new[layer] for layer, old in old_layer_names(layers).items()}
-
-
-def _are_indices(labels: Tensor, prediction: Tensor) -> bool:
-    """Has a label tensor an element where the prediction has one per class?"""
-    return labels.descriptor.element_count != prediction.descriptor.element_count
-
-
-def _labels_for(loss: LossLayer, prediction: Tensor) -> Tensor:
-    """A tensor for the labels of a loss: integer class labels where it takes them, else dense ones."""
-    d, shape = loss.descriptor, prediction.descriptor.shape
-    axis = d.class_axis if d.class_axis is not None else class_axis_of(shape, prediction.feature_axis)
-    weighs_classes = loss.weights is not None and loss.weights.descriptor.element_count == math.prod(shape)
-    if d.loss_type not in INDEXED or len(shape) < 2 or axis is None or weighs_classes:
-        return Tensor(prediction.descriptor)
-    if not -len(shape) < axis < len(shape) or shape[axis] == 1:
-        return Tensor(prediction.descriptor)
-    axis %= len(shape)
-    return Tensor(shape=(*shape[:axis], *shape[axis + 1 :]), data_type=DataType.INT64)
 
 
 def _with_loss(output: Output, losses: Sequence[Node], labels: Mapping[str, Tensor]) -> Output:
@@ -527,30 +558,27 @@ def model_from(
         raise GraphError("Trainer: the graph has no layers")
     found = dict(inputs) if inputs is not None else _inputs_of(nodes)
     own = [node for node in nodes if is_loss(node.layer)]
-    if own and loss is not None:
-        raise GraphError(f"Trainer: the graph has its own loss, {own[0].layer.who}", fix="leave loss out")
     chosen = _optimizer(optimizer, learning_rate)
+    labels = _labels_of(nodes, own, found)
+    made: dict[str, Tensor] = {}
     if isinstance(loss, Mapping):
         training = TrainingGraph([graph], None, chosen)
         named = several_losses(training, graph, loss, loss_weights, outputs)
-        training.add_inputs(found, {output.name: output.labels for output in named if output.labels is not None})
+        made = {output.name: output.labels for output in named if output.labels is not None}
+        training.add_inputs(found, {**labels, **made})
     else:
+        if own and loss is not None:
+            raise GraphError(
+                f"Trainer: the graph has its own loss, {own[0].layer.who}",
+                fix="leave loss out; or say which output it is for, loss={name: loss}, to minimise the sum",
+            )
         if loss_weights is not None:
             raise DataError("Trainer: loss_weights are for several losses", fix="give loss={output: loss, ...}")
         layer = None if own else _loss(loss)
-        if own:
-            known = {*found.values(), *(result for node in nodes for result in node.results)}
-            compared = [label for node in own for label in node.labels if label not in known]
-            wanted = [label for label in compared if not label.keeps_data and label.producer is None]
-            wanted += [tensor for tensor in _inputs_of(nodes).values() if tensor not in known]
-            labels = _by_label("labels", list(dict.fromkeys(wanted)))
-        else:
-            last = nodes[-1].results[0]
-            target = _labels_for(layer, last) if isinstance(layer, LossLayer) else Tensor(last.descriptor)
-            target.label = "labels"
-            labels = {"labels": target}
         training = TrainingGraph([graph], layer, chosen)
         training.add_inputs(found, labels)
+        if layer is not None:
+            made = _place_labels(training, layer, nodes[-1].results[0])
         named = outputs_of(outputs)
     if keeps_predictions:  # declared before compiling, so that it is compiled once
         of_losses = [node for node in own if isinstance(node.layer, LossLayer)]
@@ -559,11 +587,42 @@ def model_from(
             {} if own and not of_losses else {"prediction": last}
         )
         training.add_outputs(kept)
-    made_labels = not own and not isinstance(loss, Mapping)
-    return Model(training, found, device, named, made_labels=made_labels, group=group)
+    return Model(training, found, device, named, made_labels=made, group=group)
 
 
-def _inputs_of(nodes: list[Node]) -> dict[str, Tensor]:
+def _labels_of(nodes: Sequence[Node], own: Sequence[Node], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What losses of the graph's own compare with, and is neither computed nor constant, by label."""
+    known = {*inputs.values(), *(result for node in nodes for result in node.results)}
+    compared = [label for node in own for label in node.labels if label not in known]
+    wanted = [label for label in compared if not label.keeps_data and label.producer is None]
+    wanted += [tensor for tensor in _inputs_of(nodes).values() if tensor not in known] if own else []
+    return _by_label("labels", list(dict.fromkeys(wanted)))
+
+
+def _place_labels(
+    training: TrainingGraph, loss: LossLayer | Callable[..., Tensor], prediction: Tensor
+) -> dict[str, Tensor]:
+    """Declare the labels of the loss that a training graph was given."""
+    definition = definition_of(training)
+
+    def place(labels: Tensor) -> None:
+        training.add_inputs({}, {"labels": labels})
+        definition.place_loss()
+
+    if isinstance(loss, LossLayer):
+        labels = labels_of_layer(loss, prediction, "labels")
+        place(labels)
+    elif takes_labels(loss):
+        labels, indices = labels_of_function(place, definition.nodes, prediction, "labels")
+        if indices is not None:
+            place(indices)
+            labels = indices
+    else:
+        return {}
+    return {"labels": labels}
+
+
+def _inputs_of(nodes: Sequence[Node]) -> dict[str, Tensor]:
     """What no layer computes and nobody gave data to, in the order it is used."""
     produced = {result for node in nodes for result in node.results}
     used = dict.fromkeys(source for node in nodes for source in node.sources)

@@ -34,7 +34,7 @@ class Output:
 
     def class_axis(self, metric: str) -> int:
         """Where the prediction has its classes, for a metric."""
-        found = self._axis
+        found = self.known_class_axis
         if found is None:
             shape = self.prediction.descriptor.shape
             raise DataError(
@@ -50,7 +50,8 @@ class Output:
         return layer.descriptor.loss_type if isinstance(layer, LossLayer) else None
 
     @property
-    def _axis(self) -> int | None:
+    def known_class_axis(self) -> int | None:
+        """Where the prediction has its classes; None where nobody can tell."""
         if self.node is not None:
             return class_axis_of_loss(self.node)
         return class_axis_of(self.prediction.descriptor.shape, self.prediction.feature_axis)
@@ -96,7 +97,7 @@ class Output:
             return True
         if kind in (LossType.SOFTMAX_CROSS_ENTROPY, LossType.CATEGORICAL_CROSS_ENTROPY):
             return False
-        axis = self._axis
+        axis = self.known_class_axis
         if kind is not None and (len(shape) < 2 or (axis is not None and shape[axis] == 1)):
             return True
         if kind is not None and isinstance(self._maker, SoftmaxLayer):

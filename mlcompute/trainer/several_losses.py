@@ -11,7 +11,9 @@ from mlcompute.errors import DataError, GraphError
 from mlcompute.graph import Graph
 from mlcompute.layers.loss import LossDescriptor, LossLayer
 from mlcompute.layers.objective import ObjectiveLayer
+from mlcompute.runtime.loss_function import minimize_result
 from mlcompute.tensor import Tensor
+from mlcompute.trainer.label_tensors import labels_of_function, labels_of_layer, relabel, takes_labels
 from mlcompute.trainer.output import Output
 from mlcompute.training import TrainingGraph
 
@@ -81,21 +83,20 @@ def several_losses(
         if name not in losses:
             found.append(Output(name, tensor))
             continue
-        target = Tensor(tensor.descriptor)
-        target.label = name
         weight = (weights or {}).get(name)
-        found.append(_with_loss(training, name, tensor, target, losses[name], weight))
+        found.append(_with_loss(training, graph, name, tensor, losses[name], weight))
     return found
 
 
 def _with_loss(
-    training: TrainingGraph, name: str, prediction: Tensor, target: Tensor, loss: Loss, weight: float | None
+    training: TrainingGraph, graph: Graph, name: str, prediction: Tensor, loss: Loss, weight: float | None
 ) -> Output:
     term = f"{name}_loss"
     if isinstance(loss, str) and loss in LOSSES:
         loss = LossLayer(LossDescriptor(LOSSES[loss], ReductionType.MEAN))
     if isinstance(loss, LossLayer):
         loss.label = term if weight is None else f"{name}_unweighted"
+        target = labels_of_layer(loss, prediction, name)
         result = training.node(loss, source=prediction, loss_labels=[target])
         if weight is not None:
             training.minimize(result, weight=weight, name=term)
@@ -105,13 +106,20 @@ def _with_loss(
             f"Trainer: the loss of '{name}' is {loss!r}",
             expected=f"a LossLayer, a function of tensors, or one of {', '.join(LOSSES)}",
         )
-    with training:
-        result = loss(prediction, target)
-    if not isinstance(result, Tensor):
-        given = type(result).__name__
-        raise TypeError(f"Trainer: the loss function of '{name}' must return a Tensor, not {given}")
-    training.minimize(result, weight=1.0 if weight is None else weight, name=term)
-    return Output(name, prediction, target)
+    function = loss
+
+    def place(*labels: Tensor) -> None:
+        with graph.undone_on_error(), training.undone_on_error(), training:
+            result = function(prediction, *labels)
+            minimize_result(f"Trainer: the loss function of '{name}'", training, result, term, weight)
+
+    if not takes_labels(function):
+        place()
+        return Output(name, prediction)
+    dense, indices = labels_of_function(place, lambda: training.nodes, prediction, name)
+    if indices is not None:
+        relabel(training.nodes, dense, indices)
+    return Output(name, prediction, indices or dense)
 
 
 def _labelled(graph: Graph, name: str, outputs: Mapping[str, Tensor] | None) -> Tensor:

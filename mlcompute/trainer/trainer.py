@@ -24,7 +24,7 @@ from mlcompute.runtime.session import session_of
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.callbacks.callback import Callback, expect_callback
 from mlcompute.trainer.class_weights import ClassWeight, class_numbers
-from mlcompute.trainer.data import Arrays, Batch, Data, data_from
+from mlcompute.trainer.data import Arrays, Batch, Data, data_from, weights_that_come
 from mlcompute.trainer.evaluation import Scores, check_evaluation, evaluate, predict
 from mlcompute.trainer.fitting import Fitting, Plan
 from mlcompute.trainer.history import History
@@ -254,9 +254,10 @@ class Trainer:
         steps_per_epoch   an epoch is so many steps: the next goes on where it ended, round after round through the
                       data, which may be endless
         sample_weight one number per sample, or per step (n, length), that multiplies its loss; a mean still divides by
-                      the number of samples or steps
+                      the number of samples or steps. Of several losses it is for all, or by output, {"box": weights}
         class_weight  a weight for every class, {class: weight} or in order, that multiplies the loss of its labels;
-                      "balanced": as often as a class is rarer than the others. Validation does not weigh
+                      "balanced": as often as a class is rarer than the others. Of several losses by output, {"digit":
+                      "balanced"}. Validation does not weigh
         shuffle_seed  the order of an epoch is a function of this seed and the epoch, nothing else; by default 0 in the
                       first `fit` of a trainer, 1 in the second and so on, so that each has orders of its own
         accumulate    so many batches make one step, with the gradient of all their samples together
@@ -274,17 +275,18 @@ class Trainer:
         last_batch = checked_choice(who, last_batch)
         if last_batch == "pad":
             expect_weights(who, self.model)
-        if sample_weight is not None or (isinstance(validation, tuple) and len(validation) == 3):
-            self.model.weigh_samples(sample_weight if sample_weight is not None else validation[2])
+        comes = weights_that_come(x) if sample_weight is None else sample_weight
+        if comes is not None or (isinstance(validation, tuple) and len(validation) == 3):
+            self.model.weigh_samples(comes if comes is not None else validation[2], who=who)
         if validation_split is not None and validation is not None:
             raise DataError(f"{who}: validation and validation_split were both given", fix="give one of them")
-        table = None
+        tables: dict[str, Array] = {}
         if class_weight is not None:
-            table = self.model.class_weights(who, class_weight, sample_weight, lambda: self._class_numbers(who, x, y))
-        data = data_from(who, replace(self.model.feed, class_weights=table), x, y, sample_weight)
+            tables = self.model.class_weights(who, class_weight, lambda name: self._class_numbers(who, x, y, name))
+        data = data_from(who, replace(self.model.feed, class_weights=tables), x, y, sample_weight)
         self.model.look_at(data)
         if validation_split is not None:
-            unweighed = data if table is None else data_from(who, self.model.feed, x, y, sample_weight)
+            unweighed = data if not tables else data_from(who, self.model.feed, x, y, sample_weight)
             if not isinstance(data, Arrays) or not isinstance(unweighed, Arrays):
                 raise DataError(f"{who}: validation_split needs arrays", fix="give validation=(x, y), or batches")
             data, validation = data.split(who, validation_split)[0], unweighed.split(who, validation_split)[1]
@@ -313,7 +315,7 @@ class Trainer:
             checkpoint=None if checkpoint is None else os.fspath(checkpoint),
             last_batch=last_batch,
             steps_per_epoch=steps_per_epoch,
-            class_weight=None if table is None else [float(weight) for weight in table],
+            class_weight=_plain(tables),
         )
         if last_batch == "smaller":
             expect_small_batches(who, self.model, data, size)
@@ -360,13 +362,11 @@ class Trainer:
             )
         return size
 
-    def _class_numbers(self, who: str, x: Any, y: Any) -> Array | None:
+    def _class_numbers(self, who: str, x: Any, y: Any, name: str) -> Array | None:
         """The integer class labels of all samples; None where only going through them tells."""
         data = data_from(who, self.model.feed, x, y)
-        if not isinstance(data, Arrays) or len(data.labels) != 1:
-            return None
-        (labels,) = data.labels
-        return class_numbers(labels, self.model.feed.class_axes.get(labels.name, 1))
+        found = [one for one in data.labels if one.name == name] if isinstance(data, Arrays) else []
+        return class_numbers(found[0], self.model.feed.class_axes.get(name, 1)) if found else None
 
     def _validation(self, given: Any, epochs: int) -> Data:
         if isinstance(given, (int, float)):
@@ -397,8 +397,9 @@ class Trainer:
 
         The numbers by name; `per_class["f1"]` has those of every class, `confusion_matrix` the counts.
         """
-        if sample_weight is not None:
-            self.model.weigh_samples(sample_weight)
+        comes = weights_that_come(x) if sample_weight is None else sample_weight
+        if comes is not None:
+            self.model.weigh_samples(comes, who="Trainer.evaluate")
         data = data_from("Trainer.evaluate", self.model.feed, x, y, sample_weight)
         self.model.look_at(data)
         data.check(1, batch_size)
@@ -526,6 +527,12 @@ class Trainer:
         evaluated  the weights in the file are those that validation uses; False: those being trained
         """
         self._running("save_when_settled").save_soon(os.fspath(path), evaluated)
+
+
+def _plain(tables: Mapping[str, Array]) -> list[float] | dict[str, list[float]] | None:
+    """Weights of classes as a file has them: those of the only labels without their name."""
+    found = {name: [float(weight) for weight in table] for name, table in tables.items()}
+    return found if len(found) > 1 else next(iter(found.values()), None)
 
 
 def _write(tensors: Sequence[Tensor], arrays: Sequence[Array]) -> None:

@@ -140,6 +140,7 @@ def test_losses_without_weights_are_not_filled_up(device: mlc.Device) -> None:
         labels = mlc.Tensor(shape=(16, 3))
         labels.label = name
         graph.loss(graph.dense(h, 3, name=f"head {name}"), labels)
+    graph.minimize((h**2).mean(), name="size")
     trainer = mlc.Trainer(graph, device=device)
     labels = {"one": Y, "two": Y}
     with pytest.raises(mlc.DataError, match=r"(?s)not every loss takes weights.*'drop'"):

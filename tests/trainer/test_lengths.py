@@ -89,7 +89,6 @@ def test_weights_per_step() -> None:
     assert np.isfinite(one.evaluate(X, TAGS)["loss"])
     batches = [(X[i][None], TAGS[i][None], weights[i][None]) for i in range(3)]
     two = tagger()
-    two.model.weigh_samples(np.empty((1, 5)))
     assert np.isfinite(two.fit(batches, verbose=0)["loss"][0])
 
 

@@ -1,0 +1,157 @@
+"""Losses by output and losses as functions: integer labels, weights of samples and classes, beside `minimize`."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mlcompute as mlc
+
+RNG = np.random.default_rng(2)
+X = RNG.standard_normal((12, 4)).astype(np.float32)
+KINDS, BOXES = RNG.integers(3, size=12), RNG.standard_normal((12, 2)).astype(np.float32)
+WEIGHTS = RNG.random(12).astype(np.float32)
+LABELS = {"kind": KINDS, "box": BOXES}
+
+
+def _graph(*heads: str) -> mlc.Graph:
+    mlc.Platform.set_rng_seed_to(1)
+    graph = mlc.Graph()
+    x = graph.input((6, 4), "x")
+    for name in heads or ("kind", "box"):
+        graph.dense(x, 3 if name == "kind" else 2, name=name)
+    return graph
+
+
+def _trainer(loss: Any, graph: mlc.Graph | None = None, **options: Any) -> mlc.Trainer:
+    options = {"optimizer": "sgd", "learning_rate": 0.1, "device": mlc.Device.cpu(), **options}
+    return mlc.Trainer(graph or _graph(), loss=loss, **options)
+
+
+def _theirs(by_kind: Any = None, weights: Any = None, steps: int = 4, extra: Any = None) -> list[float]:
+    """Losses of the same steps in PyTorch: cross entropy and squared error, weighed, divided by their number."""
+    graph = _graph()
+    ours = {name: torch.tensor(value, requires_grad=True) for name, value in mlc.to_state_dict(graph).items()}
+    losses = []
+    for step in range(steps):
+        rows = slice(0, 6) if step % 2 == 0 else slice(6, 12)
+        x, kinds, boxes = torch.tensor(X[rows]), torch.tensor(KINDS[rows]), torch.tensor(BOXES[rows])
+        one = torch.ones(6) if weights is None else torch.tensor(weights[rows])
+        kind = x @ ours["kind.weight"].T + ours["kind.bias"]
+        box = x @ ours["box.weight"].T + ours["box.bias"]
+        classes = one if by_kind is None else one * torch.tensor(by_kind)[kinds]
+        loss = (torch.nn.functional.cross_entropy(kind, kinds, reduction="none") * classes).mean()
+        loss = loss + ((box - boxes) ** 2 * one[:, None]).mean()
+        if extra is not None:
+            loss = loss + extra(ours)
+        gradients = torch.autograd.grad(loss, list(ours.values()))
+        with torch.no_grad():
+            for value, gradient in zip(ours.values(), gradients, strict=True):
+                value -= 0.1 * gradient
+        losses.append(loss.item())
+    return [sum(losses[i : i + 2]) / 2 for i in range(0, steps, 2)]
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "names": {"kind": "softmax_cross_entropy", "box": "mse"},
+    "functions": {"kind": lambda y, t: mlc.cross_entropy(y, t), "box": lambda y, t: (y - t) ** 2},
+    "per sample": {"kind": lambda y, t: -(t * y.log_softmax(-1)).sum(-1), "box": lambda y, t: ((y - t) ** 2).mean(-1)},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("weighed", ["nothing", "samples", "classes", "both"])
+def test_numbers_are_those_of_pytorch(form: str, weighed: str) -> None:
+    trainer = _trainer(FORMS[form])
+    kind = trainer.model.feed.labels["kind"].descriptor
+    assert (kind.shape == (6,)) is (form != "per sample")  # never one-hot where a cross entropy looks at them
+    options: dict[str, Any] = {"sample_weight": WEIGHTS} if weighed in ("samples", "both") else {}
+    if weighed in ("classes", "both"):
+        options["class_weight"] = {"kind": {0: 2.0, 1: 0.5}}
+    history = trainer.fit(X, LABELS, epochs=2, shuffle=False, verbose=0, **options)
+    by_kind = [2.0, 0.5, 1.0] if "class_weight" in options else None
+    expected = _theirs(by_kind, WEIGHTS if "sample_weight" in options else None)
+    np.testing.assert_allclose(history["loss"], expected, rtol=2e-5)
+
+
+def test_a_dense_label_takes_the_place_of_integers() -> None:
+    one_hot = np.eye(3, dtype=np.float32)[KINDS]
+    for form in ("names", "functions"):
+        trainer = _trainer(FORMS[form])
+        trainer.fit(X, LABELS, sample_weight=WEIGHTS, shuffle=False, verbose=0)
+        before = trainer.evaluate(X, LABELS, sample_weight=WEIGHTS)
+        scores = trainer.evaluate(X, {"kind": one_hot, "box": BOXES}, sample_weight=WEIGHTS)
+        np.testing.assert_allclose(list(scores.values()), list(before.values()), rtol=1e-5)
+        assert trainer.model.feed.labels["kind"].descriptor.shape == (6, 3)
+
+
+def test_weights_by_output_and_of_other_samples_are_1() -> None:
+    trainer = _trainer(FORMS["names"])
+    plain = trainer.evaluate(X, LABELS)
+    ones = trainer.evaluate(X, LABELS, sample_weight={"kind": np.full(12, 2.0)})
+    assert ones["kind_loss"] == pytest.approx(2 * plain["kind_loss"], rel=1e-5)
+    assert ones["box_loss"] == pytest.approx(plain["box_loss"], rel=1e-5)
+    with pytest.raises(mlc.DataError, match="there is no weight named 'kinds'"):
+        trainer.fit(X, LABELS, sample_weight={"kinds": WEIGHTS}, verbose=0)
+    with pytest.raises(mlc.DataError, match=r"class_weight of which output\?"):
+        trainer.fit(X, LABELS, class_weight={0: 2.0}, verbose=0)
+
+
+def test_a_loss_of_all_samples_cannot_be_weighed() -> None:
+    trainer = _trainer(lambda y, t: ((y - t) ** 2).mean(), _graph("box"))
+    with pytest.raises(mlc.DataError, match=r"weights need a loss for every sample, 'loss' .*\n.*\n.*leave the mean"):
+        trainer.fit(X, BOXES, sample_weight=WEIGHTS, verbose=0)
+    assert trainer.fit(X, BOXES, verbose=0)["loss"]  # and nothing has happened
+
+
+def test_beside_what_the_graph_minimises() -> None:
+    graph = _graph()
+    weights = graph.layer("kind").parameters["weights"].tensor
+    with graph:
+        graph.minimize((weights**2).sum(), weight=0.3, name="decay")
+    trainer = _trainer(FORMS["names"], graph)
+    history = trainer.fit(X, LABELS, epochs=2, shuffle=False, verbose=0, sample_weight=WEIGHTS)
+    expected = _theirs(None, WEIGHTS, extra=lambda ours: 0.3 * (ours["kind.weight"] ** 2).sum())
+    np.testing.assert_allclose(history["loss"], expected, rtol=2e-5)
+    assert {"decay", "kind_loss", "box_loss"} <= set(history.history)
+    with pytest.raises(mlc.GraphError, match=r"its own loss.*\n.*loss=\{name: loss\}"):
+        _trainer("mse", graph)
+
+
+def test_labels_in_the_form_a_function_takes() -> None:
+    graph = _graph("kind")
+    ignored = np.where(np.arange(12) % 3 == 0, -100, KINDS)
+    trainer = _trainer({"kind": lambda y, t: mlc.cross_entropy(y, t, ignore_index=-100)}, graph)
+    logits = trainer.predict(X)
+    expected = torch.nn.functional.cross_entropy(torch.tensor(logits[:6]), torch.tensor(ignored[:6]))
+    assert trainer.evaluate(X[:6], {"kind": ignored[:6]})["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    with pytest.raises(mlc.GraphError, match=r"adds layers to the graph(.|\n)*mlc.cross_entropy"):
+        _trainer(lambda y, t: graph.cross_entropy(y, t), graph)
+    assert len(graph.layers) == 1
+    assert _trainer({"kind": lambda y: y**2}, graph).fit(X, verbose=0)["loss"]  # without labels
+
+
+def test_short_batches_are_filled_where_functions_give_a_loss_per_sample() -> None:
+    trainer = _trainer(FORMS["per sample"])
+    history = trainer.fit(X[:8], {name: part[:8] for name, part in LABELS.items()}, last_batch="pad", verbose=0)
+    same = _trainer(FORMS["per sample"])
+    plain = same.fit(X[:8], {name: part[:8] for name, part in LABELS.items()}, verbose=0)
+    np.testing.assert_allclose(history["loss"], plain["loss"], rtol=1e-5)
+
+
+def test_weights_travel(tmp_path: Path) -> None:
+    trainer = _trainer(FORMS["per sample"])
+    trainer.fit(X, LABELS, sample_weight=WEIGHTS, verbose=0)
+    copied = copy.deepcopy(trainer)
+    mlc.save(tmp_path / "run.safetensors", trainer.training)
+    loaded: Any = mlc.load(tmp_path / "run.safetensors")
+    read = mlc.Trainer(loaded, outputs=None)
+    weights = dict.fromkeys(("kind", "box"), WEIGHTS)
+    expected = trainer.evaluate(X, LABELS, sample_weight=weights)["loss"]
+    assert copied.evaluate(X, LABELS, sample_weight=weights)["loss"] == expected
+    assert read.evaluate(X, LABELS, sample_weight=weights)["loss"] == expected
