@@ -120,7 +120,7 @@ if TYPE_CHECKING:
     from mlcompute.debug.gradients import GradientReport, check_gradients
     from mlcompute.generation import NextToken, generate
     from mlcompute.optimizers.lbfgs import LBFGS
-    from mlcompute.runs import Run
+    from mlcompute.runs import Evaluation, Run
     from mlcompute.saving import Checkpoint, RestoreReport, load, restore, save
     from mlcompute.saving.custom import register
     from mlcompute.saving.state_dict import from_state_dict, to_state_dict
@@ -162,6 +162,7 @@ __all__ = [
     "EmbeddingDescriptor",
     "EmbeddingLayer",
     "Error",
+    "Evaluation",
     "Execution",
     "ExecutionError",
     "ExecutionOptions",
@@ -292,6 +293,7 @@ _LATER = {
     "check_gradients": "mlcompute.debug.gradients",
     "Checkpoint": "mlcompute.saving",
     "RestoreReport": "mlcompute.saving",
+    "Evaluation": "mlcompute.runs",
     "Run": "mlcompute.runs",
     "from_state_dict": "mlcompute.saving.state_dict",
     "load": "mlcompute.saving",

@@ -22,6 +22,8 @@ from mlcompute.errors import Error
 #: One file per command: what it is called, what it does, in the order of the help.
 COMMANDS = {
     "train": "train a model and keep what it learned",
+    "runs": "list training runs, or compare some of them",
+    "report": "write the page about a run again, or one about several",
     "launch": "start a program on several processes that train together",
     "evaluate": "measure a trained model on data",
     "predict": "let a trained model answer, into a file",

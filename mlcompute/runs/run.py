@@ -19,6 +19,7 @@ from mlcompute.errors import DataError, FileError
 from mlcompute.runs.folders import BEST, EVALUATION, FACTS, LAST, REPORT, is_run, name_of, new_folder, number_of
 from mlcompute.runs.memory import peak_memory
 from mlcompute.trainer.callbacks.callback import Callback, Logs
+from mlcompute.trainer.history import History
 
 #: Raised when what stands in run.json changes its meaning.
 FORMAT = 1
@@ -117,6 +118,17 @@ class Run(Callback):
     def best(self) -> dict[str, float]:
         """Loss and metrics of the epoch with the lowest validation loss (or loss), and its number as "epoch"."""
         return _numbers(self.facts.get("best", {}))
+
+    def history(self) -> History:
+        """The curves of its last checkpoint; empty where there is none."""
+        from mlcompute.saving import Checkpoint
+
+        if not self.last.exists():
+            return History()
+        with Checkpoint(self.last) as checkpoint:
+            progress = checkpoint.progress
+            saved = progress.get("trainer") if isinstance(progress, dict) else None
+            return History.from_state(saved["history"], checkpoint.arrays) if saved else History()
 
     @property
     def last(self) -> Path:

@@ -69,8 +69,10 @@ def condensed(curve: Curve) -> list[Point]:
     return points
 
 
-def line_chart(title: str, lines: Sequence[Line], x_label: str, width: int = 540, height: int = 250) -> Chart:
-    """Curves over the same axis, with their names at the end of each or in a legend above."""
+def line_chart(
+    title: str, lines: Sequence[Line], x_label: str, width: int = 540, height: int = 250, legend: str = ""
+) -> Chart:
+    """Curves over the same axis, with their names above; `legend`: this text instead, where a table has the names."""
     right, top, bottom = 14, 34, 34
     drawn = [point for line in lines for point in line.points if math.isfinite(point.y)]
     lows, highs = [point.low for point in drawn] or [0.0], [point.high for point in drawn] or [1.0]
@@ -95,7 +97,9 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str, width: int = 540
         x = at(x_tick, least)[0]
         parts.append(f'<text class="tick" x="{x:.1f}" y="{height - bottom + 16}" text-anchor="middle">{x_tick}</text>')
     parts.append(f'<text class="tick" x="{width - right}" y="{height - 4}" text-anchor="end">{escape(x_label)}</text>')
-    parts += _legend(lines, left)
+    parts += (
+        [f'<text class="name" x="{left}" y="18">{escape(visible(legend))}</text>'] if legend else _legend(lines, left)
+    )
     for line in lines:
         parts += _drawn(line, at)
     lost = [point.x for line in lines for point in line.points if point.lost]

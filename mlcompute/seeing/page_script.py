@@ -28,16 +28,20 @@ SCRIPT = r"""
     return value === null ? 'not finite' : String(Number(value.toPrecision(4)));
   }
 
-  // Curves: the numbers at the pointer, or at the place the arrow keys have reached.
-  each('figure.plot', function (figure) {
-    var chart = data.charts[Number(figure.dataset.chart)];
-    var svg = figure.querySelector('svg'), cross = figure.querySelector('.cross');
-    var readout = figure.querySelector('.readout'), longest = chart.lines[0], place = -1;
-    chart.lines.forEach(function (line) { if (line.points.length > longest.points.length) longest = line; });
-    function mark(index) {
-      if (!longest.points.length) return;
-      place = Math.max(0, Math.min(longest.points.length - 1, index));
-      var at = longest.points[place];
+  // Curves: the numbers at the pointer, or at the place the arrow keys have reached. A live page replaces the picture.
+  var again = [];
+  function follow(figure) {
+    var index = Number(figure.dataset.chart), place = -1;
+    var readout = figure.querySelector('.readout');
+    function longest() {
+      return data.charts[index].lines.map(function (line) { return line.points; })
+        .reduce(function (a, b) { return b.length > a.length ? b : a; });
+    }
+    function mark(to) {
+      var points = longest(), chart = data.charts[index], cross = figure.querySelector('.cross');
+      if (!points.length) return;
+      place = Math.max(0, Math.min(points.length - 1, to));
+      var at = points[place];
       cross.setAttribute('x1', at[0]);
       cross.setAttribute('x2', at[0]);
       cross.setAttribute('visibility', 'visible');
@@ -53,20 +57,21 @@ SCRIPT = r"""
         readout.appendChild(make('b', short(near[2])));
       });
     }
-    svg.addEventListener('pointermove', function (event) {
-      var box = svg.getBoundingClientRect(), x = (event.clientX - box.left) / box.width * chart.width, best = 0;
-      longest.points.forEach(function (point, index) {
-        if (Math.abs(point[0] - x) < Math.abs(longest.points[best][0] - x)) best = index;
-      });
+    figure.addEventListener('pointermove', function (event) {
+      var box = figure.querySelector('svg').getBoundingClientRect(), points = longest(), best = 0;
+      var x = (event.clientX - box.left) / box.width * data.charts[index].width;
+      points.forEach(function (point, at) { if (Math.abs(point[0] - x) < Math.abs(points[best][0] - x)) best = at; });
       mark(best);
     });
     figure.addEventListener('keydown', function (event) {
       var by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (by === undefined && event.key !== 'Home' && event.key !== 'End') return;
       event.preventDefault();
-      mark(event.key === 'Home' ? 0 : event.key === 'End' ? longest.points.length - 1 : place + by);
+      mark(event.key === 'Home' ? 0 : event.key === 'End' ? longest().length - 1 : place + by);
     });
-  });
+    again[index] = function () { if (place >= 0) mark(place); };
+  }
+  each('figure.plot', follow);
 
   // Memory: which tensor lies there.
   var map = document.getElementById('arena');
@@ -147,5 +152,85 @@ SCRIPT = r"""
     }, { rootMargin: '-20% 0px -70% 0px' });
     each('section', function (section) { seen.observe(section); });
   }
-})();
+/*live*/})();
+"""
+
+#: What a page does in addition while a server tells it how training goes on: new pictures, and two buttons.
+LIVE = r"""
+  var state = document.getElementById('state'), lamp = document.getElementById('lamp'), source = null, over = false;
+  var buttons = ['save', 'stop'].map(function (name) { return document.getElementById(name); });
+  function say(text, kind) {
+    if (state.textContent !== text) state.textContent = text;
+    lamp.className = 'lamp ' + kind;
+  }
+  function enable(yes) { buttons.forEach(function (button) { button.disabled = !yes; }); }
+  // The server escapes what it sends as the report does; both are drawn by the same code.
+  function parse(html) {
+    var holder = document.createElement('template');
+    holder.innerHTML = html;
+    return holder.content;
+  }
+  function show_part(name, html) {
+    var part = document.querySelector('#' + name + ' .part');
+    if (!part) return;
+    var fresh = parse(html);
+    var before = part.querySelectorAll('figure.plot'), after = fresh.querySelectorAll('figure.plot');
+    if (!before.length || before.length !== after.length) {
+      part.replaceChildren(fresh);
+      again = [];
+      each('figure.plot', follow, part);
+      return;
+    }
+    Array.prototype.forEach.call(after, function (figure, index) {
+      before[index].querySelector('svg').replaceWith(figure.querySelector('svg'));
+      again[index]();
+    });
+    var was = part.querySelector('details'), now = fresh.querySelector('details');
+    if (was && now) {
+      now.open = was.open;
+      was.replaceWith(now);
+    }
+  }
+  function update(event) {
+    var news = JSON.parse(event.data);
+    say(news.state, news.kind);
+    document.getElementById('done').value = news.done;
+    if (news.title) document.title = news.title;
+    if (news.heading) document.getElementById('heading').replaceChildren(parse(news.heading));
+    if (news.figures) document.getElementById('figures').replaceChildren(parse(news.figures));
+    if (news.charts) data.charts = news.charts;
+    Object.keys(news.parts || {}).forEach(function (name) { show_part(name, news.parts[name]); });
+    over = news.over;
+    enable(!over && !news.stopping);
+    if (over && source) {
+      source.close();
+      source = null;
+    }
+  }
+  function connect() {
+    if (over || source) return;
+    source = new EventSource('events');
+    source.onmessage = update;
+    source.onerror = function () {
+      enable(false);
+      say('not connected: training has ended, or its program is gone; the page stays as it is', 'gone');
+    };
+  }
+  function send(name) {
+    return function () {
+      fetch(name, { method: 'POST', headers: { 'X-Requested-With': 'mlcompute' } }).then(function (answer) {
+        return answer.text();
+      }).then(function (text) { say(text, 'on'); }, function () { say('not connected', 'gone'); });
+      if (name === 'stop') enable(false);
+    };
+  }
+  buttons.forEach(function (button) { button.addEventListener('click', send(button.id)); });
+  // Nobody looks: nothing needs to be drawn.
+  document.addEventListener('visibilitychange', function () {
+    if (document.hidden && source) {
+      source.close();
+      source = null;
+    } else if (!document.hidden) connect();
+  });
+  connect();
 """

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlcompute.graph import Graph
+    from mlcompute.runs import Evaluation, Run
     from mlcompute.seeing.profile import GraphProfile
 
 
@@ -18,6 +19,8 @@ def report(
     profile: GraphProfile | None = None,
     *,
     title: str = "",
+    run: Run | None = None,
+    evaluation: Evaluation | None = None,
 ) -> Path:
     """Write one self-contained HTML page about a graph: its layers, memory, time, and how it learned. Gives the path.
 
@@ -26,17 +29,19 @@ def report(
              history); gradient norms per layer under a name with "grad" in it
     profile  what graph.profile(...) gave
     title    the heading; by default what kind of graph it is
+    run      the mlc.Run it belongs to: hyperparameters, data, versions, time and the memory of the process
+    evaluation  mlc.Evaluation.of(trainer, x, y): confusion matrix and the worst mistakes, as pictures where they are
 
     The page works offline, in light and dark; without JavaScript everything but pointing at things still works.
     Long graphs and long trainings are summed up: the page stays below a few hundred kilobytes.
     """
     from mlcompute.graph import Graph as GraphClass
     from mlcompute.seeing.files import write_text
-    from mlcompute.seeing.page import page_of
     from mlcompute.seeing.profile import GraphProfile as ProfileClass
+    from mlcompute.seeing.report_page import report_page
 
     if not isinstance(graph, GraphClass):
         raise TypeError(f"report: graph must be a Graph, not {type(graph).__name__}")
     if profile is not None and not isinstance(profile, ProfileClass):
         raise TypeError(f"report: profile must be what graph.profile() gives, not {type(profile).__name__}")
-    return write_text(Path(path), page_of(graph, history, profile, title), "report")
+    return write_text(Path(path), report_page(graph, history, profile, title, run, evaluation).html(), "report")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from mlcompute.seeing.charts import Line, condensed, line_chart, norm_map
+from mlcompute.seeing.charts import Chart, Line, condensed, line_chart, norm_map
 from mlcompute.seeing.diagram import Box, diagram_of
 from mlcompute.seeing.layers import LayerFacts
 from mlcompute.seeing.memory_map import memory_map
@@ -18,6 +18,7 @@ from mlcompute.seeing.units import duration, number, shape, size, visible
 
 if TYPE_CHECKING:
     from mlcompute.graph import Graph
+    from mlcompute.runs import Run
     from mlcompute.seeing.history import Curves
     from mlcompute.seeing.memory import MemoryTimeline
     from mlcompute.seeing.profile import GraphProfile
@@ -42,25 +43,39 @@ def learning_section(curves: Curves) -> Section:
     """Loss and metrics: every metric in a chart of its own, training and validation together."""
     joined: dict[str, list[Line]] = {}
     for name, curve in curves.epochs.items():
-        metric, who = _metric(name)
+        metric, who = metric_and_part(name)
         kind = "c1 dash" if who == "validation" else "c0"
         joined.setdefault(metric, []).append(Line(f"{who} {metric}".strip(), condensed(curve), kind))
     charts = [line_chart(metric, lines, "epoch") for metric, lines in joined.items() if metric not in _CONDITIONS]
     for name, curve in curves.steps.items():
         title = f"{name.replace('_', ' ')} per step"
         charts.append(line_chart(title, [Line(title, condensed(curve), "c0")], "step"))
-    charts += [line_chart(metric, lines, "epoch") for metric, lines in joined.items() if metric in _CONDITIONS]
+    charts += [
+        line_chart(metric, lines, "epoch")
+        for metric, lines in joined.items()
+        if metric in _CONDITIONS and _varies(lines)
+    ]
+    tables = _epoch_table(curves)
+    html = plots(charts) + tables
+    return Section("learning", "Learning", html, {"charts": [chart.data for chart in charts]})
+
+
+def plots(charts: Sequence[Chart]) -> str:
+    """Charts side by side, each with a line for the numbers under the pointer."""
     figures = "".join(
         f'<figure class="plot" tabindex="0" data-chart="{index}">{chart.svg}<figcaption class="readout">'
         f"&nbsp;</figcaption></figure>"
         for index, chart in enumerate(charts)
     )
-    tables = _epoch_table(curves)
-    html = f'<div class="plots">{figures}</div>{tables}'
-    return Section("learning", "Learning", html, {"charts": [chart.data for chart in charts]})
+    return f'<div class="plots">{figures}</div>'
 
 
-def _metric(name: str) -> tuple[str, str]:
+def _varies(lines: Sequence[Line]) -> bool:
+    """A rate that never changes needs no picture: it stands in the table."""
+    return any(point.y != line.points[0].y for line in lines for point in line.points)
+
+
+def metric_and_part(name: str) -> tuple[str, str]:
     """val_loss -> (loss, validation)."""
     for prefix in ("val_", "validation_"):
         if name.startswith(prefix):
@@ -138,7 +153,7 @@ def time_section(profile: GraphProfile) -> Section:
     return Section("time", "Time", html)
 
 
-def memory_section(timeline: MemoryTimeline, summary: Summary) -> Section:
+def memory_section(timeline: MemoryTimeline, summary: Summary, run: Run | None = None) -> Section:
     """Where every tensor lies, and when."""
     picture = memory_map(timeline)
     largest = sorted(timeline.tenants, key=lambda tenant: -tenant.nbytes)[:20]
@@ -174,7 +189,7 @@ def memory_section(timeline: MemoryTimeline, summary: Summary) -> Section:
     html = (
         f"<p class=lead>One arena of <b>{size(timeline.nbytes)}</b> holds every intermediate tensor of a step: height "
         "is address, time runs to the right. Tensors whose lifetimes do not meet share bytes."
-        f"{saved}{state}{hidden}</p>"
+        f"{saved}{state}{hidden}{_measured(run)}</p>"
         f'<div class="legend">{legend}</div>'
         f'<div class="map" id="arena" tabindex="0" role="group" aria-label="Memory over the steps of a run. '
         f'Arrow keys go from tensor to tensor.">{picture.svg}</div>'
@@ -183,6 +198,17 @@ def memory_section(timeline: MemoryTimeline, summary: Summary) -> Section:
         f"<details><summary>The largest tensors</summary><div class=wide>{table.html()}</div></details>"
     )
     return Section("memory", "Memory over a step", html, {"tensors": picture.data})
+
+
+def _measured(run: Run | None) -> str:
+    """What the process really took, beside what was planned for a step."""
+    peak = (run.facts.get("memory") or {}).get("process_peak") if run is not None else None
+    if not peak:
+        return ""
+    return (
+        f" The process that trained took <b>{size(peak)}</b> at most, as the system counted it: Python, its libraries, "
+        "the data and all programs together."
+    )
 
 
 def graph_section(graph: Graph, summary: Summary, profile: GraphProfile | None) -> Section:
@@ -241,23 +267,3 @@ def layers_section(summary: Summary) -> Section:
         kinds = f"<div class=wide>{Table(['kind', 'layers', 'parameters'], rows, frozenset({1, 2})).html()}</div>"
     html = f"{kinds}<div class=wide>{summary.table(MOST_ROWS).html()}</div><dl>{facts}</dl>"
     return Section("layers", "Layers", html)
-
-
-def key_figures(summary: Summary, curves: Curves, profile: GraphProfile | None) -> list[tuple[str, str, str]]:
-    """(what, number, remark): the first things one wants to know."""
-    figures = [("layers", f"{len(summary.layers):,}", "")]
-    figures.append(("parameters", f"{summary.parameters:,}", size(summary.parameter_bytes)))
-    if summary.device_memory is not None:
-        passes = f"; {size(summary.passes_memory)} where passes run one by one" if summary.passes_memory else ""
-        figures.append(("device memory", size(summary.device_memory), f"a step at batch {summary.batch_size}{passes}"))
-    if profile is not None:
-        rate = profile.batch_size / profile.step_time if profile.step_time else 0.0
-        figures.append(("time per run", duration(profile.step_time), f"{rate:,.0f} samples/s"))
-    for name in ("val_loss", "loss"):
-        curve = curves.epochs.get(name) or (curves.steps.get(name) if name == "loss" else None)
-        if curve is not None:
-            finite = list(filter(math.isfinite, curve.values))
-            best = f"best {number(min(finite))}" if finite else ""
-            figures.append(("validation loss" if name == "val_loss" else "loss", number(curve.values[-1]), best))
-            break
-    return figures

@@ -30,6 +30,14 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 9999.5 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
+def percent(share: float) -> str:
+    """0.98333 -> '98.3 %'; three digits where 100 % or 0 % would not be true."""
+    text = f"{100 * share:.1f}"
+    if (text == "100.0" and share < 1) or (text == "0.0" and share > 0):
+        text = f"{100 * share:.3g}" if share < 0.5 else f"{100 * share:.3f}"
+    return f"{text} %"
+
+
 def shape(extents: Iterable[int]) -> str:
     """(64, 3, 8, 8) -> '64x3x8x8'; a scalar is '1'."""
     return "x".join(map(str, extents)) or "1"

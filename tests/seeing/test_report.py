@@ -89,7 +89,7 @@ def test_everything_is_there_and_nothing_comes_from_elsewhere(tmp_path: Path) ->
     assert all(address.startswith(("#", "data:")) for address in page.addresses)
     assert {address[1:] for address in page.addresses if address.startswith("#")} <= set(page.ids)
     assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org)", text)
-    assert "<title>Ein &lt;b&gt;Versuch&lt;/b&gt;</title>" in text
+    assert " % · Ein &lt;b&gt;Versuch&lt;/b&gt;</title>" in text
     assert page.tags.count("script") == 2
     assert "default-src 'none'" in text
     assert f"{net.training.summary().parameters:,}" in text

@@ -1,0 +1,130 @@
+"""What a classifier gets right and wrong: the confusion matrix and its worst mistakes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlcompute.errors import DataError, FileError
+from mlcompute.seeing.png import picture_of
+
+if TYPE_CHECKING:
+    from mlcompute.trainer import Trainer
+
+#: Mistakes that are kept.
+MOST_MISTAKES = 24
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A sample that was taken for another class.
+
+    sample       its place among those evaluated      label, predicted  integer class labels
+    probability  the model's, of the class it predicted, and of the label
+    picture      a data: address where the sample is an image; else empty
+    """
+
+    sample: int
+    label: int
+    predicted: int
+    probability: float
+    label_probability: float
+    picture: str = ""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The confusion matrix of a classifier, and the samples it is most wrong about.
+
+    classes    names of the classes
+    confusion  [label][predicted] -> number of samples
+    mistakes   those with the least probability of their label first
+    """
+
+    classes: list[str]
+    confusion: list[list[int]]
+    mistakes: list[Mistake]
+
+    @classmethod
+    def of(cls, trainer: Trainer, x: Any, y: Any, classes: Sequence[str] | None = None) -> Evaluation | None:
+        """Of a trained classifier on samples x with integer class labels y; None where labels are no classes."""
+        labels = np.asarray(y)
+        if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels) or labels.min() < 0:
+            return None
+        predicted = trainer.predict(x)
+        if not isinstance(predicted, np.ndarray) or predicted.ndim > 2 or len(predicted) != len(labels):
+            return None
+        probabilities = _probabilities(predicted.astype(np.float64), trainer.model.is_on_logits)
+        if labels.max() >= probabilities.shape[1]:
+            return None
+        return cls.from_probabilities(probabilities, labels, x, classes)
+
+    @classmethod
+    def from_probabilities(
+        cls, probabilities: Any, labels: Any, x: Any = None, classes: Sequence[str] | None = None
+    ) -> Evaluation:
+        """Of probabilities (n, classes) and integer class labels (n,); x has the samples, for pictures."""
+        count = probabilities.shape[1]
+        if classes is not None and len(classes) != count:
+            raise DataError(f"Evaluation: {len(classes)} names for {count} classes", fix="give a name for every class")
+        guesses = probabilities.argmax(axis=1)
+        confusion = np.zeros((count, count), np.int64)
+        np.add.at(confusion, (labels, guesses), 1)
+        wrong = np.flatnonzero(guesses != labels)
+        worst = wrong[np.argsort(probabilities[wrong, labels[wrong]], kind="stable")][:MOST_MISTAKES]
+        samples = x if isinstance(x, np.ndarray) else None
+        mistakes = [
+            Mistake(
+                int(at),
+                int(labels[at]),
+                int(guesses[at]),
+                round(float(probabilities[at, guesses[at]]), 4),
+                round(float(probabilities[at, labels[at]]), 4),
+                picture_of(samples[at]) if samples is not None else "",
+            )
+            for at in worst
+        ]
+        names = [str(name) for name in classes] if classes is not None else [str(index) for index in range(count)]
+        return cls(names, confusion.tolist(), mistakes)
+
+    @property
+    def samples(self) -> int:
+        """How many were evaluated."""
+        return sum(map(sum, self.confusion))
+
+    @property
+    def accuracy(self) -> float:
+        """The share of samples whose class was predicted."""
+        return sum(row[index] for index, row in enumerate(self.confusion)) / max(1, self.samples)
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON."""
+        from mlcompute.seeing.files import write_text
+
+        write_text(Path(path), json.dumps(asdict(self)), "Evaluation.save")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Evaluation:
+        """What `save` wrote."""
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls(found["classes"], found["confusion"], [Mistake(**one) for one in found["mistakes"]])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise FileError(f"{path}: cannot be read: {error}", fix="remove it, and train or evaluate again") from error
+
+
+def _probabilities(predicted: Any, is_on_logits: bool) -> Any:
+    """(n, classes): as they are where they are probabilities already, else the softmax; yes and no are two classes."""
+    if predicted.ndim == 1 or predicted.shape[1] == 1:
+        yes = predicted.reshape(-1)
+        yes = 1 / (1 + np.exp(-np.clip(yes, -700, 700))) if is_on_logits else np.clip(yes, 0, 1)
+        return np.stack([1 - yes, yes], axis=1)
+    if (predicted >= 0).all() and np.allclose(predicted.sum(axis=1), 1, atol=1e-3):
+        return predicted
+    scaled = np.exp(predicted - predicted.max(axis=1, keepdims=True))
+    return scaled / scaled.sum(axis=1, keepdims=True)

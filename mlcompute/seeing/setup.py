@@ -1,0 +1,63 @@
+"""A part of a report: what was run. Hyperparameters, data, versions; of several runs side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from mlcompute.seeing.sections import Section
+from mlcompute.seeing.units import number, visible
+
+if TYPE_CHECKING:
+    from mlcompute.runs import Run
+
+
+def setup_section(runs: Sequence[Run]) -> Section:
+    """A column per run; what differs between them stands out."""
+    groups = {
+        "Hyperparameters": [run.parameters for run in runs],
+        "Data": [run.facts.get("data", {}) for run in runs],
+        "Run": [_circumstances(run) for run in runs],
+        "Versions": [run.facts.get("versions", {}) for run in runs],
+    }
+    tables = "".join(_table(title, columns, runs) for title, columns in groups.items() if any(columns))
+    return Section("setup", "Setup", f'<div class="{"setup" if len(runs) == 1 else "setup many"}">{tables}</div>')
+
+
+def _circumstances(run: Run) -> dict[str, Any]:
+    facts = run.facts
+    known = {
+        "status": f"{run.status}: {facts['reason']}" if facts.get("reason") else run.status,
+        "started": str(facts.get("started") or "").replace("T", " ")[:19],
+        "device": facts.get("device"),
+        "random seed": facts.get("seed"),
+        "folder": str(run.folder),
+        "command": facts.get("command"),
+    }
+    return {name: value for name, value in known.items() if value not in (None, "")}
+
+
+def _table(title: str, columns: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> str:
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = []
+    for name in names:
+        cells = [value_text(column.get(name)) for column in columns]
+        differs = len(set(cells)) > 1
+        shown = "".join(f"<td>{escape(visible(cell))}</td>" for cell in cells)
+        rows.append(
+            f'<tr{" class=differs" if differs else ""}><th scope="row">{escape(visible(name))}</th>{shown}</tr>'
+        )
+    heads = "".join(f'<th scope="col">{escape(visible(run.folder.name))}</th>' for run in runs)
+    head = f'<thead><tr><th scope="col"></th>{heads}</tr></thead>' if len(runs) > 1 else ""
+    return f"<div><h3>{title}</h3><div class=wide><table>{head}<tbody>{''.join(rows)}</tbody></table></div></div>"
+
+
+def value_text(value: Any) -> str:
+    """A fact in a cell."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value if isinstance(value, str) else json.dumps(value)
+    return f"{value:,}" if isinstance(value, int) else number(value)
