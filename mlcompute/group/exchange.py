@@ -99,6 +99,10 @@ class Exchange(ABC):
         """Return when all processes have called it."""
         self.gather_bytes(Kind.BARRIER, b"")
 
+    def share(self, nbytes: int) -> list[Array] | None:
+        """Memory that all processes read and write, a part of so many bytes made by each; None where there is none."""
+        return None
+
     @abstractmethod
     def abort(self, message: str) -> None:
         """Let the others fail with this message, at once where they wait and else in their next call."""
@@ -132,6 +136,9 @@ class Alone(Exchange):
 
     def broadcast(self, kind: Kind, array: Array, root: int = 0) -> None:
         return
+
+    def share(self, nbytes: int) -> list[Array]:
+        return [np.zeros(nbytes, np.uint8)]
 
     def abort(self, message: str) -> None:
         return

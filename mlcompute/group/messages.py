@@ -15,6 +15,7 @@ import numpy as np
 
 from mlcompute.errors import ProcessError
 from mlcompute.group.exchange import Array, Exchange, Kind
+from mlcompute.group.shared_memory import share
 
 #: Marks a message of this protocol; another number is another version of it.
 _MAGIC = 0x6D6C6331
@@ -107,6 +108,9 @@ class MessageExchange(Exchange):
         nothing = np.empty(0, np.uint8)
         sends = [array if self.rank == root else nothing] * self.size
         self._transfer(kind, sends, lambda peer, nbytes: array if peer == root else nothing)
+
+    def share(self, nbytes: int) -> list[Array] | None:
+        return share(self, nbytes) if self.size > 1 else [np.zeros(nbytes, np.uint8)]
 
     # The protocol ---------------------------------------------------------------------------------------------------
 

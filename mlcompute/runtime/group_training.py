@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,25 +23,27 @@ from mlcompute.compiler.update import is_elementwise
 from mlcompute.enums import ExecutionOptions
 from mlcompute.group.exchange import Kind
 from mlcompute.group.group import Group
-from mlcompute.group.slices import Node, cut, nodes_of, parent_of, tree_sum
+from mlcompute.group.slices import Node, cut, parent_of
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.group_results import GroupResults
 from mlcompute.runtime.inputs import InputData, resolved
+from mlcompute.runtime.lane_exchange import LaneExchange, Sums, gather_shards
 from mlcompute.runtime.lanes import Entry, make_lanes
 from mlcompute.runtime.passes import Passes
 from mlcompute.runtime.run import Call, Run
 from mlcompute.runtime.run_specification import InputSlot, RunSpecification
-from mlcompute.runtime.shard_update import ShardUpdate, gather_shards
+from mlcompute.runtime.shard_update import ShardUpdate
 from mlcompute.runtime.storage import Storage
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
     from mlcompute.runtime.compiled_graph import CompiledGraph
+    from mlcompute.runtime.optimizer_state import OptimizerState
     from mlcompute.runtime.session import Session
 
 _SYNCHRONOUS = ExecutionOptions.SYNCHRONOUS
-#: Sums over some slices, one array per lane.
-Sums = list[Array]
+#: (which elements of a tensor, their values)
+Pieces = Sequence[tuple[slice, Array]]
 
 
 class Part(NamedTuple):
@@ -86,7 +88,7 @@ class GroupTraining:
         self.has_begun = False
         self.statistics = [t for t in dict.fromkeys(self.program.writes) if t.descriptor.data_type.is_floating]
         self.losses = [t for t in dict.fromkeys(self.request.minimised) if t in self.program.values]
-        self._whole_slots: dict[tuple[Program, int, tuple[str, ...]], list[InputSlot]] = {}
+        self._whole_batches: dict[tuple[RunSpecification, int], RunSpecification] = {}
         #: What own slices have left that waits for the update.
         self._pending: dict[int, Sums] = {}
         self._spare: list[Sums] = []
@@ -102,7 +104,13 @@ class GroupTraining:
         whole = optimizer is not None and not is_elementwise(optimizer, self.request.groups.values())
         blocks = optimizer is not None and bool(norm_names(optimizer))
         self.lanes = make_lanes(tensors, group.size, group.rank, whole=whole, blocks=blocks)
-        self._work = [np.zeros(lane.length, lane.dtype) for lane in self.lanes]
+        self.shared = LaneExchange(group, self.lanes)
+        first, last = group.slices_of(group.rank)
+        # The only slice leaves its gradients where the others look for them.
+        own = self.shared.memory.get(first)
+        self._work = (
+            own if own is not None and last - first == 1 else [np.zeros_like(lane.values) for lane in self.lanes]
+        )
         #: Tensor -> where a slice leaves its gradient, statistic or loss.
         self._left = {
             entry.tensor: _shown(array, entry)
@@ -110,28 +118,32 @@ class GroupTraining:
             for entry in lane.entries
         }
         self.storages = {tensor: Storage(memory, is_callers=True) for tensor, memory in self._left.items()}
-        self._root: Node = (0, group.slices)
-        self._nodes = [nodes_of(group.slices_of(rank), self._root) for rank in range(group.size)]
-        self._received = [
-            [np.empty((len(nodes), len(lane.reduced)), lane.dtype) for nodes in self._nodes] for lane in self.lanes
+        #: (a tensor, its role, and where its new values lie)
+        self._news = [
+            (entry, self.shared.pieces(index, entry)) for index, lane in enumerate(self.lanes) for entry in lane.entries
         ]
+        self._parts: dict[int, list[Part]] = {}
+        self._targets: list[tuple[Array, Array]] = []
+        self._targets_at = -1
         self._pending, self._spare = {}, []
         self.update = ShardUpdate(self.session, self.compiled, self.exchange, self.lanes)
 
     @property
     def nbytes(self) -> int:
         """Bytes of what is exchanged: sums of slices, new values, and what is received."""
-        own = max(1, len(self._nodes[self.group.rank])) + 3
-        received = sum(array.nbytes for arrays in self._received for array in arrays)
-        return sum(own * lane.values.nbytes for lane in self.lanes) + received
+        return self.shared.nbytes + sum(2 * lane.values.nbytes for lane in self.lanes)
 
     # The passes of own slices ---------------------------------------------------------------------------------------
 
     def parts(self, batch: int) -> list[Part]:
         """The slices of a batch that this process runs. A short batch may leave some empty."""
-        first, last = self.group.slices_of(self.group.rank)
-        slices = cut(batch, self.group.slices)
-        return [Part(n, a, b, (b - a) / batch) for n, (a, b) in enumerate(slices) if first <= n < last and b > a]
+        found = self._parts.get(batch)
+        if found is None:
+            first, last = self.group.slices_of(self.group.rank)
+            slices = cut(batch, self.group.slices)
+            found = [Part(n, a, b, (b - a) / batch) for n, (a, b) in enumerate(slices) if first <= n < last and b > a]
+            self._parts[batch] = found
+        return found
 
     def run_passes(
         self,
@@ -158,7 +170,7 @@ class GroupTraining:
         # The only slice of a step that is exchanged at once need not be put aside.
         is_only = style == "slice" and len(self.parts(batch)) == 1
         if not goes_on:
-            self._spare += [arrays for arrays in self._pending.values() if arrays is not self._work]
+            self._release(self._pending.values())
             self._pending = {}
         whole: dict[Tensor, Array] | None = None
         sizes = session.sizes_of(data)
@@ -200,11 +212,11 @@ class GroupTraining:
         self, specification: RunSpecification, call: Call, batch: int, data: Mapping[Tensor, Any]
     ) -> dict[Tensor, Array]:
         """The data of the whole batch, as arrays."""
-        key = (specification.program, batch, specification.phases)
-        slots = self._whole_slots.get(key)
-        if slots is None:
+        key = (specification, batch)
+        asked = self._whole_batches.get(key)
+        if asked is None:
             full = self.request.batch_size
-            slots = self._whole_slots[key] = [
+            slots = [
                 InputSlot(
                     tensor,
                     WholeBatch(value, per_sample * batch),  # type: ignore[arg-type]
@@ -214,9 +226,9 @@ class GroupTraining:
                 )
                 for tensor, value, descriptor, _, per_sample in specification.inputs
             ]
-        asked = dataclasses.replace(specification, inputs=slots)
+            asked = self._whole_batches[key] = dataclasses.replace(specification, inputs=slots)
         arrays = resolved(self.session.collect_inputs(asked, data, call.method, copies=False))
-        return {slot.tensor: arrays[slot.value] for slot in slots}
+        return {slot.tensor: arrays[slot.value] for slot in asked.inputs}
 
     def _take_values(self, number: int, run: Run, program: Program) -> None:
         """What a slice's forward pass has left: its part of losses and statistics, and outputs."""
@@ -235,12 +247,20 @@ class GroupTraining:
         if sums is None and is_only:
             self._pending[number] = self._work  # nothing will overwrite it before the exchange
         elif sums is None:
-            sums = self._pending[number] = self._spare.pop() if self._spare else [np.empty_like(a) for a in self._work]
+            sums = self.shared.memory.get(number)
+            if sums is None or sums is self._work:
+                sums = self._spare.pop() if self._spare else [np.empty_like(array) for array in self._work]
+            self._pending[number] = sums
             for mine, left in zip(sums, self._work, strict=True):
                 np.copyto(mine, left)
         else:
             for mine, left in zip(sums, self._work, strict=True):
                 np.add(mine, left, out=mine)
+
+    def _release(self, sums: Iterable[Sums]) -> None:
+        """Memory that may hold other sums."""
+        lasting = [self._work, *self.shared.memory.values()]
+        self._spare += [arrays for arrays in sums if all(arrays is not one for one in lasting)]
 
     def store(self, storage: Storage, values: Array) -> None:
         """New values of a parameter or statistic, from the host."""
@@ -248,6 +268,37 @@ class GroupTraining:
             np.copyto(storage.memory(), values, casting="same_kind")  # programs work in this very memory
         else:
             storage.write(values)
+
+    def _take(self, state: OptimizerState | None, *, is_whole_step: bool) -> None:
+        """New values of parameters and statistics, from where the exchange has left them."""
+        if self.compiled.shares_memory and not self.compiled.crosses_devices and state is not None and is_whole_step:
+            if self._targets_at != Storage.changes:
+                self._targets = self._find_targets()
+                self._targets_at = Storage.changes
+            for memory, values in self._targets:
+                np.copyto(memory, values, casting="same_kind")
+            return
+        for entry, pieces in self._news:
+            storage = entry.tensor.storage
+            is_new = state is not None if entry.role == "parameter" else is_whole_step
+            if entry.role != "loss" and storage is not None and is_new:
+                self.store(storage, _together(pieces, entry))
+
+    def _find_targets(self) -> list[tuple[Array, Array]]:
+        """(memory of parameters and statistics, their new values) pairs; programs work in this very memory."""
+        found: list[tuple[Array, Array]] = []
+        for entry, pieces in self._news:
+            storage = entry.tensor.storage
+            if entry.role == "loss" or storage is None:
+                continue
+            memory = storage.memory().view()
+            for inner, values in pieces:
+                if len(pieces) == 1:
+                    found.append((memory, values.reshape(entry.shape)))
+                else:
+                    memory.shape = (-1,)  # never a copy: fails where the memory is not contiguous
+                    found.append((memory[inner], values))
+        return found
 
     def store_statistics(self, values: Mapping[Tensor, Array]) -> None:
         """Statistics over the whole batch."""
@@ -271,19 +322,16 @@ class GroupTraining:
             start = max(first, lane.updated)
             if start < last:
                 lane.values[start:last] = lane.reduced[start - first :]
-            if state is not None or lane.updated < lane.length:
-                gather_shards(self.exchange, Kind.PARAMETERS, lane, lane.values)
+        self.shared.gather(Kind.PARAMETERS)
         if self.session.elastic:
             self._replica = self.update.gather_states()
             self.results.gather_rows()
         # Everything has arrived: from here on nothing can fail, and the step counts.
-        for lane in self.lanes:
-            for entry in lane.entries:
-                values, storage = _shown(lane.values, entry), entry.tensor.storage
-                if entry.role == "loss" and is_whole_step:
-                    self.results.losses[entry.tensor] = values.copy()
-                elif storage is not None and (state is not None if entry.role == "parameter" else is_whole_step):
-                    self.store(storage, values)
+        if is_whole_step:
+            for entry, pieces in self._news:
+                if entry.role == "loss":
+                    self.results.losses[entry.tensor] = _together(pieces, entry)
+        self._take(state, is_whole_step=is_whole_step)
         if state is not None:
             state.advance()
             self.update.stored()
@@ -301,14 +349,14 @@ class GroupTraining:
         """Sums of the own nodes of the tree; what was pending is used up."""
         rank, sums = self.group.rank, dict[Node, Sums]()
         first, last = self.group.slices_of(rank)
-        own = set(self._nodes[rank])
+        own = set(self.shared.nodes[rank])
         for number in range(first, last):
             node: Node = (number, number + 1)
             arrays = self._pending.pop(number, None)
             if arrays is None:  # fewer samples than slices
                 arrays = [np.zeros_like(work) for work in self._work]
             while node not in own:
-                found = parent_of(node, self._root)
+                found = parent_of(node, self.shared.root)
                 assert found is not None
                 parent, left = found
                 if node == left:
@@ -316,28 +364,15 @@ class GroupTraining:
                 before = sums.pop(left)
                 for total, added in zip(before, arrays, strict=True):
                     np.add(total, added, out=total)
-                self._spare.append(arrays)
+                self._release([arrays])
                 node, arrays = parent, before
             sums[node] = arrays
         return sums
 
     def _exchange_sums(self, sums: dict[Node, Sums], kind: Kind = Kind.STEP) -> None:
         """Everybody's sums of the own shard, added along the tree into `reduced`."""
-        rank, size = self.group.rank, self.group.size
-        nodes = self._nodes[rank]
-        for index, lane in enumerate(self.lanes):
-            mine = [sums[node][index] for node in nodes]
-            received = self._received[index]
-            sends = [_joined([lane.part(one, peer) for one in mine], lane.dtype) for peer in range(size)]
-            words = self.exchange.alltoall(kind, sends, received, same=self.batch, word=self.signal)
-            if index == 0:
-                self.signals = words
-            parts = dict(zip(nodes, [lane.part(one, rank) for one in mine], strict=True))
-            for peer in range(size):
-                if peer != rank:
-                    parts.update(zip(self._nodes[peer], received[peer], strict=True))
-            tree_sum(parts, self._root, lane.reduced)
-        self._spare += [arrays for arrays in sums.values() if arrays is not self._work]
+        self.signals = self.shared.reduce(sums, kind, self.batch, self.signal)
+        self._release(sums.values())
 
     # Going on without others ----------------------------------------------------------------------------------------
 
@@ -436,5 +471,6 @@ def _shown(array: Array, entry: Entry) -> Array:
     return array[entry.start : entry.stop].reshape(entry.shape)
 
 
-def _joined(parts: Sequence[Array], dtype: np.dtype[Any]) -> Array:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, dtype)
+def _together(pieces: Pieces, entry: Entry) -> Array:
+    """All of a tensor's new values, in memory of their own."""
+    return np.concatenate([values for _, values in pieces]).reshape(entry.shape)

@@ -66,7 +66,7 @@ class Lane:
     entries   parameters first, then statistics and losses
     updated   where the parameters end
     bounds    where each process's shard begins; one more for the end
-    values    the newest values of all entries
+    values    the newest values of all entries, as far as they are known here (lane_exchange.py)
     reduced   sums over all slices, of this process's shard
     """
 
@@ -95,7 +95,6 @@ class Lane:
             starts = [*(entry.start for entry in self.entries), self.length]
             inner = [min(starts, key=lambda start: abs(start - bound)) for bound in self.bounds[1:-1]]
             self.bounds = [0, *inner, self.length]
-        self.values = np.zeros(self.length, self.dtype)
         first, last = self.shard(rank)
         self.reduced = np.zeros(last - first, self.dtype)
 

@@ -29,7 +29,9 @@ class ShardUpdate:
 
     def __init__(self, session: Session, compiled: CompiledGraph, exchange: Exchange, lanes: list[Lane]) -> None:
         self._session, self._compiled, self._exchange, self._lanes = session, compiled, exchange, lanes
-        self._place = {entry.tensor: (lane, entry) for lane in lanes for entry in lane.entries}
+        self._parameters = [entry.tensor for lane in lanes for entry in lane.entries if entry.role == "parameter"]
+        #: State of parameters that stands for the parts of all processes.
+        self._adopted: dict[Tensor, list[Storage]] = {}
         self._pieces: dict[Tensor, tuple[Lane, Piece]] = {}
         self._gradients: dict[Tensor, Storage] = {}
         self._states: dict[Tensor, list[Storage]] = {}
@@ -92,15 +94,18 @@ class ShardUpdate:
 
         Looked at before every update: state that was restored or bound in between is another object.
         """
-        for tensor, (_, entry) in self._place.items():
-            if entry.role != "parameter":
-                continue
+        for tensor in self._parameters:
             buffers = state.of(tensor)
-            if all(isinstance(one, ShardedState) and one.belongs_to(self) for one in buffers):
+            if buffers is self._adopted.get(tensor):
                 continue
             for number, buffer in enumerate(buffers):
                 self.set_state(tensor, number, buffer.array())
-            state.replace(tensor, [ShardedState(self, tensor, number, one) for number, one in enumerate(buffers)])
+            self._adopt(state, tensor, buffers)
+
+    def _adopt(self, state: OptimizerState, tensor: Tensor, buffers: list[Storage]) -> None:
+        sharded: list[Storage] = [ShardedState(self, tensor, number, one) for number, one in enumerate(buffers)]
+        self._adopted[tensor] = sharded
+        state.replace(tensor, sharded)
 
     def set_state(self, owner: Tensor, number: int, values: Array) -> None:
         """New values of one state of a parameter, of which the own part is kept."""
@@ -158,7 +163,7 @@ class ShardUpdate:
         for tensor, arrays in states.items():
             for number, values in enumerate(arrays):
                 self.set_state(tensor, number, values)
-            state.replace(tensor, [ShardedState(self, tensor, n, one) for n, one in enumerate(state.of(tensor))])
+            self._adopt(state, tensor, state.of(tensor))
 
     @property
     def nbytes(self) -> int:
@@ -250,10 +255,3 @@ class ShardUpdate:
         )
         norms = dict.fromkeys(names, 0.0) | {group_norm(group): math.sqrt(sq) for group, sq in grouped.items()}
         return norms | ({GLOBAL_NORM: math.sqrt(total)} if GLOBAL_NORM in norms else {})
-
-
-def gather_shards(exchange: Exchange, kind: Kind, lane: Lane, array: Array) -> None:
-    """The shards of all processes, each in its place in an array as long as the lane."""
-    size, rank = exchange.size, exchange.rank
-    if size > 1:
-        exchange.allgather(kind, lane.part(array, rank), [lane.part(array, peer) for peer in range(size)])

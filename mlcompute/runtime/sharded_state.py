@@ -29,10 +29,6 @@ class ShardedState(Storage):
         super().__init__(memory, is_callers=like.is_callers)
         self._shards, self._tensor, self._number = shards, tensor, number
 
-    def belongs_to(self, shards: ShardUpdate) -> bool:
-        """Are these the processes that have the parts?"""
-        return self._shards is shards
-
     def array(self) -> Array:
         values = self._shards.whole_state(self._tensor, self._number)
         if not self.is_callers:
