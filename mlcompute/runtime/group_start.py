@@ -59,8 +59,7 @@ def _without_samples(request: Request) -> set[Tensor]:
 
 
 def begin_together(training: GroupTraining) -> None:
-    """Compare the graphs, then take parameters, statistics, optimizer state and random numbers from rank 0."""
-    _compare(training)
+    """Take parameters, statistics, optimizer state and random numbers from rank 0."""
     session, exchange = training.session, training.exchange
     if exchange.size == 1:
         return
@@ -107,7 +106,8 @@ def _description(training: GroupTraining) -> list[tuple[str, str]]:
     return rows
 
 
-def _compare(training: GroupTraining) -> None:
+def compare(training: GroupTraining) -> None:
+    """Refuse graphs that are not the same on all processes."""
     mine = _description(training)
     gathered = training.exchange.gather_bytes(Kind.COMPILE, json.dumps(mine).encode())
     if len(set(gathered)) == 1:

@@ -26,6 +26,7 @@ from mlcompute.group.group import Group
 from mlcompute.group.slices import Node, cut, parent_of
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.group_results import GroupResults
+from mlcompute.runtime.group_start import compare
 from mlcompute.runtime.inputs import InputData, resolved
 from mlcompute.runtime.lane_exchange import LaneExchange, Sums, gather_shards
 from mlcompute.runtime.lanes import Entry, make_lanes
@@ -93,6 +94,7 @@ class GroupTraining:
         self._pending: dict[int, Sums] = {}
         self._spare: list[Sums] = []
         self.results = GroupResults(self)
+        compare(self)
         self.share_out()
 
     def share_out(self) -> None:

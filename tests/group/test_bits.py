@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
+from mlcompute.group import shared_memory
 from tests.group.threads import BATCH, T, X, network, parameters, run_group, same, train, two_losses
 
 CASES = {
@@ -208,3 +209,21 @@ def test_several_losses_of_different_kinds():
     for other in run_group(3, work):
         assert other[:2] == one[:2]
         assert all(np.array_equal(a, b) for a, b in zip(other[2], one[2], strict=True))
+
+
+@pytest.mark.parametrize("slices", [3, 8])
+def test_messages_and_shared_memory_give_the_same_bits(monkeypatch, slices):
+    shared = run_group(3, train, slices=slices)
+    monkeypatch.setenv("MLCOMPUTE_SHARED_MEMORY", "0")
+    sent = run_group(3, train, slices=slices)
+    assert all(same(one, other) for one, other in zip(shared, sent, strict=True))
+
+
+def test_memory_is_shared_by_all_processes_or_by_none(monkeypatch):
+    parts = run_group(3, lambda group: group.exchange.share(10 * (1 + group.rank)))
+    parts[1][2][:] = 7
+    assert [part.nbytes for part in parts[0]] == [10, 20, 30]
+    assert parts[0][2].tolist() == [7] * 30
+    made = shared_memory._made
+    monkeypatch.setattr(shared_memory, "_made", lambda nbytes: None if nbytes == 20 else made(nbytes))
+    assert run_group(3, lambda group: group.exchange.share(10 * (1 + group.rank))) == [None] * 3
