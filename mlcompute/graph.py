@@ -20,6 +20,7 @@ from mlcompute.building import (
     losses,
     normalizing,
     ordering,
+    predicting,
     random,
     recurrent,
     sequences,
@@ -117,6 +118,8 @@ class Graph:
         self._inputs: list[Tensor] = []
         #: The names that builders have given.
         self.layer_names = builder.LayerNames()
+        #: What `predict` has compiled, by what was asked for.
+        self.predictors = predicting.Predictors()
 
     def __copy__(self) -> Self:
         """Another graph over the same layers and weights: layers added to one are not in the other."""
@@ -357,6 +360,7 @@ class Graph:
     __call__ = applying.apply
     input = builder.input
     parameter = builder.parameter
+    predict = predicting.predict
     layer = builder.layer
     convolution = images.convolution
     depthwise_convolution = images.depthwise_convolution

@@ -219,7 +219,7 @@ def test_refusals() -> None:
     for wrong, error, says in (
         (lambda: graph(REAL), TypeError, "needs Tensors of a graph, not ndarray"),
         (lambda: graph(x, x), mlc.GraphError, "2 tensors were given for 1 inputs"),
-        (lambda: graph(x, outputs=x), mlc.GraphError, "is computed by no layer of the graph"),
+        (lambda: graph(x, outputs=x), mlc.GraphError, "there is no output Tensor"),
         (lambda: mlc.Graph()(x), mlc.GraphError, "no layers to apply"),
         (lambda: graph(mlc.Tensor(shape=(8, 4))), mlc.GraphError, "belongs to no graph"),
         (lambda: graph(graph.input((8, 5), "wide")), mlc.ShapeError, "input_feature_channel_count is 4"),

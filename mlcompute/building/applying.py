@@ -10,6 +10,7 @@ from mlcompute.building.builder import build
 from mlcompute.building.expressions import graph_of
 from mlcompute.enums import PaddingPolicy
 from mlcompute.errors import GraphError
+from mlcompute.layers.activation import ActivationLayer
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.objective import is_loss
 from mlcompute.layers.parameter import ParameterLayer
@@ -23,18 +24,23 @@ if TYPE_CHECKING:
     from mlcompute.graph import Graph, Node
 
 
+#: Which results of a graph are wanted: tensors, or names of layers.
+Outputs = Tensor | str | Sequence[Tensor | str] | None
+
+
 def apply(
     self: Graph,
     *inputs: Tensor,
-    outputs: Tensor | Sequence[Tensor] | None = None,
+    outputs: Outputs = None,
     updates: bool = True,
     name: str = "",
 ) -> Any:
     """Apply the graph's layers to other tensors, with the same weights; the layers are added to the tensors' graph.
 
     inputs   for what `graph.input` made, in that order, and whatever else the graph is fed
-    outputs  tensors of this graph whose counterparts are wanted, features for example; only what they need is applied.
-             By default what no layer of the graph goes on computing with. Of several, a tuple
+    outputs  tensors of this graph whose counterparts are wanted, features for example, or names of the layers that
+             compute them; only what they need is applied. By default what no layer of the graph goes on computing
+             with. Of several, a tuple
     updates  False: in this use the weights are constants, and normalizations take their running statistics. Gradients
              still pass to the inputs
     name     what the names of the new layers begin with
@@ -51,11 +57,11 @@ def apply(
     True
     """
     who = f"{type(self).__name__} as a function"
-    nodes = _without_losses(self.nodes)
+    nodes = without_losses(self.nodes)
     if not nodes:
         raise GraphError(f"{who}: the graph has no layers to apply")
     wanted = _wanted(who, nodes, outputs)
-    nodes = _behind(wanted, nodes)
+    nodes = nodes_behind(wanted, nodes)
     read = {tensor for node in nodes for tensor in (*node.sources, *node.labels)}
     fed = [tensor for tensor in self.input_tensors if tensor in read]
     for given in inputs:
@@ -117,7 +123,8 @@ def _fitted(layer: Layer, before: Shape, after: Shape) -> Layer:
     return copy.copy(layer)
 
 
-def _without_losses(nodes: Sequence[Node]) -> list[Node]:
+def without_losses(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes that are no losses, nor computed from one."""
     found, dropped = [], set[Tensor]()
     for node in nodes:
         if is_loss(node.layer) or not dropped.isdisjoint(node.sources):
@@ -127,20 +134,56 @@ def _without_losses(nodes: Sequence[Node]) -> list[Node]:
     return found
 
 
-def _wanted(who: str, nodes: Sequence[Node], outputs: Tensor | Sequence[Tensor] | None) -> list[Tensor]:
-    computed = {tensor for node in nodes for tensor in node.results}
+def _wanted(who: str, nodes: Sequence[Node], outputs: Outputs) -> list[Tensor]:
     if outputs is not None:
-        wanted = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-        for tensor in wanted:
-            if tensor not in computed:
-                raise GraphError(f"{who}: the output {tensor!r} is computed by no layer of the graph")
-        return wanted
+        listed = [outputs] if isinstance(outputs, (Tensor, str)) else list(outputs)
+        return [result_named(who, nodes, one) for one in listed]
+    return [tensor for node in last_nodes(nodes) for tensor in node.results]
+
+
+def result_named(who: str, nodes: Sequence[Node], wanted: Tensor | str) -> Tensor:
+    """A tensor that one of the layers computes, or the one with that name: builders name what they return.
+
+    The name of a layer with an activation, `dense(x, 1, activation="sigmoid", name="p")`, is that of both together.
+    """
+    results = [tensor for node in nodes for tensor in node.results]
+    found = next((tensor for tensor in results if tensor is wanted or tensor.label == wanted), None)
+    if found is None:
+        what = f"'{wanted}'" if isinstance(wanted, str) else repr(wanted)
+        raise GraphError(
+            f"{who}: there is no output {what}",
+            known=", ".join([tensor.label for tensor in results][-10:]),
+            fix="give a layer that name, or pass the tensor that a layer of this graph computes",
+        )
+    if isinstance(wanted, str):
+        found = next((node.results[0] for node in nodes if _activates(node, found)), found)
+    return found
+
+
+def name_of_result(nodes: Sequence[Node], result: Tensor) -> str:
+    """The name that a result is found under."""
+    node = next((node for node in nodes if result in node.results), None)
+    return (
+        node.sources[0].label
+        if node is not None and node.sources and _activates(node, node.sources[0])
+        else result.label
+    )
+
+
+def _activates(node: Node, x: Tensor) -> bool:
+    """Is a node the activation that a builder added to the layer that computes x?"""
+    is_activation = isinstance(node.layer, ActivationLayer) and node.sources[0] is x
+    return is_activation and node.layer.label.startswith(f"{x.label}_")
+
+
+def last_nodes(nodes: Sequence[Node]) -> list[Node]:
+    """The layers that no other goes on computing with."""
     read = {tensor for node in nodes for tensor in node.sources}
     layers = [node for node in nodes if not isinstance(node.layer, ParameterLayer)]
-    return [tensor for node in layers if read.isdisjoint(node.results) for tensor in node.results]
+    return [node for node in layers if read.isdisjoint(node.results)]
 
 
-def _behind(wanted: Sequence[Tensor], nodes: Sequence[Node]) -> list[Node]:
+def nodes_behind(wanted: Sequence[Tensor], nodes: Sequence[Node]) -> list[Node]:
     """The nodes that some tensors are computed by; those of parameters that these read, too."""
     needed, found = set(wanted), []
     for node in reversed(nodes):

@@ -19,6 +19,7 @@ from mlcompute.trainer.data import Batch, Data
 from mlcompute.trainer.last_batch import expect_independent_samples, expect_weights, padded, short_batch, weights_of
 from mlcompute.trainer.metrics import Array, ConfusionMatrix, Metric
 from mlcompute.trainer.model import Model
+from mlcompute.trainer.predictor import Predictor
 
 _SYNCHRONOUS = ExecutionOptions.SYNCHRONOUS
 
@@ -80,7 +81,7 @@ def number(value: Array) -> float:
     return float(value.item()) if value.size == 1 else float(value.sum(dtype=np.float64))
 
 
-def run(model: Model, batch: Batch, *, with_labels: bool) -> tuple[dict[str, Array], float, dict[str, float]]:
+def run(model: Predictor, batch: Batch, *, with_labels: bool) -> tuple[dict[str, Array], float, dict[str, float]]:
     """(predictions by output, loss, terms of the loss) of a batch; the loss is NaN without labels."""
     buffers: dict[str, Array] = {}
     kept: dict[str, Array] = {}
@@ -106,7 +107,7 @@ def run(model: Model, batch: Batch, *, with_labels: bool) -> tuple[dict[str, Arr
     if model.feed.varies:  # as large as the inputs made it
         outputs = model.outputs.items()
         kept = {name: np.array(session_of(graph).fetch(output.prediction)) for name, output in outputs}
-    if not with_labels:
+    if not with_labels or not isinstance(model, Model):
         return kept, math.nan, {}
     result: Any = execution.result
     terms: dict[str, Any] = {name: session_of(graph).fetch(tensor) for name, tensor in model.terms.items()}
@@ -114,17 +115,18 @@ def run(model: Model, batch: Batch, *, with_labels: bool) -> tuple[dict[str, Arr
     return kept, number(result.data), parts
 
 
-def _runnable(model: Model, batch: Batch, who: str, *, with_labels: bool, is_first: bool) -> Batch:
+def _runnable(model: Predictor, batch: Batch, who: str, *, with_labels: bool, is_first: bool) -> Batch:
     """The batch, filled up where the graph runs full ones only; refused where the filling would be felt.
 
     is_first  the first batch of this kind: only then the filling is looked at, by running it twice
     """
     full = model.feed.batch
-    batch = model.with_labels(batch) if with_labels else batch
+    labelled = model if with_labels and isinstance(model, Model) else None
+    batch = batch if labelled is None else labelled.with_labels(batch)
     if batch.rows == full or not model.refusal(batch.rows, trains=False):
-        return batch._replace(weights=weights_of(batch, model)) if with_labels else batch
-    if with_labels:
-        expect_weights(who, model)
+        return batch if labelled is None else batch._replace(weights=weights_of(batch, labelled))
+    if labelled is not None:
+        expect_weights(who, labelled)
 
     def outcome(differently: bool) -> list[Any]:
         filled = padded(batch, model, full, differently=differently, with_weights=with_labels)
@@ -192,18 +194,18 @@ def _count(model: Model, batches: Sequence[Batch], mean: MeanLoss, metrics: Sequ
             metric.update(predictions[metric.output], model.labels_in(batch, metric.output))
 
 
-def predict(model: Model, data: Data, size: int) -> dict[str, Array]:
+def predict(model: Predictor, data: Data, size: int, who: str) -> dict[str, Array]:
     """The predictions for all samples, in order, by output."""
     parts: dict[str, list[Array]] = {name: [] for name in model.outputs}
     count = 0
     is_filled = False
     with contextlib.closing(data.batches(size)) as batches:
         for batch in batches:
-            batch = _runnable(model, batch, "Trainer.predict", with_labels=False, is_first=not is_filled)
+            batch = _runnable(model, batch, who, with_labels=False, is_first=not is_filled)
             is_filled = is_filled or bool(batch.filling)
             for name, prediction in run(model, batch, with_labels=False)[0].items():
                 parts[name].append(prediction)
             count += 1
     if not count:
-        raise DataError("Trainer.predict: there are no samples")
+        raise DataError(f"{who}: there are no samples")
     return {name: put_back(predictions, data, size) for name, predictions in parts.items()}

@@ -14,6 +14,7 @@ from mlcompute.tensor import Tensor
 from mlcompute.trainer.data import Arrays, Batch, Data
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.model import Model
+from mlcompute.trainer.predictor import Predictor
 
 #: What may become of a batch that is smaller than the others.
 LastBatch = Literal["smaller", "pad", "drop"]
@@ -77,7 +78,7 @@ def expect_weights(who: str, model: Model) -> None:
         )
 
 
-def padded(batch: Batch, model: Model, size: int, *, differently: bool = False, with_weights: bool = True) -> Batch:
+def padded(batch: Batch, model: Predictor, size: int, *, differently: bool = False, with_weights: bool = True) -> Batch:
     """The batch with its samples repeated up to `size`. Repeated ones weigh nothing, the others as before.
 
     A mean loss divides by all samples, the filling included; the weights make up for it. Where it divides by the labels
@@ -108,7 +109,7 @@ def padded(batch: Batch, model: Model, size: int, *, differently: bool = False, 
         if ignored is not None and feed.counts_samples(feed.labels[name]):
             array[len(array) // size * rows :] = ignored
     weights: dict[str, Array] = {}
-    if with_weights:
+    if with_weights and isinstance(model, Model):
         is_mean = model.reduction == ReductionType.MEAN and not model.divides_by_labels
         factor = np.float32(size / rows if is_mean else 1.0)
         for name, array in weights_of(batch, model).items():

@@ -13,7 +13,7 @@ from mlcompute.building.losses import LOSSES
 from mlcompute.compiler import Request
 from mlcompute.device import Device
 from mlcompute.enums import DataType, LossType, ReductionType
-from mlcompute.errors import DataError, Error, GraphError
+from mlcompute.errors import DataError, GraphError
 from mlcompute.foreign_names import advice_for_choice
 from mlcompute.graph import Graph, Node
 from mlcompute.group.group import Group
@@ -50,6 +50,7 @@ from mlcompute.trainer.data import Arrays, Batch, Data, Feed
 from mlcompute.trainer.label_tensors import are_indices, labels_of_function, labels_of_layer, relabel, takes_labels
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.output import Output, class_axis_of_loss, is_over_classes
+from mlcompute.trainer.predictor import Predictor
 from mlcompute.trainer.sample_weights import (
     ONLY,
     attach,
@@ -88,7 +89,7 @@ _OPTIMIZERS: dict[str, Callable[[OptimizerDescriptor], Optimizer]] = {
 _RATES = {"adadelta": 1.0, "adafactor": 0.01, "adagrad": 0.01, "lion": 1e-4, "sgd": 0.01}
 
 
-class Model:
+class Model(Predictor):
     """What a Trainer trains.
 
     training    the training graph, compiled
@@ -113,6 +114,7 @@ class Model:
         #: Labels whose tensors were made for this model, so that others may take their place.
         self._made_labels = frozenset(made_labels)
         self._named = list(outputs)
+        self._inference: InferenceGraph | None = None
         if training.device is None:
             training.compile(device=device or Device(), group=group)
         elif device is not None and device.actual_device_type != training.device.actual_device_type:
@@ -201,7 +203,7 @@ class Model:
             for output in self._named
         ]
         self.training.add_inputs({}, dense)
-        self.__dict__.pop("inference", None)
+        self._inference = None
         self.__dict__.pop("reduction", None)
         self.__dict__.pop("_reductions", None)
         self._read(feed.inputs)
@@ -246,9 +248,14 @@ class Model:
         assert self.training.optimizer is not None
         return self.training.optimizer
 
-    @cached_property
+    @property
     def inference(self) -> InferenceGraph:
         """Dropout off, running statistics used; weights shared. Made when it is first needed."""
+        if self._inference is None:
+            self._inference = self._made_inference()
+        return self._inference
+
+    def _made_inference(self) -> InferenceGraph:
         graph = InferenceGraph([self.training])
         graph.add_inputs(self.feed.inputs, self.feed.labels, self.feed.weights)
         graph.add_outputs({name: output.prediction for name, output in self.outputs.items()})
@@ -287,7 +294,7 @@ class Model:
         if len(self.feed.labels) == len(weights) == 1:
             weighed = dict.fromkeys(self.feed.labels, ONLY)
         self.feed = replace(self.feed, weights=weights, weighs_alike=True, weighed=weighed)
-        self.__dict__.pop("inference", None)  # made anew, with the weights
+        self._inference = None  # made anew, with the weights
         self._refusals = {}
 
     def _weighable(self, who: str) -> dict[str, Node]:
@@ -360,19 +367,8 @@ class Model:
                 fix="leave metrics out; the loss is reported in any case",
             )
 
-    def refusal(self, rows: int, *, trains: bool) -> str:
-        """Why the training or the inference graph cannot run so many samples; empty when it can."""
-        key = (rows, trains)
-        if key not in self._refusals:
-            session = session_of(self.training if trains else self.inference)
-            try:
-                rows = session.batch(rows, "execute")
-                session.program(session.main_style, session.main_rows(rows))
-            except Error as error:
-                self._refusals[key] = error.message
-            else:
-                self._refusals[key] = ""
-        return self._refusals[key]
+    def _run_by(self, trains: bool) -> TrainingGraph | InferenceGraph:
+        return self.training if trains else self.inference
 
     @property
     def loss_layers(self) -> list[Layer]:
@@ -646,7 +642,8 @@ def _loss(given: Loss | None) -> LossLayer | Callable[..., Tensor]:
     if isinstance(given, str) and given in LOSSES:
         return LossLayer(LossDescriptor(LOSSES[given], ReductionType.MEAN))
     expected = f"a LossLayer, a function of tensors, or one of {', '.join(LOSSES)}"
-    raise DataError(f"Trainer: loss is {given!r}", expected=expected, fix=advice_for_choice(given, LOSSES))
+    advice = "give one; for predictions alone: graph.predict(x)" if given is None else advice_for_choice(given, LOSSES)
+    raise DataError(f"Trainer: loss is {given!r}", expected=expected, fix=advice)
 
 
 def _optimizer(given: Optimizer | str | None, learning_rate: float | None) -> Optimizer:

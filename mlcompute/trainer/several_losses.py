@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 
+from mlcompute.building.applying import result_named
 from mlcompute.building.choices import LossName
 from mlcompute.building.losses import LOSSES
 from mlcompute.enums import ReductionType
-from mlcompute.errors import DataError, GraphError
+from mlcompute.errors import DataError
 from mlcompute.graph import Graph
 from mlcompute.layers.loss import LossDescriptor, LossLayer
 from mlcompute.layers.objective import ObjectiveLayer
@@ -76,7 +77,7 @@ def several_losses(
     named = dict(outputs or {})
     for name in losses:
         if name not in named:
-            named[name] = _labelled(graph, name, outputs)
+            named[name] = result_named("Trainer", graph.nodes, name)
     found = []
     for name, tensor in named.items():
         _expect_tensor(name, tensor)
@@ -120,20 +121,6 @@ def _with_loss(
     if indices is not None:
         relabel(training.nodes, dense, indices)
     return Output(name, prediction, indices or dense)
-
-
-def _labelled(graph: Graph, name: str, outputs: Mapping[str, Tensor] | None) -> Tensor:
-    """The result with that label: builders label what they return with the name they were given."""
-    results: Sequence[Tensor] = [result for node in graph.nodes for result in node.results]
-    for tensor in results:
-        if tensor.label == name:
-            return tensor
-    known = list(outputs) if outputs else [tensor.label for tensor in results][-10:]
-    raise GraphError(
-        f"Trainer: there is no output '{name}'",
-        known=", ".join(known),
-        fix=f"give a layer that name, or name the tensor: outputs={{'{name}': tensor}}",
-    )
 
 
 def _expect_tensor(name: str, tensor: object) -> None:

@@ -414,7 +414,7 @@ class Trainer:
         """
         data = data_from("Trainer.predict", self.model.feed, x, only_inputs=True)
         data.check(1, batch_size)
-        found = predict(self.model, data, self._size(batch_size, "Trainer.predict"))
+        found = predict(self.model, data, self._size(batch_size, "Trainer.predict"), "Trainer.predict")
         return found if len(found) > 1 else next(iter(found.values()))
 
     def fresh_metrics(self) -> list[Metric]:
