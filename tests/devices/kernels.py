@@ -20,7 +20,7 @@ from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import Array, Step, Trace, Value, emit_all, run_meaning
 
 _GUARD = 64
-THREADS = (1, 2, 5)
+THREADS = (1, 2, 5, 16)
 
 
 class Bench:

@@ -24,8 +24,21 @@ from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import Step
 
-#: Rows each thread must have for packing all of b by itself to be cheap; with fewer, threads share b's rows instead.
-_MANY_ROWS = 96
+#: What packing a panel costs, in rows of a that could be multiplied with it meanwhile.
+_PACKING = 12
+
+
+def _grid(threads: int, rows: int, panels: int) -> tuple[int, int]:
+    """Into how many parts threads cut the rows of y, and its panels: the product is at most the number of threads.
+
+    Sharing rows alone lets other kernels go on with the same rows without a barrier: it is chosen unless it is slower.
+    """
+
+    def cost(grid: tuple[int, int]) -> float:
+        down, across = grid
+        return -(-panels // across) * (-(-rows // down) + _PACKING) * (1.0 if across == 1 else 1.05)
+
+    return min(((threads // across, across) for across in range(1, threads + 1)), key=cost)
 
 
 def gemm_nt_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operand) -> Entry:
@@ -35,18 +48,25 @@ def gemm_nt_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Ope
     args = KernelArguments(code)
     panel = panel_width(n) * vector_lanes()
     panels = -(-n // panel)
-    shares_rows = m >= _MANY_ROWS * operands.threads or panels < operands.threads
+    down, across = _grid(operands.threads, m, panels)
     rows, columns, depth = args.numbers([m, n, k])
     a_row, a_depth, b_row = args.numbers([a.strides[-2], a.strides[-1], b.strides[-1]])
     from_a, from_b, to_y = (args.pointer(operand) for operand in (a, b, y))
     multiply, pack = args.pointer(packed_gemm(n)), args.pointer(pack_columns(n))
-    # One code for both ways of sharing: by rows, every thread has all panels; by panels, all rows.
-    by_rows = code.let(f"icmp ne i64 {args.number(int(shares_rows))}, 0")
-    row_range, panel_range = code.share(rows), code.share(args.number(panels))
-    first_row = code.let(f"select i1 {by_rows}, i64 {row_range[0]}, i64 0")
-    last_row = code.let(f"select i1 {by_rows}, i64 {row_range[1]}, i64 {rows}")
-    first_panel = code.let(f"select i1 {by_rows}, i64 0, i64 {panel_range[0]}")
-    last_panel = code.let(f"select i1 {by_rows}, i64 {args.number(panels)}, i64 {panel_range[1]}")
+    planned, row_parts, panel_parts, all_panels = args.numbers([operands.threads, down, across, panels])
+    # A program that is too small for all threads runs on one.
+    is_planned = code.let(f"icmp eq i64 %threads, {planned}")
+    row_parts = code.let(f"select i1 {is_planned}, i64 {row_parts}, i64 %threads")
+    panel_parts = code.let(f"select i1 {is_planned}, i64 {panel_parts}, i64 1")
+    part, other = code.div("%thread", panel_parts), code.rem("%thread", panel_parts)
+
+    def share(extent: str, number: str, parts: str) -> list[str]:
+        """Part `number` of an extent; parts beyond the last are empty."""
+        bounds = (code.minimum(bound, parts) for bound in (number, code.add(number, 1)))
+        return [code.div(code.mul(extent, bound), parts) for bound in bounds]
+
+    first_row, last_row = share(rows, part, row_parts)
+    first_panel, last_panel = share(all_panels, other, panel_parts)
     count = code.sub(last_row, first_row)
     block = code.aligned_buffer(DEPTH * panel)
     with code.when(code.let(f"icmp sgt i64 {count}, 0")), code.loop(0, depth, DEPTH) as start:
@@ -66,7 +86,7 @@ def gemm_nt_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Ope
         args.values,
         reads=[a, b],
         writes=[y],
-        rows=m if shares_rows and len(y.shape) == 2 else 0,
+        rows=m if across == 1 and len(y.shape) == 2 else 0,
         by_row={0, 2} if a.is_dense else {2},
         kernel="gemm_nt",
         cost=2.0 * m * n * k / FLOPS_PER_NS + 300.0,

@@ -157,17 +157,22 @@ def can_update(step: Step) -> bool:
     """Is a weight to be updated tile by tile as its gradient is made? Not where the tiles take as much as all of it."""
     multiply = step.attributes["steps"][0]
     (rows, columns), depth = multiply.results[0].shape, multiply.inputs[0].shape[1]
-    return suits(rows, columns, depth) and 2 * _tiles_bytes(columns) <= 4 * rows * columns
+    return suits(rows, columns, depth) and 2 * _tiles_bytes(rows, columns) <= 4 * rows * columns
 
 
 def matmul_update_workspace(step: Step) -> int:
     """Bytes for the tiles of a step."""
-    return _tiles_bytes(step.attributes["steps"][0].results[0].shape[1])
+    return _tiles_bytes(*step.attributes["steps"][0].results[0].shape)
 
 
-def _tiles_bytes(columns: int) -> int:
+def _tiles_bytes(rows: int, columns: int) -> int:
     """One tile per slice of the rows."""
-    return machine_slices() * tile_rows(columns) * columns * 4
+    return _slices(rows, columns) * tile_rows(columns) * columns * 4
+
+
+def _slices(rows: int, columns: int) -> int:
+    """Slices of the rows: no more than have two tiles each."""
+    return max(1, min(machine_slices(), rows // (2 * tile_rows(columns))))
 
 
 def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
@@ -186,7 +191,7 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     function, call_update, scratch = args.pointer(gemm_tn()), args.pointer(update.code), args.pointer(buffer)
     rows, columns, depth, a_row, b_row = args.numbers([m, n, k, a.strides[1], b.strides[0]])
     from_a, from_b = args.pointer(a), args.pointer(b)
-    slices, height = args.numbers([machine_slices(), tile])
+    slices, height = args.numbers([_slices(m, n), tile])
     given = [_given(args, argument, full) for argument in update.arguments]
     first, last = code.share(slices)
     with code.loop(first, last) as number:

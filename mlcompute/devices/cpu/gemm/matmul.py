@@ -22,6 +22,12 @@ from mlcompute.ops.op import FLOAT32, Step
 
 #: Nanoseconds per multiplication and addition of one thread, for the estimate of a matmul's cost.
 _NS_PER_FLOP = 1 / 80.0
+#: Rows that a block of sgemm should have at least.
+_FEWEST_ROWS = 8
+#: Bytes of b that a thread reads from its own cache, after the first time.
+_CACHED_B = 1 << 20
+#: What reading a row of a or a column of b costs a block, in elements of y it could compute meanwhile.
+_READING = 16
 
 
 def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
@@ -40,19 +46,16 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     count = iteration_count(batch)
     if count == 1 and right[0] == ord("T") and min(m, k) >= 16 and n >= 8:
         return [gemm_nt_entry(step, operands, a, b, y)]
-    # Threads share full matrices, or blocks of rows or columns, whichever there are enough of. How sgemm sums an
-    # element depends on the extents it is given, so blocks depend on shape and machine, not from the thread count.
-    axis = 0 if count > 1 else 1 if m >= 8 or m >= n else 2
-    slices = machine_slices()
-    block = 1 if axis == 0 else -(-m // slices) if axis == 1 else -(-n // (16 * slices)) * 16
+    tall, wide = _block(count, m, n, k)
     status = np.zeros(1, np.int64)
     arguments: list[Argument] = [
-        library.sgemm, axis, count, m, n, k, a, left[0], left[1], b, right[0], right[1], y, n,
-        a.strides[-2], b.strides[-1], block, address_of(status),
+        library.sgemm, count, m, n, k, a, left[0], left[1], b, right[0], right[1], y, n,
+        a.strides[-2], b.strides[-1], tall, wide, address_of(status),
         *(number for each in batch for number in (each.extent, *each.strides)),
     ]  # fmt: skip
-    lines_up = operands.threads == 1 or (operands.threads == slices and m % slices == 0)
-    rows = m if axis == 1 and len(y.shape) == 2 and lines_up else 0
+    # Blocks of rows are then exactly the rows other kernels give each thread.
+    lines_up = operands.threads == 1 or tall * operands.threads == m
+    rows = m if wide == n and len(y.shape) == 2 and lines_up else 0
     by_row = {2} if rows else set()
     if rows and a.is_dense:
         by_row.add(0)
@@ -71,6 +74,31 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
             reason=lambda code: f"oneDNN could not multiply {a.shape} by {b.shape}: {onednn.meaning(code)}",
         )
     ]
+
+
+def _block(count: int, m: int, n: int, k: int) -> tuple[int, int]:
+    """Rows and columns of the blocks of y that threads share, of every matrix of a batch.
+
+    How sgemm sums an element depends on the extents it is given, so blocks depend on shape and machine, not on the
+    thread count. Every block reads its rows of a and its columns of b: where b is too large for a thread's cache,
+    blocks are about as wide as tall.
+    """
+    parts = -(-machine_slices() // count)
+    if parts == 1:
+        return m, n
+    if m >= _FEWEST_ROWS * parts and 4 * k * n <= _CACHED_B:
+        return -(-m // parts), n
+    found = []
+    for down in range(1, parts + 1):
+        tall, wide = -(-m // down), _rounded(-(-n // -(-parts // down)), 16)
+        blocks = -(-m // tall) * -(-n // wide)
+        rounds = -(-blocks // parts)
+        found.append((rounds * (tall * wide + _READING * (tall + wide)), tall, wide))
+    return min(found)[1:]
+
+
+def _rounded(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def reads_matmul(step: Step, operands: Operands) -> bool:
@@ -110,32 +138,25 @@ def _batch(a: Operand, b: Operand, y: Operand) -> list[Axis]:
 @functools.cache
 def _sgemm_code(batch_axes: int) -> Code:
     code = Code("matmul")
-    function, axis = code.argument(0, "ptr"), code.argument(1)
-    count, m, n, k = (code.argument(index) for index in range(2, 6))
-    a, letter_a, lda = code.argument(6, "ptr"), code.argument(7), code.argument(8)
-    b, letter_b, ldb = code.argument(9, "ptr"), code.argument(10), code.argument(11)
-    y, ldc = code.argument(12, "ptr"), code.argument(13)
-    row_a, column_b, block = code.argument(14), code.argument(15), code.argument(16)
+    function = code.argument(0, "ptr")
+    count, m, n, k = (code.argument(index) for index in range(1, 5))
+    a, letter_a, lda = code.argument(5, "ptr"), code.argument(6), code.argument(7)
+    b, letter_b, ldb = code.argument(8, "ptr"), code.argument(9), code.argument(10)
+    y, ldc = code.argument(11, "ptr"), code.argument(12)
+    row_a, column_b, tall, wide = (code.argument(index) for index in range(13, 17))
     failed = code.argument(17, "ptr")
     batch = [
         AxisRegisters(code.argument(first), [code.argument(first + number) for number in (1, 2, 3)])
         for first in range(18, 18 + 4 * batch_axes, 4)
     ]
-    is_axis = [code.let(f"icmp eq i64 {axis}, {number}") for number in range(3)]
-    extent = code.let(f"select i1 {is_axis[1]}, i64 {m}, i64 {n}")
-    extent = code.let(f"select i1 {is_axis[0]}, i64 {count}, i64 {extent}")
-    blocks = code.div(code.sub(code.add(extent, block), 1), block)
+    down, across = (code.div(code.sub(code.add(extent, block), 1), block) for extent, block in ((m, tall), (n, wide)))
     letters = [code.let(f"trunc i64 {letter} to i8") for letter in (letter_a, letter_b)]
-    begin, end = code.share(blocks)
+    begin, end = code.share(code.mul(count, code.mul(down, across)))
     with code.loop(begin, end) as number:
-        start = code.mul(number, block)
-        size = code.minimum(code.sub(extent, start), block)
-        index = code.let(f"select i1 {is_axis[0]}, i64 {start}, i64 0")
-        row = code.let(f"select i1 {is_axis[1]}, i64 {start}, i64 0")
-        rows = code.let(f"select i1 {is_axis[1]}, i64 {size}, i64 {m}")
-        column = code.let(f"select i1 {is_axis[2]}, i64 {start}, i64 0")
-        columns = code.let(f"select i1 {is_axis[2]}, i64 {size}, i64 {n}")
-        matrix = unravel_index(code, index, batch)
+        line = code.div(number, across)
+        row, column = code.mul(code.rem(line, down), tall), code.mul(code.rem(number, across), wide)
+        rows, columns = code.minimum(code.sub(m, row), tall), code.minimum(code.sub(n, column), wide)
+        matrix = unravel_index(code, code.div(line, down), batch)
         at_a, at_b, at_y = (address_at(code, p, i, batch, matrix, "float") for i, p in enumerate((a, b, y)))
         at_a = code.at(at_a, code.mul(row, row_a), "float")
         at_b = code.at(at_b, code.mul(column, column_b), "float")

@@ -1,4 +1,7 @@
-"""Convolution and its gradients on channels-last images: by Winograd's algorithm, or by oneDNN slice by slice."""
+"""Convolution and its gradients on channels-last images.
+
+By Winograd's algorithm, by oneDNN slice by slice, or, the gradient of large filters, as a matmul.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.codegen.arguments import Argument
 from mlcompute.devices.cpu.codegen.code import Code, vector, vector_lanes
+from mlcompute.devices.cpu.kernels.convolution_columns import Columns, columns_entry, columns_of, columns_workspace
 from mlcompute.devices.cpu.kernels.winograd import winograd_entries, winograd_sizes, winograd_workspace
 from mlcompute.devices.cpu.onednn.entries import pointer_setter, primitives_entry, reorder_entry, unbound_call
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
@@ -25,6 +29,8 @@ _DIRECTIONS = {
     "convolution_weight_gradient": "backward_weights",
 }
 _NS_PER_FLOP = 1 / 60.0
+#: Bytes that slices of a weight gradient may take: for their sums, and for oneDNN's working memory.
+_MOST_SLICES = 1 << 20
 
 
 @functools.lru_cache(maxsize=512)
@@ -89,7 +95,19 @@ def workspace(step: Step) -> int:
     sizes = winograd_sizes(step)
     if sizes is not None:
         return winograd_workspace(step, sizes)
-    return _Plan(step, _slices_of(step)).nbytes if onednn.load() is not None else 0
+    if onednn.load() is None:
+        return 0
+    plan = _Plan(step, _slices_of(step))
+    columns = _as_columns(step, plan)
+    return plan.nbytes if columns is None else columns_workspace(columns)
+
+
+def _as_columns(step: Step, plan: _Plan) -> Columns | None:
+    """A weight gradient that is faster as a matmul, or whose slices would need too much memory."""
+    if plan.direction != "backward_weights":
+        return None
+    has_taps = math.prod(step.attributes["shape"][2:]) > 1
+    return columns_of(step) if has_taps or plan.nbytes > _MOST_SLICES else None
 
 
 def reads_images(step: Step, operands: Operands) -> bool:
@@ -111,6 +129,9 @@ def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
     if onednn.load() is None:
         return None
     plan = _Plan(step, _slices_of(step))
+    columns = _as_columns(step, plan)
+    if columns is not None:
+        return [columns_entry(step, operands, columns, images, result)]
     if plan.direction == "backward_weights":
         return _weight_gradient(step, operands, plan, images, result)
     image, weights = images

@@ -1,7 +1,8 @@
 """Convolutions of 3x3 and 5x5 at stride one by Winograd's algorithm: less than half the multiplications.
 
     forward, dx   transform filters | per block of tiles: transform x, a matmul per point, inverse transform to y
-    dw            per slice and block of tiles: transform x and dy, a matmul per point | inverse transform to dw
+    dw            per slice, part of the filters and block of tiles: transform x and dy, a matmul per point |
+                  inverse transform to dw
 
 A bar is a barrier; a point is one of the n x n values of a transformed tile. Images lie channels-last, a register holds
 neighbouring channels of one pixel, and a block of tiles stays in the thread's cache from the first step to the last.
@@ -15,7 +16,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from mlcompute.devices.cpu.codegen.addressing import DenseArray, ThreadWorkspace, aligned, thread_floats
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
@@ -32,8 +34,14 @@ from mlcompute.ops.op import Shape, Step
 
 #: Tiles of a block, about: enough rows for a product, and their points within so many bytes of the cache.
 _TILES, _CACHE = 48, 400_000
+#: Bytes for the points of all threads' blocks, about.
+_ALL_BLOCKS = 3 << 20
 #: Fewer tiles than this do not pay for transforming the filters.
 _LEAST_TILES = 64
+#: Bytes for the sums of all slices of the gradient of filters; a single one may take more.
+_SUMS = 1 << 20
+#: Bytes of the sums that a part of the filters takes, about: they are read and written once per block of tiles.
+_PART = 1_300_000
 #: Filters (inputs times outputs) whose points take more memory than they save time.
 _MOST_FILTERS = 256 * 256
 
@@ -68,7 +76,8 @@ class Sizes:
     @property
     def block(self) -> int:
         """Rows of tiles that are worked on together."""
-        tiles = min(_TILES, _CACHE // (4 * self.points * (self.depth + self.channels)))
+        cache = min(_CACHE, _ALL_BLOCKS // planned_threads())
+        tiles = min(_TILES, cache // (4 * self.points * (self.depth + self.channels)))
         return max(1, round(tiles / self.row_tiles))
 
     @property
@@ -144,13 +153,46 @@ def _filter_floats(sizes: Sizes) -> int:
 
 def winograd_workspace(step: Step, sizes: Sizes) -> int:
     """Bytes for the points of filters, or of their gradient once per slice, and for every thread's own memory."""
-    gradient = step.op.name == "convolution_weight_gradient"
-    own = thread_floats(_parts(sizes)) * planned_threads()
-    return 4 * (own + _filter_floats(sizes) * (_slices(sizes) if gradient else 1))
+    if step.op.name == "convolution_weight_gradient":
+        cut = _cut(sizes)
+        return 4 * (thread_floats(_parts(cut.part)) * planned_threads() + _filter_floats(sizes) * cut.slices)
+    return 4 * (thread_floats(_parts(sizes)) * planned_threads() + _filter_floats(sizes))
 
 
-def _slices(sizes: Sizes) -> int:
-    return min(machine_slices(), sizes.samples)
+class _Cut(NamedTuple):
+    """How the gradient of filters is cut: slices of the batch, parts of the filters, and the sizes of a part."""
+
+    slices: int
+    depth_parts: int
+    channel_parts: int
+    part: Sizes
+
+
+def _cut(sizes: Sizes) -> _Cut:
+    """A fact of shape and machine, not of the thread count: each slice has sums of its own.
+
+    Many small sums are cheap; where there are only few, threads share parts of the filters as well. A part
+    transforms its own channels of x and dy only; others transform them again.
+    """
+    whole = 4 * _filter_floats(sizes)
+    slices = max(1, min(machine_slices(), sizes.samples, max(1, _SUMS // whole)))
+    lanes, panel = vector_lanes(), panel_width(sizes.channels) * vector_lanes()
+    found = []
+    for depth_parts in _divisors(sizes.depth // lanes):
+        for channel_parts in _divisors(-(-sizes.channels // panel)) if sizes.channels % panel == 0 else [1]:
+            part = replace(sizes, depth=sizes.depth // depth_parts, channels=sizes.channels // channel_parts)
+            tasks = slices * depth_parts * channel_parts
+            rounds = -(-tasks // machine_slices()) * machine_slices() / tasks
+            spills = max(1.0, whole / (depth_parts * channel_parts) / _PART)
+            found.append(
+                (part.cost * depth_parts * channel_parts * rounds * spills**0.25, depth_parts, channel_parts, part)
+            )
+    _, depth_parts, channel_parts, part = min(found, key=lambda choice: choice[:3])
+    return _Cut(slices, depth_parts, channel_parts, part)
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
 
 
 def winograd_entries(step: Step, operands: Operands, sizes: Sizes) -> Sequence[Entry]:
@@ -229,42 +271,49 @@ class _Tiles:
         return DenseArray(self.code, self.args.pointer(operand), tuple(self.args.numbers(operand.shape[1:])))
 
     def copy_pixels(
-        self, image: DenseArray, row: str, part: str, extent: int, top: str | int, left: str | int
+        self, image: DenseArray, row: str, part: tuple[str | int, str], extent: int, top: str | int, left: str | int
     ) -> DenseArray:
         """Copy the pixels under a row of tiles, `extent` rows high, to the thread's memory; zeros where there are none.
 
         row        which row of tiles, counted through all samples
+        part       which channels: the first, and how many
         top, left  rows and columns of zeros before the image
         """
         code, outputs = self.code, self.form.outputs
-        height, width, channels = image.extents
+        height, width, _ = image.extents
+        channel, channels = part
         columns = code.add(code.mul(self.row_tiles, outputs), extent - outputs)
         sample, first = code.div(row, self.tile_rows), code.mul(code.rem(row, self.tile_rows), outputs)
-        target = DenseArray(code, self.memory[part], (columns, channels))
+        target = DenseArray(code, self.memory["pixels"], (columns, channels))
         with code.loop(0, extent) as offset:
             y = code.sub(code.add(first, offset), top)
             # An unsigned comparison: a row before the first is a very large number.
             exists = code.let(f"icmp ult i64 {y}, {height}")
             begin = code.let(f"select i1 {exists}, i64 {left}, i64 {columns}")
             end = code.let(f"select i1 {exists}, i64 {code.minimum(code.add(width, left), columns)}, i64 {columns}")
-            self._write(target.address(offset, "0"), None, code.mul(begin, channels))
-            count = code.mul(code.sub(end, begin), channels)
-            self._write(target.address(offset, begin), image.address(sample, y, "0"), count)
-            self._write(target.address(offset, end), None, code.mul(code.sub(columns, end), channels))
+            self._write(target.address(offset, "0"), None, begin, channels)
+            source = code.at(image.address(sample, y, "0"), channel, "float"), image.extents[2]
+            self._write(target.address(offset, begin), source, code.sub(end, begin), channels)
+            self._write(target.address(offset, end), None, code.sub(columns, end), channels)
         return target
 
-    def _write(self, target: str, source: str | None, count: str) -> None:
-        """Copy pixels, or write zeros."""
+    def _write(self, target: str, source: tuple[str, str] | None, pixels: str, channels: str) -> None:
+        """Copy channels of pixels, given with the stride from pixel to pixel, or write zeros."""
         code, zeros = self.code, splat_constant(self.code, 0.0)
-        with code.loop(0, count, vector_lanes()) as index:
-            value = zeros if source is None else Line(code, source, "float").load(index)
-            Line(code, target, "float").store(index, value)
+        with code.loop(0, pixels) as pixel:
+            to = Line(code, code.at(target, code.mul(pixel, channels), "float"), "float")
+            if source is not None:
+                line = Line(code, code.at(source[0], code.mul(pixel, source[1]), "float"), "float")
+            with code.loop(0, channels, vector_lanes()) as index:
+                to.store(index, zeros if source is None else line.load(index))
 
-    def transform_x(self, image: DenseArray, start: str, count: str, top: str, left: str) -> None:
-        """Points (point, tile, channel) of the input under `count` rows of tiles."""
+    def transform_x(
+        self, image: DenseArray, start: str, count: str, top: str, left: str, channel: str | int = 0
+    ) -> None:
+        """Points (point, tile, channel) of the input, from a channel on, under `count` rows of tiles."""
         code, f = self.code, self.form
         with code.loop(0, count) as row:
-            pixels = self.copy_pixels(image, code.add(start, row), "pixels", f.inputs, top, left)
+            pixels = self.copy_pixels(image, code.add(start, row), (channel, self.depth), f.inputs, top, left)
             with code.loop(0, self.row_tiles) as tile, code.loop(0, self.depth, vector_lanes()) as channel:
                 values = self.square(pixels, tile, channel, f.inputs)
                 number_ = code.add(code.mul(row, self.row_tiles), tile)
@@ -354,61 +403,73 @@ def _inverse_transform(tiles: _Tiles, y: DenseArray, start: str, rows: str) -> N
 def _weight_gradient(step: Step, operands: Operands, sizes: Sizes) -> Sequence[Entry]:
     """Each slice of the batch sums over its samples at every point; slices are added in order, then brought to dw."""
     x, dy, result = (operands[value] for value in (*step.inputs, step.results[0]))
-    floats, slices = _filter_floats(sizes), _slices(sizes)
-    sums = operands.workspace(step, 0, 4 * floats * slices)
-    return [_sums_entry(step, operands, sizes, (x, dy), sums), _points_entry(step, sizes, sums, result)]
+    cut = _cut(sizes)
+    sums = operands.workspace(step, 0, 4 * _filter_floats(sizes) * cut.slices)
+    return [
+        _sums_entry(step, operands, sizes, cut, (x, dy), sums),
+        _points_entry(step, sizes, cut.slices, sums, result),
+    ]
 
 
-def _sums_entry(step: Step, operands: Operands, sizes: Sizes, images: tuple[Operand, Operand], sums: Operand) -> Entry:
-    """Per slice: sums over its tiles of the products of x and dy at every point, (point, depth, channel)."""
+def _sums_entry(
+    step: Step, operands: Operands, sizes: Sizes, cut: _Cut, images: tuple[Operand, Operand], sums: Operand
+) -> Entry:
+    """Per slice and part: sums over its tiles of the products of x and dy at every point, (point, depth, channel)."""
     code, f = Code("winograd_gradient"), sizes.form
     args = KernelArguments(code)
-    buffer = operands.workspace(step, sums.size, 4 * thread_floats(_parts(sizes)) * planned_threads())
-    memory = ThreadWorkspace(args, buffer, _parts(sizes))
-    tiles = _Tiles(args, sizes, memory)
+    buffer = operands.workspace(step, sums.size, 4 * thread_floats(_parts(cut.part)) * planned_threads())
+    memory = ThreadWorkspace(args, buffer, _parts(cut.part))
+    tiles = _Tiles(args, cut.part, memory)
     x, dy = (tiles.image(image) for image in images)
-    target, multiply = args.pointer(sums), args.pointer(packed_gemm(sizes.channels))
-    top, left, samples, slices, floats = args.numbers(
-        [sizes.top, sizes.left, sizes.samples, _slices(sizes), _filter_floats(sizes)]
+    target, multiply = args.pointer(sums), args.pointer(packed_gemm(cut.part.channels))
+    top, left, samples, slices, floats, depth_parts, channel_parts = args.numbers(
+        [sizes.top, sizes.left, sizes.samples, cut.slices, _filter_floats(sizes), cut.depth_parts, cut.channel_parts]
     )
 
     def write() -> None:
-        matrix = code.mul(tiles.depth, tiles.channels)
-        first_slice, last_slice = code.share(slices, 1, memory.max_threads)
-        with code.loop(first_slice, last_slice) as part:
-            bounds = (part, code.add(part, 1))
+        depth, channels = x.extents[2], dy.extents[2]
+        matrix = code.mul(depth, channels)
+        parts = code.mul(depth_parts, channel_parts)
+        first, last = code.share(code.mul(slices, parts), 1, memory.max_threads)
+        with code.loop(first, last) as task:
+            number, part = code.div(task, parts), code.rem(task, parts)
+            from_depth = code.mul(code.div(part, channel_parts), tiles.depth)
+            from_channel = code.mul(code.rem(part, channel_parts), tiles.channels)
+            bounds = (number, code.add(number, 1))
             begin, end = (code.mul(code.div(code.mul(samples, bound), slices), tiles.tile_rows) for bound in bounds)
-            own = code.at(target, code.mul(part, floats), "float")
+            corner = code.add(code.mul(from_depth, channels), from_channel)
+            own = code.at(target, code.add(code.mul(number, floats), corner), "float")
             with code.loop(begin, end, tiles.block) as start:
                 rows = code.minimum(code.sub(end, start), tiles.block)
                 count = code.mul(rows, tiles.row_tiles)
-                tiles.transform_x(x, start, rows, top, left)
-                _transform_dy(tiles, dy, start, rows, count)
+                tiles.transform_x(x, start, rows, top, left, from_depth)
+                _transform_dy(tiles, dy, start, rows, count, from_channel)
                 with code.loop(0, sizes.points) as point:
                     a = (code.at(memory["x"], code.mul(point, tiles.x_points), "float"), 1, tiles.depth)
                     b = code.at(memory["y"], code.mul(point, tiles.y_points), "float")
-                    c = (code.at(own, code.mul(point, matrix), "float"), tiles.channels)
+                    c = (code.at(own, code.mul(point, matrix), "float"), channels)
                     extents = (tiles.depth, tiles.channels, count)
                     call_packed_gemm(code, multiply, extents, a, b, c, accumulate=code.sub(start, begin))
 
-    code.later(sizes.code_key, write)
+    code.later(cut.part.code_key, write)
+    parts = cut.depth_parts * cut.channel_parts
     return Entry(
         step,
         code,
         args.values,
         reads=list(images),
         writes=[sums],
-        kernel=f"winograd {f.outputs}x{f.outputs}, sums of {_slices(sizes)} slices",
+        kernel=f"winograd {f.outputs}x{f.outputs}, sums of {cut.slices} slices" + f" in {parts} parts" * (parts > 1),
         cost=sizes.cost,
         scratch=[memory.buffer],
     )
 
 
-def _transform_dy(tiles: _Tiles, dy: DenseArray, start: str, rows: str, count: str) -> None:
-    """Points of the output's gradient, packed for a product over `count` tiles."""
+def _transform_dy(tiles: _Tiles, dy: DenseArray, start: str, rows: str, count: str, channel: str) -> None:
+    """Points of the output's gradient from a channel on, packed for a product over `count` tiles."""
     code, f = tiles.code, tiles.form
     with code.loop(0, rows) as row:
-        pixels = tiles.copy_pixels(dy, code.add(start, row), "pixels", f.outputs, 0, 0)
+        pixels = tiles.copy_pixels(dy, code.add(start, row), (channel, tiles.channels), f.outputs, 0, 0)
         with code.loop(0, tiles.row_tiles) as tile, code.loop(0, tiles.channels, vector_lanes()) as channel:
             values = tiles.square(pixels, tile, channel, f.outputs)
             number_ = code.add(code.mul(row, tiles.row_tiles), tile)
@@ -417,11 +478,11 @@ def _transform_dy(tiles: _Tiles, dy: DenseArray, start: str, rows: str, count: s
                 Line(code, tiles.memory["y"], "float").store(code.add(offset, code.mul(tiles.y_points, point)), value)
 
 
-def _points_entry(step: Step, sizes: Sizes, sums: Operand, result: Operand) -> Entry:
+def _points_entry(step: Step, sizes: Sizes, slices_: int, sums: Operand, result: Operand) -> Entry:
     """The slices' sums added in order and brought back from points to dw (O, C, r, r)."""
     code, f = Code("winograd_points"), sizes.form
     args = KernelArguments(code)
-    depth, channels, slices, floats = args.numbers([sizes.depth, sizes.channels, _slices(sizes), _filter_floats(sizes)])
+    depth, channels, slices, floats = args.numbers([sizes.depth, sizes.channels, slices_, _filter_floats(sizes)])
     taps = f.taps**2
     by_channel = args.number(sizes.depth * taps)
     source, target = args.pointer(sums), args.pointer(result)

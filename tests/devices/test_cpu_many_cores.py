@@ -1,0 +1,137 @@
+"""Many cores: memory that hardly grows with them, work cut in two dimensions, and the same numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.workloads import ALL
+from mlcompute.devices.cpu.codegen.code import vector_lanes
+from mlcompute.devices.cpu.gemm import matmul
+from mlcompute.devices.cpu.gemm.gemm_nt import _grid
+from mlcompute.devices.cpu.kernels import convolution, convolution_columns, winograd
+from mlcompute.ops.op import TABLE
+from tests.devices.kernels import Bench
+
+ROOT = Path(__file__).parents[2]
+SIZES = """
+import json, os, sys
+os.cpu_count = lambda: int(os.environ["MLCOMPUTE_NUM_THREADS"])  # a machine with so many cores
+import mlcompute as mlc
+from benchmarks.contenders.ours import training
+from benchmarks.workloads import ALL
+sizes = {}
+for name in sys.argv[1:]:
+    graph = training(ALL[name]).graph
+    graph.compile(device=mlc.Device.cpu())
+    sizes[name] = graph.device_memory_size
+print(json.dumps(sizes))
+"""
+
+
+def sizes(cores: int, *names: str) -> dict[str, int]:
+    environment = {**os.environ, "MLCOMPUTE_NUM_THREADS": str(cores)}
+    command = [sys.executable, "-c", SIZES, *names]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    found: dict[str, int] = json.loads(ran.stdout)
+    return found
+
+
+def test_memory_hardly_grows_with_the_number_of_cores() -> None:
+    names = ("lenet", "vgg")
+    few, many = sizes(2, *names), sizes(16, *names)
+    assert {name: many[name] / few[name] for name in names if many[name] > 1.2 * few[name]} == {}
+
+
+@pytest.mark.slow
+def test_memory_of_the_other_networks() -> None:
+    names = tuple(name for name in ALL if name not in ("mlp1", "wide_mlp"))
+    few, many = sizes(2, *names), sizes(16, *names)
+    assert {name: many[name] / few[name] for name in names if many[name] > 1.2 * few[name]} == {}
+
+
+# samples, C in vectors, O, height, width, kernel, stride, dilation, padding (top, bottom, left, right)
+COLUMNS: list[tuple[Any, ...]] = [
+    (3, 1, 16, 5, 7, (3, 3), 1, 1, (1, 1, 1, 1)),
+    (4, 6, 40, 9, 8, (3, 3), 2, 1, (1, 1, 1, 1)),
+    (2, 2, 16, 6, 6, (1, 1), 1, 1, (0, 0, 0, 0)),
+    (5, 3, 72, 12, 11, (5, 3), 2, 2, (2, 3, 0, 1)),
+    (2, 9, 96, 3, 3, (3, 3), 1, 1, (2, 2, 2, 2)),
+]
+
+
+@pytest.mark.parametrize("case", COLUMNS)
+def test_gradient_of_large_filters_is_a_matmul(case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution, "_MOST_SLICES", 0)
+    monkeypatch.setenv("MLCOMPUTE_WINOGRAD", "0")
+    monkeypatch.setattr(convolution_columns, "planned_threads", lambda: 16)
+    samples, vectors, outputs, height, width, (down, across), stride, dilation, padding = case
+    channels, rng = vectors * vector_lanes(), np.random.default_rng(0)
+    extents = [
+        (extent + before + after - dilation * (taps - 1) - 1) // stride + 1
+        for extent, taps, before, after in ((height, down, *padding[:2]), (width, across, *padding[2:]))
+    ]
+    x = rng.standard_normal((samples, height, width, channels)).astype("f")
+    dy = rng.standard_normal((samples, *extents, outputs)).astype("f")
+    attributes = {
+        "strides": (stride, stride), "dilations": (dilation, dilation), "padding": padding, "groups": 1,
+        "channels_last": True, "shape": (outputs, channels, down, across),
+    }  # fmt: skip
+    name = "convolution_weight_gradient"
+    bench = Bench(convolution.KERNELS, name, [x, dy], attributes, workspaces=convolution.WORKSPACES)
+    assert bench.entries is not None
+    assert bench.entries[0].kernel.startswith("gemm of columns")
+    exact = TABLE[name].meaning(x.astype(np.float64), dy.astype(np.float64), **attributes)
+    (found,) = bench.check(lambda found, expected: None)
+    assert np.abs(found - exact).max() < 2e-6 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("machine", [2, 16])
+def test_gradient_of_filters_in_parts(machine: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Winograd's sums in slices of the batch and parts of the filters."""
+    monkeypatch.setattr(winograd, "machine_slices", lambda: machine)
+    monkeypatch.setattr(winograd, "planned_threads", lambda: machine)
+    channels = 8 * vector_lanes()
+    rng = np.random.default_rng(0)
+    x, dy = (rng.standard_normal((4, 17, 16, channels)).astype("f") for _ in range(2))
+    attributes = {
+        "strides": (1, 1), "dilations": (1, 1), "padding": (1, 1, 1, 1), "groups": 1, "channels_last": True,
+        "shape": (channels, channels, 3, 3),
+    }  # fmt: skip
+    name = "convolution_weight_gradient"
+    bench = Bench(convolution.KERNELS, name, [x, dy], attributes, workspaces=convolution.WORKSPACES)
+    assert bench.entries is not None
+    assert " parts" in bench.entries[0].kernel
+    exact = TABLE[name].meaning(x.astype(np.float64), dy.astype(np.float64), **attributes)
+    (found,) = bench.check(lambda found, expected: None)
+    assert np.abs(found - exact).max() < 6e-6 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("shape", [(256, 4096, 4096), (512, 256, 256), (4, 512, 512), (37, 1000, 3000)])
+def test_blocks_of_a_matmul(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen threads have about as much to do, and none reads all of a large factor."""
+    monkeypatch.setattr(matmul, "machine_slices", lambda: 16)
+    m, n, k = shape
+    tall, wide = matmul._block(1, m, n, k)
+    blocks = -(-m // tall) * -(-n // wide)
+    assert 12 <= blocks <= 16
+    assert 4 * k * wide <= max(4 * k * n // 2, 1 << 20)
+    down, across = _grid(16, m, -(-n // 16))
+    assert down * across <= 16
+
+
+@pytest.mark.parametrize("leading", [(), (3,)])
+def test_a_matmul_in_blocks_of_rows_and_columns(leading: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "machine_slices", lambda: 16)
+    monkeypatch.setattr(matmul, "_CACHED_B", 0)
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((*leading, *shape)).astype("f") for shape in ((37, 50), (50, 100)))
+    bench = Bench(matmul.KERNELS, "matmul", [a, b])
+    bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4))
