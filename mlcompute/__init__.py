@@ -117,6 +117,7 @@ from mlcompute.tensor_data import TensorData
 from mlcompute.training import TrainingGraph
 
 if TYPE_CHECKING:
+    from mlcompute import data
     from mlcompute.debug.gradients import GradientReport, check_gradients
     from mlcompute.generation import NextToken, generate
     from mlcompute.optimizers.lbfgs import LBFGS
@@ -259,6 +260,7 @@ __all__ = [
     "check_gradients",
     "concatenate",
     "cross_entropy",
+    "data",
     "debug",
     "debug_description",
     "from_state_dict",
@@ -291,6 +293,7 @@ _LATER = {
     "metrics": "mlcompute.trainer",
     "schedules": "mlcompute.trainer",
     "check_gradients": "mlcompute.debug.gradients",
+    "data": "mlcompute.data",
     "Checkpoint": "mlcompute.saving",
     "RestoreReport": "mlcompute.saving",
     "Evaluation": "mlcompute.runs",
@@ -307,7 +310,8 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'mlcompute' has no attribute {name!r}{advice_for_attribute(name)}")
-    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    module = importlib.import_module(_LATER[name])
+    value = globals()[name] = module if name == "data" else getattr(module, name)
     return value
 
 

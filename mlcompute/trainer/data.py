@@ -99,6 +99,8 @@ class Data(ABC):
 
     #: How many samples there are; None when only going through them tells.
     count: int | None = None
+    #: How it was made from a file, as plain data that checkpoints keep; None: it came as it is.
+    preparation: dict[str, Any] | None = None
 
     @abstractmethod
     def batches(
@@ -183,7 +185,9 @@ class Arrays(Data):
 
     def _part(self, who: str, rows: slice) -> Arrays:
         inputs, labels, weights = ([one.part(rows) for one in columns] for columns in self._columns)
-        return Arrays(who, inputs, labels, weights)
+        part = Arrays(who, inputs, labels, weights)
+        part.preparation = self.preparation
+        return part
 
     @property
     def labels(self) -> list[Column]:
@@ -404,6 +408,11 @@ def data_from(who: str, feed: Feed, x: Any, y: Any = None, weights: Any = None, 
     """The data a user gave: arrays (one, a list in the inputs' order, or by name), or an iterable of batches."""
     if isinstance(x, Data):
         return x
+    if hasattr(type(x), "data_for"):  # a Dataset
+        if y is not None or weights is not None:
+            raise DataError(f"{who}: {type(x).__name__} has labels of its own", fix="leave y and sample_weight out")
+        made: Data = x.data_for(who, feed, only_inputs)
+        return made
     if only_inputs:
         feed = Feed(feed.inputs, {}, {}, feed.batch, shared=feed.shared)
     is_array = hasattr(x, "__array__") or hasattr(x, "__dlpack__") or hasattr(x, "shape")

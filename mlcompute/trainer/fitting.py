@@ -483,7 +483,8 @@ class Fitting:
             "history": history,
             "weights": "evaluated" if trained is not None else "trained",
         }
-        return {"trainer": plain}, arrays
+        prepared = self.plan.data.preparation
+        return {"trainer": plain} | ({} if prepared is None else {"data": prepared}), arrays
 
     def _trained_names(self, old: bool = False) -> list[str]:
         """What the weights being trained are called in a file whose own weights are others."""

@@ -244,7 +244,7 @@ class Trainer:
                       by name; labels may be integer class labels, (n,), or (n, length) for sequences. Or x alone: a
                       dict of inputs and labels; an iterable of (inputs, labels) batches, of such dicts, or of single
                       samples, as PyTorch's loaders and datasets; or a function of the number of the epoch that gives
-                      one
+                      one; or a Dataset of `mlc.data`, which brings labels and validation
         batch_size    by default, and at most, what the graph was built for
         last_batch    what becomes of a batch with fewer samples. "smaller": it is run as it is. Some graphs, imported
                       ones above all, run full batches only. "pad": it is filled up with samples that count neither in
@@ -281,6 +281,8 @@ class Trainer:
         if validation_split is not None and validation is not None:
             raise DataError(f"{who}: validation and validation_split were both given", fix="give one of them")
         tables: dict[str, Array] = {}
+        if validation is None and validation_split is None and hasattr(type(x), "data_for"):
+            validation = x.validation  # a Dataset brings its own
         if class_weight is not None:
             tables = self.model.class_weights(who, class_weight, lambda name: self._class_numbers(who, x, y, name))
         data = data_from(who, replace(self.model.feed, class_weights=tables), x, y, sample_weight)

@@ -1,0 +1,36 @@
+"""Your own data: tables, images, arrays, texts and time series, ready for `Trainer.fit`.
+
+dataset.py    samples, labels and what is known about them     preparation.py  what checkpoints keep of it
+table.py      CSV, TSV and Parquet, with columns.py            images.py       a folder per class
+arrays.py     memory, .npz, MNIST's files, digits              text.py         characters and bytes
+series.py     windows of a time series                         augmenting.py   images changed at random
+splitting.py  what is held out                                 batches.py      made ahead, on threads
+target.py     classes or numbers                               loading.py      any of them, by its name
+"""
+
+from mlcompute.data.arrays import arrays, digits, read_idx, read_npz
+from mlcompute.data.augmenting import Augment
+from mlcompute.data.dataset import Dataset
+from mlcompute.data.images import images
+from mlcompute.data.loading import load
+from mlcompute.data.preparation import Preparation, preparation_of
+from mlcompute.data.table import iris, read_csv, read_parquet
+from mlcompute.data.text import sums, text
+
+__all__ = [
+    "Augment",
+    "Dataset",
+    "Preparation",
+    "arrays",
+    "digits",
+    "images",
+    "iris",
+    "load",
+    "preparation_of",
+    "read_csv",
+    "read_idx",
+    "read_npz",
+    "read_parquet",
+    "sums",
+    "text",
+]

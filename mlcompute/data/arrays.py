@@ -1,0 +1,300 @@
+"""Arrays: in memory, in .npz and .npy files, in MNIST's file format, and the digits that come with the package."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zipfile
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path as FilePath
+from typing import Any, Literal
+
+import numpy as np
+
+from mlcompute.data.dataset import Dataset
+from mlcompute.data.places import existing
+from mlcompute.data.preparation import Path, Preparation
+from mlcompute.data.splitting import Split
+from mlcompute.data.target import Array, Target, Task, listed
+from mlcompute.errors import DataError
+
+Layout = Literal["images", "channels last images", "grey images", "samples"]
+_HERE = FilePath(__file__).parent
+#: Numbers of channels by which images with channels last are told apart.
+_CHANNELS = (1, 3, 4)
+
+
+@dataclass(frozen=True)
+class ArrayPreparation(Preparation):
+    """What becomes of arrays.
+
+    shape      of a sample as it is fed
+    layout     how samples are given: as they are fed, or as images of another layout
+    mean, std  of every feature, or empty: x = (given - mean) / std;   images: x = given / std
+    """
+
+    kind = "arrays"
+    shape: tuple[int, ...]
+    layout: Layout
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def read(self, path: Path, *, labels: bool = True) -> Dataset:
+        from mlcompute.data.images import is_images, read_images
+
+        place = FilePath(path)
+        if place.is_dir() and any(place.glob("t10k-images*")):
+            found = read_idx_folder(place)
+        elif len(self.shape) == 3 and is_images(place):
+            x, names = read_images(place, self.shape)
+            return Dataset(place.name, x, None, self, sample_names=names)
+        else:
+            found = read_arrays(existing(place))
+        who, name = str(path), "test" if "x_test" in found else "train"
+        if f"x_{name}" not in found:
+            raise DataError(f"{who}: lacks x", found=listed(list(found)), expected="samples as x or x_test")
+        y = found.get(f"y_{name}") if labels else None
+        if labels and y is None:
+            raise DataError(f"{who}: lacks labels", found=listed(list(found)), expected=f"y or y_{name}")
+        return self.dataset(who, found[f"x_{name}"], y)
+
+    def dataset(self, who: str, x: Array, y: Array | None) -> Dataset:
+        """Samples, checked and prepared."""
+        moved = _channels_first(numeric(who, "x", x), self.layout)
+        if moved.shape[1:] != self.shape:
+            raise DataError(
+                f"{who}: samples of shape {moved.shape[1:]}, the model was trained with {self.shape}",
+                given=f"{x.dtype} array of shape {x.shape}",
+            )
+        if y is not None and len(x) != len(y):
+            raise DataError(f"{who}: {len(x)} samples but {len(y)} labels", fix="give a label for every sample")
+        labels = None if y is None or self.target is None else self.target.encode(who, y)
+        return Dataset(FilePath(who).stem, self.standardized(moved), labels, self)
+
+    def standardized(self, x: Array) -> Array:
+        """Samples as a network is fed them."""
+        if self.layout != "samples":
+            return (x / np.float32(self.std[0])).astype(np.float32, copy=False) if self.std[0] != 1 else _float(x)
+        return ((x - np.array(self.mean)) / np.array(self.std)).astype(np.float32) if self.mean else _float(x)
+
+
+def arrays(
+    x: Any,
+    y: Any,
+    *,
+    task: Task | None = None,
+    images: bool | None = None,
+    standardize: bool = True,
+    validation: float = 0.2,
+    test: float = 0.0,
+    seed: int = 0,
+    name: str = "arrays",
+) -> Dataset:
+    """Samples in memory, on axis 0 of arrays.
+
+    x            (n, features); images (n, h, w), (n, h, w, c) or (n, c, h, w); sequences (n, length, features)
+    y            labels: text or whole numbers for classes, other numbers to be predicted
+    images       are samples with two axes, (n, h, w), images? By default those of bytes are
+    standardize  features get mean 0 and standard deviation 1, images of bytes values from 0 to 1
+    """
+    given = {"x_train": np.asarray(x), "y_train": np.asarray(y)}
+    return dataset_of(name, given, task, images, standardize, Split(validation, test, seed))
+
+
+def read_npz(
+    path: Path,
+    *,
+    task: Task | None = None,
+    images: bool | None = None,
+    standardize: bool = True,
+    validation: float | Path = 0.2,
+    test: float = 0.0,
+    seed: int = 0,
+) -> Dataset:
+    """A .npz file with arrays x and y, or x_train and y_train; x_val, x_test and their labels if there are any.
+
+    Without x_val, x_test is used for validation; without both, a share is held out. See `arrays`.
+    """
+    found = read_arrays(existing(path))
+    if isinstance(validation, (str, os.PathLike)):
+        data = dataset_of(str(path), found, task, images, standardize, Split(0.0, test, seed))
+        return replace(data, validation=data.preparation.read(validation))
+    return dataset_of(str(path), found, task, images, standardize, Split(validation, test, seed))
+
+
+def read_idx(path: Path, *, validation: float = 0.2, seed: int = 0) -> Dataset:
+    """A folder in MNIST's file format: train-images, train-labels and, for validation, t10k-images, t10k-labels."""
+    return dataset_of(str(path), read_idx_folder(existing(path, folder=True)), split=Split(validation, 0.0, seed))
+
+
+def digits(*, validation: float = 0.2, test: float = 0.0, seed: int = 0) -> Dataset:
+    """1,797 handwritten digits, 8 x 8 grey pixels: the test set of the UCI Optical Recognition of Handwritten Digits.
+
+    E. Alpaydin and C. Kaynak, 1998, as scikit-learn distributes it (BSD licence); it comes with the package.
+    """
+    found = read_arrays(_HERE / "digits.npz")
+    # Pixels are counts from 0 to 16; those of the others would be bytes.
+    x = found["x_train"][:, None].astype(np.float32) / 16
+    return dataset_of("digits", {**found, "x_train": x}, split=Split(validation, test, seed))
+
+
+def dataset_of(
+    who: str,
+    found: dict[str, Array],
+    task: Task | None = None,
+    images: bool | None = None,
+    standardize: bool = True,
+    split: Split = Split(),  # noqa: B008  frozen
+) -> Dataset:
+    """A dataset from arrays by their usual names."""
+    for name in ("x_train", "y_train"):
+        if name not in found:
+            raise DataError(
+                f"{who}: lacks {name.removesuffix('_train')}",
+                found=listed(list(found)) or "nothing",
+                expected="arrays x and y, or x_train and y_train; np.savez(path, x=..., y=...) writes them",
+            )
+    given, y = numeric(who, "x", found["x_train"]), _labels(who, found["y_train"])
+    if not len(given) or given.ndim < 2:
+        what = "there are no samples" if not len(given) else f"x has shape {given.shape}"
+        raise DataError(f"{who}: {what}", expected="samples on axis 0: (n, features), (n, height, width) ...")
+    layout = _layout(given, images)
+    x = _channels_first(given, layout)
+    every = np.concatenate([y, *(_labels(who, found[k]) for k in ("y_val", "y_test") if k in found)])
+    target = Target.of(who, "y", every, task, every.dtype.kind in "iu")
+    if len(x) != len(y):
+        raise DataError(f"{who}: {len(x)} samples but {len(y)} labels", fix="give a label for every sample")
+    codes = target.encode(who, y)
+    own = [name for name in ("val", "test") if f"x_{name}" in found and f"y_{name}" in found]
+    split = Split(0.0, 0.0, split.seed) if own else split
+    parts = split.parts(who, len(x), codes if target.classes else None)
+    if standardize:
+        target = target.standardized(codes[parts.train])
+    mean, std = _statistics(x[parts.train], layout, standardize)
+    preparation = ArrayPreparation(target, split, x.shape[1:], layout, mean, std)
+    whole = preparation.dataset(who, given, y)
+    data = replace(whole, notes=_notes(preparation, given, codes)).in_parts(parts)
+    held = {name: preparation.dataset(who, found[f"x_{name}"], _labels(who, found[f"y_{name}"])) for name in own}
+    if "val" in held:
+        return replace(data, validation=held["val"], test=held.get("test"))
+    return replace(data, validation=held["test"]) if held else data
+
+
+def _notes(preparation: ArrayPreparation, given: Array, codes: Array) -> tuple[str, ...]:
+    shape, target = preparation.shape, preparation.target
+    assert target is not None
+    notes = [f"x  {given.dtype} {given.shape}"]
+    if preparation.layout == "grey images":
+        notes[0] += f": grey images, fed as {shape} each"
+    elif preparation.layout == "channels last images":
+        notes[0] += f": images with channels last, fed with channels first, {shape} each"
+    if preparation.mean:
+        notes[0] += ", standardised"
+    elif preparation.layout != "samples" and preparation.std[0] != 1:
+        notes[0] += f", divided by {preparation.std[0]:g}"
+    return (*notes, f"y  {target.described(codes if target.classes else None)}")
+
+
+def numeric(who: str, name: str, array: Array) -> Array:
+    """An array of finite numbers."""
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{who}: {name} is made of {array.dtype}", expected="numbers")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        where = np.argwhere(~np.isfinite(array))[0]
+        raise DataError(
+            f"{who}: {name} is {array[tuple(where)]} in sample {where[0]}",
+            fix="fill in what is missing, or leave these samples out",
+        )
+    return array
+
+
+def _labels(who: str, y: Array) -> Array:
+    """Labels (n,) or numbers (n, outputs); one-hot rows become the number of their 1."""
+    if y.dtype.kind == "f":
+        numeric(who, "y", y)
+    y = y.reshape(len(y)) if y.ndim == 2 and y.shape[1] == 1 else y
+    is_one_hot = y.ndim == 2 and y.dtype.kind in "buif" and bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all())
+    return y.argmax(axis=1) if is_one_hot else y
+
+
+def _layout(x: Array, images: bool | None) -> Layout:
+    if x.ndim == 3 and (images or (images is None and x.dtype == np.uint8)):
+        return "grey images"
+    if x.ndim != 4 or images is False:
+        return "samples"
+    return "channels last images" if x.shape[3] in _CHANNELS and x.shape[1] not in _CHANNELS else "images"
+
+
+def _channels_first(x: Array, layout: Layout) -> Array:
+    if layout == "grey images" and x.ndim == 3:
+        return x[:, None]
+    if layout == "channels last images" and x.ndim == 4:
+        return np.ascontiguousarray(np.moveaxis(x, 3, 1))
+    return x
+
+
+def _statistics(x: Array, layout: Layout, standardize: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(mean, std) of the features; of images nothing and the largest value, where they are bytes."""
+    if layout != "samples":
+        is_bytes = standardize and (x.dtype == np.uint8 or (x.size > 0 and float(x.max()) > 32 and float(x.min()) >= 0))
+        return (), (255.0 if is_bytes else 1.0,)
+    if not standardize or not len(x):
+        return (), ()
+    axes = tuple(range(x.ndim - 1))
+    mean, std = x.mean(axis=axes, dtype=np.float64), x.std(axis=axes, dtype=np.float64)
+    return tuple(map(float, mean)), tuple(float(one) if one > 0 else 1.0 for one in std)
+
+
+def _float(x: Array) -> Array:
+    return x.astype(np.float32, copy=False)
+
+
+def read_arrays(path: FilePath) -> dict[str, Array]:
+    """The arrays in a .npz file, those called x and y as x_train and y_train; of a .npy file its only one."""
+    try:
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            return {"x_train": file}
+        with file:
+            found = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        fix = "write text labels as y.astype(str), and samples as one array of numbers" if "pickle" in str(error) else ""
+        raise DataError(f"{path}: cannot be read as {path.suffix or '.npz'}: {error}", fix=fix) from error
+    usual = {"x": "x_train", "y": "y_train", "x_valid": "x_val", "y_valid": "y_val"}
+    return {usual.get(name, name): array for name, array in found.items()}
+
+
+def read_idx_folder(folder: FilePath) -> dict[str, Array]:
+    """Images as bytes and their labels, from IDX files."""
+    found = {}
+    for part, name in (("train", "train"), ("t10k", "test")):
+        for kind, short in (("images", "x"), ("labels", "y")):
+            files = sorted(path for path in folder.glob(f"{part}-{kind}*") if path.is_file())
+            if files:
+                found[f"{short}_{name}"] = read_idx_file(files[0])
+            elif f"x_{name}" in found or name == "train":
+                axes = 3 if kind == "images" else 1
+                raise DataError(f"{folder}: there is no file {part}-{kind}-idx{axes}-ubyte[.gz]")
+    for name in ("train", "test"):
+        if f"x_{name}" in found:
+            x, y = found[f"x_{name}"], found[f"y_{name}"]
+            if x.ndim != 3 or y.shape != x.shape[:1] or not len(x):
+                raise DataError(f"{folder}: {name} has images {x.shape} but labels {y.shape}")
+    return found
+
+
+def read_idx_file(path: FilePath) -> Array:
+    """The array in an IDX file of unsigned bytes, gzipped or not: 0, 0, 8, axes, then big-endian extents, then data."""
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
+        raise DataError(f"{path}: this is no IDX file of unsigned bytes")
+    start = 4 + 4 * raw[3]
+    shape = tuple(np.frombuffer(raw[4:start], ">u4").tolist())
+    needed = int(np.prod(shape, dtype=object))
+    if len(raw) - start != needed:
+        raise DataError(f"{path}: {shape} needs {needed} bytes of data, the file has {len(raw) - start}")
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)

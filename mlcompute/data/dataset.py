@@ -1,0 +1,167 @@
+"""Dataset: samples with their labels, ready for `Trainer.fit`, and what is known about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlcompute.data.augmenting import Augment
+from mlcompute.data.splitting import Parts
+from mlcompute.data.target import Array
+from mlcompute.enums import DataType
+from mlcompute.errors import DataError
+from mlcompute.trainer.data import Data, Feed, data_from
+
+if TYPE_CHECKING:
+    from mlcompute.data.preparation import Preparation
+    from mlcompute.graph import Graph
+    from mlcompute.tensor import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Samples to learn from; `Trainer.fit` takes it as it is, and validates with its `validation`.
+
+    x            (n, ...), or arrays by name where there are several inputs
+    y            integer class labels (n,), or numbers (n, outputs); None: there are no labels
+    preparation  how it was made from a file; checkpoints keep it, so that `predict` does the same
+    validation, test  samples of the same kind that are not learned from; None where there are none
+    notes        what was decided on the way, a line each
+    scale        x is multiplied by it when a batch is made: images are kept as bytes
+    augment      how images are changed while learning
+    sample_names what each sample is called, where it has a name: the file of an image
+
+    >>> import mlcompute as mlc
+    >>> digits = mlc.data.digits()
+    >>> len(digits), digits.shape, digits.outputs, len(digits.validation)
+    (1438, (1, 8, 8), 10, 359)
+    """
+
+    name: str
+    x: Any
+    y: Any
+    preparation: Preparation
+    validation: Dataset | None = None
+    test: Dataset | None = None
+    notes: tuple[str, ...] = ()
+    scale: float = 1.0
+    augment: Augment | None = None
+    sample_names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(next(iter(self.x.values())) if isinstance(self.x, Mapping) else self.x)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a sample of the first input."""
+        first = next(iter(self.x.values())) if isinstance(self.x, Mapping) else self.x
+        return tuple(first.shape[1:])
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes; empty where numbers are predicted."""
+        return self.preparation.classes
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a network for it has: one per class, or one per number to be predicted."""
+        return self.preparation.outputs
+
+    @property
+    def loss(self) -> str:
+        """The loss a network for it usually has."""
+        return "softmax_cross_entropy" if self.classes else "mse"
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics people look at first."""
+        return ["accuracy"] if self.classes else ["r2"]
+
+    def input(self, graph: Graph, batch: int) -> Tensor:
+        """The input of a graph for it. Categories with many values are embedded and stand behind the numbers."""
+        from mlcompute.building.expressions import concatenate
+
+        arrays = self.x if isinstance(self.x, Mapping) else {"x": self.x}
+        parts = []
+        for name, array in arrays.items():
+            is_whole = array.dtype.kind == "i"
+            kind = DataType.INT64 if is_whole else DataType.FLOAT32
+            x = graph.input((batch, *array.shape[1:]), name, data_type=kind)
+            if is_whole and len(arrays) > 1:
+                count = self.preparation.counts[name]
+                x = graph.embedding(x, count, min(50, (count + 1) // 2), name=f"{name} embedding")
+            parts.append(x)
+        return parts[0] if len(parts) == 1 else concatenate(parts, 1)
+
+    def augmented(self, augment: Augment | None = None, **changes: Any) -> Dataset:
+        """The same samples, changed at random in every epoch: `augmented(flip=True, crop=4)`, as `Augment` has it."""
+        wanted = augment or Augment(**changes)
+        if len(self.shape) != 3 or isinstance(self.x, Mapping):
+            raise DataError(f"{self.name}: only images are augmented", given=f"samples of shape {self.shape}")
+        if wanted.mixup and not self.classes:
+            raise DataError(f"{self.name}: mixup mixes classes, and numbers are predicted", fix="leave mixup out")
+        return replace(self, augment=wanted)
+
+    def part(self, numbers: Array) -> Dataset:
+        """Some of the samples, by their numbers."""
+        x: Any = self.x
+        if isinstance(x, Mapping):
+            x = {key: array[numbers] for key, array in x.items()}
+        else:
+            x = x[numbers] if isinstance(x, np.ndarray) else x.part(numbers)
+        y = None if self.y is None else self.y[numbers]
+        names = tuple(self.sample_names[k] for k in numbers) if self.sample_names else ()
+        return Dataset(self.name, x, y, self.preparation, scale=self.scale, sample_names=names)
+
+    def in_parts(self, parts: Parts) -> Dataset:
+        """The samples to learn from, with those held out beside them."""
+        held = [self.part(numbers) if len(numbers) else None for numbers in parts[1:]]
+        train = self if len(parts.train) == len(self) else self.part(parts.train)
+        return replace(train, validation=held[0], test=held[1], notes=self.notes, augment=self.augment)
+
+    def batch(self, numbers: Array, epoch: int = 0) -> tuple[Any, Any]:
+        """(x, y) of some samples, as the network is fed them in an epoch."""
+        if isinstance(self.x, Mapping):
+            return {name: array[numbers] for name, array in self.x.items()}, None if self.y is None else self.y[numbers]
+        y = None if self.y is None else self.y[numbers]
+        x = self.values(np.asarray(numbers))
+        return (x, y) if self.augment is None else self.augment.apply(x, y, numbers, epoch, self)
+
+    def values(self, numbers: Array) -> Array:
+        """x of some samples, without changes."""
+        x: Array = self.x[numbers]
+        return x if x.dtype.kind == "i" else x.astype(np.float32) * np.float32(self.scale)
+
+    def data_for(self, who: str, feed: Feed, only_inputs: bool = False) -> Data:
+        """What `Trainer` goes through: arrays, or batches made on threads of their own."""
+        from mlcompute.data.batches import Prepared
+
+        has_labels = bool(feed.labels) and not only_inputs
+        if self.augment is not None or self.scale != 1.0 or not isinstance(self.x, (np.ndarray, Mapping)):
+            data: Data = Prepared(who, feed, self, only_inputs or not has_labels)
+        else:
+            data = data_from(who, feed, self.x, self.y if has_labels else None, only_inputs=only_inputs)
+        data.preparation = self.preparation.state()
+        return data
+
+    def summary(self) -> dict[str, Any]:
+        """What it is, as plain data."""
+        held = {"validation": self.validation, "test": self.test}
+        return {
+            "name": self.name,
+            "samples": len(self),
+            **{name: len(part) for name, part in held.items() if part is not None},
+            "shape": list(self.shape),
+            "classes": list(self.classes),
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        held = [(self.validation, "validation"), (self.test, "testing")]
+        parts = "".join(f", {len(part):,} for {what}" for part, what in held if part is not None)
+        return "\n".join([f"{self.name}: {len(self):,} samples{parts}", *(f"  {note}" for note in self.notes)])
+
+    __repr__ = __str__

@@ -1,0 +1,100 @@
+"""Preparation: how files become what a network is fed, and predictions what people read. Kept in checkpoints."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mlcompute.data.splitting import Split
+from mlcompute.data.target import Array, Target
+from mlcompute.errors import DataError
+
+if TYPE_CHECKING:
+    from mlcompute.data.dataset import Dataset
+
+Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Preparation(ABC):
+    """What was learned about the training data: everything that other data of its kind needs to be read alike.
+
+    target  what is predicted; None: the next token of a text, or nothing
+    split   which samples were held out
+    """
+
+    kind: ClassVar[str]
+    target: Target | None
+    split: Split
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes; empty where numbers are predicted."""
+        return self.target.classes if self.target else ()
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a network has."""
+        return self.target.outputs if self.target else 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many values an input of whole numbers can have, by its name."""
+        return {}
+
+    @abstractmethod
+    def read(self, path: Path, *, labels: bool = True) -> Dataset:
+        """All samples of another file, prepared as the training data was.
+
+        labels  False: labels that may be there are left alone
+        """
+
+    def answers(self, predictions: Array) -> Array:
+        """Predictions as people write them: names of classes, or numbers in the target's own units."""
+        return predictions if self.target is None else self.target.decode(predictions)
+
+    def state(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        return {"kind": self.kind, **asdict(self)}
+
+    @classmethod
+    def restored(cls, fields: dict[str, Any]) -> Preparation:
+        """From what `state` gave."""
+        return cls(**fields)
+
+
+def preparation_from(state: Mapping[str, Any]) -> Preparation:
+    """The preparation that a checkpoint keeps."""
+    from mlcompute.data.arrays import ArrayPreparation
+    from mlcompute.data.images import ImagePreparation
+    from mlcompute.data.series import SeriesPreparation
+    from mlcompute.data.table import TablePreparation
+    from mlcompute.data.text import TextPreparation
+
+    every = (ArrayPreparation, ImagePreparation, SeriesPreparation, TablePreparation, TextPreparation)
+    fields = dict(state)
+    kinds: dict[str, type[Preparation]] = {one.kind: one for one in every}
+    kind = kinds.get(fields.pop("kind", ""))
+    if kind is None:
+        raise DataError(f"the checkpoint was trained on data of the kind {state.get('kind')!r}, which is not known")
+    target = fields["target"]
+    fields["target"] = target and Target(**{name: _tuple(value) for name, value in target.items()})
+    fields["split"] = Split(**fields["split"])
+    return kind.restored({name: _tuple(value) for name, value in fields.items()})
+
+
+def preparation_of(checkpoint: Path) -> Preparation | None:
+    """How the data was prepared that a checkpoint was trained on; None: it was trained on plain arrays."""
+    from mlcompute.saving import Checkpoint
+
+    with Checkpoint(checkpoint) as file:
+        progress = file.progress
+        state = progress.get("data") if isinstance(progress, dict) else None
+    return None if state is None else preparation_from(state)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

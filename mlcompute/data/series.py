@@ -1,0 +1,117 @@
+"""Time series: windows of the lines of a table, to predict what comes after them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+
+from mlcompute.data.columns import Column, Frame, Kind, guessed, learned
+from mlcompute.data.dataset import Dataset
+from mlcompute.data.preparation import Path, Preparation
+from mlcompute.data.splitting import Parts, Split
+from mlcompute.data.target import Array, Target
+from mlcompute.errors import DataError
+
+
+@dataclass(frozen=True)
+class SeriesPreparation(Preparation):
+    """x: (n, window, features), standardised lines in a row;   y: the target `ahead` lines after the last of them."""
+
+    kind = "series"
+    columns: tuple[Column, ...]
+    options: dict[str, Any]
+    window: int
+    ahead: int
+
+    def read(self, path: Path, *, labels: bool = True) -> Dataset:
+        from mlcompute.data.table import read_frame
+
+        return self.dataset(read_frame(path, self.options), labels)
+
+    def dataset(self, frame: Frame, labels: bool = True) -> Dataset:
+        """Every window of a table; without labels also those whose future is not in it."""
+        from mlcompute.data.table import TablePreparation, find_target
+
+        assert self.target is not None
+        name = find_target(frame, self.target.name)
+        values = TablePreparation(None, self.split, self.columns, {}).dataset(frame, labels=False).x
+        count = _count(frame, self.window, self.ahead if labels else 0)
+        # A view: window k is rows k ... k + window - 1.
+        x = np.lib.stride_tricks.sliding_window_view(values, self.window, axis=0)[:count].swapaxes(1, 2)
+        y = None
+        if labels:
+            last = self.window - 1 + self.ahead
+            y = self.target.encode(frame.who, known(frame, name)[last : last + count])
+        ends = tuple(f"after {frame.at(k + self.window - 1)}" for k in range(count))
+        return Dataset(FilePath(frame.who).name, np.ascontiguousarray(x), y, self, sample_names=ends)
+
+    @classmethod
+    def restored(cls, fields: dict[str, Any]) -> Preparation:
+        columns = [{**column, "values": tuple(column["values"])} for column in fields.pop("columns")]
+        return cls(columns=tuple(Column(**column) for column in columns), **fields)
+
+
+def series(
+    frame: Frame,
+    name: str,
+    kinds: Mapping[str, Kind],
+    validation: float | Path,
+    split: Split,
+    window: int,
+    ahead: int,
+    options: dict[str, Any],
+) -> Dataset:
+    """Windows of a table. What is held out comes last, and no window reaches from one part into the other."""
+    who = frame.who
+    if window < 1 or ahead < 1:
+        raise DataError(f"{who}: window is {window}, ahead is {ahead}", expected="1 or more lines")
+    values = known(frame, name)
+    count = _count(frame, window, ahead)
+    parts = split.parts(who, count)
+    # The windows before a part share lines with it: those to learn from end before it begins.
+    reach = window - 1 + ahead
+    first = parts.train[: len(parts.train) - reach if len(parts.train) < count else count]
+    if not len(first):
+        raise DataError(
+            f"{who}: {len(values)} lines leave no window of {window} to learn from",
+            fix="give a longer series or a shorter window, or hold out less",
+        )
+    rows = np.arange(first[-1] + window)
+    target = Target.of(who, name, values, "regression", False)
+    target = target.standardized(values[window - 1 + ahead :][first][:, None])
+    asked: dict[str, Kind] = {one: "number" for one in frame.columns if guessed(frame, one) == "number"}
+    columns = [learned(frame, one, kinds.get(one, asked.get(one)), rows) for one in frame.columns]
+    preparation = SeriesPreparation(target, split, tuple(columns), options, window, ahead)
+    whole = preparation.dataset(frame)
+    width = max(len(one) for one in frame.columns)
+    notes = [f"{column.name:<{width}}  {column.kind:<8}  {column.why}" for column in columns]
+    notes.append(f"x: {window} lines in a row;  y: {name!r}, {ahead} line{'s'[: ahead > 1]} later, {target.described()}")
+    data = replace(whole, notes=tuple(notes)).in_parts(Parts(first, parts.validation, parts.test))
+    if isinstance(validation, (str, os.PathLike)):
+        return replace(data, validation=preparation.read(validation))
+    return data
+
+
+def known(frame: Frame, name: str) -> Array:
+    """The numbers of a column; refused where it has others, or none."""
+    from mlcompute.data.table import target_values
+
+    values = target_values(frame, name)
+    if values.dtype.kind != "f":
+        raise DataError(f"{frame.who}: {name!r} is not made of numbers: it cannot be forecast", fix="choose another")
+    return values
+
+
+def _count(frame: Frame, window: int, ahead: int) -> int:
+    count = len(frame.lines) - window + 1 - ahead
+    if count < 1:
+        raise DataError(
+            f"{frame.who}: {len(frame.lines)} lines hold no window of {window}" + (f" and {ahead} ahead" if ahead else ""),
+            fix="give a longer series, or a shorter window",
+        )
+    return count

@@ -1,0 +1,60 @@
+"""Which samples a model learns from and which are held out: a function of seed, labels and shares, nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from mlcompute.data.target import Array
+from mlcompute.errors import DataError
+
+
+class Parts(NamedTuple):
+    """Numbers of samples, each part in their order."""
+
+    train: Array
+    validation: Array
+    test: Array
+
+
+@dataclass(frozen=True)
+class Split:
+    """Shares of the samples that are held out.
+
+    in_order  the last samples are, as of a text or a time series; else random ones, of every class its share
+    """
+
+    validation: float = 0.2
+    test: float = 0.0
+    seed: int = 0
+    in_order: bool = False
+
+    def parts(self, who: str, count: int, classes: Array | None = None) -> Parts:
+        """The samples of each part; a share of less than one sample is none."""
+        if not (0 <= self.validation and 0 <= self.test and self.validation + self.test < 1):
+            raise DataError(
+                f"{who}: {self.validation:g} of the samples for validation and {self.test:g} for testing",
+                expected="shares from 0, together below 1, so that some are left to learn from",
+            )
+        held = int(count * self.validation), int(count * self.test)
+        if self.in_order:
+            first, second = count - sum(held), count - held[1]
+            return Parts(np.arange(first), np.arange(first, second), np.arange(second, count))
+        order = np.random.default_rng(self.seed).permutation(count)
+        alone = np.zeros(count, bool)
+        if classes is not None:
+            order = order[np.argsort(classes[order], kind="stable")]
+            alone = (np.bincount(classes)[classes] == 1)[order]
+        test = _every(order[~alone], held[1])
+        rest = order[~np.isin(order, test) & ~alone]
+        validation = _every(rest, min(held[0], max(len(rest) - 1, 0)))
+        taken = np.concatenate([test, validation])
+        return Parts(np.setdiff1d(np.arange(count), taken), np.sort(validation), np.sort(test))
+
+
+def _every(order: Array, held: int) -> Array:
+    """So many of a list, evenly along it: sorted by class, every class gives its share."""
+    steps = np.arange(len(order) + 1) * held // max(len(order), 1)
+    return order[np.diff(steps) > 0]

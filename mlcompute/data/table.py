@@ -1,0 +1,235 @@
+"""Tables: CSV, TSV and Parquet files, a sample per line and a column to be predicted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+
+from mlcompute.data import csv_file, parquet_file
+from mlcompute.data.columns import KINDS, Column, Frame, Kind, as_text, guessed, is_missing, learned
+from mlcompute.data.dataset import Dataset
+from mlcompute.data.places import existing
+from mlcompute.data.preparation import Path, Preparation
+from mlcompute.data.splitting import Split
+from mlcompute.data.target import Array, Target, Task, closest, listed, looks_like_classes
+from mlcompute.errors import DataError
+
+_IRIS = FilePath(__file__).parent / "iris.csv"
+#: Columns that are taken for the target where none is named.
+_USUAL = ("target", "label", "class", "y")
+
+
+@dataclass(frozen=True)
+class TablePreparation(Preparation):
+    """Columns in the order they are fed, and how the file is read.
+
+    options  of `csv_file.read_frame`
+    """
+
+    kind = "table"
+    columns: tuple[Column, ...]
+    options: dict[str, Any]
+
+    @property
+    def features(self) -> list[str]:
+        """The columns of x."""
+        return [feature for column in self.columns for feature in column.features]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {column.name: len(column.values) + 1 for column in self.columns if column.is_embedded}
+
+    def read(self, path: Path, *, labels: bool = True) -> Dataset:
+        frame = read_frame(path, self.options)
+        return self.dataset(frame, labels)
+
+    def dataset(self, frame: Frame, labels: bool = True) -> Dataset:
+        """The samples of a table."""
+        missing = [column.name for column in self.columns if column.kind != "ignored"]
+        missing = [name for name in missing if name not in frame.columns]
+        if missing:
+            raise DataError(
+                f"{frame.who}: lacks the column {missing[0]!r}, which the model was trained with",
+                columns=listed(list(frame.columns)),
+                fix=closest(missing[0], list(frame.columns)),
+            )
+        y = None
+        if labels and self.target is not None:
+            raw = target_values(frame, find_target(frame, self.target.name))
+            y = self.target.encode(frame.who, raw, [frame.at(row) for row in range(len(raw))])
+        notes = tuple(
+            f"{column.name}: {count} values that training has not seen"
+            for column in self.columns
+            if column.kind == "category" and (count := int((column.codes(frame) == 0).sum()))
+        )
+        return Dataset(FilePath(frame.who).name, self._x(frame), y, self, notes=notes)
+
+    def _x(self, frame: Frame) -> Any:
+        numbers = [array for column in self.columns if column.features for array in column.numbers(frame)]
+        embedded = {column.name: column.codes(frame) for column in self.columns if column.is_embedded}
+        x = np.stack(numbers, axis=1).astype(np.float32) if numbers else None
+        if not embedded:
+            return x
+        return embedded if x is None else {"numbers": x, **embedded}
+
+    @classmethod
+    def restored(cls, fields: dict[str, Any]) -> Preparation:
+        columns = [{**column, "values": tuple(column["values"])} for column in fields.pop("columns")]
+        return cls(columns=tuple(Column(**column) for column in columns), **fields)
+
+
+def read_csv(
+    path: Path,
+    target: str | None = None,
+    *,
+    task: Task | None = None,
+    kinds: Mapping[str, Kind] | None = None,
+    validation: float | Path = 0.2,
+    test: float = 0.0,
+    seed: int = 0,
+    window: int | None = None,
+    ahead: int = 1,
+    header: bool = True,
+    separator: str = "",
+    encoding: str = "utf-8",
+) -> Dataset:
+    """A table with a line of column names and a line per sample; fields between commas, semicolons or tabs.
+
+    target      the column to be predicted; by default one called target, label, class or y
+    task        "classification" or "regression"; by default text and few different whole numbers are classes
+    kinds       "number", "date", "category" or "ignored" for columns that would be taken for something else
+    validation  share of the samples that is held out, of every class alike; or another file
+    test        share that is held out besides, for `trainer.evaluate(data.test)`
+    window      the lines are a time series: a sample is so many of them in a row, to predict the target `ahead` lines
+                later; the last samples are held out
+
+    Numbers are standardised, categories become columns of 0 and 1 or, with many values, inputs of their own; values
+    that are missing are filled in and marked. `print(data)` shows all that was decided.
+    """
+    options = {"header": header, "separator": separator, "encoding": encoding}
+    frame = read_frame(path, options)
+    return table(frame, target, task, kinds, validation, test, seed, window, ahead, options)
+
+
+def read_parquet(
+    path: Path,
+    target: str | None = None,
+    *,
+    task: Task | None = None,
+    kinds: Mapping[str, Kind] | None = None,
+    validation: float | Path = 0.2,
+    test: float = 0.0,
+    seed: int = 0,
+    window: int | None = None,
+    ahead: int = 1,
+) -> Dataset:
+    """A table in a Parquet file, as `read_csv` reads one from text. Needs `pip install "mlcompute[parquet]"`."""
+    return table(read_frame(path, {}), target, task, kinds, validation, test, seed, window, ahead, {})
+
+
+def iris(*, validation: float = 0.2, test: float = 0.0, seed: int = 0) -> Dataset:
+    """150 iris flowers: four lengths and widths, three species. R. A. Fisher, 1936, as scikit-learn distributes it."""
+    return read_csv(_IRIS, "species", validation=validation, test=test, seed=seed)
+
+
+def table(
+    frame: Frame,
+    target: str | None,
+    task: Task | None,
+    kinds: Mapping[str, Kind] | None,
+    validation: float | Path,
+    test: float,
+    seed: int,
+    window: int | None,
+    ahead: int,
+    options: dict[str, Any],
+) -> Dataset:
+    """A table, decided about column by column."""
+    who = frame.who
+    given = dict(kinds or {})
+    _check_kinds(who, given, list(frame.columns))
+    share = 0.0 if isinstance(validation, (str, os.PathLike)) else float(validation)
+    name = find_target(frame, target)
+    if window is not None:
+        from mlcompute.data.series import series
+
+        return series(frame, name, given, validation, Split(share, test, seed, in_order=True), window, ahead, options)
+    raw = target_values(frame, name)
+    found = Target.of(who, name, raw, task, looks_like_classes(raw))
+    y = found.encode(who, raw)
+    split = Split(share, test, seed)
+    parts = split.parts(who, len(raw), y if found.classes else None)
+    found = found.standardized(y[parts.train])
+    columns = tuple(learned(frame, one, given.get(one), parts.train) for one in frame.columns if one != name)
+    if not any(column.features or column.is_embedded for column in columns):
+        raise DataError(
+            f"{who}: no column but {name!r} can be learned from",
+            columns="; ".join(f"{column.name}: {column.why}" for column in columns) or "none",
+            fix="give columns, or say what they are: kinds={'name': 'number'} (--column name=number)",
+        )
+    preparation = TablePreparation(found, split, columns, options)
+    whole = preparation.dataset(frame)
+    width = max(len(one) for one in frame.columns)
+    notes = [f"{column.name:<{width}}  {column.kind:<8}  {column.why}" for column in columns]
+    counted = whole.y if found.classes else None
+    notes.append(f"{name:<{width}}  {'target':<8}  {found.described(counted)}")
+    data = replace(whole, notes=tuple(notes)).in_parts(parts)
+    return data if share == validation else replace(data, validation=preparation.read(validation))  # type: ignore[arg-type]
+
+
+def read_frame(path: Path, options: dict[str, Any]) -> Frame:
+    """The columns of a file."""
+    place = existing(path)
+    if place.suffix == ".parquet":
+        return parquet_file.read_frame(place)
+    return csv_file.read_frame(place, **options)
+
+
+def find_target(frame: Frame, target: str | None) -> str:
+    """The column that is asked for; refused with the one that is probably meant."""
+    names = list(frame.columns)
+    if target is None:
+        usual = [name for name in names if name.lower() in _USUAL]
+        if len(usual) == 1:
+            return usual[0]
+        raise DataError(
+            f"{frame.who}: which column is to be predicted?",
+            columns=listed(names, 30),
+            fix=f"name it: target={names[-1]!r} (--target {names[-1]!r}), say",
+        )
+    if target in names:
+        return target
+    raise DataError(
+        f"{frame.who}: there is no column {target!r} to be predicted",
+        columns=listed(names, 30),
+        fix=closest(target, names),
+    )
+
+
+def target_values(frame: Frame, name: str) -> Array:
+    """What is to be predicted: text or float64; refused where values are missing."""
+    raw = frame.columns[name]
+    missing = np.isnan(raw) if raw.dtype.kind == "f" else np.array([is_missing(text) for text in raw])
+    if missing.any():
+        rows = np.flatnonzero(missing)
+        more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+        raise DataError(
+            f"{frame.who}: the target {name!r} is missing in {frame.at(int(rows[0]))}{more}",
+            fix="fill these in, or delete their lines: nothing can be learned from them",
+        )
+    if raw.dtype.kind == "f" or guessed(frame, name) != "number":
+        return raw if raw.dtype.kind == "f" else as_text(raw)
+    return Column(name, "number").numbers(frame)[0]
+
+
+def _check_kinds(who: str, kinds: Mapping[str, Kind], names: list[str]) -> None:
+    for name, kind in kinds.items():
+        if name not in names:
+            raise DataError(f"{who}: there is no column {name!r}", columns=listed(names, 30), fix=closest(name, names))
+        if kind not in KINDS:
+            raise DataError(f"{who}: column {name!r} cannot be {kind!r}", expected=" or ".join(KINDS))

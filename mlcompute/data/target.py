@@ -1,0 +1,160 @@
+"""What is to be predicted: one of some classes, or numbers."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from mlcompute.errors import DataError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Task = Literal["classification", "regression"]
+#: A column of whole numbers with at most so many different ones is taken for classes.
+MOST_CLASSES = 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """Labels as they are written, and as a network is fed them.
+
+    classes    names in the order of their numbers; empty: numbers are predicted
+    mean, std  of the numbers in training, one for each output: y = (label - mean) / std
+    """
+
+    name: str
+    classes: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a network needs."""
+        return len(self.classes) or len(self.mean)
+
+    @classmethod
+    def of(cls, who: str, name: str, labels: Array, task: Task | None, are_classes: bool) -> Target:
+        """Decide what labels are.
+
+        labels       (n,) of text or numbers, or (n, outputs) numbers
+        are_classes  what whole numbers are, where `task` does not say
+        """
+        if task not in (None, "classification", "regression"):
+            raise DataError(f"{who}: task is {task!r}", expected="'classification' or 'regression'")
+        is_text = labels.dtype.kind not in "iuf"
+        if is_text and task == "regression":
+            raise DataError(
+                f"{who}: '{name}' is not made of numbers (one is {str(labels[0])!r}): there is no regression on it",
+                fix="make it numbers, or leave the task out: it is classification",
+            )
+        if task == "classification" or (task is None and (is_text or (labels.ndim == 1 and are_classes))):
+            return cls(name, _classes(who, name, labels))
+        width = 1 if labels.ndim == 1 else int(np.prod(labels.shape[1:]))
+        if len(labels) > 1 and bool((labels == labels[:1]).all()):
+            raise DataError(f"{who}: '{name}' is {labels.flat[0]} for every sample: there is nothing to learn")
+        return cls(name, (), (0.0,) * width, (1.0,) * width)
+
+    def standardized(self, y: Array) -> Target:
+        """Numbers are predicted in units of their standard deviation, from their mean."""
+        if self.classes:
+            return self
+        mean, std = y.mean(axis=0, dtype=np.float64), y.std(axis=0, dtype=np.float64)
+        return replace(self, mean=_floats(mean), std=_floats(np.where(std > 0, std, 1.0)))
+
+    def encode(self, who: str, labels: Array, places: Sequence[object] = ()) -> Array:
+        """Labels as a network is fed them: integer class labels (n,), or float32 (n, outputs).
+
+        places  where each label stands, for messages
+        """
+        if not self.classes:
+            if labels.dtype.kind not in "iuf":
+                labels = np.asarray([float(label) for label in labels])
+            numbers = labels.reshape(len(labels), -1).astype(np.float64)
+            return ((numbers - self.mean) / self.std).astype(np.float32)
+        texts, which = np.unique(label_texts(labels), return_inverse=True)
+        numbers = np.array([self._number(who, str(text), which == k, places) for k, text in enumerate(texts)], np.int64)
+        return numbers[which.reshape(-1)] if len(texts) else np.zeros(0, np.int64)
+
+    def _number(self, who: str, text: str, where: Array, places: Sequence[object]) -> int:
+        if text in self.classes:
+            return self.classes.index(text)
+        first = int(np.flatnonzero(where)[0])
+        place = places[first] if len(places) else f"sample {first}"
+        raise DataError(
+            f"{who}: {place}: the label {text!r} was not among the classes of the training data",
+            classes=listed(self.classes),
+            fix=f"{closest(text, self.classes)}; or train again with data that has it",
+        )
+
+    def decode(self, predictions: Array) -> Array:
+        """Predictions as people write them: names of classes (n,), or numbers in their own units."""
+        if self.classes:
+            return np.array(self.classes)[predictions.argmax(axis=-1)]
+        return predictions.reshape(len(predictions), -1) * np.array(self.std) + self.mean
+
+    def described(self, y: Array | None = None) -> str:
+        """'3 classes: cat 12, dog 14, owl 9', or 'a number, mean 3.1, standard deviation 0.7'."""
+        if self.classes:
+            counts = np.bincount(y, minlength=len(self.classes)) if y is not None else None
+            named = [f"{one} {counts[k]}" if counts is not None else one for k, one in enumerate(self.classes)]
+            return f"{len(self.classes)} classes: {listed(named)}"
+        if len(self.mean) > 1:
+            return f"{len(self.mean)} numbers"
+        return f"a number, mean {self.mean[0]:.4g}, standard deviation {self.std[0]:.4g}"
+
+
+def label_texts(labels: Array) -> Array:
+    """Every label as text: 3 for 3.0."""
+    if labels.dtype.kind == "f" and bool((labels == np.round(labels)).all()):
+        labels = labels.astype(np.int64)
+    return labels.astype(str)
+
+
+def _classes(who: str, name: str, labels: Array) -> tuple[str, ...]:
+    if labels.ndim != 1:
+        raise DataError(
+            f"{who}: '{name}' has shape {labels.shape}, classes are one label per sample",
+            fix=f"give an array of shape ({len(labels)},)",
+        )
+    if labels.dtype.kind == "f" and not (labels == np.round(labels)).all():
+        odd = labels[labels != np.round(labels)][0]
+        raise DataError(f"{who}: '{name}' has {odd:g}, which is no class", fix="leave the task out: it is regression")
+    found = tuple(map(str, label_texts(np.unique(labels))))
+    if len(found) == 1:
+        raise DataError(
+            f"{who}: every sample has the class {found[0]!r}: there is nothing to tell apart",
+            fix="give samples of at least two classes, or choose another target",
+        )
+    if len(found) > 50 and 2 * len(found) > len(labels):
+        raise DataError(
+            f"{who}: '{name}' has {len(found)} classes in {len(labels)} samples",
+            fix="choose another target; numbers to be predicted are task='regression' (--task regression)",
+        )
+    return found
+
+
+def looks_like_classes(numbers: Array) -> bool:
+    """Are numbers of a table classes? Whole ones, few different ones, each several times."""
+    if numbers.ndim != 1 or (numbers.dtype.kind == "f" and not (numbers == np.round(numbers)).all()):
+        return False
+    return len(np.unique(numbers)) <= max(2, min(MOST_CLASSES, len(numbers) // 5))
+
+
+def closest(word: str, known: Sequence[str]) -> str:
+    """'did you mean price?', or all there are where nothing is near."""
+    lower = {one.lower(): one for one in reversed(known)}
+    near = difflib.get_close_matches(word.lower(), list(lower), n=1)
+    return f"did you mean {lower[near[0]]!r}?" if near else f"known are {listed(known)}"
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """Names one after the other; of many the first ones."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def _floats(values: Any) -> tuple[float, ...]:
+    return tuple(float(value) for value in np.atleast_1d(values))

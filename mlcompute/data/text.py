@@ -1,0 +1,127 @@
+"""Texts, character by character or byte by byte: pieces of one length, each with what follows every character."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path as FilePath
+from typing import Literal
+
+import numpy as np
+
+from mlcompute.data.dataset import Dataset
+from mlcompute.data.places import existing
+from mlcompute.data.preparation import Path, Preparation
+from mlcompute.data.splitting import Split
+from mlcompute.data.target import Array
+from mlcompute.errors import DataError
+
+Level = Literal["character", "byte"]
+
+
+@dataclass(frozen=True)
+class TextPreparation(Preparation):
+    """x (n, length): numbers of characters;   y (n, length): those of the characters after them.
+
+    letters  the characters in the order of their numbers; empty: bytes
+    """
+
+    kind = "text"
+    letters: str
+    length: int
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(self.letters) if self.letters else tuple(f"byte {k}" for k in range(256))
+
+    @property
+    def outputs(self) -> int:
+        return len(self.letters) or 256
+
+    def encode(self, text: str, who: str = "text") -> Array:
+        """The numbers of characters."""
+        if not self.letters:
+            return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64)
+        numbers = {letter: k for k, letter in enumerate(self.letters)}
+        strange = sorted({letter for letter in text if letter not in numbers})
+        if strange:
+            raise DataError(
+                f"{who}: the character {strange[0]!r} was not in the training text",
+                known="".join(self.letters).encode("unicode_escape").decode()[:200],
+                fix="leave it out, or train with level='byte' (--level byte), which knows every text",
+            )
+        return np.array([numbers[letter] for letter in text], np.int64)
+
+    def decode(self, numbers: Array) -> str:
+        """The text of numbers."""
+        if not self.letters:
+            return bytes(int(k) for k in numbers).decode("utf-8", errors="replace")
+        return "".join(self.letters[int(k)] for k in numbers)
+
+    def read(self, path: Path, *, labels: bool = True) -> Dataset:
+        return self.dataset(str(path), read_file(path))
+
+    def dataset(self, who: str, text: str) -> Dataset:
+        """A text in pieces; what is left at its end is left out."""
+        numbers = self.encode(text, who)
+        count = (len(numbers) - 1) // self.length
+        if count < 1:
+            raise DataError(
+                f"{who}: {len(numbers)} characters make no piece of {self.length} and the one after it",
+                fix=f"give a longer text, or length={max(1, len(numbers) // 4)} (--length)",
+            )
+        used = count * self.length
+        x, y = (numbers[first : first + used].reshape(count, self.length) for first in (0, 1))
+        return Dataset(FilePath(who).name, x, y, self)
+
+
+def text(
+    path: Path,
+    *,
+    length: int = 64,
+    level: Level = "character",
+    validation: float = 0.1,
+    test: float = 0.0,
+) -> Dataset:
+    """A text file for a model that predicts the next character.
+
+    length      characters of a sample
+    level       "character": as many classes as the text has characters; "byte": 256, for any text
+    validation  share of the text, its end, that is held out
+    """
+    return text_dataset(str(path), read_file(path), length, level, Split(validation, test, in_order=True))
+
+
+def text_dataset(who: str, given: str, length: int, level: Level, split: Split) -> Dataset:
+    """A text, divided."""
+    if level not in ("character", "byte"):
+        raise DataError(f"{who}: level is {level!r}", expected="'character' or 'byte'")
+    if length < 1:
+        raise DataError(f"{who}: length is {length}", expected="1 or more characters")
+    letters = "".join(sorted(set(given))) if level == "character" else ""
+    if len(letters) == 1:
+        raise DataError(f"{who}: the text is nothing but {letters!r}: there is nothing to learn")
+    preparation = TextPreparation(None, split, letters, length)
+    whole = preparation.dataset(who, given)
+    notes = (f"{len(given):,} characters in pieces of {length}", f"{preparation.outputs} different {level}s")
+    return replace(whole, notes=notes).in_parts(split.parts(who, len(whole)))
+
+
+def sums(*, count: int = 20_000, length: int = 32, seed: int = 0) -> Dataset:
+    """A text to try things with: additions of numbers below 100, one per line, `17+5=22`."""
+    a, b = np.random.default_rng(seed).integers(0, 100, (2, count))
+    lines = "".join(f"{one}+{other}={one + other}\n" for one, other in zip(a, b, strict=True))
+    return text_dataset("sums", lines, length, "character", Split(0.1, 0.0, in_order=True))
+
+
+def read_file(path: Path) -> str:
+    """A text file as UTF-8."""
+    place = existing(path)
+    try:
+        found = place.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place}: is not UTF-8 text", fix="save it as UTF-8") from error
+    except OSError as error:
+        raise DataError(f"{place}: cannot be read: {error.strerror}") from error
+    if not found.strip():
+        raise DataError(f"{place}: the file is empty", fix="give a text to learn from")
+    return found
