@@ -22,6 +22,7 @@ _PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "layers": ("Layers and their descriptors", ()),
     "optimizers": ("Optimizers", ("OptimizerDescriptor", "ParameterGroup", "LBFGS")),
     "trainer": ("Trainer, callbacks, metrics, schedules", ("Trainer", "History")),
+    "data": ("Your own data", ()),
     "processes": ("Many processes", ("Group",)),
     "generation": ("Generation", ("NextToken", "generate")),
     "files": (
@@ -34,6 +35,7 @@ _PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 #: Modules whose public names follow on a page, under a heading of their own.
 _MODULES = {
+    "data": "data",
     "initializers": "tensors",
     "callbacks": "trainer",
     "metrics": "trainer",

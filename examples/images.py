@@ -1,4 +1,4 @@
-"""Real images for `train_digits.py`: scikit-learn's handwritten digits, or a folder in MNIST's file format."""
+"""Real images for `train_digits.py`: handwritten digits, or a folder in MNIST's file format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 import mlcompute as mlc
-from mlcompute.cli.datasets import load_data
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Images:
 def load(folder: str | None = None) -> Images:
     """What the command line reads too; a message instead of a traceback when there is nothing to read."""
     try:
-        data = load_data(folder or None)
+        data = mlc.data.read_idx(folder) if folder else mlc.data.digits()
     except mlc.DataError as error:
         raise SystemExit(str(error)) from error
-    return Images(data.name, data.x, data.y, data.x_test, data.y_test)
+    return Images(data.name, data.x, data.y, data.validation.x, data.validation.y)

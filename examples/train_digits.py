@@ -1,6 +1,6 @@
 """Train a small convolutional network on real images and see all of it: layers, memory, progress, mistakes.
 
-python examples/train_digits.py                 handwritten digits that come with scikit-learn
+python examples/train_digits.py                 handwritten digits that come with mlcompute
 python examples/train_digits.py --data FOLDER   MNIST, Fashion-MNIST or anything else in MNIST's file format
 python examples/train_digits.py --device gpu    on a GPU
 

@@ -23,7 +23,7 @@ import mlcompute as mlc
 
 DATA = Path(__file__).parent / "data"
 BASELINE, DIFFERENCES = DATA / "public_api.txt", DATA / "public_api_differences.txt"
-MODULES = ("callbacks", "debug", "initializers", "metrics", "onnx", "schedules")
+MODULES = ("callbacks", "data", "debug", "initializers", "metrics", "onnx", "schedules")
 #: What is public of modules that have no __all__ and serve other files of the package too.
 LISTED = {"mlcompute.debug": ["Finding", "find_nan"]}
 

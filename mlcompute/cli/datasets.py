@@ -1,159 +1,172 @@
-"""Data on the command line: a folder in MNIST's file format, a .npz file, or scikit-learn's handwritten digits."""
+"""Data on the command line: what the user names, or what a recipe brings."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import gzip
-import zipfile
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from mlcompute.cli.arguments import count
+from mlcompute.data import Augment, Dataset, load, preparation_of
+from mlcompute.data.arrays import read_arrays
+from mlcompute.data.columns import KINDS
+from mlcompute.data.loading import BUILT_IN, FORMATS
+from mlcompute.data.places import existing
 from mlcompute.errors import DataError, Error
 
-HELP = (
-    "a folder of MNIST-format files (gzipped or not); or a .npz file with arrays x and y, and x_test and y_test if "
-    "there are any; without it handwritten digits that come with scikit-learn"
-)
+HELP = f"{FORMATS}; or {', '.join(BUILT_IN)}, which come with the package"
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """Samples to learn from, and some for validation. x has samples on axis 0, y is integer class labels or targets.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which data, and what it means. Each option is for some kinds of data, and refused for others."""
+    parser.add_argument("--data", metavar="PATH", help=HELP)
+    group = parser.add_argument_group("data")
+    group.add_argument("--target", metavar="COLUMN", help="of a table: the column to be predicted")
+    group.add_argument("--task", choices=("classification", "regression"), help="what numbers in it are (guessed)")
+    group.add_argument(
+        "--column",
+        action="append",
+        type=checked(_kind),
+        metavar="NAME=KIND",
+        help=f"what a column is ({', '.join(KINDS)}), where it would be taken for something else; again for others",
+    )
+    group.add_argument("--no-header", action="store_true", help="the first line of a table is a sample")
+    group.add_argument("--window", type=count, metavar="N", help="a table is a time series: samples are N lines")
+    group.add_argument("--ahead", type=count, metavar="N", help="forecast so many lines after the window (1)")
+    group.add_argument("--size", type=checked(_size), metavar="N or HxW", help="bring images to this size, in pixels")
+    group.add_argument("--grey", action="store_true", help="images as grey ones")
+    group.add_argument("--length", type=count, metavar="N", help="characters of a text in a sample (64)")
+    group.add_argument("--level", choices=("character", "byte"), help="what a text is made of (character)")
+    group.add_argument(
+        "--validation", metavar="SHARE", help="hold out this share (0.2; of a text 0.1), or another file"
+    )
+    group.add_argument("--test", type=float, metavar="SHARE", help="hold out this share besides, for `evaluate` (0)")
+    group.add_argument(
+        "--augment",
+        type=checked(_augment),
+        metavar="CHANGES",
+        help="change images at random while learning: flip,crop=4,rotate=10,colour=0.2,mixup=0.2",
+    )
 
-    x_test, y_test  None where there are none
-    held_out        are they a part of the samples there were, and not a set of their own?
+
+#: Options that say what the data is, and how its readers take what was typed.
+_READ: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "target": lambda text: {"target": text},
+    "task": lambda text: {"task": text},
+    "window": lambda number: {"window": number},
+    "ahead": lambda number: {"ahead": number},
+    "size": lambda text: {"size": _size(text)},
+    "grey": lambda flag: {"grey": flag},
+    "length": lambda number: {"length": number},
+    "level": lambda text: {"level": text},
+    "validation": lambda text: {"validation": _share(text)},
+    "test": lambda number: {"test": number},
+    "column": lambda texts: {"kinds": dict(map(_kind, texts))},
+    "no_header": lambda flag: {"header": not flag},
+}
+OPTIONS = (*_READ, "augment")
+
+
+def loaded(args: argparse.Namespace, **options: Any) -> Dataset:
+    """The data that --data names."""
+    for name, read in _READ.items():
+        if getattr(args, name) not in (None, False):
+            options |= read(getattr(args, name))
+    return augmented(args, load(args.data, **options))
+
+
+def augmented(args: argparse.Namespace, data: Dataset) -> Dataset:
+    """With the changes that --augment asks for."""
+    return data if args.augment is None else data.augmented(_augment(args.augment))
+
+
+def expect_no_options(args: argparse.Namespace, who: str) -> None:
+    """Refuse options about data that is not read from --data."""
+    given = [f"--{name.replace('_', '-')}" for name in _READ if getattr(args, name) not in (None, False)]
+    if given:
+        raise DataError(f"{who}: {' and '.join(given)} say what --data is, and none was given", fix="give --data PATH")
+
+
+def read_for(checkpoint: str, path: str | None, *, labels: bool, everything: bool) -> tuple[Dataset, bool]:
+    """(data for a trained model, is it the part that was held out?).
+
+    Without a path, and for the data it was trained on, what was held out in training unless everything is wanted.
     """
-
-    name: str
-    x: Any
-    y: Any
-    x_test: Any
-    y_test: Any
-    held_out: bool = False
-
-    @property
-    def class_count(self) -> int:
-        """How many classes the labels name; DataError when they are no integer class labels."""
-        labels = np.asarray(self.y)
-        if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size or labels.min() < 0:
-            given = f"{labels.dtype} of shape {labels.shape}"
-            raise DataError(f"{self.name}: y must be integer class labels", given=given)
-        largest = max(int(np.max(given)) for given in (self.y, self.y_test) if given is not None and len(given))
-        return largest + 1
-
-    @property
-    def judged(self) -> tuple[Any, Any]:
-        """What a model is judged by: the samples it has not learned from, or all where none were held out."""
-        return (self.x, self.y) if self.x_test is None else (self.x_test, self.y_test)
-
-    @property
-    def everything(self) -> tuple[Any, Any]:
-        """All samples."""
-        if self.x_test is None:
-            return self.x, self.y
-        return np.concatenate([self.x, self.x_test]), np.concatenate([self.y, self.y_test])
+    preparation = preparation_of(checkpoint)
+    where = path or (preparation.source if preparation else "digits")
+    if preparation is None and not labels and Path(where).suffix in (".npy", ".npz"):
+        found = read_arrays(existing(where))
+        if "x_train" not in found and "x_test" not in found:
+            raise DataError(f"{where}: lacks x", found=", ".join(found) or "nothing", expected="samples as x or x_test")
+        return Dataset(Path(where).stem, found.get("x_test", found.get("x_train")), None), False
+    if preparation is None or (where in BUILT_IN and not Path(where).exists()):
+        # Arrays are fed to a network of the user's as they are.
+        plain = {"images": False, "standardize": False} if Path(where).suffix == ".npz" else {}
+        data = load(where, **plain, **({"validation": 0.0} if everything else {}))
+        return (data, False) if data.validation is None else (data.validation, True)
+    data = preparation.read(where, labels=labels)
+    if everything or where != preparation.source:
+        return data, False
+    parts = preparation.parts(data)
+    held = parts.test if len(parts.test) else parts.validation
+    return (data.part(held), True) if len(held) else (data, False)
 
 
 @contextlib.contextmanager
-def told(path: str | None) -> Iterator[None]:
+def told(path: str | None, used: Dataset) -> Iterator[None]:
     """Errors about data say where it came from when nobody has asked for it."""
     try:
         yield
     except Error as error:
         if path is None:
-            error.add_fact("data", "scikit-learn's digits, because no --data was given")
+            error.add_fact("data", f"{used.name}, because no data was named")
         raise
 
 
-def load_data(path: str | None) -> Dataset:
-    """The data a path stands for."""
-    if path is None:
-        return _digits()
-    place = Path(path)
-    if place.is_dir():
-        return _idx_folder(place)
-    if place.suffix == ".npz" and place.exists():
-        return _arrays(place)
-    raise DataError(f"{path}: no data there", expected=HELP)
+def checked(read: Callable[[str], object]) -> Callable[[str], str]:
+    """A type for argparse: text that can be read so, as it was typed."""
+
+    def same(text: str) -> str:
+        read(text)
+        return text
+
+    return same
 
 
-def _digits() -> Dataset:
+def _kind(text: str) -> tuple[str, str]:
+    name, _, kind = text.rpartition("=")
+    if not name or kind not in KINDS:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be NAME=KIND, kinds are {', '.join(KINDS)}")
+    return name, kind
+
+
+def _size(text: str) -> int | tuple[int, int]:
+    parts = text.lower().split("x")
+    if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be pixels, 64 or 48x64 (height x width)")
+    return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
+
+
+def _share(text: str) -> float | str:
     try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise DataError("no --data was given", fix="give some, or pip install scikit-learn for its digits") from error
-    pixels, classes = load_digits(return_X_y=True)
-    images = (pixels.reshape(-1, 1, 8, 8) / 16.0).astype(np.float32)
-    # The scans are sorted by writer; a fixed shuffle gives every run the same test images.
-    return _held_out("digits", images, classes)
+        return float(text)
+    except ValueError:
+        return text
 
 
-def _held_out(name: str, x: Any, y: Any) -> Dataset:
-    """A fifth of the samples, always the same, for validation; of fewer than five samples none."""
-    order = np.random.default_rng(0).permutation(len(x))
-    x, y, count = x[order], y[order], len(x) // 5
-    return Dataset(name, x[count:], y[count:], x[:count], y[:count], True) if count else Dataset(name, x, y, None, None)
-
-
-def read_arrays(path: str | Path) -> dict[str, Any]:
-    """The arrays in a .npz file."""
+def _augment(text: str) -> Augment:
+    changes: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in ("flip", "crop", "rotate", "colour", "mixup") or bool(value) == (name == "flip"):
+            raise argparse.ArgumentTypeError(f"{part!r}: must be flip, crop=N, rotate=DEGREES, colour=SHARE or mixup=X")
+        try:
+            changes[name] = True if name == "flip" else int(value) if name == "crop" else float(value)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{part!r}: {value!r} is no number") from None
     try:
-        file = np.load(path, allow_pickle=False)
-        if isinstance(file, np.ndarray):
-            raise DataError(f"{path}: holds one array without a name", fix="write it with np.savez(path, x=..., y=...)")
-        with file:
-            return {name: file[name] for name in file.files}
-    except DataError:
-        raise
-    except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: cannot be read as .npz: {error}") from error
-
-
-def _arrays(path: Path) -> Dataset:
-    found = read_arrays(path)
-    missing = [name for name in ("x", "y") if name not in found]
-    if missing:
-        raise DataError(f"{path}: lacks {' and '.join(missing)}", found=", ".join(found) or "nothing", expected=HELP)
-    if len(found["x"]) != len(found["y"]):
-        raise DataError(f"{path}: {len(found['x'])} samples but {len(found['y'])} labels")
-    if "x_test" in found and "y_test" in found:
-        return Dataset(path.stem, found["x"], found["y"], found["x_test"], found["y_test"])
-    return _held_out(path.stem, found["x"], found["y"])
-
-
-def _idx_folder(folder: Path) -> Dataset:
-    """train-images, train-labels, t10k-images and t10k-labels, each an IDX file."""
-    parts = {}
-    for part in ("train-images", "train-labels", "t10k-images", "t10k-labels"):
-        found = sorted(path for path in folder.glob(f"{part}*") if path.is_file())
-        if not found:
-            raise DataError(f"{folder}: there is no file {part}-idx{3 if 'images' in part else 1}-ubyte[.gz]")
-        parts[part] = read_idx(found[0])
-    for kind in ("train", "t10k"):
-        images, classes = parts[f"{kind}-images"], parts[f"{kind}-labels"]
-        if images.ndim != 3 or classes.shape != images.shape[:1] or not len(images):
-            raise DataError(f"{folder}: {kind} has images {images.shape} but labels {classes.shape}")
-    scaled = {kind: (parts[f"{kind}-images"][:, None] / 255.0).astype(np.float32) for kind in ("train", "t10k")}
-    labels = {kind: parts[f"{kind}-labels"].astype(np.int64) for kind in ("train", "t10k")}
-    return Dataset(folder.resolve().name or "images", scaled["train"], labels["train"], scaled["t10k"], labels["t10k"])
-
-
-def read_idx(path: Path) -> Any:
-    """Two zero bytes, the type (8: unsigned bytes), the number of axes, each extent in four bytes, the data."""
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
-        raise DataError(f"{path}: this is no IDX file of unsigned bytes")
-    start = 4 + 4 * raw[3]
-    shape = tuple(np.frombuffer(raw[4:start], ">u4").tolist())
-    needed = int(np.prod(shape, dtype=object))
-    if len(raw) - start != needed:
-        raise DataError(f"{path}: {shape} needs {needed} bytes of data, the file has {len(raw) - start}")
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+        return Augment(**changes)
+    except DataError as error:
+        raise argparse.ArgumentTypeError(error.message) from None

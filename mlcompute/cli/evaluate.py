@@ -16,7 +16,7 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, on what."""
     parser.add_argument("model", help="a checkpoint of a training run")
-    parser.add_argument("--data", metavar="PATH", help=datasets.HELP)
+    parser.add_argument("--data", metavar="PATH", help=f"{datasets.HELP}; without it what was held out in training")
     parser.add_argument("--all", action="store_true", help="on all samples, not only those held out for testing")
     parser.add_argument("--device", choices=("cpu", "gpu", "any"), default="cpu", help="where it runs (cpu)")
 
@@ -24,12 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Loss and metrics, dropout off."""
     trainer = trainers.trainer_of(models.trained(args.model), models.device_named(args.device), args.model)
-    data = datasets.load_data(args.data)
-    x, y = data.everything if args.all else data.judged
-    with datasets.told(args.data):
-        found = trainer.evaluate(x, y)
+    data, is_held_out = datasets.read_for(args.model, args.data, labels=True, everything=args.all)
+    with datasets.told(args.data, data):
+        found = trainer.evaluate(data)
     text = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
-    part = f"{len(x):,} samples"
-    if data.held_out and not args.all:
-        part = f"{len(x):,} of {len(x) + len(data.x):,} samples, a held-out fifth (--all takes all)"
-    return Answer(f"{data.name}, {part}\n{text}", {"data": data.name, "samples": len(x), **found})
+    part = f"{len(data):,} samples" + (" that were held out in training (--all takes all)" if is_held_out else "")
+    return Answer(f"{data.name}, {part}\n{text}", {"data": data.name, "samples": len(data), **found})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import mlcompute as mlc
 from mlcompute.cli.onnx_options import refuse_onnx_arguments
+from mlcompute.data import Dataset
 from mlcompute.errors import DataError, Error, FileError
 
 HELP = "a checkpoint (.safetensors), an ONNX model (.onnx), or a Python file that defines `build()`"
@@ -49,7 +51,7 @@ def existing(path: str, expected: str) -> Path:
 
 def built_by(file: Path) -> mlc.Graph:
     """What the `build` function of a Python file returns: a Graph, TrainingGraph or InferenceGraph, or a Trainer."""
-    model = ModelFile(file).call("build")
+    model, _ = ModelFile(file).build()
     model = getattr(model, "training", model)  # a Trainer has its training graph
     if not isinstance(model, mlc.Graph):
         raise DataError(f"{file}: build() returned a {type(model).__name__}", expected="a graph or a Trainer")
@@ -74,12 +76,43 @@ class ModelFile:
         """Does it define this function?"""
         return callable(getattr(self._module, name, None))
 
-    def call(self, name: str) -> Any:
+    def call(self, name: str, *values: Any, **named: Any) -> Any:
         """What a function returns; DataError with the place when it fails."""
         if not self.has(name):
             raise DataError(f"{self.file}: defines no function `{name}`", expected=f"def {name}(): ...")
         with self._running(f"{name}()"):
-            return getattr(self._module, name)()
+            return getattr(self._module, name)(*values, **named)
+
+    def build(self, data: Dataset | None = None, **options: Any) -> tuple[Any, Dataset | None]:
+        """(what `build` returns, the data it was given or None). A `build` that takes `data` gets the file's own.
+
+        options  given by name where `build` takes them; refused where it does not, unless they are None or the device
+        """
+        function = getattr(self._module, "build", None)
+        taken = inspect.signature(function).parameters if callable(function) else {}
+        strange = [f"--{name}" for name, value in options.items() if value is not None and name not in taken]
+        strange = [name for name in strange if name != "--device"]
+        if strange and callable(function):
+            fix = f"let build take it, def build({strange[0][2:]}=...), or set it there"
+            raise DataError(f"{self.file}: its build() takes no {' and '.join(strange)}", fix=fix)
+        used = {name: value for name, value in options.items() if value is not None and name in taken}
+        if "data" not in taken:
+            return self.call("build", **used), data
+        data = self.data() if data is None else data
+        return self.call("build", data, **used), data
+
+    def data(self) -> Dataset:
+        """What the file's `data` returns."""
+        found = self.call("data")
+        if isinstance(found, Dataset):
+            return found
+        if not isinstance(found, tuple) or len(found) not in (2, 4):
+            given = f"a tuple of {len(found)}" if isinstance(found, tuple) else type(found).__name__
+            raise DataError(
+                f"{self.file}: data() must return (x, y), (x, y, x_test, y_test) or a Dataset of mlc.data", given=given
+            )
+        held = Dataset(self.file.stem, found[2], found[3]) if len(found) == 4 else None
+        return Dataset(self.file.stem, found[0], found[1], validation=held)
 
     @contextlib.contextmanager
     def _running(self, what: str) -> Iterator[None]:

@@ -1,9 +1,11 @@
-"""mlcompute predict: let a trained model answer, into a .npy file."""
+"""mlcompute predict: let a trained model answer, on the screen or into a file."""
 
 from __future__ import annotations
 
 import argparse
+import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,46 +14,114 @@ import numpy as np
 import mlcompute as mlc
 from mlcompute.cli import datasets, models, trainers
 from mlcompute.cli.answer import Answer
+from mlcompute.cli.arguments import count
+from mlcompute.data import Dataset, preparation_of
+from mlcompute.data.target import Array
+from mlcompute.data.text import TextPreparation, read_file
 from mlcompute.errors import DataError
 from mlcompute.saving.atomic import replace_file
 
 HELP = (
-    "samples in a .npy file, or in a .npz file as x_test or x; or a folder of MNIST-format files, of which the test "
-    "images are taken; without it handwritten digits that come with scikit-learn, those held out in training"
+    "samples like those it was trained with: a table without the target, an image or a folder of images, arrays in a "
+    ".npy or .npz file (x_test or x), the beginning of a text; without it what was held out in training"
 )
 EXAMPLES = (
-    "mlcompute predict runs/0001-cnn/best.safetensors --classes",
-    "mlcompute predict runs/0001-net/best.safetensors --data x.npy --output y.npy",
+    "mlcompute predict runs/0001-tabular/best.safetensors new.csv --output answers.csv",
+    "mlcompute predict runs/0002-resnet/best.safetensors photo.jpg",
+    "mlcompute predict runs/0003-gpt/best.safetensors --prompt 12+34= --count 3",
 )
+#: So many answers are shown on the screen.
+_SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, on what, and where the answers go."""
     parser.add_argument("model", help="a checkpoint of a training run")
-    parser.add_argument("--data", metavar="PATH", help=HELP)
-    parser.add_argument("--output", metavar="FILE", default="predictions.npy", help="for the answers (predictions.npy)")
+    parser.add_argument("data", nargs="?", metavar="FILE", help=HELP)
+    parser.add_argument(
+        "--output", metavar="FILE", help="write all answers: .csv with names and probabilities, .npy as they come out"
+    )
     parser.add_argument(
         "--classes",
         action="store_true",
-        help="the class with the highest score instead of all scores; 0 or 1 for yes and no",
+        help="into .npy: the number of the class instead of all scores; 0 or 1 for yes and no",
     )
+    parser.add_argument("--prompt", metavar="TEXT", help="what a text begins with, instead of a file")
+    parser.add_argument("--count", type=count, default=200, metavar="N", help="characters to write after it (200)")
     parser.add_argument("--device", choices=("cpu", "gpu", "any"), default="cpu", help="where it runs (cpu)")
 
 
 def run(args: argparse.Namespace) -> Answer:
     """Answers for all samples, in their order."""
     trainer = trainers.trainer_of(models.trained(args.model), models.device_named(args.device), args.model)
-    x = _samples(args.data)
-    with datasets.told(args.data):
-        answers = trainer.predict(x)
-    if args.classes:
-        answers = _classes(trainer, answers)
+    preparation = preparation_of(args.model)
+    if isinstance(preparation, TextPreparation):
+        return _continued(args, trainer, preparation)
+    if args.prompt is not None:
+        raise DataError(f"{args.model}: --prompt is for models of text", fix="give a file of samples")
+    if args.classes and Path(args.output or "").suffix != ".npy":
+        raise DataError(f"{args.model}: --classes is about --output FILE.npy", fix="leave it out: classes are shown")
+    suffix = Path(args.output).suffix if args.output else ".npy"
+    if suffix not in (".npy", ".csv"):
+        raise DataError(f"{args.output}: answers are not written as {suffix or 'that'}", expected=".csv or .npy")
+    data, _ = datasets.read_for(args.model, args.data, labels=False, everything=False)
+    with datasets.told(args.data, data):
+        found = trainer.predict(data)
+    header, rows = _table(trainer, data, found)
+    facts: dict[str, Any] = {"data": data.name, "shape": list(found.shape)}
+    if args.output is None:
+        facts["predictions"] = [dict(zip(header, row, strict=True)) for row in rows]
+        return Answer(_shown(data, header, rows), facts)
+    if suffix == ".npy":
+        _write_array(args.output, _classes(trainer, found) if args.classes else found)
+    else:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([header, *rows])
+        replace_file(args.output, lambda file: file.write(text.getvalue().encode("utf-8")), "predict")
+    return Answer(f"{len(found):,} answers in {args.output}", {**facts, "output": args.output})
+
+
+def _table(trainer: mlc.Trainer, data: Dataset, found: Array) -> tuple[list[str], list[list[Any]]]:
+    """Answers as people read them: the class and its probability, numbers in their own units, or errors."""
+    names: Sequence[Any] = data.sample_names or range(1, len(data) + 1)
+    if trainer.model.feed.compared:  # what comes out is compared with what went in
+        x = data.values(np.arange(len(data)))
+        errors = ((found - x.reshape(found.shape)) ** 2).reshape(len(found), -1).mean(axis=1)
+        return ["sample", "error"], [[name, float(error)] for name, error in zip(names, errors, strict=True)]
+    preparation = data.preparation
+    if data.classes and preparation is not None and found.ndim == 2:
+        shares = np.exp(found - found.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        answers = preparation.answers(found)
+        return ["sample", "prediction", "probability"], [
+            [name, str(answer), round(float(share), 6)]
+            for name, answer, share in zip(names, answers, shares.max(axis=1), strict=True)
+        ]
+    numbers = preparation.answers(found) if preparation is not None else found.reshape(len(found), -1)
+    header = ["prediction"] if numbers.shape[1:] == (1,) else [f"output {k + 1}" for k in range(numbers.shape[1])]
+    return ["sample", *header], [[name, *map(float, row)] for name, row in zip(names, numbers, strict=True)]
+
+
+def _shown(data: Dataset, header: list[str], rows: list[list[Any]]) -> str:
+    cells = [header, *([_cell(one, name) for one, name in zip(row, header, strict=True)] for row in rows[:_SHOWN])]
+    widths = [max(len(row[k]) for row in cells) for k in range(len(header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    more = len(rows) - _SHOWN
+    if more > 0:
+        lines.append(f"... and {more:,} more: --output FILE.csv writes all")
+    return "\n".join([*lines, *(f"note: {note}" for note in data.notes)])
+
+
+def _cell(value: Any, name: str) -> str:
+    if name == "probability":
+        return f"{value:.1%}"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _write_array(path: str, array: Array) -> None:
     raw = io.BytesIO()
-    np.save(raw, answers)
-    replace_file(args.output, lambda file: file.write(raw.getvalue()), "predict")
-    shape = "x".join(map(str, answers.shape))
-    data = {"output": args.output, "shape": list(answers.shape)}
-    return Answer(f"{len(x):,} answers ({shape}) in {args.output}", data)
+    np.save(raw, array)
+    replace_file(path, lambda file: file.write(raw.getvalue()), "predict")
 
 
 def _classes(trainer: mlc.Trainer, answers: Any) -> Any:
@@ -62,18 +132,20 @@ def _classes(trainer: mlc.Trainer, answers: Any) -> Any:
     return answers.argmax(axis=model.class_axis("--classes"))
 
 
-def _samples(path: str | None) -> Any:
-    """Every sample of a file, in its order: predictions need no labels. Of other data, the test samples."""
-    suffix = Path(path).suffix if path is not None else ""
-    if suffix == ".npz" and Path(str(path)).is_file():
-        arrays = datasets.read_arrays(str(path))
-        name = "x_test" if "x_test" in arrays else "x"
-        if name not in arrays:
-            raise DataError(f"{path}: lacks x", found=", ".join(arrays) or "nothing", expected="samples as x or x_test")
-        return arrays[name]
-    if suffix == ".npy":
-        try:
-            return np.load(str(path), allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{path}: cannot be read as .npy: {error}") from error
-    return datasets.load_data(path).judged[0]
+def _continued(args: argparse.Namespace, trainer: mlc.Trainer, preparation: TextPreparation) -> Answer:
+    """How a text goes on; the model reads the last characters, as many as it was trained with."""
+    if args.prompt is None and args.data is None:
+        raise DataError(f"{args.model}: writes a text on", fix="say how it begins: --prompt TEXT, or a text file")
+    prompt = args.prompt if args.prompt is not None else read_file(args.data).rstrip("\n")
+    tokens = preparation.encode(prompt, args.data or "--prompt")
+    if not len(tokens):
+        raise DataError("--prompt: is empty", fix="give at least one character")
+    for _ in range(args.count):
+        read = tokens[-preparation.length :]
+        padded = np.zeros((1, preparation.length), np.int64)
+        padded[0, : len(read)] = read
+        tokens = np.append(tokens, trainer.predict(padded)[0, len(read) - 1].argmax())
+    text = preparation.decode(tokens)
+    if args.output is not None:
+        replace_file(args.output, lambda file: file.write(text.encode("utf-8")), "predict")
+    return Answer(text, {"text": text})

@@ -1,42 +1,86 @@
-"""Recipes: networks for images that the command line can train without a file of yours."""
+"""Recipes on the command line: networks that need no file of yours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
 
 import mlcompute as mlc
-from mlcompute.cli.datasets import Dataset
+from mlcompute.data import Dataset
+from mlcompute.data.series import SeriesPreparation
+from mlcompute.data.table import TablePreparation
+from mlcompute.data.text import TextPreparation
 from mlcompute.errors import DataError
 
-
-def mlp(graph: mlc.Graph, x: mlc.Tensor, classes: int) -> None:
-    """Pixels, 128 hidden units, classes."""
-    graph.dense(graph.dense(graph.flatten(x), 128, activation="relu", name="hidden"), classes, name="scores")
-
-
-def cnn(graph: mlc.Graph, x: mlc.Tensor, classes: int) -> None:
-    """Two convolutions with pooling, 128 hidden units with dropout, classes."""
-    x = graph.pool(graph.convolution(x, 32, kernel=3, activation="relu", name="conv1"), name="pool1")
-    x = graph.pool(graph.convolution(x, 64, kernel=3, activation="relu", name="conv2"), name="pool2")
-    x = graph.dense(graph.flatten(x), 128, activation="relu", name="hidden")
-    graph.dense(graph.dropout(x, 0.25), classes, name="scores")
+#: What each is for.
+RECIPES = {
+    "mlp": "one hidden layer, for tables and small images",
+    "cnn": "a small convolutional network for images",
+    "resnet": "a residual network for images",
+    "lstm": "for time series, text, or images row by row",
+    "gpt": "a small transformer for text",
+    "tabular": "for tables, with embedded categories",
+    "autoencoder": "samples through a narrow code and back, without labels",
+}
 
 
-RECIPES: dict[str, Callable[[mlc.Graph, mlc.Tensor, int], None]] = {"mlp": mlp, "cnn": cnn}
+def module(name: str) -> Any:
+    """The file of a recipe, with `data` and `build` as a model file has them."""
+    return importlib.import_module(f"mlcompute.recipes.{name}")
 
 
-def recipe_trainer(name: str, data: Dataset, batch: int, rate: float, device: mlc.Device) -> mlc.Trainer:
-    """A recipe made to measure for some data."""
-    shape = data.x.shape[1:]
-    if name == "cnn" and (len(shape) != 3 or min(shape[1:]) < 4):
-        raise DataError(f"{data.name}: the cnn needs images (n, channels, height, width)", given=str(data.x.shape))
-    graph = mlc.Graph()
-    RECIPES[name](graph, graph.input((batch, *shape), "x"), data.class_count)
-    return mlc.Trainer(
-        graph,
-        loss="softmax_cross_entropy",
-        optimizer="adam",
-        metrics=["accuracy"],
-        learning_rate=rate,
-        device=device,
-    )
+def source(name: str) -> str:
+    """The text of a recipe."""
+    return Path(module(name).__file__).read_text(encoding="utf-8")
+
+
+def default(name: str, option: str) -> Any:
+    """What a recipe uses when nothing else is said: `batch`, `rate`."""
+    return inspect.signature(module(name).build).parameters[option].default
+
+
+def recipe_data(name: str) -> Dataset:
+    """What a recipe learns from when nothing is named."""
+    data: Dataset = module(name).data()
+    return data
+
+
+def recipe_trainer(name: str, data: Dataset, device: mlc.Device, **options: Any) -> mlc.Trainer:
+    """A recipe made to measure for some data.
+
+    options  `batch` and `rate`; what is None is the recipe's own
+    """
+    _expect(name, data)
+    given = {name: value for name, value in options.items() if value is not None}
+    trainer: mlc.Trainer = module(name).build(data, device=device, **given)
+    return trainer
+
+
+def _expect(name: str, data: Dataset) -> None:
+    """Refuse data that a recipe is not for, and say which one is."""
+    shape, given = data.shape, type(data.preparation)
+    kind = "images" if len(shape) == 3 else "sequences" if len(shape) == 2 else "a table"
+    kind = "a text" if given is TextPreparation else "a time series" if given is SeriesPreparation else kind
+    fits = {
+        "images": ("cnn", "resnet", "mlp", "lstm", "autoencoder"),
+        "sequences": ("lstm", "mlp", "autoencoder"),
+        "a time series": ("lstm", "mlp"),
+        "a text": ("gpt", "lstm"),
+        "a table": ("tabular", "mlp", "autoencoder"),
+    }[kind]
+    if name not in fits:
+        raise DataError(
+            f"{data.name}: {name} is not for {kind}",
+            samples=f"of shape {shape}",
+            fix=f"mlcompute train {fits[0]}; or {', '.join(fits[1:])}",
+        )
+    if name in ("cnn", "resnet") and min(shape[1:]) < 4:
+        raise DataError(f"{data.name}: images of {shape[1]} x {shape[2]} pixels are too small for the {name}")
+    if name == "autoencoder" and given is TablePreparation and isinstance(data.x, dict):
+        names = ", ".join(one for one in data.x if one != "numbers")
+        raise DataError(
+            f"{data.name}: an autoencoder needs numbers, {names} would be embedded",
+            fix=f"leave them out: --column {next(one for one in data.x if one != 'numbers')}=ignored",
+        )

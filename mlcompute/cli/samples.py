@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import mlcompute as mlc
-from mlcompute.cli.datasets import read_arrays
+from mlcompute.data.arrays import named_arrays
 from mlcompute.errors import DataError
 from mlcompute.layers.embedding import EmbeddingLayer
 from mlcompute.runtime.definition import definition_of
@@ -24,7 +25,9 @@ def samples_for(
         rng = np.random.default_rng(0)
         inputs = {name: _made_up(graph, tensor, rng) for name, tensor in declared.inputs.items()}
         return inputs, {name: _label(tensor, rng) for name, tensor in declared.labels.items()}
-    found, wanted = read_arrays(path), {**declared.inputs, **declared.labels}
+    found, wanted = named_arrays(Path(path)), {**declared.inputs, **declared.labels}
+    if "" in found:
+        raise DataError(f"{path}: holds one array without a name", fix="write it with np.savez(path, x=..., y=...)")
     missing = [name for name in wanted if name not in found]
     if missing:
         expected = ", ".join(f"{name} {tensor.descriptor.shape}" for name, tensor in wanted.items())

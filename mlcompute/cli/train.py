@@ -15,7 +15,6 @@ import mlcompute as mlc
 from mlcompute.cli import datasets, models, run_choice, trainers
 from mlcompute.cli.answer import INTERRUPTED, TERMINATED, Answer, fitted, summary_of
 from mlcompute.cli.arguments import count
-from mlcompute.cli.recipes import RECIPES
 from mlcompute.cli.streams import stop_showing
 from mlcompute.errors import DataError, ExecutionError
 from mlcompute.runs.folders import clear
@@ -23,11 +22,10 @@ from mlcompute.trainer.last_batch import CHOICES
 from mlcompute.trainer.progress import described
 from mlcompute.trainer.signals import Interrupted, Terminated
 
-#: What a recipe uses when nothing else is said.
-BATCH, RATE = 64, 0.001
 EXAMPLES = (
     "mlcompute train cnn --epochs 10 --report",
-    "mlcompute train mlp --data fashion-mnist/",
+    "mlcompute train tabular --data houses.csv --target price",
+    "mlcompute train resnet --data photos/ --size 64 --augment flip,crop=4",
     "mlcompute train net.py --epochs 20 --resume",
 )
 
@@ -35,10 +33,10 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to train, on what, how long, and where it goes."""
     parser.add_argument("model", help=trainers.HELP)
-    parser.add_argument("--data", metavar="PATH", help=datasets.HELP)
+    datasets.add_arguments(parser)
     parser.add_argument("--epochs", type=count, default=5, metavar="N", help="times to go through the data (5)")
-    parser.add_argument("--batch", type=count, metavar="N", help=f"samples per step of a recipe ({BATCH})")
-    parser.add_argument("--rate", type=float, metavar="R", help=f"learning rate of a recipe ({RATE})")
+    parser.add_argument("--batch", type=count, metavar="N", help="samples per step (the recipe's)")
+    parser.add_argument("--rate", type=float, metavar="R", help="learning rate (the recipe's)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="for weights, dropout, order of data (0)")
     parser.add_argument(
         "--last-batch",
@@ -65,38 +63,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Train; the best and the last checkpoint stay in the folder."""
-    _expect_no_recipe_options(args)
     resume, folder = run_choice.chosen(args.model, args.out, args.resume, args.overwrite)
     with _saying("nothing was trained yet" + (f", {resume} is as it was" if resume else "; start it again")):
         mlc.Platform.set_rng_seed_to(args.seed)
         device = models.device_named(args.device or "cpu")
-        rate = RATE if args.rate is None else args.rate
-        trainer, data = trainers.trainer_and_data(args.model, args.data, args.batch or BATCH, rate, device)
+        trainer, data = trainers.trainer_and_data(args, device)
         if args.device and trainer.device.actual_device_type != device.actual_device_type:
             raise DataError(
                 f"{args.model}: its Trainer runs on {trainer.device.actual_device_type.name.lower()}",
                 fix="give mlc.Trainer(...) a device in build(), or leave --device out",
             )
-        validation = None if data.x_test is None else (data.x_test, data.y_test)
         if not args.json:
-            held_out = "" if validation is None else f", {len(data.x_test):,} for validation"
-            samples = f"{len(data.x):,} samples{held_out}"
             with _needing_a_reader("train with the output going to a file"):
-                print(fitted(f"{data.name}: {samples}\n{summary_of(trainer.training)}\n"), flush=True)
+                print(fitted(f"{data}\n{summary_of(trainer.training)}\n"), flush=True)
     with run_choice.made(args.model, folder) as out:
         given = {"model": args.model, "seed": args.seed, "last_batch": args.last_batch}
         run = mlc.Run(
             Path(args.model).stem, folder=out, parameters=given, data=_data_facts(data, args.data), command=args.typed
         )
         with run:
-            return _train(args, trainer, data, validation, resume, run)
+            return _train(args, trainer, data, resume, run)
 
 
 def _train(
     args: argparse.Namespace,
     trainer: mlc.Trainer,
-    data: datasets.Dataset,
-    validation: Any,
+    data: mlc.data.Dataset,
     resume: Path | None,
     run: mlc.Run,
 ) -> Answer:
@@ -111,16 +103,11 @@ def _train(
         # An epoch is saved before it is told of.
         with _needing_a_reader(f"go on with: {trainer.resume_hint}"):
             history = trainer.fit(
-                data.x,
-                data.y,
+                data,
                 epochs=args.epochs,
-                validation=validation,
                 shuffle_seed=args.seed,
                 last_batch=args.last_batch,
-                callbacks=[
-                    *_callbacks(args, last, None if validation is None else best, _steps(trainer, data) * args.epochs),
-                    run,
-                ],
+                callbacks=[*_callbacks(args, last, best if data.validation else None, _steps(trainer, data)), run],
                 resume=resume,
                 checkpoint=last,
                 verbose=0 if args.json else "auto",
@@ -133,7 +120,7 @@ def _train(
     final = {name: values[-1] for name, values in history.history.items() if values}
     answer |= final
     lines = ["", described(final), f"checkpoint  {last}"]
-    if validation is not None:
+    if data.validation is not None:
         lines.append(f"best        {best}")
         answer["best"] = str(best)
     if args.report is not None:
@@ -146,26 +133,13 @@ def _train(
     return Answer("\n".join(lines), answer)
 
 
-def _data_facts(data: datasets.Dataset, path: str | None) -> dict[str, Any]:
+def _data_facts(data: mlc.data.Dataset, path: str | None) -> dict[str, Any]:
     """What the run learns from, for its record."""
-    x, y = np.asarray(data.x), np.asarray(data.y)
-    facts: dict[str, Any] = {"name": data.name, "path": None if path is None else str(Path(path).resolve())}
-    facts |= {"samples": len(x), "validation": 0 if data.x_test is None else len(data.x_test)}
-    facts |= {"shape": x.shape[1:], "type": str(x.dtype)}
-    if y.ndim == 1 and y.dtype.kind in "iu":
-        facts["classes"] = data.class_count
-    return facts
+    return {"path": None if path is None else str(Path(path).resolve()), **data.summary()}
 
 
-def _expect_no_recipe_options(args: argparse.Namespace) -> None:
-    """A file decides for itself; options that would change nothing are refused."""
-    given = [f"--{name}" for name in ("batch", "rate") if getattr(args, name) is not None]
-    if given and args.model not in RECIPES:
-        raise DataError(f"{args.model}: only recipes have {' and '.join(given)}", fix="set it in build()")
-
-
-def _steps(trainer: mlc.Trainer, data: datasets.Dataset) -> int:
-    return -(-len(data.x) // trainer.model.feed.batch)
+def _steps(trainer: mlc.Trainer, data: mlc.data.Dataset) -> int:
+    return -(-len(data) // trainer.model.feed.batch)
 
 
 def _callbacks(args: argparse.Namespace, last: Path, best: Path | None, steps: int) -> list[Any]:
@@ -175,7 +149,7 @@ def _callbacks(args: argparse.Namespace, last: Path, best: Path | None, steps: i
     if best is not None:
         used.append(callbacks.ModelCheckpoint(_literal(best), monitor="val_loss", save_best_only=True))
     if args.report is not None:  # a watched step takes longer: no more of them than the report shows
-        used.append(callbacks.GradientWatch(every=max(1, steps // 64)))
+        used.append(callbacks.GradientWatch(every=max(1, steps * args.epochs // 64)))
     if args.tensorboard:
         used.append(callbacks.TensorBoard(args.tensorboard))
     return used
@@ -215,14 +189,14 @@ def _needing_a_reader(fix: str) -> Iterator[None]:
         raise ExecutionError("nobody reads the output any more: training was stopped", fix=fix) from None
 
 
-def write_report(path: Path, trainer: mlc.Trainer, data: datasets.Dataset, history: Any) -> None:
+def write_report(path: Path, trainer: mlc.Trainer, data: mlc.data.Dataset, history: Any) -> None:
     """The page about a finished run, with the time of its steps."""
     batch = trainer.model.feed.batch
-    inputs = {next(iter(trainer.model.feed.inputs)): data.x[:batch]}
     profile = None
-    if len(data.x) >= batch and len(trainer.model.feed.inputs) == len(trainer.model.feed.labels) == 1:
+    if len(data) >= batch and len(trainer.model.feed.inputs) == len(trainer.model.feed.labels) == 1:
+        x, y = data.batch(np.arange(batch))
         name, tensor = next(iter(trainer.model.feed.labels.items()))
-        profile = trainer.training.profile(inputs, {name: _labels(data.y[:batch], tensor)})
+        profile = trainer.training.profile({next(iter(trainer.model.feed.inputs)): x}, {name: _labels(y, tensor)})
     mlc.report(path, trainer.training, history, profile, title=f"Training on {data.name}")
 
 
@@ -233,7 +207,7 @@ def _labels(y: Any, tensor: mlc.Tensor) -> Any:
 
 
 #: Options that a resumed run must be given again.
-_KEPT = ("data", "batch", "rate", "seed", "last_batch", "device", "out", "tensorboard")
+_KEPT = ("data", *datasets.OPTIONS, "batch", "rate", "seed", "last_batch", "device", "out", "tensorboard")
 
 
 def _command(args: argparse.Namespace, epochs: int) -> str:
@@ -244,7 +218,9 @@ def _command(args: argparse.Namespace, epochs: int) -> str:
     for name in _KEPT:
         value = getattr(args, name)
         if value != parser.get_default(name):
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            option = f"--{name.replace('_', '-')}"
+            several = value if isinstance(value, list) else [value]
+            words += [option] if value is True else [word for one in several for word in (option, str(one))]
     if args.report is not None:
         words += ["--report", args.report] if args.report else ["--report"]
     return shlex.join([*words, "--resume"])

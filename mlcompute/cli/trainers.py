@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
 import mlcompute as mlc
-from mlcompute.cli.datasets import Dataset, load_data
+from mlcompute.cli import datasets
 from mlcompute.cli.models import ModelFile, existing
-from mlcompute.cli.recipes import RECIPES, recipe_trainer
+from mlcompute.cli.parsing import meant
+from mlcompute.cli.recipes import RECIPES, recipe_data, recipe_trainer
+from mlcompute.data import Dataset
 from mlcompute.errors import DataError, FileError
 from mlcompute.runtime.definition import definition_of
 
-HELP = "a recipe (mlp, cnn), or a Python file that defines build() -> mlc.Trainer or TrainingGraph"
+HELP = f"a recipe ({', '.join(RECIPES)}), or a Python file that defines build() -> mlc.Trainer or TrainingGraph"
 
 
-def trainer_and_data(
-    model: str, path: str | None, batch: int, rate: float, device: mlc.Device
-) -> tuple[mlc.Trainer, Dataset]:
+def trainer_and_data(args: argparse.Namespace, device: mlc.Device) -> tuple[mlc.Trainer, Dataset]:
     """What is to be trained, and on what.
 
-    A Python file may bring its own data: `def data()` that returns (x, y) or (x, y, x_test, y_test).
+    A Python file may bring its own data: `def data()` that returns a Dataset of `mlc.data`, (x, y) or
+    (x, y, x_test, y_test). Its `build` may take `data`, and `batch`, `rate` and `device` by name.
     """
-    if model in RECIPES:
-        data = load_data(path)
-        return recipe_trainer(model, data, batch, rate, device), data
-    if Path(model).suffix != ".py":
-        raise FileError(f"{model}: neither a recipe nor a Python file", expected=HELP)
-    file = existing(model, HELP)
-    source = ModelFile(file)
-    made = source.call("build")
-    trainer = made if isinstance(made, mlc.Trainer) else trainer_of(made, device, model)
-    if path is None and source.has("data"):
-        return trainer, _own_data(file, source.call("data"))
-    return trainer, load_data(path)
+    if args.model in RECIPES:
+        if args.data is None:
+            datasets.expect_no_options(args, args.model)
+            data = datasets.augmented(args, recipe_data(args.model))
+        else:
+            data = _for_recipe(args)
+        return recipe_trainer(args.model, data, device, batch=args.batch, rate=args.rate), data
+    if Path(args.model).suffix != ".py":
+        near = meant(args.model, RECIPES).removeprefix("; ")
+        raise FileError(f"{args.model}: neither a recipe nor a Python file", expected=HELP, fix=near)
+    source = ModelFile(existing(args.model, HELP))
+    given = None
+    if args.data is not None:
+        is_npz = Path(args.data).suffix == ".npz"  # arrays are fed to a network of the user's as they are
+        given = datasets.loaded(args, **({"images": False, "standardize": False} if is_npz else {}))
+    else:
+        datasets.expect_no_options(args, args.model)
+    made, used = source.build(given, batch=args.batch, rate=args.rate, device=device)
+    trainer = made if isinstance(made, mlc.Trainer) else trainer_of(made, device, args.model)
+    if used is None:
+        used = source.data() if source.has("data") else recipe_data("mlp")
+    return trainer, datasets.augmented(args, used) if given is None else used
+
+
+def _for_recipe(args: argparse.Namespace) -> Dataset:
+    """Arrays with two axes a sample are images for a network of images, and sequences for others."""
+    options: dict[str, Any] = {}
+    if Path(args.data).suffix == ".npz" and args.model in ("cnn", "resnet", "lstm"):
+        options["images"] = args.model != "lstm" or None
+    return datasets.loaded(args, **options)
 
 
 def trainer_of(graph: Any, device: mlc.Device, who: str) -> mlc.Trainer:
@@ -48,9 +68,3 @@ def trainer_of(graph: Any, device: mlc.Device, who: str) -> mlc.Trainer:
     if graph.device is not None:  # it runs where it was compiled for
         return mlc.Trainer(graph, metrics=metrics)
     return mlc.Trainer(graph, metrics=metrics, device=device)
-
-
-def _own_data(file: Path, given: Any) -> Dataset:
-    if not isinstance(given, tuple) or len(given) not in (2, 4):
-        raise DataError(f"{file}: data() must return (x, y) or (x, y, x_test, y_test)")
-    return Dataset(file.stem, *given, *((None, None) if len(given) == 2 else ()))

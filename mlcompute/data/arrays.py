@@ -69,14 +69,14 @@ class ArrayPreparation(Preparation):
             )
         if y is not None and len(x) != len(y):
             raise DataError(f"{who}: {len(x)} samples but {len(y)} labels", fix="give a label for every sample")
-        labels = None if y is None or self.target is None else self.target.encode(who, y)
+        labels = y if y is None or self.target is None else self.target.encode(who, y)
         return Dataset(FilePath(who).stem, self.standardized(moved), labels, self)
 
     def standardized(self, x: Array) -> Array:
         """Samples as a network is fed them."""
         if self.layout != "samples":
-            return (x / np.float32(self.std[0])).astype(np.float32, copy=False) if self.std[0] != 1 else _float(x)
-        return ((x - np.array(self.mean)) / np.array(self.std)).astype(np.float32) if self.mean else _float(x)
+            return x / np.float32(self.std[0]) if self.std[0] != 1 else x
+        return ((x - np.array(self.mean)) / np.array(self.std)).astype(np.float32) if self.mean else x
 
 
 def arrays(
@@ -119,6 +119,7 @@ def read_npz(
     found = read_arrays(existing(path))
     if isinstance(validation, (str, os.PathLike)):
         data = dataset_of(str(path), found, task, images, standardize, Split(0.0, test, seed))
+        assert data.preparation is not None
         return replace(data, validation=data.preparation.read(validation))
     return dataset_of(str(path), found, task, images, standardize, Split(validation, test, seed))
 
@@ -161,18 +162,20 @@ def dataset_of(
         raise DataError(f"{who}: {what}", expected="samples on axis 0: (n, features), (n, height, width) ...")
     layout = _layout(given, images)
     x = _channels_first(given, layout)
-    every = np.concatenate([y, *(_labels(who, found[k]) for k in ("y_val", "y_test") if k in found)])
-    target = Target.of(who, "y", every, task, every.dtype.kind in "iu")
     if len(x) != len(y):
         raise DataError(f"{who}: {len(x)} samples but {len(y)} labels", fix="give a label for every sample")
-    codes = target.encode(who, y)
+    # A label for every step of a sequence, or every pixel, is fed as it is.
+    is_plain = y.ndim > 2 or (y.ndim == 2 and y.dtype.kind in "iu")
+    every = np.concatenate([y, *(_labels(who, found[k]) for k in ("y_val", "y_test") if k in found)])
+    target = None if is_plain else Target.of(who, "y", every, task, every.dtype.kind in "iu")
+    codes = y if target is None else target.encode(who, y)
     own = [name for name in ("val", "test") if f"x_{name}" in found and f"y_{name}" in found]
     split = Split(0.0, 0.0, split.seed) if own else split
-    parts = split.parts(who, len(x), codes if target.classes else None)
-    if standardize:
+    parts = split.parts(who, len(x), codes if target and target.classes else None)
+    if standardize and target:
         target = target.standardized(codes[parts.train])
     mean, std = _statistics(x[parts.train], layout, standardize)
-    preparation = ArrayPreparation(target, split, x.shape[1:], layout, mean, std)
+    preparation = ArrayPreparation(who, target, split, x.shape[1:], layout, mean, std)
     whole = preparation.dataset(who, given, y)
     data = replace(whole, notes=_notes(preparation, given, codes)).in_parts(parts)
     held = {name: preparation.dataset(who, found[f"x_{name}"], _labels(who, found[f"y_{name}"])) for name in own}
@@ -183,7 +186,6 @@ def dataset_of(
 
 def _notes(preparation: ArrayPreparation, given: Array, codes: Array) -> tuple[str, ...]:
     shape, target = preparation.shape, preparation.target
-    assert target is not None
     notes = [f"x  {given.dtype} {given.shape}"]
     if preparation.layout == "grey images":
         notes[0] += f": grey images, fed as {shape} each"
@@ -193,7 +195,8 @@ def _notes(preparation: ArrayPreparation, given: Array, codes: Array) -> tuple[s
         notes[0] += ", standardised"
     elif preparation.layout != "samples" and preparation.std[0] != 1:
         notes[0] += f", divided by {preparation.std[0]:g}"
-    return (*notes, f"y  {target.described(codes if target.classes else None)}")
+    what = target.described(codes if target.classes else None) if target else f"{codes.dtype} {codes.shape}"
+    return (*notes, f"y  {what}")
 
 
 def numeric(who: str, name: str, array: Array) -> Array:
@@ -214,7 +217,9 @@ def _labels(who: str, y: Array) -> Array:
     if y.dtype.kind == "f":
         numeric(who, "y", y)
     y = y.reshape(len(y)) if y.ndim == 2 and y.shape[1] == 1 else y
-    is_one_hot = y.ndim == 2 and y.dtype.kind in "buif" and bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all())
+    if y.ndim != 2 or y.dtype.kind not in "buif" or y.shape[1] < 2:
+        return y
+    is_one_hot = bool(((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all())
     return y.argmax(axis=1) if is_one_hot else y
 
 
@@ -246,23 +251,25 @@ def _statistics(x: Array, layout: Layout, standardize: bool) -> tuple[tuple[floa
     return tuple(map(float, mean)), tuple(float(one) if one > 0 else 1.0 for one in std)
 
 
-def _float(x: Array) -> Array:
-    return x.astype(np.float32, copy=False)
-
-
 def read_arrays(path: FilePath) -> dict[str, Array]:
     """The arrays in a .npz file, those called x and y as x_train and y_train; of a .npy file its only one."""
+    usual = {"": "x_train", "x": "x_train", "y": "y_train", "x_valid": "x_val", "y_valid": "y_val"}
+    return {usual.get(name, name): array for name, array in named_arrays(path).items()}
+
+
+def named_arrays(path: FilePath) -> dict[str, Array]:
+    """The arrays in a .npz file by their names; of a .npy file its only one, without a name."""
     try:
         file = np.load(path, allow_pickle=False)
         if isinstance(file, np.ndarray):
-            return {"x_train": file}
+            return {"": file}
         with file:
-            found = {name: file[name] for name in file.files}
+            return {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        fix = "write text labels as y.astype(str), and samples as one array of numbers" if "pickle" in str(error) else ""
-        raise DataError(f"{path}: cannot be read as {path.suffix or '.npz'}: {error}", fix=fix) from error
-    usual = {"x": "x_train", "y": "y_train", "x_valid": "x_val", "y_valid": "y_val"}
-    return {usual.get(name, name): array for name, array in found.items()}
+        is_object = "pickle" in str(error)
+        fix = "write text labels as y.astype(str), and samples as one array of numbers" if is_object else ""
+        kind = path.suffix if path.suffix in (".npz", ".npy") else ".npz"
+        raise DataError(f"{path}: cannot be read as {kind}: {error}", fix=fix) from error
 
 
 def read_idx_folder(folder: FilePath) -> dict[str, Array]:

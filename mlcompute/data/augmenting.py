@@ -1,4 +1,4 @@
-"""Images changed at random while learning: what becomes of one follows from (seed, epoch, its number) and nothing else."""
+"""Images changed at random while learning: what becomes of one follows from seed, epoch and its number alone."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def _moved(x: Array, most: int, drawn: Array) -> Array:
 def _turned(x: Array, angles: Array) -> Array:
     """Around the middle, between pixels linearly; what comes from outside repeats the border."""
     height, width = x.shape[2:]
-    down, right = np.mgrid[:height, :width].reshape(2, 1, -1) - np.array([(height - 1) / 2, (width - 1) / 2])[:, None, None]
+    down, right = np.mgrid[:height, :width].reshape(2, 1, -1)
+    down, right = down - (height - 1) / 2, right - (width - 1) / 2
     sine, cosine = np.sin(angles)[:, None], np.cos(angles)[:, None]
     rows = np.clip(cosine * down - sine * right + (height - 1) / 2, 0, height - 1)
     columns = np.clip(sine * down + cosine * right + (width - 1) / 2, 0, width - 1)

@@ -215,4 +215,3 @@ def _dates_of(texts: Sequence[str]) -> Array:
 def _dates(days: Array) -> str:
     first, last = (np.datetime64(int(day), "D") for day in (days.min(), days.max()))
     return f"{first} to {last}, in days"
-

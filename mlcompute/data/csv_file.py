@@ -43,9 +43,7 @@ def read_frame(path: Path, *, header: bool = True, separator: str = "", encoding
                 line=separator.join(row)[:80],
                 fix=f'put text that contains {separator!r} in quotes: "a{separator} b"',
             )
-    columns = {
-        name: np.array([row[k].strip() for _, row in rows], dtype=object) for k, name in enumerate(names)
-    }
+    columns = {name: np.array([row[k].strip() for _, row in rows], dtype=object) for k, name in enumerate(names)}
     return Frame(str(path), columns, [line for line, _ in rows], decimal_comma=separator != ",")
 
 

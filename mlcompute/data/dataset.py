@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class Dataset:
 
     x            (n, ...), or arrays by name where there are several inputs
     y            integer class labels (n,), or numbers (n, outputs); None: there are no labels
-    preparation  how it was made from a file; checkpoints keep it, so that `predict` does the same
+    preparation  how it was made from a file; checkpoints keep it, so that `predict` does the same; None: by hand
     validation, test  samples of the same kind that are not learned from; None where there are none
     notes        what was decided on the way, a line each
     scale        x is multiplied by it when a batch is made: images are kept as bytes
@@ -43,7 +43,7 @@ class Dataset:
     name: str
     x: Any
     y: Any
-    preparation: Preparation
+    preparation: Preparation | None = None
     validation: Dataset | None = None
     test: Dataset | None = None
     notes: tuple[str, ...] = ()
@@ -63,15 +63,15 @@ class Dataset:
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes; empty where numbers are predicted."""
-        return self.preparation.classes
+        return self.preparation.classes if self.preparation else ()
 
     @property
     def outputs(self) -> int:
         """How many outputs a network for it has: one per class, or one per number to be predicted."""
-        return self.preparation.outputs
+        return self.preparation.outputs if self.preparation else 0
 
     @property
-    def loss(self) -> str:
+    def loss(self) -> Literal["softmax_cross_entropy", "mse"]:
         """The loss a network for it usually has."""
         return "softmax_cross_entropy" if self.classes else "mse"
 
@@ -91,6 +91,7 @@ class Dataset:
             kind = DataType.INT64 if is_whole else DataType.FLOAT32
             x = graph.input((batch, *array.shape[1:]), name, data_type=kind)
             if is_whole and len(arrays) > 1:
+                assert self.preparation is not None
                 count = self.preparation.counts[name]
                 x = graph.embedding(x, count, min(50, (count + 1) // 2), name=f"{name} embedding")
             parts.append(x)
@@ -140,11 +141,12 @@ class Dataset:
         from mlcompute.data.batches import Prepared
 
         has_labels = bool(feed.labels) and not only_inputs
-        if self.augment is not None or self.scale != 1.0 or not isinstance(self.x, (np.ndarray, Mapping)):
+        if self.augment is not None or self.scale != 1.0 or hasattr(self.x, "part"):
             data: Data = Prepared(who, feed, self, only_inputs or not has_labels)
         else:
             data = data_from(who, feed, self.x, self.y if has_labels else None, only_inputs=only_inputs)
-        data.preparation = self.preparation.state()
+        if self.preparation is not None:
+            data.preparation = self.preparation.state()
         return data
 
     def summary(self) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def images(
     is_place = isinstance(validation, (str, os.PathLike))
     held = {} if root is place else sets
     split = Split(0.0 if is_place or held else float(validation), 0.0 if held else test, seed)  # type: ignore[arg-type]
-    preparation = ImagePreparation(target, split, shape)
+    preparation = ImagePreparation(str(place), target, split, shape)
     parts = split.parts(str(root), len(files), target.encode(str(root), labels))
     whole = preparation.dataset(str(place), files, list(map(str, labels)))
     kind = "grey" if shape[0] == 1 else "colour"

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Any
 
-from mlcompute.data.arrays import read_idx, read_npz
+from mlcompute.data.arrays import digits, read_idx, read_npz
 from mlcompute.data.dataset import Dataset
 from mlcompute.data.images import SUFFIXES, images, is_images
 from mlcompute.data.places import existing
 from mlcompute.data.preparation import Path
-from mlcompute.data.table import read_csv, read_parquet
+from mlcompute.data.table import iris, read_csv, read_parquet
 from mlcompute.data.target import listed
-from mlcompute.data.text import text
+from mlcompute.data.text import sums, text
 from mlcompute.errors import DataError
 
 _BY_SUFFIX: dict[str, tuple[str, Callable[..., Dataset]]] = {
@@ -25,6 +25,8 @@ _BY_SUFFIX: dict[str, tuple[str, Callable[..., Dataset]]] = {
     ".txt": ("a text", text),
     ".md": ("a text", text),
 }
+#: What comes with the package, by the name it can be asked for.
+BUILT_IN: dict[str, Callable[..., Dataset]] = {"digits": digits, "iris": iris, "sums": sums}
 FORMATS = (
     "a .csv, .tsv or .parquet table, a folder of images with a folder per class, a .npz file of arrays, a .txt file, "
     "or a folder of MNIST-format files"
@@ -53,7 +55,7 @@ def load(path: Path, **options: Any) -> Dataset:
     """
     place = FilePath(path)
     kind, reader = _reader(place, "target" in options)
-    known = inspect.signature(reader).parameters
+    known = inspect.signature(BUILT_IN.get(kind, reader)).parameters
     for name in options:
         if name not in known:
             raise DataError(
@@ -64,6 +66,8 @@ def load(path: Path, **options: Any) -> Dataset:
 
 
 def _reader(place: FilePath, has_target: bool) -> tuple[str, Callable[..., Dataset]]:
+    if str(place) in BUILT_IN and not place.exists():
+        return str(place), lambda path, **options: BUILT_IN[str(path)](**options)
     existing(place, folder=place.is_dir())
     if place.is_dir():
         return _of_folder(place)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mlcompute.data.splitting import Split
+from mlcompute.data.splitting import Parts, Split
 from mlcompute.data.target import Array, Target
 from mlcompute.errors import DataError
 
@@ -22,11 +22,13 @@ Path = str | os.PathLike[str]
 class Preparation(ABC):
     """What was learned about the training data: everything that other data of its kind needs to be read alike.
 
+    source  the file or folder it was learned from, as it was named
     target  what is predicted; None: the next token of a text, or nothing
     split   which samples were held out
     """
 
     kind: ClassVar[str]
+    source: str
     target: Target | None
     split: Split
 
@@ -51,6 +53,10 @@ class Preparation(ABC):
 
         labels  False: labels that may be there are left alone
         """
+
+    def parts(self, data: Dataset) -> Parts:
+        """Which of all samples of the training data were held out."""
+        return self.split.parts(self.source, len(data), data.y if self.target and self.target.classes else None)
 
     def answers(self, predictions: Array) -> Array:
         """Predictions as people write them: names of classes, or numbers in the target's own units."""

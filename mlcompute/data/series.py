@@ -39,7 +39,7 @@ class SeriesPreparation(Preparation):
 
         assert self.target is not None
         name = find_target(frame, self.target.name)
-        values = TablePreparation(None, self.split, self.columns, {}).dataset(frame, labels=False).x
+        values = TablePreparation("", None, self.split, self.columns, {}).dataset(frame, labels=False).x
         count = _count(frame, self.window, self.ahead if labels else 0)
         # A view: window k is rows k ... k + window - 1.
         x = np.lib.stride_tricks.sliding_window_view(values, self.window, axis=0)[:count].swapaxes(1, 2)
@@ -86,11 +86,12 @@ def series(
     target = target.standardized(values[window - 1 + ahead :][first][:, None])
     asked: dict[str, Kind] = {one: "number" for one in frame.columns if guessed(frame, one) == "number"}
     columns = [learned(frame, one, kinds.get(one, asked.get(one)), rows) for one in frame.columns]
-    preparation = SeriesPreparation(target, split, tuple(columns), options, window, ahead)
+    preparation = SeriesPreparation(who, target, split, tuple(columns), options, window, ahead)
     whole = preparation.dataset(frame)
     width = max(len(one) for one in frame.columns)
     notes = [f"{column.name:<{width}}  {column.kind:<8}  {column.why}" for column in columns]
-    notes.append(f"x: {window} lines in a row;  y: {name!r}, {ahead} line{'s'[: ahead > 1]} later, {target.described()}")
+    later = f"{ahead} line{'s'[: ahead > 1]} later"
+    notes.append(f"x: {window} lines in a row;  y: {name!r}, {later}, {target.described()}")
     data = replace(whole, notes=tuple(notes)).in_parts(Parts(first, parts.validation, parts.test))
     if isinstance(validation, (str, os.PathLike)):
         return replace(data, validation=preparation.read(validation))
@@ -110,8 +111,9 @@ def known(frame: Frame, name: str) -> Array:
 def _count(frame: Frame, window: int, ahead: int) -> int:
     count = len(frame.lines) - window + 1 - ahead
     if count < 1:
+        needed = f"{window} and {ahead} ahead" if ahead else str(window)
         raise DataError(
-            f"{frame.who}: {len(frame.lines)} lines hold no window of {window}" + (f" and {ahead} ahead" if ahead else ""),
+            f"{frame.who}: {len(frame.lines)} lines hold no window of {needed}",
             fix="give a longer series, or a shorter window",
         )
     return count

@@ -33,7 +33,7 @@ class Split:
 
     def parts(self, who: str, count: int, classes: Array | None = None) -> Parts:
         """The samples of each part; a share of less than one sample is none."""
-        if not (0 <= self.validation and 0 <= self.test and self.validation + self.test < 1):
+        if not (self.validation >= 0 and self.test >= 0 and self.validation + self.test < 1):
             raise DataError(
                 f"{who}: {self.validation:g} of the samples for validation and {self.test:g} for testing",
                 expected="shares from 0, together below 1, so that some are left to learn from",

@@ -172,7 +172,7 @@ def table(
             columns="; ".join(f"{column.name}: {column.why}" for column in columns) or "none",
             fix="give columns, or say what they are: kinds={'name': 'number'} (--column name=number)",
         )
-    preparation = TablePreparation(found, split, columns, options)
+    preparation = TablePreparation(who, found, split, columns, options)
     whole = preparation.dataset(frame)
     width = max(len(one) for one in frame.columns)
     notes = [f"{column.name:<{width}}  {column.kind:<8}  {column.why}" for column in columns]

@@ -92,8 +92,10 @@ class Target:
     def decode(self, predictions: Array) -> Array:
         """Predictions as people write them: names of classes (n,), or numbers in their own units."""
         if self.classes:
-            return np.array(self.classes)[predictions.argmax(axis=-1)]
-        return predictions.reshape(len(predictions), -1) * np.array(self.std) + self.mean
+            names: Array = np.array(self.classes)[predictions.argmax(axis=-1)]
+            return names
+        numbers: Array = predictions.reshape(len(predictions), -1) * np.array(self.std) + self.mean
+        return numbers
 
     def described(self, y: Array | None = None) -> str:
         """'3 classes: cat 12, dog 14, owl 9', or 'a number, mean 3.1, standard deviation 0.7'."""

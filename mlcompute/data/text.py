@@ -100,13 +100,13 @@ def text_dataset(who: str, given: str, length: int, level: Level, split: Split) 
     letters = "".join(sorted(set(given))) if level == "character" else ""
     if len(letters) == 1:
         raise DataError(f"{who}: the text is nothing but {letters!r}: there is nothing to learn")
-    preparation = TextPreparation(None, split, letters, length)
+    preparation = TextPreparation(who, None, split, letters, length)
     whole = preparation.dataset(who, given)
     notes = (f"{len(given):,} characters in pieces of {length}", f"{preparation.outputs} different {level}s")
     return replace(whole, notes=notes).in_parts(split.parts(who, len(whole)))
 
 
-def sums(*, count: int = 20_000, length: int = 32, seed: int = 0) -> Dataset:
+def sums(*, count: int = 5_000, length: int = 32, seed: int = 0) -> Dataset:
     """A text to try things with: additions of numbers below 100, one per line, `17+5=22`."""
     a, b = np.random.default_rng(seed).integers(0, 100, (2, count))
     lines = "".join(f"{one}+{other}={one + other}\n" for one, other in zip(a, b, strict=True))

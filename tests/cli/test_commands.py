@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
-from mlcompute.cli import COMMANDS, main
+from mlcompute.cli import COMMANDS, _finite, main
 
 MODEL = """
 import numpy as np
@@ -73,14 +73,14 @@ def test_train_evaluate_predict(folder: Path, capsys: pytest.CaptureFixture[str]
     assert measured["samples"] == 96, "all of them"
     assert measured["accuracy"] > 0.7
 
-    call(capsys, "predict", trained["checkpoint"], "--data", "data.npz", "--output", "all.npy")
+    call(capsys, "predict", trained["checkpoint"], "data.npz", "--output", "all.npy")
     scores = np.load("all.npy")
     assert scores.shape == (96, 3)
-    call(capsys, "predict", trained["checkpoint"], "--data", "data.npz", "--classes")
-    np.testing.assert_array_equal(np.load("predictions.npy"), scores.argmax(axis=1))
+    call(capsys, "predict", trained["checkpoint"], "data.npz", "--classes", "--output", "numbers.npy")
+    np.testing.assert_array_equal(np.load("numbers.npy"), scores.argmax(axis=1))
     np.save("x.npy", np.load("data.npz")["x"])
-    call(capsys, "predict", trained["checkpoint"], "--data", "x.npy")
-    np.testing.assert_array_equal(np.load("predictions.npy"), scores, err_msg="in the order of the file")
+    call(capsys, "predict", trained["checkpoint"], "x.npy", "--output", "again.npy")
+    np.testing.assert_array_equal(np.load("again.npy"), scores, err_msg="in the order of the file")
 
 
 def test_a_model_is_judged_by_what_was_held_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,17 +88,19 @@ def test_a_model_is_judged_by_what_was_held_out(folder: Path, capsys: pytest.Cap
     measured = answer(capsys, "evaluate", trained["checkpoint"], "--data", "data.npz")
     assert (measured["samples"], measured["loss"]) == (19, pytest.approx(trained["val_loss"]))
     text = call(capsys, "evaluate", trained["checkpoint"], "--data", "data.npz")
-    assert text.startswith("data, 19 of 96 samples, a held-out fifth (--all takes all)\nloss ")
+    assert text.startswith("data, 19 samples that were held out in training (--all takes all)\nloss ")
     x = np.load("data.npz")["x"]
     np.savez("few.npz", x=x[:3], y=[0, 1, 2])
     assert "val_loss" not in answer(capsys, "train", "net.py", "--data", "few.npz", "--epochs", "1", "--out", "few")
     assert answer(capsys, "evaluate", trained["checkpoint"], "--data", "few.npz")["samples"] == 3
     np.savez("questions.npz", x=x[:20])
-    assert answer(capsys, "predict", trained["checkpoint"], "--data", "questions.npz")["shape"] == [20, 3]
+    assert answer(capsys, "predict", trained["checkpoint"], "questions.npz")["shape"] == [20, 3]
     np.savez("both.npz", x=x[:20], x_test=x[:7])
-    assert answer(capsys, "predict", trained["checkpoint"], "--data", "both.npz")["shape"] == [7, 3]
-    assert main(["predict", trained["checkpoint"]]) == 1
-    assert "data      scikit-learn's digits, because no --data was given" in capsys.readouterr().err
+    assert answer(capsys, "predict", trained["checkpoint"], "both.npz")["shape"] == [7, 3]
+    assert answer(capsys, "predict", trained["checkpoint"])["shape"] == [19, 3], "what was held out"
+    own = answer(capsys, "train", "net.py", "--epochs", "1")
+    assert main(["evaluate", own["checkpoint"]]) == 1
+    assert "data      digits, because no data was named" in capsys.readouterr().err
 
 
 def test_resuming_is_exact(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,13 +180,13 @@ def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["train", "nothing"], "neither a recipe nor a Python file"),
         (["train", "net.py", "--resume", "gone.safetensors"], "there is no checkpoint to go on from"),
-        (["train", "mlp", "--data", "nowhere"], "nowhere: no data there"),
+        (["train", "mlp", "--data", "nowhere"], "nowhere: there is no such file or folder"),
         (["train", "broken.py"], "broken.py: ZeroDivisionError: division by zero"),
         (["train", "empty.py"], "defines no function `build`"),
-        (["train", "cnn", "--data", "data.npz"], "the cnn needs images"),
+        (["train", "cnn", "--data", "data.npz"], "data: cnn is not for a table"),
         (["train", "gone.py"], "gone.py: there is no such file"),
         (["train", "folder.py"], "folder.py: is a folder"),
-        (["train", "net.py", "--batch", "4", "--rate", "0.1"], "net.py: only recipes have --batch and --rate"),
+        (["train", "net.py", "--batch", "4", "--rate", "0.1"], "net.py: its build() takes no --batch and --rate"),
         (["evaluate", "gone.safetensors"], "gone.safetensors: there is no such file"),
         (["evaluate", "folder.py"], "folder.py: is not a checkpoint"),
         (["inspect", "folder.safetensors"], "folder.safetensors: is a folder"),
@@ -271,8 +273,12 @@ def test_unforeseen_errors_are_one_message_too(
 
 def test_predictions_go_where_they_are_wanted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained = answer(capsys, "train", "net.py", "--epochs", "1")
-    call(capsys, "predict", trained["checkpoint"], "--data", "data.npz", "--output", "no-suffix")
-    assert np.load("no-suffix").shape == (96, 3)
+    call(capsys, "predict", trained["checkpoint"], "data.npz", "--output", "deep.csv")
+    rows = Path("deep.csv").read_text().splitlines()
+    assert (rows[0], len(rows)) == ("sample,output 1,output 2,output 3", 97)
+    for wrong in (["--output", "no-suffix"], ["--classes"], ["--prompt", "x"]):
+        assert main(["predict", trained["checkpoint"], "data.npz", *wrong]) == 1
+        assert "fix" in (said := capsys.readouterr().err) or "expected" in said
     assert "neither" not in call(capsys, "predict", "net.py", code=1)
 
 
@@ -280,7 +286,7 @@ def test_a_trained_model_becomes_onnx(folder: Path, capsys: pytest.CaptureFixtur
     onnxruntime = pytest.importorskip("onnxruntime", reason="judges the model")
     trained = answer(capsys, "train", "net.py", "--epochs", "1")
     call(capsys, "convert", trained["checkpoint"], "net.onnx")
-    call(capsys, "predict", trained["checkpoint"], "--data", "data.npz", "--output", "ours.npy")
+    call(capsys, "predict", trained["checkpoint"], "data.npz", "--output", "ours.npy")
     session = onnxruntime.InferenceSession("net.onnx")
     assert [given.name for given in session.get_inputs()] == ["x"], "labels are no input of the model"
     (theirs,) = session.run(None, {"x": np.load("data.npz")["x"][:8]})
@@ -370,10 +376,8 @@ def test_an_interrupt_is_json_too(folder: Path, capsys: pytest.CaptureFixture[st
     assert said == "interrupted; nothing was trained yet, old.safetensors is as it was"
 
 
-def test_json_has_no_nan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trained = answer(capsys, "train", "net.py", "--epochs", "1")
-    np.savez("bad.npz", x=np.full((10, 6), np.nan, np.float32), y=np.arange(10) % 3)
-    assert answer(capsys, "evaluate", trained["checkpoint"], "--data", "bad.npz", "--all")["loss"] is None
+def test_json_has_no_nan() -> None:
+    assert _finite({"loss": float("nan"), "all": [1.0, float("inf")]}) == {"loss": None, "all": [1.0, None]}
 
 
 def test_nothing_is_left_to_train(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -437,7 +441,7 @@ def test_a_folder_with_a_run_is_refused(folder: Path, capsys: pytest.CaptureFixt
     answer(capsys, "train", "net.py", "--epochs", "1", "--out", "other")
     answer(capsys, "train", "net.py", "--resume", "other/last.safetensors", "--out", "here", code=1)
     # What is refused, or fails before the first step, replaces nothing either.
-    np.savez("wrong.npz", x=np.zeros((9, 5), np.float32), y=np.zeros(9, int))
+    np.savez("wrong.npz", x=np.zeros((9, 5), np.float32), y=np.arange(9) % 2)
     answer(capsys, "train", "net.py", "--data", "wrong.npz", "--out", "here", "--overwrite", code=1)
     assert bytes_in(folder / "here") == before
     answer(capsys, "train", "net.py", "--epochs", "1", "--out", "here", "--overwrite", "--seed", "3")
@@ -455,7 +459,7 @@ def test_going_on_from_the_best_keeps_the_last(folder: Path, capsys: pytest.Capt
 
 
 def test_a_run_that_never_began_leaves_no_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    np.savez("wrong.npz", x=np.zeros((9, 5), np.float32), y=np.zeros(9, int))
+    np.savez("wrong.npz", x=np.zeros((9, 5), np.float32), y=np.arange(9) % 2)
     answer(capsys, "train", "net.py", "--data", "wrong.npz", code=1)
     assert list((folder / "runs").iterdir()) == []
 
@@ -474,8 +478,8 @@ def test_classes_of_a_yes_or_no(folder: Path, capsys: pytest.CaptureFixture[str]
     trained = answer(capsys, "train", "yes.py", "--epochs", "5")
     x = np.random.default_rng(1).normal(size=(20, 3)).astype(np.float32)
     np.save("x.npy", x)
-    answer(capsys, "predict", trained["checkpoint"], "--data", "x.npy", "--classes")
-    classes = np.load("predictions.npy")
-    answer(capsys, "predict", trained["checkpoint"], "--data", "x.npy")
-    np.testing.assert_array_equal(classes, np.load("predictions.npy") > 0)
+    answer(capsys, "predict", trained["checkpoint"], "x.npy", "--classes", "--output", "classes.npy")
+    classes = np.load("classes.npy")
+    answer(capsys, "predict", trained["checkpoint"], "x.npy", "--output", "scores.npy")
+    np.testing.assert_array_equal(classes, np.load("scores.npy") > 0)
     assert 0 < classes.sum() < 20

@@ -44,9 +44,10 @@ def test_every_public_name_has_one_entry(pages: Path) -> None:
     entries = re.findall(r"^\.\. auto\w+:: (\S+)$", text, re.MULTILINE)
     assert len(entries) == len(set(entries))
     modules = [name for name in mlc.__all__ if inspect.ismodule(getattr(mlc, name))]
-    assert sorted(modules) == ["callbacks", "debug", "initializers", "metrics", "onnx", "schedules"]
+    assert sorted(modules) == ["callbacks", "data", "debug", "initializers", "metrics", "onnx", "schedules"]
     wanted = {f"mlcompute.{name}" for name in mlc.__all__ if name not in modules}
     wanted |= {f"mlcompute.onnx.{name}" for name in mlc.onnx.__all__}
+    wanted |= {f"mlcompute.data.{name}" for name in mlc.data.__all__}
     wanted |= {f"mlcompute.trainer.callbacks.{name}" for name in mlc.callbacks.__all__}
     wanted |= {f"mlcompute.trainer.metrics.{name}" for name in mlc.metrics.__all__ if name != "metrics_from"}
     wanted |= {f"mlcompute.initializers.{name}" for name in mlc.initializers.__all__}

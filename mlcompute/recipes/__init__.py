@@ -1,0 +1,1 @@
+"""Recipes: networks that `mlcompute train NAME` trains and `mlcompute new NAME` writes out, each file a script."""
