@@ -87,8 +87,9 @@ class Device:
     Device()  is the best device there is: a GPU, else the CPU. Device.cpu() never fails; Device.gpu() and Device.ane()
     are None where there is none.
 
-    gpu_devices   one of the machine's GPUs: its number, its identifier ("cuda:1"), or what another device's
-                  `gpu_devices` lists
+    selects_multiple_compute_devices   train on all GPUs of the machine: each step's batch is split over them
+    gpu_devices   some of the machine's GPUs, by number, by identifier ("cuda:1"), or as another device's `gpu_devices`
+                  lists them. Of several, the first runs what is not training
     precision     "float32"; or "bf16": activations and products in bfloat16, with half the memory and the bytes to
                   move, while weights, sums, losses and the optimizer stay float32. A DeviceError where the device
                   has no kernels for it
@@ -118,19 +119,24 @@ class Device:
                 expected="CPU, GPU or ANY",
                 fix="use Device.cpu(), or Device() for the best device there is",
             )
-        self.engine = engine or self._chosen(gpu_devices)
+        #: All devices a training graph is run on; `engine` is the first of them.
+        self.engines = [engine] if engine is not None else self._chosen(gpu_devices)
+        self.engine = self.engines[0]
         self.precision = _supported(precision, self.engine)
         self.queue = _queues.setdefault(self.engine.name, WorkQueue())
 
-    def _chosen(self, gpu_devices: Sequence[Any] | None) -> Engine:
+    def _chosen(self, gpu_devices: Sequence[Any] | None) -> list[Engine]:
         if gpu_devices is not None:
             return _listed(gpu_devices)
+        several = self.selects_multiple_compute_devices
         if self._type is DeviceType.GPU:
-            return _gpu("0")
-        # Whoever names an engine means it; else ANY is a GPU where there is one.
+            first = _gpu("0")
+            return gpu_engines() if several else [first]
+        # Whoever names an engine means it; else ANY is a GPU where there is one, or all of them.
         if self._type is DeviceType.ANY and not os.environ.get("MLCOMPUTE_ENGINE"):
-            return next(iter(gpu_engines()), None) or cpu_engine()
-        return cpu_engine()
+            gpus = gpu_engines()
+            return (gpus if several else gpus[:1]) or [cpu_engine()]
+        return [cpu_engine()]
 
     @classmethod
     def cpu(cls) -> Device:
@@ -167,8 +173,8 @@ class Device:
 
     @property
     def gpu_devices(self) -> list[GpuDevice]:
-        """The GPU in use (identifier, name, memory, compute capability); empty on the CPU."""
-        return [self.engine.gpu] if self.engine.gpu is not None else []
+        """The GPUs in use (identifier, name, memory, compute capability); empty on the CPU."""
+        return [engine.gpu for engine in self.engines if engine.gpu is not None]
 
     def __copy__(self) -> Device:
         copied = Device.__new__(Device)
@@ -180,7 +186,8 @@ class Device:
 
     def __repr__(self) -> str:
         precision = "" if self.precision == "float32" else f", precision '{self.precision}'"
-        return f"Device({self._type.name}, engine '{self.engine.name}'{precision})"
+        names = ", ".join(f"'{engine.name}'" for engine in self.engines)
+        return f"Device({self._type.name}, engine{'s' * (len(self.engines) > 1)} {names}{precision})"
 
 
 def _expect_precision(precision: str) -> None:
@@ -204,17 +211,16 @@ def _supported(precision: str, engine: Engine) -> str:
     return precision
 
 
-def _listed(gpu_devices: Sequence[Any]) -> Engine:
-    """The engine of the one GPU that is listed."""
+def _listed(gpu_devices: Sequence[Any]) -> list[Engine]:
+    """The engines of the GPUs that are listed."""
     wanted = [gpu.identifier if hasattr(gpu, "identifier") else str(gpu) for gpu in gpu_devices]
-    if len(wanted) == 1:
-        return _gpu(wanted[0])
-    _gpu("0")  # where there is none, that is what to say
-    raise DeviceError(
-        f"Device: {len(wanted)} GPUs are listed, a graph runs on one",
-        listed=", ".join(wanted),
-        fix="list one GPU; compile other graphs for the others",
-    )
+    if not wanted:
+        _gpu("0")  # where there is none, that is what to say
+        raise DeviceError("Device: no GPU is listed", fix="leave gpu_devices out for the first GPU, or list some")
+    engines = [_gpu(one) for one in wanted]
+    if len(set(engines)) < len(engines):
+        raise DeviceError(f"Device: a GPU is listed twice in {', '.join(wanted)}", fix="list every GPU once")
+    return engines
 
 
 def _gpu(wanted: str) -> Engine:

@@ -10,11 +10,14 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mlcompute.compiler.program import Program
 from mlcompute.enums import DeviceType
 from mlcompute.ops.op import Array, Step, Value
+
+if TYPE_CHECKING:
+    from mlcompute.devices.device_exchange import DeviceExchange
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,17 @@ class Engine(ABC):
     def hand_out(self, values: Array, stream: Any) -> Any:
         """A copy of values in this device's memory as a DLPack capsule, ready for work on the receiver's stream."""
         raise BufferError(f"device '{self.name}' has no memory that DLPack could hand out")
+
+    def join(
+        self, engines: Sequence[Engine], rank: int, size: int, meet: Callable[[bytes], list[bytes]]
+    ) -> DeviceExchange | None:
+        """How memory gets from one device to another without the host; None where the host must carry it.
+
+        engines   the devices of this process that train together, this one first
+        rank      of the first of them, among `size` devices of all processes
+        meet      a message to all processes, and theirs, by rank
+        """
+        return None
 
     @abstractmethod
     def build(self, program: Program, arena: Buffer) -> Executable:

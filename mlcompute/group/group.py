@@ -49,6 +49,8 @@ class Group:
     def __init__(self, exchange: Exchange, *, slices: int = SLICES) -> None:
         self.exchange = exchange
         self._slices = whole("Group", "slices", slices, 1)
+        #: What carries gradients from GPU to GPU in the graph that was compiled last; empty where they use the engine.
+        self.between_devices = ""
 
     # Making one -----------------------------------------------------------------------------------------------------
 
@@ -117,7 +119,10 @@ class Group:
         return slice(parts[first][0], parts[last - 1][1]) if last > first else slice(0, 0)
 
     def __repr__(self) -> str:
-        return f"Group(rank={self.rank}, size={self.size}, slices={self._slices}, engine='{self.exchange.engine}')"
+        gpus = f", between GPUs '{self.between_devices}'" if self.between_devices else ""
+        return (
+            f"Group(rank={self.rank}, size={self.size}, slices={self._slices}, engine='{self.exchange.engine}'{gpus})"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         return self  # connections cannot be copied

@@ -38,6 +38,9 @@ def execute(session: Session, call: Call, batch: int, data: Mapping[Tensor, Any]
         while True:
             start = session.random.current().count
             try:
+                if training.on_devices is not None and "update" in phases and not session.elastic:
+                    training.on_devices.run(call, batch, data)
+                    return _result(training)
                 if session.elastic:
                     training.remember()
                 training.run_passes(call, batch, data, "slice", tuple(phase for phase in phases if phase != "update"))

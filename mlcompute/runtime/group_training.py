@@ -25,6 +25,7 @@ from mlcompute.group.exchange import Kind
 from mlcompute.group.group import Group
 from mlcompute.group.slices import Node, cut, parent_of
 from mlcompute.ops.op import Array, Value
+from mlcompute.runtime import device_step
 from mlcompute.runtime.group_results import GroupResults
 from mlcompute.runtime.group_start import compare
 from mlcompute.runtime.inputs import InputData, resolved
@@ -129,10 +130,14 @@ class GroupTraining:
         self._targets_at = -1
         self._pending, self._spare = {}, []
         self.update = ShardUpdate(self.session, self.compiled, self.exchange, self.lanes)
+        #: Whole steps without the host, where devices can do that.
+        self.on_devices = device_step.made(self)
 
     @property
     def nbytes(self) -> int:
         """Bytes of what is exchanged: sums of slices, new values, and what is received."""
+        if self.on_devices is not None:
+            return self.on_devices.nbytes
         return self.shared.nbytes + sum(2 * lane.values.nbytes for lane in self.lanes)
 
     # The passes of own slices ---------------------------------------------------------------------------------------
@@ -184,8 +189,8 @@ class GroupTraining:
                     program = self.passes[part.number].program
                 specification = compiled.specification(program, phases, _SYNCHRONOUS)
                 if whole is None:
-                    whole = self._whole_batch(specification, call, batch, data)
-                inputs = _sliced(specification.inputs, whole, part, self.request.user_gradients)
+                    whole = self.whole_batch(specification, call, batch, data)
+                inputs = self.sliced(specification.inputs, whole, (part.first, part.last))
                 passes = self._passes_of(part, program, begins) if style == "phases" else None
                 if begins:
                     random.move_to(start + part.number)
@@ -210,7 +215,7 @@ class GroupTraining:
             self.passes[part.number] = Passes(program, executable)
         return self.passes[part.number]
 
-    def _whole_batch(
+    def whole_batch(
         self, specification: RunSpecification, call: Call, batch: int, data: Mapping[Tensor, Any]
     ) -> dict[Tensor, Array]:
         """The data of the whole batch, as arrays."""
@@ -230,7 +235,23 @@ class GroupTraining:
             ]
             asked = self._whole_batches[key] = dataclasses.replace(specification, inputs=slots)
         arrays = resolved(self.session.collect_inputs(asked, data, call.method, copies=False))
-        return {slot.tensor: arrays[slot.value] for slot in asked.inputs}
+        return {slot.tensor: np.asarray(arrays[slot.value]) for slot in asked.inputs}
+
+    def sliced(self, slots: Sequence[InputSlot], whole: Mapping[Tensor, Array], samples: tuple[int, int]) -> InputData:
+        """What one slice reads of the whole batch. What all samples share is read by every slice.
+
+        A gradient that the caller feeds to something without samples is not one per slice: the first slice gets it.
+        """
+        first, last = samples
+        inputs: InputData = {}
+        for tensor, value, _, _, per_sample in slots:
+            array = whole[tensor]
+            if per_sample:
+                array = array[first * per_sample : last * per_sample]
+            elif tensor in self.request.user_gradients and first > 0:
+                array = np.zeros_like(array)
+            inputs[value] = array
+        return inputs
 
     def _take_values(self, number: int, run: Run, program: Program) -> None:
         """What a slice's forward pass has left: its part of losses and statistics, and outputs."""
@@ -449,24 +470,6 @@ class GroupTraining:
 def largest_slice(batch: int, slices: int) -> int:
     """Samples of the largest slice of a batch."""
     return max(last - first for first, last in cut(batch, slices))
-
-
-def _sliced(
-    slots: Sequence[InputSlot], whole: Mapping[Tensor, Array], part: Part, user_gradients: Mapping[Tensor, Tensor]
-) -> InputData:
-    """What one slice reads of the whole batch. What all samples share is read by every slice.
-
-    A gradient that the caller feeds to something without samples is not one per slice: the first slice gets it.
-    """
-    inputs: InputData = {}
-    for tensor, value, _, _, per_sample in slots:
-        array = whole[tensor]
-        if per_sample:
-            array = array[part.first * per_sample : part.last * per_sample]
-        elif tensor in user_gradients and part.first > 0:
-            array = np.zeros_like(array)
-        inputs[value] = array
-    return inputs
 
 
 def _shown(array: Array, entry: Entry) -> Array:

@@ -19,6 +19,8 @@ from mlcompute.compiler.request import Request
 from mlcompute.enums import DeviceType, GraphCompilationOptions
 from mlcompute.errors import CompileError, DataError, DeviceError, ExecutionError, GraphError, ShapeError
 from mlcompute.graph import Graph, Node
+from mlcompute.group.exchange import Alone
+from mlcompute.group.group import TIMEOUT, Group
 from mlcompute.ops.op import Array, Value, overwritten_by
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.platform import RandomPasses
@@ -42,7 +44,6 @@ from mlcompute.tensor_data import read_array
 if TYPE_CHECKING:
     from mlcompute.device import Device
     from mlcompute.execution import Execution
-    from mlcompute.group.group import Group
     from mlcompute.inference import InferenceGraph
     from mlcompute.training import TrainingGraph
 
@@ -187,6 +188,8 @@ class Session:
                 f"{who}.compile: an inference graph is not compiled for a group",
                 fix="leave group out: every process runs it by itself, on its own samples",
             )
+        if len(device.engines) > 1 and self.definition.learning is not None:
+            group = _on_several(device, group, who)
         self.definition.declared.check("compile (input_tensors)", input_tensors)
         self.check_links(self.links, options)
         for other in self.links:
@@ -608,6 +611,19 @@ class Session:
             for tensor in compiled.request.kept if at_hand is None else at_hand:
                 if self.computes(tensor) and tensor.left_values[0] < last.number:
                     tensor.left_values = (last.number, self.fetch(tensor))
+
+
+def _on_several(device: Device, group: Group | None, who: str) -> Group:
+    """The group whose slices the GPUs of a device share: of this process alone."""
+    if group is None:
+        return Group(Alone(TIMEOUT))
+    if group.size > 1:
+        raise DeviceError(
+            f"{who}.compile: {len(device.engines)} GPUs and a group of {group.size} processes",
+            expected="one GPU per process, or several GPUs in one process",
+            fix="give each process its own GPU: mlc.Device(gpu_devices=[local rank])",
+        )
+    return group
 
 
 def updated_by(program: Program) -> AbstractSet[Tensor]:

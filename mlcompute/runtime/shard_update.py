@@ -25,24 +25,29 @@ if TYPE_CHECKING:
 
 
 class ShardUpdate:
-    """A program over pieces of parameters; each piece is a tensor of its own, in the memory of its lane."""
+    """A program over pieces of parameters; each piece is a tensor of its own, in the memory of its lane.
+
+    pieces    tensor -> where it lies
+    states    tensor -> its optimizer state
+    program   None where this process owns no parameter
+    """
 
     def __init__(self, session: Session, compiled: CompiledGraph, exchange: Exchange, lanes: list[Lane]) -> None:
         self._session, self._compiled, self._exchange, self._lanes = session, compiled, exchange, lanes
         self._parameters = [entry.tensor for lane in lanes for entry in lane.entries if entry.role == "parameter"]
         #: State of parameters that stands for the parts of all processes.
         self._adopted: dict[Tensor, list[Storage]] = {}
-        self._pieces: dict[Tensor, tuple[Lane, Piece]] = {}
+        self.pieces: dict[Tensor, tuple[Lane, Piece]] = {}
         self._gradients: dict[Tensor, Storage] = {}
-        self._states: dict[Tensor, list[Storage]] = {}
-        self._program: Program | None = None
+        self.states: dict[Tensor, list[Storage]] = {}
+        self.program: Program | None = None
         #: All states of all parameters, from all processes; None when an update has changed them since.
         self._whole: dict[Tensor, list[Array]] | None = None
         if compiled.request.optimizer is not None:
             for lane in lanes:
                 for piece in lane.pieces(exchange.rank):
                     self._add(lane, piece)
-        if self._pieces:
+        if self.pieces:
             self._compile()
 
     def _add(self, lane: Lane, piece: Piece) -> None:
@@ -52,11 +57,11 @@ class ShardUpdate:
         memory = lane.values[piece.start : piece.stop].reshape(shape) if dtype == lane.dtype else np.zeros(shape, dtype)
         tensor = Tensor(TensorDescriptor(shape, data_type=owner.descriptor.data_type))
         tensor.label, tensor.storage = owner.label, Storage(memory, is_callers=True)
-        self._pieces[tensor] = (lane, piece)
+        self.pieces[tensor] = (lane, piece)
         gradient = lane.reduced[piece.start - first : piece.stop - first].reshape(shape)
         self._gradients[tensor] = Storage(gradient, is_callers=True)
         dtype = tensor.state_descriptor.data_type.numpy
-        self._states[tensor] = [Storage(np.zeros(extents, dtype)) for extents in self._layout(piece)]
+        self.states[tensor] = [Storage(np.zeros(extents, dtype)) for extents in self._layout(piece)]
 
     def _layout(self, piece: Piece) -> list[Shape]:
         """The shapes of a piece's state: those of a whole parameter, or as many elements as the piece has."""
@@ -67,9 +72,9 @@ class ShardUpdate:
 
     def _compile(self) -> None:
         request, engine = self._compiled.request, self._compiled.engine
-        groups = {tensor: request.groups.get(piece.entry.tensor, ()) for tensor, (_, piece) in self._pieces.items()}
-        wanted = Request(parameters=list(self._pieces), optimizer=request.optimizer, groups=groups, fuses=request.fuses)
-        self._program = program = compile_program(wanted, engine, "update")
+        groups = {tensor: request.groups.get(piece.entry.tensor, ()) for tensor, (_, piece) in self.pieces.items()}
+        wanted = Request(parameters=list(self.pieces), optimizer=request.optimizer, groups=groups, fuses=request.fuses)
+        self.program = program = compile_program(wanted, engine, "update")
         self._executable = engine.build(program, engine.allocate(program.plan.nbytes))
         self._executable.inputs = {}
         self._scalars = {name: (value, np.empty((), value.dtype)) for name, value in program.scalars.items()}
@@ -78,13 +83,13 @@ class ShardUpdate:
         self._stored_at: dict[Tensor, int] = {}
         clock = self._compiled.clock
         self._storages = []
-        for tensor in self._pieces:
+        for tensor in self.pieces:
             assert tensor.storage is not None
             tensor.storage.overwritten_by(clock)
-            for state in self._states[tensor]:
+            for state in self.states[tensor]:
                 state.overwritten_by(clock)
             values = [program.persistent[tensor], program.exchanged[tensor], *program.states[tensor]]
-            storages = [tensor.storage, self._gradients[tensor], *self._states[tensor]]
+            storages = [tensor.storage, self._gradients[tensor], *self.states[tensor]]
             self._storages += list(zip(values, storages, strict=True))
 
     # State ----------------------------------------------------------------------------------------------------------
@@ -110,9 +115,9 @@ class ShardUpdate:
     def set_state(self, owner: Tensor, number: int, values: Array) -> None:
         """New values of one state of a parameter, of which the own part is kept."""
         self._whole = None
-        for tensor, (_, piece) in self._pieces.items():
+        for tensor, (_, piece) in self.pieces.items():
             if piece.entry.tensor is owner:
-                storage = self._states[tensor][number]
+                storage = self.states[tensor][number]
                 part = values if piece.is_whole else values.reshape(-1)[piece.inner]
                 storage.write(part.reshape(storage.shape))
 
@@ -124,7 +129,7 @@ class ShardUpdate:
 
     def gather_states(self) -> dict[Tensor, list[Array]]:
         """All states of all parameters, from all processes."""
-        mine = [one.array() for states in self._states.values() for one in states]
+        mine = [one.array() for states in self.states.values() for one in states]
         message = b"".join(np.ascontiguousarray(array).tobytes() for array in mine)
         found: dict[Tensor, list[Array]] = {}
         for rank, received in enumerate(self._exchange.gather_bytes(Kind.STATE, message)):
@@ -168,25 +173,27 @@ class ShardUpdate:
     @property
     def nbytes(self) -> int:
         """Bytes of optimizer state this process has."""
-        return sum(one.nbytes for states in self._states.values() for one in states)
+        return sum(one.nbytes for states in self.states.values() for one in states)
 
     # Running --------------------------------------------------------------------------------------------------------
 
-    def run(self, state: OptimizerState) -> None:
-        """New parameters of the own shard in the lanes' values, from the reduced gradients."""
+    def numbers(self, state: OptimizerState) -> dict[str, float]:
+        """An update begins: what it is fed, from the reduced gradients."""
         state.start()
         self.adopt_state(state)
         self._whole = None
-        norms = self._norms(state)
-        program = self._program
-        if program is None:
+        return {**state.optimizer.scalars_of(state.time_step, state.combinations), **self._norms(state)}
+
+    def run(self, state: OptimizerState) -> None:
+        """New parameters of the own shard in the lanes' values, from the reduced gradients."""
+        numbers = self.numbers(state)
+        if self.program is None:
             return
-        numbers = {**state.optimizer.scalars_of(state.time_step, state.combinations), **norms}
         for name, (_, array) in self._scalars.items():
             array[()] = numbers[name]
         shares = self._compiled.shares_memory
         # The last exchange left the parameters here; others may have written them since, the caller at any time.
-        for tensor, (_, piece) in self._pieces.items():
+        for tensor, (_, piece) in self.pieces.items():
             owner, storage = piece.entry.tensor.storage, tensor.storage
             assert owner is not None
             assert storage is not None
@@ -201,7 +208,7 @@ class ShardUpdate:
         execution = Execution(device.queue, self._carry_out)
         device.queue.submit(execution, True, None)
         execution.wait()
-        for tensor, (lane, piece) in self._pieces.items():
+        for tensor, (lane, piece) in self.pieces.items():
             assert tensor.storage is not None
             if not shares or tensor.storage.dtype != lane.dtype:
                 lane.values[piece.start : piece.stop] = tensor.storage.array().reshape(-1)
@@ -222,7 +229,7 @@ class ShardUpdate:
 
     def stored(self) -> None:
         """All parameters were just stored from the lanes: they are what the pieces hold."""
-        owners = {tensor: piece.entry.tensor.storage for tensor, (_, piece) in self._pieces.items()}
+        owners = {tensor: piece.entry.tensor.storage for tensor, (_, piece) in self.pieces.items()}
         if owners:
             self._stored_at = {tensor: one.moment for tensor, one in owners.items() if one is not None}
 

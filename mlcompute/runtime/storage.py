@@ -23,12 +23,15 @@ _moments = itertools.count(1)
 
 
 class Clock:
-    """When the runs of one compiled graph last overwrote what they update: one number for all its storages."""
+    """When the runs of one compiled graph last overwrote what they update: one number for all its storages.
 
-    __slots__ = ("engine", "is_retired", "is_watched", "moment")
+    engines   the devices it is overwritten on, with the same values on all of them
+    """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    __slots__ = ("engines", "is_retired", "is_watched", "moment")
+
+    def __init__(self, *engines: Engine) -> None:
+        self.engines = engines
         self.moment = 0
         #: Another device uses what is overwritten: programs there must look for newer values.
         self.is_watched = False
@@ -165,10 +168,18 @@ class Storage:
             self._own[engine] = (buffer, newest)
         return buffer
 
+    def place(self, engine: Engine, buffer: Buffer) -> None:
+        """Let the copy on a device lie in other memory of it; the values stay."""
+        self.array()
+        self._own[engine] = (buffer, 0)
+        Storage.changes += 1
+        self._watch()
+
     def _watch(self) -> None:
         """Clocks of runs that other devices must hear of."""
         for clock in self._clocks:
-            if any(engine is not clock.engine for engine in self._own) or (clock.engine in self._own and self._shared):
+            is_own = any(engine in self._own for engine in clock.engines)
+            if any(engine not in clock.engines for engine in self._own) or (is_own and self._shared):
                 clock.is_watched = True
 
     def copy(self) -> Storage:
@@ -189,7 +200,10 @@ class Storage:
 
     def _ticks(self, engine: Engine | None) -> list[int]:
         """Moments of runs on a device; None: on those that share the host's memory. What will not tick again goes."""
-        found = [clock for clock in self._clocks if (clock.engine if clock.engine in self._own else None) is engine]
+        if engine is None:
+            found = [clock for clock in self._clocks if not any(one in self._own for one in clock.engines)]
+        else:
+            found = [clock for clock in self._clocks if engine in clock.engines]
         for clock in found:
             if clock.is_retired:
                 self._clocks.remove(clock)

@@ -16,7 +16,7 @@ VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 def device_writes(buffer: Buffer, values: Array, clock: Clock) -> None:
     """What a run does: the device has other numbers afterwards."""
-    engine = clock.engine
+    engine = clock.engines[0]
     if isinstance(engine, Remote):
         writes, nbytes = engine.transfers.writes, engine.transfers.bytes_written
         buffer.write(values)
@@ -115,7 +115,7 @@ def test_two_devices_take_turns(second: Engine) -> None:
     expected = VALUES
     for turn in range(4):
         clock = clocks[turn % 2]
-        buffer = storage.buffer(clock.engine)
+        buffer = storage.buffer(clock.engines[0])
         found = np.empty_like(VALUES)
         buffer.read(found)
         np.testing.assert_array_equal(found, expected)

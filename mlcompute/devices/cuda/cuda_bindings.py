@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.devices.cuda import cublaslt, cudnn
+from mlcompute.devices.cuda import cublaslt, cudnn, nccl
+from mlcompute.devices.cuda.driver import Driver
 from mlcompute.devices.cuda.jit import nvrtc
 from mlcompute.devices.cuda.jit.cache import kernel_name, machine_code
 from mlcompute.devices.cuda.kernels.launch import Extents
@@ -99,6 +100,12 @@ def device_count() -> int:
     return int(count) if result == _library().CUresult.CUDA_SUCCESS else 0
 
 
+def _context_of(driver: Driver) -> Any:
+    assert isinstance(driver, CudaDriver)
+    driver.activate()
+    return driver.context
+
+
 class CudaDriver:
     """One GPU: see `Driver`."""
 
@@ -121,7 +128,7 @@ class CudaDriver:
         self.compute_capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
         self.architecture = self._best_architecture()
         self._device = device
-        self._context: Any = None
+        self.context: Any = None
         self._context_handle = 0
         self._calls = _direct_calls()
         self._functions: dict[str, int] = {}
@@ -144,10 +151,13 @@ class CudaDriver:
         self._enter()
         return Gpu(self.ordinal, self.device_name, self.compute_capability, self.multiprocessors)
 
+    def identity(self) -> str:
+        return bytes(self._check("cuDeviceGetUuid", self._library.cuDeviceGetUuid(self._device)).bytes).hex()
+
     def versions(self) -> dict[str, str]:
         version = self._check("cuDriverGetVersion", self._library.cuDriverGetVersion())
         libraries = []
-        for require in (cublaslt.require, cudnn.require):
+        for require in (cublaslt.require, cudnn.require, nccl.library):
             try:
                 libraries.append(require().name)
             except DeviceError as error:
@@ -187,11 +197,11 @@ class CudaDriver:
                 f"device 'cuda:{self.ordinal}' was in use when the process was forked, and cannot be used in the child",
                 fix="start the child with multiprocessing's method 'spawn'",
             )
-        if self._context is None:
+        if self.context is None:
             # The device's memory and some of the host's are taken only now. Retaining it twice does no harm.
             answer = self._library.cuDevicePrimaryCtxRetain(self._device)
-            self._context = self._check("cuDevicePrimaryCtxRetain", answer)
-            self._context_handle = int(self._context)
+            self.context = self._check("cuDevicePrimaryCtxRetain", answer)
+            self._context_handle = int(self.context)
         # Another library may have made another device the current one of this thread.
         self._calls.cuCtxSetCurrent(self._context_handle)
         return self._library
@@ -246,6 +256,19 @@ class CudaDriver:
 
     def copy_on_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self._check("cuMemcpyDtoDAsync", self._enter().cuMemcpyDtoDAsync(target, source, nbytes, stream))
+
+    def allow_access(self, other: Driver) -> None:
+        if other.ordinal != self.ordinal:
+            context, library = _context_of(other), self._enter()
+            can = self._check("cuDeviceCanAccessPeer", library.cuDeviceCanAccessPeer(self._device, other.ordinal))
+            (result,) = library.cuCtxEnablePeerAccess(context, 0) if can else (self._success,)
+            if result.name != "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED":
+                self._check("cuCtxEnablePeerAccess", (result,))
+
+    def copy_from(self, other: Driver, target: int, source: int, nbytes: int, stream: int) -> None:
+        source_context, library = _context_of(other), self._enter()
+        answer = library.cuMemcpyPeerAsync(target, self.context, source, source_context, nbytes, stream)
+        self._check("cuMemcpyPeerAsync", answer)
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
         self._check("cuMemsetD8Async", self._enter().cuMemsetD8Async(target, byte, nbytes, stream))

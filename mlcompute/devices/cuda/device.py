@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlcompute.compiler.program import Program
 from mlcompute.devices import register
-from mlcompute.devices.cuda import cuda_bindings
+from mlcompute.devices.cuda import cuda_bindings, nccl
 from mlcompute.devices.cuda.driver import Driver
 from mlcompute.devices.cuda.exchange import GpuArray, adopted, handed_out
 from mlcompute.devices.cuda.executable import CudaExecutable
+from mlcompute.devices.cuda.gpu_exchange import joined
 from mlcompute.devices.cuda.input_blocks import SmallPart
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.cuda.libraries import building_for
 from mlcompute.devices.cuda.memory import CudaBuffer, Staging
 from mlcompute.devices.device import Buffer, Engine, Executable, GpuDevice, Traits
+from mlcompute.devices.device_exchange import DeviceExchange
 from mlcompute.devices.foreign_array import is_on_gpu
 from mlcompute.devices.interrupts import held
 from mlcompute.enums import DeviceType
@@ -118,6 +121,15 @@ class Cuda(Engine):
 
     def hand_out(self, values: Array, stream: Any) -> Any:
         return handed_out(self, values, stream)
+
+    def nccl(self) -> nccl.Nccl:
+        """NCCL; DeviceError where it is missing."""
+        return nccl.library()
+
+    def join(
+        self, engines: Sequence[Engine], rank: int, size: int, meet: Callable[[bytes], list[bytes]]
+    ) -> DeviceExchange | None:
+        return joined([engine for engine in engines if isinstance(engine, Cuda)], rank, size, meet)
 
     def build(self, program: Program, arena: Buffer) -> Executable:
         assert isinstance(arena, CudaBuffer)

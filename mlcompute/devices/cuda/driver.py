@@ -34,6 +34,9 @@ class Driver(Protocol):
     def activate(self) -> Gpu | None:
         """Make the device the current one of this thread. What libraries have to know of it; None without them."""
 
+    def identity(self) -> str:
+        """Tells it from all other devices, on this and other machines."""
+
     def versions(self) -> dict[str, str]:
         """What it is made of here, for people to read."""
 
@@ -67,6 +70,12 @@ class Driver(Protocol):
 
     def copy_on_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Enqueue a copy inside the device."""
+
+    def allow_access(self, other: Driver) -> None:
+        """Let it read another device's memory itself, where the machine can do that: copies are faster then."""
+
+    def copy_from(self, other: Driver, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Enqueue a copy from another device's memory, on a stream of this one."""
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
         """Enqueue setting all bytes."""

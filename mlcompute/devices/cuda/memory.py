@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import sys
 import threading
@@ -145,6 +146,13 @@ class CudaBuffer(Buffer):
     @property
     def nbytes(self) -> int:
         return self._nbytes
+
+    def part(self, offset: int, nbytes: int) -> CudaBuffer:
+        """Some of the same bytes."""
+        assert 0 <= offset <= offset + nbytes <= self._nbytes
+        found = copy.copy(self)
+        found._nbytes, found.address = nbytes, self.address + offset  # noqa: SLF001
+        return found
 
     def write(self, array: Array, offset: int = 0) -> None:
         self._staging.send(array, self.address + offset)

@@ -18,6 +18,8 @@ from tests.devices.cuda_emulator.compiling import Kernel, compiled
 #: Bytes around every allocation that nobody may write.
 _GUARD = 256
 _PATTERN = 0xA5
+#: Threads of a kernel share memory that belongs to the process: devices take turns.
+_one_at_a_time = threading.RLock()
 
 
 class EmulatedDriver:
@@ -39,12 +41,15 @@ class EmulatedDriver:
         self._captured: dict[int, list[Callable[[], None]]] = {}
         self._graphs: dict[int, list[Callable[[], None]]] = {}
         self._times: dict[int, float] = {}
-        self._lock = threading.RLock()
+        self._lock = _one_at_a_time
         #: How often graphs were captured and launched, for tests.
         self.captures, self.graph_launches = 0, 0
 
     def activate(self) -> None:
         return None  # no library can be asked for anything
+
+    def identity(self) -> str:
+        return f"emulated {id(self)}"
 
     def versions(self) -> dict[str, str]:
         return {"loops": "generated CUDA C++ on the host", "libraries": "NumPy"}
@@ -94,6 +99,20 @@ class EmulatedDriver:
         self._do(stream, lambda: _move(target, source, nbytes))
 
     copy_to_host = copy_on_device = copy_to_device
+
+    def allow_access(self, other: object) -> None:
+        return
+
+    def copy_from(self, other: object, target: int, source: int, nbytes: int, stream: int) -> None:
+        assert isinstance(other, EmulatedDriver)
+        self.holds(target, nbytes)
+        other.holds(source, nbytes)
+        self._do(stream, lambda: _move(target, source, nbytes))
+
+    def holds(self, address: int, nbytes: int) -> None:
+        """Fails unless bytes are memory of this device."""
+        found = any(start <= address and address + nbytes <= start + size for start, (_, size) in self._memory.items())
+        assert found, f"device {self.ordinal} has no such memory"
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
         self._do(stream, lambda: _set(target, byte, nbytes))

@@ -14,7 +14,9 @@ from mlcompute.devices.cuda.executable import CudaExecutable, Work
 from mlcompute.devices.cuda.kernels.launch import LibraryCall
 from mlcompute.devices.cuda.libraries import building_for
 from mlcompute.devices.cuda.memory import CudaBuffer
+from mlcompute.devices.cuda.nccl import Nccl
 from mlcompute.devices.device import Buffer, Executable
+from mlcompute.errors import DeviceError
 from mlcompute.ops.op import Array, Step, Value, run_meaning
 from tests.devices.cuda_emulator.driver import EmulatedDriver
 
@@ -22,9 +24,15 @@ from tests.devices.cuda_emulator.driver import EmulatedDriver
 class EmulatedCuda(Cuda):
     driver: EmulatedDriver
 
-    def __init__(self) -> None:
-        super().__init__(EmulatedDriver())
-        self.name = "cuda-emulated"
+    def __init__(self, ordinal: int = 0, nccl: Nccl | None = None) -> None:
+        super().__init__(EmulatedDriver(ordinal))
+        self.name = "cuda-emulated" + (f":{ordinal}" if ordinal else "")
+        self._nccl = nccl
+
+    def nccl(self) -> Nccl:
+        if self._nccl is None:
+            raise DeviceError("NCCL cannot be used without a GPU")
+        return self._nccl
 
     def build(self, program: Program, arena: Buffer) -> Executable:
         assert isinstance(arena, CudaBuffer)

@@ -1,0 +1,70 @@
+"""Several engines on one real GPU exchange gradients by copies; NCCL with one rank. Skipped without a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlcompute.device import gpu_engines, why_no_gpu
+from mlcompute.devices.cuda.cuda_bindings import CudaDriver
+from mlcompute.devices.cuda.device import Cuda
+from mlcompute.devices.cuda.gpu_exchange import GpuExchange
+from mlcompute.devices.cuda.memory import CudaBuffer
+from tests.devices.test_several_gpus import assert_same, numbers, step, trained, trainer
+
+ENGINES = gpu_engines()
+pytestmark = pytest.mark.skipif(not ENGINES, reason=f"there is no GPU: {why_no_gpu()}" if not ENGINES else "")
+
+
+def engines(count: int) -> list[Cuda]:
+    """Engines with streams and memory of their own, on one GPU."""
+    made = [Cuda(CudaDriver(0)) for _ in range(count)]
+    for number, engine in enumerate(made):
+        engine.name = f"cuda:0 ({number})"
+    return made
+
+
+@pytest.mark.parametrize("kind", ["adam", "global norm"])
+def test_any_number_of_engines_gives_the_same_bits(kind: str) -> None:
+    one = trained(engines(1), kind)
+    for count in (2, 3):
+        assert_same(trained(engines(count), kind), one)
+
+
+def test_many_steps() -> None:
+    found = []
+    for count in (1, 2):
+        training = trainer(engines(count)).training
+        for number in range(40):
+            step(training, number % 4)
+        found.append(numbers(training))
+    assert_same(*found)
+
+
+def test_nccl_with_one_rank() -> None:
+    engine = ENGINES[0]
+    assert isinstance(engine, Cuda)
+    library = engine.nccl()
+    assert library.name.startswith("NCCL 2.")
+    engine.driver.activate()
+    communicator = library.communicator(library.unique_id(), 0, 1)
+    sent, got = engine.upload(np.arange(1000, dtype=np.float32)), engine.allocate(4000)
+    assert isinstance(sent, CudaBuffer)
+    assert isinstance(got, CudaBuffer)
+    with library.grouped():
+        communicator.send(sent.address, 4000, 0, engine.stream)
+        communicator.receive(got.address, 4000, 0, engine.stream)
+    out = np.empty(1000, np.float32)
+    got.read(out)
+    np.testing.assert_array_equal(out, np.arange(1000, dtype=np.float32))
+    communicator.abort()
+    (all_here,) = library.communicators([0])
+    exchange = GpuExchange([engine], 0, [all_here])
+    exchange.move([])
+    exchange.wait(10.0)
+    all_here.abort()
+
+
+def test_identity() -> None:
+    driver = ENGINES[0].driver  # type: ignore[attr-defined]
+    assert len(driver.identity()) == 32

@@ -1,0 +1,244 @@
+"""Training on several GPUs of one process, and on GPUs of several processes: emulated, the same bits for any number."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from mlcompute.devices.device import Engine
+from mlcompute.devices.remote import Remote
+from mlcompute.group.exchange import Alone
+from mlcompute.ops.op import Array
+from mlcompute.runtime import device_step
+from tests.devices.cuda_emulator import EmulatedCuda
+from tests.devices.cuda_emulator.fake_nccl import FakeNccl
+from tests.group.threads import optimizer, run_group
+
+RNG = np.random.default_rng(3)
+BATCH = 16
+X = RNG.standard_normal((4, BATCH, 1, 6, 6)).astype(np.float32)
+T = RNG.integers(0, 3, (4, BATCH))
+#: Samples of each step: a short batch leaves slices without any.
+SAMPLES = (BATCH, BATCH, 5, BATCH)
+_building = threading.Lock()
+
+
+def network() -> mlc.Graph:
+    with _building:  # the random stream belongs to the process
+        mlc.Platform.set_rng_seed_to(5)
+        graph = mlc.Graph()
+        x = graph.input((BATCH, 1, 6, 6), "x")
+        y = graph.normalize(graph.convolution(x, 4, kernel=3, activation="relu"))
+        graph.dense(graph.dropout(graph.flatten(y), 0.2), 3)
+        return graph
+
+
+def device(engines: Sequence[Engine]) -> mlc.Device:
+    made = mlc.Device(mlc.DeviceType.CPU, engine=engines[0])
+    made.engines = list(engines)
+    return made
+
+
+def emulated(count: int, nccl: FakeNccl | None = None) -> list[EmulatedCuda]:
+    return [EmulatedCuda(ordinal, nccl) for ordinal in range(count)]
+
+
+def trainer(engines: Sequence[Engine], kind: str = "adam", group: mlc.Group | None = None) -> mlc.Trainer:
+    alone = mlc.Group(Alone(20)) if len(engines) == 1 and group is None else group
+    rule: Any = "adam" if kind == "adam" else optimizer(kind)
+    return mlc.Trainer(
+        network(), loss="softmax_cross_entropy", optimizer=rule, metrics=["accuracy"],
+        device=device(engines),
+        group=alone,
+    )
+
+
+def step(training: mlc.TrainingGraph, number: int) -> float:
+    count = SAMPLES[number]
+    (label,) = training._definition.declared.labels
+    run = training.execute({"x": X[number][:count]}, {label: T[number][:count]}, batch_size=count)
+    result = run.result
+    assert result is not None
+    return float(result.data.sum())
+
+
+def numbers(training: mlc.TrainingGraph) -> list[Array]:
+    """Everything that outlives a step."""
+    found = [slot.tensor.data.copy() for layer in training.layers for slot in layer.parameters.values()]
+    found += [tensor.data.copy() for layer in training.layers for tensor in layer.statistics.values()]
+    session = training._session
+    assert session.state is not None
+    assert session.in_group is not None
+    states = [one for tensor in session.in_group.program.exchanged for one in session.state.of(tensor)]
+    return [*found, *(np.array(one.array()) for one in states)]
+
+
+def trained(engines: Sequence[Engine], kind: str = "adam", group: mlc.Group | None = None) -> list[Array]:
+    training = trainer(engines, kind, group).training
+    losses = [step(training, number) for number in range(len(SAMPLES))]
+    return [*numbers(training), np.array(losses)]
+
+
+@pytest.fixture
+def by_host(monkeypatch: pytest.MonkeyPatch) -> list[Array]:
+    """What a group of one process gives whose gradients go through the host."""
+    with monkeypatch.context() as patch:
+        patch.setattr(device_step, "made", lambda training: None)
+        return trained(emulated(1))
+
+
+def assert_same(found: Sequence[Array], expected: Sequence[Array]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_any_number_of_gpus_gives_the_same_bits(by_host: list[Array]) -> None:
+    for count in (1, 2, 3):
+        assert_same(trained(emulated(count)), by_host)
+
+
+@pytest.mark.parametrize("kind", ["global norm", "norm"])
+def test_optimizers_that_need_whole_gradients(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = trained(emulated(2), kind)
+    monkeypatch.setattr(device_step, "made", lambda training: None)
+    assert_same(two, trained(emulated(1), kind))
+
+
+def test_gpus_of_one_process_by_nccl(by_host: list[Array]) -> None:
+    library = FakeNccl()
+    group = mlc.Group(Alone(20))
+    trainer(emulated(2, library), group=group)
+    assert repr(group) == "Group(rank=0, size=1, slices=8, engine='alone', between GPUs 'fake NCCL')"
+    assert_same(trained(emulated(2, library)), by_host)
+    assert library.sent > 0
+
+
+def test_a_gpu_per_process_by_nccl(by_host: list[Array]) -> None:
+    library = FakeNccl()
+    for found in run_group(3, lambda group: trained([EmulatedCuda(group.rank, library)], group=group)):
+        assert_same(found, by_host)
+    assert library.sent > 0
+
+
+def test_processes_without_nccl_exchange_through_the_host(by_host: list[Array]) -> None:
+    def work(group: mlc.Group) -> tuple[bool, list[Array]]:
+        # One of them has no NCCL: none may use it.
+        engine = EmulatedCuda(group.rank, FakeNccl() if group.rank else None)
+        found = trained([engine], group=group)
+        return group.between_devices == "", found
+
+    for by_the_host, found in run_group(2, work):
+        assert by_the_host
+        assert_same(found, by_host)
+
+
+def test_passes_one_by_one_and_new_weights_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(engines: Sequence[Engine]) -> list[Array]:
+        training = trainer(engines).training
+        step(training, 0)
+        declared = training._definition.declared
+        (label,) = declared.labels
+        training.bind_and_write_data(
+            {"x": X[1], label: T[1]}, for_inputs={"x": declared.inputs["x"], label: declared.labels[label]},
+            to=training.device,
+        )  # fmt: skip
+        training.execute_forward()
+        training.execute_gradient()
+        training.execute_optimizer_update()
+        step(training, 2)
+        weight = training.layers[0].parameters["weights"].tensor
+        weight.data = weight.data * np.float32(0.5)
+        step(training, 3)
+        return numbers(training)
+
+    two = run(emulated(2))
+    monkeypatch.setattr(device_step, "made", lambda training: None)
+    assert_same(two, run(emulated(1)))
+
+
+def test_a_failed_step_changes_nothing() -> None:
+    mlc.Platform.set_rng_seed_to(5)
+    graph = mlc.Graph()
+    x = graph.input((8, 4), "x", data_type=mlc.DataType.INT32)
+    graph.dense(graph.flatten(graph.embedding(x, 10, 4)), 3)
+    trainer = mlc.Trainer(graph, loss="softmax_cross_entropy", optimizer="adam", device=device(emulated(2)))
+    training = trainer.training
+    (label,) = training._definition.declared.labels
+    good, classes = np.zeros((8, 4), np.int32), np.zeros(8, np.int64)
+    training.execute({"x": good}, {label: classes})
+    before, steps = numbers(training), training._session.random.count
+    bad = good.copy()
+    bad[7, 3] = 10
+    with pytest.raises(mlc.ExecutionError, match="10"):
+        training.execute({"x": bad}, {label: classes})
+    assert_same(numbers(training), before)
+    assert training._session.random.count == steps
+    training.execute({"x": good}, {label: classes})  # and the devices are well
+
+
+def test_saved_and_resumed_on_another_number(tmp_path: Path) -> None:
+    first = trainer(emulated(2))
+    for number in (0, 1):
+        step(first.training, number)
+    mlc.save(tmp_path / "run.mlc", first.training)
+    for number in (2, 3):
+        step(first.training, number)
+    second = mlc.load(tmp_path / "run.mlc", device(emulated(3)))
+    assert isinstance(second, mlc.TrainingGraph)
+    for number in (2, 3):
+        step(second, number)
+    assert_same(numbers(second), numbers(first.training))
+
+
+def test_fit_and_evaluate() -> None:
+    images, classes = X.reshape(-1, 1, 6, 6), T.reshape(-1)
+
+    def run(count: int) -> tuple[list[Array], float]:
+        found = trainer(emulated(count))
+        found.fit(images, classes, epochs=1)
+        return numbers(found.training), found.evaluate(images, classes)["loss"]
+
+    one, two = run(1), run(2)
+    assert_same(two[0], one[0])
+    assert two[1] == one[1]
+
+
+# Choosing them --------------------------------------------------------------------------------------------------------
+
+
+def test_all_gpus_or_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLCOMPUTE_ENGINE", raising=False)
+    cards = emulated(3)
+    for ordinal, card in enumerate(cards):
+        card.name = f"cuda:{ordinal}"
+    monkeypatch.setattr("mlcompute.device.gpu_engines", lambda: list(cards))
+    assert mlc.Device().engines == cards[:1]
+    every = mlc.Device(selects_multiple_compute_devices=True)
+    assert every.engines == cards
+    assert [gpu.identifier for gpu in every.gpu_devices] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert repr(every) == "Device(ANY, engines 'cuda:0', 'cuda:1', 'cuda:2')"
+    assert mlc.Device(mlc.DeviceType.GPU, selects_multiple_compute_devices=True).engines == cards
+    assert mlc.Device(gpu_devices=[2, "cuda:0"]).engines == [cards[2], cards[0]]
+    assert mlc.Device(gpu_devices=every.gpu_devices[1:]).engines == cards[1:]
+    for wrong, message in (([1, 1], "a GPU is listed twice"), ([], "no GPU is listed"), ([0, 3], "GPU device '3'")):
+        with pytest.raises(mlc.DeviceError, match=message):
+            mlc.Device(gpu_devices=wrong)
+
+
+def test_several_gpus_in_one_of_several_processes_are_refused() -> None:
+    with pytest.raises(mlc.DeviceError, match="2 GPUs and a group of 2 processes"):
+        trainer(emulated(2), group=mlc.Group.local(2)[0])
+
+
+def test_devices_that_nothing_connects_are_refused() -> None:
+    with pytest.raises(mlc.DeviceError, match="cannot be trained on 2 devices") as caught:
+        trainer([Remote(), Remote()])
+    assert "nothing connects remote and remote" in str(caught.value)
+    with pytest.raises(mlc.DeviceError, match="500 slices, of at most 400"):
+        trainer(emulated(2), group=mlc.Group(Alone(20), slices=500))
