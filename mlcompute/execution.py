@@ -32,50 +32,47 @@ class Execution:
     graph.execute(...).wait().result
     """
 
-    __slots__ = (
-        "__weakref__", "_error", "_handler", "_measures_time", "_result", "_seconds", "_work", "completion",
-        "error_was_seen", "is_done", "listeners", "profile", "queue", "undo",
-    )  # fmt: skip
+    # What most runs leave as it is stands here: a small step pays for every attribute that is set.
+    _result: Tensor | None = None
+    _error: BaseException | None = None
+    _seconds: float = 0.0
+    _handler: GraphCompletionHandler | None = None
+    #: Set by a run that was started and not waited for.
+    completion: Completion | None = None
+    #: Takes back what was counted, should such a run turn out to have failed; None: it cannot fail any more.
+    undo: Callable[[], None] | None = None
+    #: Has the run finished, well or not? Set by the queue.
+    is_done: bool = False
+    #: Called by the queue when the run has finished.
+    listeners: Sequence[Callable[[], None]] = ()
+    #: Is `execution_time` asked for?
+    measures_time: bool = False
+    #: Time per layer and phase; only with PER_LAYER_PROFILING.
+    profile: Profile | None = None
+    #: Has anybody been told about the error? If not, the next call on the graph raises it.
+    error_was_seen: bool = False
 
     def __init__(
         self,
         queue: WorkQueue,
         work: Callable[[], Tensor | None],
-        *,
-        measures_time: bool = False,
-        profile: Profile | None = None,
         completion_handler: GraphCompletionHandler | None = None,
     ) -> None:
         self.queue = queue
         self._work: Callable[[], Tensor | None] | None = work
-        self._measures_time = measures_time
-        self._handler = completion_handler
-        self._result: Tensor | None = None
-        self._error: BaseException | None = None
-        self._seconds = 0.0
-        #: Set by a run that was started and not waited for.
-        self.completion: Completion | None = None
-        #: Takes back what was counted, should such a run turn out to have failed; None: it cannot fail any more.
-        self.undo: Callable[[], None] | None = None
-        #: Has the run finished, well or not? Set by the queue.
-        self.is_done = False
-        #: Called by the queue when the run has finished.
-        self.listeners: Sequence[Callable[[], None]] = ()
-        #: Time per layer and phase; only with PER_LAYER_PROFILING.
-        self.profile = profile
-        #: Has anybody been told about the error? If not, the next call on the graph raises it.
-        self.error_was_seen = False
+        if completion_handler is not None:
+            self._handler = completion_handler
 
     def run(self) -> None:
         """Do the work and tell the completion handler. Called by the queue, once."""
         assert self._work is not None
-        start = time.perf_counter() if self._measures_time else 0.0
+        start = time.perf_counter() if self.measures_time else 0.0
         try:
             self._result = self._work()
         except BaseException as error:
             self._error = error
         self._work = None
-        if self._measures_time:
+        if self.measures_time:
             self._seconds = time.perf_counter() - start
         if self._handler is not None:
             self._call(self._handler)

@@ -61,7 +61,7 @@ class _Moments(CountingOptimizer):
 
     def rates(self, time_step: int) -> dict[str, float]:
         correction = math.sqrt(1.0 - self._beta2**time_step) / (1.0 - self._beta1**time_step)
-        return {"step_size": self.learning_rate * correction}
+        return {"step_size": self._learning_rate * correction}
 
     def _step(self, h: Mapping[str, Value], g: Value, state: Sequence[Value]) -> tuple[Value, list[Value]]:
         """What to subtract from the parameter, and the new state."""

@@ -363,12 +363,12 @@ class Optimizer(ABC):
 
     def rates(self, time_step: int) -> dict[str, float]:
         """The numbers the rule itself reads as `h` in `update`; they may depend on the number of the update."""
-        return {"learning_rate": self.learning_rate}
+        return {"learning_rate": self._learning_rate}
 
     def _limits(self) -> dict[str, float]:
         """The numbers clipping reads; infinities switch it off."""
         by_value = self._descriptor.gradient_clipping_type is GradientClippingType.BY_VALUE
-        if not self.applies_gradient_clipping:
+        if not self._applies_gradient_clipping:
             return _NO_CLIPPING_BY_VALUE if by_value else _NO_CLIPPING_BY_NORM
         if by_value:
             return {"clip_min": self.gradient_clip_min, "clip_max": self.gradient_clip_max}

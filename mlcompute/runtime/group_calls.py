@@ -130,7 +130,7 @@ def _result(training: GroupTraining) -> Tensor | None:
     if tensor is None:
         return None
     result = RunResult(tensor, weakref.ref(last))
-    result.keep(training.results.value(tensor))
+    result.kept = training.results.value(tensor)
     return result
 
 
@@ -153,10 +153,8 @@ def _carried_out(session: Session, call: Call, work: Callable[[], Tensor | None]
             raise
         return result
 
-    measures = has_option(call.options, ExecutionOptions.PROFILING)
-    execution = Execution(
-        session.device.queue, told, measures_time=measures, completion_handler=call.completion_handler
-    )
+    execution = Execution(session.device.queue, told, call.completion_handler)
+    execution.measures_time = has_option(call.options, ExecutionOptions.PROFILING)
     execution.run()
     execution.is_done = True
     execution.raise_error()

@@ -137,7 +137,7 @@ class CallCache:
     named  of inputs, labels and label weights: names, and the values they are the data of
     """
 
-    __slots__ = ("_batch_size", "_named", "_options", "specification")
+    __slots__ = ("_batch_size", "_copies", "_named", "_options", "specification")
 
     def __init__(
         self,
@@ -147,7 +147,9 @@ class CallCache:
         named: Sequence[Sequence[tuple[str, Value]]],
     ) -> None:
         self.specification = specification
-        self._options, self._batch_size, self._named = options, batch_size, named
+        self._options, self._batch_size = options, batch_size
+        self._copies = specification.copies
+        self._named = [[(name, value, value.shape, value.dtype) for name, value in some] for some in named]
 
     @staticmethod
     def after(
@@ -177,7 +179,6 @@ class CallCache:
         """The data of a call that asks for the same; None when it does not, or when its data must be converted."""
         if options is not self._options or batch_size != self._batch_size:
             return None
-        copies = self.specification.copies
         inputs: InputData = {}
         for data, named in zip(given, self._named):  # noqa: B905  both have three, and a small step pays for the check
             if data is None:
@@ -186,16 +187,16 @@ class CallCache:
                 continue
             if type(data) is not dict or len(data) != len(named):
                 return None
-            for name, value in named:
+            for name, value, shape, dtype in named:
                 array = data.get(name)
                 if (
                     type(array) is not np.ndarray
-                    or array.shape != value.shape
-                    or (array.dtype is not value.dtype and array.dtype != value.dtype)
+                    or array.shape != shape
+                    or (array.dtype is not dtype and array.dtype != dtype)
                     or not array.flags.c_contiguous
                 ):
                     return None
-                inputs[value] = array.copy() if copies else array
+                inputs[value] = array.copy() if self._copies else array
         return inputs
 
 

@@ -36,7 +36,8 @@ class LastRun:
     def is_overwritten(self) -> None:
         """Another run is about to begin: give the result memory of its own, if somebody holds it."""
         if self._result is not None:
-            self.keep_result()
+            if self._result() is not None:
+                self.keep_result()
             self._result = None
         self.executable = None
 
@@ -57,16 +58,14 @@ class LastRun:
 
     def keep_result(self) -> None:
         """Copy the result out of the graph's memory, if somebody holds it."""
-        if self._result is None or self._result() is None:
-            return
         with self._keeping:  # a reader and the queue's thread may both be here
             result = self._result() if self._result is not None else None
-            if result is not None and not result.is_kept:
+            if result is not None and result.kept is None:
                 value, executable = self._result_value, self.executable
                 if value is not None and executable is not None:
-                    result.keep(executable.keep(value))
+                    result.kept = executable.keep(value)
                 else:
-                    result.keep(self.value(result.of))
+                    result.kept = self.value(result.of)
 
     def computed(self, tensor: Tensor) -> bool:
         """Did it compute this tensor?"""

@@ -39,6 +39,8 @@ class OptimizerState:
         self._clock = Clock(optimizer.first_step)
         self._groups: Mapping[Tensor, Members] = {}
         self._parameters: frozenset[Tensor] = frozenset()
+        #: Do states of some parameters start as what they follow?
+        self._follows = False
         #: The combinations of groups that parameters belong to.
         self.combinations: tuple[Members, ...] = ()
 
@@ -115,6 +117,7 @@ class OptimizerState:
     def prepare(self, parameters: Iterable[Tensor]) -> None:
         """Buffers for every parameter: the caller's, those from before, or new ones."""
         self._parameters = frozenset(parameters)
+        self._follows = any(self.rule(tensor).followers for tensor in self._parameters)
         for tensor in self._parameters:
             if tensor.has_callers_optimizer_data:
                 self._buffers[tensor] = tensor.optimizer_storages
@@ -132,7 +135,7 @@ class OptimizerState:
 
     def start(self) -> None:
         """Slow weights and averages of parameters that were never updated become what the parameters are now."""
-        if not self.optimizer.fresh:
+        if not self._follows:
             return
         for tensor in self._parameters & set(self.optimizer.fresh):
             for buffer in self._buffers[tensor][-len(self.rule(tensor).followers) :]:
@@ -200,8 +203,9 @@ class OptimizerState:
 
     def advance(self) -> None:
         """One update of all parameters has succeeded."""
-        self.time_step += 1
-        self.optimizer.advance_to(self.time_step)
+        clock = self._clock
+        clock.time_step += 1
+        self.optimizer.advance_to(clock.time_step)
 
     def retreat(self) -> None:
         """An update that was counted has failed."""

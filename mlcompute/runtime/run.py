@@ -16,6 +16,7 @@ from mlcompute.errors import DataError, ExecutionError
 from mlcompute.execution import Execution, GraphCompletionHandler
 from mlcompute.ops.op import Array, Value
 from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.platform import RandomPasses
 from mlcompute.runtime.inputs import InputData, Named, resolved
 from mlcompute.runtime.passes import Passes
 from mlcompute.runtime.run_specification import RunSpecification
@@ -50,10 +51,17 @@ class Run:
     are_arrays  all inputs are there, none has yet to be computed by a run before it
     """
 
-    __slots__ = (
-        "are_arrays", "call", "compiled", "executable", "execution", "inputs", "is_ahead", "keys", "number", "passes",
-        "profile", "random", "replaced", "session", "settings", "specification", "storages", "targets",
-    )  # fmt: skip
+    #: What the caller's memory gets: (value, memory) pairs.
+    targets: Sequence[tuple[Value, Array]] = ()
+    profile: Profile | None = None
+    #: What a training pass moves on: random numbers, and with an update the time step.
+    settings: Optimizer | None = None
+    keys: Sequence[tuple[Value, int]] = ()
+    #: What the storages held whose values the call replaces.
+    replaced: list[tuple[Storage, Array]] | None = None
+    execution: Execution
+    random: RandomPasses
+    number: int
 
     def __init__(
         self,
@@ -67,22 +75,22 @@ class Run:
     ) -> None:
         session.raise_unseen_error()
         assert session.compiled is not None
-        self.session, self.specification, self.inputs, self.call, self.passes = (
-            session, specification, inputs, call, passes
-        )  # fmt: skip
+        self.session = session
+        self.specification = specification
+        self.inputs = inputs
+        self.call = call
+        self.passes = passes
         self.are_arrays = are_arrays
         self.compiled = compiled = session.compiled
         program = specification.program
         self.storages = session.storages(program)
         self.executable = compiled.executable(program) if passes is None else passes.executable
-        self.profile = Profile() if specification.profiles else None
-        self.targets = output_targets(session, specification, call) if call.outputs_data else ()
+        if specification.profiles:
+            self.profile = Profile()
+        if call.outputs_data:
+            self.targets = output_targets(session, specification, call)
         #: Started on this thread and not waited for: where nobody has to be told anything when it has finished.
         self.is_ahead = not specification.synchronous and not specification.copies and self._can_be_ahead()
-        #: What a training pass moves on: random numbers, and with an update the time step.
-        self.settings: Optimizer | None = None
-        self.keys: Sequence[tuple[Value, int]] = ()
-        self.replaced: list[tuple[Storage, Array]] | None = None
         if specification.trains:
             self.random = session.random = session.random.current()
             if specification.begins:
@@ -123,13 +131,9 @@ class Run:
                 tensor.wait_for_runs()
         if not specification.synchronous and not specification.copies and not self.is_ahead:
             self._copy_inputs()
-        execution = Execution(
-            device.queue,
-            self.carry_out,
-            measures_time=specification.measures,
-            profile=self.profile,
-            completion_handler=self.call.completion_handler,
-        )
+        execution = Execution(device.queue, self.carry_out, self.call.completion_handler)
+        if specification.measures:
+            execution.measures_time, execution.profile = True, self.profile
         if self.is_ahead:
             self.execution = execution
         with held:  # all of this or nothing: Ctrl-C must not leave passes that are asked for and never run
@@ -143,7 +147,10 @@ class Run:
                 device.queue.submit(execution, True, session.unsettled, self._copy_inputs)
             else:
                 device.queue.submit(execution, specification.synchronous, session.unsettled)
-        return execution.wait() if specification.synchronous else execution
+        if specification.synchronous:
+            execution.wait()
+            session.has_seen(execution)
+        return execution
 
     def carry_out(self) -> Tensor | None:
         """The run's turn has come. Its result, if it has one."""
@@ -201,11 +208,11 @@ class Run:
             numbers = self.settings.scalars_of(state.time_step, state.combinations)
         if numbers is not None:
             scalars = self.compiled.scalars_of(self.specification.program)
-            for name, (_, array) in scalars.items():
+            for name, cell in scalars.cells:
                 if name in numbers:
-                    array[()] = numbers[name]
+                    cell[()] = numbers[name]
             if not self.compiled.shares_memory:
-                inputs.update(scalars.values())
+                inputs.update(scalars.arrays)
 
     def _finish(self, succeeded: bool) -> None:
         """What counts runs (time step, random passes) moves on only when a run succeeds."""

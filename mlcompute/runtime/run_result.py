@@ -14,7 +14,7 @@ class Keeper(Protocol):
     """Whoever knows the memory in which the result still lies."""
 
     def keep_result(self) -> None:
-        """Give the result memory of its own: `RunResult.keep`."""
+        """Give the result memory of its own: `RunResult.kept`."""
 
 
 class RunResult(Tensor):
@@ -27,13 +27,14 @@ class RunResult(Tensor):
     #: The graph's own tensor.
     of: Tensor
     _keeper: weakref.ref[Keeper]
-    _kept: Array | Callable[[], Array] | None
+    #: The values, in memory that nobody else writes, or a way to get them; None while they lie in the graph's.
+    kept: Array | Callable[[], Array] | None
 
     def __init__(self, tensor: Tensor, keeper: weakref.ref[Keeper]) -> None:
         # A copy of its facts: building a tensor from arguments would cost a small step ten microseconds.
         facts = tensor.__dict__.copy()
         facts["_tensor_id"], facts["residents"] = next(tensor_ids), None
-        facts["of"], facts["_keeper"], facts["_kept"] = tensor, keeper, None
+        facts["of"], facts["_keeper"], facts["kept"] = tensor, keeper, None
         self.__dict__ = facts
 
     if TYPE_CHECKING:  # a result has values
@@ -43,19 +44,10 @@ class RunResult(Tensor):
         @data.setter
         def data(self, values: ArrayLike) -> None: ...
 
-    @property
-    def is_kept(self) -> bool:
-        """Are the values in memory of their own?"""
-        return self._kept is not None
-
-    def keep(self, values: Array | Callable[[], Array] | None) -> None:
-        """Here are the values, in memory that nobody else writes, or a way to get them."""
-        self._kept = values
-
     def current_values(self) -> Array | None:
         keeper = self._keeper()
-        if self._kept is None and keeper is not None:
+        if self.kept is None and keeper is not None:
             keeper.keep_result()
-        if callable(self._kept):
-            self._kept = self._kept()
-        return self._kept
+        if callable(self.kept):
+            self.kept = self.kept()
+        return self.kept

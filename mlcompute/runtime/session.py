@@ -547,6 +547,13 @@ class Session:
                     if not run.error_was_seen:
                         run.raise_error()
 
+    def has_seen(self, run: Execution) -> None:
+        """Somebody has waited for a run and knows how it went."""
+        try:  # noqa: SIM105  a small step would pay for a context manager
+            self.unsettled.remove(run)
+        except ValueError:
+            pass  # another thread has looked at it, too
+
     def wait(self) -> None:
         """Return when all queued runs have finished; raises an error nobody has seen yet.
 

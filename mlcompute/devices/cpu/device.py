@@ -19,6 +19,7 @@ from mlcompute.devices.cpu.kernels.table import KERNELS, READS, SUPPORTS, WORKSP
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.machine import default_thread_count
 from mlcompute.devices.cpu.runtime.memory import address_of
+from mlcompute.devices.cpu.runtime.schedule import schedule
 from mlcompute.devices.cpu.runtime.threads import BARRIER_WORDS, ENTRY_WORDS, FAILED, Team
 from mlcompute.devices.device import Buffer, Engine, Executable, Profile, Traits
 from mlcompute.devices.host_memory import HostBuffer, allocate
@@ -29,7 +30,7 @@ from mlcompute.errors import ExecutionError
 from mlcompute.ops.op import Array, Step, Value, overwritten_by, run_meaning
 
 #: Work below this many estimated nanoseconds is not worth waking a second thread for.
-WORTH_SHARING = 30_000.0
+WORTH_SHARING = 15_000.0
 
 
 _engines: weakref.WeakSet[Cpu] = weakref.WeakSet()
@@ -247,7 +248,8 @@ class CpuExecutable(Executable):
         return view
 
     def read(self, value: Value) -> Array:
-        return np.array(self._array(value))
+        copied: Array = self._array(value).copy()
+        return copied
 
     keep = read
 
@@ -276,17 +278,17 @@ class CpuExecutable(Executable):
         return segments
 
     def _native(self, entries: list[Entry]) -> _Segment:
-        barriers = _barriers(entries, self.program)
+        cost = sum(entry.cost for entry in entries)
+        threads = 1 if cost < WORTH_SHARING else self._threads
         tape = np.zeros((len(entries), ENTRY_WORDS), np.int64)
         base = address_of(self._words)
-        for row, entry, barrier in zip(tape, entries, barriers, strict=True):
+        for row, entry, turn in zip(tape, entries, schedule(entries, self.program, threads), strict=True):
             status = 0 if entry.status is None else address_of(entry.status)
-            row[:] = self._kernels[entry], base + 8 * self._starts[entry], barrier, status
+            row[:] = self._kernels[entry], base + 8 * self._starts[entry], turn, status
         library = onednn.load()
         openmp = (library.omp_get_max_threads, library.omp_set_num_threads) if library is not None else (0, 0)
         job = np.array([address_of(tape), len(entries), address_of(self._barrier), *openmp], np.int64)
-        cost = sum(entry.cost for entry in entries)
-        return _Segment(job, tape, address_of(job), 1 if cost < WORTH_SHARING else self._threads)
+        return _Segment(job, tape, address_of(job), threads)
 
     # Running ----------------------------------------------------------------------------------------------------
 
@@ -376,47 +378,6 @@ def _needed(entries: list[Entry | Step], program: Program, operands: Operands) -
         return any(base in read or base in workspaces or base not in program.plan.placements for base in bases)
 
     return [entry for entry in entries if is_needed(entry)]
-
-
-def _barriers(entries: list[Entry], program: Program) -> list[int]:
-    """Before which entries all threads must synchronize: where one may touch memory another has not finished with."""
-    barriers: list[int] = []
-    may_have_failed = False
-    touched: list[tuple[Operand, bool, int, int, int]] = []  # operand, written, rows (0: anywhere), begin, end
-    for entry in entries:
-        mine = []
-        for number, operand in enumerate([*entry.reads, *entry.writes, *entry.scratch]):
-            written = number >= len(entry.reads)
-            rows = entry.rows if number in entry.by_row else 0
-            mine.append((operand, written, rows, *_range(operand, program)))
-        # No parameter or state is changed before it is known that every kernel before it succeeded.
-        hazard = (may_have_failed and not entry.step.op.is_pure) or any(
-            _conflicts(new, old) for new in mine for old in touched
-        )
-        barriers.append(int(hazard))
-        touched = mine if hazard else touched + mine
-        may_have_failed = entry.status is not None or (may_have_failed and not hazard)
-    return barriers
-
-
-def _range(operand: Operand, program: Program) -> tuple[int, int]:
-    """Bytes an operand may touch: in the arena, or (as a made-up range) in a base of its own."""
-    placement = program.plan.placements.get(operand.base)
-    if placement is not None:
-        return placement.offset, placement.offset + placement.nbytes
-    return -1 - operand.base.index, -operand.base.index
-
-
-def _conflicts(new: tuple[Operand, bool, int, int, int], old: tuple[Operand, bool, int, int, int]) -> bool:
-    operand, written, rows, begin, end = new
-    other, was_written, other_rows, other_begin, other_end = old
-    if not (written or was_written) or begin >= other_end or other_begin >= end:
-        return False
-    # Threads that share the same rows of the same bytes only touch their own work.
-    same_rows = rows and rows == other_rows
-    same_bytes = begin == other_begin and operand.offset == other.offset == 0
-    same_width = operand.size * operand.dtype.itemsize == other.size * other.dtype.itemsize
-    return not (same_rows and same_bytes and same_width)
 
 
 register("cpu", lambda: [Cpu()])

@@ -66,7 +66,7 @@ def forward_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     return [
         Entry(
             step, code, args.values, reads=[x, labels], writes=results, rows=rows, by_row=by_row,
-            kernel=f"cross entropy of {write.__name__[1:].lower()}", cost=x.size * 0.5, status=kernel.checked.status,
+            kernel=f"cross entropy of {write.__name__[1:].lower()}", cost=x.size * 2.0, status=kernel.checked.status,
         )
     ]  # fmt: skip
 
@@ -87,7 +87,7 @@ def gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     return [
         Entry(
             step, code, args.values, reads=every[:-1], writes=[dx], rows=rows, by_row=by_row,
-            kernel=f"cross entropy gradient of {write.__name__[1:].lower()}", cost=x.size * 0.4,
+            kernel=f"cross entropy gradient of {write.__name__[1:].lower()}", cost=x.size * 2.0,
         )
     ]  # fmt: skip
 

@@ -77,7 +77,7 @@ def loop_entry(step: Step, nest: LoopNest) -> Entry:
         rows=sharing.rows,
         by_row=nest.dense_operands,
         kernel=_name(nest),
-        cost=nest.iterations * (0.15 * len(nest.operands) + 0.1 * len(nest.ops)),
+        cost=nest.iterations * (0.02 * len(nest.operands) + 0.013 * len(nest.ops)),
     )
 
 

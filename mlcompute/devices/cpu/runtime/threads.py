@@ -25,8 +25,10 @@ _FIRST, _ALONE = ctypes.c_int64(0), ctypes.c_int64(1)
 
 #: Words of a program's run arguments: its entries, their number, the barrier, and OpenMP's two functions (or 0).
 TAPE, COUNT, BARRIER, OMP_GET, OMP_SET = range(5)
-#: Words of one entry: kernel, its arguments, whether a barrier precedes it, where it stores a failure (or 0).
+#: Words of one entry: kernel, its arguments, its turn, where it stores a failure (or 0).
 ENTRY_WORDS = 4
+#: Turns: a barrier precedes the entry; the first thread runs it alone.
+WAIT, ALONE = 1, 2
 
 #: Words of a program's barrier, a cache line apart: threads that arrived, its generation, whether a kernel has failed,
 #: and whether one had failed at the last barrier: all threads read the same answer there, and stop.
@@ -110,7 +112,8 @@ def _block_signals(code: Code) -> str:
 def tape_runner() -> Code:
     """Runs all entries of a program: `run_tape(thread, threads, [tape, count, barrier, omp_get, omp_set])`.
 
-    When a kernel fails, a single thread stops at once, several stop together at the next barrier.
+    When a kernel fails, a single thread stops at once, several stop together at the next barrier; what the first one
+    runs alone it leaves out until then.
     oneDNN called from here works on one thread, since the team is the parallelism. The caller's own setting is put
     back at the end: other libraries of the process may share the same OpenMP. So are the signals that the caller, who
     is thread 0, lets through; workers never do.
@@ -128,23 +131,31 @@ def tape_runner() -> Code:
         code.set("i32", before, code.let(f"call i32 {omp_get}()"))
         code.do(f"call void {omp_set}(i32 1)")
     together = code.let("icmp sgt i64 %threads, 1")
-    stopped = code.variable("i64", "0")
+    stopped, failed_alone = code.variable("i64", "0"), code.variable("i64", "0")
     with code.loop(0, count) as index:
         entry = code.at(tape, code.mul(index, ENTRY_WORDS), "i64")
-        has_barrier = code.let(f"icmp ne i64 {code.let(f'load i64, ptr {_word(code, entry, 2)}')}, 0")
-        with code.when(code.let(f"and i1 {has_barrier}, {together}")), code.when(_is_zero(code, stopped)):
+        turn = code.let(f"load i64, ptr {_word(code, entry, 2)}")
+        waits = code.let(f"icmp ne i64 {code.let(f'and i64 {turn}, {WAIT}')}, 0")
+        is_alone = code.let(f"icmp ne i64 {code.let(f'and i64 {turn}, {ALONE}')}, 0")
+        with code.when(code.let(f"and i1 {waits}, {together}")), code.when(_is_zero(code, stopped)):
             _barrier(code, barrier)
             code.set("i64", stopped, _acquire(code, _word(code, barrier, _STOPPED)))
-        with code.when(_is_zero(code, stopped)):
+        threads = code.let(f"select i1 {is_alone}, i64 1, i64 %threads")
+        takes_part = code.let(f"icmp slt i64 %thread, {threads}")
+        is_fine = code.let(f"or i1 {_is_zero(code, failed_alone)}, {code.let(f'xor i1 {is_alone}, true')}")
+        runs = code.let(f"and i1 {takes_part}, {is_fine}")
+        with code.when(_is_zero(code, stopped)), code.when(runs):
             kernel = code.let(f"load ptr, ptr {entry}")
             arguments = code.let(f"load ptr, ptr {_word(code, entry, 1)}")
-            code.do(f"call void {kernel}(i64 %thread, i64 %threads, ptr {arguments})")
+            code.do(f"call void {kernel}(i64 %thread, i64 {threads}, ptr {arguments})")
             status = code.let(f"load ptr, ptr {_word(code, entry, 3)}")
             with code.when(code.let(f"icmp ne ptr {status}, null")):
                 failed = code.let(f"icmp ne i64 {_acquire(code, status)}, 0")
                 with code.when(failed):
                     code.do(f"store atomic i64 1, ptr {_word(code, barrier, FAILED)} release, align 8")
                     code.set("i64", stopped, code.let(f"select i1 {together}, i64 0, i64 1"))
+                    with code.when(is_alone):
+                        code.set("i64", failed_alone, "1")
     with code.when(has_omp):
         code.do(f"call void {omp_set}(i32 {code.get('i32', before)})")
     with code.when(is_caller):

@@ -1,0 +1,99 @@
+"""Which entries of a program threads share, which one thread runs alone, and where all wait for each other.
+
+A barrier takes longer than many a small kernel. Between kernels that the first thread runs alone none is needed, so a
+chain of small ones is left to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlcompute.compiler.program import Program
+from mlcompute.devices.cpu.runtime.entry import Entry
+from mlcompute.devices.cpu.runtime.threads import ALONE, WAIT
+from mlcompute.devices.loop_nest import Operand
+
+#: What an entry touches: operand, whether it is written, rows threads own (0: any), first and last byte, alone or not.
+_Touch = tuple[Operand, bool, int, int, int, bool]
+
+
+def schedule(entries: Sequence[Entry], program: Program, threads: int) -> list[int]:
+    """For every entry, whether threads wait before it (`WAIT`) and whether only the first runs it (`ALONE`)."""
+    touches = [_touches(entry, program) for entry in entries]
+    waits = _barriers(entries, touches, [False] * len(entries))
+    if threads == 1:
+        return [WAIT * wait for wait in waits]
+    alone = _small_chains(entries, waits, threads)
+    if any(alone):
+        waits = _barriers(entries, touches, alone)
+    return [WAIT * wait + ALONE * single for wait, single in zip(waits, alone, strict=True)]
+
+
+def barrier_cost(threads: int) -> float:
+    """Nanoseconds until all threads have met, about."""
+    return 300.0 + 80.0 * threads
+
+
+def _small_chains(entries: Sequence[Entry], waits: Sequence[bool], threads: int) -> list[bool]:
+    """Entries in a row that one thread runs sooner than all threads that wait for each other between them."""
+    barrier, lost = barrier_cost(threads), 1.0 - 1.0 / threads
+    alone = [False] * len(entries)
+    begin = 0
+    while begin < len(entries):
+        end = begin
+        while end < len(entries) and entries[end].cost * lost < barrier:
+            end += 1
+        if end - begin > 1:
+            inside = sum(waits[begin + 1 : end])
+            # Others wait before and after the chain, also where they did not have to.
+            added = (begin > 0 and not waits[begin]) + (end < len(entries) and not waits[end])
+            if (inside - added) * barrier > lost * sum(entry.cost for entry in entries[begin:end]):
+                alone[begin:end] = [True] * (end - begin)
+        begin = end + 1
+    return alone
+
+
+def _barriers(entries: Sequence[Entry], touches: Sequence[list[_Touch]], alone: Sequence[bool]) -> list[bool]:
+    """Before which entries all threads must synchronize: where one may touch memory another has not finished with."""
+    waits: list[bool] = []
+    failures = [False, False]  # may an entry have failed since the last barrier: a shared one, one that is alone
+    touched: list[_Touch] = []
+    for entry, own, single in zip(entries, touches, alone, strict=True):
+        mine = [(*touch[:5], single) for touch in own]
+        # No parameter or state is changed before it is known that every kernel before it succeeded. The first thread
+        # knows about those it ran alone.
+        unknown = failures[0] or (failures[1] and not single)
+        wait = (unknown and not entry.step.op.is_pure) or any(_conflicts(new, old) for new in mine for old in touched)
+        waits.append(wait)
+        touched = mine if wait else touched + mine
+        failures = [False, False] if wait else failures
+        failures[single] |= entry.status is not None
+    return waits
+
+
+def _touches(entry: Entry, program: Program) -> list[_Touch]:
+    found: list[_Touch] = []
+    for number, operand in enumerate([*entry.reads, *entry.writes, *entry.scratch]):
+        rows = entry.rows if number in entry.by_row else 0
+        found.append((operand, number >= len(entry.reads), rows, *_range(operand, program), False))
+    return found
+
+
+def _range(operand: Operand, program: Program) -> tuple[int, int]:
+    """Bytes an operand may touch: in the arena, or (as a made-up range) in a base of its own."""
+    placement = program.plan.placements.get(operand.base)
+    if placement is not None:
+        return placement.offset, placement.offset + placement.nbytes
+    return -1 - operand.base.index, -operand.base.index
+
+
+def _conflicts(new: _Touch, old: _Touch) -> bool:
+    operand, written, rows, begin, end, single = new
+    other, was_written, other_rows, other_begin, other_end, was_single = old
+    if not (written or was_written) or begin >= other_end or other_begin >= end or (single and was_single):
+        return False
+    # Threads that share the same rows of the same bytes only touch their own work.
+    same_rows = rows and rows == other_rows and single == was_single
+    same_bytes = begin == other_begin and operand.offset == other.offset == 0
+    same_width = operand.size * operand.dtype.itemsize == other.size * other.dtype.itemsize
+    return not (same_rows and same_bytes and same_width)

@@ -1,0 +1,84 @@
+"""Chains of small kernels run on one thread, without barriers between them; what they compute and how they fail."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from mlcompute.devices.cpu import device as cpu
+from mlcompute.devices.cpu.device import Cpu
+from mlcompute.devices.cpu.runtime.schedule import schedule
+from mlcompute.devices.cpu.runtime.threads import ALONE, WAIT
+
+SYNC = mlc.ExecutionOptions.SYNCHRONOUS
+
+
+def train(threads: int, rows: int = 2) -> mlc.TrainingGraph:
+    """A wide layer, worth several threads, and a narrow one that is not."""
+    mlc.Platform.set_rng_seed_to(3)
+    graph = mlc.Graph()
+    x = graph.input((rows, 600), "x")
+    hidden = graph.dense(x, 300, activation="relu")
+    graph.dense(hidden, 4)
+    loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_axis=-1)
+    training = mlc.TrainingGraph([graph], loss, mlc.AdamOptimizer(learning_rate=0.01))
+    training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=(rows,), data_type=mlc.DataType.INT32)})
+    training.compile(device=mlc.Device(engine=Cpu(threads)))
+    return training
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """What every call of `schedule` has decided."""
+    found: list[list[int]] = []
+
+    def noted(*arguments: object) -> list[int]:
+        found.append(schedule(*arguments))  # type: ignore[arg-type]
+        return found[-1]
+
+    monkeypatch.setattr(cpu, "schedule", noted)
+    return found
+
+
+def test_small_kernels_in_a_row_need_no_barriers(turns: list[list[int]]) -> None:
+    training = train(4)
+    data = {"x": np.ones((2, 600), np.float32)}, {"t": np.array([1, 3], np.int32)}
+    training.execute(*data, options=SYNC)
+    fused = turns[-1]
+    alone = [turn & ALONE for turn in fused]
+    assert sum(map(bool, alone)) > len(fused) // 2
+    # The first of a chain waits for what the others have computed, those behind it for nothing.
+    chain = range(alone.index(ALONE) + 1, len(fused))
+    assert not any(fused[i] & WAIT for i in chain if alone[i] and alone[i - 1])
+    assert any(fused[i] & WAIT for i in chain if alone[i - 1] and not alone[i])
+
+
+def test_one_thread_has_nothing_to_leave_to_others(turns: list[list[int]]) -> None:
+    training = train(1)
+    training.execute({"x": np.ones((2, 600), np.float32)}, {"t": np.array([1, 3], np.int32)}, options=SYNC)
+    assert not any(turn & ALONE for turn in turns[-1])
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_the_same_bits_as_one_thread(threads: int) -> None:
+    rng = np.random.default_rng(1)
+    batches = [(rng.standard_normal((2, 600)).astype("f"), rng.integers(0, 4, 2).astype(np.int32)) for _ in range(4)]
+    losses = []
+    for count in (1, threads):
+        training = train(count)
+        losses.append([float(training.execute({"x": x}, {"t": t}, options=SYNC).result.data[0]) for x, t in batches])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_a_kernel_that_fails_alone_changes_nothing(threads: int, turns: list[list[int]]) -> None:
+    training = train(threads)
+    x = {"x": np.ones((2, 600), np.float32)}
+    training.execute(x, {"t": np.array([1, 3], np.int32)}, options=SYNC)
+    before = {tensor: tensor.data.copy() for tensor in [slot.tensor for layer in training.layers for slot in layer.parameters.values()]}
+    with pytest.raises(mlc.ExecutionError, match="loss"):
+        training.execute(x, {"t": np.array([1, 9], np.int32)}, options=SYNC)
+    for tensor, values in before.items():
+        np.testing.assert_array_equal(tensor.data, values)
+    assert np.isfinite(training.execute(x, {"t": np.array([1, 3], np.int32)}, options=SYNC).result.data).all()
