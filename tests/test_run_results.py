@@ -13,7 +13,7 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute.devices.reference import Reference
-from mlcompute.runtime.run_result import RunResult
+from mlcompute.ops.op import Value
 from tests.nets import INFERENCE, LINK, SYNC, Array, Regression, adam, cpu, dense, normal
 
 ENGINES = pytest.mark.parametrize("device", [cpu, lambda: mlc.Device(engine=Reference())], ids=["cpu", "reference"])
@@ -183,14 +183,16 @@ def test_results_outlive_their_graph(device: Make, options: mlc.ExecutionOptions
 def test_a_result_nobody_holds_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Regression(adam())
     net.step(*data(0), options=SYNC)
-    fetched: list[mlc.Tensor] = []
-    keep = RunResult.keep
+    executable = net.training._session.last.executable
+    assert executable is not None
+    fetched: list[Value] = []
+    keep = executable.keep
 
-    def counting(result: RunResult, values: Array | None) -> None:
-        fetched.append(result)
-        keep(result, values)
+    def counting(value: Value) -> Any:
+        fetched.append(value)
+        return keep(value)
 
-    monkeypatch.setattr(RunResult, "keep", counting)
+    monkeypatch.setattr(executable, "keep", counting)
     for step in range(3):
         net.step(*data(step), options=SYNC)
     assert not fetched

@@ -215,6 +215,10 @@ class Executable(ABC):
                     continue
             buffer.write(array)
 
+    def prepare(self, phases: Sequence[str]) -> None:
+        """Do what can be done before the first run of some phases, so that it costs what later ones do."""
+        return
+
     @abstractmethod
     def run(self, phases: Sequence[str], profile: Profile | None = None) -> Completion | None:
         """Start all steps of the named phases, in order. None when they have finished on return.

@@ -233,6 +233,18 @@ class Session:
             learning.optimizer, self.state = before
             raise
 
+    def _prepare(self, compiled: CompiledGraph) -> None:
+        """Do what the first run of the whole graph would otherwise have to do."""
+        if self.group is not None or self.definition.waits_for_labels:
+            return
+        program = compiled.get(self.main_style, self.main_batch(compiled.request))
+        if compiled.crosses_devices:
+            for tensor in program.persistent:
+                tensor.wait_for_runs()
+        executable = compiled.executable(program)
+        compiled.bind(executable, self.storages(program))
+        executable.prepare(tuple(dict.fromkeys(step.phase for step in program.steps)))
+
     def compile_if_needed(self) -> Request:
         """Compile what was declared or changed since the last time. What was asked of the compiler."""
         if self.device is None:
@@ -288,6 +300,7 @@ class Session:
         """
         assert self.device is not None
         learning = self.definition.learning
+        before = self.compiled
         loss_before = (learning.loss_nodes, learning.placed_on) if learning is not None else ([], [])
         try:
             node_count = self.node_count
@@ -306,7 +319,10 @@ class Session:
                 if builds:
                     compiled.executable(program)
             self._adopt(compiled)
+            if builds:
+                self._prepare(compiled)
         except BaseException:  # Ctrl-C too
+            self.compiled = self.compiled if self.compiled is before else None  # then made again for the next run
             if learning is not None:
                 learning.loss_nodes, learning.placed_on = loss_before
             raise

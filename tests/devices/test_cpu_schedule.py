@@ -76,7 +76,8 @@ def test_a_kernel_that_fails_alone_changes_nothing(threads: int, turns: list[lis
     training = train(threads)
     x = {"x": np.ones((2, 600), np.float32)}
     training.execute(x, {"t": np.array([1, 3], np.int32)}, options=SYNC)
-    before = {tensor: tensor.data.copy() for tensor in [slot.tensor for layer in training.layers for slot in layer.parameters.values()]}
+    tensors = [slot.tensor for layer in training.layers for slot in layer.parameters.values()]
+    before = {tensor: tensor.data.copy() for tensor in tensors}
     with pytest.raises(mlc.ExecutionError, match="loss"):
         training.execute(x, {"t": np.array([1, 9], np.int32)}, options=SYNC)
     for tensor, values in before.items():

@@ -18,7 +18,7 @@ from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.kernels.table import KERNELS, READS, SUPPORTS, WORKSPACES
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.machine import default_thread_count
-from mlcompute.devices.cpu.runtime.memory import address_of
+from mlcompute.devices.cpu.runtime.memory import address_of, touch
 from mlcompute.devices.cpu.runtime.schedule import schedule
 from mlcompute.devices.cpu.runtime.threads import BARRIER_WORDS, ENTRY_WORDS, FAILED, Team
 from mlcompute.devices.device import Buffer, Engine, Executable, Profile, Traits
@@ -117,7 +117,9 @@ class Cpu(Engine):
             return measure(step)
 
     def allocate(self, nbytes: int) -> Buffer:
-        return allocate(nbytes)
+        buffer = allocate(nbytes)
+        touch(buffer.host, self.threads)
+        return buffer
 
     def wrap(self, array: Array) -> Buffer | None:
         return HostBuffer(array)
@@ -291,6 +293,10 @@ class CpuExecutable(Executable):
         return _Segment(job, tape, address_of(job), threads)
 
     # Running ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, phases: Sequence[str]) -> None:
+        self._segments(phases)
+        self.engine.team_of(self._threads)
 
     def run(self, phases: Sequence[str], profile: Profile | None = None) -> None:
         if self._threads != self.engine.threads:  # slices of the batch depend on the number of threads

@@ -46,6 +46,7 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     count = iteration_count(batch)
     if count == 1 and right[0] == ord("T") and min(m, k) >= 16 and n >= 8:
         return [gemm_nt_entry(step, operands, a, b, y)]
+    _compile_sgemm(library)
     tall, wide = _block(count, m, n, k)
     status = np.zeros(1, np.int64)
     arguments: list[Argument] = [
@@ -99,6 +100,15 @@ def _block(count: int, m: int, n: int, k: int) -> tuple[int, int]:
 
 def _rounded(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
+
+
+@functools.cache
+def _compile_sgemm(library: onednn.OneDNN) -> None:
+    """The first call makes sgemm's machine code, for all shapes: here, and not in the first run of a program."""
+    zeros = np.zeros((16, 16), np.float32)
+    at = address_of(zeros)
+    with library.threads(1):
+        library.call("sgemm", b"N", b"N", 16, 16, 16, 1.0, at, 16, at, 16, 0.0, at, 16)
 
 
 def reads_matmul(step: Step, operands: Operands) -> bool:

@@ -1,11 +1,30 @@
-"""Addresses of NumPy arrays, for native code."""
+"""Memory of NumPy arrays, for native code."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from mlcompute.ops.op import Array
+
+#: The smallest page an operating system hands out.
+_PAGE = 4096
+#: Pages that are worth a thread.
+_PAGES_PER_THREAD = 4096
 
 
 def address_of(array: Array) -> int:
     """Where an array lies; much cheaper than asking `array.ctypes`."""
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+def touch(zeros: Array, threads: int) -> None:
+    """Have the operating system supply the memory of an array of zeros now, and not when it is first written."""
+    pages = zeros[::_PAGE]
+    parts = min(threads, len(pages) // _PAGES_PER_THREAD)
+    if parts < 2:
+        pages[...] = 0
+        return
+    share = -(-len(pages) // parts)
+    with ThreadPoolExecutor(parts) as pool:  # NumPy lets other threads run while it writes
+        list(pool.map(lambda first: pages[first : first + share].fill(0), range(0, len(pages), share)))
