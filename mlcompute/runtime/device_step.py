@@ -348,10 +348,10 @@ class _Device:
                 executable.bind(value, self._left[tensor])
             executable.bound_to, executable.bound_at = self, Storage.changes
         scalars = compiled.scalars_of(program)
-        for name, (_, array) in scalars.items():
-            array[()] = {SHARE: share, SLICE: share}[name]
+        for name, cell in scalars.cells:
+            cell[()] = {SHARE: share, SLICE: share}[name]
         keys = training.session.random.keys(program.random_keys)
-        executable.feed(engine, {**inputs, **keys, **dict(scalars.values())})
+        executable.feed(engine, {**inputs, **keys, **scalars.arrays})
         return executable, executable.run(_PHASES)
 
     def take(self, number: int, *, is_empty: bool) -> None:
