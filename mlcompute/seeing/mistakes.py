@@ -60,9 +60,7 @@ def confusion_matrix(evaluation: Evaluation) -> str:
     for row, numbers in enumerate(evaluation.confusion):
         y, total = top + row * cell, sum(numbers)
         middle, name = y + cell / 2 + 4, escape(names[row])
-        parts.append(
-            f'<text class="label" x="{left - 8}" y="{middle:.0f}" text-anchor="end">{name}</text>'
-        )
+        parts.append(f'<text class="label" x="{left - 8}" y="{middle:.0f}" text-anchor="end">{name}</text>')
         for column, n in enumerate(numbers):
             right = row == column
             share = n / max(1, total) if right else n / max(1, most_wrong)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlcompute.seeing.page_script import LIVE, SCRIPT
 from mlcompute.seeing.page_style import STYLE
@@ -17,6 +17,8 @@ from mlcompute.seeing.units import visible
 if TYPE_CHECKING:
     from mlcompute.seeing.figures import Figure
     from mlcompute.seeing.sections import Section
+
+Live = Literal["", "train", "watch"]
 
 
 @dataclass
@@ -28,7 +30,7 @@ class Page:
     figures   numbers below that
     sections  its parts, in order
     footer    a last sentence
-    is_live   does a server send new parts, and take what the buttons say?
+    live      "train": a server sends new parts and takes what buttons say; "watch": it only sends; "": a file
     """
 
     heading: str
@@ -37,27 +39,30 @@ class Page:
     sections: Sequence[Section] = ()
     footer: str = ""
     score: Figure | None = None
-    is_live: bool = False
+    live: Live = ""
     data: dict[str, Any] = field(default_factory=dict)
 
     def html(self) -> str:
         """The text of the document."""
-        title = visible(f"{self.score.value} · {self.heading}" if self.score else self.heading)
-        live = ' data-live="true"' if self.is_live else ""
         return (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-            f'<meta http-equiv="Content-Security-Policy" content="{policy(self.is_live)}">'
+            f'<meta http-equiv="Content-Security-Policy" content="{policy(self.live)}">'
             '<meta name="viewport" content="width=device-width,initial-scale=1">'
             '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-            f"<title>{escape(title)}</title><style>{STYLE}</style></head><body{live}>"
-            f'<header>{LIVE_BAR if self.is_live else ""}<h1 id="heading">{self.heading_html()}</h1>'
+            f"<title>{escape(visible(self.title))}</title><style>{STYLE}</style></head><body>"
+            f'<header>{_bar(self.live)}<h1 id="heading">{self.heading_html()}</h1>'
             f"<p>{' · '.join(escape(visible(one)) for one in self.about if one)}</p>"
             f'<dl class="figures" id="figures">{self.figures_html()}</dl></header>'
             f'<nav aria-label="Parts of this page">{self._links()}</nav><main>{self._body()}</main>'
             f"<footer>{escape(self.footer)}</footer>"
             f'<script type="application/json" id="data">{embedded(self.everything())}</script>'
-            f"<script>{script(self.is_live)}</script></body></html>\n"
+            f"<script>{script(self.live)}</script></body></html>\n"
         )
+
+    @property
+    def title(self) -> str:
+        """What a browser's tab says."""
+        return f"{self.score.value} · {self.heading}" if self.score else self.heading
 
     def heading_html(self) -> str:
         """The heading, with the score beside it."""
@@ -90,23 +95,29 @@ class Page:
 
 
 #: What a page that is served while training shows above its heading.
-LIVE_BAR = (
+_BAR = (
     '<div class="live"><span class="lamp" id="lamp"></span><span id="state" role="status">connecting …</span>'
     '<progress id="done" max="1" value="0" aria-label="share of the steps that are done"></progress>'
-    '<span class="buttons"><button type="button" id="save" disabled>Save</button>'
-    '<button type="button" id="stop" disabled>Stop</button></span></div>'
+    '<span class="buttons">{}</span></div>'
+)
+_BUTTONS = (
+    '<button type="button" id="save" disabled>Save</button><button type="button" id="stop" disabled>Stop</button>'
 )
 
 
-def script(is_live: bool) -> str:
+def _bar(live: Live) -> str:
+    return _BAR.format(_BUTTONS if live == "train" else "") if live else ""
+
+
+def script(live: Live) -> str:
     """The script of a page."""
-    return SCRIPT.replace("/*live*/", LIVE if is_live else "")
+    return SCRIPT.replace("/*live*/", LIVE if live else "")
 
 
-def policy(is_live: bool = False) -> str:
+def policy(live: Live = "") -> str:
     """Nothing may be loaded, and no script but ours may run, whatever a label contains."""
-    digest = base64.b64encode(hashlib.sha256(script(is_live).encode()).digest()).decode()
-    connects = "connect-src 'self'; " if is_live else ""
+    digest = base64.b64encode(hashlib.sha256(script(live).encode()).digest()).decode()
+    connects = "connect-src 'self'; " if live else ""
     return (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
         f"script-src 'sha256-{digest}'; {connects}base-uri 'none'; form-action 'none'"
@@ -115,12 +126,15 @@ def policy(is_live: bool = False) -> str:
 
 def embedded(data: dict[str, Any]) -> str:
     """JSON that cannot end the element it stands in, nor holds anything that cannot be shown."""
-    return json.dumps(_shown(data), ensure_ascii=True, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return json.dumps(shown_data(data), ensure_ascii=True, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
 
 
-def _shown(data: Any) -> Any:
+def shown_data(data: Any) -> Any:
+    """The same data without what cannot be shown."""
     if isinstance(data, dict):
-        return {name: _shown(value) for name, value in data.items()}
+        return {name: shown_data(value) for name, value in data.items()}
     if isinstance(data, list):
-        return [_shown(value) for value in data]
+        return [shown_data(value) for value in data]
     return visible(data) if isinstance(data, str) else data

@@ -158,7 +158,7 @@ SCRIPT = r"""
 #: What a page does in addition while a server tells it how training goes on: new pictures, and two buttons.
 LIVE = r"""
   var state = document.getElementById('state'), lamp = document.getElementById('lamp'), source = null, over = false;
-  var buttons = ['save', 'stop'].map(function (name) { return document.getElementById(name); });
+  var buttons = Array.prototype.slice.call(document.querySelectorAll('.buttons button'));
   function say(text, kind) {
     if (state.textContent !== text) state.textContent = text;
     lamp.className = 'lamp ' + kind;
@@ -177,7 +177,6 @@ LIVE = r"""
     var before = part.querySelectorAll('figure.plot'), after = fresh.querySelectorAll('figure.plot');
     if (!before.length || before.length !== after.length) {
       part.replaceChildren(fresh);
-      again = [];
       each('figure.plot', follow, part);
       return;
     }

@@ -64,6 +64,11 @@ class Signals:
                     self._before[number] = signal.signal(number, self._note)
         return self
 
+    def interrupt(self) -> None:
+        """As if Ctrl-C had come, from any thread; once more does nothing more."""
+        if not self.noticed:
+            self._note(signal.SIGINT, None)
+
     def agree(self, numbers: Iterable[int]) -> None:
         """What all processes of a group have noticed: the first of them counts, for everybody."""
         noticed = [number for number in numbers if number]

@@ -392,6 +392,16 @@ class Trainer:
         self.stop_training = True
         self.stopped_by = self.stopped_by or by
 
+    def interrupt(self) -> None:
+        """What Ctrl-C does, from any thread: the running `fit` finishes its step, saves, and raises `Interrupted`."""
+        if self._fitting is not None and self.is_training:
+            self._fitting.signals.interrupt()
+
+    @property
+    def is_training(self) -> bool:
+        """Is a `fit` running?"""
+        return self._at_work.locked()
+
     # Asking ---------------------------------------------------------------------------------------------------------
 
     def evaluate(self, x: Any, y: Any = None, *, batch_size: int | None = None, sample_weight: Any = None) -> Scores:

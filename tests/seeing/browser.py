@@ -100,8 +100,10 @@ class Browser:
     def devtools(self, command: str, parameters: dict[str, Any]) -> Any:
         return self._send("POST", f"{self._session}/goog/cdp/execute", {"cmd": command, "params": parameters})
 
-    def open(self, path: Path) -> None:
-        self._send("POST", f"{self._session}/url", {"url": path.resolve().as_uri()})
+    def open(self, page: Path | str) -> None:
+        """A file, or an address."""
+        address = page if isinstance(page, str) else page.resolve().as_uri()
+        self._send("POST", f"{self._session}/url", {"url": address})
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self._send("POST", f"{self._session}/execute/sync", {"script": script, "args": list(arguments)})

@@ -2,6 +2,7 @@
 
 from mlcompute.trainer.callbacks.averaging import ExponentialMovingAverage
 from mlcompute.trainer.callbacks.callback import Callback, Logs
+from mlcompute.trainer.callbacks.live import Live
 from mlcompute.trainer.callbacks.logging import CSVLogger, TensorBoard
 from mlcompute.trainer.callbacks.monitor import EarlyStopping, ModelCheckpoint, Monitor, ReduceLROnPlateau
 from mlcompute.trainer.callbacks.nan import NaNError, TerminateOnNaN
@@ -15,6 +16,7 @@ __all__ = [
     "ExponentialMovingAverage",
     "GradientWatch",
     "LearningRateScheduler",
+    "Live",
     "Logs",
     "ModelCheckpoint",
     "Monitor",

@@ -31,14 +31,15 @@ class GradientWatch(Callback):
         return step % self.every == 0
 
     def on_gradients(self, step: int, gradients: Mapping[Tensor, Array]) -> None:
-        if not self.wants_gradients(step):
-            return
+        norms = self.trainer.history.gradient_norms
+        total = norms.get("total")
+        if not self.wants_gradients(step) or (total is not None and total.recent and total.recent[-1][0] == step + 1):
+            return  # not asked for here, or another one has written it down
         squares: dict[str, float] = {}
         for tensor, gradient in gradients.items():
             layer = self.trainer.parameter_names[tensor].rsplit(".", 1)[0]
             flat = gradient.reshape(-1).astype(np.float64)
             squares[layer] = squares.get(layer, 0.0) + float(flat @ flat)
         squares["total"] = sum(squares.values())
-        norms = self.trainer.history.gradient_norms
         for layer, square in squares.items():
             norms.setdefault(layer, Curve()).add(step + 1, float(np.sqrt(square)))
