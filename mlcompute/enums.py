@@ -115,6 +115,8 @@ class ArithmeticOperation(_Described):
     MIN = 28
     MAX = 29
     COUNT = 30
+    FLOOR_DIVIDE = 31
+    REMAINDER = 32
 
 
 class LossType(_Described):
@@ -309,6 +311,8 @@ _DEBUG_TEXTS: dict[str, dict[str, str]] = {
         "DIVIDE_NO_NAN": "DivideNoNaN",
         "MIN": "ElementwiseMin",
         "MAX": "ElementwiseMax",
+        "FLOOR_DIVIDE": "FloorDivide",
+        "REMAINDER": "Remainder",
     },
     "LossType": {
         "MEAN_ABSOLUTE_ERROR": "Absolute Error",

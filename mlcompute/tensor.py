@@ -87,7 +87,8 @@ class Tensor(Exchanged):
 
     Weights and other parameters are given data (which is copied), shared_data (the caller's memory itself, which is
     then trained), fill_with_data or random_initializer_type; graph inputs and labels none of them. The shape comes from
-    one of: a descriptor; `shape`; the image sizes; one `sequence_length`; several `sequence_lengths`.
+    one of: a descriptor; `shape`; the image sizes; one `sequence_length`; several `sequence_lengths`; else that of the
+    data.
 
     >>> import mlcompute as mlc
     >>> mlc.Tensor(shape=(2, 3), fill_with_data=1.0).data.sum()
@@ -112,6 +113,10 @@ class Tensor(Exchanged):
         sequence_lengths: Sequence[int] | None = None,
         sorted_sequences: bool = False,
     ) -> None:
+        sizes = (shape, width, height, feature_channel_count, batch_size, sequence_length, sequence_lengths)
+        array = data if data is not None else shared_data
+        if descriptor is None and array is not None and all(size is None for size in sizes):
+            shape = _shape_of(array)
         if descriptor is None:
             descriptor = _describe(
                 shape, data_type, width, height, feature_channel_count, batch_size,
@@ -119,10 +124,7 @@ class Tensor(Exchanged):
             )  # fmt: skip
         elif not isinstance(descriptor, TensorDescriptor):
             raise TypeError(f"Tensor: descriptor must be a TensorDescriptor, not {type(descriptor).__name__}")
-        elif sorted_sequences or any(
-            size is not None
-            for size in (shape, width, height, feature_channel_count, batch_size, sequence_length, sequence_lengths)
-        ):
+        elif sorted_sequences or any(size is not None for size in sizes):
             raise ShapeError("Tensor: give either a descriptor or sizes, not both")
         elif data_type not in (DataType.FLOAT32, descriptor.data_type):
             raise DataError(
@@ -212,6 +214,8 @@ class Tensor(Exchanged):
     __sub__, __rsub__ = operators.subtract, operators.subtract_from
     __mul__, __rmul__ = operators.multiply, operators.multiply_with
     __truediv__, __rtruediv__ = operators.divide, operators.divide_into
+    __floordiv__, __rfloordiv__ = operators.floor_divide, operators.floor_divide_into
+    __mod__, __rmod__ = operators.remainder, operators.remainder_of
     __pow__, __rpow__ = operators.power, operators.power_of
     __matmul__, __rmatmul__ = operators.matmul, operators.matmul_from
     __neg__, __abs__ = operators.negate, operators.absolute
@@ -613,6 +617,19 @@ class TensorParameter:
             self._is_updatable = bool(value)
             for resident in list(self._tensor.residents or ()):
                 resident.outdated()
+
+
+def _shape_of(data: ArrayLike) -> tuple[int, ...]:
+    """The shape of data."""
+    try:
+        array = np.asarray(data)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError("Tensor: data has no shape to be taken over", reason=error, fix="give shape=...") from None
+    if isinstance(data, (TensorData, bytes)) or array.dtype == object or not array.ndim:
+        raise DataError(
+            f"Tensor: {type(data).__name__} has no shape to be taken over", fix="give shape=..., (1,) for one number"
+        )
+    return array.shape
 
 
 def _describe(

@@ -84,6 +84,26 @@ def divide_into(self: Tensor, other: float | Array) -> Tensor:
     return expressions.arithmetic("divide", other, self)
 
 
+def floor_divide(self: Tensor, other: Tensor | float | Array) -> Tensor:
+    """x // y, rounded down."""
+    return expressions.arithmetic("floor_divide", self, other)
+
+
+def floor_divide_into(self: Tensor, other: float | Array) -> Tensor:
+    """y // x, rounded down."""
+    return expressions.arithmetic("floor_divide", other, self)
+
+
+def remainder(self: Tensor, other: Tensor | float | Array) -> Tensor:
+    """x % y, of y's sign."""
+    return expressions.arithmetic("remainder", self, other)
+
+
+def remainder_of(self: Tensor, other: float | Array) -> Tensor:
+    """y % x, of x's sign."""
+    return expressions.arithmetic("remainder", other, self)
+
+
 def power(self: Tensor, other: Tensor | float | Array) -> Tensor:
     """x to the power of y."""
     return expressions.arithmetic("pow", self, other)
@@ -100,7 +120,7 @@ def negate(self: Tensor) -> Tensor:
 
 
 def matmul(self: Tensor, other: Tensor | Array) -> Tensor:
-    """x y, products of matrices.   x (*, m, k)   y (*, k, n)   ->   (*, m, n)"""
+    """x y, products of matrices.   x (*, m, k)   y (*, k, n)   ->   (*, m, n);   of a vector y (k,)   ->   (*, m)"""
     return expressions.matmul(self, other)
 
 

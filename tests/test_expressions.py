@@ -27,7 +27,10 @@ SAME: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "2 ** x": lambda m, x, y, w: 2**x,
     "x ** y": lambda m, x, y, w: (x * x + 0.5) ** y,
     "abs(x)": lambda m, x, y, w: abs(x),
+    "x % 3": lambda m, x, y, w: x % 3,
+    "x % y": lambda m, x, y, w: x % y,
     "x @ w": lambda m, x, y, w: x @ w,
+    "x @ w[:, 0]": lambda m, x, y, w: x @ w[:, 0],
     "x[:, 1:]": lambda m, x, y, w: x[:, 1:],
     "x[:, -1]": lambda m, x, y, w: x[:, -1],
     "x[..., None]": lambda m, x, y, w: x[..., None],
@@ -230,3 +233,80 @@ def test_refusals_say_why(name: str) -> None:
     with pytest.raises(kind, match=says):
         wrong(x)
     assert not any(layer.label.startswith(("add", "split", "objective")) for layer in graph.layers)
+
+
+def _answer(f: Callable[..., mlc.Tensor], *arrays: Any) -> tuple[Any, str]:
+    """What an expression of inputs gives, and its printed program."""
+    graph = mlc.Graph()
+    inputs = [
+        graph.input(array.shape, f"a{k}", data_type=mlc.DataType[array.dtype.name.upper()])
+        for k, array in enumerate(arrays)
+    ]
+    f(*inputs)
+    inference = mlc.InferenceGraph([graph])
+    inference.compile(device=mlc.Device.cpu())
+    result = inference.execute({x.label: array for x, array in zip(inputs, arrays, strict=True)}).result.data
+    return result, "".join(map(str, inference.programs.values()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int64"])
+def test_quotients_and_remainders_are_those_of_numpy(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    large = 2**62 if dtype == "int64" else 2**31 - 1 if dtype == "int32" else 100
+    x, y = ((large * rng.uniform(-1, 1, (4, 50))).astype(dtype) for _ in range(2))
+    y[0], y[1] = (scale * rng.uniform(-1, 1, 50) for scale in (7, large**0.5))
+    y[2] = x[2] + np.asarray(1, dtype)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for ours, theirs in ((lambda a, b: a // b, np.floor_divide), (lambda a, b: a % b, np.remainder)):
+            found, program = _answer(ours, x, y)
+            np.testing.assert_array_equal(found, theirs(x, y))
+            if "engine     cpu" in str(mlc.Platform.describe()):
+                assert "NumPy" not in program
+            by, of = np.asarray(3, dtype), np.asarray(9, dtype)
+            np.testing.assert_array_equal(_answer(lambda a, f=ours: f(a, 3), x)[0], theirs(x, by))
+            np.testing.assert_array_equal(_answer(lambda a, f=ours: f(9, a), y)[0], theirs(of, y))
+
+
+def test_products_with_a_vector() -> None:
+    rng = np.random.default_rng(3)
+    x, v = rng.standard_normal((2, 4, 3)).astype(np.float32), rng.standard_normal(3).astype(np.float32)
+    left = rng.standard_normal(4).astype(np.float32)
+    for f, given in ((lambda a: a @ v, x), (lambda a: left @ a, x), (lambda a: a @ v, x[0]), (lambda a: v @ a.T, x[0])):
+        found, _ = _answer(f, given)
+        assert found.shape == f(given).shape
+        np.testing.assert_allclose(found, f(given), rtol=1e-5, atol=1e-6)
+    assert _answer(lambda a: a @ v, v)[0] == pytest.approx([v @ v])
+    graph = mlc.Graph()
+    with pytest.raises(mlc.ShapeError):
+        graph.input((4, 2), "x") @ v
+    assert not graph.layers
+
+
+def test_a_tensor_takes_the_shape_of_its_data() -> None:
+    tensor = mlc.Tensor(data=np.ones((2, 3)))
+    assert (tensor.shape, tensor.descriptor.data_type) == ((2, 3), mlc.DataType.FLOAT32)
+    assert mlc.Tensor(data=[1, 2], data_type=mlc.DataType.INT64).shape == (2,)
+    memory = np.zeros(3, np.float32)
+    shared = mlc.Tensor(shared_data=memory)
+    memory += 1
+    assert shared.data.tolist() == [1, 1, 1]
+    with pytest.raises(mlc.DataError, match="float has no shape to be taken over"):
+        mlc.Tensor(data=1.0)
+    with pytest.raises(mlc.ShapeError, match="the shape comes from nowhere"):
+        mlc.Tensor()
+
+
+def test_inputs_are_declared_once() -> None:
+    training = mlc.TrainingGraph(optimizer=mlc.SGDOptimizer(learning_rate=0.1))
+    x, t = training.input((4, 3), "x"), training.input((4, 2), "t")
+    training.minimize((training.dense(x, 2, name="y") - t) ** 2)
+    training.compile(device=mlc.Device.cpu())
+    a, b = np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32)
+    first = training.execute({"x": a, "t": b}).result.data.item()
+    assert training.execute({"x": a}, {"t": b}).result.data.item() < first
+    with pytest.raises(mlc.DataError, match=r"'u' is not a declared name(.|\n)*x, t"):
+        training.execute({"x": a, "u": b})
+    training.add_inputs({"x": x}, {"t": t})  # it may still be said
+    assert training.execute({"x": a}, {"t": b}).result.data.item() < first
+    trainer = mlc.Trainer(training, outputs={"y": training.nodes[0].results[0]})
+    assert trainer.fit(a, b, verbose=0)["loss"][0] < first

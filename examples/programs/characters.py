@@ -23,7 +23,6 @@ def train(graph: mlc.Graph, pieces) -> list[float]:
     training = mlc.TrainingGraph([graph], optimizer=mlc.AdamOptimizer(learning_rate=5e-3, clip_norm=1.0))
     labels = training.input((BATCH, PIECE), "labels", data_type=mlc.DataType.INT64)
     training.cross_entropy(graph.result_tensors(graph.layer("head"))[0], labels)
-    training.add_inputs({tensor.label: tensor for tensor in (*graph.input_tensors, labels)})
     last = graph.result_tensors(graph.layer("memory"))[1]
     training.add_outputs({"last": last})
     training.compile(device=mlc.Device())

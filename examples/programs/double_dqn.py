@@ -24,8 +24,6 @@ def train(q: mlc.Graph, target: mlc.Graph, batches) -> list[float]:
     worth = target(following, updates=False).gather(1, best)
     goal = (reward + GAMMA * goes_on * worth).detach()
     step.loss(q(state).gather(1, action), goal, "huber")
-    inputs = {"state": state, "following": following, "action": action, "reward": reward, "goes_on": goes_on}
-    step.add_inputs(inputs)
     step.compile(device=mlc.Device())
 
     losses = []

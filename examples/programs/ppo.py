@@ -18,17 +18,15 @@ def build() -> mlc.Graph:
 
 def train(network: mlc.Graph, rollouts, epochs: int = 2) -> list[float]:
     step = mlc.TrainingGraph(optimizer=mlc.AdamOptimizer(learning_rate=3e-3, clip_norm=0.5))
-    observation, action = step.input((BATCH, OBSERVED)), step.input((BATCH, 1), data_type=mlc.DataType.INT64)
-    old, advantage, gain = (step.input((BATCH, 1)) for _ in range(3))
+    observation = step.input((BATCH, OBSERVED), "observation")
+    action = step.input((BATCH, 1), "action", data_type=mlc.DataType.INT64)
+    old, advantage, gain = (step.input((BATCH, 1), name) for name in ("old", "advantage", "gain"))
     logits, value = network(observation)
     log_policy = logits.log_softmax(-1)
     ratio = (log_policy.gather(1, action) - old).exp()
     step.minimize(-mlc.minimum(ratio * advantage, ratio.clip(1 - CLIP, 1 + CLIP) * advantage), name="policy_loss")
     step.minimize((value - gain) ** 2, weight=VALUE_WEIGHT, name="value_loss")
     step.minimize((log_policy.exp() * log_policy).sum(-1), weight=ENTROPY_WEIGHT, name="less_entropy")
-    step.add_inputs(
-        {"observation": observation, "action": action, "old": old, "advantage": advantage, "gain": gain},
-    )
     step.compile(device=mlc.Device())
     return [step.execute(batch).result.data.item() for batch in rollouts for _ in range(epochs)]
 

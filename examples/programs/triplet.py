@@ -20,10 +20,9 @@ def distance(x: mlc.Tensor, y: mlc.Tensor) -> mlc.Tensor:
 
 def train(embed: mlc.Graph, batches) -> list[float]:
     step = mlc.TrainingGraph(optimizer=mlc.AdamOptimizer(learning_rate=1e-3))
-    inputs = {name: step.input((BATCH, FEATURES), name) for name in ("anchor", "positive", "negative")}
-    anchor, positive, negative = (embed(x) for x in inputs.values())
+    inputs = (step.input((BATCH, FEATURES), name) for name in ("anchor", "positive", "negative"))
+    anchor, positive, negative = (embed(x) for x in inputs)
     step.minimize((distance(anchor, positive) - distance(anchor, negative) + MARGIN).relu())
-    step.add_inputs(inputs)
     step.compile(device=mlc.Device())
     return [step.execute(batch).result.data.item() for batch in batches]
 

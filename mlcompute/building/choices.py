@@ -88,6 +88,8 @@ ArithmeticName = Literal[
     "divide_no_nan",
     "min",
     "max",
+    "floor_divide",
+    "remainder",
 ]
 ComparisonName = Literal[
     "equal",

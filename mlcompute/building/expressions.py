@@ -100,7 +100,17 @@ def matmul(x: Tensor | Array, y: Tensor | Array) -> Tensor:
         return _NOT_MINE
     graph = graph_of("Tensor.matmul", x, y)
     first, second = constant_like("Tensor.matmul", x, y), constant_like("Tensor.matmul", y, x)
-    return label_constants(graph.matmul(first, second), (first, second), (x, y))
+    with graph, graph.undone_on_error():
+        # A vector is a row on the left and a column on the right; the axis it was given goes again.
+        rows = index(first, (None, ...)) if len(first.shape) == 1 else first
+        columns = index(second, (..., None)) if len(second.shape) == 1 else second
+        result = label_constants(graph.matmul(rows, columns), (first, second), (x, y))
+        rank = len(result.shape)
+        kept = [axis for axis in range(rank) if not (axis == rank - 2 and rows is not first)]
+        kept = [axis for axis in kept if not (axis == rank - 1 and columns is not second)]
+        if len(kept) == rank:
+            return result
+        return build(graph, _arranged(result.shape, [[axis] for axis in kept]), [result], "", "reshape")
 
 
 def clip(x: Tensor, low: float | None, high: float | None) -> Tensor:

@@ -47,6 +47,8 @@ _BINARY: dict[ArithmeticOperation, Callable[[Value, Value], Value]] = {
     ArithmeticOperation.DIVIDE_NO_NAN: _divide_no_nan,
     ArithmeticOperation.MIN: ops.minimum,
     ArithmeticOperation.MAX: ops.maximum,
+    ArithmeticOperation.FLOOR_DIVIDE: ops.floor_divide,
+    ArithmeticOperation.REMAINDER: ops.remainder,
 }
 
 #: Powers that need no logarithm.
@@ -89,6 +91,8 @@ _ON_INTEGERS = _ROUNDING | {
     ArithmeticOperation.MULTIPLY,
     ArithmeticOperation.MIN,
     ArithmeticOperation.MAX,
+    ArithmeticOperation.FLOOR_DIVIDE,
+    ArithmeticOperation.REMAINDER,
 }
 
 
@@ -98,9 +102,10 @@ class ArithmeticLayer(Layer):
     constant        a number that stands for y, so that there is one source: x op constant
     constant_first  it stands for the other: constant op x
 
-    ADD, SUBTRACT, MULTIPLY, DIVIDE, POW, MIN, MAX and the NO_NAN pair take two sources, all others one.
-    Integers (INT32, INT64) can be added, subtracted, multiplied, compared by MIN and MAX, and rounded, which
-    leaves them as they are. ROUND takes halves to the even neighbour. The NO_NAN pair gives 0 wherever y is 0.
+    ADD, SUBTRACT, MULTIPLY, DIVIDE, POW, MIN, MAX, FLOOR_DIVIDE, REMAINDER and the NO_NAN pair take two sources, all
+    others one. Integers (INT32, INT64) can be added, subtracted, multiplied, compared by MIN and MAX, divided by
+    FLOOR_DIVIDE and REMAINDER, with 0 where y is 0, and rounded, which leaves them as they are. REMAINDER has y's sign.
+    ROUND takes halves to the even neighbour. The NO_NAN pair gives 0 wherever y is 0.
     Outside an operation's domain the result is NaN or an infinity, as IEEE 754 has it.
     """
 

@@ -7,6 +7,7 @@ cross entropy, ordering. `TABLE` holds all.
 from mlcompute.ops.attention import *
 from mlcompute.ops.cross_entropy import *
 from mlcompute.ops.ctc import *
+from mlcompute.ops.division import *
 from mlcompute.ops.elementwise import *
 from mlcompute.ops.embedding import *
 from mlcompute.ops.indexing import *

@@ -41,7 +41,8 @@ def execute(session: Session, call: Call, batch_size: int, given: Sequence[Named
     # Without a loss it depends on what is bound when a step runs whether it has a gradient pass.
     if session.compiled.request.minimised or session.definition.learning is None:
         declared = session.definition.declared
-        names = (declared.inputs, declared.labels, declared.label_weights)
+        groups = (declared.inputs, declared.labels, declared.label_weights)
+        names = [{**declared.undeclared, **group} for group in groups]
         session.compiled.call_cache = CallCache.after(specification, call.options, batch_size, given, names)
     return Run(session, specification, inputs, call).submit()
 

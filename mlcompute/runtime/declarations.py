@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from mlcompute.errors import DataError
+from mlcompute.layers.names import has_default_label
 from mlcompute.runtime.inputs import Named
 from mlcompute.tensor import Tensor
 
@@ -29,6 +30,8 @@ class Declarations:
         self.labels: dict[str, Tensor] = {}
         self.label_weights: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
+        #: Inputs that go by their label because nobody has declared them.
+        self.undeclared: dict[str, Tensor] = {}
         self._names: dict[Tensor, str] = {}
 
     def __copy__(self) -> Declarations:
@@ -50,9 +53,22 @@ class Declarations:
         )
         for kind, _, given in added:
             self.check(f"add_inputs ({kind})", given)
+        given_now = {tensor for _, _, given in added for tensor in given.values()}
+        for name in [name for name, tensor in self.undeclared.items() if tensor in given_now]:
+            del self.undeclared[name]
         for _, known, given in added:
             known.update(given)
             self._names.update({tensor: name for name, tensor in given.items()})
+
+    def name_undeclared(self, tensors: Iterable[Tensor]) -> None:
+        """What has to be fed and was not declared is fed under its label, where it has one of its own."""
+        declared = {*self.inputs, *self.labels, *self.label_weights}
+        fed = set(self.fed)
+        self.undeclared = {
+            tensor.label: tensor
+            for tensor in tensors
+            if tensor not in fed and tensor.label not in declared and not has_default_label(tensor)
+        }
 
     def add_outputs(self, outputs: Mapping[str, Tensor]) -> None:
         """Add to what is wanted."""
@@ -93,8 +109,8 @@ class Declarations:
             ("loss_label_weights_data", self.label_weights, label_weights),
         ):
             for name, data in (given or {}).items():
-                if name in declared:
-                    tensor = declared[name]
+                if name in declared or name in self.undeclared:
+                    tensor = declared[name] if name in declared else self.undeclared[name]
                     if tensor in found and not _are_equal(found[tensor], data):
                         raise DataError(
                             f"{self.who}.{method}: '{name}' in {kind} is a tensor that was given other data",
@@ -106,7 +122,7 @@ class Declarations:
                 else:
                     raise DataError(
                         f"{self.who}.{method}: '{name}' is not a declared name in {kind}",
-                        declared=", ".join(declared) or "none",
+                        declared=", ".join({**declared, **self.undeclared}) or "none",
                         fix="declare it with add_inputs first",
                     )
         return found

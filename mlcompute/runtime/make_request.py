@@ -77,6 +77,7 @@ def _declare_inputs(
             fed.setdefault(tensor)
     elsewhere = {*produced, *request.constants, *definition.kept_inputs()}
     inputs = [tensor for tensor in fed if tensor not in elsewhere]
+    definition.declared.name_undeclared(inputs)
     axes = _source_axes(request.nodes, [*inputs, *request.constants])
     request.shared = {tensor for tensor, counted in axes.items() if None in counted}
     request.batch_size = _batch_extent(definition, inputs, axes)

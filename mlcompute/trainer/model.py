@@ -544,9 +544,10 @@ def model_from(
                     f"Trainer: a TrainingGraph has its {name}, another cannot be given", fix=f"leave {name} out"
                 )
         declared = definition_of(graph).declared
-        if not declared.inputs:
+        fed = declared.inputs or {name: t for name, t in _inputs_of(graph.nodes).items() if name not in declared.labels}
+        if not fed:
             raise GraphError("Trainer: the training graph has no inputs", fix="declare them with add_inputs first")
-        return Model(graph, declared.inputs, device, outputs_of(outputs), group=group)
+        return Model(graph, fed, device, outputs_of(outputs), group=group)
     if isinstance(graph, InferenceGraph) or not isinstance(graph, Graph):
         raise TypeError(f"Trainer: needs a Graph or a TrainingGraph, not {type(graph).__name__}")
     nodes = graph.nodes

@@ -78,6 +78,8 @@ _BINARY: list[tuple[ArithmeticOperation, Callable[[Any, Any], Any], Source]] = [
     (O.DIVIDE_NO_NAN, _where_zero(torch.div), _POSITIVE),
     (O.MIN, torch.minimum, (4, 3)),
     (O.MAX, torch.maximum, (4, 3)),
+    (O.FLOOR_DIVIDE, lambda x, y: (x / y).floor(), _POSITIVE),
+    (O.REMAINDER, torch.remainder, _POSITIVE),
 ]
 
 #: Pairs of shapes that broadcast; whether the first source's axis 0 is a batch axis of both.
@@ -114,9 +116,9 @@ def _ints(dtype: type[Any], *shape: int) -> Array:
 
 
 def _integers(dtype: type[Any], name: str) -> list[Case]:
-    x, y = _ints(dtype, 2, 5), _ints(dtype, 1, 5) * dtype(2)
+    x, y = _ints(dtype, 2, 5), _ints(dtype, 1, 5) * dtype(2) + dtype(1)
     pairs = [(O.ADD, np.add), (O.SUBTRACT, np.subtract), (O.MULTIPLY, np.multiply), (O.MIN, np.minimum),
-             (O.MAX, np.maximum)]  # fmt: skip
+             (O.MAX, np.maximum), (O.FLOOR_DIVIDE, np.floor_divide), (O.REMAINDER, np.remainder)]  # fmt: skip
     cases = [
         Case(f"{kind.name} of {name}", _made(kind), [x, y], expect=formula(x, y), batches=False)
         for kind, formula in pairs
@@ -208,11 +210,16 @@ CASES: list[Case] = [
     _values(O.MIN, [_row(_NAN, 1, 2), _row(1, _NAN, 3)], _NAN, _NAN, 2, note="with nan"),
     _values(O.MAX, [_row(_NAN, 1, 2), _row(1, _NAN, 3)], _NAN, _NAN, 3, note="with nan"),
     _values(O.MULTIPLY_NO_NAN, [_row(_NAN, _INF, 2, 0), _row(0, 0, 3, _NAN)], 0, 0, 6, _NAN, note="nan times 0"),
+    _values(O.FLOOR_DIVIDE, [_row(1, -1, -7, 1, -1, _INF), _row(0.1, 0, 2, _INF, _INF, 2)],
+            9, -_INF, -4, 0, -1, _NAN, note="down"),
+    _values(O.REMAINDER, [_row(-7, 7, -1, 1, 3, _INF), _row(2, -2, _INF, _INF, 0, 2)],
+            1, -1, _INF, 1, _NAN, _NAN, note="signs"),
     _values(O.DIVIDE_NO_NAN, [_row(_NAN, _INF, 6, 0), _row(0, 0, 3, 0)], 0, 0, 2, 0, note="nan by 0"),
 ]  # fmt: skip
 
 _INT32, _INT64 = np.ones((2, 3), np.int32), np.ones((2, 3), np.int64)
-_FLOATS_ONLY = sorted(set(O) - {O.ADD, O.SUBTRACT, O.MULTIPLY, O.MIN, O.MAX, O.FLOOR, O.ROUND, O.CEIL, O.COUNT})
+_FLOATS_ONLY = sorted(set(O) - {O.ADD, O.SUBTRACT, O.MULTIPLY, O.MIN, O.MAX, O.FLOOR, O.ROUND, O.CEIL, O.COUNT}
+    - {O.FLOOR_DIVIDE, O.REMAINDER})
 _PAIRED = {kind for kind, _, _ in _BINARY}
 
 REFUSALS: list[Refusal] = [

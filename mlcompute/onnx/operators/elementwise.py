@@ -189,16 +189,13 @@ def truncated(x: Value) -> Value:
 @operator("Mod", trains=False, note="gradients do not flow")
 def mod(call: Call) -> Value:
     a, b = _aligned(call)
-    if a.is_floating:
-        # Whatever is finite is its own rest when divided by infinity.
-        whole = ops.logical_and(ops.equal(ops.abs_(b), math.inf), ops.abs_(a) < math.inf)
-        rest = ops.select(whole, ops.broadcast(a, whole.shape), a - truncated(a / b) * b)
-    else:
-        rest = a - (a / b) * b  # whole numbers are divided towards zero
-    if call.attribute("fmod", 0) or a.dtype.kind == "u":
-        return rest
-    wrong = ops.logical_and(ops.not_equal(rest, 0), ops.not_equal(rest < 0, b < 0))
-    return ops.select(wrong, rest + b, rest)
+    if not call.attribute("fmod", 0) and a.dtype.kind != "u":
+        return ops.remainder(a, b)
+    if not a.is_floating:
+        return a - (a / b) * b  # whole numbers are divided towards zero
+    # Whatever is finite is its own rest when divided by infinity.
+    whole = ops.logical_and(ops.equal(ops.abs_(b), math.inf), ops.abs_(a) < math.inf)
+    return ops.select(whole, ops.broadcast(a, whole.shape), a - truncated(a / b) * b)
 
 
 def _fold(function: Callable[[Value, Value], Value]) -> Callable[[Call], Value]:

@@ -1,8 +1,8 @@
 """Elementwise ops on registers: one op of `mlcompute.ops.elementwise` on `lanes` elements, with NumPy's results.
 
 Booleans are bits (i1) in registers and bytes in memory. float16 computes in float32 and rounds after every op, as NumPy
-does. What is not served here (`supports_elementwise`) has no kernel: integer division and powers, and the
-transcendental functions of float64.
+does. What is not served here (`supports_elementwise`) has no kernel: integer powers, and the transcendental functions
+of float64.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def supports_elementwise(op_name: str, operand_types: Sequence[DType], result_ty
         return False
     if op_name in ("copy", "stop_gradient"):
         return True
-    if op_name in _ARITHMETIC:
+    if op_name in _ARITHMETIC or op_name == "divide":
         return result_type != _BOOL
     if op_name in _FLOATING:
         return result_type.kind == "f"
@@ -102,6 +102,9 @@ def _emit(op_name: str, values: list[SimdValue], types: list[DType], result_type
         return _compare(_COMPARISONS[op_name], types[0], *values)
     if op_name in _ARITHMETIC:
         return _ARITHMETIC[op_name](types[0], *values)
+    if op_name == "divide" and types[0].kind != "f":  # as NumPy: in float64, then cut
+        wide = [_convert(value, types[0], np.dtype(np.float64)) for value in values]
+        return _to_integer(wide[0] / wide[1], result_type)
     if op_name in _FLOATING:
         return _FLOATING[op_name](*values)
     code, lanes = values[0].code, values[0].lanes
