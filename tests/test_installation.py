@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 #: Heavy or optional packages that `import mlcompute` must leave alone.
-OPTIONAL = "cuda jax matplotlib ml_dtypes onnx onnxruntime rich safetensors sklearn tensorboardX torch"
+OPTIONAL = "PIL cuda jax matplotlib ml_dtypes onnx onnxruntime pyarrow rich safetensors sklearn tensorboardX torch"
 
 #: Makes packages look as if they were not installed: the same answers as for a name that does not exist.
 HIDE = """
@@ -114,6 +114,10 @@ def test_nothing_optional_is_installed(tmp_path: Path) -> None:
     run(
         NET
         + """
+import pathlib
+for name in ("photos/cat/1.png", "photos/dog/1.png", "a.parquet"):
+    pathlib.Path(name).parent.mkdir(parents=True, exist_ok=True)
+    pathlib.Path(name).touch()
 trainer = net()
 trainer.fit(x, y, verbose=2)
 hint(lambda: trainer.fit(x, y, verbose=1), "rich", "pip install rich")
@@ -127,7 +131,9 @@ trainer.training.svg(), str(trainer.training.summary())
 
 # The command line: an exit code and the same hints, never a traceback.
 from mlcompute.cli import main
-assert main(["train", "mlp"]) == 1
+assert main(["train", "mlp", "--epochs", "1"]) == 0
+hint(lambda: mlc.data.images("photos"), "Pillow", 'pip install "mlcompute[images]"')
+hint(lambda: mlc.data.read_parquet("a.parquet", "y"), "pyarrow", 'pip install "mlcompute[parquet]"')
 assert main(["convert", "net.safetensors", "weights.safetensors", "--weights-only"]) == 0
 assert main(["inspect", "weights.safetensors"]) == 0
 open("a.onnx", "wb").close()
@@ -140,12 +146,12 @@ assert main(["inspect", "a.onnx"]) == 1
 
 def test_messages_of_the_command_line_name_the_remedy(tmp_path: Path) -> None:
     code = """
-        open("a.onnx", "wb").close()
+        open("a.onnx", "wb").close(), open("a.parquet", "wb").close()
         from mlcompute.cli import main
-        main(["train", "mlp"]), main(["inspect", "a.onnx"])
+        main(["train", "mlp", "--data", "a.parquet"]), main(["inspect", "a.onnx"])
         """
-    said = run(code, tmp_path, hidden="onnx sklearn")
-    assert "pip install scikit-learn" in said
+    said = run(code, tmp_path, hidden="onnx pyarrow")
+    assert 'pip install "mlcompute[parquet]"' in said
     assert "pip install mlcompute[onnx]" in said
     assert "Traceback" not in said
 
@@ -186,6 +192,10 @@ def test_a_cache_that_is_no_folder(tmp_path: Path) -> None:
 READ_ONLY = (
     NET
     + """
+import pathlib
+for name in ("photos/cat/1.png", "photos/dog/1.png", "a.parquet"):
+    pathlib.Path(name).parent.mkdir(parents=True, exist_ok=True)
+    pathlib.Path(name).touch()
 trainer = net()
 trainer.fit(x, y, verbose=2)
 for write in (
@@ -250,7 +260,7 @@ for name in (b"with spaces and 'quotes'", unicode, b"latin-\\xe9\\xff", b"line\\
     assert main(["inspect", last, "--svg", inside("net.svg")]) == 0
     assert main(["inspect", last, "--json"]) == 0
     assert main(["evaluate", last, "--data", data]) == 0
-    assert main(["predict", last, "--data", data, "--output", inside("out.npy")]) == 0
+    assert main(["predict", last, data, "--output", inside("out.npy")]) == 0
     assert main(["convert", file, inside("weights.safetensors"), "--weights-only"]) == 0
     assert main(["train", folder + "-nothing"]) == 1
     assert {"page.html", "report.html", "net.svg", "out.npy", "weights.safetensors"} <= set(os.listdir(folder))

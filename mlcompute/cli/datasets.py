@@ -10,7 +10,7 @@ from typing import Any
 
 from mlcompute.cli.arguments import count
 from mlcompute.data import Augment, Dataset, load, preparation_of
-from mlcompute.data.arrays import read_arrays
+from mlcompute.data.array_file import read_arrays
 from mlcompute.data.columns import KINDS
 from mlcompute.data.loading import BUILT_IN, FORMATS
 from mlcompute.data.places import existing
@@ -95,6 +95,7 @@ def read_for(checkpoint: str, path: str | None, *, labels: bool, everything: boo
     Without a path, and for the data it was trained on, what was held out in training unless everything is wanted.
     """
     preparation = preparation_of(checkpoint)
+    labels = labels or path is None  # which samples were held out depends on them
     where = path or (preparation.source if preparation else "digits")
     if preparation is None and not labels and Path(where).suffix in (".npy", ".npz"):
         found = read_arrays(existing(where))

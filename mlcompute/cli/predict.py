@@ -17,7 +17,7 @@ from mlcompute.cli.answer import Answer
 from mlcompute.cli.arguments import count
 from mlcompute.data import Dataset, preparation_of
 from mlcompute.data.target import Array
-from mlcompute.data.text import TextPreparation, read_file
+from mlcompute.data.text_file import TextPreparation, read_file
 from mlcompute.errors import DataError
 from mlcompute.saving.atomic import replace_file
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> Answer:
     suffix = Path(args.output).suffix if args.output else ".npy"
     if suffix not in (".npy", ".csv"):
         raise DataError(f"{args.output}: answers are not written as {suffix or 'that'}", expected=".csv or .npy")
-    data, _ = datasets.read_for(args.model, args.data, labels=False, everything=False)
+    data, _ = datasets.read_for(args.model, args.data, labels=False, everything=args.data is not None)
     with datasets.told(args.data, data):
         found = trainer.predict(data)
     header, rows = _table(trainer, data, found)

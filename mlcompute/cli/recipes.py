@@ -11,7 +11,7 @@ import mlcompute as mlc
 from mlcompute.data import Dataset
 from mlcompute.data.series import SeriesPreparation
 from mlcompute.data.table import TablePreparation
-from mlcompute.data.text import TextPreparation
+from mlcompute.data.text_file import TextPreparation
 from mlcompute.errors import DataError
 
 #: What each is for.
@@ -77,7 +77,8 @@ def _expect(name: str, data: Dataset) -> None:
             fix=f"mlcompute train {fits[0]}; or {', '.join(fits[1:])}",
         )
     if name in ("cnn", "resnet") and min(shape[1:]) < 4:
-        raise DataError(f"{data.name}: images of {shape[1]} x {shape[2]} pixels are too small for the {name}")
+        small = f"images of {shape[1]} x {shape[2]} pixels are too small for the {name}"
+        raise DataError(f"{data.name}: {small}", fix="make them larger (--size), or train mlp")
     if name == "autoencoder" and given is TablePreparation and isinstance(data.x, dict):
         names = ", ".join(one for one in data.x if one != "numbers")
         raise DataError(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import mlcompute as mlc
-from mlcompute.data.arrays import named_arrays
+from mlcompute.data.array_file import named_arrays
 from mlcompute.errors import DataError
 from mlcompute.layers.embedding import EmbeddingLayer
 from mlcompute.runtime.definition import definition_of

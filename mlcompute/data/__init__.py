@@ -1,21 +1,21 @@
 """Your own data: tables, images, arrays, texts and time series, ready for `Trainer.fit`.
 
-dataset.py    samples, labels and what is known about them     preparation.py  what checkpoints keep of it
-table.py      CSV, TSV and Parquet, with columns.py            images.py       a folder per class
-arrays.py     memory, .npz, MNIST's files, digits              text.py         characters and bytes
-series.py     windows of a time series                         augmenting.py   images changed at random
-splitting.py  what is held out                                 batches.py      made ahead, on threads
-target.py     classes or numbers                               loading.py      any of them, by its name
+dataset.py     samples, labels and what is known about them    preparation.py   what checkpoints keep of it
+table.py       CSV, TSV and Parquet, with columns.py           image_folder.py  a folder per class
+array_file.py  memory, .npz, MNIST's files, digits             text_file.py     characters and bytes
+series.py      windows of a time series                        augmenting.py    images changed at random
+splitting.py   what is held out                                batches.py       made ahead, on threads
+target.py      classes or numbers                              loading.py       any of them, by its name
 """
 
-from mlcompute.data.arrays import arrays, digits, read_idx, read_npz
+from mlcompute.data.array_file import arrays, digits, read_idx, read_npz
 from mlcompute.data.augmenting import Augment
 from mlcompute.data.dataset import Dataset
-from mlcompute.data.images import images
+from mlcompute.data.image_folder import images
 from mlcompute.data.loading import load
 from mlcompute.data.preparation import Preparation, preparation_of
 from mlcompute.data.table import iris, read_csv, read_parquet
-from mlcompute.data.text import sums, text
+from mlcompute.data.text_file import sums, text
 
 __all__ = [
     "Augment",

@@ -107,7 +107,8 @@ def learned(frame: Frame, name: str, kind: Kind | None, rows: Array) -> Column:
         how = "embedded" if len(values) > ONE_HOT else "one-hot"
         shown = tuple(map(str, values))
         return Column(name, kind, values=shown, why=f"{len(values)} values, {how}: {listed(common, 4)}")
-    numbers = _as_kind(frame, name, kind)[rows]
+    everything = _as_kind(frame, name, kind)
+    numbers = everything[rows]
     known = numbers[~np.isnan(numbers)]
     missing = len(numbers) - len(known)
     if not len(known):
@@ -115,7 +116,7 @@ def learned(frame: Frame, name: str, kind: Kind | None, rows: Array) -> Column:
     mean, std = float(known.mean()), float(known.std())
     if std == 0.0 and not missing:
         return Column(name, "ignored", why=f"left out: it is always {known[0]:g}")
-    if not asked and kind == "number" and is_count(known) and len(known) > 20:
+    if not asked and kind == "number" and is_count(everything) and len(everything) > 20:
         return Column(name, "ignored", why="left out: it only counts the samples")
     why = f"mean {mean:.4g}, standard deviation {std:.4g}" if kind == "number" else _dates(known)
     why += f", {missing} missing" if missing else ""

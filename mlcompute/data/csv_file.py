@@ -29,13 +29,13 @@ def read_frame(path: Path, *, header: bool = True, separator: str = "", encoding
     try:
         rows = [(reader.line_num, row) for row in reader if any(field.strip() for field in row)]
     except csv.Error as error:
-        raise DataError(f"{path}: line {reader.line_num}: {error}") from error
+        raise DataError(f"{path}: line {reader.line_num}: {error}", fix="correct the line") from error
     names = [name.strip() for name in rows[0][1]] if header else [f"c{k + 1}" for k in range(len(rows[0][1]))]
     if header:
         _expect_names(path, names)
         rows = rows[1:]
     if not rows:
-        raise DataError(f"{path}: there are column names and no samples", columns=", ".join(names))
+        raise DataError(f"{path}: there are column names and no samples", columns=", ".join(names), fix="add lines")
     for line, row in rows:
         if len(row) != len(names):
             raise DataError(
@@ -51,7 +51,7 @@ def _text(path: Path, encoding: str) -> str:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
+        raise DataError(f"{path}: cannot be read: {error}", fix="fetch or write the file again") from error
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):  # what Excel calls Unicode text
         encoding = "utf-16"
     try:

@@ -101,7 +101,8 @@ class Dataset:
         """The same samples, changed at random in every epoch: `augmented(flip=True, crop=4)`, as `Augment` has it."""
         wanted = augment or Augment(**changes)
         if len(self.shape) != 3 or isinstance(self.x, Mapping):
-            raise DataError(f"{self.name}: only images are augmented", given=f"samples of shape {self.shape}")
+            given = f"samples of shape {self.shape}"
+            raise DataError(f"{self.name}: only images are augmented", given=given, fix="leave it out")
         if wanted.mixup and not self.classes:
             raise DataError(f"{self.name}: mixup mixes classes, and numbers are predicted", fix="leave mixup out")
         return replace(self, augment=wanted)

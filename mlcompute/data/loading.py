@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Any
 
-from mlcompute.data.arrays import digits, read_idx, read_npz
+from mlcompute.data.array_file import digits, read_idx, read_npz
 from mlcompute.data.dataset import Dataset
-from mlcompute.data.images import SUFFIXES, images, is_images
+from mlcompute.data.image_folder import SUFFIXES, images, is_images
 from mlcompute.data.places import existing
 from mlcompute.data.preparation import Path
 from mlcompute.data.table import iris, read_csv, read_parquet
 from mlcompute.data.target import listed
-from mlcompute.data.text import sums, text
+from mlcompute.data.text_file import sums, text
 from mlcompute.errors import DataError
 
 _BY_SUFFIX: dict[str, tuple[str, Callable[..., Dataset]]] = {
@@ -61,6 +61,7 @@ def load(path: Path, **options: Any) -> Dataset:
             raise DataError(
                 f"{place}: this is {kind}, and {name} is not for it",
                 expected=listed([one for one in known if one not in ("path", "folder")]),
+                fix="leave it out",
             )
     return reader(path, **options)
 

@@ -18,7 +18,7 @@ def existing(path: str | os.PathLike[str], *, folder: bool = False) -> Path:
         where = os.path.abspath(place.parent)
         raise DataError(
             f"{place}: there is no such file or folder",
-            looked_in=where if place.parent.is_dir() else f"{where}, which does not exist either",
+            where=where if place.parent.is_dir() else f"{where}, which does not exist either",
             fix=f"did you mean {place.parent / near[0]}?" if near else "check the path",
         )
     if place.is_dir() != folder:

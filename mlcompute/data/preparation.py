@@ -74,11 +74,11 @@ class Preparation(ABC):
 
 def preparation_from(state: Mapping[str, Any]) -> Preparation:
     """The preparation that a checkpoint keeps."""
-    from mlcompute.data.arrays import ArrayPreparation
-    from mlcompute.data.images import ImagePreparation
+    from mlcompute.data.array_file import ArrayPreparation
+    from mlcompute.data.image_folder import ImagePreparation
     from mlcompute.data.series import SeriesPreparation
     from mlcompute.data.table import TablePreparation
-    from mlcompute.data.text import TextPreparation
+    from mlcompute.data.text_file import TextPreparation
 
     every = (ArrayPreparation, ImagePreparation, SeriesPreparation, TablePreparation, TextPreparation)
     fields = dict(state)

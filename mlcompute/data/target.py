@@ -54,7 +54,8 @@ class Target:
             return cls(name, _classes(who, name, labels))
         width = 1 if labels.ndim == 1 else int(np.prod(labels.shape[1:]))
         if len(labels) > 1 and bool((labels == labels[:1]).all()):
-            raise DataError(f"{who}: '{name}' is {labels.flat[0]} for every sample: there is nothing to learn")
+            what = f"'{name}' is {labels.flat[0]} for every sample: there is nothing to learn"
+            raise DataError(f"{who}: {what}", fix="choose another target")
         return cls(name, (), (0.0,) * width, (1.0,) * width)
 
     def standardized(self, y: Array) -> Target:
@@ -139,10 +140,12 @@ def _classes(who: str, name: str, labels: Array) -> tuple[str, ...]:
 
 
 def looks_like_classes(numbers: Array) -> bool:
-    """Are numbers of a table classes? Whole ones, few different ones, each several times."""
-    if numbers.ndim != 1 or (numbers.dtype.kind == "f" and not (numbers == np.round(numbers)).all()):
+    """Are numbers of a table classes? Whole ones close to each other, few different ones, each several times."""
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iuf" or not (numbers == np.round(numbers)).all():
         return False
-    return len(np.unique(numbers)) <= max(2, min(MOST_CLASSES, len(numbers) // 5))
+    different = np.unique(numbers)
+    is_close = bool(different[-1] - different[0] < 2 * len(different))  # 3, 4, 5; prices are far apart
+    return is_close and len(different) <= max(2, min(MOST_CLASSES, len(numbers) // 5))
 
 
 def closest(word: str, known: Sequence[str]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
@@ -207,37 +208,34 @@ def _head(file: FilePath) -> tuple[int, int, bool]:
 
 def decoded(file: FilePath, shape: tuple[int, ...]) -> Array:
     """An image as bytes (channels, height, width): cut to the form, scaled to the size."""
-    from PIL import ImageOps
-
     channels, height, width = shape
     with _opened(file) as image:
-        try:
-            upright = ImageOps.exif_transpose(image)
-            if upright.mode.startswith("I"):  # 16 bits
-                upright = upright.point(lambda value: value / 256)
-            plain = upright.convert("L" if channels == 1 else "RGB")
-        except (OSError, ValueError, SyntaxError) as error:
-            raise _unreadable(file, error) from error
+        from PIL import ImageOps
+
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode.startswith("I"):  # 16 bits
+            upright = upright.point(lambda value: value / 256)
+        plain = upright.convert("L" if channels == 1 else "RGB")
         if plain.size != (width, height):
             plain = ImageOps.fit(plain, (width, height))
         pixels = np.asarray(plain)
     return pixels[None] if channels == 1 else np.moveaxis(pixels, 2, 0)
 
 
-def _opened(file: FilePath) -> Any:
+@contextlib.contextmanager
+def _opened(file: FilePath) -> Iterator[Any]:
+    """An image to look at; what cannot be read in it is said with its name."""
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
         raise DataError(f"{file}: images need Pillow", fix='pip install "mlcompute[images]"') from error
     try:
-        return Image.open(file)
+        with Image.open(file) as image:
+            yield image
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _unreadable(file, error) from error
-
-
-def _unreadable(file: FilePath, error: Exception) -> DataError:
-    why = "the file is empty" if file.stat().st_size == 0 else str(error).replace(f"'{file}'", "it")
-    return DataError(f"{file}: cannot be read as an image: {why}", fix="replace it, or take it out of the folder")
+        why = "the file is empty" if file.stat().st_size == 0 else str(error).replace(f"'{file}'", "it")
+        fix = "replace it, or take it out of the folder"
+        raise DataError(f"{file}: cannot be read as an image: {why}", fix=fix) from error
 
 
 def _on_threads(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:

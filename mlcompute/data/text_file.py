@@ -99,7 +99,7 @@ def text_dataset(who: str, given: str, length: int, level: Level, split: Split) 
         raise DataError(f"{who}: length is {length}", expected="1 or more characters")
     letters = "".join(sorted(set(given))) if level == "character" else ""
     if len(letters) == 1:
-        raise DataError(f"{who}: the text is nothing but {letters!r}: there is nothing to learn")
+        raise DataError(f"{who}: the text is nothing but {letters!r}: there is nothing to learn", fix="give another")
     preparation = TextPreparation(who, None, split, letters, length)
     whole = preparation.dataset(who, given)
     notes = (f"{len(given):,} characters in pieces of {length}", f"{preparation.outputs} different {level}s")

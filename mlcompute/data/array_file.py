@@ -41,7 +41,7 @@ class ArrayPreparation(Preparation):
     std: tuple[float, ...]
 
     def read(self, path: Path, *, labels: bool = True) -> Dataset:
-        from mlcompute.data.images import is_images, read_images
+        from mlcompute.data.image_folder import is_images, read_images
 
         place = FilePath(path)
         if place.is_dir() and any(place.glob("t10k-images*")):
@@ -153,7 +153,7 @@ def dataset_of(
         if name not in found:
             raise DataError(
                 f"{who}: lacks {name.removesuffix('_train')}",
-                found=listed(list(found)) or "nothing",
+                found=listed([one.removesuffix("_train") for one in found]) or "nothing",
                 expected="arrays x and y, or x_train and y_train; np.savez(path, x=..., y=...) writes them",
             )
     given, y = numeric(who, "x", found["x_train"]), _labels(who, found["y_train"])

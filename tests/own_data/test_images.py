@@ -1,0 +1,187 @@
+"""Images and arrays: layouts, scaling, folders, augmentation as a function of seed, epoch and number."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from mlcompute.data import augmenting, image_folder
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def photos() -> dict[str, np.ndarray]:
+    """Colour images in a folder per class."""
+    image = pytest.importorskip("PIL.Image", reason="images need mlcompute[images]")
+    found = {}
+    for kind in ("cat", "dog"):
+        Path("photos", kind).mkdir(parents=True)
+        for k in range(10):
+            pixels = RNG.integers(0, 256, (8, 6, 3)).astype(np.uint8)
+            found[f"photos/{kind}/{k}.png"] = pixels
+            image.fromarray(pixels).save(f"photos/{kind}/{k}.png")
+    Path("photos/cat/.DS_Store").touch()
+    Path("photos/cat/read.me").touch()
+    return found
+
+
+def test_layouts_of_arrays() -> None:
+    y = np.arange(20) % 4
+    grey = RNG.integers(0, 256, (20, 5, 6)).astype(np.uint8)
+    data = mlc.data.arrays(grey, y, validation=0.0)
+    assert data.shape == (1, 5, 6)
+    np.testing.assert_allclose(data.x[:, 0], grey / 255, rtol=1e-6)
+    last = RNG.random((20, 5, 6, 3))
+    np.testing.assert_array_equal(mlc.data.arrays(last, y, validation=0.0).x, last.transpose(0, 3, 1, 2))
+    first = last.transpose(0, 3, 1, 2)
+    np.testing.assert_array_equal(mlc.data.arrays(first, y, validation=0.0).x, first)
+    table = RNG.normal(3, 2, (20, 4))
+    np.testing.assert_allclose(
+        mlc.data.arrays(table, y, validation=0.0).x, (table - table.mean(0)) / table.std(0), rtol=1e-5
+    )
+    assert mlc.data.arrays(RNG.random((20, 5, 6)), y).shape == (5, 6), "a sequence, unless it is said"
+    assert mlc.data.arrays(RNG.random((20, 5, 6)), y, images=True).shape == (1, 5, 6)
+    notes = str(mlc.data.arrays(last, y))
+    assert "images with channels last, fed with channels first, (3, 5, 6) each" in notes
+
+
+def test_labels_of_arrays() -> None:
+    x = RNG.normal(size=(12, 3))
+    words = mlc.data.arrays(x, np.array(["dog", "cat", "owl"] * 4), validation=0.0)
+    assert words.classes == ("cat", "dog", "owl")
+    assert words.y[:3].tolist() == [1, 0, 2]
+    signs = mlc.data.arrays(x, np.array([-1, 1] * 6), validation=0.0)
+    assert (signs.classes, signs.y[:2].tolist()) == (("-1", "1"), [0, 1])
+    one_hot = mlc.data.arrays(x, np.eye(3)[np.arange(12) % 3], validation=0.0)
+    assert one_hot.y.tolist() == (np.arange(12) % 3).tolist()
+    numbers = mlc.data.arrays(x, x[:, :2] * 10, validation=0.0)
+    assert (numbers.outputs, numbers.loss, numbers.y.shape) == (2, "mse", (12, 2))
+    assert mlc.data.arrays(x, np.arange(12), task="regression").outputs == 1
+
+
+def test_npz_as_keras_writes_it() -> None:
+    x, y = RNG.integers(0, 256, (30, 4, 4)).astype(np.uint8), np.arange(30) % 3
+    np.savez("mnist.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
+    data = mlc.data.load("mnist.npz")
+    assert (len(data), len(data.validation or ()), data.test) == (20, 10, None)
+    np.savez("three.npz", x=x[:20], y=y[:20], x_val=x[20:25], y_val=y[20:25], x_test=x[25:], y_test=y[25:])
+    data = mlc.data.load("three.npz")
+    assert (len(data), len(data.validation or ()), len(data.test or ())) == (20, 5, 5)
+
+
+def test_idx_files() -> None:
+    x, y = RNG.integers(0, 256, (30, 4, 4)).astype(np.uint8), (np.arange(30) % 3).astype(np.uint8)
+    Path("mnist").mkdir()
+    for kind, array in (("images-idx3", x), ("labels-idx1", y)):
+        head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+        Path(f"mnist/train-{kind}-ubyte.gz").write_bytes(gzip.compress(head + array.tobytes()))
+    data = mlc.data.load("mnist", validation=0.0)
+    np.testing.assert_allclose(data.x[:, 0], x / 255, rtol=1e-6)
+    np.testing.assert_array_equal(data.y, y)
+    with pytest.raises(mlc.DataError, match="there is no file train-labels-idx1-ubyte"):
+        Path("mnist/train-labels-idx1-ubyte.gz").unlink()
+        mlc.data.load("mnist")
+
+
+def test_a_folder_per_class(photos: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+    data = mlc.data.images("photos")
+    assert (len(data), data.shape, data.classes) == (16, (3, 8, 6), ("cat", "dog"))
+    assert data.validation is not None
+    assert np.bincount(data.validation.y).tolist() == [2, 2]
+    x, y = data.batch(np.arange(16))
+    for one, label, name in zip(x, y, data.sample_names, strict=True):
+        np.testing.assert_allclose(one, photos[name].transpose(2, 0, 1) / 255, rtol=1e-6)
+        assert data.classes[label] in name
+    monkeypatch.setattr(image_folder, "MOST_BYTES", 0)
+    later = mlc.data.images("photos")
+    assert isinstance(later.x, image_folder.ImageFiles), "too much to keep: read batch by batch"
+    np.testing.assert_array_equal(later.batch(np.arange(16))[0], x)
+    small = mlc.data.images("photos", size=(4, 4), grey=True)
+    assert small.shape == (1, 4, 4)
+    Path("photos").rename("train")
+    Path("all/val/cat").mkdir(parents=True)
+    Path("train/cat/0.png").rename("all/val/cat/0.png")
+    Path("train").rename("all/train")
+    divided = mlc.data.images("all")
+    assert (len(divided), len(divided.validation or ())) == (19, 1)
+
+
+def graph_for(data: mlc.data.Dataset) -> mlc.Trainer:
+    mlc.Platform.set_rng_seed_to(0)
+    graph = mlc.Graph()
+    graph.dense(graph.flatten(data.input(graph, 6)), data.outputs)
+    return mlc.Trainer(graph, loss=data.loss, metrics=data.metrics, learning_rate=1e-2)
+
+
+def test_training_from_files_is_the_same(photos: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = mlc.data.images("photos").augmented(flip=True, crop=1)
+    whole = graph_for(kept).fit(kept, epochs=4, verbose=0)["val_loss"]
+    monkeypatch.setattr(image_folder, "MOST_BYTES", 0)
+    read = mlc.data.images("photos").augmented(flip=True, crop=1)
+    trainer = graph_for(read)
+    assert trainer.fit(read, epochs=2, verbose=0)["val_loss"] == whole[:2]
+    trainer.save("two.safetensors")
+    again = graph_for(read)
+    assert again.fit(read, epochs=4, verbose=0, resume="two.safetensors")["val_loss"] == whole, "the same bits"
+    preparation = mlc.data.preparation_of("two.safetensors")
+    assert preparation is not None
+    named = preparation.answers(again.predict(preparation.read("photos/cat", labels=False)))
+    assert set(named) <= {"cat", "dog"}
+    assert len(named) == 10
+
+
+def test_augmentation_is_a_function_of_seed_epoch_and_number() -> None:
+    data = mlc.data.digits().augmented(flip=True, crop=2, rotate=20, colour=0.3, mixup=0.4)
+    x, y = data.batch(np.arange(30), epoch=2)
+    alone = [data.batch([k], epoch=2) for k in (29, 3)]
+    for k, (one, label) in zip((29, 3), alone, strict=True):
+        np.testing.assert_array_equal(one[0], x[k])
+        np.testing.assert_array_equal(label[0], y[k])
+    np.testing.assert_allclose(y.sum(axis=1), 1, rtol=1e-6)
+    assert (x.min() >= 0, x.max() <= 1) == (True, True)
+    assert not np.array_equal(x, data.batch(np.arange(30), epoch=3)[0])
+    other = mlc.data.digits().augmented(flip=True, crop=2, rotate=20, colour=0.3, mixup=0.4, seed=1)
+    assert not np.array_equal(x, other.batch(np.arange(30), epoch=2)[0])
+    assert data.validation is not None
+    assert data.validation.augment is None
+    history = graph_for(data).fit(data, epochs=1, steps_per_epoch=5, verbose=0)
+    assert np.isfinite(history["loss"][0])
+
+
+def test_changes_of_images() -> None:
+    x = RNG.random((3, 2, 5, 5)).astype(np.float32)
+    quarter = augmenting._turned(x, np.full(3, np.pi / 2))
+    np.testing.assert_allclose(quarter, np.rot90(x, -1, axes=(2, 3)), atol=1e-6)
+    np.testing.assert_allclose(augmenting._turned(x, np.zeros(3)), x, atol=1e-6)
+    same = augmenting._moved(x, 2, np.full((3, 2), 0.5))
+    np.testing.assert_array_equal(same, x)
+    corner = augmenting._moved(x, 1, np.zeros((3, 2)))
+    np.testing.assert_array_equal(corner[:, :, 1:, 1:], x[:, :, :-1, :-1])
+    np.testing.assert_allclose(augmenting._coloured(x, np.ones((3, 3))), x, atol=1e-6)
+    flipped = mlc.data.Augment(flip=True)._changed(x, np.zeros((3, 8)))
+    np.testing.assert_array_equal(flipped, x[..., ::-1])
+    with pytest.raises(mlc.DataError, match="crop is -1"):
+        mlc.data.Augment(crop=-1)
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    pixels, classes = datasets.load_digits(return_X_y=True)
+    data = mlc.data.digits(validation=0.0)
+    np.testing.assert_array_equal(data.x.reshape(-1, 64) * 16, pixels)
+    np.testing.assert_array_equal(data.y, classes)
+    flowers = mlc.data.iris(validation=0.0)
+    wanted = datasets.load_iris()
+    np.testing.assert_array_equal(flowers.y, wanted.target)
+    np.testing.assert_allclose(flowers.x * wanted.data.std(0) + wanted.data.mean(0), wanted.data, rtol=1e-4)

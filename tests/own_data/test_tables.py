@@ -1,0 +1,190 @@
+"""Tables and time series: what columns become, by hand; what is held out; and that checkpoints keep it all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from mlcompute.data.splitting import Split
+from mlcompute.data.target import looks_like_classes
+
+TEXT = """age,colour,joined,id,income
+30,red,2020-01-01,1,1000.5
+?,blue,2020-01-03,2,2000.5
+50,red,2020-01-02,3,3000.5
+40,,2020-01-05,4,4000.5
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def by_hand() -> np.ndarray:
+    """age, age is missing, colour = (missing), blue, red, joined, id: as text-book formulas give them."""
+    def scaled(values: list[float]) -> np.ndarray:
+        return (np.array(values) - np.mean(values)) / np.std(values)
+
+    age = scaled([30, 50, 40])
+    columns = [
+        [age[0], 0, age[1], age[2]], [0, 1, 0, 0],
+        [0, 0, 0, 1], [0, 1, 0, 0], [1, 0, 1, 0],
+        scaled([0, 2, 1, 4]), scaled([1, 2, 3, 4]),
+    ]  # fmt: skip
+    return np.array(columns, np.float32).T
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("people.csv", TEXT),
+        ("people.tsv", TEXT.replace(",", "\t")),
+        ("people.csv", TEXT.replace(",", ";").replace(".5", ",5")),
+        ("people.csv", "\ufeff" + TEXT.replace("\n", "\r\n") + "\r\n"),
+    ],
+)
+def test_columns_by_hand(name: str, text: str) -> None:
+    Path(name).write_bytes(text.encode())
+    data = mlc.data.read_csv(name, "income", validation=0.0)
+    np.testing.assert_allclose(data.x, by_hand(), rtol=1e-6)
+    incomes = np.array([1000.5, 2000.5, 3000.5, 4000.5])
+    np.testing.assert_allclose(data.y[:, 0], (incomes - incomes.mean()) / incomes.std(), rtol=1e-6)
+    assert (data.loss, data.metrics, data.outputs, data.validation) == ("mse", ["r2"], 1, None)
+    assert data.preparation is not None
+    np.testing.assert_allclose(data.preparation.answers(data.y)[:, 0], incomes)
+    shown = str(data)
+    for part in ("4 samples", "age     number    mean 40, standard deviation 8.165, 1 missing", "3 values, one-hot",
+                 "2020-01-01 to 2020-01-05", "income  target    a number, mean 2500, standard deviation 1118"):
+        assert part in shown  # fmt: skip
+
+
+def test_parquet_is_read_as_csv_is() -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs mlcompute[parquet]")
+    from pyarrow import parquet
+
+    Path("people.csv").write_text(TEXT)
+    table = pyarrow.table({
+        "age": pyarrow.array([30, None, 50, 40], pyarrow.int32()), "colour": ["red", "blue", "red", None],
+        "joined": np.array(["2020-01-01", "2020-01-03", "2020-01-02", "2020-01-05"], "datetime64[D]"),
+        "id": [1, 2, 3, 4], "income": [1000.5, 2000.5, 3000.5, 4000.5],
+    })  # fmt: skip
+    parquet.write_table(table, "people.parquet")
+    one, other = (mlc.data.load(f"people.{kind}", target="income", validation=0.0) for kind in ("csv", "parquet"))
+    np.testing.assert_array_equal(one.x, other.x)
+    np.testing.assert_array_equal(one.y, other.y)
+    parquet.write_table(pyarrow.table({"a": [[1], [2]], "y": [1, 2]}), "nested.parquet")
+    with pytest.raises(mlc.DataError, match="column 'a' holds list"):
+        mlc.data.read_parquet("nested.parquet", "y")
+
+
+def test_kinds_can_be_said() -> None:
+    Path("people.csv").write_text(TEXT)
+    data = mlc.data.read_csv("people.csv", "income", validation=0.0, kinds={"id": "category", "joined": "ignored"})
+    assert data.preparation.features == [  # type: ignore[union-attr]
+        "age", "age is missing", "colour = (missing)", "colour = blue", "colour = red",
+        "id = 1", "id = 2", "id = 3", "id = 4",
+    ]  # fmt: skip
+    assert data.shape == (9,)
+
+
+def test_many_categories_are_embedded() -> None:
+    cities = [f"city{k % 25:02}" for k in range(100)]
+    Path("cities.csv").write_text("city,size,label\n" + "".join(f"{c},{k % 9},{k % 3}\n" for k, c in enumerate(cities)))
+    data = mlc.data.read_csv("cities.csv")
+    assert data.classes == ("0", "1", "2"), "a column called label, with few whole numbers"
+    assert data.x["city"].dtype == np.int64
+    assert data.x["city"].min() == 1, "0 is for cities that are not known"
+    graph = mlc.Graph()
+    x = data.input(graph, 10)
+    assert x.descriptor.shape == (10, 1 + 13)
+    graph.dense(graph.dense(x, 8), 3)
+    trainer = mlc.Trainer(graph, loss=data.loss, metrics=data.metrics)
+    trainer.fit(data, verbose=0)
+    trainer.save("cities.safetensors")
+    Path("new.csv").write_text("size,city\n3,city01\n4,Atlantis\n")
+    preparation = mlc.data.preparation_of("cities.safetensors")
+    assert preparation is not None
+    new = preparation.read("new.csv", labels=False)
+    assert new.x["city"].tolist() == [2, 0]
+    assert new.notes == ("city: 1 values that training has not seen",)
+    assert set(preparation.answers(trainer.predict(new))) <= {"0", "1", "2"}
+
+
+def test_numbers_or_classes() -> None:
+    rng = np.random.default_rng(0)
+    assert looks_like_classes(rng.integers(0, 10, 100))
+    assert not looks_like_classes(rng.integers(0, 1000, 100)), "prices"
+    assert not looks_like_classes(rng.normal(size=100))
+    assert not looks_like_classes(rng.integers(1, 8, 100) * 1000), "prices, too"
+    assert looks_like_classes(np.array([0.0, 1.0, 1.0]))
+
+
+def test_splits_are_stratified_and_repeatable() -> None:
+    classes = np.repeat([0, 1, 2, 3], [50, 30, 19, 1])
+    split = Split(0.2, 0.1, seed=3)
+    train, validation, test = parts = split.parts("x", 100, classes)
+    assert sorted(np.concatenate(parts)) == list(range(100))
+    assert np.bincount(classes[validation], minlength=4).tolist() == [10, 6, 4, 0], "the only one of its class is learned"
+    assert np.bincount(classes[test], minlength=4).tolist() == [5, 3, 2, 0]
+    for one, other in zip(parts, split.parts("x", 100, classes), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(validation, Split(0.2, 0.1, seed=4).parts("x", 100, classes).validation)
+    assert [len(part) for part in Split(0.2).parts("x", 4)] == [4, 0, 0]
+    ordered = Split(0.2, 0.1, in_order=True).parts("x", 10)
+    assert [part.tolist() for part in ordered] == [[0, 1, 2, 3, 4, 5, 6], [7, 8], [9]]
+
+
+def test_what_is_learned_comes_from_the_training_samples() -> None:
+    rows = [f"{k},{'ab'[k % 2]}" for k in np.random.default_rng(0).permutation(50)]
+    Path("t.csv").write_text("\n".join(["n,y", *rows]))
+    data = mlc.data.read_csv("t.csv", validation=0.4)
+    assert data.x.mean() == pytest.approx(0, abs=1e-6)
+    assert data.x.std() == pytest.approx(1, abs=1e-5)
+    assert abs(data.validation.x.mean()) > 1e-3  # type: ignore[union-attr]
+    assert data.preparation is not None
+    again = data.preparation.read("t.csv")
+    parts = data.preparation.parts(again)
+    np.testing.assert_array_equal(again.part(parts.validation).x, data.validation.x)  # type: ignore[union-attr]
+    own = mlc.data.read_csv("t.csv", validation="t.csv")
+    assert (len(own), len(own.validation or ())) == (50, 50)
+
+
+def test_windows_of_a_series() -> None:
+    values = np.arange(30) ** 2
+    Path("series.csv").write_text("t,value\n" + "".join(f"{k},{v}\n" for k, v in enumerate(values)))
+    data = mlc.data.read_csv("series.csv", "value", window=4, ahead=2, validation=0.2)
+    held = data.validation
+    assert held is not None
+    assert data.shape == (4, 2)
+    preparation = data.preparation
+    assert preparation is not None
+    columns, target = preparation.columns, preparation.target  # type: ignore[attr-defined]
+    raw = data.x[..., 1] * columns[1].std + columns[1].mean
+    np.testing.assert_allclose(raw[3], values[3:7], rtol=1e-4)
+    np.testing.assert_allclose(preparation.answers(data.y)[:, 0], values[5 : 5 + len(data)], rtol=1e-4)
+    first_held = held.x[0, 0, 0] * columns[0].std + columns[0].mean
+    last_seen = len(data) - 1 + 4 - 1 + 2
+    assert last_seen < round(float(first_held)), "no line is both learned from and held out"
+    assert columns[0].mean == pytest.approx(np.arange(len(data) + 3).mean()), "nor is its mean"
+    assert target.outputs == 1
+    everything = preparation.read("series.csv", labels=False)
+    assert len(everything) == 27
+    assert everything.sample_names[-1] == "after line 31", "the last one is a forecast"
+
+
+def test_text_in_pieces() -> None:
+    Path("book.txt").write_text("abcab" * 40)
+    data = mlc.data.text("book.txt", length=8)
+    assert (data.shape, data.outputs, data.loss) == ((8,), 3, "softmax_cross_entropy")
+    np.testing.assert_array_equal(data.x[0], [0, 1, 2, 0, 1, 0, 1, 2])
+    np.testing.assert_array_equal(data.x.ravel()[1:], data.y.ravel()[:-1])
+    preparation = data.preparation
+    assert preparation.decode(preparation.encode("cab")) == "cab"  # type: ignore[union-attr]
+    Path("book.txt").write_text("größer " * 40)
+    raw = mlc.data.text("book.txt", length=8, level="byte").preparation
+    assert raw.decode(raw.encode("größer")) == "größer"  # type: ignore[union-attr]
+    assert raw.outputs == 256  # type: ignore[union-attr]
