@@ -60,7 +60,7 @@ def test_a_table_from_the_file_to_the_answers(capsys: pytest.CaptureFixture[str]
     assert six["prediction"] == pytest.approx(400_000, rel=0.1)
     assert main(["predict", trained["best"], "new.csv", "--output", "answers.csv"]) == 0
     with open("answers.csv", newline="") as file:
-        assert float(list(csv.DictReader(file))[0]["prediction"]) == pytest.approx(three["prediction"])
+        assert float(next(csv.DictReader(file))["prediction"]) == pytest.approx(three["prediction"])
     facts = json.loads(Path(trained["checkpoint"]).with_name("run.json").read_text())
     assert facts["data"]["notes"][-1].startswith("price  target")
     resumed = answer(capsys, "train", "tabular", *options[:4], "--epochs", "41", "--rate", "0.01", "--resume")

@@ -126,9 +126,9 @@ def test_numbers_or_classes() -> None:
 def test_splits_are_stratified_and_repeatable() -> None:
     classes = np.repeat([0, 1, 2, 3], [50, 30, 19, 1])
     split = Split(0.2, 0.1, seed=3)
-    train, validation, test = parts = split.parts("x", 100, classes)
+    _, validation, test = parts = split.parts("x", 100, classes)
     assert sorted(np.concatenate(parts)) == list(range(100))
-    assert np.bincount(classes[validation], minlength=4).tolist() == [10, 6, 4, 0], "the only one of its class is learned"
+    assert np.bincount(classes[validation], minlength=4).tolist() == [10, 6, 4, 0], "an only one is learned"
     assert np.bincount(classes[test], minlength=4).tolist() == [5, 3, 2, 0]
     for one, other in zip(parts, split.parts("x", 100, classes), strict=True):
         np.testing.assert_array_equal(one, other)
