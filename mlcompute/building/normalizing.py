@@ -37,6 +37,7 @@ def normalize(
     scale: bool = True,
     shift: bool = True,
     running: bool = False,
+    across_group: bool = False,
     weights: Weights | None = None,
     updates: bool = True,
     name: str = "",
@@ -51,6 +52,8 @@ def normalize(
     momentum       weight of the old running value, as in Keras; PyTorch's momentum is 1 minus this one
     scale, shift   train gamma (from 1) and beta (from 0)?
     running        for "instance": keep running statistics too and use them in inference
+    across_group   for "batch", in a group of processes: by the statistics of the whole batch, not of each slice of it;
+                   two exchanges more in each pass. By itself a process has the whole batch, and it changes nothing
     weights        a layer of the same kind, whose tensors, running statistics too, are shared; or some of them by slot:
                    {"gamma": tensor}. Every use that is trained moves the statistics
 
@@ -67,6 +70,11 @@ def normalize(
         raise GraphError(
             f"{who}: groups is {groups}, the kind is {kind!r}",
             fix="give groups=... with kind='group' and with no other",
+        )
+    if across_group and kind != "batch":
+        raise GraphError(
+            f"{who}: across_group is True, the kind is {kind!r}",
+            fix="leave across_group out: only kind='batch' normalizes over samples",
         )
     axes = whole(who, "trailing_axes", trailing_axes, 1)
     over_trailing = kind in ("layer", "rms")
@@ -96,7 +104,7 @@ def normalize(
     elif kind == "batch":
         assert mean is not None
         assert variance is not None
-        layer = BatchNormalizationLayer(shape[1], mean, variance, beta, gamma, epsilon, momentum)
+        layer = BatchNormalizationLayer(shape[1], mean, variance, beta, gamma, epsilon, momentum, across_group)
     else:
         layer = InstanceNormalizationLayer(shape[1], mean, variance, beta, gamma, epsilon, momentum)
     return build(self, layer, [x], name, f"{kind}_norm", updates=updates)

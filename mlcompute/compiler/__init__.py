@@ -15,6 +15,7 @@ from mlcompute.compiler.context import Context, Pass
 from mlcompute.compiler.copy_strided_operands import copy_strided_operands
 from mlcompute.compiler.delay_statistics import delay_statistics
 from mlcompute.compiler.exchange_gradients import exchange_gradients
+from mlcompute.compiler.exchange_sums import exchange_sums
 from mlcompute.compiler.expand import expand
 from mlcompute.compiler.fuse_elementwise import fuse_elementwise
 from mlcompute.compiler.fuse_epilogues import fuse_epilogues
@@ -81,6 +82,11 @@ def _is_fused(context: Context) -> bool:
     return context.style in ("fused", "slice", "update")
 
 
+def _is_fused_whole(context: Context) -> bool:
+    """Are there only the phases forward, gradient and update, and no parts of them?"""
+    return _is_fused(context) and not context.program.sums
+
+
 def _fuses_elementwise(context: Context) -> bool:
     return context.fuses_elementwise
 
@@ -94,7 +100,7 @@ def _fuses_normalization(context: Context) -> bool:
 
 
 def _recomputes_normalized(context: Context) -> bool:
-    return _trains(context) and context.engine.traits.fuses_normalization
+    return _trains(context) and context.engine.traits.fuses_normalization and not context.program.sums
 
 
 def _keeps_logarithms(context: Context) -> bool:
@@ -106,7 +112,7 @@ def _is_one_call(context: Context) -> bool:
 
 
 def _updates_together(context: Context) -> bool:
-    return _trains(context) and context.engine.traits.updates_last
+    return _trains(context) and context.engine.traits.updates_last and not context.program.sums
 
 
 def _fuses_updates(context: Context) -> bool:
@@ -118,6 +124,7 @@ PASSES = [
     Pass(add_gradients, when=_trains),
     Pass(accumulate_gradients, when=_accumulates),
     Pass(exchange_gradients, when=_in_group),
+    Pass(exchange_sums, when=_in_group),
     Pass(start_from_exchanged, when=_only_updates),
     Pass(add_updates, when=_has_optimizer),
     Pass(mark_kept),
@@ -128,10 +135,10 @@ PASSES = [
     Pass(recompute_normalized, when=_recomputes_normalized),
     Pass(channels_last, when=_prefers_channels_last),
     Pass(transpose_matmul),
-    Pass(pool_indices, when=_is_fused),
+    Pass(pool_indices, when=_is_fused_whole),
     Pass(lower_precision, when=_asks_for_bfloat16),  # supported steps, on bfloat16 where the device supports that
     Pass(attention_by_token, when=_keeps_logarithms),
-    Pass(rematerialize, when=_is_fused),
+    Pass(rematerialize, when=_is_fused_whole),
     Pass(unmerge_aliased_updates),
     Pass(fuse_epilogues, when=_fuses_epilogues),
     Pass(fuse_normalization, when=_fuses_normalization),

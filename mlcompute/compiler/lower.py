@@ -13,6 +13,7 @@ import numpy as np
 from mlcompute import ops
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.differentiate import differentiate
+from mlcompute.compiler.exchange_gradients import SLICE
 from mlcompute.compiler.expand import expanded
 from mlcompute.errors import CompileError, ShapeError
 from mlcompute.layers.layer import Layer
@@ -30,6 +31,7 @@ def lower(steps: list[Step], context: Context) -> list[Step]:
     run = context.lowering = Lowering(training=context.style != "inference", trace=context.trace)
     run.weights_of, run.stopped = request.label_weights, request.stopped
     run.shape_with_full_batch = request.shape_of
+    run.is_slice = context.style in ("slice", "phases") and request.slices > 1
     run.trained = frozenset(request.parameters)
     for tensor, scale in request.inputs.items():
         shape = request.shape_of(tensor)
@@ -90,6 +92,10 @@ class Lowering:
         self.shape_with_full_batch: Callable[[Tensor], Shape] = lambda tensor: tensor.descriptor.shape
         #: What the optimizer updates: in a layer that is not trained these are constants.
         self.trained: AbstractSet[Tensor] = frozenset()
+        #: Is it the pass of a slice of the batch?
+        self.is_slice = False
+        #: What part of the batch it is.
+        self.share: Value | None = None
         #: What tensors will hold when the pass has succeeded, as far as it is described.
         self._written: dict[Tensor, Value] = {}
         self._name_of = LayerNames()
@@ -142,6 +148,14 @@ class Lowering:
     def shape_of(self, tensor: Tensor) -> Shape:
         value = self.values.get(tensor)
         return tensor.descriptor.shape if value is None else value.shape
+
+    def slice_share(self) -> Value:
+        if self.share is None:
+            self.share = self.trace.value((), FLOAT32, "scalar", SLICE)
+        return self.share
+
+    def sum_over_slices(self, value: Value) -> Value:
+        return ops.sum_over_slices(value) if self.is_slice else value
 
     def label_weights(self, layer: Layer) -> Value | None:
         tensor = self.weights_of.get(layer)

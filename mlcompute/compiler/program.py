@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mlcompute.compiler.plan_memory import MemoryPlan
@@ -23,6 +23,7 @@ class Program:
     gradient_sums   parameter -> the sum of its gradients over several batches, kept between runs
     exchanged   parameter -> its gradient, where the processes of a group exchange it
     shared      statistic or loss -> what a slice of the batch contributes to it, where those of a group are exchanged
+    sums        phase that ends there -> what is added up over all slices of the batch before the next one begins
     random_keys (key value, seed) pairs fed before each training pass
     result      what a run gives
     kernels     how the device runs each step, and `notes` more about that: only in listings (`with_kernels`)
@@ -42,6 +43,7 @@ class Program:
     gradient_sums: dict[Tensor, Value] = field(default_factory=dict)
     exchanged: dict[Tensor, Value] = field(default_factory=dict)
     shared: dict[Tensor, Value] = field(default_factory=dict)
+    sums: dict[str, Value] = field(default_factory=dict)
     scalars: dict[str, Value] = field(default_factory=dict)
     random_keys: list[tuple[Value, int]] = field(default_factory=list)
     writes: list[Tensor] = field(default_factory=list)
@@ -59,9 +61,28 @@ class Program:
         return self.name in ("split", "accumulate", "phases")
 
     @property
+    def runs_at_once(self) -> bool:
+        """Are all its phases one run, without a stop?"""
+        return not self.runs_in_phases and not self.sums
+
+    @property
     def phases(self) -> list[str]:
         """Phases that have steps, in order."""
         return list(dict.fromkeys(step.phase for step in self.steps))
+
+    def parts(self, phases: Sequence[str]) -> list[tuple[tuple[str, ...], Value | None]]:
+        """(phases that run without a stop, what is then added up over all slices) of the named phases."""
+        if not self.sums:
+            return [(tuple(phases), None)]
+        found: list[tuple[tuple[str, ...], Value | None]] = []
+        now: tuple[str, ...] = ()
+        for phase in self.phases:
+            if phase.partition(":")[0] in phases:
+                now = (*now, phase)
+                if phase in self.sums:
+                    found.append((now, self.sums[phase]))
+                    now = ()
+        return [*found, (now, None)] if now else found
 
     def __str__(self) -> str:
         lines = [f"program '{self.name}', batch {self.batch_size}: {len(self.steps)} steps, {self.plan.nbytes} bytes"]

@@ -26,6 +26,7 @@ class Request:
     minimised       the sum of these is: the gradient pass starts from them, with ones
     total           that sum as a tensor of its own, where there are several
     averaged        those of them that are means over the samples: a slice of the batch counts by its share in it
+    slices          into how many slices a batch is cut
     user_gradients  tensor a gradient from outside is fed to -> the tensor whose gradient it adds to
     fed_gradients   parameters of a program that only updates -> what their gradients are fed to
     wanted          tensors that are not parameters but need a gradient
@@ -49,6 +50,7 @@ class Request:
     result: Tensor | None = None
     minimised: list[Tensor] = field(default_factory=list)
     averaged: set[Tensor] = field(default_factory=set)
+    slices: int = 1
     total: Tensor | None = None
     stopped: set[Tensor] = field(default_factory=set)
     user_gradients: dict[Tensor, Tensor] = field(default_factory=dict)

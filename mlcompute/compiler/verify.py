@@ -41,7 +41,7 @@ def verify_steps(steps: list[Step], *, split: bool = False) -> None:
     defined: set[Value] = set()
     shown: dict[Value, tuple[Value, int]] = {}  # view -> whose memory it shows, and how often that was overwritten
     overwritten: dict[Value, int] = {}
-    phase = 0
+    phase = (0, 0)
     for step in steps:
         for value in step.inputs:
             root, version = shown.get(value, (value, overwritten.get(value, 0)))
@@ -62,10 +62,12 @@ def verify_steps(steps: list[Step], *, split: bool = False) -> None:
         if step.op.is_view:
             source = step.inputs[0]
             shown[step.results[0]] = shown.get(source, (source, overwritten.get(source, 0)))
-        assert step.phase in PHASES, f"{step}: there is no phase {step.phase!r}"
+        name, _, part = step.phase.partition(":")
+        assert name in PHASES, f"{step}: there is no phase {step.phase!r}"
         if split:
-            assert PHASES.index(step.phase) >= phase, f"{step}: phase {step.phase} comes too late"
-            phase = PHASES.index(step.phase)
+            place = (PHASES.index(name), int(part or 0))
+            assert place >= phase, f"{step}: phase {step.phase} comes too late"
+            phase = place
 
 
 def verify_plan(steps: list[Step], plan: MemoryPlan, keep: Iterable[Value] = (), *, rerunnable: bool = False) -> None:

@@ -36,9 +36,9 @@ def are_indices(kind: LossType, prediction: Shape, axis: int, labels: TensorDesc
 def indexed_losses(
     d: LossDescriptor, x: Value, labels: Value, axis: int, class_weights: Value | None
 ) -> tuple[Value, Value | None]:
-    """The loss of every label, and what their sum is to be divided by for the mean; None: by how many there are.
+    """The loss of every label, and what each counts in their mean; None: all the same.
 
-    x (*A, classes, *B)   labels (*A, 1, *B) integers   class_weights (classes,)   ->   losses (*A, 1, *B), divisor (1,)
+    x (*A, classes, *B)   labels (*A, 1, *B) integers   class_weights (classes,)   ->   losses and weights (*A, 1, *B)
 
     Ignored labels have no loss and do not count. With class weights a label counts as much as its class weighs; the
     share that label smoothing gives to another class weighs what that class does.
@@ -58,7 +58,7 @@ def indexed_losses(
         losses = losses * weight
     if others is not None:
         losses = losses * (1.0 - smoothing) + others * (smoothing / spread_over)
-    return losses, None if weight is None else _divisor(weight)
+    return losses, weight
 
 
 def _losses(
@@ -98,9 +98,3 @@ def along_classes(class_weights: Value, x: Value, axis: int) -> Value:
 def _log(y: Value) -> Value:
     # log(0) would be -infinity; probabilities are kept at or above the smallest normal float32.
     return ops.log(ops.maximum(y, float(np.finfo(np.float32).tiny)))
-
-
-def _divisor(weight: Value) -> Value:
-    """What labels count for together; 1 where nothing counts, so that such a batch has the loss 0 and no gradient."""
-    total = ops.reshape(ops.sum_(weight, range(weight.rank)), (1,))
-    return ops.select(ops.equal(total, 0.0), 1.0, total)

@@ -36,6 +36,8 @@ class Forward(Protocol):
     training: bool
     #: False for a layer the optimizer leaves alone: running statistics are then used, and stay as they are.
     updates: bool
+    #: Is it a slice of the batch, of which the processes of a group run others?
+    is_slice: bool
 
     def read(self, tensor: Tensor, shape: Shape | None = None) -> Value:
         """The value of one of the layer's own tensors, seen with another shape if one is given."""
@@ -48,6 +50,12 @@ class Forward(Protocol):
 
     def shape_of(self, tensor: Tensor) -> Shape:
         """The shape a tensor of the graph has in the batch that is described."""
+
+    def slice_share(self) -> Value:
+        """What part of the batch the slice is: a number."""
+
+    def sum_over_slices(self, value: Value) -> Value:
+        """A value of every slice, added up; where the batch is not cut, the value."""
 
     def label_weights(self, layer: Layer) -> Value | None:
         """The label weights fed to a loss layer, or None."""

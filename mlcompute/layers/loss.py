@@ -293,11 +293,11 @@ class LossLayer(Layer):
         by_class = None if self._class_weights is None else run.read(self._class_weights)
         if by_class is not None:
             by_class = ops.stop_gradient(ops.reshape(ops.convert(by_class, x.dtype), (by_class.size,)))
-        divisor: Value | None = None
+        counts: Value | None = None
         if indexed:
             axis = self.class_axis(x.shape)
             labels = ops.reshape(labels, self._losses_shape(x.shape))
-            losses, divisor = indexed_losses(self._descriptor, x, labels, axis, by_class)
+            losses, counts = indexed_losses(self._descriptor, x, labels, axis, by_class)
         else:
             terms = self._terms(x, ops.reshape(ops.convert(labels, x.dtype), x.shape))
             if by_class is not None:
@@ -308,7 +308,8 @@ class LossLayer(Layer):
         if weights is not None:
             spread = losses.shape if weights.size == losses.size else (x.shape[0],) + (1,) * (x.rank - 1)
             losses = losses * ops.reshape(weights, spread)
-        return self._reduced(losses, divisor)
+        is_mean = self._descriptor.reduction_type == ReductionType.MEAN
+        return self._reduced(losses, _divisor(run, counts) if is_mean and counts is not None else None)
 
     # Shapes --------------------------------------------------------------------------------------------------------
 
@@ -440,6 +441,16 @@ class LossLayer(Layer):
         if is_mean and divisor is not None:
             losses = losses / divisor
         return losses if factor == 1.0 else losses * factor
+
+
+def _divisor(run: Forward, counts: Value) -> Value:
+    """What labels count for together; 1 where nothing counts, so that such a batch has the loss 0 and no gradient.
+
+    Of a slice: what the labels of the whole batch do, times the slice's share, by which its mean is multiplied later.
+    """
+    total = run.sum_over_slices(ops.reshape(ops.sum_(counts, range(counts.rank)), (1,)))
+    total = ops.select(ops.equal(total, 0.0), 1.0, total)
+    return total * ops.convert(run.slice_share(), total.dtype) if run.is_slice else total
 
 
 def huber(e: Value, delta: float) -> Value:

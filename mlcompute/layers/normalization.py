@@ -133,13 +133,17 @@ class RunningNormalization(ChannelNormalization):
         shape = self.per_channel(x)
         moves = run.training and run.updates
         if self._mean is None or self._variance is None or moves:
-            y, m, v = ops.normalize(x, self.statistic_axes(x), self._variance_epsilon)
+            y, m, v = self.normalized(run, x)
             if moves:
                 self._update(run, m, v, shape)
         else:
             variance = run.read(self._variance, shape)
             y = (x - run.read(self._mean, shape)) * ops.rsqrt(variance + self._variance_epsilon)
         return self.scale_and_shift(run, y, shape)
+
+    def normalized(self, run: Forward, x: Value) -> tuple[Value, Value, Value]:
+        """(x - m) / sqrt(v + epsilon), m and v."""
+        return ops.normalize(x, self.statistic_axes(x), self._variance_epsilon)
 
     def _update(self, run: Forward, m: Value, v: Value, shape: Shape) -> None:
         """Move the running statistics towards this batch's; biased variance, statistics of instances averaged."""
@@ -159,9 +163,12 @@ class BatchNormalizationLayer(RunningNormalization):
     mean, variance   running statistics, c elements each
     beta, gamma      c elements each; None means 0 and 1
     momentum         weight of the old running value, as in Keras; PyTorch's momentum is 1 minus this one
+    across_group     in a group of processes: m and v are those of the whole batch, not of each slice of it
     """
 
     default_label = "BatchNorm"
+
+    across_group = ReadOnly[bool]("Are statistics those of the whole batch where a group of processes shares it?")
 
     mean = ReadOnly[Tensor]("Running mean, one element per channel.", "_running", 0)
     variance = ReadOnly[Tensor]("Running variance, one element per channel.", "_running", 1)
@@ -175,7 +182,13 @@ class BatchNormalizationLayer(RunningNormalization):
         gamma: Tensor | None = None,
         variance_epsilon: float = 1e-5,
         momentum: float = 0.99,
+        across_group: bool = False,
     ) -> None:
+        if not isinstance(across_group, bool):
+            raise TypeError(
+                f"BatchNormalizationLayer: across_group must be True or False, not {type(across_group).__name__}"
+            )
+        self._across_group = across_group
         for slot, tensor in (("mean", mean), ("variance", variance)):
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"BatchNormalizationLayer: {slot} must be a Tensor, not {type(tensor).__name__}")
@@ -184,6 +197,15 @@ class BatchNormalizationLayer(RunningNormalization):
 
     def statistic_axes(self, x: Value) -> Shape:
         return (0, *range(2, x.rank))
+
+    def normalized(self, run: Forward, x: Value) -> tuple[Value, Value, Value]:
+        if not (self._across_group and run.is_slice):
+            return super().normalized(run, x)
+        axes, share = self.statistic_axes(x), ops.convert(run.slice_share(), x.dtype)
+        m = run.sum_over_slices(ops.mean(x, axes) * share)
+        away = x - m
+        v = run.sum_over_slices(ops.mean(away * away, axes) * share)
+        return away * ops.rsqrt(v + self._variance_epsilon), m, v
 
 
 class InstanceNormalizationLayer(RunningNormalization):

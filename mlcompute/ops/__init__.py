@@ -1,7 +1,7 @@
 """The closed table of ops every device must know, as functions on symbolic values.
 
 A file per family: views, elementwise, reductions, indexing, matmul and convolution, pooling, recurrent, attention,
-cross entropy, ordering. `TABLE` holds all.
+cross entropy, ordering, group. `TABLE` holds all.
 """
 
 from mlcompute.ops.attention import *
@@ -10,6 +10,7 @@ from mlcompute.ops.ctc import *
 from mlcompute.ops.division import *
 from mlcompute.ops.elementwise import *
 from mlcompute.ops.embedding import *
+from mlcompute.ops.group import *
 from mlcompute.ops.indexing import *
 from mlcompute.ops.matmul_and_convolution import *
 from mlcompute.ops.op import *

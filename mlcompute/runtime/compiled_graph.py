@@ -111,7 +111,8 @@ class CompiledGraph:
                 self._arena = None
                 self._executables.clear()
                 self._listings.clear()
-            program.result = wanted.result
+            if style not in ("slice", "phases"):  # what a slice gives is not the result of the batch
+                program.result = wanted.result
             self._programs[key] = program
             return program
 

@@ -68,6 +68,8 @@ def _why_not(training: GroupTraining) -> str:
         return "the devices compute in the host's memory"
     if training.request.optimizer is None:
         return "the graph has no optimizer"
+    if training.program.sums:
+        return "its layers wait for sums over the whole batch"
     if training.group.slices > _MOST_NODES:
         return f"a batch is cut into {training.group.slices} slices, of at most {_MOST_NODES}"
     for lane in training.lanes:
@@ -164,11 +166,11 @@ class DeviceStep:
                     program = device.compiled.get("slice", samples[1] - samples[0], True, sizes)
                     specification = device.compiled.specification(program, _PHASES, ExecutionOptions.SYNCHRONOUS)
                     if whole is None:
-                        whole = training.whole_batch(specification, call, batch, data)
+                        whole = training.slices.whole_batch(specification, call, batch, data)
                         training.session.random.prepare(program.random_keys)
                     training.session.random.move_to(start + number)
                     training.has_begun = True
-                    inputs = training.sliced(specification.inputs, whole, samples)
+                    inputs = training.slices.sliced(specification.inputs, whole, samples)
                     executable, completion = device.run(program, inputs, (samples[1] - samples[0]) / batch)
                     ran.append((number, executable))
                     if completion is not None and executable.can_fail:

@@ -62,7 +62,7 @@ def execute_forward(session: Session, call: Call, batch: int) -> Execution:
     training = in_group(session)
 
     def work() -> Tensor | None:
-        training.passes, training.pass_phases = {}, set()
+        training.slices.passes, training.pass_phases = {}, set()
         training.run_passes(call, batch, {}, "phases", ("forward",))
         training.results.exchange_statistics()
         training.pass_phases = {"forward"}
@@ -97,7 +97,7 @@ def execute_forward_and_gradient(
     factor, goes_on = sums or (1.0, False)
 
     def work() -> Tensor | None:
-        training.passes = {}
+        training.slices.passes = {}
         training.run_passes(call, batch, data, "phases", goes_on=goes_on, factor=factor)
         training.results.exchange_statistics()
         training.pass_phases = {"forward", "gradient"}

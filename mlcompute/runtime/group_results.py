@@ -43,6 +43,7 @@ class GroupResults:
         self._losses: defaultdict[Tensor, _Own] = defaultdict(dict)
         self._statistics: defaultdict[Tensor, _Own] = defaultdict(dict)
         self._rows: defaultdict[Tensor, _Own] = defaultdict(dict)
+        self._sums: _Own = {}
         self._gathered: dict[tuple[str, Tensor], Array] = {}
         self._gradients: dict[Tensor, Array] | None = None
 
@@ -74,6 +75,15 @@ class GroupResults:
     def _has_rows(self, tensor: Tensor) -> bool:
         """Is it an output, and no loss?"""
         return tensor not in self._training.losses and tensor is not self._training.request.total
+
+    def add_sum(self, number: int, value: Array) -> None:
+        """What a slice contributes to a sum over all slices that they wait for."""
+        self._sums[number] = value.copy()
+
+    def take_sum(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+        """That sum; collective."""
+        own, self._sums = self._sums, {}
+        return self._sum(Kind.STATISTICS, own, shape, dtype)
 
     def exchange_statistics(self) -> None:
         """After forward passes by themselves: everybody goes on with the statistics of the whole batch."""
@@ -108,7 +118,7 @@ class GroupResults:
             if tensor in training.losses and self._style == "phases":
                 self._gathered[key] = self._sum(Kind.RESULTS, self._losses[tensor], value.shape, value.dtype)
             elif self._style == "phases":
-                own = {n: one.executable.read(one.program.values[tensor]) for n, one in training.passes.items()}
+                own = {n: one.executable.read(one.program.values[tensor]) for n, one in training.slices.passes.items()}
                 self._gathered[key] = self._join(Kind.RESULTS, tensor, own)
             elif tensor in training.request.kept:
                 self._gathered[key] = self._join(Kind.RESULTS, tensor, self._rows[tensor])
@@ -143,7 +153,7 @@ class GroupResults:
             return np.array(self._gradients[tensor])
         key = ("gradient", tensor)
         if key not in self._gathered:
-            own = {n: one.executable.read(one.program.gradients[tensor]) for n, one in training.passes.items()}
+            own = {n: one.executable.read(one.program.gradients[tensor]) for n, one in training.slices.passes.items()}
             self._gathered[key] = self._join(Kind.RESULTS, tensor, own, adds=True)
         return np.array(self._gathered[key])
 

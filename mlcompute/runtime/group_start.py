@@ -11,7 +11,6 @@ from mlcompute.compiler.request import Request
 from mlcompute.enums import ReductionType
 from mlcompute.errors import CompileError, ProcessError
 from mlcompute.group.exchange import Kind
-from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.names import layer_names, slot_name, slots_of
 from mlcompute.platform import RandomPasses
 from mlcompute.runtime.definition import Definition
@@ -22,17 +21,8 @@ if TYPE_CHECKING:
     from mlcompute.runtime.group_training import GroupTraining
 
 
-def averaged_over_samples(definition: Definition, request: Request, slices: int) -> set[Tensor]:
+def averaged_over_samples(definition: Definition, request: Request) -> set[Tensor]:
     """What is minimised that is a mean over samples. Refused where nobody can tell how a part joins its samples."""
-    for layer in [node.layer for node in request.nodes] if slices > 1 else ():
-        if isinstance(layer, LossLayer) and layer.descriptor.reduction_type == ReductionType.MEAN:
-            by = "ignore_index" if layer.descriptor.ignore_index is not None else "class_weights"
-            if by == "ignore_index" or layer.class_weights is not None:
-                raise CompileError(
-                    f"{definition.who}.compile: {layer.who} divides its mean by what {by} leaves of the whole batch, "
-                    "and a group runs slices of it",
-                    fix="give the loss the reduction SUM, or use Group.world(slices=1)",
-                )
     kinds = reductions(request.nodes, _without_samples(request))
     averaged = set()
     for tensor in request.minimised:

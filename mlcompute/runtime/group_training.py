@@ -9,32 +9,26 @@ allgather         new parameters, statistics and losses, to everybody
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.compiler.accumulate_gradients import SHARE
-from mlcompute.compiler.exchange_gradients import SLICE, norm_names
-from mlcompute.compiler.program import Program
+from mlcompute.compiler.exchange_gradients import norm_names
 from mlcompute.compiler.update import is_elementwise
-from mlcompute.enums import ExecutionOptions
 from mlcompute.group.exchange import Kind
 from mlcompute.group.group import Group
-from mlcompute.group.slices import Node, cut, parent_of
-from mlcompute.ops.op import Array, Value
+from mlcompute.group.slices import Node, parent_of
+from mlcompute.ops.op import Array
 from mlcompute.runtime import device_step
 from mlcompute.runtime.group_results import GroupResults
 from mlcompute.runtime.group_start import compare
-from mlcompute.runtime.inputs import InputData, resolved
 from mlcompute.runtime.lane_exchange import LaneExchange, Sums, gather_shards
 from mlcompute.runtime.lanes import Entry, make_lanes
-from mlcompute.runtime.passes import Passes
 from mlcompute.runtime.run import Call, Run
-from mlcompute.runtime.run_specification import InputSlot, RunSpecification
 from mlcompute.runtime.shard_update import ShardUpdate
+from mlcompute.runtime.slice_passes import SlicePasses, largest_slice
 from mlcompute.runtime.storage import Storage
 from mlcompute.tensor import Tensor
 
@@ -43,35 +37,15 @@ if TYPE_CHECKING:
     from mlcompute.runtime.optimizer_state import OptimizerState
     from mlcompute.runtime.session import Session
 
-_SYNCHRONOUS = ExecutionOptions.SYNCHRONOUS
 #: (which elements of a tensor, their values)
 Pieces = Sequence[tuple[slice, Array]]
-
-
-class Part(NamedTuple):
-    """A slice of a batch that this process runs: samples from `first` to before `last`, and what share they are."""
-
-    number: int
-    first: int
-    last: int
-    share: float
-
-
-class WholeBatch:
-    """Stands for the data of a whole batch, of which programs read slices: its shape and type."""
-
-    __slots__ = ("dtype", "shape")
-
-    def __init__(self, value: Value, rows: int) -> None:
-        self.shape = (rows, *value.shape[1:]) if rows else value.shape
-        self.dtype = value.dtype
 
 
 class GroupTraining:
     """A compiled training graph in a group of processes.
 
     signal   a number this process sends along with its next step; `signals` are those of all, from the last step
-    passes   the passes of own slices that are run one by one, by slice; `pass_phases` those run so far
+    pass_phases   the passes that were run one by one so far
     """
 
     def __init__(self, session: Session, compiled: CompiledGraph, group: Group) -> None:
@@ -79,7 +53,7 @@ class GroupTraining:
         self.exchange, self.request = group.exchange, compiled.request
         self.signal, self.signals = 0, [0] * group.size
         self.program = compiled.get("slice", largest_slice(self.request.batch_size, group.slices))
-        self.passes: dict[int, Passes] = {}
+        self.slices = SlicePasses(self)
         self.pass_phases: set[str] = set()
         self.batch = 0
         #: Steps that were finished here, and all optimizer state after the last one, where others may have to be
@@ -90,7 +64,6 @@ class GroupTraining:
         self.has_begun = False
         self.statistics = [t for t in dict.fromkeys(self.program.writes) if t.descriptor.data_type.is_floating]
         self.losses = [t for t in dict.fromkeys(self.request.minimised) if t in self.program.values]
-        self._whole_batches: dict[tuple[RunSpecification, int], RunSpecification] = {}
         #: What own slices have left that waits for the update.
         self._pending: dict[int, Sums] = {}
         self._spare: list[Sums] = []
@@ -125,7 +98,7 @@ class GroupTraining:
         self._news = [
             (entry, self.shared.pieces(index, entry)) for index, lane in enumerate(self.lanes) for entry in lane.entries
         ]
-        self._parts: dict[int, list[Part]] = {}
+        self.slices.forget()
         self._targets: list[tuple[Array, Array]] = []
         self._targets_at = -1
         self._pending, self._spare = {}, []
@@ -141,16 +114,6 @@ class GroupTraining:
         return self.shared.nbytes + sum(2 * lane.values.nbytes for lane in self.lanes)
 
     # The passes of own slices ---------------------------------------------------------------------------------------
-
-    def parts(self, batch: int) -> list[Part]:
-        """The slices of a batch that this process runs. A short batch may leave some empty."""
-        found = self._parts.get(batch)
-        if found is None:
-            first, last = self.group.slices_of(self.group.rank)
-            slices = cut(batch, self.group.slices)
-            found = [Part(n, a, b, (b - a) / batch) for n, (a, b) in enumerate(slices) if first <= n < last and b > a]
-            self._parts[batch] = found
-        return found
 
     def run_passes(
         self,
@@ -168,101 +131,29 @@ class GroupTraining:
         goes_on  gradients are added to those of the batches before
         factor   what means over this batch count in the whole step, where several batches make one
         """
-        session, compiled, begins = self.session, self.compiled, "forward" in phases
-        random = session.random = session.random.current()
-        start = random.count
-        if begins:
+        if "forward" in phases:
             self.batch = batch
             self.results.begin(style, batch)
-        # The only slice of a step that is exchanged at once need not be put aside.
-        is_only = style == "slice" and len(self.parts(batch)) == 1
         if not goes_on:
             self._release(self._pending.values())
             self._pending = {}
-        whole: dict[Tensor, Array] | None = None
-        sizes = session.sizes_of(data)
-        try:
-            for part in self.parts(batch):
-                if begins:
-                    program = session.program(style, part.last - part.first, sizes=sizes)
-                else:
-                    program = self.passes[part.number].program
-                specification = compiled.specification(program, phases, _SYNCHRONOUS)
-                if whole is None:
-                    whole = self.whole_batch(specification, call, batch, data)
-                inputs = self.sliced(specification.inputs, whole, (part.first, part.last))
-                passes = self._passes_of(part, program, begins) if style == "phases" else None
-                if begins:
-                    random.move_to(start + part.number)
-                own = Call(call.method, _SYNCHRONOUS, scalars={SHARE: part.share * factor, SLICE: part.share})
-                self.has_begun = True
-                run = Run(session, specification, inputs, own, passes, are_arrays=True)
-                run.submit()
-                if begins:
-                    self._take_values(part.number, run, program)
-                if "gradient" in phases:
-                    self._take_gradients(part.number, is_only=is_only)
-        finally:
-            if begins:
-                random.move_to(start)
-        if begins:
-            random.move_to(start + self.group.slices)
+        self.slices.run(call, batch, data, style, phases, factor)
         self.results.is_shared = True
 
-    def _passes_of(self, part: Part, program: Program, begins: bool) -> Passes:
-        if begins:
-            executable = self.compiled.executable_of_slice(program, part.number)
-            self.passes[part.number] = Passes(program, executable)
-        return self.passes[part.number]
-
-    def whole_batch(
-        self, specification: RunSpecification, call: Call, batch: int, data: Mapping[Tensor, Any]
-    ) -> dict[Tensor, Array]:
-        """The data of the whole batch, as arrays."""
-        key = (specification, batch)
-        asked = self._whole_batches.get(key)
-        if asked is None:
-            full = self.request.batch_size
-            slots = [
-                InputSlot(
-                    tensor,
-                    WholeBatch(value, per_sample * batch),  # type: ignore[arg-type]
-                    descriptor,
-                    per_sample * batch if per_sample and batch != full else 0,
-                    per_sample,
-                )
-                for tensor, value, descriptor, _, per_sample in specification.inputs
-            ]
-            asked = self._whole_batches[key] = dataclasses.replace(specification, inputs=slots)
-        arrays = resolved(self.session.collect_inputs(asked, data, call.method, copies=False))
-        return {slot.tensor: np.asarray(arrays[slot.value]) for slot in asked.inputs}
-
-    def sliced(self, slots: Sequence[InputSlot], whole: Mapping[Tensor, Array], samples: tuple[int, int]) -> InputData:
-        """What one slice reads of the whole batch. What all samples share is read by every slice.
-
-        A gradient that the caller feeds to something without samples is not one per slice: the first slice gets it.
-        """
-        first, last = samples
-        inputs: InputData = {}
-        for tensor, value, _, _, per_sample in slots:
-            array = whole[tensor]
-            if per_sample:
-                array = array[first * per_sample : last * per_sample]
-            elif tensor in self.request.user_gradients and first > 0:
-                array = np.zeros_like(array)
-            inputs[value] = array
-        return inputs
-
-    def _take_values(self, number: int, run: Run, program: Program) -> None:
+    def take_values(self, number: int, run: Run) -> None:
         """What a slice's forward pass has left: its part of losses and statistics, and outputs."""
+        program = run.specification.program
         for tensor in (*self.losses, *self.statistics):
             if tensor in program.shared:
                 add = self.results.add_loss if tensor in self.losses else self.results.add_statistic
                 add(number, tensor, self.storages[tensor].array())
         self.results.add_rows(number, run.executable, program)
 
-    def _take_gradients(self, number: int, *, is_only: bool) -> None:
-        """Add what a slice has left to what waits for the update."""
+    def take_gradients(self, number: int, *, is_only: bool) -> None:
+        """Add what a slice has left to what waits for the update.
+
+        is_only  the only slice of a step that is exchanged at once: it need not be put aside
+        """
         if not self.compiled.shares_memory:
             for storage in self.storages.values():
                 storage.array()
@@ -465,11 +356,6 @@ class GroupTraining:
                 if entry.role == "parameter":
                     found[entry.tensor] = _shown(whole, entry)
         return found
-
-
-def largest_slice(batch: int, slices: int) -> int:
-    """Samples of the largest slice of a batch."""
-    return max(last - first for first, last in cut(batch, slices))
 
 
 def _shown(array: Array, entry: Entry) -> Array:

@@ -49,6 +49,7 @@ class Run:
 
     passes      the passes run one by one it belongs to; None: it stands alone, passes run before it lose their memory
     are_arrays  all inputs are there, none has yet to be computed by a run before it
+    begins_with   what is run now, where `go_on` runs the rest: parts of the phases
     """
 
     #: What the caller's memory gets: (value, memory) pairs.
@@ -72,6 +73,7 @@ class Run:
         passes: Passes | None = None,
         *,
         are_arrays: bool = False,
+        begins_with: Sequence[str] | None = None,
     ) -> None:
         session.raise_unseen_error()
         assert session.compiled is not None
@@ -81,6 +83,7 @@ class Run:
         self.call = call
         self.passes = passes
         self.are_arrays = are_arrays
+        self.begins_with = begins_with or specification.phases
         self.compiled = compiled = session.compiled
         program = specification.program
         self.storages = session.storages(program)
@@ -181,7 +184,7 @@ class Run:
         compiled.bind(executable, self.storages)
         executable.feed(compiled.engine, inputs)
         try:
-            completion = executable.run(phases, self.profile)
+            completion = executable.run(self.begins_with, self.profile)
             if completion is not None:
                 if self.is_ahead:
                     self.execution.completion = completion
@@ -192,6 +195,23 @@ class Run:
             compiled.clock.tick()
         for value, target in self.targets:
             np.copyto(target, executable.read(value))
+
+    def go_on(self, phases: Sequence[str]) -> None:
+        """Run a further part, with the same data; wait for it."""
+        device = self.session.device
+        assert device is not None
+        execution = Execution(device.queue, lambda: self._carry_on(phases))
+        device.queue.submit(execution, True, None)
+        execution.wait()
+
+    def _carry_on(self, phases: Sequence[str]) -> None:
+        self.compiled.bind(self.executable, self.storages)
+        try:
+            completion = self.executable.run(phases, self.profile)
+            if completion is not None:
+                completion.wait()
+        finally:
+            self.compiled.clock.tick()
 
     def _prepare_training(self, inputs: dict[Value, Array]) -> None:
         if self.call.replaced:

@@ -28,7 +28,7 @@ from mlcompute.runtime.compiled_graph import SIZE_LIMIT, CompiledGraph
 from mlcompute.runtime.definition import Definition
 from mlcompute.runtime.group_results import GroupRun
 from mlcompute.runtime.group_start import averaged_over_samples, begin_together
-from mlcompute.runtime.group_training import GroupTraining, largest_slice
+from mlcompute.runtime.group_training import GroupTraining
 from mlcompute.runtime.inputs import InputData, Inputs, Named
 from mlcompute.runtime.last_run import LastRun
 from mlcompute.runtime.make_request import input_without_batch, make_request, minimised_terms
@@ -36,6 +36,7 @@ from mlcompute.runtime.optimizer_state import OptimizerState
 from mlcompute.runtime.passes import Passes
 from mlcompute.runtime.run_specification import RunSpecification, rows_per_sample
 from mlcompute.runtime.sizes import Sizes, sizes_of
+from mlcompute.runtime.slice_passes import largest_slice
 from mlcompute.runtime.storage import Storage
 from mlcompute.runtime.training_warnings import warn_about_untrained
 from mlcompute.tensor import Tensor
@@ -289,7 +290,8 @@ class Session:
         if self.device is not None:
             request.precision = self.device.precision
         if self.group is not None:
-            request.averaged = averaged_over_samples(self.definition, request, self.group.slices)
+            request.averaged = averaged_over_samples(self.definition, request)
+            request.slices = self.group.slices
         return request
 
     @collector_paused()
@@ -454,6 +456,9 @@ class Session:
             if self.in_group is not None:
                 left = {**program.exchanged, **program.shared}
                 found.update({value: self.in_group.storages[tensor] for tensor, value in left.items()})
+                found.update(
+                    {value: self.in_group.slices.sum_storage(phase, value) for phase, value in program.sums.items()}
+                )
             overwritten = {value for step in program.steps for value in overwritten_by(step)}
             for value, storage in found.items():
                 if value in overwritten:

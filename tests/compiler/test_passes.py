@@ -10,8 +10,10 @@ import pytest
 import mlcompute as mlc
 from mlcompute import compiler, ops
 from mlcompute.compiler import PASSES, Context, Pass, Request, compile_program
+from mlcompute.compiler.exchange_sums import exchange_sums
 from mlcompute.compiler.index import Index
 from mlcompute.compiler.program import Program
+from mlcompute.compiler.verify import verify_steps
 from mlcompute.devices.device import Traits
 from mlcompute.devices.null import Null
 from mlcompute.ops.op import FLOAT32, TABLE, Step, Trace
@@ -32,7 +34,7 @@ class Capable(Null):
 FUSED = [
     each.name
     for each in PASSES
-    if each.name not in ("accumulate_gradients", "exchange_gradients", "start_from_exchanged")
+    if each.name not in ("accumulate_gradients", "exchange_gradients", "exchange_sums", "start_from_exchanged")
 ]
 
 
@@ -169,3 +171,23 @@ def test_an_index_is_made_once_for_a_list() -> None:
     assert context.index(trace.steps) is first
     assert context.index(list(trace.steps)) is not first
     assert np.array_equal(list(first.positions.values()), [0])
+
+
+def test_exchange_sums_ends_a_phase_where_sums_are_needed() -> None:
+    trace = Trace()
+    x = trace.value((2,), np.dtype(np.float32), "input")
+    y = ops.sum_over_slices(x * 2.0) + 1.0
+    context = Context(Request(), Null(), Program("slice", 1), trace=trace)
+    steps = exchange_sums(trace.steps, context)
+    assert [(step.op.name, step.phase) for step in steps] == [
+        ("multiply", "forward"),
+        ("assign", "forward"),
+        ("copy", "forward:1"),
+        ("add", "forward:1"),
+    ]
+    assert steps[-1].results == (y,)
+    program = context.program
+    program.steps = steps
+    assert list(program.sums) == ["forward"]
+    assert [names for names, _ in program.parts(("forward",))] == [("forward",), ("forward:1",)]
+    verify_steps(steps)

@@ -13,6 +13,7 @@ CASES = {
     "global norm": {"kind": "global norm"},
     "norm of each tensor": {"kind": "norm"},
     "batch norm and dropout": {"normalizes": True, "drops": True},
+    "batch norm of the whole batch": {"normalizes": True, "across": True, "drops": True},
     "sum of losses": {"sums": True},
 }
 
@@ -103,9 +104,10 @@ def test_results_and_outputs_are_those_of_the_whole_batch():
         np.testing.assert_allclose(out, alone(), atol=1e-6)
 
 
-def test_passes_run_one_by_one_give_the_bits_of_whole_steps():
+@pytest.mark.parametrize("across", [False, True])
+def test_passes_run_one_by_one_give_the_bits_of_whole_steps(across):
     def work(group):
-        training = network(normalizes=True, drops=True)
+        training = network(normalizes=True, across=across, drops=True)
         training.compile(device=mlc.Device.cpu(), group=group)
         x, t = (training._definition.declared.inputs["x"], training._definition.declared.labels["t"])
         for step in range(3):
@@ -120,7 +122,7 @@ def test_passes_run_one_by_one_give_the_bits_of_whole_steps():
         return parameters(training)
 
     def whole(group):
-        training = network(normalizes=True, drops=True)
+        training = network(normalizes=True, across=across, drops=True)
         training.compile(device=mlc.Device.cpu(), group=group)
         for step in range(3):
             training.execute({"x": X[step]}, {"t": T[step]})

@@ -12,14 +12,16 @@ from tests.group.threads import BATCH, T, X, _building, optimizer, run_group
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CODE = """
+from tests.devices import cuda_emulator
+cuda_emulator.register()
 from tests.group.threads import run_group, same, train
-how = {"normalizes": True}
-(one,) = run_group(1, lambda group: train(group, **how), slices=3)
-assert all(same(other, one) for other in run_group(2, lambda group: train(group, **how), slices=3))
+for how in ({"normalizes": True}, {"normalizes": True, "across": True}):
+    (one,) = run_group(1, lambda group: train(group, **how), slices=3)
+    assert all(same(other, one) for other in run_group(2, lambda group: train(group, **how), slices=3))
 """
 
 
-@pytest.mark.parametrize("engine", ["remote", "reference"])
+@pytest.mark.parametrize("engine", ["remote", "reference", pytest.param("cuda-emulated", marks=pytest.mark.slow)])
 def test_an_engine_gives_the_same_bits_with_any_number_of_processes(engine):
     environment = {**os.environ, "PYTHONPATH": ROOT, "MLCOMPUTE_ENGINE": engine, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

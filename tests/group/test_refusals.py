@@ -40,21 +40,6 @@ def test_an_inference_graph_is_not_for_a_group():
         inference.compile(device=mlc.Device.cpu(), group=alone())
 
 
-def test_a_mean_over_what_is_left_of_the_labels():
-    graph = mlc.Graph()
-    x = graph.input((8, 4), "x")
-    graph.dense(x, 3)
-    labels = mlc.Tensor(shape=(8,), data_type=mlc.DataType.INT64)
-    kind = mlc.LossDescriptor(mlc.LossType.SOFTMAX_CROSS_ENTROPY, mlc.ReductionType.MEAN, ignore_index=-1)
-    training = mlc.TrainingGraph(
-        [graph], mlc.LossLayer(kind), mlc.SGDOptimizer(mlc.OptimizerDescriptor(learning_rate=0.1))
-    )
-    training.add_inputs({"x": x}, {"t": labels})
-    with pytest.raises(mlc.CompileError, match="divides its mean by what ignore_index leaves of the whole batch"):
-        training.compile(device=mlc.Device.cpu(), group=alone())
-    training.compile(device=mlc.Device.cpu(), group=mlc.Group.local(1, slices=1)[0])
-
-
 def test_processes_that_run_other_batches():
     def work(group):
         training = network()

@@ -65,7 +65,7 @@ _building = threading.Lock()
 
 
 def network(
-    kind: str = "adam", *, normalizes: bool = False, drops: bool = False, sums: bool = False
+    kind: str = "adam", *, normalizes: bool = False, across: bool = False, drops: bool = False, sums: bool = False
 ) -> mlc.TrainingGraph:
     """A small classifier with the same weights each time."""
     with _building:  # the random stream belongs to the process
@@ -74,7 +74,7 @@ def network(
         x = graph.input((BATCH, 10), "x")
         y = graph.dense(x, 64, activation="tanh")
         if normalizes:
-            y = graph.normalize(y)
+            y = graph.normalize(y, across_group=across)
         if drops:
             y = graph.dropout(y, 0.25)
         y = graph.dense(y, 3)

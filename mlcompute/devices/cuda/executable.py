@@ -52,13 +52,13 @@ class CudaExecutable(Executable):
         self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces)
         self._buffers: dict[Value, CudaBuffer] = {}
         fed = [*program.inputs.values(), *program.scalars.values(), *(key for key, _ in program.random_keys)]
-        self._blocks = InputBlocks(engine, list(dict.fromkeys(fed)), runs_at_once=not program.runs_in_phases)
+        self._blocks = InputBlocks(engine, list(dict.fromkeys(fed)), runs_at_once=program.runs_at_once)
         #: Where what was fed lies, and in which block.
         self._fed: dict[Value, int] = {}
         self._fed_turn = -1
         self._constants = self._place_constants()
         needed = _needed(self._made(), program, self._operands)
-        self._work = merge_launches(needed, program.plan, runs_in_phases=program.runs_in_phases)
+        self._work = merge_launches(needed, program.plan, runs_in_phases=not program.runs_at_once)
         self._name_merged()
         launches = [work for work in self._work if isinstance(work, Launch)]
         functions = self._driver.functions([launch.source for launch in launches])

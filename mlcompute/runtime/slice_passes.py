@@ -1,0 +1,208 @@
+"""The passes of the slices of a batch that this process runs, one slice after the other.
+
+Where a layer needs sums over all slices (`compiler/exchange_sums.py`), all own slices run up to there, each in memory
+of its own, the processes add up what they have left, and all go on with the sums.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mlcompute.compiler.accumulate_gradients import SHARE
+from mlcompute.compiler.exchange_gradients import SLICE
+from mlcompute.compiler.program import Program
+from mlcompute.enums import ExecutionOptions
+from mlcompute.group.slices import cut
+from mlcompute.ops.op import Array, Value
+from mlcompute.runtime.inputs import InputData, resolved
+from mlcompute.runtime.passes import Passes
+from mlcompute.runtime.run import Call, Run
+from mlcompute.runtime.run_specification import InputSlot, RunSpecification
+from mlcompute.runtime.storage import Storage
+from mlcompute.tensor import Tensor
+
+if TYPE_CHECKING:
+    from mlcompute.runtime.group_training import GroupTraining
+
+_SYNCHRONOUS = ExecutionOptions.SYNCHRONOUS
+
+
+class Part(NamedTuple):
+    """A slice of a batch that this process runs: samples from `first` to before `last`, and what share they are."""
+
+    number: int
+    first: int
+    last: int
+    share: float
+
+
+class WholeBatch:
+    """Stands for the data of a whole batch, of which programs read slices: its shape and type."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, value: Value, rows: int) -> None:
+        self.shape = (rows, *value.shape[1:]) if rows else value.shape
+        self.dtype = value.dtype
+
+
+class SlicePasses:
+    """Runs passes of own slices.
+
+    passes   of the last forward pass that was run by itself, by slice
+    """
+
+    def __init__(self, training: GroupTraining) -> None:
+        self._training = training
+        self.passes: dict[int, Passes] = {}
+        self._parts: dict[int, list[Part]] = {}
+        self._whole_batches: dict[tuple[RunSpecification, int], RunSpecification] = {}
+        #: Sums over all slices, by the phase that ends with them.
+        self._sums: dict[str, Storage] = {}
+
+    def parts(self, batch: int) -> list[Part]:
+        """The slices of a batch that this process runs. A short batch may leave some empty."""
+        found = self._parts.get(batch)
+        if found is None:
+            group = self._training.group
+            first, last = group.slices_of(group.rank)
+            slices = cut(batch, group.slices)
+            found = [Part(n, a, b, (b - a) / batch) for n, (a, b) in enumerate(slices) if first <= n < last and b > a]
+            self._parts[batch] = found
+        return found
+
+    def forget(self) -> None:
+        """The group has changed: other slices are this process's."""
+        self._parts.clear()
+
+    def sum_storage(self, phase: str, value: Value) -> Storage:
+        """Where a slice leaves what is added up, and finds the sum."""
+        if phase not in self._sums:
+            self._sums[phase] = Storage(np.zeros(value.shape, value.dtype), is_callers=True)
+        return self._sums[phase]
+
+    def run(
+        self,
+        call: Call,
+        batch: int,
+        data: Mapping[Tensor, Any],
+        style: str,
+        phases: tuple[str, ...],
+        factor: float,
+    ) -> None:
+        """Some phases of every own slice; whatever a slice leaves is taken before the next one overwrites it."""
+        training, begins = self._training, "forward" in phases
+        random = training.session.random = training.session.random.current()
+        start = random.count
+        parts, own = training.program.parts(phases), self.parts(batch)
+        of_forward = [place for place, (names, _) in enumerate(parts) if names[0].startswith("forward")]
+        try:
+            runs = self._runs(call, batch, data, style, phases, factor)
+            for place, (names, total) in enumerate(parts):
+                for part, run in zip(own, runs, strict=True):
+                    if place > 0:
+                        run.go_on(run.specification.program.parts(phases)[place][0])
+                    else:
+                        if begins:
+                            random.move_to(start + part.number)
+                        training.has_begun = True
+                        run.submit()
+                    if total is not None:
+                        training.results.add_sum(part.number, self.sum_storage(names[-1], total).array())
+                    if begins and place == of_forward[-1]:
+                        training.take_values(part.number, run)
+                    if "gradient" in phases and place == len(parts) - 1:
+                        training.take_gradients(part.number, is_only=style == "slice" and len(own) == 1)
+                if total is not None:
+                    self.sum_storage(names[-1], total).write(training.results.take_sum(total.shape, total.dtype))
+        finally:
+            if begins:
+                random.move_to(start)
+        if begins:
+            random.move_to(start + training.group.slices)
+
+    def _runs(
+        self,
+        call: Call,
+        batch: int,
+        data: Mapping[Tensor, Any],
+        style: str,
+        phases: tuple[str, ...],
+        factor: float,
+    ) -> list[Run]:
+        """A run for every own slice."""
+        session, compiled = self._training.session, self._training.compiled
+        begins, sizes, own = "forward" in phases, session.sizes_of(data), self.parts(batch)
+        whole: dict[Tensor, Array] | None = None
+        runs = []
+        for part in own:
+            if begins:
+                program = session.program(style, part.last - part.first, sizes=sizes)
+            else:
+                program = self.passes[part.number].program
+            specification = compiled.specification(program, phases, _SYNCHRONOUS)
+            if whole is None:
+                whole = self.whole_batch(specification, call, batch, data)
+            inputs = self.sliced(specification.inputs, whole, (part.first, part.last))
+            passes = None
+            if style == "phases":
+                passes = self._passes_of(part, program, begins)
+            elif program.sums and len(own) > 1:
+                passes = Passes(program, compiled.executable_of_slice(program, part.number))
+            one = Call(call.method, _SYNCHRONOUS, scalars={SHARE: part.share * factor, SLICE: part.share})
+            begins_with = program.parts(phases)[0][0] if program.sums else None
+            runs.append(Run(session, specification, inputs, one, passes, are_arrays=True, begins_with=begins_with))
+        return runs
+
+    def _passes_of(self, part: Part, program: Program, begins: bool) -> Passes:
+        if begins:
+            executable = self._training.compiled.executable_of_slice(program, part.number)
+            self.passes[part.number] = Passes(program, executable)
+        return self.passes[part.number]
+
+    def whole_batch(
+        self, specification: RunSpecification, call: Call, batch: int, data: Mapping[Tensor, Any]
+    ) -> dict[Tensor, Array]:
+        """The data of the whole batch, as arrays."""
+        key = (specification, batch)
+        asked = self._whole_batches.get(key)
+        if asked is None:
+            full = self._training.request.batch_size
+            slots = [
+                InputSlot(
+                    tensor,
+                    WholeBatch(value, per_sample * batch),  # type: ignore[arg-type]
+                    descriptor,
+                    per_sample * batch if per_sample and batch != full else 0,
+                    per_sample,
+                )
+                for tensor, value, descriptor, _, per_sample in specification.inputs
+            ]
+            asked = self._whole_batches[key] = dataclasses.replace(specification, inputs=slots)
+        arrays = resolved(self._training.session.collect_inputs(asked, data, call.method, copies=False))
+        return {slot.tensor: np.asarray(arrays[slot.value]) for slot in asked.inputs}
+
+    def sliced(self, slots: Sequence[InputSlot], whole: Mapping[Tensor, Array], samples: tuple[int, int]) -> InputData:
+        """What one slice reads of the whole batch. What all samples share is read by every slice.
+
+        A gradient that the caller feeds to something without samples is not one per slice: the first slice gets it.
+        """
+        first, last = samples
+        inputs: InputData = {}
+        for tensor, value, _, _, per_sample in slots:
+            array = whole[tensor]
+            if per_sample:
+                array = array[first * per_sample : last * per_sample]
+            elif tensor in self._training.request.user_gradients and first > 0:
+                array = np.zeros_like(array)
+            inputs[value] = array
+        return inputs
+
+
+def largest_slice(batch: int, slices: int) -> int:
+    """Samples of the largest slice of a batch."""
+    return max(last - first for first, last in cut(batch, slices))
