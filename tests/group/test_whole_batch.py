@@ -1,4 +1,4 @@
-"""What depends on the whole batch, though slices of it run apart: batch norm across the group, means over some labels."""
+"""What depends on the whole batch, though slices of it run apart: batch norm across the group, means over labels."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,9 @@ def test_batch_norm_across_the_group_is_that_of_a_graph_without_a_group():
     alone = train(None, "sgd", normalizes=True, across=True)
     assert same(alone, train(None, "sgd", normalizes=True))  # by itself it changes nothing
     for slices, size in ((8, 3), (3, 2), (24, 2)):
-        assert_near(run_group(size, lambda group: train(group, "sgd", normalizes=True, across=True), slices=slices)[0], alone)
+        assert_near(
+            run_group(size, lambda group: train(group, "sgd", normalizes=True, across=True), slices=slices)[0], alone
+        )
     sliced = run_group(1, lambda group: train(group, "sgd", normalizes=True))[0]
     assert abs(np.array(sliced[0]) - alone[0]).max() > 1e-3  # without it, each slice is normalized by itself
 
@@ -57,7 +59,9 @@ def test_gradients_against_finite_differences():
         training.execute_gradient()
         layers = [node.layer for node in training.nodes if node.layer.parameters]
         slots = [(layer, slot) for layer in layers for slot in layer.parameters.values()]
-        return [(s.tensor.data.astype(np.float64), training.gradient_data(s.tensor, layer).copy()) for layer, s in slots]
+        return [
+            (s.tensor.data.astype(np.float64), training.gradient_data(s.tensor, layer).copy()) for layer, s in slots
+        ]
 
     (found, *_) = run_group(2, work, slices=3)
 
