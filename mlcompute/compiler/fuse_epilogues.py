@@ -2,7 +2,8 @@
 
     m = a b     y = m + bias          one step; m never exists in memory
 
-Sums are as they were, so a program in which m must be readable gives the same numbers without this. A relu that follows
+Of bfloat16 factors the bias is rounded to bfloat16, too, as cuBLASLt wants it, and the sum only once. Else sums are as
+they were, so a program in which m must be readable gives the same numbers without this. A relu that follows
 stays a step of its own after a matmul: that of cuBLASLt makes 0 of NaN, where training that went wrong could no longer
 be seen. Convolutions take it with them.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.fuse_elementwise import FusedElementwise
 from mlcompute.compiler.index import Index
+from mlcompute.compiler.lower_precision import conversion
+from mlcompute.ops.bfloat16 import bfloat16, is_bfloat16
 from mlcompute.ops.op import FLOAT32, Step, Value
 
 
@@ -42,11 +45,20 @@ def fuse_epilogues(steps: list[Step], context: Context) -> list[Step]:
     """Matmuls and convolutions with what follows them as single steps, where nobody else reads what is between."""
     index, kept = context.index(steps), context.kept
     replaced: dict[Step, Step | None] = {}
+    rounded: dict[Step, Step] = {}
     for step in steps:
         if step.results and step.results[0].dtype == FLOAT32 and step.attributes.get("channels_last"):
             replaced |= _convolution(step, context, index)
             continue
-        if step.op.name != "matmul" or step.results[0].dtype != FLOAT32:
+        if step.op.name != "matmul":
+            continue
+        if is_bfloat16(step.results[0].dtype):
+            found = _narrow(step, context, index)
+            if found is not None:
+                rounded[step], parts, together = found
+                replaced |= {**dict.fromkeys(parts), step: together}
+            continue
+        if step.results[0].dtype != FLOAT32:
             continue
         add = _only_reader(step, index, kept)
         if add is None or add.op.name != "add" or add.results[0].shape != step.results[0].shape:
@@ -59,7 +71,34 @@ def fuse_epilogues(steps: list[Step], context: Context) -> list[Step]:
             replaced[step], replaced[add] = together, None
     if not replaced:
         return steps
-    return [new for step in steps if (new := replaced.get(step, step)) is not None]
+    return [new for step in steps for new in (rounded.get(step), replaced.get(step, step)) if new is not None]
+
+
+def _narrow(matmul: Step, context: Context, index: Index) -> tuple[Step, list[Step], Step] | None:
+    """A bfloat16 matmul whose result is widened, added to a bias and rounded again: the step that rounds the bias, what
+    is replaced, and by what."""
+    parts = [matmul]
+    for name in ("convert", "add", "convert"):
+        reader = _only_reader(parts[-1], index, context.kept)
+        if reader is None or reader.op.name != name or reader.results[0].shape != matmul.results[0].shape:
+            return None
+        parts.append(reader)
+    _, widened, add, narrowed = parts
+    bias = add.inputs[1] if add.inputs[0] is widened.results[0] else add.inputs[0]
+    if widened.results[0].dtype != FLOAT32 or not is_bfloat16(narrowed.results[0].dtype):
+        return None
+    if not _is_bias(bias, add.results[0]) or not _exists_before(bias, matmul, index):
+        return None
+    value = context.trace.value
+    narrow_bias, wide_bias = value(bias.shape, bfloat16()), value(bias.shape, FLOAT32)
+    inputs = (*matmul.inputs, narrow_bias)
+    steps = (
+        matmul, widened, conversion(narrow_bias, wide_bias, add),
+        Step(add.op, (widened.results[0], wide_bias), add.results, add.attributes, add.layer, add.phase), narrowed,
+    )  # fmt: skip
+    attributes = {"steps": steps, "stored": narrowed.results, "inputs": inputs}
+    together = Step(MATMUL_EPILOGUE, inputs, narrowed.results, attributes, add.layer, add.phase)
+    return (conversion(bias, narrow_bias, add), parts, together) if context.engine.supports(together) else None
 
 
 def _convolution(step: Step, context: Context, index: Index) -> dict[Step, Step | None]:

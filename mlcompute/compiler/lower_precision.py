@@ -231,7 +231,7 @@ class _Rewriting:
         self.views[result] = step
         if source in self.narrow:
             if result in self.kept:
-                self.steps.append(_conversion(self._as_bfloat16(result, step), result, step))
+                self.steps.append(conversion(self._as_bfloat16(result, step), result, step))
         else:
             self.steps.append(step)
 
@@ -308,9 +308,9 @@ class _Rewriting:
                 is_twin = is_bfloat16(result.dtype)
                 self.twins[value] = result if is_twin else self._converted(result, bfloat16(), step)
                 if value in self.kept:
-                    self.steps.append(_conversion(self.twins[value], value, step))
+                    self.steps.append(conversion(self.twins[value], value, step))
             elif result is not value:
-                self.steps.append(_conversion(result, value, step))
+                self.steps.append(conversion(result, value, step))
 
     def _as_bfloat16(self, value: Value, reader: Step) -> Value:
         """The twin of a value, made if need be; of a view, the same view of its source's twin."""
@@ -343,9 +343,10 @@ class _Rewriting:
 
     def _converted(self, value: Value, to: np.dtype[Any], step: Step) -> Value:
         result = self.trace.value(value.shape, to)
-        self.steps.append(_conversion(value, result, step))
+        self.steps.append(conversion(value, result, step))
         return result
 
 
-def _conversion(source: Value, target: Value, step: Step) -> Step:
+def conversion(source: Value, target: Value, step: Step) -> Step:
+    """The step that makes one value of another in its type, beside a step it is for."""
     return Step(TABLE["convert"], (source,), (target,), {"to": target.dtype}, step.layer, step.phase)

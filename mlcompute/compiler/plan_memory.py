@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from mlcompute.compiler.program import Program
 
 
+#: Bytes of a value that is small.
+_SMALL = 1 << 20
+
+
 class Placement(NamedTuple):
     """Where an arena value lies and from which step to which it must stay."""
 
@@ -56,10 +60,10 @@ class MemoryPlan:
 
 def plan_memory(steps: list[Step], context: Context) -> list[Step]:
     """Where every value lies; a smaller batch lies where the full one does."""
-    program, workspace = context.program, context.engine.workspace
+    program, workspace, lingers = context.program, context.engine.workspace, context.engine.traits.lingers
     program.steps, program.kept = steps, set(context.kept)
     program.plan = plan_like(context.like, program, workspace) or planned(
-        steps, context.kept, rerunnable=program.runs_in_phases, workspace=workspace
+        steps, context.kept, rerunnable=program.runs_in_phases, workspace=workspace, lingers=lingers
     )
     return steps
 
@@ -72,6 +76,7 @@ def planned(
     reuse: bool = True,
     guard: int = 0,
     workspace: Callable[[Step], int] | None = None,
+    lingers: int = 0,
 ) -> MemoryPlan:
     """Assign arena offsets.
 
@@ -79,6 +84,7 @@ def planned(
     rerunnable  phases may be run apart and again: what one phase hands to another stays to the end
     reuse       False gives every value memory of its own (for comparison in tests)
     guard       unused bytes after every value (tests watch them for stray writes)
+    lingers     steps after its last use that the memory of a small value is not used again (`Traits.lingers`)
     """
     plan = MemoryPlan(views=views_of(steps))
     last = _lifetimes(steps, plan, frozenset(keep), rerunnable)
@@ -106,6 +112,9 @@ def planned(
             buffer = plan.workspaces[step] = _workspace(step, index, needed)
             blocks.append(Block(needed + guard, index, index))
             placed[buffer] = (blocks[-1], needed, index, index)
+    if lingers:
+        for block in blocks:
+            block.last += lingers if block.nbytes <= _SMALL else 0
     assign_offsets(blocks, reuse)
     plan.placements = {
         value: Placement(block.offset, nbytes, first, end) for value, (block, nbytes, first, end) in placed.items()

@@ -31,6 +31,8 @@ class Traits:
     recomputes_factors    what a matmul or convolution of the gradient pass reads is computed again, not kept
     updates_last       many updates are one kernel, so they should follow each other, and not their gradients
     channels_last      the fastest image kernels are those for (N, H, W, C)
+    lingers            small values keep their memory for so many steps more than they are needed: steps that use the
+                       same memory could not become one launch
     runs_ahead         a run is started and need not be waited for: those started after it wait for it on the device
     """
 
@@ -41,6 +43,7 @@ class Traits:
     recomputes_factors: bool = True
     updates_last: bool = False
     channels_last: bool = False
+    lingers: int = 0
     runs_ahead: bool = False
 
 

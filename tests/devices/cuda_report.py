@@ -93,8 +93,10 @@ def launches(engine: Cuda) -> None:
         driver.launch(function, (1, 1, 1), (1, 1, 1), 0, engine.capture_stream, int(pointers.ctypes.data))
     graph = driver.end_capture(engine.capture_stream)
 
+    behind = driver.create_event()
+
     def replay() -> None:
-        driver.launch_graph(graph, stream)
+        driver.launch_graph(graph, stream, behind)
         driver.synchronize(stream)
 
     replay()

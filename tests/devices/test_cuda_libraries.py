@@ -28,6 +28,7 @@ from mlcompute.devices.cuda.cudnn.convolution import is_allowed
 from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.kernels import convolution as convolution_kernels
 from mlcompute.devices.cuda.kernels import matmul as matmul_kernels
+from mlcompute.devices.cuda.kernels import small_matmul
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.loop_nest import Operands
 from mlcompute.ops.op import Array, Trace, Value
@@ -44,6 +45,12 @@ TF32 = 2.0**-10
 def highest() -> Iterator[None]:
     with multiplied("highest"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def products_by_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small products are not taken away from the libraries."""
+    monkeypatch.setattr(small_matmul, "MOST_FLOPS", 0)
 
 
 def numbers(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:

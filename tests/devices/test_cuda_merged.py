@@ -188,8 +188,9 @@ def test_a_training_step_has_few_launches(monkeypatch: pytest.MonkeyPatch) -> No
     make("mlp", bench.engine()).step()
     (work,) = made
     names = [each.kernel for each in work if isinstance(each, Launch)]
-    # Dropout; the loss and its gradient; dropout's gradient with the sum of a bias; all updates.
-    assert len(names) == 4, names
+    # Two products, each with what follows it; the loss and its gradient; products of the gradient pass, dropout's
+    # gradient with the sum of a bias; all updates.
+    assert len(names) == len(work) == 8, names
     assert names[-1].endswith("of 4")
 
 

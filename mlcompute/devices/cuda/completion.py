@@ -11,7 +11,7 @@ import numpy as np
 
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
 from mlcompute.devices.cuda.memory import CudaBuffer, Pinned
-from mlcompute.devices.cuda.pinned_copies import PinnedCopy
+from mlcompute.devices.cuda.pinned_copies import Copy
 from mlcompute.devices.device import Completion
 from mlcompute.errors import ExecutionError
 from mlcompute.ops.op import Step, overwritten_by
@@ -67,13 +67,11 @@ class Statuses:
         #: The same memory, cheap to compare: nearly all runs end as they began.
         self._views = [pinned.memory.data for pinned in self._pinned]
         self._nothing = bytes(size)
-        self._reports = [
-            PinnedCopy(engine, self._words.address, pinned.address, self._words.nbytes) for pinned in self._pinned
-        ]
         #: Guarded launches before which several statuses must be combined: the first after each that may fail.
         self._combined: set[Launch] = set()
         if len(self._found) > 1:
             self._prepare_combining()
+        self.lock = threading.Lock()
         #: The last run of every turn.
         self._last: dict[int, weakref.ref[CudaCompletion]] = {}
 
@@ -97,10 +95,9 @@ class Statuses:
 
     # In a stream ------------------------------------------------------------------------------------------------
 
-    def reset(self, stream: int) -> None:
+    def cleared(self) -> list[Copy]:
         """Before the first kernel: nothing has failed."""
-        if self._found:
-            self._driver.fill(self._words.address, 0, self._words.nbytes, stream)
+        return [Copy(0, self._words.address, self._words.nbytes)] if self._found else []
 
     def combine(self, launch: Launch, stream: int) -> None:
         """Before a guarded kernel: has anything failed?"""
@@ -108,10 +105,9 @@ class Statuses:
             parameters = int(self._parameters.ctypes.data)
             self._driver.launch(self._function, (1, 1, 1), (1, 1, 1), 0, stream, parameters)
 
-    def report(self, turn: int, stream: int) -> None:
+    def reported(self, turn: int) -> list[Copy]:
         """After the last kernel: tell the host."""
-        if self._pinned:
-            self._reports[turn].enqueue(stream)
+        return [Copy(self._words.address, self._pinned[turn].address, self._words.nbytes)] if self._pinned else []
 
     # On the host ------------------------------------------------------------------------------------------------
 
@@ -158,34 +154,31 @@ class Statuses:
 class CudaCompletion(Completion):
     """A run in the engine's stream, up to a mark."""
 
-    def __init__(self, engine: Cuda, statuses: Statuses, phases: Sequence[str], turn: int = 0) -> None:
-        self._engine, self._statuses, self._phases, self._turn = engine, statuses, phases, turn
-        self._lock = threading.Lock()
-        self._is_finished = False
-        self._error: ExecutionError | None = None
-        self._event = engine.take_event()
-        engine.driver.record(self._event, engine.stream)
+    _is_finished = False
+    _error: ExecutionError | None = None
+
+    def __init__(self, engine: Cuda, statuses: Statuses, phases: Sequence[str], turn: int, mark: int) -> None:
+        self._engine = engine
+        self._statuses = statuses
+        self._phases = phases
+        self._turn = turn
+        self._event = mark
         statuses.started(self, turn)
 
     def is_done(self) -> bool:
         return self._is_finished or self._engine.driver.is_reached(self._event)
 
-    def wait_for_device(self) -> None:
-        """Return when the device has done its part."""
-        if not self._is_finished:
-            self._engine.driver.wait(self._event)
-
     def finish(self) -> None:
         """Wait, and learn how it went."""
-        self._engine.driver.wait(self._event)
-        with self._lock:
-            if not self._is_finished:
-                self._error = self._statuses.error(self._phases, self._turn)
-                self._is_finished = True
+        if not self._is_finished:
+            self._engine.driver.wait(self._event)
+            with self._statuses.lock:
+                if not self._is_finished:
+                    self._error = self._statuses.error(self._phases, self._turn)
+                    self._is_finished = True
 
     def wait(self) -> None:
-        if not self._is_finished:
-            self.finish()
+        self.finish()
         if self._error is not None:
             raise self._error
 

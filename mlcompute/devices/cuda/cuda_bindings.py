@@ -72,7 +72,7 @@ def _library() -> Any:
 
 
 #: What every step calls, and what it is given.
-_HOT = {"cuCtxSetCurrent": 1, "cuEventRecord": 2, "cuEventSynchronize": 1, "cuGraphLaunch": 2}
+_HOT = {"cuCtxSetCurrent": 1, "cuEventRecord": 2, "cuEventQuery": 1, "cuEventSynchronize": 1, "cuGraphLaunch": 2}
 
 
 @functools.cache
@@ -113,7 +113,7 @@ class CudaDriver:
         self.ordinal = ordinal
         self._library = library = _library()
         self._success = library.CUresult.CUDA_SUCCESS
-        self._not_ready = library.CUresult.CUDA_ERROR_NOT_READY
+        self._not_ready = int(library.CUresult.CUDA_ERROR_NOT_READY)
         self._is_lost = False
         device = self._check("cuDeviceGet", library.cuDeviceGet(ordinal))
         name: bytes = self._check("cuDeviceGetName", library.cuDeviceGetName(128, device))
@@ -296,11 +296,11 @@ class CudaDriver:
         self._check_code("cuEventRecord", self._calls.cuEventRecord(event, stream))
 
     def is_reached(self, event: int) -> bool:
-        (result,) = self._enter().cuEventQuery(event)
-        if result == self._not_ready:
-            return False
-        self._check("cuEventQuery", (result,))
-        return True
+        self._enter()
+        code = self._calls.cuEventQuery(event)
+        if code != self._not_ready:
+            self._check_code("cuEventQuery", code)
+        return bool(code == 0)
 
     def wait(self, event: int) -> None:
         self._enter()
@@ -355,9 +355,14 @@ class CudaDriver:
         if result == self._success:
             library.cuGraphDestroy(graph)
 
-    def launch_graph(self, graph: int, stream: int) -> None:
+    def launch_graph(self, graph: int, stream: int, mark: int) -> None:
         self._enter()
-        self._check_code("cuGraphLaunch", self._calls.cuGraphLaunch(graph, stream))
+        code = self._calls.cuGraphLaunch(graph, stream)
+        if code:
+            self._check_code("cuGraphLaunch", code)
+        code = self._calls.cuEventRecord(mark, stream)
+        if code:
+            self._check_code("cuEventRecord", code)
 
     def free_graph(self, graph: int) -> None:
         self._release("cuGraphExecDestroy", graph)

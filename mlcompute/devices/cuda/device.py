@@ -39,6 +39,7 @@ class Cuda(Engine):
         recomputes_factors=False,  # it has much memory, and writing them again takes time
         updates_last=True,
         channels_last=True,
+        lingers=16,
         runs_ahead=True,
     )
     precisions = ("float32", "bf16")

@@ -128,8 +128,8 @@ class Driver(Protocol):
     def abort_capture(self, stream: int) -> None:
         """Forget what was noted since."""
 
-    def launch_graph(self, graph: int, stream: int) -> None:
-        """Enqueue a graph."""
+    def launch_graph(self, graph: int, stream: int, mark: int) -> None:
+        """Enqueue a graph and, behind it, a mark."""
 
     def free_graph(self, graph: int) -> None:
         """Give a graph back."""

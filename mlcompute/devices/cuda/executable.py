@@ -19,6 +19,7 @@ from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.cuda.memory import CudaBuffer
 from mlcompute.devices.cuda.merge_launches import merge_launches
+from mlcompute.devices.cuda.pinned_copies import Copy, PinnedCopies
 from mlcompute.devices.device import Buffer, Completion, Engine, Executable, Profile
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.errors import DeviceError
@@ -48,9 +49,11 @@ class CudaExecutable(Executable):
         self.kernels: dict[Step, str] = {}
         self.notes: dict[Step, str] = {}
         self.inputs = {}
-        self._driver, self._arena = engine.driver, arena
+        self._driver, self._arena, self._stream = engine.driver, arena, engine.stream
         self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces)
         self._buffers: dict[Value, CudaBuffer] = {}
+        #: What could be fed, and is bound to memory of its own.
+        self._bound_inputs: set[Value] = set()
         fed = [*program.inputs.values(), *program.scalars.values(), *(key for key, _ in program.random_keys)]
         self._blocks = InputBlocks(engine, list(dict.fromkeys(fed)), runs_at_once=program.runs_at_once)
         #: Where what was fed lies, and in which block.
@@ -70,6 +73,8 @@ class CudaExecutable(Executable):
         self._arguments = ArgumentBlock(launches, self._address, self._statuses)
         self.can_fail, self.contains_failures = self._statuses.can_fail, True
         self._reported = self._reported_values()
+        #: What is copied before and after the kernels of a run.
+        self._copies: dict[tuple[Copy, ...], PinnedCopies] = {}
         #: Graphs by phases and block of inputs; None after the first run. Emptied when an address changes.
         self._graphs: dict[tuple[tuple[str, ...], int], _Graph | None] = {}
 
@@ -130,6 +135,8 @@ class CudaExecutable(Executable):
             return
         with self.engine.lock:
             self._buffers[value] = buffer
+            if value in self._blocks.offsets:
+                self._bound_inputs.add(value)
             if known is None or known.address != buffer.address:
                 self._arguments.bind(value, buffer.address)
                 self._graphs = dict.fromkeys(self._graphs)
@@ -138,21 +145,27 @@ class CudaExecutable(Executable):
         if not inputs:
             return
         with self.engine.lock:
-            for value in inputs:
-                if self._buffers.pop(value, None) is not None:  # it was bound to memory of its own
-                    self._fed_turn = -1
-                    self._graphs = dict.fromkeys(self._graphs)
-            given: Mapping[Value, Array | GpuArray] = inputs
-            lying_here = {value: array for value, array in given.items() if isinstance(array, GpuArray)}
-            if not lying_here:
+            if self._bound_inputs:
+                self._unbind(inputs)
+            if GpuArray not in map(type, inputs.values()):
                 self._blocks.send(inputs)
                 return
+            given: Mapping[Value, Array | GpuArray] = inputs
+            lying_here = {value: array for value, array in given.items() if isinstance(array, GpuArray)}
             if self._blocks.is_captured:  # a captured copy would overwrite what is copied on the device
                 self._blocks.copy_directly()
                 self._graphs = {}
             self._blocks.send({value: array for value, array in inputs.items() if value not in lying_here})
             for value, array in lying_here.items():
                 array.copy_to(self._blocks.address(value))
+
+    def _unbind(self, inputs: Iterable[Value]) -> None:
+        """Inputs that were bound to memory of their own lie in the block from now on."""
+        for value in self._bound_inputs.intersection(inputs):
+            self._bound_inputs.remove(value)
+            del self._buffers[value]
+            self._fed_turn = -1
+            self._graphs = dict.fromkeys(self._graphs)
 
     def _use_block(self) -> None:
         """Kernels read the block that was fed last from now on."""
@@ -214,27 +227,47 @@ class CudaExecutable(Executable):
             if profile is not None:
                 self._run_profiled(phases, profile)
             elif key not in self._graphs:
-                self._enqueue(phases, engine.stream)
+                self._enqueue(phases, self._stream)
                 self._graphs[key] = None
             else:
                 if graph is None:
                     graph = self._graphs[key] = self._captured(phases)
-                self._driver.launch_graph(graph.handle, engine.stream)
-            completion = CudaCompletion(engine, self._statuses, phases, turn)
-            self._blocks.is_read(completion)
-            return completion
+                mark = engine.take_event()
+                self._driver.launch_graph(graph.handle, self._stream, mark)
+                return self._started(phases, turn, mark)
+            mark = engine.take_event()
+            self._driver.record(mark, self._stream)
+            return self._started(phases, turn, mark)
+
+    def _started(self, phases: Sequence[str], turn: int, mark: int) -> CudaCompletion:
+        completion = CudaCompletion(self.engine, self._statuses, phases, turn, mark)
+        self._blocks.is_read(completion)
+        return completion
 
     def _of(self, phases: Sequence[str]) -> Iterable[Work]:
         return (work for work in self._work if work.step.phase in phases)
 
     def _enqueue(self, phases: Sequence[str], stream: int) -> None:
-        self._blocks.copy(stream)
-        self._statuses.reset(stream)
+        self._begin(stream)
         for work in self._of(phases):
             self._enqueue_one(work, stream)
-        self._statuses.report(self._blocks.turn, stream)
-        if "forward" in phases:
-            self._blocks.copy_back(self._reported, stream)
+        self._end(phases, stream)
+
+    def _begin(self, stream: int) -> None:
+        """What stands before the first kernel."""
+        self._copy([*self._blocks.arrivals(), *self._statuses.cleared()], stream)
+
+    def _end(self, phases: Sequence[str], stream: int) -> None:
+        """What stands behind the last kernel."""
+        results = self._blocks.departures(self._reported) if "forward" in phases else []
+        self._copy([*self._statuses.reported(self._blocks.turn), *results], stream)
+
+    def _copy(self, copies: Sequence[Copy], stream: int) -> None:
+        if copies:
+            key = tuple(copies)
+            if key not in self._copies:
+                self._copies[key] = PinnedCopies(self.engine, copies)
+            self._copies[key].enqueue(stream)
 
     def _enqueue_one(self, work: Work, stream: int) -> None:
         if isinstance(work, LibraryCall):
@@ -286,18 +319,16 @@ class CudaExecutable(Executable):
 
     def _run_profiled(self, phases: Sequence[str], profile: Profile) -> None:
         """Kernel after kernel, with marks between them."""
-        driver, stream = self._driver, self.engine.stream
+        driver, stream = self._driver, self._stream
         work = list(self._of(phases))
         marks = [driver.create_event(timed=True) for _ in range(len(work) + 1)]
         try:
-            self._blocks.copy(stream)
-            self._statuses.reset(stream)
+            self._begin(stream)
             driver.record(marks[0], stream)
             for each, mark in zip(work, marks[1:], strict=True):
                 self._enqueue_one(each, stream)
                 driver.record(mark, stream)
-            self._statuses.report(self._blocks.turn, stream)
-            self._blocks.copy_back(self._reported, stream)
+            self._end(phases, stream)
             driver.synchronize(stream)
             for each, start, end in zip(work, marks, marks[1:], strict=False):
                 seconds = driver.seconds_between(start, end)

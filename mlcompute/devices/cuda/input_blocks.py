@@ -16,7 +16,7 @@ import numpy as np
 
 from mlcompute.devices.cuda.completion import CudaCompletion
 from mlcompute.devices.cuda.memory import CudaBuffer, Pinned
-from mlcompute.devices.cuda.pinned_copies import PinnedCopy
+from mlcompute.devices.cuda.pinned_copies import Copy
 from mlcompute.errors import DataError
 from mlcompute.ops.op import Array, Value
 
@@ -102,17 +102,21 @@ class InputBlocks:
         """From now on copies are no part of captured graphs."""
         self.is_captured = False
 
-    def copy(self, stream: int) -> None:
+    def arrivals(self) -> list[Copy]:
         """Before the first kernel of a run, or of a graph that is captured: fetch what was fed."""
-        if self.is_captured:
-            self._parts[self.turn].arrival(self._blocks[0].address).enqueue(stream)
+        if not self.is_captured:
+            return []
+        return [Copy(self._parts[self.turn].address, self._blocks[0].address, self._size)]
 
-    def copy_back(self, results: Mapping[Value, int], stream: int) -> None:
+    def departures(self, results: Mapping[Value, int]) -> list[Copy]:
         """After the last kernel of a run, or of a graph that is captured: send small results, given by address."""
-        if self.is_captured:
-            part = self._parts[self.turn]
-            for value, address in results.items():
-                part.departure(list(results), value, address).enqueue(stream)
+        if not self.is_captured:
+            return []
+        part, every = self._parts[self.turn], list(results)
+        return [
+            Copy(address, part.address + part.result_offset(every, value), value.nbytes)
+            for value, address in results.items()
+        ]
 
     def result(self, results: Mapping[Value, int], value: Value) -> ReportedValue | None:
         """A small result of the last run; None before there was one."""
@@ -139,8 +143,6 @@ class _Part(Pinned):
     def __init__(self, engine: Cuda, size: int, offsets: Mapping[Value, int]) -> None:
         super().__init__(engine.driver, size + RESULT_BYTES)
         self._driver, self._size = engine.driver, size
-        self._engine = engine
-        self._copies: dict[object, PinnedCopy] = {}
         self._reported: weakref.ref[ReportedValue] | None = None
         self.event = engine.take_event()
         weakref.finalize(self, engine.events.append, self.event).atexit = False
@@ -150,19 +152,6 @@ class _Part(Pinned):
             value: self.memory[offset : offset + value.nbytes].view(value.dtype).reshape(value.shape)
             for value, offset in offsets.items()
         }
-
-    def arrival(self, block: int) -> PinnedCopy:
-        """The copy from here to a block of the device."""
-        if None not in self._copies:
-            self._copies[None] = PinnedCopy(self._engine, self.address, block, self._size)
-        return self._copies[None]
-
-    def departure(self, results: Sequence[Value], value: Value, address: int) -> PinnedCopy:
-        """The copy of a small result to here."""
-        if value not in self._copies:
-            target = self.address + self.result_offset(results, value)
-            self._copies[value] = PinnedCopy(self._engine, address, target, value.nbytes)
-        return self._copies[value]
 
     def is_copied(self, stream: int) -> None:
         """A copy from it has been enqueued."""
@@ -187,7 +176,7 @@ class _Part(Pinned):
     def wait_until_free(self) -> None:
         """Return when nobody copies from it any more."""
         if self.reader is not None:
-            self.reader.wait_for_device()
+            self.reader.finish()
             self.reader = None
         if self._reported is not None:
             reported = self._reported()
@@ -211,7 +200,7 @@ class ReportedValue:
     def fetch(self) -> None:
         """Copy it before the memory is used again."""
         if self._array is None:
-            self._run.wait_for_device()
+            self._run.finish()
             self._array = np.array(self._memory.view(self._value.dtype).reshape(self._value.shape))
 
     def __call__(self) -> Array:

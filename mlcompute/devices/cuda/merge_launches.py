@@ -132,8 +132,12 @@ def _units(work: Sequence[Work], calling: AbstractSet[Step], plan: MemoryPlan, r
 
 
 def _placed_side_by_side(units: Sequence[_Unit], parts: Mapping[Work, Part]) -> list[Work]:
-    """Launches wait while other work can be done, and updates while launches can; those that waited become one."""
+    """Launches wait while other work can be done, and updates while launches can; those that waited become one.
+
+    What most other work waits for goes first, with those beside it that fit into the same launch.
+    """
     placed: list[Work] = []
+    heights = _heights(units)
     left = dict.fromkeys(range(len(units)))
     waiting: dict[int, Launch] = {}
 
@@ -163,8 +167,28 @@ def _placed_side_by_side(units: Sequence[_Unit], parts: Mapping[Work, Part]) -> 
             place(others, [each for number in others for each in units[number].work])
         else:
             chosen = [number for number, launch in waiting.items() if not launch.guarded] or list(waiting)
-            place(chosen, _together([waiting[number] for number in chosen], parts))
+            chosen.sort(key=lambda number: (-heights[number], number))
+            numbers = {waiting[number]: number for number in chosen}
+            for group in _together(list(numbers), parts):
+                own = [numbers[part] for part in _parts(group)]
+                if any(heights[number] == heights[chosen[0]] for number in own):
+                    place(own, [group])
     return placed
+
+
+def _heights(units: Sequence[_Unit]) -> list[int]:
+    """Of every unit, how many others come after it one after the other."""
+    heights = [0] * len(units)
+    for number in reversed(range(len(units))):
+        for before in units[number].after:
+            heights[before] = max(heights[before], heights[number] + 1)
+    return heights
+
+
+def _parts(launch: Work) -> Sequence[Launch]:
+    """The launches that became one."""
+    assert isinstance(launch, Launch)
+    return launch.parts or [launch]
 
 
 def _is_small(work: Work, parts: Mapping[Work, Part]) -> bool:
@@ -182,7 +206,11 @@ def _together(launches: Sequence[Launch], parts: Mapping[Work, Part]) -> list[Wo
         size = parts[launch].threads
         for group in groups:
             alike = group.get(launch.source)
-            if alike is not None and len(alike) < (_capacity(launch) if len(group) == 1 else _MOST_MIXED):
+            if alike is not None and (
+                len(alike) < _capacity(launch)
+                if len(group) == 1
+                else len(alike) < _MOST_MIXED and _has_room(group, launch, parts)
+            ):
                 alike.append(launch)
                 break
             if alike is None and size <= _SMALL and _has_room(group, launch, parts):
@@ -198,7 +226,7 @@ def _together(launches: Sequence[Launch], parts: Mapping[Work, Part]) -> list[Wo
 
 def _has_room(group: Mapping[str, Sequence[Launch]], launch: Launch, parts: Mapping[Work, Part]) -> bool:
     """Can launches of another kernel join some? They must be small, too."""
-    others = [launches[0] for launches in group.values()]
+    others = [launches[0] for source, launches in group.items() if source != launch.source]
     shared = sum(parts[each].shared_bytes for each in (*others, launch))
     # There is room for as many launches of every kernel as there may come.
     nbytes = sum(_MOST_MIXED * _row_bytes(each) for each in (*others, launch))

@@ -1,12 +1,13 @@
 """Copies between pinned host memory and the device by a kernel: in a captured graph it is cheaper than a copy node.
 
 The device reads and writes pinned memory by itself. A node for the copy engine makes the engines wait for each other,
-which takes longer than to move so few bytes.
+which takes longer than to move so few bytes. What is to be copied, or set to zero, at one time is one launch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,29 +15,55 @@ if TYPE_CHECKING:
     from mlcompute.devices.cuda.device import Cuda
 
 _THREADS = 256
-_SOURCE = """
-extern "C" __global__ void KERNEL(const WORD* source, WORD* target, int count) {
-    for (int number = blockIdx.x * blockDim.x + threadIdx.x; number < count; number += gridDim.x * blockDim.x)
-        target[number] = source[number];
-}
+#: Copies of one launch at most.
+_MOST = 4
+_PARAMETERS = ", ".join(f"const unsigned* from{k}, unsigned* to{k}, int count{k}" for k in range(_MOST))
+_COPIES = "\n".join(
+    f"    for (int at = first; at < count{k}; at += apart) to{k}[at] = from{k} ? from{k}[at] : 0u;"
+    for k in range(_MOST)
+)
+_SOURCE = f"""
+extern "C" __global__ void KERNEL(const uint4* from, uint4* to, int count, {_PARAMETERS}) {{
+    const int first = blockIdx.x * blockDim.x + threadIdx.x, apart = gridDim.x * blockDim.x;
+    for (int at = first; at < count; at += apart) to[at] = from[at];
+{_COPIES}
+}}
 """
 
 
-class PinnedCopy:
-    """A copy of some bytes, a multiple of 4, from one fixed address to another."""
+class Copy(NamedTuple):
+    """A copy of some bytes, a multiple of 4, from one fixed address to another; zeros from nowhere."""
 
-    def __init__(self, engine: Cuda, source: int, target: int, nbytes: int) -> None:
-        wide = not (source | target | nbytes) % 16
-        count = nbytes // (16 if wide else 4)
-        assert nbytes % 4 == 0
+    source: int
+    target: int
+    nbytes: int
+
+    @property
+    def is_wide(self) -> bool:
+        """Can it go in steps of 16 bytes?"""
+        return bool(self.source) and not (self.source | self.target | self.nbytes) % 16
+
+
+class PinnedCopies:
+    """Some copies in one launch."""
+
+    def __init__(self, engine: Cuda, copies: Sequence[Copy]) -> None:
+        wide = max((copy for copy in copies if copy.is_wide), key=lambda copy: copy.nbytes, default=None)
+        narrow = [copy for copy in copies if copy is not wide]
+        assert len(narrow) <= _MOST
+        assert not any(copy.nbytes % 4 for copy in copies)
         self._driver = engine.driver
-        self._function = engine.driver.functions([_SOURCE.replace("WORD", "uint4" if wide else "unsigned")])[0]
-        self._values = np.array([source, target, count], np.uint64)
-        first = self._values.ctypes.data
-        self._parameters = np.array([first, first + 8, first + 16], np.uint64)
-        self._grid = (max(1, min(engine.driver.multiprocessors, -(-count // _THREADS))), 1, 1)
+        self._function = engine.driver.functions([_SOURCE])[0]
+        values = [*(wide or (0, 0, 0))]
+        values[2] //= 16
+        for copy in (*narrow, *[Copy(0, 0, 0)] * (_MOST - len(narrow))):
+            values += [copy.source, copy.target, copy.nbytes // 4]
+        self._values = np.array(values, np.uint64)
+        self._parameters = self._values.ctypes.data + 8 * np.arange(len(values), dtype=np.uint64)
+        most = max(values[2::3])
+        self._grid = (max(1, min(engine.driver.multiprocessors, -(-most // _THREADS))), 1, 1)
 
     def enqueue(self, stream: int) -> None:
-        """Enqueue the copy."""
+        """Enqueue them."""
         parameters = int(self._parameters.ctypes.data)
         self._driver.launch(self._function, self._grid, (_THREADS, 1, 1), 0, stream, parameters)

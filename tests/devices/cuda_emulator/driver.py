@@ -181,8 +181,9 @@ class EmulatedDriver:
     def abort_capture(self, stream: int) -> None:
         self._captured.pop(stream, None)
 
-    def launch_graph(self, graph: int, stream: int) -> None:
+    def launch_graph(self, graph: int, stream: int, mark: int) -> None:
         self.graph_launches += 1
+        self.record(mark, stream)
         with self._lock:
             for work in self._graphs[graph]:
                 work()

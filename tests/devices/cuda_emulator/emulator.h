@@ -252,6 +252,21 @@ template <typename T> static inline T atomicExch(T* p, T x) { T old = *p; *p = x
 template <typename T> static inline T atomicOr(T* p, T x) { T old = *p; *p |= x; return old; }
 template <typename T> static inline T atomicCAS(T* p, T expected, T x) { T old = *p; if (old == expected) *p = x; return old; }
 
+// Tensor cores: see the prelude. Factors keep all their bits.
+static inline float tf32(float x) { return x; }
+static inline void mma(float* c, const float* a, const float* b) {
+    static float left[32][32][4], right[32][32][2];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; ++i) left[warp][lane][i] = a[i];
+    for (int i = 0; i < 2; ++i) right[warp][lane][i] = b[i];
+    __syncwarp();
+    for (int e = 0; e < 4; ++e)
+        for (int k = 0; k < 8; ++k)
+            c[e] += left[warp][g * 4 + k % 4][(e >= 2) + 2 * (k >= 4)]
+                * right[warp][(2 * t + (e & 1)) * 4 + k % 4][k >= 4];
+    __syncwarp();
+}
+
 // Runs a grid. Kernels whose threads never wait for each other need no fibers.
 static int run_grid(void (*body)(void**), void** arguments, const unsigned int* extents, int waits) {
     gridDim = {extents[0], extents[1], extents[2]};

@@ -35,6 +35,21 @@ __device__ __forceinline__ bfloat16 to_bfloat16(float x) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
     return y;
 }
+// Rounded to TF32: 10 bits of mantissa.
+__device__ __forceinline__ float tf32(float x) {
+    unsigned int y;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return __uint_as_float(y);
+}
+// c (16, 8) += a (16, 8) b (8, 8) by a warp: lane 4 g + t holds c[g][2 t], c[g][2 t + 1], the same of row g + 8;
+// a[g][t], a[g + 8][t], a[g][t + 4], a[g + 8][t + 4]; b[t][g] and b[t + 4][g].
+__device__ __forceinline__ void mma(float* c, const float* a, const float* b) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
+                   "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+}
 // A barrier for the first so many threads of a block, whole warps; the others need not come.
 __device__ __forceinline__ void barrier_of(int threads) {
     asm volatile("barrier.sync 1, %0;" :: "r"(threads) : "memory");  // not `aligned`: warps may have diverged before it

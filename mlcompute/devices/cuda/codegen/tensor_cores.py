@@ -13,39 +13,13 @@ from __future__ import annotations
 #: Rows of tiles begin this many floats further than they are long: then lanes read from different banks.
 PADDING = 4
 
-_MMA = r"""
+_COPIES = r"""
 #ifdef MLCOMPUTE_EMULATED
-static inline float tf32(float x) { return x; }
-static inline void mma(float* c, const float* a, const float* b) {
-    static float left[32][32][4], right[32][32][2];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    for (int i = 0; i < 4; ++i) left[warp][lane][i] = a[i];
-    for (int i = 0; i < 2; ++i) right[warp][lane][i] = b[i];
-    __syncwarp();
-    for (int e = 0; e < 4; ++e)
-        for (int k = 0; k < 8; ++k)
-            c[e] += left[warp][g * 4 + k % 4][(e >= 2) + 2 * (k >= 4)]
-                * right[warp][(2 * t + (e & 1)) * 4 + k % 4][k >= 4];
-    __syncwarp();
-}
 template <int BYTES> static inline void copy_async(float* to, const float* from, bool inside) {
     for (int i = 0; i < BYTES / 4; ++i) to[i] = inside ? from[i] : 0.0f;
 }
 static inline void wait_for_copies() {}
 #else
-__device__ __forceinline__ float tf32(float x) {
-    unsigned int y;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-    return __uint_as_float(y);
-}
-// c (16, 8) += a (16, 8) b (8, 8)
-__device__ __forceinline__ void mma(float* c, const float* a, const float* b) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
-                   "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
-}
 // 4 or 16 bytes to shared memory, zeros unless `inside`; aligned as they are long.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(float* to, const float* from, bool inside) {
@@ -321,4 +295,4 @@ def tensor_core_text(exact: bool, bfloat16: bool = False) -> str:
 
     bfloat16   for tiles of that type, too
     """
-    return _MMA + (_EXACT if exact else _TF32) + _PRODUCTS + (_BFLOAT16 if bfloat16 else "")
+    return _COPIES + (_EXACT if exact else _TF32) + _PRODUCTS + (_BFLOAT16 if bfloat16 else "")

@@ -1,4 +1,4 @@
-"""matmul: cuBLASLt for float32 and the 16-bit types, our own tiled kernel for other types and what it cannot read."""
+"""matmul: cuBLASLt for float32 and the 16-bit types; our own kernels for small products and for other types."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored
 from mlcompute.devices.cuda.cublaslt.library import EPILOGUE_BIAS
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
+from mlcompute.devices.cuda.kernels.small_matmul import is_small, small_matmul
 from mlcompute.devices.cuda.kernels.strided_copy import transposed
 from mlcompute.devices.cuda.kernels.transposed_copy import TILE, is_transposed, transposed_copy
 from mlcompute.devices.cuda.libraries import Gpu, current_gpu
@@ -46,6 +47,8 @@ def matmul_launches(step: Step, operands: Operands) -> Sequence[Launch | Library
     a, b, y = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
     if y.size == 0:
         return []
+    if is_small(a, b, y):
+        return [small_matmul(step, a, b, y)]
     if current_gpu() is None and _is_for_library(a, b, y):
         return [LibraryCall(step, "cuBLASLt", [a, b, y], [2], no_gpu)]
     copies, a, b, workspace = _factors(step, a, b, y, operands)
@@ -93,6 +96,8 @@ def product_launches(
 ) -> Sequence[Launch | LibraryCall]:
     """y = a b for any operands, as a step of its own or as a part of one; without a GPU by our own kernel."""
     gpu = current_gpu()
+    if is_small(a, b, y):
+        return [small_matmul(step, a, b, y)]
     if gpu is None or not _is_for_library(a, b, y):
         return [tiled_launch(step, a, b, y)]
     calls = []
@@ -117,6 +122,8 @@ def epilogue_launches(step: Step, operands: Operands) -> Sequence[Launch | Libra
     y = operands[step.results[0]]
     if y.size == 0:
         return []
+    if is_small(a, b, y):
+        return [small_matmul(step, a, b, y, bias)]
     gpu = current_gpu()
     if gpu is None and _is_for_library(a, b, y):
         return [LibraryCall(step, _WITH_BIAS, [a, b, y, bias], [2], no_gpu)]
@@ -138,6 +145,8 @@ def workspace_bytes(step: Step) -> int:
     """
     y, depth = step.results[0], step.inputs[0].shape[-1]
     if current_gpu() is None or (y.dtype not in _TYPES and not is_bfloat16(y.dtype)):
+        return 0
+    if is_small(step.inputs[0], step.inputs[1], y):
         return 0
     if 2 * y.size * depth < _SMALL_PRODUCT:
         wanted = 8 * y.nbytes if depth >= _LONG_SUM else 0
@@ -224,11 +233,15 @@ def no_gpu(stream: int, addresses: Sequence[int]) -> None:
 
 def _bias_launch(step: Step, y: Operand, bias: Operand) -> Launch:
     """y = y + bias in place."""
+    element, total = (
+        memory_type(y.dtype),
+        f"{loaded(y.dtype, 'y[at]')} + {loaded(y.dtype, 'bias[at % columns * stride]')}",
+    )
     source = f"""
 extern "C" __global__ void __launch_bounds__({BLOCK}) KERNEL(
-    float* y, const float* bias, long long count, long long columns, long long stride) {{
+    {element}* y, const {element}* bias, long long count, long long columns, long long stride) {{
     long long at = (long long)blockIdx.x * {BLOCK} + threadIdx.x;
-    if (at < count) y[at] += bias[at % columns * stride];
+    if (at < count) y[at] = {stored(y.dtype, total)};
 }}
 """
     arguments: list[Argument] = [y, bias, *map(np.int64, (y.size, y.shape[-1], bias.strides[-1]))]
