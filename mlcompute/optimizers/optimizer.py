@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from mlcompute.runtime.storage import Storage
     from mlcompute.tensor import Tensor
 
-#: The groups a parameter belongs to, by their place among the optimizer's; empty: none.
+#: The groups a parameter belongs to, by their place among the optimizer's; empty: none. A last number below 0 says how
+#: many updates went by without the parameter: -300 of one that was unfrozen after 300.
 Members = tuple[int, ...]
 
 #: States that start as the parameter and follow it.
@@ -46,6 +47,11 @@ SLOW_WEIGHTS, AVERAGE = "slow_weights", "average"
 def suffix(members: Members) -> str:
     """What tells the numbers of parameters of some groups from those of the others: learning_rate[0,2]."""
     return f"[{','.join(map(str, members))}]" if members else ""
+
+
+def missed_updates(members: Members) -> int:
+    """How many updates went by without parameters of some groups."""
+    return -members[-1] if members and members[-1] < 0 else 0
 
 
 def clip_name(group: int) -> str:
@@ -66,7 +72,8 @@ class Optimizer(ABC):
     at the next update, without compiling anything again. A copy is independent and equal.
 
     State belongs to an optimizer and a tensor, as in PyTorch: training graphs with one optimizer and the same
-    parameters share moments and step count; graphs with disjoint parameters have a count each.
+    parameters share moments and step count; graphs with disjoint parameters have a count each. Updates that went by
+    while a parameter was frozen do not count for it.
     """
 
     #: Read-only properties a concrete optimizer has beside those of the descriptor, in the constructor's order.
@@ -137,6 +144,9 @@ class Optimizer(ABC):
         self.clocks: list[Clock] = []
         #: Parameters that have not been updated yet, where some state starts as the parameter.
         self.fresh: WeakKeyDictionary[Tensor, None] = WeakKeyDictionary()
+        #: How many updates went by without a parameter, and the number of the first that one not trained now missed.
+        self.missed: WeakKeyDictionary[Tensor, int] = WeakKeyDictionary()
+        self.left_at: WeakKeyDictionary[Tensor, int] = WeakKeyDictionary()
 
     @property
     def first_step(self) -> int:
@@ -152,7 +162,8 @@ class Optimizer(ABC):
 
     def __getstate__(self) -> dict[str, object]:
         # A copy has the settings and the number of the step, and remembers nothing about parameters.
-        return {name: value for name, value in vars(self).items() if name not in ("buffers", "clocks", "fresh")}
+        forgotten = ("buffers", "clocks", "fresh", "missed", "left_at")
+        return {name: value for name, value in vars(self).items() if name not in forgotten}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
@@ -219,9 +230,9 @@ class Optimizer(ABC):
 
     def rule(self, members: Members) -> Optimizer:
         """The optimizer as it is for parameters of some groups: the settings of later ones count more."""
-        if not members:
+        groups = [self._groups[index] for index in members if index >= 0]
+        if not groups:
             return self
-        groups = [self._groups[index] for index in members]
         rules = [group.optimizer for group in groups if group.optimizer is not None]
         rule = object.__new__(type(rules[-1] if rules else self))
         vars(rule).update(vars(rules[-1] if rules else self), _groups=())
@@ -236,18 +247,17 @@ class Optimizer(ABC):
 
     def clipping_group(self, members: Members) -> int | None:
         """Which of some groups clips: the last that has a norm; None: none of them."""
-        return next((index for index in reversed(members) if self._groups[index].clip_norm is not None), None)
+        chosen = (index for index in reversed(members) if index >= 0)
+        return next((index for index in chosen if self._groups[index].clip_norm is not None), None)
 
     def scalars_of(self, time_step: int, members: Iterable[Members]) -> dict[str, float]:
         """The numbers of one update for every combination of groups there is, by name and `suffix`."""
         numbers = self.scalars(time_step)
-        if not self._groups:
-            return numbers
         for some in members:
             if some:
-                end = suffix(some)
+                end, own_step = suffix(some), max(time_step - missed_updates(some), 1)
                 rule = self.rule(some)
-                numbers |= {name + end: number for name, number in rule.rule_scalars(time_step).items()}
+                numbers |= {name + end: number for name, number in rule.rule_scalars(own_step).items()}
         for index, group in enumerate(self._groups):
             if group.clip_norm is not None:
                 numbers[clip_name(index)] = group.clip_norm

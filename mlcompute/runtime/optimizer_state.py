@@ -46,8 +46,32 @@ class OptimizerState:
 
     def use_groups(self, groups: Mapping[Tensor, Members]) -> None:
         """Which groups of the optimizer the parameters of the graph belong to."""
-        self._groups = groups
-        self.combinations = tuple(sorted(set(groups.values())))
+        self._groups = self.with_missed(groups)
+        self.combinations = tuple(sorted(set(self._groups.values())))
+
+    def with_missed(self, groups: Mapping[Tensor, Members]) -> dict[Tensor, Members]:
+        """Groups, with the updates that parameters have missed."""
+        found = {tensor: tuple(index for index in members if index >= 0) for tensor, members in groups.items()}
+        for tensor, missed in self.optimizer.missed.items():
+            found[tensor] = (*found.get(tensor, ()), -missed)
+        return found
+
+    def count_missed(self, parameters: Iterable[Tensor]) -> None:
+        """These are about to be trained: those that were not until now have missed updates."""
+        optimizer, now, trained = self.optimizer, self.time_step, set(parameters)
+        if not optimizer.counts or not self._clock.updated:
+            return  # there is nothing to count, or no update so far
+        for tensor in self._parameters - trained:
+            optimizer.left_at.setdefault(tensor, now)
+        for tensor in trained:
+            if tensor in optimizer.left_at:
+                missed = optimizer.missed.get(tensor, 0) + now - optimizer.left_at.pop(tensor)
+            elif tensor not in self._buffers and not tensor.has_callers_optimizer_data and now > optimizer.first_step:
+                missed = now - 1
+            else:
+                continue
+            if missed:
+                optimizer.missed[tensor] = missed
 
     def rule(self, tensor: Tensor) -> Optimizer:
         """The optimizer as it is for a parameter."""
@@ -73,6 +97,8 @@ class OptimizerState:
                 state._buffers[tensors[id(tensor)]] = [buffer.copy() for buffer in buffers]
                 if tensor in self.optimizer.fresh:
                     optimizer.fresh[tensors[id(tensor)]] = None
+        for there, here in ((optimizer.missed, self.optimizer.missed), (optimizer.left_at, self.optimizer.left_at)):
+            there.update({tensors[id(tensor)]: number for tensor, number in here.items() if id(tensor) in tensors})
         state.use_groups({tensors[id(t)]: some for t, some in self._groups.items() if id(t) in tensors})
         return state
 

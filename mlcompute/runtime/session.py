@@ -287,6 +287,9 @@ class Session:
         """What is asked of the compiler."""
         earlier, later = ([other.definition for other in some] for some in (self.earlier, self.later))
         request = make_request(self.definition, self.options, self.constants, earlier, later)
+        if self.state is not None:
+            self.state.count_missed(request.parameters)
+            request.groups = self.state.with_missed(request.groups)
         if self.device is not None:
             request.precision = self.device.precision
         if self.group is not None:

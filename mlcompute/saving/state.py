@@ -14,6 +14,7 @@ from mlcompute.runtime.group_members import group_members
 from mlcompute.runtime.session import session_of
 from mlcompute.runtime.storage import Storage
 from mlcompute.saving.checkpoint import OPTIMIZER, Checkpoint
+from mlcompute.saving.names import names_of
 from mlcompute.saving.plain import JSON, shortened
 from mlcompute.tensor import Tensor, TensorDescriptor
 from mlcompute.tensor_data import Array
@@ -21,6 +22,8 @@ from mlcompute.training import TrainingGraph
 
 #: What may change in a parameter group.
 _GROUP = ("learning_rate", "weight_decay", "clip_norm")
+#: Updates that went by without parameters, by name; most graphs have none.
+_COUNTS = ("missed_updates", "left_at")
 
 
 def optimizer_arrays(graph: Graph, names: Mapping[Tensor, str]) -> dict[str, Array]:
@@ -54,6 +57,9 @@ def describe_state(graph: Graph) -> dict[str, JSON]:
         if session.state is not None:
             optimizer = session.state.optimizer
             state["time_step"] = session.state.time_step
+            for kind, known in zip(_COUNTS, (optimizer.missed, optimizer.left_at), strict=True):
+                found = {name: known[tensor] for tensor, name in names_of(graph).items() if tensor in known}
+                state |= {kind: found} if found else {}
             state["learning_rate"] = optimizer.learning_rate
             state["applies_gradient_clipping"] = optimizer.applies_gradient_clipping
             state["weight_decay"] = optimizer.weight_decay
@@ -67,6 +73,7 @@ class SavedState:
 
     def __init__(self, checkpoint: Checkpoint, graph: TrainingGraph, names: Mapping[Tensor, str]) -> None:
         self._session, self._state, self._tensors = session_of(graph), checkpoint.state, set(names)
+        self._names = dict(names)
         self._who = checkpoint.who
         self._buffers = self._read_buffers(checkpoint, names)
         self._check_numbers()
@@ -114,6 +121,7 @@ class SavedState:
                 checked_rate(type(session.state.optimizer).__name__, state.get("learning_rate"))  # type: ignore[arg-type]
                 self._groups = _checked_groups(session.state.optimizer, state.get("groups", []))
                 self._decay = _checked_decay(session.state.optimizer, state.get("weight_decay"))
+                self._missed = [_checked_counts(kind, state.get(kind, {})) for kind in _COUNTS]
                 step = state.get("time_step")
                 if type(step) is not int or not 1 <= step < 2**53:
                     raise DataError(f"the time step is {str(step)[:40]}", expected="a whole number from 1 on")
@@ -134,6 +142,7 @@ class SavedState:
             return
         state.time_step = saved["time_step"]
         state.optimizer.advance_to(state.time_step)
+        self._apply_missed(state.optimizer)
         state.optimizer.schedule_rate(saved["learning_rate"])
         state.optimizer.applies_gradient_clipping = saved.get("applies_gradient_clipping") is True
         state.optimizer.weight_decay = self._decay
@@ -156,12 +165,30 @@ class SavedState:
             elif state.rule(tensor).followers:
                 state.optimizer.fresh[tensor] = None
 
+    def _apply_missed(self, optimizer: Optimizer) -> None:
+        before = dict(optimizer.missed)
+        for known, counts in zip((optimizer.missed, optimizer.left_at), self._missed, strict=True):
+            for tensor in self._names:
+                known.pop(tensor, None)
+            known.update({tensor: counts[name] for tensor, name in self._names.items() if name in counts})
+        if dict(optimizer.missed) != before:
+            self._session.outdated()
+
 
 def _checked_decay(optimizer: Optimizer, saved: JSON) -> float:
     """The weight decay in a file; files from before it could change have that of the descriptor."""
     if saved is None:
         return optimizer.regularization_scale if optimizer.regularization_type else 0.0
     return checked_number(type(optimizer).__name__, "weight_decay", saved, least=0.0)
+
+
+def _checked_counts(kind: str, saved: JSON) -> dict[str, int]:
+    """Numbers of updates by parameter; files from before they were counted have none."""
+    counts = saved if isinstance(saved, dict) else {"": None}
+    for name, count in counts.items():
+        if type(count) is not int or not 0 < count < 2**53:
+            raise DataError(f"{kind} of '{name[:40]}' is {str(count)[:40]}", expected="a whole number from 1 on")
+    return dict(counts)
 
 
 def _checked_groups(optimizer: Optimizer, saved: JSON) -> list[tuple[ParameterGroup, list[float | None]]]:
