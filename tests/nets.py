@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import mlcompute as mlc
@@ -33,6 +34,17 @@ def normal(*shape: int, seed: int = 0) -> Array:
 def cpu() -> mlc.Device:
     """The CPU with whatever engine MLCOMPUTE_ENGINE names: what these tests ask must hold on all of them."""
     return mlc.Device.cpu()
+
+
+def shares_memory(device: mlc.Device) -> bool:
+    """Does the device compute in the caller's memory?"""
+    return device.engine.wrap(np.empty(0, np.uint8)) is not None
+
+
+def needs_shared_memory(device: mlc.Device) -> None:
+    """For tests of what is written into the caller's memory directly."""
+    if not shares_memory(device):
+        pytest.skip(f"'{device.engine.name}' has memory of its own: it cannot see what is written into the caller's")
 
 
 #: Does it run on a real GPU?

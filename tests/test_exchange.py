@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import mlcompute as mlc
+from tests.nets import needs_shared_memory
 
 
 def parameter() -> mlc.Tensor:
@@ -46,6 +47,7 @@ def test_torch_gets_a_copy_of_its_own() -> None:
 
 
 def test_torch_writes_what_the_next_run_reads() -> None:
+    needs_shared_memory(mlc.Device.cpu())
     x = mlc.Tensor(shape=(1, 3))
     values = torch.arange(6, dtype=torch.float32).reshape(2, 3)
     weights = mlc.Tensor(shape=(2, 3), shared_data=values)

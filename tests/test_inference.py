@@ -22,8 +22,10 @@ from tests.nets import (
     batch_norm,
     cpu,
     dense,
+    needs_shared_memory,
     normal,
     sgd,
+    shares_memory,
     tensor,
     values_of,
 )
@@ -75,6 +77,7 @@ def test_weights_are_shared_and_live() -> None:
 
 def test_the_callers_own_buffers_are_live() -> None:
     """Weights over the caller's memory: what is written into it in place is what the next run reads."""
+    needs_shared_memory(cpu())
     buffer = bytearray(normal(2, 3).tobytes())
     weights = mlc.Tensor(shape=(2, 3), shared_data=mlc.TensorData(buffer, length=24))
     d = mlc.ConvolutionDescriptor(input_feature_channel_count=3, output_feature_channel_count=2)
@@ -431,7 +434,8 @@ def test_memory_is_what_the_engine_was_asked_for(style: str) -> None:
     assert net.training.device_memory_size == max(engine.asked) + state
     asked = len(engine.asked)
     net.step(x[:2], t[:2], batch_size=2).wait()
-    assert len(engine.asked) == asked, "a smaller batch needs no memory of its own"
+    inputs = 0 if shares_memory(device) else x.nbytes
+    assert max(engine.asked[asked:], default=0) <= inputs, "a smaller batch needs no memory of its own"
 
 
 def test_programs_can_be_read() -> None:
@@ -447,7 +451,7 @@ def test_programs_can_be_read() -> None:
 
 def test_where_layers_and_tensors_run() -> None:
     net = Regression(sgd())
-    assert net.first.device_type == mlc.DeviceType.CPU
+    assert net.first.device_type == net.device.actual_device_type
     assert net.first.weights.device is net.device
     assert net.training.device is net.device
     assert net.graph.device is None

@@ -184,7 +184,8 @@ def test_state_given_with_a_tensor_parameter() -> None:
     training.add_inputs({"x": x}, {"t": t})
     training.set_training_tensor_parameters([parameter])
     training.compile(device=cpu())
-    training.execute({"x": normal(4, 3)}, {"t": normal(4, 3)}).wait()
+    training.execute({"x": normal(4, 3)}, {"t": normal(4, 3)})
+    training.synchronize_updates()
     np.testing.assert_array_equal(momentum, 1)
     np.testing.assert_array_equal(offset.data, -np.ones((1, 3)))
 

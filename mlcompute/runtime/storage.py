@@ -113,8 +113,8 @@ class Storage:
         """
         engine, moment = self._newest_device()
         if engine is not None and moment > self._moment_of_host():
-            if not self._is_callers:
-                self._host = np.empty_like(self._host)
+            if not self._is_callers or not self._host.flags.writeable:
+                self._host, self._is_callers = np.empty_like(self._host), False
                 self._shared.clear()
             self._own[engine][0].read(self._host)
             self._host_moment = moment

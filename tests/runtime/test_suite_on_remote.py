@@ -23,6 +23,11 @@ FILES = [
     "saving/test_files.py",
     "saving/test_resume.py",
     "onnx/test_round_trip.py",
+    "test_linked_graphs.py",
+    "test_optimizer_state.py",
+    "test_inference.py",
+    "test_whose_memory.py",
+    "test_exchange.py",
 ]
 
 
