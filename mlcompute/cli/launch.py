@@ -48,12 +48,23 @@ def mpirun_command(processes: int) -> list[str]:
     """mpirun with what it needs here: as root, in containers, and with more processes than cores."""
     mpirun = _found()
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
-    if "Open MPI" not in version and "open-mpi" not in version:
-        return [mpirun, "-n", str(processes)]
-    options = ["-n", str(processes), "--with-ft", "ulfm", "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
+    return [mpirun, "-n", str(processes), *_options(version)]
+
+
+def _options(version: str) -> list[str]:
+    """What an mpirun should be told, by what it says of its version."""
+    found = re.search(r"Open MPI\D*(\d+)\.", version)
+    if found is None and "open-mpi" not in version:
+        return []
+    # Processes are not bound: each computes with several threads, or the system knows better where it is idle.
+    options = ["--bind-to", "none"]
+    if found is None or int(found[1]) >= 5:
+        options += ["--with-ft", "ulfm", "--map-by", ":OVERSUBSCRIBE"]
+    else:  # no fault tolerance yet; containers often forbid processes to read each other's memory, which it relies on
+        options += ["--oversubscribe", "--mca", "btl_vader_single_copy_mechanism", "none"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         options.append("--allow-run-as-root")
-    return [mpirun, *options]
+    return options
 
 
 def _found() -> str:
