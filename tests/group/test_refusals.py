@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
+from mlcompute.cli.launch import _options
 from mlcompute.group.tcp import connect
 from tests.group.threads import BATCH, T, X, network, run_group
 
@@ -114,3 +115,17 @@ def test_no_mpi_is_a_hint():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert "MPI is not usable" in done.stderr
     assert "pip install 'mlcompute[mpi]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "told", "untold"),
+    [
+        ("mpirun (Open MPI) 5.0.11", "--with-ft", "--oversubscribe"),
+        ("mpirun (Open MPI) 4.1.4", "--oversubscribe", "--with-ft"),
+        ("HYDRA build details:\n    Version: 4.2", "", "--bind-to"),
+    ],
+)
+def test_an_mpirun_is_told_what_it_knows(version, told, untold):
+    options = _options(version)
+    assert not told or told in options
+    assert untold not in options
