@@ -53,8 +53,13 @@ def recipe_trainer(name: str, data: Dataset, device: mlc.Device, **options: Any)
     options  `batch` and `rate`; what is None is the recipe's own
     """
     _expect(name, data)
+    build = module(name).build
+    taken = list(inspect.signature(build).parameters)[1:]
+    strange = [one for one in options if one not in taken]
+    if strange:
+        raise DataError(f"{name}: this recipe has no setting {strange[0]!r}", known=", ".join(taken))
     given = {name: value for name, value in options.items() if value is not None}
-    trainer: mlc.Trainer = module(name).build(data, device=device, **given)
+    trainer: mlc.Trainer = build(data, device=device, **given)
     return trainer
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import mlcompute as mlc
-from mlcompute.cli import datasets, models, run_choice, trainers
+from mlcompute.cli import datasets, finishing, models, run_choice, trainers
 from mlcompute.cli.answer import INTERRUPTED, TERMINATED, Answer, fitted, summary_of
-from mlcompute.cli.arguments import count
+from mlcompute.cli.arguments import count, setting
 from mlcompute.cli.streams import stop_showing
 from mlcompute.errors import DataError, ExecutionError
 from mlcompute.runs.folders import clear
@@ -37,6 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=count, default=5, metavar="N", help="times to go through the data (5)")
     parser.add_argument("--batch", type=count, metavar="N", help="samples per step (the recipe's)")
     parser.add_argument("--rate", type=float, metavar="R", help="learning rate (the recipe's)")
+    parser.add_argument(
+        "--set",
+        type=setting,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of build(), of a recipe's or of your file's; may be given several times",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="for weights, dropout, order of data (0)")
     parser.add_argument(
         "--last-batch",
@@ -58,6 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report", nargs="?", const="", metavar="FILE", help="write an HTML report (report.html in the folder)"
     )
+    parser.add_argument(
+        "--live",
+        nargs="?",
+        type=int,
+        const=0,
+        metavar="PORT",
+        help="show it in a browser while it trains (a free port)",
+    )
     parser.add_argument("--tensorboard", metavar="FOLDER", help="write event files for TensorBoard")
 
 
@@ -77,12 +92,12 @@ def run(args: argparse.Namespace) -> Answer:
             with _needing_a_reader("train with the output going to a file"):
                 print(fitted(f"{data}\n{summary_of(trainer.training)}\n"), flush=True)
     with run_choice.made(args.model, folder) as out:
-        given = {"model": args.model, "seed": args.seed, "last_batch": args.last_batch}
+        given = {"model": args.model, "seed": args.seed, "last_batch": args.last_batch, **dict(args.set)}
         run = mlc.Run(
             Path(args.model).stem, folder=out, parameters=given, data=_data_facts(data, args.data), command=args.typed
         )
-        with run:
-            return _train(args, trainer, data, resume, run)
+        with run, _live(args, run, data, trainer) as live:
+            return _train(args, trainer, data, resume, run, live)
 
 
 def _train(
@@ -91,6 +106,7 @@ def _train(
     data: mlc.data.Dataset,
     resume: Path | None,
     run: mlc.Run,
+    live: list[mlc.callbacks.Callback],
 ) -> Answer:
     """Train into a folder."""
     last, best, page = run.last, run.best_checkpoint, run.report
@@ -107,7 +123,11 @@ def _train(
                 epochs=args.epochs,
                 shuffle_seed=args.seed,
                 last_batch=args.last_batch,
-                callbacks=[*_callbacks(args, last, best if data.validation else None, _steps(trainer, data)), run],
+                callbacks=[
+                    *_callbacks(args, last, best if data.validation else None, _steps(trainer, data)),
+                    run,
+                    *live,
+                ],
                 resume=resume,
                 checkpoint=last,
                 verbose=0 if args.json else "auto",
@@ -116,21 +136,47 @@ def _train(
         code = TERMINATED if isinstance(stopped, Terminated) else INTERRUPTED
         run.end("stopped", trainer.history.stopped)
         answer |= {"checkpoint": stopped.path, "stopped": trainer.history.stopped, "go_on_with": trainer.resume_hint}
-        return Answer("", answer, code=code)
+        text = _report(args, run, trainer, data, answer) if trainer.history.epochs else ""
+        return Answer(text, answer, code=code)
     final = {name: values[-1] for name, values in history.history.items() if values}
     answer |= final
     lines = ["", described(final), f"checkpoint  {last}"]
     if data.validation is not None:
         lines.append(f"best        {best}")
         answer["best"] = str(best)
-    if args.report is not None:
-        report = Path(args.report) if args.report else page
-        with _saying(f"training is complete and saved in {last}, the report is missing"):
-            write_report(report, trainer, data, history)
-        lines.append(f"report      {report}")
-        answer["report"] = str(report)
+    lines += [line for line in [_report(args, run, trainer, data, answer)] if line]
     lines.append(f"go on with  {_command(args, 2 * args.epochs)}")
     return Answer("\n".join(lines), answer)
+
+
+def _report(
+    args: argparse.Namespace, run: mlc.Run, trainer: mlc.Trainer, data: mlc.data.Dataset, answer: dict[str, Any]
+) -> str:
+    """Write down what the model gets wrong and, if it is wanted, the report; the line that says where it is."""
+    with _saying(f"the state is saved in {answer['checkpoint']}, the report is missing"):
+        evaluation = finishing.evaluated(run, trainer, data)
+        if args.report is None:
+            return ""
+        report = Path(args.report) if args.report else run.report
+        finishing.write_report(report, run, trainer, data, evaluation)
+    answer["report"] = str(report)
+    return f"report      {report}"
+
+
+@contextlib.contextmanager
+def _live(
+    args: argparse.Namespace, run: mlc.Run, data: mlc.data.Dataset, trainer: mlc.Trainer
+) -> Iterator[list[mlc.callbacks.Callback]]:
+    """The callback that serves the live page, if it is wanted; at the end the page is told how it went."""
+    if args.live is None:
+        yield []
+        return
+    every = max(1, _steps(trainer, data) * args.epochs // 64)
+    live = mlc.callbacks.Live(args.live, every, run=run, title=f"{run.name} on {data.name}")
+    try:
+        yield [live]
+    finally:
+        live.close()
 
 
 def _data_facts(data: mlc.data.Dataset, path: str | None) -> dict[str, Any]:
@@ -189,25 +235,20 @@ def _needing_a_reader(fix: str) -> Iterator[None]:
         raise ExecutionError("nobody reads the output any more: training was stopped", fix=fix) from None
 
 
-def write_report(path: Path, trainer: mlc.Trainer, data: mlc.data.Dataset, history: Any) -> None:
-    """The page about a finished run, with the time of its steps."""
-    batch = trainer.model.feed.batch
-    profile = None
-    if len(data) >= batch and len(trainer.model.feed.inputs) == len(trainer.model.feed.labels) == 1:
-        x, y = data.batch(np.arange(batch))
-        name, tensor = next(iter(trainer.model.feed.labels.items()))
-        profile = trainer.training.profile({next(iter(trainer.model.feed.inputs)): x}, {name: _labels(y, tensor)})
-    mlc.report(path, trainer.training, history, profile, title=f"Training on {data.name}")
-
-
-def _labels(y: Any, tensor: mlc.Tensor) -> Any:
-    shape = tensor.descriptor.shape
-    y = np.asarray(y)
-    return np.eye(shape[-1], dtype=np.float32)[y] if y.ndim == 1 and len(shape) == 2 and y.dtype.kind in "iu" else y
-
-
 #: Options that a resumed run must be given again.
-_KEPT = ("data", *datasets.OPTIONS, "batch", "rate", "seed", "last_batch", "device", "out", "tensorboard")
+_KEPT = (
+    "data",
+    *datasets.OPTIONS,
+    "batch",
+    "rate",
+    "seed",
+    "last_batch",
+    "device",
+    "out",
+    "live",
+    "tensorboard",
+    "set",
+)
 
 
 def _command(args: argparse.Namespace, epochs: int) -> str:
@@ -220,7 +261,8 @@ def _command(args: argparse.Namespace, epochs: int) -> str:
         if value != parser.get_default(name):
             option = f"--{name.replace('_', '-')}"
             several = value if isinstance(value, list) else [value]
-            words += [option] if value is True else [word for one in several for word in (option, str(one))]
+            several = [f"{one[0]}={json.dumps(one[1])}" if isinstance(one, tuple) else str(one) for one in several]
+            words += [option] if value is True else [word for one in several for word in (option, one)]
     if args.report is not None:
         words += ["--report", args.report] if args.report else ["--report"]
     return shlex.join([*words, "--resume"])

@@ -30,7 +30,7 @@ def trainer_and_data(args: argparse.Namespace, device: mlc.Device) -> tuple[mlc.
             data = datasets.augmented(args, recipe_data(args.model))
         else:
             data = _for_recipe(args)
-        return recipe_trainer(args.model, data, device, batch=args.batch, rate=args.rate), data
+        return recipe_trainer(args.model, data, device, batch=args.batch, rate=args.rate, **dict(args.set)), data
     if Path(args.model).suffix != ".py":
         near = meant(args.model, RECIPES).removeprefix("; ")
         raise FileError(f"{args.model}: neither a recipe nor a Python file", expected=HELP, fix=near)
@@ -41,7 +41,7 @@ def trainer_and_data(args: argparse.Namespace, device: mlc.Device) -> tuple[mlc.
         given = datasets.loaded(args, **({"images": False, "standardize": False} if is_npz else {}))
     else:
         datasets.expect_no_options(args, args.model)
-    made, used = source.build(given, batch=args.batch, rate=args.rate, device=device)
+    made, used = source.build(given, batch=args.batch, rate=args.rate, device=device, **dict(args.set))
     trainer = made if isinstance(made, mlc.Trainer) else trainer_of(made, device, args.model)
     if used is None:
         used = source.data() if source.has("data") else recipe_data("mlp")

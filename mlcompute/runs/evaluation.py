@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlcompute.data import Dataset
 from mlcompute.errors import DataError, FileError
+from mlcompute.runs.folders import write_json
 from mlcompute.seeing.png import picture_of
 
 if TYPE_CHECKING:
@@ -51,8 +53,11 @@ class Evaluation:
     mistakes: list[Mistake]
 
     @classmethod
-    def of(cls, trainer: Trainer, x: Any, y: Any, classes: Sequence[str] | None = None) -> Evaluation | None:
-        """Of a trained classifier on samples x with integer class labels y; None where labels are no classes."""
+    def of(cls, trainer: Trainer, x: Any, y: Any = None, classes: Sequence[str] | None = None) -> Evaluation | None:
+        """Of a trained classifier on samples x with integer class labels y, or on a Dataset; None for other labels."""
+        samples = x
+        if isinstance(x, Dataset):
+            y, classes, samples = x.y, classes or x.classes or None, x.values if not isinstance(x.x, Mapping) else None
         labels = np.asarray(y)
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels) or labels.min() < 0:
             return None
@@ -62,13 +67,14 @@ class Evaluation:
         probabilities = _probabilities(predicted.astype(np.float64), trainer.model.is_on_logits)
         if labels.max() >= probabilities.shape[1]:
             return None
-        return cls.from_probabilities(probabilities, labels, x, classes)
+        names = classes if classes is not None and len(classes) == probabilities.shape[1] else None
+        return cls.from_probabilities(probabilities, labels, samples, names)
 
     @classmethod
     def from_probabilities(
         cls, probabilities: Any, labels: Any, x: Any = None, classes: Sequence[str] | None = None
     ) -> Evaluation:
-        """Of probabilities (n, classes) and integer class labels (n,); x has the samples, for pictures."""
+        """Of probabilities (n, classes) and integer class labels (n,); x, or x(numbers), are samples, for pictures."""
         count = probabilities.shape[1]
         if classes is not None and len(classes) != count:
             raise DataError(f"Evaluation: {len(classes)} names for {count} classes", fix="give a name for every class")
@@ -77,7 +83,8 @@ class Evaluation:
         np.add.at(confusion, (labels, guesses), 1)
         wrong = np.flatnonzero(guesses != labels)
         worst = wrong[np.argsort(probabilities[wrong, labels[wrong]], kind="stable")][:MOST_MISTAKES]
-        samples = x if isinstance(x, np.ndarray) else None
+        if isinstance(x, np.ndarray):
+            x = x.__getitem__
         mistakes = [
             Mistake(
                 int(at),
@@ -85,7 +92,7 @@ class Evaluation:
                 int(guesses[at]),
                 round(float(probabilities[at, guesses[at]]), 4),
                 round(float(probabilities[at, labels[at]]), 4),
-                picture_of(samples[at]) if samples is not None else "",
+                picture_of(x([at])[0]) if callable(x) else "",
             )
             for at in worst
         ]
@@ -104,9 +111,7 @@ class Evaluation:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
-        from mlcompute.seeing.files import write_text
-
-        write_text(Path(path), json.dumps(asdict(self)), "Evaluation.save")
+        write_json(Path(path), asdict(self))
 
     @classmethod
     def load(cls, path: str | Path) -> Evaluation:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mlcompute.errors import DataError, FileError
 
@@ -89,6 +92,19 @@ def found_run(text: str, root: str | Path = "runs") -> Path:
         raise DataError(f"{text}: holds no run", expected=f"a folder with {FACTS}, as `mlcompute train` writes it")
     known = ", ".join(one.name for one in run_folders(inside)) if inside.is_dir() else ""
     raise DataError(f"{text}: there is no such run", known=known, expected="its folder, or its number: runs/0003, or 3")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Replace a file by a new one, whole; without waiting for the disk, as weights must."""
+    beside = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise FileError(
+            f"Run: {path} could not be written: {error}", fix="free space, or choose another folder"
+        ) from error
 
 
 def clear(folder: Path) -> None:

@@ -16,7 +16,18 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from mlcompute.errors import DataError, FileError
-from mlcompute.runs.folders import BEST, EVALUATION, FACTS, LAST, REPORT, is_run, name_of, new_folder, number_of
+from mlcompute.runs.folders import (
+    BEST,
+    EVALUATION,
+    FACTS,
+    LAST,
+    REPORT,
+    is_run,
+    name_of,
+    new_folder,
+    number_of,
+    write_json,
+)
 from mlcompute.runs.memory import peak_memory
 from mlcompute.trainer.callbacks.callback import Callback, Logs
 from mlcompute.trainer.history import History
@@ -155,14 +166,7 @@ class Run(Callback):
     def update(self, **facts: Any) -> None:
         """Write facts down; the file is replaced whole."""
         self.facts |= facts
-        text = json.dumps(_plain(self.facts), indent=1, allow_nan=False) + "\n"
-        beside = self.folder / f".{FACTS}-{os.getpid()}"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(self.folder / FACTS)
-        except OSError as error:
-            raise FileError(f"Run: {self.folder / FACTS} could not be written: {error.strerror}") from error
+        write_json(self.folder / FACTS, _plain(self.facts))
 
     def end(self, status: str, reason: str = "") -> None:
         """The run is over."""

@@ -13,6 +13,9 @@ from mlcompute.seeing.units import number, visible
 if TYPE_CHECKING:
     from mlcompute.runs import Run
 
+#: Of a longer list only the beginning is shown.
+MOST_VALUES = 12
+
 
 def setup_section(runs: Sequence[Run]) -> Section:
     """A column per run; what differs between them stands out."""
@@ -59,5 +62,13 @@ def value_text(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return value if isinstance(value, str) else json.dumps(value)
+        if isinstance(value, list) and len(value) > MOST_VALUES:
+            return f"{len(value):,}: {', '.join(map(str, value[:MOST_VALUES]))} …"
+        return (
+            value
+            if isinstance(value, str)
+            else ", ".join(map(value_text, value))
+            if isinstance(value, list)
+            else json.dumps(value)
+        )
     return f"{value:,}" if isinstance(value, int) else number(value)

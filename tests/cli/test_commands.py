@@ -65,7 +65,8 @@ def test_train_evaluate_predict(folder: Path, capsys: pytest.CaptureFixture[str]
     files = {path.name for path in (folder / "runs/0001-net").iterdir()}
     assert files >= {"last.safetensors", "best.safetensors", "report.html"}
     headings = re.findall(r"<h2[^>]*>([^<]+)", (folder / "runs/0001-net/report.html").read_text(encoding="utf-8"))
-    assert headings == ["Learning", "Gradient norms", "Time", "Memory over a step", "Graph", "Layers"]
+    parts = ["Learning", "Mistakes", "Gradient norms", "Setup", "Time", "Memory over a step", "Graph", "Layers"]
+    assert headings == parts
     plain = answer(capsys, "train", "net.py", "--epochs", "25", "--out", "plain")
     assert plain["val_loss"] == trained["val_loss"], "a report only looks on"
 
@@ -420,7 +421,7 @@ def bytes_in(folder: Path) -> dict[str, bytes]:
 def test_a_second_run_leaves_the_first_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer(capsys, "train", "net.py", "--epochs", "1", "--report")
     first = bytes_in(folder / "runs" / "0001-net")
-    assert set(first) == {"last.safetensors", "best.safetensors", "report.html", "run.json"}
+    assert set(first) == {"last.safetensors", "best.safetensors", "report.html", "run.json", "evaluation.json"}
     second = answer(capsys, "train", "net.py", "--epochs", "1", "--seed", "9")
     assert Path(second["checkpoint"]) == Path("runs/0002-net/last.safetensors")
     assert Path(answer(capsys, "train", "net.py", "--epochs", "1")["best"]) == Path("runs/0003-net/best.safetensors")
@@ -445,7 +446,7 @@ def test_a_folder_with_a_run_is_refused(folder: Path, capsys: pytest.CaptureFixt
     answer(capsys, "train", "net.py", "--data", "wrong.npz", "--out", "here", "--overwrite", code=1)
     assert bytes_in(folder / "here") == before
     answer(capsys, "train", "net.py", "--epochs", "1", "--out", "here", "--overwrite", "--seed", "3")
-    assert set(bytes_in(folder / "here")) == {"last.safetensors", "best.safetensors", "run.json"}
+    assert set(bytes_in(folder / "here")) == {"last.safetensors", "best.safetensors", "run.json", "evaluation.json"}
     assert main(["train", "net.py", "--overwrite", "--resume"]) == 2
     capsys.readouterr()
 

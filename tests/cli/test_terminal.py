@@ -48,7 +48,7 @@ def test_ctrl_c_saves_and_resumes(tmp_path: Path) -> None:
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 130
-    assert (tmp_path / "runs" / "mlp" / "last.safetensors").exists()
+    assert (tmp_path / "runs" / "0001-mlp" / "last.safetensors").exists()
 
 
 def screen(folder: Path, *arguments: str, columns: int) -> list[str]:
@@ -66,6 +66,8 @@ def test_nothing_wraps_on_a_narrow_terminal(tmp_path: Path) -> None:
     first_words = [line.split()[0] for line in lines if line.strip()]
     expected = [
         "digits:",
+        "x",
+        "y",
         "layer",
         "flatten1",
         "hidden",

@@ -107,8 +107,8 @@ def test_the_command_line_keeps_a_record(capsys: Any) -> None:
     record = facts(Path("runs/0001-mlp"))
     assert record["command"] == "mlcompute train mlp --data data.npz --rate 0.01 --batch 8 --epochs 2"
     assert record["parameters"].items() >= {"epochs": 2, "rate": 0.01, "batch": 8, "model": "mlp", "seed": 0}.items()
-    expected = {"name": "data", "samples": 20, "validation": 4, "shape": [4], "type": "float32", "classes": 3}
-    assert record["data"].items() >= expected.items()
+    expected = {"name": "data", "samples": 20, "validation": 4, "shape": [4], "classes": ["0", "1", "2"]}
+    assert {name: record["data"][name] for name in expected} == expected
     assert (record["status"], record["epochs"]) == ("finished", 2)
     assert main([*command, "4", "--resume"]) == 0
     again = facts(Path("runs/0001-mlp"))
@@ -144,3 +144,55 @@ def test_a_folder_that_cannot_be_made() -> None:
     Path("runs").mkdir(mode=0o500)
     with pytest.raises(mlc.FileError, match="runs/net: cannot be made"):
         mlc.Run("net")
+
+
+def test_the_report_is_written_after_ctrl_c(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez("data.npz", x=X, y=Y)
+
+    def stops(self: mlc.Run, epoch: int, logs: mlc.callbacks.Logs, true: Any = mlc.Run.on_epoch_end) -> None:
+        true(self, epoch, logs)
+        if epoch == 1:
+            self.trainer.interrupt()
+
+    monkeypatch.setattr(mlc.Run, "on_epoch_end", stops)
+    command = ["train", "mlp", "--data", "data.npz", "--epochs", "9", "--batch", "8", "--report"]
+    assert main(command) == 130
+    said = capsys.readouterr()
+    assert "report      runs/0001-mlp/report.html" in said.out
+    assert "go on with: mlcompute train mlp --epochs 9" in said.err
+    run = mlc.Run.read("runs/0001-mlp")
+    assert (run.status, run.facts["reason"]) == ("stopped", "SIGINT")
+    assert "stopped: SIGINT" in run.report.read_text(encoding="utf-8")
+    assert run.evaluation.exists()
+
+
+NET = """
+import mlcompute as mlc
+def build(data, width=4, kind="tanh", batch=8):
+    graph = mlc.Graph()
+    graph.dense(graph.dense(data.input(graph, batch), width, activation=kind), 3)
+    return mlc.Trainer(graph, loss="softmax_cross_entropy", metrics=["accuracy"])
+"""
+
+
+def test_settings_of_a_file(capsys: Any) -> None:
+    Path("net.py").write_text(NET)
+    np.savez("data.npz", x=X, y=Y)
+    command = ["train", "net.py", "--data", "data.npz", "--epochs", "1", "--set", "width=7", "--set", "kind=relu"]
+    assert main(command) == 0
+    assert "--set width=7 --set 'kind=\"relu\"'" in capsys.readouterr().out, "in the command that goes on"
+    run = mlc.Run.read("runs/0001-net")
+    assert (run.parameters["width"], run.parameters["kind"], run.parameters["weights"]) == (7, "relu", 4 * 7 + 7 + 24)
+    assert main([*command[:-1], "colour=red"]) == 1
+    assert "its build() takes no --colour" in capsys.readouterr().err
+    assert main(["train", "mlp", "--set", "colour=red"]) == 1
+    assert "mlp: this recipe has no setting 'colour'\n  known  batch, rate" in capsys.readouterr().err
+    assert main(["train", "mlp", "--set", "colour"]) == 2
+    assert "'colour' is not of the form NAME=VALUE" in capsys.readouterr().err
+
+
+def test_live_on_the_command_line(capsys: Any) -> None:
+    np.savez("data.npz", x=X, y=Y)
+    assert main(["train", "mlp", "--data", "data.npz", "--epochs", "2", "--batch", "8", "--live"]) == 0
+    assert "live: http://127.0.0.1:" in capsys.readouterr().err
+    assert len(mlc.Run.read("runs/0001-mlp").history().gradient_norms) > 1
