@@ -1,0 +1,196 @@
+"""Passes that know tensors, on hand-written steps: gradients, their sums and exchange, updates, what is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from mlcompute import ops
+from mlcompute.compiler import PASSES, Context, Request
+from mlcompute.compiler.accumulate_gradients import KEEP, SHARE, accumulate_gradients
+from mlcompute.compiler.add_gradients import add_gradients
+from mlcompute.compiler.add_updates import add_updates
+from mlcompute.compiler.exchange_gradients import GLOBAL_NORM, SLICE, exchange_gradients
+from mlcompute.compiler.fuse_elementwise import fuse_elementwise
+from mlcompute.compiler.fuse_update_into_matmul import fuse_update_into_matmul
+from mlcompute.compiler.lower import Lowering
+from mlcompute.compiler.mark_kept import mark_kept
+from mlcompute.compiler.program import Program
+from mlcompute.compiler.start_from_exchanged import start_from_exchanged
+from mlcompute.compiler.verify import verify_steps
+from mlcompute.ops.op import Array, Step, Value, run_meaning
+from tests.compiler.programs import Supporting, apply, feed
+
+
+class Hand:
+    """loss = mean((x w)²) as four steps, and a running statistic s <- (s + loss) / 2."""
+
+    def __init__(self, style: str = "fused", optimizer: mlc.Optimizer | None = None) -> None:
+        self.x, self.w, self.s = (mlc.Tensor(shape=shape) for shape in ((2, 3), (3, 1), (1, 1)))
+        self.y, self.loss = mlc.Tensor(shape=(2, 1)), mlc.Tensor(shape=(1, 1))
+        self.request = Request(batch_size=2, parameters=[self.w], minimised=[self.loss], optimizer=optimizer)
+        self.request.inputs, self.request.averaged = {self.x: 1}, {self.loss}
+        self.context = Context(self.request, Supporting(lambda step: True), Program(style, 2))
+        run = self.run = self.context.lowering = Lowering(training=True, trace=self.context.trace)
+        x, w, s = run.input(self.x), run.value_of(self.w), run.value_of(self.s)
+        y = run.values[self.y] = ops.matmul(x, w)
+        loss = run.values[self.loss] = ops.sum_(y * y, (0, 1)) * 0.5
+        run.write(self.s, (s + loss) * 0.5)
+        ops.assign(s, run.writes[0][1])
+        self.program.values, self.program.persistent = run.values, run.persistent
+        self.steps = run.trace.steps
+
+    @property
+    def program(self) -> Program:
+        return self.context.program
+
+    def after(self, *passes: object) -> list[Step]:
+        """The steps after some passes, none of which changes what it is given."""
+        for one in passes:
+            before = list(self.steps)
+            steps = one(self.steps, self.context)  # type: ignore[operator]
+            assert before == self.steps[: len(before)]
+            self.steps = steps
+        verify_steps(self.steps)
+        return self.steps
+
+    def compute(self, memory: dict[Value, Array]) -> dict[Value, Array]:
+        """Every value; memory that is assigned to is changed."""
+        memory = {**self.context.trace.constants, **memory}
+        for step in self.steps:
+            arrays = run_meaning(step, [memory[value] for value in step.inputs])
+            memory.update(zip(step.results, arrays, strict=True))
+        return memory
+
+
+X, W = np.float32([[1, 2, 3], [4, 5, 6]]), np.float32([[1], [0], [-1]])
+#: d/dw of mean((x w)²).
+GRADIENT = X.T @ (X @ W)
+
+
+def fed(hand: Hand) -> dict[Value, Array]:
+    values = hand.run.values
+    return {values[hand.x]: X, values[hand.w]: W.copy(), values[hand.s]: np.float32([[2]])}
+
+
+def test_add_gradients() -> None:
+    hand = Hand()
+    steps = hand.after(add_gradients)
+    assert [step.phase for step in steps] == sorted((step.phase for step in steps), key=["forward", "gradient"].index)
+    assert hand.program.gradients.keys() >= {hand.w, hand.loss}
+    np.testing.assert_allclose(hand.compute(fed(hand))[hand.program.gradients[hand.w]], GRADIENT)
+
+
+def test_gradients_of_the_caller_are_added() -> None:
+    hand = Hand()
+    given = mlc.Tensor(shape=(2, 1))
+    hand.request.user_gradients = {given: hand.y}
+    hand.after(add_gradients)
+    memory = fed(hand) | {hand.program.inputs[given]: np.float32([[1], [1]])}
+    expected = GRADIENT + X.T @ np.ones((2, 1), np.float32)
+    np.testing.assert_allclose(hand.compute(memory)[hand.program.gradients[hand.w]], expected)
+
+
+def test_accumulate_gradients() -> None:
+    hand = Hand("accumulate")
+    hand.after(add_gradients, accumulate_gradients)
+    sums, scalars = hand.program.gradient_sums[hand.w], hand.program.scalars
+    for keep, before in ((0.0, np.nan), (1.0, 7.0)):
+        memory = fed(hand) | {sums: np.full((3, 1), before, np.float32)}
+        memory |= {scalars[SHARE]: np.float32(0.25), scalars[KEEP]: np.float32(keep)}
+        expected = 0.25 * GRADIENT + (before if keep else 0.0)
+        np.testing.assert_allclose(hand.compute(memory)[hand.program.gradients[hand.w]], expected)
+        np.testing.assert_allclose(memory[sums], expected)
+
+
+def test_exchange_gradients() -> None:
+    """A slice of a quarter of the batch leaves its share of the gradient, the statistic and the loss; s stays."""
+    hand = Hand("slice")
+    steps = hand.after(add_gradients, exchange_gradients)
+    program = hand.program
+    assert [step.op.name for step in steps].count("assign") == 3
+    memory = fed(hand) | {program.scalars[name]: np.float32(0.25) for name in (SHARE, SLICE)}
+    left = {**program.shared, **program.exchanged}
+    memory |= {value: np.empty(value.shape, value.dtype) for value in left.values()}
+    hand.compute(memory)
+    loss = 0.5 * float(((X @ W) ** 2).sum())
+    np.testing.assert_allclose(memory[program.exchanged[hand.w]], 0.25 * GRADIENT)
+    np.testing.assert_allclose(memory[program.shared[hand.loss]], [[0.25 * loss]])
+    np.testing.assert_allclose(memory[program.shared[hand.s]], [[0.25 * 0.5 * (2 + loss)]])
+    np.testing.assert_array_equal(memory[hand.run.values[hand.s]], [[2]])
+
+
+def test_start_from_exchanged() -> None:
+    optimizer = mlc.SGDOptimizer(
+        learning_rate=0.5,
+        applies_gradient_clipping=True,
+        gradient_clipping_type=mlc.GradientClippingType.BY_GLOBAL_NORM,
+        maximum_clipping_norm=1.0,
+    )
+    hand = Hand("update", optimizer)
+    hand.steps = hand.run.trace.steps = []
+    hand.after(start_from_exchanged, add_updates)
+    program = hand.program
+    assert {step.phase for step in hand.steps} == {"update"}
+    memory = fed(hand) | {program.exchanged[hand.w]: GRADIENT}
+    numbers = optimizer.scalars_of(1, [()]) | {GLOBAL_NORM: 4.0}
+    memory |= {value: np.float32(numbers[name]) for name, value in program.scalars.items()}
+    hand.compute(memory)
+    np.testing.assert_allclose(memory[hand.run.values[hand.w]], W - 0.5 * GRADIENT / 4.0, rtol=1e-6)
+
+
+def test_add_updates() -> None:
+    optimizer = mlc.SGDOptimizer(learning_rate=0.5, momentum_scale=0.9)
+    hand = Hand(optimizer=optimizer)
+    steps = hand.after(add_gradients, add_updates)
+    assert steps[-1].phase == "update"
+    (momentum,) = hand.program.states[hand.w]
+    memory = fed(hand) | {momentum: np.ones((3, 1), np.float32)}
+    memory |= {hand.program.scalars[name]: np.float32(n) for name, n in optimizer.scalars_of(1, [()]).items()}
+    hand.compute(memory)
+    np.testing.assert_allclose(memory[hand.run.values[hand.w]], W - (0.9 + 0.5 * GRADIENT), rtol=1e-6)
+
+
+@pytest.mark.parametrize("style", ["fused", "split"])
+def test_mark_kept(style: str) -> None:
+    hand = Hand(style)
+    hand.request.kept = [hand.y]
+    steps = hand.after(add_gradients)
+    assert hand.after(mark_kept) is steps
+    assert hand.run.values[hand.y] in hand.context.kept
+    gradients = set(hand.program.gradients.values())
+    assert (gradients <= hand.context.kept) is (style == "split")
+    hand.request.kept_gradients = [hand.w]
+    hand.after(mark_kept)
+    assert hand.program.gradients[hand.w] in hand.context.kept
+
+
+def test_fuse_update_into_matmul() -> None:
+    """w <- w - aᵀ b as one step, unless somebody else reads aᵀ b."""
+    for is_kept in (False, True):
+        hand = Hand()
+        trace = hand.context.trace
+        a, b, w = feed(trace, (5, 3)), feed(trace, (5, 4)), feed(trace, (3, 4), "parameter")
+        trace.steps, trace.phase = [], "gradient"
+        gradient = ops.matmul(ops.transpose(a), b)
+        trace.phase = "update"
+        ops.assign(w, w - gradient)
+        kept = [gradient] if is_kept else []
+        apply(fuse_elementwise, trace, kept)
+        apply(fuse_update_into_matmul, trace, kept)
+        names = [step.op.name for step in trace.steps]
+        assert ("matmul_update" in names) is not is_kept
+        hand.steps = trace.steps
+        memory = {v: np.random.default_rng(v.index).standard_normal(v.shape).astype("f") for v in (a, b, w)}
+        before = memory[w].copy()
+        hand.compute(memory)
+        np.testing.assert_allclose(memory[w], before - memory[a].T @ memory[b], rtol=1e-5, atol=1e-5)
+
+
+def test_every_pass_has_tests() -> None:
+    """Some test of this folder imports it from its file."""
+    texts = [file.read_text() for file in Path(__file__).parent.glob("test_*.py")]
+    assert not [one.name for one in PASSES if not any(f"mlcompute.compiler.{one.name} import" in t for t in texts)]
