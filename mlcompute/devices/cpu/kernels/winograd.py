@@ -504,5 +504,5 @@ def _points_entry(step: Step, sizes: Sizes, slices_: int, sums: Operand, result:
                 Line(code, code.at(first, tap, "float"), "float", by_channel).store(0, value)
 
     code.later(sizes.code_key, write)
-    cost = 2.0 * sizes.depth * sizes.channels * sizes.points / vector_lanes()
+    cost = (2.0 + slices_) * sizes.depth * sizes.channels * sizes.points / vector_lanes()
     return Entry(step, code, args.values, [sums], [result], kernel="winograd filter gradient", cost=cost)
