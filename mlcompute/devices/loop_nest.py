@@ -28,6 +28,13 @@ Strides = tuple[int, ...]
 
 #: Fewer rows than this are not shared among threads as rows: some threads would have none.
 MIN_SHARED_ROWS = 8
+#: Of the time that the thread with the most rows takes, what all threads together must be busy.
+_BUSY = 0.7
+
+
+def enough_rows(rows: int, threads: int) -> bool:
+    """Are there so many rows that threads which share them as rows have about as much to do?"""
+    return rows >= MIN_SHARED_ROWS and rows >= _BUSY * threads * -(-rows // threads)
 
 
 # Operands -------------------------------------------------------------------------------------------------------------
@@ -250,12 +257,12 @@ class LoopNest:
         """Which of `operands` have an element of their own for every iteration, in row-major order."""
         return {i for i, o in enumerate(self.operands) if o.operand.shape == self.shape and o.operand.is_dense}
 
-    def sharing(self, chunk: int) -> Sharing:
+    def sharing(self, chunk: int, threads: int) -> Sharing:
         """How threads share the outermost loop: by rows where there are enough, else in chunks or iterations."""
         outermost = self.extents[0]
         rows = next((extent for extent in self.shape if extent != 1), 1)
         leads = bool(self.shape) and self.shape[0] == rows
-        if leads and outermost % rows == 0 and rows >= MIN_SHARED_ROWS:
+        if leads and outermost % rows == 0 and enough_rows(rows, threads):
             return Sharing(rows, outermost // rows, rows)
         if len(self.extents) == 1:
             return Sharing(-(-outermost // chunk), chunk, 0)
@@ -390,12 +397,12 @@ class ReductionAxes:
         return iteration_count(self.axes)
 
 
-def shared_rows(shape: Shape, reduced: Collection[int], operands: Sequence[Operand], units: int) -> int:
+def shared_rows(shape: Shape, reduced: Collection[int], operands: Sequence[Operand], units: int, threads: int) -> int:
     """Rows (the leading extent) that threads can own in all of these operands; 0 when they cannot.
 
     units   pieces of work along the kept axes, outermost first: rows are owned only where they are full units
     """
     rows = shape[0] if shape else 0
-    if rows < MIN_SHARED_ROWS or 0 in reduced or units % rows:
+    if not enough_rows(rows, threads) or 0 in reduced or units % rows:
         return 0
     return rows if all(operand.is_dense and operand.shape[0] == rows for operand in operands) else 0

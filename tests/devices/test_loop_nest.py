@@ -230,13 +230,13 @@ def test_which_operands_are_rows_of_their_own() -> None:
 )
 def test_sharing_of_dense_operands(shape: tuple[int, ...], sharing: Sharing) -> None:
     nest = copy(operand(shape), shape)
-    assert nest.sharing(1024) == sharing
+    assert nest.sharing(1024, 2) == sharing
     assert sharing.units * sharing.per_unit >= nest.extents[0]
 
 
 def test_sharing_of_a_transpose() -> None:
-    assert copy(operand((16, 6), (1, 16)), (16, 6)).sharing(1024) == Sharing(16, 1, 16)
-    assert copy(operand((4, 6), (1, 4)), (4, 6)).sharing(1024) == Sharing(4, 1, 0)
+    assert copy(operand((16, 6), (1, 16)), (16, 6)).sharing(1024, 2) == Sharing(16, 1, 16)
+    assert copy(operand((4, 6), (1, 4)), (4, 6)).sharing(1024, 2) == Sharing(4, 1, 0)
 
 
 def fused(trace: Trace) -> tuple[Value, Value, Value]:
@@ -358,12 +358,14 @@ def test_loops_are_in_the_order_of_memory() -> None:
 
 def test_rows_that_threads_own() -> None:
     x, y = operand((16, 6)), operand((16, 1))
-    assert shared_rows(x.shape, (1,), (x, y), 16) == 16
-    assert shared_rows(x.shape, (0,), (x, y), 16) == 0, "rows are summed"
-    assert shared_rows((4, 6), (1,), (operand((4, 6)),), 4) == 0, "too few"
-    assert shared_rows(x.shape, (1,), (operand((16, 6), (1, 16)), y), 16) == 0, "not dense"
-    assert shared_rows(x.shape, (1,), (x, y), 6) == 0, "units are not full rows"
-    assert shared_rows((), (), (operand(()),), 1) == 0
+    assert shared_rows(x.shape, (1,), (x, y), 16, 2) == 16
+    assert shared_rows(x.shape, (1,), (x, y), 16, 11) == 16
+    assert shared_rows(x.shape, (1,), (x, y), 16, 12) == 0, "four of twelve threads would have two rows"
+    assert shared_rows(x.shape, (0,), (x, y), 16, 2) == 0, "rows are summed"
+    assert shared_rows((4, 6), (1,), (operand((4, 6)),), 4, 2) == 0, "too few"
+    assert shared_rows(x.shape, (1,), (operand((16, 6), (1, 16)), y), 16, 2) == 0, "not dense"
+    assert shared_rows(x.shape, (1,), (x, y), 6, 2) == 0, "units are not full rows"
+    assert shared_rows((), (), (operand(()),), 1, 2) == 0
 
 
 def test_no_word_of_a_target_language() -> None:

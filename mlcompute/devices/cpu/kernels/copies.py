@@ -20,7 +20,7 @@ from mlcompute.devices.cpu.codegen.loops import (
     unravel_index,
 )
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
-from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Operand, Operands, collapsed_axes, iteration_count
+from mlcompute.devices.loop_nest import Operand, Operands, collapsed_axes, enough_rows, iteration_count
 from mlcompute.ops.op import Shape, Step
 
 _NS_PER_ELEMENT = 0.15
@@ -42,7 +42,7 @@ def concatenate_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
     kept = axis_registers(args, outer)
     # Without outer indices threads share every part by itself.
     alone = iteration_count(outer) == 1
-    rows = y.shape[0] if axis and y.shape[0] >= MIN_SHARED_ROWS and outer[0].extent % y.shape[0] == 0 else 0
+    rows = y.shape[0] if axis and enough_rows(y.shape[0], operands.threads) and outer[0].extent % y.shape[0] == 0 else 0
     begin, end = ("0", "1") if alone else share_units(args, iteration_count(outer), rows)
     with code.loop(begin, end) as unit:
         indices = unravel_index(code, unit, kept)
@@ -112,7 +112,9 @@ def _padded_copy(step: Step, operands: Operands, before: Shape, steps: Shape, va
     units = 1
     for axis in outer:
         units *= axis.extent
-    rows = y.shape[0] if y.shape and y.shape[0] >= MIN_SHARED_ROWS and units % y.shape[0] == 0 and outer else 0
+    rows = (
+        y.shape[0] if y.shape and enough_rows(y.shape[0], operands.threads) and units % y.shape[0] == 0 and outer else 0
+    )
     code, element = Code("padded_copy"), MEMORY_TYPES[y.dtype]
     args = KernelArguments(code)
     source, target = args.pointer(x), args.pointer(y)

@@ -41,11 +41,11 @@ def _loops(step: Step, operands: Sequence[Operand]) -> tuple[Axis, ...]:
 
 
 def _ownership(
-    step: Step, axes: Sequence[Axis], large: Sequence[Operand], every: list[Operand]
+    step: Step, axes: Sequence[Axis], large: Sequence[Operand], every: list[Operand], threads: int
 ) -> tuple[int, set[int]]:
     """Rows that threads own, and in which of the operands."""
     units = iteration_count([axis for axis in axes[:-1] if not axis.reduced])
-    rows = shared_rows(large[0].shape, (step.attributes["axis"],), large, units)
+    rows = shared_rows(large[0].shape, (step.attributes["axis"],), large, units, threads)
     return rows, {place for place, own in enumerate(every) if rows and own.is_dense and own.shape[0] == rows}
 
 
@@ -57,7 +57,7 @@ def forward_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
         return None
     every = [x, labels, *results]
     axes = _loops(step, every)
-    rows, by_row = _ownership(step, axes, [x], every)
+    rows, by_row = _ownership(step, axes, [x], every, operands.threads)
     code = Code(step.op.name)
     args = KernelArguments(code)
     write = _Rows if axes[-1].reduced else _Columns
@@ -79,7 +79,7 @@ def gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
         return None
     every = [x, labels, largest, logarithm, d_loss, d_softmax, dx]
     axes = _loops(step, every)
-    rows, by_row = _ownership(step, axes, [x, dx], every)
+    rows, by_row = _ownership(step, axes, [x, dx], every, operands.threads)
     code = Code(step.op.name)
     args = KernelArguments(code)
     write = _Rows if axes[-1].reduced else _Columns

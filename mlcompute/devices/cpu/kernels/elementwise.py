@@ -36,7 +36,9 @@ def fused_entry(
     step: Step, steps: Sequence[Step], operands: Operands, elsewhere: Mapping[Value, Operand] | None = None
 ) -> Entry | None:
     """Elementwise steps and assigns in one loop nest; `elsewhere`: values that lie in other memory than planned."""
-    return loop_entry(step, elementwise_nest(step, steps, operands, elsewhere)) if all(map(_supports, steps)) else None
+    if not all(map(_supports, steps)):
+        return None
+    return loop_entry(step, elementwise_nest(step, steps, operands, elsewhere), operands.threads)
 
 
 def _supports(step: Step) -> bool:
@@ -48,16 +50,16 @@ def _supports(step: Step) -> bool:
 
 def copy_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """A view that needs memory of its own."""
-    return [loop_entry(step, copy_nest(step, operands))]
+    return [loop_entry(step, copy_nest(step, operands), operands.threads)]
 
 
 #: Code written before, by everything it depends on: large networks repeat few different loops.
 _written: dict[object, Code] = {}
 
 
-def loop_entry(step: Step, nest: LoopNest) -> Entry:
+def loop_entry(step: Step, nest: LoopNest, threads: int) -> Entry:
     """A loop nest as a kernel. Arguments: units, iterations per unit, extents, each operand's address and strides."""
-    sharing = nest.sharing(CHUNK)
+    sharing = nest.sharing(CHUNK, threads)
     arguments: list[Argument] = [sharing.units, sharing.per_unit, *nest.extents]
     first_arguments = []
     for each in nest.operands:

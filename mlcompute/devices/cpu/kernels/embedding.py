@@ -15,7 +15,7 @@ from mlcompute.devices.cpu.codegen.loops import Line, add_line, copy_line, fill_
 from mlcompute.devices.cpu.kernels.checked_indices import SUMMED, CheckedIndices, is_index
 from mlcompute.devices.cpu.kernels.indexing import read_by_index
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
-from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Operand, Operands, single_axis
+from mlcompute.devices.loop_nest import Operand, Operands, enough_rows, single_axis
 from mlcompute.ops.op import Step
 
 #: From this width on threads share the columns of rows that are added up; narrower rows are shared as rows.
@@ -62,7 +62,7 @@ def take_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     outer_stride, along_stride, index_stride = args.numbers([lines.outer[1], lines.along[1], lines.indices[1]])
     count, inner = args.numbers([lines.indices[0], lines.inner[0]])
     stride = line_stride(args, lines.inner[1])
-    rows, by_row = _take_rows(x, indices, y, axis)
+    rows, by_row = _take_rows(x, indices, y, axis, operands.threads)
     begin, end = share_units(args, lines.outer[0] * lines.indices[0], rows)
     with code.loop(begin, end) as unit:
         outer, number = (code.div(unit, count), code.rem(unit, count)) if lines.outer[0] > 1 else ("0", unit)
@@ -82,10 +82,10 @@ def take_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     ]  # fmt: skip
 
 
-def _take_rows(x: Operand, indices: Operand, y: Operand, axis: int) -> tuple[int, set[int]]:
+def _take_rows(x: Operand, indices: Operand, y: Operand, axis: int, threads: int) -> tuple[int, set[int]]:
     """Rows threads own, and in which of (x, indices, y): samples, or indices with what they bring."""
     rows = y.shape[0] if y.shape else 0
-    if rows < MIN_SHARED_ROWS or (axis == 0 and not indices.shape):
+    if not enough_rows(rows, threads) or (axis == 0 and not indices.shape):
         return 0, set()
     owned = 1 if axis == 0 else 0
     return rows, {owned, 2} if (x, indices)[owned].is_dense else {2}
@@ -98,8 +98,9 @@ def take_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     lines = _rows_of(dy, indices, axis, len(indices.shape))
     if lines is None or not (dy.size and y.size) or dy.dtype not in SUMMED or not is_index(indices.dtype):
         return None
-    by_sample = axis > 0 and dy.shape[0] >= MIN_SHARED_ROWS
-    shared = "samples" if by_sample else "columns" if lines.inner[0] >= _WIDE else "rows"
+    by_sample = axis > 0 and enough_rows(dy.shape[0], operands.threads)
+    by_outer = by_sample or (axis > 0 and enough_rows(lines.outer[0], operands.threads))
+    shared = "samples" if by_outer else "columns" if lines.inner[0] >= _WIDE else "rows"
     rows = dy.shape[0] if by_sample else 0
     code = Code(f"take_gradient_{shared}")
     args = KernelArguments(code)

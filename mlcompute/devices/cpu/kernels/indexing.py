@@ -10,7 +10,7 @@ from mlcompute.devices.cpu.codegen.loops import axis_registers, loop_over, share
 from mlcompute.devices.cpu.codegen.simd import SimdValue
 from mlcompute.devices.cpu.kernels.checked_indices import SUMMED, CheckedIndices, is_index
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
-from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Axis, Operand, Operands, Strides, collapsed_axes
+from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Axis, Operand, Operands, Strides, collapsed_axes, enough_rows
 from mlcompute.ops.op import Step
 
 
@@ -24,7 +24,7 @@ def gather_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     unindexed = tuple(0 if d == axis else stride for d, stride in enumerate(x.strides))
     axes = collapsed_axes(y.shape, [indices.strides, unindexed, y.strides])
     rows, by_row = 0, {1, 2}
-    if y.shape and y.shape[0] >= MIN_SHARED_ROWS and axes[0].extent % y.shape[0] == 0 and indices.is_dense:
+    if y.shape and enough_rows(y.shape[0], operands.threads) and axes[0].extent % y.shape[0] == 0 and indices.is_dense:
         rows = y.shape[0]
         if axis != 0 and x.is_dense and x.shape[0] == rows:
             by_row.add(0)

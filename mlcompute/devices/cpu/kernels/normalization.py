@@ -56,7 +56,7 @@ def normalize_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     kept = tuple(0 if axis in axes else stride for axis, stride in enumerate(mean.strides))
     loops = _axes(x.shape, axes, [x.strides, y.strides, kept])
     if loops[-1].reduced:
-        return [_row_entry(step, [x, y, mean, variance], loops)]
+        return [_row_entry(step, [x, y, mean, variance], loops, operands.threads)]
     blocks = _blocks(loops)
     if workspace(step) < 2 * blocks * mean.size * 4:
         blocks = 1
@@ -109,14 +109,15 @@ def _blocks(axes: Sequence[Axis]) -> int:
 # Rows ---------------------------------------------------------------------------------------------------------------
 
 
-def _row_entry(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) -> Entry:
+def _row_entry(step: Step, all_: Sequence[Operand], axes: Sequence[Axis], threads: int) -> Entry:
     x, y, mean, variance = all_
     code = Code("normalize_rows")
     args = KernelArguments(code)
     source, target, means, variances = (args.pointer(operand) for operand in all_)
     reduced_count = args.number(iteration_count([axis for axis in axes if axis.reduced]))
     epsilon = _epsilon(args, step)
-    rows = shared_rows(x.shape, step.attributes["axes"], all_, iteration_count([a for a in axes if not a.reduced]))
+    units = iteration_count([axis for axis in axes if not axis.reduced])
+    rows = shared_rows(x.shape, step.attributes["axes"], all_, units, threads)
     loops = RowLoops(args, axes, rows, operands=2)
     *outer, innermost = loops.reduced
     size = to_float(code, reduced_count)
@@ -168,7 +169,7 @@ def _column_entries(
 ) -> Sequence[Entry]:
     x, mean = all_[0], all_[2]
     if blocks == 1:
-        return [_full_columns(step, all_, axes)]
+        return [_full_columns(step, all_, axes, operands.threads)]
     along = next(axis for axis in axes if axis.reduced)
     size = -(-along.extent // blocks)
     blocks = -(-along.extent // size)
@@ -217,14 +218,14 @@ def _write(
     row_groups(code, rows, _ROWS, write_rows)
 
 
-def _full_columns(step: Step, all_: Sequence[Operand], axes: Sequence[Axis]) -> Entry:
+def _full_columns(step: Step, all_: Sequence[Operand], axes: Sequence[Axis], threads: int) -> Entry:
     """Threads own columns (or samples): statistics and result in one go."""
     code = Code("normalize_columns")
     args = KernelArguments(code)
     pointers = [args.pointer(operand) for operand in all_]
     epsilon = splat(_epsilon(args, step))
     others = iteration_count([axis for axis in axes[:-1] if not axis.reduced])
-    rows = shared_rows(all_[0].shape, step.attributes["axes"], all_, others)
+    rows = shared_rows(all_[0].shape, step.attributes["axes"], all_, others, threads)
     loops = ColumnLoops(args, axes, rows, _TILE)
     slot = code.variable(f"[{_TILE} x float]", "poison")
     with loops.each_unit() as columns:

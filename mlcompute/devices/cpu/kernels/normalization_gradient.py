@@ -53,7 +53,7 @@ def normalize_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry
     kept = tuple(0 if axis in axes else stride for axis, stride in enumerate(shift.strides))
     loops = _axes(dy.shape, axes, [dy.strides, y.strides, dx.strides, kept])
     if loops[-1].reduced:
-        return [_row_entry(step, [dy, y, dx], statistics, loops)]
+        return [_row_entry(step, [dy, y, dx], statistics, loops, operands.threads)]
     blocks = _blocks(loops)
     assert workspace(step) >= 2 * blocks * shift.size * 4
     along = next(axis for axis in loops if axis.reduced)
@@ -89,7 +89,9 @@ def workspace(step: Step) -> int:
 # Rows ---------------------------------------------------------------------------------------------------------------
 
 
-def _row_entry(step: Step, images: Sequence[Operand], statistics: Sequence[Operand], axes: Sequence[Axis]) -> Entry:
+def _row_entry(
+    step: Step, images: Sequence[Operand], statistics: Sequence[Operand], axes: Sequence[Axis], threads: int
+) -> Entry:
     code = Code("normalize_gradient_rows")
     args = KernelArguments(code)
     pointers = [args.pointer(operand) for operand in images]
@@ -98,7 +100,7 @@ def _row_entry(step: Step, images: Sequence[Operand], statistics: Sequence[Opera
     epsilon, size = _epsilon(args, step), to_float(code, count)
     operands = [*images[:2], *statistics[:-2], images[2], *statistics[-2:]]
     units = iteration_count([axis for axis in axes if not axis.reduced])
-    rows = shared_rows(images[0].shape, step.attributes["axes"], operands, units)
+    rows = shared_rows(images[0].shape, step.attributes["axes"], operands, units, threads)
     loops = RowLoops(args, axes, rows, operands=3)
     *outer, innermost = loops.reduced
     with loops.each_unit():

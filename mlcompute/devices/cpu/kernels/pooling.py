@@ -19,7 +19,7 @@ from mlcompute.devices.cpu.kernels import pooling_channels_first
 from mlcompute.devices.cpu.kernels.pooling_windows import Images, Search, Span, Windows, each_tap, first_largest, span
 from mlcompute.devices.cpu.kernels.reductions import reduce_axes
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
-from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Operand, Operands
+from mlcompute.devices.loop_nest import Operand, Operands, enough_rows
 from mlcompute.ops.op import FLOAT32, Step
 
 #: Channels per unit where there are too few samples to share: a cache line.
@@ -38,7 +38,7 @@ def pool_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     if not _is_regular(x):
         return None
     write = _pool_channels if windows.last else pooling_channels_first.pool
-    return [_entry(step, windows, [x], [y], lambda args, rows: write(args, windows, combiner, x, y, rows))]
+    return [_entry(step, operands, windows, [x], [y], lambda args, rows: write(args, windows, combiner, x, y, rows))]
 
 
 def pool_indices_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
@@ -52,7 +52,7 @@ def pool_indices_entries(step: Step, operands: Operands) -> Sequence[Entry] | No
     def write(args: KernelArguments, rows: int) -> None:
         _pool_channels(args, windows, combiner, x, y, rows, indices)
 
-    return [_entry(step, windows, [x], [y, indices], write)]
+    return [_entry(step, operands, windows, [x], [y, indices], write)]
 
 
 def pool_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
@@ -64,7 +64,7 @@ def pool_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     if any(x.dtype != FLOAT32 for x in inputs[1:]) and not (step.op.name == "max_pool_spread" and windows.last):
         return None
     write = _spread_channels if windows.last else pooling_channels_first.spread
-    return [_entry(step, windows, inputs, [y], lambda args, rows: write(args, windows, inputs, y, rows))]
+    return [_entry(step, operands, windows, inputs, [y], lambda args, rows: write(args, windows, inputs, y, rows))]
 
 
 def reads_windows(step: Step, operands: Operands) -> bool:
@@ -82,12 +82,13 @@ def _is_regular(operand: Operand) -> bool:
 
 def _entry(
     step: Step,
+    operands: Operands,
     windows: Windows,
     inputs: Sequence[Operand],
     results: Sequence[Operand],
     write: Callable[[KernelArguments, int], None],
 ) -> Entry:
-    rows = windows.samples if windows.samples >= MIN_SHARED_ROWS else 0
+    rows = windows.samples if enough_rows(windows.samples, operands.threads) else 0
     code = Code(step.op.name, thorough=True)
     args = KernelArguments(code)
     write(args, rows)

@@ -9,7 +9,7 @@ from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, lane_numbers, share_units, splat, splat_constant
 from mlcompute.devices.cpu.codegen.simd import SimdValue
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
-from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Operands
+from mlcompute.devices.loop_nest import Operands, enough_rows
 from mlcompute.ops.op import Step
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -24,7 +24,7 @@ def random_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     key, y = operands[step.inputs[0]], operands[step.results[0]]
     if not y.size or not key.is_dense:
         return None
-    rows = y.shape[0] if y.shape and y.shape[0] >= MIN_SHARED_ROWS else 0
+    rows = y.shape[0] if y.shape and enough_rows(y.shape[0], operands.threads) else 0
     code, lanes = Code("philox"), vector_lanes()
     args = KernelArguments(code)
     pointer, target = args.pointer(key), Line(code, args.pointer(y), "float")

@@ -70,7 +70,7 @@ def reduce_axes(
     """
     loops = _axes(x.shape, x.strides, y.strides, axes)
     blocks = min(_blocks(loops), nbytes // (y.size * y.dtype.itemsize))
-    rows = shared_rows(x.shape, axes, (x, y), _units(loops))
+    rows = shared_rows(x.shape, axes, (x, y), _units(loops), operands.threads)
     if blocks < 2 or rows:
         return [_entry(step, combiner, x, y, loops, rows)]
     buffer = operands.workspace(step, 0, blocks * y.size * y.dtype.itemsize)
@@ -186,7 +186,7 @@ def extreme_index_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
         return None
     along = (step.attributes["axis"],)
     axes = _axes(x.shape, x.strides, y.strides, along)
-    rows = shared_rows(x.shape, along, (x, y), _units(axes))
+    rows = shared_rows(x.shape, along, (x, y), _units(axes), operands.threads)
     code = Code(step.op.name)
     args = KernelArguments(code)
     (_index_rows if axes[-1].reduced else _index_columns)(args, step.op.name, x, y, axes, rows)

@@ -30,7 +30,8 @@ def softmax_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     if x.dtype != FLOAT32 or not x.size:
         return None
     axes = ReductionAxes.of(x.shape, along, [x.strides, y.strides]).axes
-    rows = shared_rows(x.shape, along, (x, y), iteration_count([axis for axis in axes[:-1] if not axis.reduced]))
+    units = iteration_count([axis for axis in axes[:-1] if not axis.reduced])
+    rows = shared_rows(x.shape, along, (x, y), units, operands.threads)
     code = Code(step.op.name)
     args = KernelArguments(code)
     write = _rows if axes[-1].reduced else _columns

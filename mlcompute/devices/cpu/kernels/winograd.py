@@ -28,7 +28,7 @@ from mlcompute.devices.cpu.gemm.packed_gemm import FLOPS_PER_NS, call_packed_gem
 from mlcompute.devices.cpu.kernels.winograd_transforms import FORMS, Form, Matrix, apply_2d, transposed
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
-from mlcompute.devices.loop_nest import Operand, Operands
+from mlcompute.devices.loop_nest import Operand, Operands, enough_rows
 from mlcompute.ops.images import first_shape
 from mlcompute.ops.op import Shape, Step
 
@@ -344,9 +344,11 @@ def _images_entry(
     x, y = tiles.image(image), tiles.image(result)
     packed, multiply = args.pointer(filters), args.pointer(packed_gemm(sizes.channels))
     top, left = args.numbers([sizes.top, sizes.left])
-    begin, end = (
-        code.mul(bound, tiles.tile_rows) for bound in code.share(args.number(sizes.samples), 1, memory.max_threads)
-    )
+    # By samples, as other kernels share them, or where those are few by rows of tiles.
+    by_sample = enough_rows(sizes.samples, operands.threads) and memory.count >= operands.threads
+    units = args.number(sizes.samples if by_sample else sizes.samples * sizes.tile_rows)
+    per_unit = args.number(sizes.tile_rows if by_sample else 1)
+    begin, end = (code.mul(bound, per_unit) for bound in code.share(units, 1, memory.max_threads))
 
     def write() -> None:
         matrix = code.mul(tiles.depth, tiles.channels)
@@ -368,7 +370,7 @@ def _images_entry(
         args.values,
         reads=[image, filters],
         writes=[result],
-        rows=sizes.samples if memory.count >= operands.threads else 0,
+        rows=sizes.samples if by_sample else 0,
         by_row={0, 2},
         kernel=f"winograd {sizes.form.outputs}x{sizes.form.outputs}",
         cost=sizes.cost,

@@ -255,7 +255,7 @@ def _leader() -> Code:
     code.declare("i32 @sem_post(ptr)")
     generation = _word(code, "%arguments", _GENERATION)
     done = _word(code, "%arguments", _DONE)
-    # A fork, or a failure, may have left the barrier in the middle of something: nobody has arrived in a new generation.
+    # A fork, or a failure, may have left the barrier in the middle of something: a new generation begins.
     job = code.let(f"load ptr, ptr {_word(code, '%arguments', _JOB)}")
     barrier = code.let(f"load ptr, ptr {_word(code, job, BARRIER)}")
     for word in (FAILED, _STOPPED):
