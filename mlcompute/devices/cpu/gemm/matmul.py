@@ -32,10 +32,15 @@ _READING = 16
 
 def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """y = a b over leading axes."""
+    entry = gemm_entry(step, operands, operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]])
+    return None if entry is None else [entry]
+
+
+def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operand) -> Entry | None:
+    """y = a b over leading axes, by the kernel that suits."""
     library = onednn.load()
-    a, b, y = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
     if is_gemm_tn(a, b, y):
-        return [gemm_tn_entry(step, a, b, y)]
+        return gemm_tn_entry(step, a, b, y)
     if library is None or any(operand.dtype != FLOAT32 for operand in (a, b, y)) or not y.is_dense or y.size == 0:
         return None
     m, n, k = y.shape[-2], y.shape[-1], a.shape[-1]
@@ -45,7 +50,7 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     batch = _batch(a, b, y)
     count = iteration_count(batch)
     if count == 1 and right[0] == ord("T") and min(m, k) >= 16 and n >= 8:
-        return [gemm_nt_entry(step, operands, a, b, y)]
+        return gemm_nt_entry(step, operands, a, b, y)
     _compile_sgemm(library)
     tall, wide = _block(count, m, n, k)
     status = np.zeros(1, np.int64)
@@ -60,21 +65,19 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     by_row = {2} if rows else set()
     if rows and a.is_dense:
         by_row.add(0)
-    return [
-        Entry(
-            step,
-            _sgemm_code(len(batch)),
-            arguments,
-            reads=[a, b],
-            writes=[y],
-            rows=rows,
-            by_row=by_row,
-            kernel="oneDNN sgemm",
-            cost=2.0 * count * m * n * k * _NS_PER_FLOP + 300.0,
-            status=status,
-            reason=lambda code: f"oneDNN could not multiply {a.shape} by {b.shape}: {onednn.meaning(code)}",
-        )
-    ]
+    return Entry(
+        step,
+        _sgemm_code(len(batch)),
+        arguments,
+        reads=[a, b],
+        writes=[y],
+        rows=rows,
+        by_row=by_row,
+        kernel="oneDNN sgemm",
+        cost=2.0 * count * m * n * k * _NS_PER_FLOP + 300.0,
+        status=status,
+        reason=lambda code: f"oneDNN could not multiply {a.shape} by {b.shape}: {onednn.meaning(code)}",
+    )
 
 
 def _block(count: int, m: int, n: int, k: int) -> tuple[int, int]:

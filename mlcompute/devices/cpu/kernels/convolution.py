@@ -1,6 +1,6 @@
 """Convolution and its gradients on channels-last images.
 
-By Winograd's algorithm, by oneDNN slice by slice, or, the gradient of large filters, as a matmul.
+As a matmul where filters are large, by Winograd's algorithm, or by oneDNN slice by slice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from typing import Any
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.codegen.arguments import Argument
 from mlcompute.devices.cpu.codegen.code import Code, vector, vector_lanes
-from mlcompute.devices.cpu.kernels.convolution_columns import Columns, columns_entry, columns_of, columns_workspace
+from mlcompute.devices.cpu.kernels.convolution_columns import (
+    Columns,
+    columns_of,
+    few_pixels,
+    few_pixels_entries,
+    gradient_entry,
+    gradient_workspace,
+)
 from mlcompute.devices.cpu.kernels.winograd import winograd_entries, winograd_sizes, winograd_workspace
 from mlcompute.devices.cpu.onednn.entries import pointer_setter, primitives_entry, reorder_entry, unbound_call
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
@@ -92,6 +99,8 @@ def workspace(step: Step) -> int:
     """Bytes for the weights as oneDNN wants them, partial sums of their gradient, and its own working memory."""
     if not _is_native(step):
         return 0
+    if onednn.load() is not None and (columns := few_pixels(step)) is not None:
+        return columns.nbytes
     sizes = winograd_sizes(step)
     if sizes is not None:
         return winograd_workspace(step, sizes)
@@ -99,7 +108,7 @@ def workspace(step: Step) -> int:
         return 0
     plan = _Plan(step, _slices_of(step))
     columns = _as_columns(step, plan)
-    return plan.nbytes if columns is None else columns_workspace(columns)
+    return plan.nbytes if columns is None else gradient_workspace(columns)
 
 
 def _as_columns(step: Step, plan: _Plan) -> Columns | None:
@@ -116,13 +125,15 @@ def reads_images(step: Step, operands: Operands) -> bool:
 
 
 def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
-    """Winograd's algorithm where it suits; else oneDNN: weights into its format, then each slice of the batch."""
+    """A matmul or Winograd's algorithm where they suit; else oneDNN: weights into its format, then each slice."""
     if not _is_native(step):
         return None
     images = [operands[value] for value in step.inputs]
     result = operands[step.results[0]]
     if not all(operand.is_dense for operand in (*images, result)):
         return None
+    if onednn.load() is not None and (columns := few_pixels(step)) is not None:
+        return few_pixels_entries(step, operands, columns, *images, result)
     sizes = winograd_sizes(step)
     if sizes is not None:
         return winograd_entries(step, operands, sizes)
@@ -131,7 +142,7 @@ def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
     plan = _Plan(step, _slices_of(step))
     columns = _as_columns(step, plan)
     if columns is not None:
-        return [columns_entry(step, operands, columns, images, result)]
+        return [gradient_entry(step, operands, columns, images, result)]
     if plan.direction == "backward_weights":
         return _weight_gradient(step, operands, plan, images, result)
     image, weights = images

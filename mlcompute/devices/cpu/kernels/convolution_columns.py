@@ -1,11 +1,17 @@
-"""The gradient of large filters as a matmul, without sums of slices: dw = dyᵀ columns(x).
+"""Convolutions with large filters as matmuls over the pixels under their windows.
 
-    x (n, h, w, c) and dy (n, oh, ow, o), channels last     ->     dw (o, c, kh, kw)
+    x (n, h, w, c), channels last     w (o, c, kh, kw)     columns (pixels of y, c kh kw)     ->     y (n, oh, ow, o)
 
-Threads share blocks of dw, each of some outputs and some inputs with all their taps. Such a block is summed over all
-pixels: a tap's inputs under so many windows are packed, multiplied by dy, and added to sums that stay in the cache.
-Sums run in the same order on any number of threads. Slices of the batch, as oneDNN gets them, would each need sums as
-large as the filters.
+    y = columns(x) wᵀ      columns(dx) = dy w      dw = dyᵀ columns(x)
+
+Where y has few pixels, filters are most of what is read: every thread reads a part of them, once, as they lie. oneDNN
+would bring them into a format of its own first, and read all of them for every slice of the batch.
+
+The gradient of filters needs no columns in memory: threads share blocks of dw, each of some outputs and some inputs
+with all their taps. A tap's inputs under some windows are packed, multiplied by dy, and added to sums that stay in the
+cache. Slices of the batch, as oneDNN gets them, would each need sums as large as the filters.
+
+Sums run in the same order on any number of threads.
 """
 
 from __future__ import annotations
@@ -17,90 +23,242 @@ from dataclasses import dataclass
 from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_floats
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
-from mlcompute.devices.cpu.codegen.loops import Line, splat_constant
+from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat_constant
+from mlcompute.devices.cpu.gemm.matmul import gemm_entry
 from mlcompute.devices.cpu.gemm.packed_gemm import DEPTH, FLOPS_PER_NS, call_packed_gemm, packed_gemm, panel_width
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.threads import planned_threads
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.images import first_shape
-from mlcompute.ops.op import Shape, Step
+from mlcompute.ops.op import FLOAT32, Shape, Step
 
 #: Bytes of the sums of a block of dw, about.
 _BLOCK_BYTES = 160_000
 #: Fewest outputs of a block: its inputs are packed again for every other block.
 _LEAST_OUTPUTS = 16
+#: Bytes from which on filters are large.
+_LARGE = 1 << 19
 
 
 @dataclass(frozen=True)
 class Columns:
-    """A weight gradient: shapes channels first, as the op has them, and how many outputs a block has."""
+    """A convolution or one of its gradients: shapes with channels first, as the op has them."""
 
     x: Shape
     w: Shape
     y: Shape
-    outputs: int
 
     @property
     def taps(self) -> int:
         return self.w[2] * self.w[3]
 
     @property
+    def depth(self) -> int:
+        """Elements of a filter."""
+        return self.w[1] * self.taps
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of y."""
+        return self.y[0] * self.y[2] * self.y[3]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns."""
+        return 4 * self.pixels * self.depth
+
+    @property
     def panel(self) -> int:
-        """Inputs of a block."""
+        """Inputs of a block of dw."""
         return panel_width(self.w[1]) * vector_lanes()
 
     @property
-    def blocks(self) -> tuple[int, int]:
-        """Blocks along outputs and along inputs."""
-        return -(-self.w[0] // self.outputs), -(-self.w[1] // self.panel)
+    def outputs(self) -> int:
+        """Outputs of a block of dw: as many as the cache allows, and so that threads have about as much to do."""
+        most = max(_LEAST_OUTPUTS, _BLOCK_BYTES // (4 * self.taps * self.panel))
 
-    @property
-    def sums(self) -> dict[str, int]:
-        """A thread's own memory."""
-        return {"sums": self.outputs * self.taps * self.panel}
+        def cost(outputs: int) -> float:
+            blocks = -(-self.w[0] // outputs) * -(-self.w[1] // self.panel)
+            return math.ceil(blocks / planned_threads()) * (outputs + 8)
+
+        return min(range(_LEAST_OUTPUTS, min(most, self.w[0]) + 1, 8), key=cost)
 
 
 def columns_of(step: Step) -> Columns | None:
-    """The sizes of a weight gradient that this kernel computes; None for all others."""
-    a = step.attributes
-    x, w, y = first_shape(step.inputs[0].shape), a["shape"], first_shape(step.inputs[1].shape)
+    """The sizes of a step that these kernels compute; None for all others."""
+    a, name = step.attributes, step.op.name
+    if name == "convolution_weight_gradient":
+        x, w, y = first_shape(step.inputs[0].shape), a["shape"], first_shape(step.inputs[1].shape)
+    elif name == "convolution_input_gradient":
+        x, w, y = a["shape"], step.inputs[1].shape, first_shape(step.inputs[0].shape)
+    else:
+        x, w, y = first_shape(step.inputs[0].shape), step.inputs[1].shape, first_shape(step.results[0].shape)
     if len(w) != 4 or a["groups"] != 1 or w[1] % vector_lanes() or w[0] < _LEAST_OUTPUTS:
         return None
-    whole = Columns(x, w, y, w[0])
-    most = max(_LEAST_OUTPUTS, _BLOCK_BYTES // (4 * whole.taps * whole.panel))
-    # As large as the cache allows, and so many that threads have about as much to do.
-    candidates = [Columns(x, w, y, outputs) for outputs in range(_LEAST_OUTPUTS, min(most, w[0]) + 1, 8)]
-
-    def cost(sizes: Columns) -> float:
-        rounds = math.ceil(math.prod(sizes.blocks) / planned_threads())
-        return rounds * (sizes.outputs + 8)
-
-    return min(candidates, key=cost)
+    return Columns(x, w, y)
 
 
-def columns_workspace(sizes: Columns) -> int:
+def few_pixels(step: Step) -> Columns | None:
+    """The sizes of a convolution, or of its input's gradient, whose filters are large and larger than its columns."""
+    sizes = columns_of(step)
+    if sizes is None or step.op.name == "convolution_weight_gradient" or sizes.taps == 1:
+        return None
+    filters = 4 * math.prod(sizes.w)
+    return sizes if filters >= max(_LARGE, sizes.nbytes) else None
+
+
+# The convolution and the gradient of its input -----------------------------------------------------------------------
+
+
+def few_pixels_entries(
+    step: Step, operands: Operands, sizes: Columns, image: Operand, weights: Operand, result: Operand
+) -> Sequence[Entry]:
+    """For operands that are dense."""
+    buffer = operands.workspace(step, 0, sizes.nbytes)
+    columns = Operand(buffer.base, 0, (sizes.pixels, sizes.depth), (sizes.depth, 1), FLOAT32)
+    outputs = sizes.w[0]
+    if step.op.name == "convolution":
+        turned = Operand(weights.base, weights.offset, (sizes.depth, outputs), (1, sizes.depth), FLOAT32)
+        pixels = Operand(result.base, result.offset, (sizes.pixels, outputs), (outputs, 1), FLOAT32)
+        multiply = gemm_entry(step, operands, columns, turned, pixels)
+        assert multiply is not None
+        return [_unfold_entry(step, sizes, image, columns), multiply]
+    filters = Operand(weights.base, weights.offset, (outputs, sizes.depth), (sizes.depth, 1), FLOAT32)
+    pixels = Operand(image.base, image.offset, (sizes.pixels, outputs), (outputs, 1), FLOAT32)
+    multiply = gemm_entry(step, operands, pixels, filters, columns)
+    assert multiply is not None
+    return [multiply, _fold_entry(step, sizes, columns, result)]
+
+
+def _unfold_entry(step: Step, sizes: Columns, image: Operand, columns: Operand) -> Entry:
+    """columns(x): every window's pixels, channel by channel, tap by tap; threads share windows."""
+    code = Code("convolution_unfold")
+    args = KernelArguments(code)
+    windows = _Windows(args, step, sizes)
+    source, target = args.pointer(image), args.pointer(columns)
+    begin, end = code.share(args.number(sizes.pixels))
+    with code.loop(begin, end) as pixel:
+        sample, top, left = windows.corner(pixel)
+        with code.loop(0, windows.taps) as tap:
+            inside, at = windows.pixel_under(sample, top, left, tap)
+            to = code.at(target, code.add(code.mul(pixel, code.mul(windows.taps, windows.inputs)), tap), "float")
+            with code.loop(0, windows.inputs, vector_lanes()) as channel:
+                value = Variable(splat_constant(code, 0.0))
+                with code.when(inside):
+                    value.set(Line(code, code.at(source, code.add(at, channel), "float"), "float").load(0))
+                line = Line(code, code.at(to, code.mul(channel, windows.taps), "float"), "float", windows.taps)
+                line.store(0, value.get())
+    kernel, cost = "columns of windows", 0.7 * sizes.pixels * sizes.depth
+    return Entry(step, code, args.values, reads=[image], writes=[columns], kernel=kernel, cost=cost)
+
+
+def _fold_entry(step: Step, sizes: Columns, columns: Operand, result: Operand) -> Entry:
+    """dx: for every pixel, the sum over the windows above it, tap by tap; threads share pixels."""
+    code = Code("convolution_fold")
+    args = KernelArguments(code)
+    windows = _Windows(args, step, sizes)
+    source, target = args.pointer(columns), args.pointer(result)
+    begin, end = code.share(args.number(sizes.x[0] * sizes.x[2] * sizes.x[3]))
+    with code.loop(begin, end) as pixel:
+        line = code.div(pixel, windows.width)
+        sample = code.div(line, windows.height)
+        y, x = code.rem(line, windows.height), code.rem(pixel, windows.width)
+        with code.loop(0, windows.inputs, vector_lanes()) as channel:
+            total = Variable(splat_constant(code, 0.0))
+            with code.loop(0, windows.taps) as tap:
+                inside, window = windows.window_over(sample, y, x, tap)
+                with code.when(inside):
+                    at = code.add(code.mul(code.add(code.mul(window, windows.inputs), channel), windows.taps), tap)
+                    total.set(total.get() + Line(code, code.at(source, at, "float"), "float", windows.taps).load(0))
+            at = code.add(code.mul(pixel, windows.inputs), channel)
+            Line(code, code.at(target, at, "float"), "float").store(0, total.get())
+    kernel, cost = "sum of windows", 0.7 * math.prod(sizes.x) * sizes.taps
+    return Entry(step, code, args.values, reads=[columns], writes=[result], kernel=kernel, cost=cost)
+
+
+class _Windows:
+    """Where windows and pixels lie, in registers."""
+
+    def __init__(self, args: KernelArguments, step: Step, sizes: Columns) -> None:
+        a = step.attributes
+        self.code = args.code
+        self.height, self.width, self.rows, self.columns = args.numbers([*sizes.x[2:], *sizes.y[2:]])
+        self.inputs, self.taps, self._across = args.numbers([sizes.w[1], sizes.taps, sizes.w[3]])
+        self._strides, self._dilations = args.numbers(a["strides"]), args.numbers(a["dilations"])
+        self._before = args.numbers([a["padding"][0], a["padding"][2]])
+
+    def corner(self, pixel: str) -> tuple[str, str, str]:
+        """The first pixel of the sample, and row and column of the window's first pixel; these may lie outside."""
+        code = self.code
+        line = code.div(pixel, self.columns)
+        starts = (code.rem(line, self.rows), code.rem(pixel, self.columns))
+        top, left = (
+            code.sub(code.mul(start, stride), before)
+            for start, stride, before in zip(starts, self._strides, self._before, strict=True)
+        )
+        return code.mul(code.div(line, self.rows), code.mul(self.height, self.width)), top, left
+
+    def _tap(self, tap: str) -> tuple[str, str]:
+        """Rows and columns from a window's first pixel to the one under a tap."""
+        code = self.code
+        places = (code.div(tap, self._across), code.rem(tap, self._across))
+        down, across = (code.mul(place, step) for place, step in zip(places, self._dilations, strict=True))
+        return down, across
+
+    def _is_inside(self, y: str, x: str, height: str, width: str) -> str:
+        # Unsigned comparisons: a row before the first is a very large number.
+        conditions = (f"icmp ult i64 {y}, {height}", f"icmp ult i64 {x}, {width}")
+        return self.code.let("and i1 {}, {}".format(*map(self.code.let, conditions)))
+
+    def pixel_under(self, sample: str, top: str, left: str, tap: str) -> tuple[str, str]:
+        """Whether there is a pixel under a window's tap, and its first element."""
+        code, (down, across) = self.code, self._tap(tap)
+        y, x = code.add(top, down), code.add(left, across)
+        at = code.mul(code.add(sample, code.add(code.mul(y, self.width), x)), self.inputs)
+        return self._is_inside(y, x, self.height, self.width), at
+
+    def window_over(self, sample: str, y: str, x: str, tap: str) -> tuple[str, str]:
+        """Whether there is a window whose tap lies over a pixel, and its number."""
+        code = self.code
+        inside, places = "true", []
+        for place, step, stride, before, extent in zip(
+            (y, x), self._tap(tap), self._strides, self._before, (self.rows, self.columns), strict=True
+        ):
+            start = code.sub(code.add(place, before), step)
+            number = code.div(start, stride)
+            fits = code.let(f"icmp eq i64 {code.mul(number, stride)}, {start}")
+            exists = code.let(f"and i1 {fits}, {code.let(f'icmp ult i64 {number}, {extent}')}")
+            inside = code.let(f"and i1 {inside}, {exists}")
+            places.append(number)
+        return inside, code.add(code.mul(code.add(code.mul(sample, self.rows), places[0]), self.columns), places[1])
+
+
+# The gradient of the filters -----------------------------------------------------------------------------------------
+
+
+def gradient_workspace(sizes: Columns) -> int:
     """Bytes for the sums of every thread."""
-    return 4 * thread_floats(sizes.sums) * planned_threads()
+    return 4 * thread_floats(_sums(sizes)) * planned_threads()
 
 
-def columns_entry(step: Step, operands: Operands, sizes: Columns, images: Sequence[Operand], result: Operand) -> Entry:
+def _sums(sizes: Columns) -> dict[str, int]:
+    return {"sums": sizes.outputs * sizes.taps * sizes.panel}
+
+
+def gradient_entry(step: Step, operands: Operands, sizes: Columns, images: Sequence[Operand], result: Operand) -> Entry:
     """For operands that are dense."""
     code = Code("convolution_columns")
     args = KernelArguments(code)
-    memory = ThreadWorkspace(args, operands.workspace(step, 0, columns_workspace(sizes)), sizes.sums)
-    a, lanes = step.attributes, vector_lanes()
-    height, width, pixels, taps, taps_across = args.numbers(
-        [*sizes.x[2:], sizes.y[0] * sizes.y[2] * sizes.y[3], sizes.taps, sizes.w[3]]
-    )
-    rows, columns, outputs, inputs, block = args.numbers([*sizes.y[2:], sizes.w[0], sizes.w[1], sizes.outputs])
-    down, across, dilated_down, dilated_across = args.numbers([*a["strides"], *a["dilations"]])
-    top, left = args.numbers([a["padding"][0], a["padding"][2]])
+    memory = ThreadWorkspace(args, operands.workspace(step, 0, gradient_workspace(sizes)), _sums(sizes))
+    windows, lanes, panel = _Windows(args, step, sizes), vector_lanes(), sizes.panel
+    inputs, taps = windows.inputs, windows.taps
+    pixels, outputs, block = args.numbers([sizes.pixels, sizes.w[0], sizes.outputs])
     x, dy, dw = (args.pointer(operand) for operand in (*images, result))
     multiply = args.pointer(packed_gemm(sizes.w[1]))
-    count, per_output = args.numbers([math.prod(sizes.blocks), sizes.blocks[1]])
-    panel = sizes.panel
+    across = -(-sizes.w[1] // panel)
+    count, per_output = args.numbers([-(-sizes.w[0] // sizes.outputs) * across, across])
     packed = code.aligned_buffer(DEPTH * panel)
-    corners = [code.variable(f"[{DEPTH} x i64]", "zeroinitializer") for _ in range(3)]  # sample, y and x of windows
+    corners = [code.variable(f"[{DEPTH} x i64]", "zeroinitializer") for _ in range(3)]
     begin, end = code.share(count, 1, memory.max_threads)
     with code.loop(begin, end) as unit:
         output = code.mul(code.div(unit, per_output), block)
@@ -110,32 +268,18 @@ def columns_entry(step: Step, operands: Operands, sizes: Columns, images: Sequen
         with code.loop(0, pixels, DEPTH) as start:
             steps = code.minimum(code.sub(pixels, start), DEPTH)
             with code.loop(0, steps) as index:
-                pixel = code.add(start, index)
-                line = code.div(pixel, columns)
-                places = (
-                    code.mul(code.div(line, rows), code.mul(height, width)),
-                    code.sub(code.mul(code.rem(line, rows), down), top),
-                    code.sub(code.mul(code.rem(pixel, columns), across), left),
-                )
-                for corner, place in zip(corners, places, strict=True):
+                for corner, place in zip(corners, windows.corner(code.add(start, index)), strict=True):
                     code.store(code.at(corner, index, "i64"), "i64", place)
             source = code.at(dy, code.add(code.mul(start, outputs), output), "float")
             with code.loop(0, taps) as tap:
-                tap_y = code.mul(code.div(tap, taps_across), dilated_down)
-                tap_x = code.mul(code.rem(tap, taps_across), dilated_across)
                 with code.loop(0, steps) as index:
-                    sample, y_, x_ = (code.load(code.at(corner, index, "i64"), "i64") for corner in corners)
-                    y_, x_ = code.add(y_, tap_y), code.add(x_, tap_x)
-                    # Unsigned comparisons: a row before the first is a very large number.
-                    inside = code.let(
-                        f"and i1 {code.let(f'icmp ult i64 {y_}, {height}')}, {code.let(f'icmp ult i64 {x_}, {width}')}"
-                    )
-                    at = code.mul(code.add(sample, code.add(code.mul(y_, width), x_)), inputs)
+                    places = (code.load(code.at(corner, index, "i64"), "i64") for corner in corners)
+                    inside, at = windows.pixel_under(*places, tap)
                     target = Line(code, code.at(packed, code.mul(index, panel), "float"), "float")
                     with code.when(inside):
-                        pixel_line = Line(code, code.at(x, code.add(at, channel), "float"), "float")
+                        pixel = Line(code, code.at(x, code.add(at, channel), "float"), "float")
                         with code.loop(0, wide, lanes) as vector:
-                            target.store(vector, pixel_line.load(vector))
+                            target.store(vector, pixel.load(vector))
                     with code.when(code.let(f"xor i1 {inside}, true")), code.loop(0, wide, lanes) as vector:
                         target.store(vector, splat_constant(code, 0.0))
                 sums = code.at(memory["sums"], code.mul(tap, panel), "float"), code.mul(taps, panel)
@@ -147,7 +291,6 @@ def columns_entry(step: Step, operands: Operands, sizes: Columns, images: Sequen
             first = code.add(code.mul(code.add(output, row), inputs), code.add(channel, vector))
             target = Line(code, code.at(dw, code.add(code.mul(first, taps), tap), "float"), "float", taps)
             target.store(0, value)
-    flops = 2.0 * math.prod(sizes.w) * sizes.y[0] * sizes.y[2] * sizes.y[3]
     return Entry(
         step,
         code,
@@ -155,6 +298,6 @@ def columns_entry(step: Step, operands: Operands, sizes: Columns, images: Sequen
         reads=list(images),
         writes=[result],
         kernel=f"gemm of columns, blocks of {sizes.outputs} outputs",
-        cost=flops / FLOPS_PER_NS,
+        cost=2.0 * sizes.w[0] * sizes.depth * sizes.pixels / FLOPS_PER_NS,
         scratch=[memory.buffer],
     )
