@@ -67,8 +67,11 @@ COLUMNS: list[tuple[Any, ...]] = [
 ]
 
 
+@pytest.mark.parametrize("name", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
 @pytest.mark.parametrize("case", COLUMNS)
-def test_gradient_of_large_filters_is_a_matmul(case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolutions_with_large_filters_are_matmuls(
+    case: tuple[Any, ...], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(convolution, "_MOST_SLICES", 0)
     monkeypatch.setenv("MLCOMPUTE_WINOGRAD", "0")
     monkeypatch.setattr(convolution_columns, "planned_threads", lambda: 16)
@@ -79,18 +82,42 @@ def test_gradient_of_large_filters_is_a_matmul(case: tuple[Any, ...], monkeypatc
         for extent, taps, before, after in ((height, down, *padding[:2]), (width, across, *padding[2:]))
     ]
     x = rng.standard_normal((samples, height, width, channels)).astype("f")
+    w = rng.standard_normal((outputs, channels, down, across)).astype("f")
     dy = rng.standard_normal((samples, *extents, outputs)).astype("f")
     attributes = {
         "strides": (stride, stride), "dilations": (dilation, dilation), "padding": padding, "groups": 1,
-        "channels_last": True, "shape": (outputs, channels, down, across),
+        "channels_last": True,
     }  # fmt: skip
-    name = "convolution_weight_gradient"
-    bench = Bench(convolution.KERNELS, name, [x, dy], attributes, workspaces=convolution.WORKSPACES)
+    if name == "convolution_weight_gradient":
+        arrays, kernel = [x, dy], "gemm of columns"
+        attributes["shape"] = w.shape
+    else:
+        sizes = convolution_columns.Columns((samples, channels, height, width), w.shape, (samples, outputs, *extents))
+        monkeypatch.setattr(convolution, "few_pixels", lambda step: sizes)
+        arrays, kernel = ([x, w], "columns of windows") if name == "convolution" else ([dy, w], "sum of windows")
+        if name == "convolution_input_gradient":
+            attributes["shape"] = (samples, channels, height, width)
+    bench = Bench(convolution.KERNELS, name, arrays, attributes, workspaces=convolution.WORKSPACES)
     assert bench.entries is not None
-    assert bench.entries[0].kernel.startswith("gemm of columns")
-    exact = TABLE[name].meaning(x.astype(np.float64), dy.astype(np.float64), **attributes)
+    assert any(entry.kernel.startswith(kernel) for entry in bench.entries)
+    exact = TABLE[name].meaning(*(array.astype(np.float64) for array in arrays), **attributes)
     (found,) = bench.check(lambda found, expected: None)
     assert np.abs(found - exact).max() < 2e-6 * np.abs(exact).max()
+
+
+def test_few_pixels_are_those_of_filters_larger_than_what_they_read() -> None:
+    def chosen(samples: int, outputs: int, extent: int) -> bool:
+        shapes = [(samples, extent, extent, 256), (outputs, 256, 3, 3)]
+        arrays = [np.zeros(shape, np.float32) for shape in shapes]
+        attributes = {
+            "strides": (1, 1), "dilations": (1, 1), "padding": (1, 1, 1, 1), "groups": 1, "channels_last": True,
+        }  # fmt: skip
+        step = Bench({"convolution": lambda step, operands: None}, "convolution", arrays, attributes).step
+        return convolution_columns.few_pixels(step) is not None
+
+    assert chosen(16, 256, 4)
+    assert not chosen(16, 256, 8)
+    assert not chosen(1, 16, 2), "small filters"
 
 
 @pytest.mark.parametrize("machine", [2, 16])

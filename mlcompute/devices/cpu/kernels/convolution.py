@@ -133,7 +133,7 @@ def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
     if not all(operand.is_dense for operand in (*images, result)):
         return None
     if onednn.load() is not None and (columns := few_pixels(step)) is not None:
-        return few_pixels_entries(step, operands, columns, *images, result)
+        return few_pixels_entries(step, operands, columns, images[0], images[1], result)
     sizes = winograd_sizes(step)
     if sizes is not None:
         return winograd_entries(step, operands, sizes)

@@ -273,8 +273,8 @@ def gradient_entry(step: Step, operands: Operands, sizes: Columns, images: Seque
             source = code.at(dy, code.add(code.mul(start, outputs), output), "float")
             with code.loop(0, taps) as tap:
                 with code.loop(0, steps) as index:
-                    places = (code.load(code.at(corner, index, "i64"), "i64") for corner in corners)
-                    inside, at = windows.pixel_under(*places, tap)
+                    sample, top, left = (code.load(code.at(corner, index, "i64"), "i64") for corner in corners)
+                    inside, at = windows.pixel_under(sample, top, left, tap)
                     target = Line(code, code.at(packed, code.mul(index, panel), "float"), "float")
                     with code.when(inside):
                         pixel = Line(code, code.at(x, code.add(at, channel), "float"), "float")

@@ -31,7 +31,7 @@ def schedule(entries: Sequence[Entry], program: Program, threads: int) -> list[i
 
 def barrier_cost(threads: int) -> float:
     """Nanoseconds until all threads have met, about."""
-    return 250.0 + 60.0 * threads
+    return 250.0 + 20.0 * threads
 
 
 def _small_chains(entries: Sequence[Entry], waits: Sequence[bool], threads: int) -> list[bool]:
