@@ -26,6 +26,7 @@ from mlcompute.building import (
     sequences,
     shapes,
 )
+from mlcompute.devices.foreign_array import is_on_gpu
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError, ShapeError
 from mlcompute.layers.concatenation import ConcatenationLayer
@@ -425,8 +426,8 @@ class Graph:
     ) -> bool:
         """Attach data to tensors (inputs, labels, user gradients) for the passes that are then run one by one.
 
-        The two dictionaries are paired by name. On the CPU the memory itself is attached: what is written into it
-        later is what a later run reads. `batch_size` 0 means the tensors' own.
+        The two dictionaries are paired by name. On the CPU the memory itself is attached, and so is that of a GPU where
+        the graph runs: what is written into it later is what a later run reads. `batch_size` 0 means the tensors' own.
         """
         from mlcompute.device import expect_device
 
@@ -434,7 +435,7 @@ class Graph:
         expect_device(who, "to", to)
         if batch_size < 0:
             raise ShapeError(f"{who}: batch_size is {batch_size}", expected="0 (the tensors' own) or more")
-        bound: list[tuple[Tensor, Array]] = []
+        bound: list[tuple[Tensor, Array, object]] = []
         for name, data in inputs_data.items():
             if name not in for_inputs:
                 raise DataError(f"{who}: there is no tensor for '{name}'", tensors=", ".join(for_inputs) or "none")
@@ -443,9 +444,9 @@ class Graph:
             # What has one row is shared by all samples.
             rows = batch_size * per_sample if 1 < extent != batch_size * per_sample else 0
             array = read_array(data, tensor.descriptor, f"{who}: '{name}'", rows, rows_per_sample=per_sample)
-            bound.append((tensor, array))
-        for tensor, array in bound:
-            tensor.bind_input(array, to)
+            bound.append((tensor, array, data if is_on_gpu(data) else None))
+        for tensor, array, on_gpu in bound:
+            tensor.bind_input(array, to, on_gpu)
         return True
 
     def _rows_per_sample(self, tensor: Tensor) -> int:

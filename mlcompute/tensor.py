@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from mlcompute import tensor_operators as operators
+from mlcompute.devices.foreign_array import Lying, is_on_gpu
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.initializers import Initializer
@@ -34,6 +35,7 @@ from mlcompute.tensor_descriptor import TensorDescriptor
 
 if TYPE_CHECKING:
     from mlcompute.device import Device
+    from mlcompute.devices.device import Engine
     from mlcompute.graph import Graph
 
 __all__ = ["Tensor", "TensorDescriptor", "TensorOptimizerDeviceData", "TensorParameter", "moments", "tensor_ids"]
@@ -62,6 +64,9 @@ class Resident(Protocol):
 
     def fetch(self, tensor: Tensor) -> Array | None:
         """The tensor's value as a fresh array; None when the last run did not keep it."""
+
+    def lying(self, tensor: Tensor, engine: Engine) -> Lying | None:
+        """The tensor's value where it lies on a device; None when it does not, or the last run did not keep it."""
 
     def rebound(self, tensor: Tensor) -> None:
         """The tensor has got other memory for its data or its optimizer state; raises when that does not fit."""
@@ -144,6 +149,7 @@ class Tensor(Exchanged):
         self._device: Device | None = None
         #: Data attached by a graph's bind_and_write_data, for tensors that are fed rather than kept.
         self.bound_data: Array | None = None
+        self.bound_on_gpu: object = None
         self.bound_at = 0
         self.residents: weakref.WeakSet[Any] | None = None
         #: What graphs that are gone computed last, and in which run.
@@ -299,7 +305,7 @@ class Tensor(Exchanged):
         fresh = read_array(values, self._descriptor, who)
         self.wait_for_runs()
         self.storage.write(fresh)
-        self.unscaled, self.bound_data = None, None
+        self.unscaled, self.bound_data, self.bound_on_gpu = None, None, None
 
     @property
     def keeps_data(self) -> bool:
@@ -319,6 +325,14 @@ class Tensor(Exchanged):
                     self._say_not_kept(resident)
                 return found
         return left if self.bound_data is None else self.bound_data
+
+    def _lying_on(self, engine: Engine) -> tuple[Lying | None, bool]:
+        residents = self.wait_for_runs()
+        if self.storage is not None:
+            buffer = self.storage.newest_on(engine)
+            return None if buffer is None else Lying(buffer, self.storage.shape, self.storage.dtype), True
+        latest = next((one for one in residents if one.last_run > self.left_values[0] and one.computes(self)), None)
+        return None if latest is None else latest.lying(self, engine), False
 
     def _say_not_kept(self, resident: Resident) -> None:
         """A step keeps outputs and losses only; whoever reads another result is told so, once."""
@@ -351,11 +365,14 @@ class Tensor(Exchanged):
         self.residents.add(resident)
         self._device = device or self._device
 
-    def bind_input(self, array: Array, device: Device) -> None:
-        """Attach data for the coming runs; a tensor that keeps its data between runs takes over the new values."""
+    def bind_input(self, array: Array, device: Device, on_gpu: object = None) -> None:
+        """Attach data for the coming runs; a tensor that keeps its data between runs takes over the new values.
+
+        on_gpu   the same data where it lies on a GPU
+        """
         if self.storage is not None and array.shape == self.storage.shape:
             self._rebind(array)
-        self.bound_data = array
+        self.bound_data, self.bound_on_gpu = array, on_gpu
         self.bound_at = next(moments)
         self._device = device
 
@@ -431,14 +448,20 @@ class Tensor(Exchanged):
     def bind_and_write_data(self, data: ArrayLike, *, to: Device) -> bool:
         """Attach new values, without a copy where layout and dtype allow; meant for parameters.
 
-        What is trained is then the caller's memory; `data = ...` copies values instead.
+        What is trained is then the caller's memory, on the host or on the GPU `to`; `data = ...` copies values instead.
         """
         from mlcompute.device import expect_device
 
-        expect_device(f"Tensor '{self.label}'.bind_and_write_data", "to", to)
-        host = read_array(data, self._descriptor, f"Tensor '{self.label}'.bind_and_write_data")
+        who = f"Tensor '{self.label}'.bind_and_write_data"
+        expect_device(who, "to", to)
+        host = read_array(data, self._descriptor, who)
         self._rebind(host)
         self._device = to
+        there = to.engine.adopt(data, who) if is_on_gpu(data) else None
+        if there is not None and (there.shape, there.dtype) == (host.shape, host.dtype) and self.storage is not None:
+            buffer = there.buffer()
+            if buffer is not None:
+                self.storage.place(to.engine, buffer, is_callers=True)
         return True
 
     @property
@@ -552,6 +575,7 @@ class Tensor(Exchanged):
         copied._tensor_id = next(tensor_ids)
         copied.storage = None if self.storage is None else self.storage.copy()
         copied.bound_data = None if self.bound_data is None else self.bound_data.copy()
+        copied.bound_on_gpu = None
         copied.residents, copied.left_values, copied.graph_reference = None, (0, None), None
         copied.optimizer_storages = [state.copy() for state in self.optimizer_storages]
         return copied

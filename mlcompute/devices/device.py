@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mlcompute.compiler.program import Program
+from mlcompute.devices.foreign_array import Lying
 from mlcompute.enums import DeviceType
 from mlcompute.ops.op import Array, Step, Value
 
@@ -140,11 +141,15 @@ class Engine(ABC):
         """An array of another library in this device's memory, as something `Executable.feed` takes; None for others.
 
         `fits` says whether a value can be read from it as it is; called, it gives itself; NumPy can convert it.
+        `buffer` is its memory for programs to work in, or None where that must not be.
         """
         return None
 
-    def hand_out(self, values: Array, stream: Any) -> Any:
-        """A copy of values in this device's memory as a DLPack capsule, ready for work on the receiver's stream."""
+    def hand_out(self, values: Array | Lying, stream: Any, *, shares: bool = False) -> Any:
+        """A copy of values in this device's memory as a DLPack capsule, ready for work on the receiver's stream.
+
+        shares   no copy, but the memory they lie in
+        """
         raise BufferError(f"device '{self.name}' has no memory that DLPack could hand out")
 
     def join(
@@ -238,6 +243,10 @@ class Executable(ABC):
     def keep(self, value: Value) -> Array | Callable[[], Array]:
         """A kept value as of the last run, or how to get it later, whatever has run by then."""
         return self.read(value)
+
+    def lying(self, value: Value) -> Lying | None:
+        """A kept value where it lies, until the next run; None where it has gaps, or no memory of the device's own."""
+        return None
 
     def run_once(
         self, engine: Engine, phases: Sequence[str], arrays: Mapping[Value, Array], profile: Profile | None = None

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mlcompute.errors import DataError
 from mlcompute.ops.op import Shape
+
+if TYPE_CHECKING:
+    from mlcompute.devices.device import Buffer
 
 #: DLPack's number for the memory of NVIDIA's GPUs.
 CUDA_DEVICE = 2
@@ -38,6 +41,14 @@ class ForeignArray:
     dtype: np.dtype[Any]
     owner: object
     stream: int | None = DEFAULT_STREAM
+
+
+class Lying(NamedTuple):
+    """Values in the memory of a device, without gaps."""
+
+    buffer: Buffer
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
 
 
 def is_on_gpu(data: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,15 +11,19 @@ from mlcompute.devices.foreign_array import CUDA_DEVICE
 from mlcompute.errors import DataError
 from mlcompute.ops.op import Array
 
+if TYPE_CHECKING:
+    from mlcompute.devices.device import Engine
+    from mlcompute.devices.foreign_array import Lying
+
 
 class Exchanged:
     """Something with `data` that other libraries read: np.asarray(t), torch.from_dlpack(t), memoryview(t).
 
-    Who asks for a GPU gets a copy there: torch.from_dlpack(t, device="cuda").
+    Who asks for a GPU gets a copy there, made there if the values lie there: torch.from_dlpack(t, device="cuda").
 
     They get the values as they are now. NumPy and the buffer protocol know read-only memory; what DLPack hands out is
     a copy of the receiver's own, because not all libraries do. Memory that several sides read and write is memory of
-    the caller's: `Tensor(shared_data=array)`.
+    the caller's: `Tensor(shared_data=array)`; or on a GPU that of a parameter, for who asks for it with copy=False.
     """
 
     label: str
@@ -53,24 +57,34 @@ class Exchanged:
         copy: bool | None = None,
         **options: Any,
     ) -> Any:
+        if dl_device is not None and int(dl_device[0]) == CUDA_DEVICE:
+            return self._on_gpu(int(dl_device[1]), stream, shares=copy is False)
         if copy is False:
             raise BufferError(
                 f"Tensor '{self.label}': its memory cannot be had without a copy; share an array of your own instead: "
                 "Tensor(shared_data=array)"
             )
-        if dl_device is not None and int(dl_device[0]) == CUDA_DEVICE:
-            return self._on_gpu(int(dl_device[1]), stream)
         if dl_device is not None:
             options["dl_device"] = dl_device  # NumPy knows it from 2.1 on
         return self._values().copy().__dlpack__(stream=stream, **options)
 
-    def _on_gpu(self, ordinal: int, stream: Any) -> Any:
+    def _on_gpu(self, ordinal: int, stream: Any, *, shares: bool) -> Any:
         from mlcompute.device import gpu_engines, why_no_gpu
 
         engines = gpu_engines()
         if ordinal >= len(engines):
             raise BufferError(f"Tensor '{self.label}': there is no GPU {ordinal} to copy it to {why_no_gpu()}".strip())
-        return engines[ordinal].hand_out(self._values(), stream)
+        there, lasts = self._lying_on(engines[ordinal])
+        if shares and (there is None or not lasts):
+            raise BufferError(
+                f"Tensor '{self.label}' has no memory on GPU {ordinal} that could be shared: only parameters of graphs "
+                "that run there do; leave copy=False out for a copy"
+            )
+        return engines[ordinal].hand_out(self._values() if there is None else there, stream, shares=shares)
+
+    @abstractmethod
+    def _lying_on(self, engine: Engine) -> tuple[Lying | None, bool]:
+        """The newest values where a device has them, else None; and whether they lie there after the next run."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 1, 0  # host memory

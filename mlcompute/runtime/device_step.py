@@ -277,6 +277,9 @@ class _Device:
             for index, lane in enumerate(self._lanes)
             for entry in lane.entries
         }
+        #: Where parameters and statistics lie, looked at again when something was bound elsewhere.
+        self._placed: list[tuple[Storage, Buffer]] = []
+        self._placed_at = -1
         self._place_values()
         self._build_update()
 
@@ -297,7 +300,7 @@ class _Device:
             for entry in lane.entries:
                 storage = entry.tensor.storage
                 if storage is not None and _fits(lane, entry):
-                    storage.place(self.engine, self._part(self.values[index], lane, entry))
+                    self._placed.append((storage, self._part(self.values[index], lane, entry)))
                 if storage is not None:
                     storage.overwritten_by(self._step.clock)
 
@@ -334,7 +337,12 @@ class _Device:
     # Slices -----------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A step begins, whatever became of the one before."""
+        """A step begins, whatever became of the one before, and wherever parameters were bound to since."""
+        if self._placed_at != Storage.changes:
+            for storage, buffer in self._placed:
+                if not storage.lies_in(self.engine, buffer):
+                    storage.place(self.engine, buffer)
+            self._placed_at = Storage.changes
         self._spare += [sums for sums in self._sums.values() if sums is not self._work]
         self._sums = {}
 

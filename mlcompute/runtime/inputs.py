@@ -62,6 +62,11 @@ class Inputs:
                 array = read_array(given, descriptor, who(tensor), rows, rows_per_sample=per_sample)
             else:
                 standing = self._standing(tensor, skips, linked)
+                if engine is not None and tensor.bound_on_gpu is not None and standing is tensor.bound_data:
+                    there = engine.adopt(tensor.bound_on_gpu, who(tensor))
+                    if there is not None and there.fits(value):
+                        inputs[value] = there
+                        continue
                 if not isinstance(standing, np.ndarray):
                     inputs[value] = self._later(tensor, value, per_sample, standing, who)
                     continue

@@ -7,6 +7,7 @@ import threading
 import weakref
 
 from mlcompute.devices.device import Executable
+from mlcompute.devices.foreign_array import Lying
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.passes import Passes
 from mlcompute.runtime.run_result import RunResult
@@ -73,13 +74,20 @@ class LastRun:
 
     def value(self, tensor: Tensor) -> Array | None:
         """The value of a result; None when it was not kept."""
+        value = self._kept(tensor)
+        return None if value is None or self.executable is None else self.executable.read(value)
+
+    def lying(self, tensor: Tensor) -> Lying | None:
+        """The same where it lies on the device, if it does so in one piece."""
+        value = self._kept(tensor)
+        return None if value is None or self.executable is None else self.executable.lying(value)
+
+    def _kept(self, tensor: Tensor) -> Value | None:
         if self.executable is None:
             return None
         program = self.executable.program
         value = program.values.get(tensor)
-        if value is None or value not in program.kept or tensor in program.persistent:
-            return None
-        return self.executable.read(value)
+        return None if value not in program.kept or tensor in program.persistent else value
 
     @property
     def has_gradients(self) -> bool:

@@ -44,6 +44,8 @@ from mlcompute.tensor_data import read_array
 
 if TYPE_CHECKING:
     from mlcompute.device import Device
+    from mlcompute.devices.device import Engine
+    from mlcompute.devices.foreign_array import Lying
     from mlcompute.execution import Execution
     from mlcompute.inference import InferenceGraph
     from mlcompute.training import TrainingGraph
@@ -611,6 +613,11 @@ class Session:
         """The value a result or gradient tensor had in the last run; None when that run did not keep it."""
         source = self.definition.source_of(tensor)
         return self.last.value(tensor) if source is None else self.last.kept_gradient(source)
+
+    def lying(self, tensor: Tensor, engine: Engine) -> Lying | None:
+        """The value a result had in the last run, where it lies on a device; None when it does not."""
+        is_here = self.compiled is not None and self.compiled.engine is engine
+        return self.last.lying(tensor) if is_here and self.definition.source_of(tensor) is None else None
 
     def latest(self, tensor: Tensor) -> Array | None:
         """The value of a result in the last run, for a linked graph."""

@@ -9,6 +9,7 @@ lost and nothing is copied twice.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -52,7 +53,7 @@ class Clock:
 class Storage:
     """Values with a host mirror and a copy per device that has memory of its own."""
 
-    __slots__ = ("__weakref__", "_clocks", "_host", "_host_moment", "_is_callers", "_own", "_shared")
+    __slots__ = ("__weakref__", "_callers_on", "_clocks", "_host", "_host_moment", "_is_callers", "_own", "_shared")
 
     #: Rises whenever a storage is written by the host or gets other memory: as long as it stays, what was bound to a
     #: program is still the newest.
@@ -67,6 +68,8 @@ class Storage:
         self._shared: dict[Engine, Buffer] = {}
         #: Buffers of devices with memory of their own, and the moment of the values that were last sent there.
         self._own: dict[Engine, tuple[Buffer, int]] = {}
+        #: Devices whose buffer is the caller's.
+        self._callers_on: AbstractSet[Engine] = frozenset()
         self._clocks: list[Clock] = []
 
     @property
@@ -137,6 +140,9 @@ class Storage:
         self._host, self._is_callers = array, is_callers
         self._host_moment = next(_moments)
         self._shared.clear()
+        for engine in self._callers_on:  # memory the caller bound before keeps the values it has
+            del self._own[engine]
+        self._callers_on = frozenset()
         Storage.changes += 1
 
     # On devices -----------------------------------------------------------------------------------------------------
@@ -168,12 +174,24 @@ class Storage:
             self._own[engine] = (buffer, newest)
         return buffer
 
-    def place(self, engine: Engine, buffer: Buffer) -> None:
-        """Let the copy on a device lie in other memory of it; the values stay."""
+    def place(self, engine: Engine, buffer: Buffer, *, is_callers: bool = False) -> None:
+        """Let the copy on a device lie in other memory of it, perhaps the caller's own; the values stay."""
         self.array()
         self._own[engine] = (buffer, 0)
+        self._callers_on = (self._callers_on - {engine}) | ({engine} if is_callers else set())
         Storage.changes += 1
         self._watch()
+
+    def newest_on(self, engine: Engine) -> Buffer | None:
+        """The newest values on a device with memory of its own, if they are there."""
+        if engine not in self._own:
+            return None
+        newest = max(self._moment_of_host(), self._newest_device()[1])
+        return self._own[engine][0] if self._moment_on(engine) >= newest else None
+
+    def lies_in(self, engine: Engine, buffer: Buffer) -> bool:
+        """Is this where the copy on a device lies?"""
+        return engine in self._own and self._own[engine][0] is buffer
 
     def _watch(self) -> None:
         """Clocks of runs that other devices must hear of."""

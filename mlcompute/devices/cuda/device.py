@@ -20,7 +20,7 @@ from mlcompute.devices.cuda.libraries import building_for
 from mlcompute.devices.cuda.memory import CudaBuffer, Staging
 from mlcompute.devices.device import Buffer, Engine, Executable, GpuDevice, Traits
 from mlcompute.devices.device_exchange import DeviceExchange
-from mlcompute.devices.foreign_array import is_on_gpu
+from mlcompute.devices.foreign_array import Lying, is_on_gpu
 from mlcompute.devices.interrupts import held
 from mlcompute.enums import DeviceType
 from mlcompute.errors import DeviceError
@@ -120,8 +120,8 @@ class Cuda(Engine):
     def adopt(self, data: object, who: str) -> GpuArray | None:
         return adopted(self, data, who) if is_on_gpu(data) else None
 
-    def hand_out(self, values: Array, stream: Any) -> Any:
-        return handed_out(self, values, stream)
+    def hand_out(self, values: Array | Lying, stream: Any, *, shares: bool = False) -> Any:
+        return handed_out(self, values, stream, shares=shares)
 
     def nccl(self) -> nccl.Nccl:
         """NCCL; DeviceError where it is missing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from mlcompute.devices.cuda.memory import CudaBuffer
 from mlcompute.devices.cuda.merge_launches import merge_launches
 from mlcompute.devices.cuda.pinned_copies import Copy, PinnedCopies
 from mlcompute.devices.device import Buffer, Completion, Engine, Executable, Profile
+from mlcompute.devices.foreign_array import Lying
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.errors import DeviceError
 from mlcompute.ops.op import Array, Step, Value, run_meaning
@@ -29,12 +30,16 @@ if TYPE_CHECKING:
     from mlcompute.devices.cuda.device import Cuda
 
 Work = Launch | LibraryCall
+#: Which inputs lie in memory of other libraries, and where: (number of the value, address).
+Lent = tuple[tuple[int, int], ...]
 #: Constants begin at multiples of so many bytes, as buffers do.
 _ALIGNMENT = 256
 #: Each small result that is sent to the host is a node of its own.
 _MOST_REPORTED = 2
 #: Inputs of a step that failed are looked at up to so many bytes.
 _MOST_EXPLAINED = 1 << 30
+#: Graphs contain addresses: there are graphs for so many sets of arrays that lie on the device already.
+_MOST_LENT = 4
 
 
 class CudaExecutable(Executable):
@@ -56,9 +61,15 @@ class CudaExecutable(Executable):
         self._bound_inputs: set[Value] = set()
         fed = [*program.inputs.values(), *program.scalars.values(), *(key for key, _ in program.random_keys)]
         self._blocks = InputBlocks(engine, list(dict.fromkeys(fed)), runs_at_once=program.runs_at_once)
-        #: Where what was fed lies, and in which block.
+        #: Where what was fed lies, and which block and arrays of others that is.
         self._fed: dict[Value, int] = {}
-        self._fed_turn = -1
+        self._fed_from: tuple[int, Lent] = (-1, ())
+        #: Arrays of other libraries that are read in place, and where they lie.
+        self._lent: dict[Value, GpuArray] = {}
+        self._lent_from: Lent = ()
+        #: Sets of such arrays for which there are graphs, the one used last at the end; and others seen before.
+        self._known: dict[Lent, None] = {}
+        self._seen: deque[Lent] = deque(maxlen=4 * _MOST_LENT)
         self._constants = self._place_constants()
         needed = _needed(self._made(), program, self._operands)
         self._work = merge_launches(needed, program.plan, runs_in_phases=not program.runs_at_once)
@@ -76,7 +87,7 @@ class CudaExecutable(Executable):
         #: What is copied before and after the kernels of a run.
         self._copies: dict[tuple[Copy, ...], PinnedCopies] = {}
         #: Graphs by phases and block of inputs; None after the first run. Emptied when an address changes.
-        self._graphs: dict[tuple[tuple[str, ...], int], _Graph | None] = {}
+        self._graphs: dict[tuple[tuple[str, ...], int, Lent], _Graph | None] = {}
 
     # Building ---------------------------------------------------------------------------------------------------
 
@@ -148,31 +159,67 @@ class CudaExecutable(Executable):
             if self._bound_inputs:
                 self._unbind(inputs)
             if GpuArray not in map(type, inputs.values()):
+                if self._lent:
+                    self._lend(inputs, {})
                 self._blocks.send(inputs)
                 return
             given: Mapping[Value, Array | GpuArray] = inputs
             lying_here = {value: array for value, array in given.items() if isinstance(array, GpuArray)}
-            if self._blocks.is_captured:  # a captured copy would overwrite what is copied on the device
-                self._blocks.copy_directly()
-                self._graphs = {}
+            self._lend(inputs, lying_here)
             self._blocks.send({value: array for value, array in inputs.items() if value not in lying_here})
             for value, array in lying_here.items():
-                array.copy_to(self._blocks.address(value))
+                if value not in self._lent:
+                    array.copy_to(self._blocks.address(value))
 
     def _unbind(self, inputs: Iterable[Value]) -> None:
         """Inputs that were bound to memory of their own lie in the block from now on."""
         for value in self._bound_inputs.intersection(inputs):
             self._bound_inputs.remove(value)
             del self._buffers[value]
-            self._fed_turn = -1
+            self._fed_from = (-1, ())
             self._graphs = dict.fromkeys(self._graphs)
 
-    def _use_block(self) -> None:
-        """Kernels read the block that was fed last from now on."""
+    def _lend(self, inputs: Mapping[Value, Array], lying_here: Mapping[Value, GpuArray]) -> None:
+        """Decide which arrays are read where they lie: those kernels can read, and graphs were or may be captured for.
+
+        An array that comes from another place every time is copied: a captured graph saves more than a copy costs.
+        """
+        kept = {value: array for value, array in self._lent.items() if value not in inputs}
+        fitting = {value: array for value, array in lying_here.items() if self._may_lie_elsewhere(value, array)}
+        lent = {**kept, **fitting}
+        places: Lent = tuple(sorted((value.index, array.address) for value, array in lent.items()))
+        if fitting and places not in self._known and len(self._known) >= _MOST_LENT:
+            if places in self._seen:  # it comes again: one that has not been used for longest makes room
+                self._forget(next(iter(self._known)))
+            else:
+                self._seen.append(places)
+                lent = kept
+                places = tuple(sorted((value.index, array.address) for value, array in lent.items()))
+        if places:
+            self._known.pop(places, None)
+            self._known[places] = None
+        if any(value not in lent for value in lying_here) and self._blocks.is_captured:
+            self._blocks.copy_directly()  # a captured copy would overwrite what is copied on the device
+            self._graphs = {}
+        for array in fitting.values() if lent is not kept else ():
+            array.begin_reading()
+        self._lent, self._lent_from = lent, places
+
+    def _may_lie_elsewhere(self, value: Value, array: GpuArray) -> bool:
+        """Can it be read in place: by one run that reads it, and nobody afterwards?"""
+        return array.is_aligned and self.program.runs_at_once and value not in self.program.kept
+
+    def _forget(self, places: Lent) -> None:
+        del self._known[places]
+        self._graphs = {key: graph for key, graph in self._graphs.items() if key[2] != places}
+
+    def _use_inputs(self) -> None:
+        """Kernels read what was fed last from now on."""
         blocks = self._blocks
-        if self._fed_turn != blocks.turn:
-            self._fed_turn = blocks.turn
+        if self._fed_from != (blocks.turn, self._lent_from):
+            self._fed_from = (blocks.turn, self._lent_from)
             self._fed = {value: blocks.address(value) for value in blocks.offsets}
+            self._fed |= {value: array.address for value, array in self._lent.items()}
             for value, address in self._fed.items():
                 if value not in self._buffers:
                     self._arguments.bind(value, address)
@@ -199,6 +246,14 @@ class CudaExecutable(Executable):
             return self.read(value)
         return KeptValue(self.engine, value, address)
 
+    def lying(self, value: Value) -> Lying | None:
+        operand = self._operands[value]
+        address = self._address(operand)
+        if address is None or not operand.is_dense or operand.dtype.kind not in "fiub":
+            return None
+        owners = self._arena, self._buffers.get(operand.base), self._lent
+        return Lying(CudaBuffer.over(self.engine.staging, address, value.nbytes, owners), operand.shape, operand.dtype)
+
     def read(self, value: Value) -> Array:
         operand = self._operands[value]
         address = self._address(operand)
@@ -220,10 +275,10 @@ class CudaExecutable(Executable):
         with engine.lock:
             turn = self._blocks.turn
             self._statuses.settle(turn)
-            key = (tuple(phases), turn)
+            key = (tuple(phases), turn, self._lent_from)
             graph = self._graphs.get(key)
             if graph is None or profile is not None:
-                self._use_block()
+                self._use_inputs()
             if profile is not None:
                 self._run_profiled(phases, profile)
             elif key not in self._graphs:
@@ -242,6 +297,8 @@ class CudaExecutable(Executable):
     def _started(self, phases: Sequence[str], turn: int, mark: int) -> CudaCompletion:
         completion = CudaCompletion(self.engine, self._statuses, phases, turn, mark)
         self._blocks.is_read(completion)
+        for array in self._lent.values():
+            array.end_reading()
         return completion
 
     def _of(self, phases: Sequence[str]) -> Iterable[Work]:

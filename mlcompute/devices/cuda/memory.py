@@ -147,6 +147,14 @@ class CudaBuffer(Buffer):
     def nbytes(self) -> int:
         return self._nbytes
 
+    @classmethod
+    def over(cls, staging: Staging, address: int, nbytes: int, owner: object) -> CudaBuffer:
+        """Memory of somebody else, who keeps it as long as the buffer is there."""
+        found = cls.__new__(cls)
+        found._staging, found._nbytes, found._memory = staging, nbytes, _unseen(owner)  # noqa: SLF001
+        found.address = address
+        return found
+
     def part(self, offset: int, nbytes: int) -> CudaBuffer:
         """Some of the same bytes."""
         assert 0 <= offset <= offset + nbytes <= self._nbytes

@@ -44,6 +44,8 @@ class EmulatedDriver:
         self._lock = _one_at_a_time
         #: How often graphs were captured and launched, for tests.
         self.captures, self.graph_launches = 0, 0
+        #: How often something was copied from one place of the device to another.
+        self.device_copies = 0
 
     def activate(self) -> None:
         return None  # no library can be asked for anything
@@ -98,7 +100,11 @@ class EmulatedDriver:
     def copy_to_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self._do(stream, lambda: _move(target, source, nbytes))
 
-    copy_to_host = copy_on_device = copy_to_device
+    copy_to_host = copy_to_device
+
+    def copy_on_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self.device_copies += 1
+        self._do(stream, lambda: _move(target, source, nbytes))
 
     def allow_access(self, other: object) -> None:
         return
