@@ -37,6 +37,7 @@ from mlcompute.compiler.start_from_exchanged import start_from_exchanged
 from mlcompute.compiler.transpose_matmul import transpose_matmul
 from mlcompute.compiler.unmerge_aliased_updates import unmerge_aliased_updates
 from mlcompute.compiler.verify import debugs, verify_pass, verify_program
+from mlcompute.compiler.write_exchanged import write_exchanged
 from mlcompute.ops.op import Step
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ def _trains(context: Context) -> bool:
 
 def _in_group(context: Context) -> bool:
     return context.style in ("slice", "phases")
+
+
+def _is_whole_slice(context: Context) -> bool:
+    # Slices that stop for sums take turns: what they leave is taken after their last part, and must be written there.
+    return context.style == "slice" and not context.program.sums
 
 
 def _only_updates(context: Context) -> bool:
@@ -146,6 +152,7 @@ PASSES = [
     Pass(delay_statistics, when=_updates_together),
     Pass(schedule_updates, when=_is_one_call),
     Pass(fuse_update_into_matmul, when=_fuses_updates),
+    Pass(write_exchanged, when=_is_whole_slice),
     Pass(copy_strided_operands),
     Pass(plan_memory),
 ]

@@ -53,7 +53,7 @@ def verify_steps(steps: list[Step], *, split: bool = False) -> None:
         assert len(types) == len(step.results), f"{step}: {len(types)} results expected"
         for value, type_ in zip(step.results, types, strict=True):
             assert value not in defined, f"{step}: %{value.index} is defined twice"
-            assert value.kind == "temporary", f"{step}: %{value.index} is not a temporary"
+            assert value.kind in ("temporary", "state"), f"{step}: %{value.index} is not a temporary"
             assert (value.shape, value.dtype) == (type_.shape, type_.dtype), f"{step}: the rule says {type_}"
             defined.add(value)
         for target in overwritten_by(step):
@@ -110,7 +110,7 @@ def _verify_lifetimes(steps: list[Step], plan: MemoryPlan, keep: Iterable[Value]
                 assert plan.placements[base].last == len(steps), f"{step}: %{base.index} does not last to be run again"
         for value in step.results:
             phases[value] = step.phase
-            if value not in plan.views:
+            if value not in plan.views and value.kind == "temporary":
                 assert value in plan.placements, f"{step}: %{value.index} has no memory"
                 assert plan.placements[value].first == index, f"{step}: %{value.index} exists too early or too late"
     for value in keep:

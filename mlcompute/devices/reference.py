@@ -89,7 +89,9 @@ class ReferenceExecutable(Executable):
             raise ExecutionError(f"layer '{step.layer}': {error}", step=step.op.name, phase=step.phase) from error
         for value, array in zip(step.results, arrays, strict=True):
             slot = self._slots.get(value)
-            if slot is None:  # a view: it shows its source's memory
+            if value.kind != "temporary":  # memory from outside
+                np.copyto(memory[value].reshape(array.shape), array)
+            elif slot is None:  # a view: it shows its source's memory
                 memory[value] = array
             else:
                 np.copyto(slot, array)

@@ -74,7 +74,7 @@ class GroupTraining:
     def share_out(self) -> None:
         """Cut what is exchanged into shards, one per process."""
         program, optimizer, group = self.program, self.request.optimizer, self.group
-        tensors = [(t, "parameter", value.shape, value.dtype) for t, value in program.exchanged.items()]
+        tensors = [(t, "parameter", t.descriptor.shape, value.dtype) for t, value in program.exchanged.items()]
         tensors += [(t, "statistic", t.descriptor.shape, t.descriptor.data_type.numpy) for t in self.statistics]
         tensors += [(t, "loss", program.values[t].shape, program.values[t].dtype) for t in self.losses]
         whole = optimizer is not None and not is_elementwise(optimizer, self.request.groups.values())

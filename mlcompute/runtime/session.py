@@ -464,7 +464,7 @@ class Session:
                 found.update(
                     {value: self.in_group.slices.sum_storage(phase, value) for phase, value in program.sums.items()}
                 )
-            overwritten = {value for step in program.steps for value in overwritten_by(step)}
+            overwritten = {value for step in program.steps for value in (*overwritten_by(step), *step.results)}
             for value, storage in found.items():
                 if value in overwritten:
                     storage.overwritten_by(self.compiled.clock)
