@@ -34,7 +34,7 @@ class Capable(Null):
 FUSED = [
     each.name
     for each in PASSES
-    if each.name not in ("accumulate_gradients", "exchange_gradients", "exchange_sums", "write_exchanged", "start_from_exchanged")
+    if each.name not in ("accumulate_gradients", "start_from_exchanged") and "exchange" not in each.name
 ]
 
 
