@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeGuard
 
-from mlcompute.compiler.program import Program
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError, ExecutionError, GraphError
 from mlcompute.execution import Execution, GraphCompletionHandler
-from mlcompute.graph import Graph, Node
+from mlcompute.graph import Graph
 from mlcompute.layers.arguments import whole
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
+from mlcompute.layers.read_only import Shared
 from mlcompute.ops.op import Array
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.runtime import apply_gradients, averages, calls, members
@@ -25,9 +25,7 @@ from mlcompute.tensor import Tensor, TensorOptimizerDeviceData, TensorParameter
 from mlcompute.tensor_data import ArrayLike
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from mlcompute.device import Device
+    pass
 
 
 class TrainingGraph(Graph):
@@ -76,20 +74,16 @@ class TrainingGraph(Graph):
     add_outputs = members.add_outputs
     wait = members.wait
     profile = members.profile
-
-    @property
-    def device(self) -> Device | None:
-        """The device the graph was compiled for; None before."""
-        return self._session.device
-
-    @property
-    def device_memory_size(self) -> int:
-        """Bytes the device needs beyond parameters and fed data: intermediate results, gradients, optimizer state.
-
-        Exact and known after compile; 0 before. It is what `execute` takes; running the passes one by one keeps
-        every gradient readable and may take more from the first such run on.
-        """
-        return self._session.memory_size()
+    node_of = members.node_of
+    device = Shared(members.device)
+    device_memory_size = Shared(members.device_memory_size)
+    programs = Shared(members.programs)
+    losses = Shared(members.losses)
+    nodes = Shared(members.nodes)
+    layers = Shared(members.layers)
+    graph_objects = Shared(members.graph_objects)
+    node_count = Shared(members.node_count)
+    __copy__ = members.copied
 
     @property
     def size_limit(self) -> int:
@@ -105,58 +99,6 @@ class TrainingGraph(Graph):
         self._session.set_size_limit(whole(f"{type(self).__name__}", "size_limit", limit, 1))
 
     @property
-    def programs(self) -> dict[str, Program]:
-        """The compiled programs so far, by style, batch size and sizes of inputs. `print` one to read its steps."""
-        compiled = self._session.compiled
-        return {} if compiled is None else compiled.by_name()
-
-    @property
-    def losses(self) -> dict[str, Tensor]:
-        """Every loss by the name of its layer, and what was computed from losses in the end; readable after a run.
-
-        With several of them `execute(...).result` is the sum that is minimised, and these are its parts.
-        """
-        return members.losses_of(self._session)
-
-    @property
-    def nodes(self) -> list[Node]:
-        """The layers with their sources and results, in an order in which they can be computed, the loss last."""
-        return self._definition.nodes()
-
-    @property
-    def layers(self) -> list[Layer]:
-        """The layers, each once, in the order they were added; the loss given to the constructor is not among them."""
-        return [node.layer for node in self._definition.nodes_before_loss()]
-
-    @property
-    def graph_objects(self) -> list[Graph]:
-        """The graphs it is made of."""
-        return list(self._definition.graphs)
-
-    @property
-    def node_count(self) -> int:
-        """Number of nodes without the loss. They are never removed, so more of them is all that can change."""
-        return self._definition.node_count
-
-    def node_of(self, layer: Layer) -> Node | None:
-        """The node of a layer; None for a layer the graph does not contain."""
-        return self._definition.node_of(layer) or super().node_of(layer)
-
-    def _rows_per_sample(self, tensor: Tensor) -> int:
-        known = self._session.rows_per_sample(tensor)
-        return super()._rows_per_sample(tensor) if known is None else known
-
-    def __copy__(self) -> Self:
-        """A graph of its own over the same weights, with the same names; it is compiled when it is first run.
-
-        It shares its optimizer, and so moments and step count, with its copy.
-        """
-        copied = super().__copy__()
-        definition = self._definition.copied(vars(copied)["_nodes"])
-        vars(copied).update(_definition=definition, _session=self._session.copied(definition))
-        return copied
-
-    @property
     def _learning(self) -> Learning:
         learning = self._definition.learning
         assert learning is not None
@@ -166,6 +108,10 @@ class TrainingGraph(Graph):
     def stopped_tensors(self) -> frozenset[Tensor]:
         """Tensors no gradient passes: those given to `stop_gradient`."""
         return frozenset(self._learning.stopped)
+
+    def _rows_per_sample(self, tensor: Tensor) -> int:
+        known = self._session.rows_per_sample(tensor)
+        return super()._rows_per_sample(tensor) if known is None else known
 
     def link(self, graphs: Sequence[TrainingGraph]) -> bool:
         """Join later sub-graphs to this one, the first.

@@ -1,7 +1,8 @@
-"""ReadOnly: a property in one line."""
+"""ReadOnly: a property in one line. Shared: a function as a property of several classes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, overload
 
@@ -49,4 +50,19 @@ class ReadOnly(property, Generic[T]):
         @overload
         def __get__(self, instance: object, owner: type | None = None, /) -> T: ...
         def __get__(self, instance: object, owner: type | None = None, /) -> ReadOnly[T] | T: ...
+        def __set__(self, instance: object, value: NoReturn, /) -> None: ...  # nothing can be assigned
+
+
+class Shared(property, Generic[T]):
+    """A function as a property, where several classes have it: type checkers see what the function returns."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, get: Callable[[Any], T]) -> None: ...
+
+        @overload
+        def __get__(self, instance: None, owner: type, /) -> Shared[T]: ...
+        @overload
+        def __get__(self, instance: object, owner: type | None = None, /) -> T: ...
+        def __get__(self, instance: object, owner: type | None = None, /) -> Shared[T] | T: ...
         def __set__(self, instance: object, value: NoReturn, /) -> None: ...  # nothing can be assigned

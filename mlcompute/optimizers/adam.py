@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, ClassVar
 from mlcompute import ops
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
-from mlcompute.optimizers.counting import CountingOptimizer
-from mlcompute.optimizers.descriptor import OptimizerDescriptor, OptimizerSettings, checked_number
+from mlcompute.optimizers.descriptor import OptimizerDescriptor, OptimizerSettings
+from mlcompute.optimizers.moments import MomentsOptimizer
 from mlcompute.optimizers.parameter_group import ParameterGroup
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class _Moments(CountingOptimizer):
-    """What Adam and AdamW share: two running moments and the step they give."""
+class _Adam(MomentsOptimizer):
+    """What Adam and AdamW share: the step that the running moments give."""
 
     settings: ClassVar[tuple[str, ...]] = ("beta1", "beta2", "epsilon", "uses_amsgrad", "time_step")
-    largest_sensible_rate: ClassVar[float] = 10.0
 
     epsilon = ReadOnly[float]("Added to the root of the second moment, before any bias correction.")
     uses_amsgrad = ReadOnly[bool]("True to divide by the largest second moment seen so far.")
@@ -38,22 +37,10 @@ class _Moments(CountingOptimizer):
         groups: Sequence[ParameterGroup] = (),
         **shared: Unpack[OptimizerSettings],
     ) -> None:
-        super().__init__(descriptor, groups, time_step=time_step, **shared)
-        who = type(self).__name__
-        self._beta1 = checked_number(who, "beta1", beta1, least=0.0, below=1.0)
-        self._beta2 = checked_number(who, "beta2", beta2, least=0.0, below=1.0)
-        self._epsilon = checked_number(who, "epsilon", epsilon, least=0.0)
+        super().__init__(
+            descriptor, beta1=beta1, beta2=beta2, epsilon=epsilon, time_step=time_step, groups=groups, **shared
+        )
         self._uses_amsgrad = bool(uses_amsgrad)
-
-    @property
-    def beta1(self) -> float:
-        """Share of the running mean of gradients kept per step."""
-        return self._beta1
-
-    @property
-    def beta2(self) -> float:
-        """Share of the running mean of squared gradients kept per step."""
-        return self._beta2
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -65,8 +52,7 @@ class _Moments(CountingOptimizer):
 
     def _step(self, h: Mapping[str, Value], g: Value, state: Sequence[Value]) -> tuple[Value, list[Value]]:
         """What to subtract from the parameter, and the new state."""
-        m = state[0] * self._beta1 + g * (1.0 - self._beta1)
-        v = state[1] * self._beta2 + g * g * (1.0 - self._beta2)
+        m, v = self._moments(g, state)
         kept = [m, v]
         if self._uses_amsgrad:
             v = ops.maximum(state[2], v)
@@ -74,7 +60,7 @@ class _Moments(CountingOptimizer):
         return h["step_size"] * m / (ops.sqrt(v) + self._epsilon), kept
 
 
-class AdamOptimizer(_Moments):
+class AdamOptimizer(_Adam):
     """m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g²;  w -= lr √(1-b2ᵗ) / (1-b1ᵗ) m / (√v + epsilon).
 
     Epsilon is the "epsilon hat" of the paper (arXiv:1412.6980, end of section 2), as in Keras; PyTorch adds
@@ -92,7 +78,7 @@ class AdamOptimizer(_Moments):
         return w - step, kept
 
 
-class AdamWOptimizer(_Moments):
+class AdamWOptimizer(_Adam):
     """Adam, and the penalty acts on the parameter instead of the gradient: w -= Adam's step + lr d.
 
     d is regularization_scale * w for L2, regularization_scale * sign(w) for L1, and nothing for NONE; it is taken

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, ClassVar
 from mlcompute import ops
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
-from mlcompute.optimizers.counting import CountingOptimizer
-from mlcompute.optimizers.descriptor import OptimizerDescriptor, OptimizerSettings, checked_number
+from mlcompute.optimizers.descriptor import OptimizerDescriptor, OptimizerSettings
+from mlcompute.optimizers.moments import MomentsOptimizer
 from mlcompute.optimizers.parameter_group import ParameterGroup
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class LAMBOptimizer(CountingOptimizer):
+class LAMBOptimizer(MomentsOptimizer):
     """Adam's moments;  u = m / (1-b1ᵗ) / (√(v / (1-b2ᵗ)) + epsilon) + d;  w -= lr |w| / |u| u.   (arXiv:1904.00962)
 
     |.| is the norm of a whole parameter; where it is 0, the factor |w| / |u| is 1. The penalty d is part of u:
@@ -28,12 +28,8 @@ class LAMBOptimizer(CountingOptimizer):
     1e-06
     """
 
-    settings: ClassVar[tuple[str, ...]] = ("beta1", "beta2", "epsilon", "time_step")
-    largest_sensible_rate: ClassVar[float] = 10.0
     decouples_penalty: ClassVar[bool] = True
 
-    beta1 = ReadOnly[float]("Share of the running mean of gradients kept per step.")
-    beta2 = ReadOnly[float]("Share of the running mean of squared gradients kept per step.")
     epsilon = ReadOnly[float]("Added to the root of the corrected second moment.")
 
     def __init__(
@@ -47,15 +43,9 @@ class LAMBOptimizer(CountingOptimizer):
         groups: Sequence[ParameterGroup] = (),
         **shared: Unpack[OptimizerSettings],
     ) -> None:
-        super().__init__(descriptor, groups, time_step=time_step, **shared)
-        who = "LAMBOptimizer"
-        self._beta1 = checked_number(who, "beta1", beta1, least=0.0, below=1.0)
-        self._beta2 = checked_number(who, "beta2", beta2, least=0.0, below=1.0)
-        self._epsilon = checked_number(who, "epsilon", epsilon, least=0.0)
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        return ("momentum", "velocity")
+        super().__init__(
+            descriptor, beta1=beta1, beta2=beta2, epsilon=epsilon, time_step=time_step, groups=groups, **shared
+        )
 
     def rates(self, time_step: int) -> dict[str, float]:
         return {
@@ -65,8 +55,7 @@ class LAMBOptimizer(CountingOptimizer):
         }
 
     def update(self, h: Mapping[str, Value], w: Value, g: Value, state: Sequence[Value]) -> tuple[Value, list[Value]]:
-        m = state[0] * self._beta1 + g * (1.0 - self._beta1)
-        v = state[1] * self._beta2 + g * g * (1.0 - self._beta2)
+        m, v = self._moments(g, state)
         step = h["first_correction"] * m / (ops.sqrt(v) * h["second_correction"] + self._epsilon)
         if self.has_penalty:
             step = step + self.penalty(h, w)

@@ -10,8 +10,8 @@ from mlcompute import ops
 from mlcompute.errors import DataError
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
-from mlcompute.optimizers.counting import CountingOptimizer
 from mlcompute.optimizers.descriptor import OptimizerDescriptor, OptimizerSettings, checked_count, checked_number
+from mlcompute.optimizers.moments import MomentsOptimizer
 from mlcompute.optimizers.parameter_group import ParameterGroup
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ADJUSTMENTS = ("match_rms_adamw", "original")
 
 
-class MuonOptimizer(CountingOptimizer):
+class MuonOptimizer(MomentsOptimizer):
     """Matrices: m = s m + (1-s) g;  w -= lr a U + lr d, U ≈ the orthogonal factor of s m + (1-s) g. Others: AdamW.
 
     U comes from a few Newton-Schulz iterations, matrix products in the parameter's precision
@@ -42,7 +42,6 @@ class MuonOptimizer(CountingOptimizer):
         "momentum_scale", "uses_nesterov_momentum", "iterations", "rate_adjustment", "beta1", "beta2", "epsilon",
         "time_step",
     )  # fmt: skip
-    largest_sensible_rate: ClassVar[float] = 10.0
     decouples_penalty: ClassVar[bool] = True
 
     momentum_scale = ReadOnly[float]("Share of the momentum of a matrix kept per step.")
@@ -68,7 +67,9 @@ class MuonOptimizer(CountingOptimizer):
         groups: Sequence[ParameterGroup] = (),
         **shared: Unpack[OptimizerSettings],
     ) -> None:
-        super().__init__(descriptor, groups, time_step=time_step, **shared)
+        super().__init__(
+            descriptor, beta1=beta1, beta2=beta2, epsilon=epsilon, time_step=time_step, groups=groups, **shared
+        )
         who = "MuonOptimizer"
         self._momentum_scale = checked_number(who, "momentum_scale", momentum_scale, least=0.0, below=1.0)
         self._uses_nesterov_momentum = bool(uses_nesterov_momentum)
@@ -76,13 +77,6 @@ class MuonOptimizer(CountingOptimizer):
         if rate_adjustment not in _ADJUSTMENTS:
             raise DataError(f"{who}: rate_adjustment is {rate_adjustment!r}", expected=" or ".join(_ADJUSTMENTS))
         self._rate_adjustment = rate_adjustment
-        self._beta1 = checked_number(who, "beta1", beta1, least=0.0, below=1.0)
-        self._beta2 = checked_number(who, "beta2", beta2, least=0.0, below=1.0)
-        self._epsilon = checked_number(who, "epsilon", epsilon, least=0.0)
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        return ("momentum", "velocity")
 
     def state_shapes(self, shape: Shape) -> dict[str, Shape]:
         return {"momentum": shape} if len(shape) == 2 else {"momentum": shape, "velocity": shape}
@@ -98,8 +92,7 @@ class MuonOptimizer(CountingOptimizer):
             step = h["learning_rate"] * orthogonal(ahead, self._iterations) * self._adjustment(*w.shape)
             kept = [m]
         else:
-            m = state[0] * self._beta1 + g * (1.0 - self._beta1)
-            v = state[1] * self._beta2 + g * g * (1.0 - self._beta2)
+            m, v = self._moments(g, state)
             step = h["step_size"] * m / (ops.sqrt(v) + self._epsilon)
             kept = [m, v]
         if self.has_penalty:

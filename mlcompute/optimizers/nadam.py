@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, ClassVar
 from mlcompute import ops
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
-from mlcompute.optimizers.counting import CountingOptimizer
 from mlcompute.optimizers.descriptor import OptimizerDescriptor, OptimizerSettings, checked_number
+from mlcompute.optimizers.moments import MomentsOptimizer
 from mlcompute.optimizers.parameter_group import ParameterGroup
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class NAdamOptimizer(CountingOptimizer):
+class NAdamOptimizer(MomentsOptimizer):
     """Adam's moments;  w -= lr ((1-u) / (1-U) g + u' / (1-U u') m) / (√(v / (1-b2ᵗ)) + epsilon).
 
     u = b1 (1 - 0.96^(t momentum_decay) / 2), u' that of the next update, U the product of all u so far: the momentum
@@ -29,10 +29,7 @@ class NAdamOptimizer(CountingOptimizer):
     """
 
     settings: ClassVar[tuple[str, ...]] = ("beta1", "beta2", "epsilon", "momentum_decay", "time_step")
-    largest_sensible_rate: ClassVar[float] = 10.0
 
-    beta1 = ReadOnly[float]("Share of the running mean of gradients kept per step.")
-    beta2 = ReadOnly[float]("Share of the running mean of squared gradients kept per step.")
     epsilon = ReadOnly[float]("Added to the root of the corrected second moment.")
     momentum_decay = ReadOnly[float]("How fast the momentum warms up.")
 
@@ -48,16 +45,10 @@ class NAdamOptimizer(CountingOptimizer):
         groups: Sequence[ParameterGroup] = (),
         **shared: Unpack[OptimizerSettings],
     ) -> None:
-        super().__init__(descriptor, groups, time_step=time_step, **shared)
-        who = "NAdamOptimizer"
-        self._beta1 = checked_number(who, "beta1", beta1, least=0.0, below=1.0)
-        self._beta2 = checked_number(who, "beta2", beta2, least=0.0, below=1.0)
-        self._epsilon = checked_number(who, "epsilon", epsilon, least=0.0)
-        self._momentum_decay = checked_number(who, "momentum_decay", momentum_decay, least=0.0)
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        return ("momentum", "velocity")
+        super().__init__(
+            descriptor, beta1=beta1, beta2=beta2, epsilon=epsilon, time_step=time_step, groups=groups, **shared
+        )
+        self._momentum_decay = checked_number("NAdamOptimizer", "momentum_decay", momentum_decay, least=0.0)
 
     def _share(self, time_step: int) -> float:
         return self._beta1 * (1.0 - 0.5 * math.pow(0.96, time_step * self._momentum_decay))
@@ -75,7 +66,6 @@ class NAdamOptimizer(CountingOptimizer):
         }
 
     def update(self, h: Mapping[str, Value], w: Value, g: Value, state: Sequence[Value]) -> tuple[Value, list[Value]]:
-        m = state[0] * self._beta1 + g * (1.0 - self._beta1)
-        v = state[1] * self._beta2 + g * g * (1.0 - self._beta2)
+        m, v = self._moments(g, state)
         below = ops.sqrt(v) * h["correction"] + self._epsilon
         return w - (h["gradient_rate"] * g + h["momentum_rate"] * m) / below, [m, v]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from mlcompute.compiler.program import Program
 from mlcompute.enums import GraphCompilationOptions
+from mlcompute.graph import Graph, Node
 from mlcompute.group.group import Group
+from mlcompute.layers.layer import Layer
 from mlcompute.layers.objective import is_loss
 from mlcompute.runtime.inputs import Named
-from mlcompute.runtime.session import Session
 from mlcompute.seeing.layers import names_of
 from mlcompute.tensor import Tensor
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from mlcompute.training import TrainingGraph
 
     CompiledGraphs: TypeAlias = TrainingGraph | InferenceGraph
+
+AnyCompiledGraph = TypeVar("AnyCompiledGraph", "TrainingGraph", "InferenceGraph")
 
 
 def compile(
@@ -78,16 +82,74 @@ def wait(self: CompiledGraphs) -> None:
     self._session.wait()
 
 
-def losses_of(session: Session) -> dict[str, Tensor]:
-    """Every loss by the name of its layer, and what was computed from losses in the end."""
-    nodes = session.definition.nodes()
-    ends = set(session.minimised())
+def device(self: CompiledGraphs) -> Device | None:
+    """The device the graph was compiled for; None before."""
+    return self._session.device
+
+
+def device_memory_size(self: CompiledGraphs) -> int:
+    """Bytes the device needs beyond parameters and fed data: intermediate results, gradients, optimizer state.
+
+    Exact and known after compile; 0 before. It is what `execute` takes; running the passes of a training graph one by
+    one keeps every gradient readable and may take more from the first such run on.
+    """
+    return self._session.memory_size()
+
+
+def programs(self: CompiledGraphs) -> dict[str, Program]:
+    """The compiled programs so far, by style, batch size and sizes of inputs. `print` one to read its steps."""
+    compiled = self._session.compiled
+    return {} if compiled is None else compiled.by_name()
+
+
+def losses(self: CompiledGraphs) -> dict[str, Tensor]:
+    """Every loss by the name of its layer, and what was computed from losses in the end; readable after a run.
+
+    With several of them `execute(...).result` is the sum that is minimised, and these are its parts.
+    """
+    nodes, ends = self._definition.nodes(), set(self._session.minimised())
     return {
         f"{name} {number}" if number else name: tensor
         for name, node in zip(names_of(nodes), nodes, strict=True)
         for number, tensor in enumerate(node.results)
         if tensor in ends or is_loss(node.layer)
     }
+
+
+def nodes(self: CompiledGraphs) -> list[Node]:
+    """The layers with their sources and results, in an order in which they can be computed, the loss last."""
+    return self._definition.nodes()
+
+
+def layers(self: CompiledGraphs) -> list[Layer]:
+    """The layers, each once, in the order they were added; the loss given to the constructor is not among them."""
+    return [node.layer for node in self._definition.nodes_before_loss()]
+
+
+def graph_objects(self: CompiledGraphs) -> list[Graph]:
+    """The graphs it is made of."""
+    return list(self._definition.graphs)
+
+
+def node_count(self: CompiledGraphs) -> int:
+    """Number of nodes without the loss. They are never removed, so more of them is all that can change."""
+    return self._definition.node_count
+
+
+def node_of(self: CompiledGraphs, layer: Layer) -> Node | None:
+    """The node of a layer; None for a layer the graph does not contain."""
+    return self._definition.node_of(layer) or Graph.node_of(self, layer)
+
+
+def copied(self: AnyCompiledGraph) -> AnyCompiledGraph:
+    """A graph of its own over the same weights, with the same names; it is compiled when it is first run.
+
+    A training graph shares its optimizer, and so moments and step count, with its copy.
+    """
+    copy = Graph.__copy__(self)
+    definition = self._definition.copied(vars(copy)["_nodes"])
+    vars(copy).update(_definition=definition, _session=self._session.copied(definition))
+    return copy
 
 
 def profile(

@@ -17,6 +17,7 @@ from mlcompute.trainer.metrics.metric import Array, ClassMetric
 class CountedMetric(ClassMetric):
     """A ratio of counts: t found rightly, p predicted, a there actually, of every class or yes-or-no output.
 
+    name     in the logs; that of the class unless given
     average  "macro": the mean over the classes that occur or are predicted, as in scikit-learn; "weighted": each class
              as often as it occurs; "micro": counts of all classes together; None: every class by itself, in the logs
              as `name_0`, `name_1` ... One yes-or-no output has one number, that of the yes, whatever the average
@@ -26,15 +27,15 @@ class CountedMetric(ClassMetric):
 
     def __init__(
         self,
-        name: str,
-        average: Average,
-        threshold: float | None,
-        per_output: bool | None,
-        class_axis: int | None,
-        ignore_index: int | None,
+        name: str = "",
+        average: Average = "macro",
+        threshold: float | None = None,
+        per_output: bool | None = None,
+        class_axis: int | None = None,
+        ignore_index: int | None = None,
     ) -> None:
         self.average = checked_average(type(self).__name__, average)
-        super().__init__(name, class_axis, per_output, threshold, ignore_index)
+        super().__init__(name or type(self).__name__.lower(), class_axis, per_output, threshold, ignore_index)
 
     @staticmethod
     @abstractmethod
@@ -81,17 +82,6 @@ class CountedMetric(ClassMetric):
 class Precision(CountedMetric):
     """t / p: the share of what was predicted that is right."""
 
-    def __init__(
-        self,
-        name: str = "precision",
-        average: Average = "macro",
-        threshold: float | None = None,
-        per_output: bool | None = None,
-        class_axis: int | None = None,
-        ignore_index: int | None = None,
-    ) -> None:
-        super().__init__(name, average, threshold, per_output, class_axis, ignore_index)
-
     @staticmethod
     def ratio(t: Array, p: Array, a: Array) -> tuple[Array, Array]:
         return t, p
@@ -99,17 +89,6 @@ class Precision(CountedMetric):
 
 class Recall(CountedMetric):
     """t / a: the share of what is there that was found."""
-
-    def __init__(
-        self,
-        name: str = "recall",
-        average: Average = "macro",
-        threshold: float | None = None,
-        per_output: bool | None = None,
-        class_axis: int | None = None,
-        ignore_index: int | None = None,
-    ) -> None:
-        super().__init__(name, average, threshold, per_output, class_axis, ignore_index)
 
     @staticmethod
     def ratio(t: Array, p: Array, a: Array) -> tuple[Array, Array]:
@@ -119,17 +98,6 @@ class Recall(CountedMetric):
 class F1(CountedMetric):
     """2 t / (p + a): the harmonic mean of precision and recall."""
 
-    def __init__(
-        self,
-        name: str = "f1",
-        average: Average = "macro",
-        threshold: float | None = None,
-        per_output: bool | None = None,
-        class_axis: int | None = None,
-        ignore_index: int | None = None,
-    ) -> None:
-        super().__init__(name, average, threshold, per_output, class_axis, ignore_index)
-
     @staticmethod
     def ratio(t: Array, p: Array, a: Array) -> tuple[Array, Array]:
         return 2 * t, p + a
@@ -137,17 +105,6 @@ class F1(CountedMetric):
 
 class IoU(CountedMetric):
     """t / (p + a - t): intersection over union, the Jaccard index; of pixels, where the prediction is an image."""
-
-    def __init__(
-        self,
-        name: str = "iou",
-        average: Average = "macro",
-        threshold: float | None = None,
-        per_output: bool | None = None,
-        class_axis: int | None = None,
-        ignore_index: int | None = None,
-    ) -> None:
-        super().__init__(name, average, threshold, per_output, class_axis, ignore_index)
 
     @staticmethod
     def ratio(t: Array, p: Array, a: Array) -> tuple[Array, Array]:
