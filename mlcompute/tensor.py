@@ -275,7 +275,7 @@ class Tensor(Exchanged):
         return self._device
 
     @property
-    def data(self) -> Array | None:
+    def data(self) -> Array | Any:
         """The values as they are now, in a read-only array that never changes; None when there are none (yet).
 
         Waits for queued work that changes them. Results of a graph are the last run's, with as many leading samples

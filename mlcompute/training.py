@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError, ExecutionError, GraphError
@@ -130,8 +130,8 @@ class TrainingGraph(Graph):
     # Declaring ------------------------------------------------------------------------------------------------
 
     @property
-    def optimizer(self) -> Optimizer | None:
-        """The optimizer in use: change its learning_rate between runs to decay it."""
+    def optimizer(self) -> Any:
+        """The optimizer in use; None: gradients only. Change its learning_rate between runs to decay it."""
         return self._learning.optimizer
 
     def stop_gradient(self, tensors: Sequence[Tensor]) -> bool:
@@ -215,7 +215,7 @@ class TrainingGraph(Graph):
 
     # Gradients ------------------------------------------------------------------------------------------------
 
-    def gradient_tensor(self, for_input: Tensor) -> Tensor | None:
+    def gradient_tensor(self, for_input: Tensor) -> Tensor | Any:
         """The tensor with the gradient of an input (or any tensor of the graph); None when none is computed.
 
         Inputs that feed only first layers have a gradient with COMPUTE_ALL_GRADIENTS. Its data is there after
@@ -260,7 +260,7 @@ class TrainingGraph(Graph):
         """
         return apply_gradients.apply_gradients(self._session, gradients, options)
 
-    def gradient_data(self, for_parameter: Tensor, layer: Layer) -> Array | None:
+    def gradient_data(self, for_parameter: Tensor, layer: Layer) -> Array | Any:
         """The gradient of a layer's parameter, in the parameter's shape.
 
         None after a fused `execute` (run execute_forward and execute_gradient instead), for layers added with

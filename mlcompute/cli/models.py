@@ -35,7 +35,8 @@ def load_model(path: str, batch_size: int = 0, given: dict[str, Any] | None = No
         # 1: only where the model leaves it open
         return mlcompute.onnx.load(path, batch=batch_size or 1, **(given or {}))
     if file.suffix == ".safetensors":
-        return mlc.load(path)
+        graph: mlc.Graph = mlc.load(path)
+        return graph
     raise FileError(f"{path}: not a model", expected=HELP)
 
 
@@ -180,4 +181,5 @@ def trained(path: str) -> mlc.Graph:
     if Path(path).suffix in (".py", ".onnx"):
         raise FileError(f"{path}: is not a checkpoint", fix="train it first: `mlcompute train` says where it puts them")
     existing(path, "a checkpoint of a training run")
-    return mlc.load(path)
+    graph: mlc.Graph = mlc.load(path)
+    return graph

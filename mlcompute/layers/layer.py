@@ -156,8 +156,8 @@ class Layer(ABC):
         """
 
     @abstractmethod
-    def forward(self, run: Forward, *sources: Value) -> Value | Sequence[Value]:
-        """Describe the results in ops."""
+    def forward(self, run: Forward, *sources: Any, **_: Any) -> Value | Sequence[Value]:
+        """Describe the results in ops. Sources are Values; one parameter each, or all together, as a layer has them."""
 
     @property
     def parameters(self) -> dict[str, TensorParameter]:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -212,7 +213,7 @@ def _little_endian(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def load(path: str | os.PathLike[str], device: Device | None = None, *, custom: Custom = ()) -> Graph:
+def load(path: str | os.PathLike[str], device: Device | None = None, *, custom: Custom = ()) -> Any:
     """The graph in a file, rebuilt from the file alone: a Graph, TrainingGraph or InferenceGraph, as it was saved.
 
     device  compile it for this device, with the options it was compiled with; None: leave it uncompiled. Plain

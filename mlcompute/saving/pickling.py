@@ -40,6 +40,7 @@ def rebuilt(content: bytes) -> Graph:
         with open(path, "wb") as file:
             file.write(content)
         try:
-            return load(path)
+            graph: Graph = load(path)
+            return graph
         finally:
             Platform.set_rng_state(before)

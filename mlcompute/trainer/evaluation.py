@@ -73,7 +73,7 @@ class Scores(dict[str, float]):
         found = {metric.name: metric.per_class() for metric in metrics}
         self.per_class: dict[str, Array] = {name: part for name, part in found.items() if part is not None}
         matrices = [metric.matrix for metric in metrics if isinstance(metric, ConfusionMatrix)]
-        self.confusion_matrix: Array | None = matrices[0] if matrices else None
+        self.confusion_matrix: Array | Any = matrices[0] if matrices else None
 
 
 def number(value: Array) -> float:

@@ -245,8 +245,8 @@ class Model(Predictor):
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer in use."""
-        assert self.training.optimizer is not None
-        return self.training.optimizer
+        found: Optimizer = self.training.optimizer
+        return found
 
     @property
     def inference(self) -> InferenceGraph:
