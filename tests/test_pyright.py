@@ -31,7 +31,8 @@ def test_pyright_accepts_what_people_write(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "basedpyright", "-p", str(tmp_path), "--outputjson"]
-    run = subprocess.run([*command, "--pythonpath", sys.executable], capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path)
+    command += ["--pythonpath", sys.executable]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path)
     found = json.loads(run.stdout)["generalDiagnostics"]
     said = [f"{Path(one['file']).name}:{one['range']['start']['line'] + 1}: {one['message']}" for one in found]
     assert not [line for line, one in zip(said, found, strict=True) if one["severity"] == "error"], "\n".join(said)

@@ -138,3 +138,20 @@ def test_taking_what_fits() -> None:
     graph.dense(x, 4, name="a")
     assert mlc.from_state_dict(graph, {"a.weight": np.ones((4, 3)), "z": np.ones(1)}, strict=False) == ["a.weight"]
     assert (mlc.to_state_dict(graph)["a.weight"] == 1).all()
+
+
+def test_a_layer_that_is_used_again_is_there_once() -> None:
+    network, graph = mlc.Graph(), mlc.Graph()
+    network.dense(network.input((4, 3), "x"), 2, name="shared")
+    network(graph.input((4, 3), "a"))
+    network(graph.input((4, 3), "b"))
+    words = graph.embedding(graph.input((4, 2), "words", data_type=mlc.DataType.INT64), 7, 2, name="table")
+    graph.dense(words, 7, biases=False, weights=graph.layer("table").weights, name="head")
+    state = mlc.to_state_dict(graph)
+    assert list(state) == ["shared.weight", "shared.bias", "table.weight", "head.weight"]  # tied ones as in PyTorch
+    again = next(layer.label for layer in graph.layers if layer.label not in ("shared", "table", "head"))
+    old = {**state, f"{again}.weight": state["shared.weight"], f"{again}.bias": state["shared.bias"]}
+    for given in (state, old, {name: old[name] for name in old if name != "shared.weight"}):
+        assert mlc.from_state_dict(graph, given) == list(state)
+    with pytest.raises(mlc.DataError, match="other.weight is no parameter"):
+        mlc.from_state_dict(graph, {**state, "other.weight": state["shared.weight"]})

@@ -73,8 +73,12 @@ def _values(tensor: Tensor) -> Array:
 
 
 def to_state_dict(graph: Graph) -> dict[str, Array]:
-    """Copies of all parameters and running statistics, by PyTorch's names and in its shapes."""
-    return {name: entry.read() for name, entry in _entries(graph).items()}
+    """Copies of all parameters and running statistics, by PyTorch's names and in its shapes.
+
+    A layer that is used again, as `network(x)` does, is there once, by the name of its first use. A tensor that layers of
+    different kinds share (tied weights) is there for each of them, as in PyTorch.
+    """
+    return {name: entry.read() for name, entry in _entries(graph)[0].items()}
 
 
 def from_state_dict(graph: Graph, state: Mapping[str, Any], *, strict: bool = True) -> list[str]:
@@ -84,8 +88,11 @@ def from_state_dict(graph: Graph, state: Mapping[str, Any], *, strict: bool = Tr
 
     The names that were taken. When anything is wrong, everything wrong is listed and nothing is changed.
     """
-    entries = _entries(graph)
+    entries, further_uses = _entries(graph)
     given = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
+    for name in [name for name in given if name in further_uses and name not in entries]:
+        given.setdefault(further_uses[name], given[name])  # as older versions wrote them
+        del given[name]
     missing, unknown = entries.keys() - given.keys(), given.keys() - entries.keys()
     problems = [f"{name} is missing" for name in entries if name in missing] if strict else []
     problems += [f"{name} is no parameter of the graph" for name in given if name in unknown] if strict else []
@@ -125,15 +132,22 @@ def _array(value: Any) -> Array:
 # PyTorch's names --------------------------------------------------------------------------------------------------
 
 
-def _entries(graph: Graph) -> dict[str, _Entry]:
-    """Every array of the graph's state dictionary. A tensor used by several layers appears under each of them."""
+def _entries(graph: Graph) -> tuple[dict[str, _Entry], dict[str, str]]:
+    """Every array of the graph's state dictionary; and names of further uses of a layer -> those of its first."""
     found: dict[str, _Entry] = {}
+    again: dict[str, str] = {}
+    first_uses: dict[tuple[Any, ...], str] = {}
     for layer, name in layer_names_of(graph).items():
+        first = first_uses.setdefault((type(layer), *slots_of(layer).values()), name)
         if isinstance(layer, ParameterLayer):  # called as the attribute of a module is
-            found[name] = _Entry([layer.value], layer.value.descriptor.shape)
+            entries = {name: _Entry([layer.value], layer.value.descriptor.shape)}
         else:
-            found.update({slot_name(name, key): entry for key, entry in _of_layer(layer).items()})
-    return found
+            entries = {slot_name(name, key): entry for key, entry in _of_layer(layer).items()}
+        if first == name:
+            found |= entries
+        else:
+            again |= {entry: first + entry.removeprefix(name) for entry in entries}
+    return found, again
 
 
 def _of_layer(layer: Layer) -> dict[str, _Entry]:
