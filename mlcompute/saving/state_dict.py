@@ -75,8 +75,8 @@ def _values(tensor: Tensor) -> Array:
 def to_state_dict(graph: Graph) -> dict[str, Array]:
     """Copies of all parameters and running statistics, by PyTorch's names and in its shapes.
 
-    A layer that is used again, as `network(x)` does, is there once, by the name of its first use. A tensor that layers of
-    different kinds share (tied weights) is there for each of them, as in PyTorch.
+    A layer that is used again, as `network(x)` does, is there once, by the name of its first use. A tensor that layers
+    of different kinds share (tied weights) is there for each of them, as in PyTorch.
     """
     return {name: entry.read() for name, entry in _entries(graph)[0].items()}
 

@@ -21,7 +21,7 @@ def test_values(
 ) -> None:
     rng = np.random.default_rng(0)
     tables = {
-        name: rng.standard_normal((50 if positions else 2, *((() if positions else (5,))), (width or 8) // 2))
+        name: rng.standard_normal((50 if positions else 2, *(() if positions else (5,)), (width or 8) // 2))
         for name in ("cos", "sin")
     }
     stored = [numpy_helper.from_array(table.astype(np.float32), name) for name, table in tables.items()]
