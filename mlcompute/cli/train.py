@@ -14,6 +14,7 @@ import mlcompute as mlc
 from mlcompute.cli import datasets, finishing, models, run_choice, trainers
 from mlcompute.cli.answer import INTERRUPTED, TERMINATED, Answer, fitted, summary_of
 from mlcompute.cli.arguments import count, setting
+from mlcompute.cli.recipes import usual_epochs
 from mlcompute.cli.streams import stop_showing
 from mlcompute.errors import DataError, ExecutionError
 from mlcompute.runs.folders import clear
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to train, on what, how long, and where it goes."""
     parser.add_argument("model", help=trainers.HELP)
     datasets.add_arguments(parser)
-    parser.add_argument("--epochs", type=count, default=5, metavar="N", help="times to go through the data (5)")
+    parser.add_argument("--epochs", type=count, metavar="N", help="times to go through the data (the recipe's; 5)")
     parser.add_argument("--batch", type=count, metavar="N", help="samples per step (the recipe's)")
     parser.add_argument("--rate", type=float, metavar="R", help="learning rate (the recipe's)")
     parser.add_argument(
@@ -78,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Train; the best and the last checkpoint stay in the folder."""
+    args.epochs = args.epochs or usual_epochs(args.model)
     resume, folder = run_choice.chosen(args.model, args.out, args.resume, args.overwrite)
     with _saying("nothing was trained yet" + (f", {resume} is as it was" if resume else "; start it again")):
         mlc.Platform.set_rng_seed_to(args.seed)
@@ -90,7 +92,7 @@ def run(args: argparse.Namespace) -> Answer:
             )
         if not args.json:
             with _needing_a_reader("train with the output going to a file"):
-                print(fitted(f"{data}\n{summary_of(trainer.training)}\n"), flush=True)
+                print(fitted(f"{data}\n\n{summary_of(trainer.training)}\n"), flush=True)
     with run_choice.made(args.model, folder) as out:
         given = {"model": args.model, "seed": args.seed, "last_batch": args.last_batch, **dict(args.set)}
         run = mlc.Run(
@@ -145,6 +147,8 @@ def _train(
         lines.append(f"best        {best}")
         answer["best"] = str(best)
     lines += [line for line in [_report(args, run, trainer, data, answer)] if line]
+    used = best if data.validation is not None else last
+    lines.append(f"predict     mlcompute predict {shlex.quote(str(used))} FILE")
     lines.append(f"go on with  {_command(args, 2 * args.epochs)}")
     return Answer("\n".join(lines), answer)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mlcompute.data.target import Array, listed
+from mlcompute.data.target import Array, listed, shown
 from mlcompute.errors import DataError
 
 Kind = Literal["number", "date", "category", "ignored"]
@@ -105,8 +105,9 @@ def learned(frame: Frame, name: str, kind: Kind | None, rows: Array) -> Column:
             return Column(name, "ignored", why=f"left out: it is always {values[0]!r}")
         common = [str(value) for value in values[np.argsort(-counts, kind="stable")]]
         how = "embedded" if len(values) > ONE_HOT else "one-hot"
-        shown = tuple(map(str, values))
-        return Column(name, kind, values=shown, why=f"{len(values)} values, {how}: {listed(common, 4)}")
+        return Column(
+            name, kind, values=tuple(map(str, values)), why=f"{len(values)} values, {how}: {listed(common, 4)}"
+        )
     everything = _as_kind(frame, name, kind)
     numbers = everything[rows]
     known = numbers[~np.isnan(numbers)]
@@ -118,7 +119,7 @@ def learned(frame: Frame, name: str, kind: Kind | None, rows: Array) -> Column:
         return Column(name, "ignored", why=f"left out: it is always {known[0]:g}")
     if not asked and kind == "number" and is_count(everything) and len(everything) > 20:
         return Column(name, "ignored", why="left out: it only counts the samples")
-    why = f"mean {mean:.4g}, standard deviation {std:.4g}" if kind == "number" else _dates(known)
+    why = f"mean {shown(mean)}, standard deviation {shown(std)}" if kind == "number" else _dates(known)
     why += f", {missing} missing" if missing else ""
     return Column(name, kind, mean, std or 1.0, missing > 0, why=why)
 

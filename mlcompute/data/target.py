@@ -102,11 +102,16 @@ class Target:
         """'3 classes: cat 12, dog 14, owl 9', or 'a number, mean 3.1, standard deviation 0.7'."""
         if self.classes:
             counts = np.bincount(y, minlength=len(self.classes)) if y is not None else None
-            named = [f"{one} {counts[k]}" if counts is not None else one for k, one in enumerate(self.classes)]
-            return f"{len(self.classes)} classes: {listed(named)}"
+            if counts is None or len(counts) > 6:
+                each = "" if counts is None else f" of {counts.min()} to {counts.max()} samples"
+                return f"{len(self.classes)} classes{each}: {listed(self.classes)}"
+            return (
+                f"{len(counts)} classes: {listed([f'{one} {n}' for one, n in zip(self.classes, counts, strict=True)])}"
+            )
         if len(self.mean) > 1:
             return f"{len(self.mean)} numbers"
-        return f"a number, mean {self.mean[0]:.4g}, standard deviation {self.std[0]:.4g}"
+        mean, std = shown(self.mean[0]), shown(self.std[0])
+        return f"a number, mean {mean}, standard deviation {std}; learned as (y - mean) / std"
 
 
 def label_texts(labels: Array) -> Array:
@@ -159,6 +164,11 @@ def listed(names: Sequence[str], most: int = 12) -> str:
     """Names one after the other; of many the first ones."""
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def shown(number: float) -> str:
+    """A number as people read it."""
+    return f"{number:,.0f}" if 10_000 <= abs(number) < 1e15 else f"{number:.4g}"
 
 
 def _floats(values: Any) -> tuple[float, ...]:

@@ -5,6 +5,8 @@
 
 import mlcompute as mlc
 
+EPOCHS = 5
+
 
 def data() -> mlc.data.Dataset:
     """What it learns from."""
@@ -34,6 +36,6 @@ if __name__ == "__main__":
     samples = data()
     print(samples)
     trainer = build(samples)
-    trainer.fit(samples, epochs=5)
+    trainer.fit(samples, epochs=EPOCHS)
     trainer.save("gpt.safetensors")
     print("now: mlcompute predict gpt.safetensors --prompt 12+34= --count 3")

@@ -5,6 +5,8 @@
 
 import mlcompute as mlc
 
+EPOCHS = 10
+
 
 def data() -> mlc.data.Dataset:
     """What it learns from."""
@@ -29,6 +31,6 @@ if __name__ == "__main__":
     samples = data()
     print(samples)
     trainer = build(samples)
-    trainer.fit(samples, epochs=10)
+    trainer.fit(samples, epochs=EPOCHS)
     trainer.save("lstm.safetensors")
     print("now: mlcompute predict lstm.safetensors FILE")

@@ -5,6 +5,8 @@
 
 import mlcompute as mlc
 
+EPOCHS = 5
+
 
 def data() -> mlc.data.Dataset:
     """What it learns from."""
@@ -25,6 +27,6 @@ if __name__ == "__main__":
     samples = data()
     print(samples)
     trainer = build(samples)
-    trainer.fit(samples, epochs=5)
+    trainer.fit(samples, epochs=EPOCHS)
     trainer.save("mlp.safetensors")
     print("now: mlcompute predict mlp.safetensors FILE")

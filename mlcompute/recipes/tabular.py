@@ -5,6 +5,8 @@
 
 import mlcompute as mlc
 
+EPOCHS = 30
+
 
 def data() -> mlc.data.Dataset:
     """What it learns from."""
@@ -26,6 +28,6 @@ if __name__ == "__main__":
     samples = data()
     print(samples)
     trainer = build(samples)
-    trainer.fit(samples, epochs=30)
+    trainer.fit(samples, epochs=EPOCHS)
     trainer.save("tabular.safetensors")
     print("now: mlcompute predict tabular.safetensors FILE.csv")

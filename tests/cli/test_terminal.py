@@ -80,7 +80,7 @@ def test_nothing_wraps_on_a_narrow_terminal(tmp_path: Path) -> None:
         "epoch",
         "epoch",
     ]
-    assert first_words == [*expected, "loss", "checkpoint", "best", "go"]
+    assert first_words == [*expected, "loss", "checkpoint", "best", "predict", "go"]
     assert not any("…" in line for line in lines), "a table that does not fit loses whole columns"
     assert next(line for line in lines if line.startswith("layer")).split()[-2:] == ["size", "device"]
 
