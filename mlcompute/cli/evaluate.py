@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+import mlcompute as mlc
 from mlcompute.cli import datasets, models, trainers
 from mlcompute.cli.answer import Answer
+from mlcompute.runtime.definition import definition_of
 
 EXAMPLES = (
     "mlcompute evaluate runs/0001-cnn/best.safetensors",
@@ -23,8 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Loss and metrics, dropout off."""
-    trainer = trainers.trainer_of(models.trained(args.model), models.device_named(args.device), args.model)
+    graph = models.trained(args.model)
     data, is_held_out = datasets.read_for(args.model, args.data, labels=True, everything=args.all)
+    is_labelled = isinstance(graph, mlc.TrainingGraph) and bool(definition_of(graph).declared.labels)
+    metrics = data.metrics if data.preparation and is_labelled else ()
+    trainer = trainers.trainer_of(graph, models.device_named(args.device), args.model, metrics)
     with datasets.told(args.data, data):
         found = trainer.evaluate(data)
     text = "  ".join(f"{name} {value:.4f}" for name, value in found.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,18 @@ def _for_recipe(args: argparse.Namespace) -> Dataset:
     return datasets.loaded(args, **options)
 
 
-def trainer_of(graph: Any, device: mlc.Device, who: str) -> mlc.Trainer:
-    """A trainer for a training graph, with accuracy where the loss is over classes."""
+def trainer_of(graph: Any, device: mlc.Device, who: str, metrics: Sequence[str] = ()) -> mlc.Trainer:
+    """A trainer for a training graph, with accuracy where the loss is over classes.
+
+    metrics  other ones, where it is not
+    """
     if not isinstance(graph, mlc.TrainingGraph):
         raise DataError(f"{who}: holds a {type(graph).__name__}", expected="a TrainingGraph or a Trainer")
     losses = [node.layer for node in graph.nodes if isinstance(node.layer, mlc.LossLayer)]
     learning = definition_of(graph).learning
     losses += [learning.loss_layer] if learning is not None and learning.loss_layer is not None else []
     over_classes = any(loss.descriptor.loss_type == mlc.LossType.SOFTMAX_CROSS_ENTROPY for loss in losses)
-    metrics = ["accuracy"] if over_classes else []
+    metrics = ["accuracy"] if over_classes else list(metrics)
     if graph.device is not None:  # it runs where it was compiled for
         return mlc.Trainer(graph, metrics=metrics)
     return mlc.Trainer(graph, metrics=metrics, device=device)

@@ -13,14 +13,16 @@ def data() -> mlc.data.Dataset:
     return mlc.data.digits()  # your own: mlc.data.images("folder", size=32)
 
 
-def build(data: mlc.data.Dataset, batch: int = 64, rate: float = 1e-3, device: mlc.Device | None = None) -> mlc.Trainer:
+def build(
+    data: mlc.data.Dataset, batch: int = 64, rate: float = 1e-3, code: int = 16, device: mlc.Device | None = None
+) -> mlc.Trainer:
     """The network, with its loss and optimizer."""
     graph = mlc.Graph()
     x = data.input(graph, batch)
     width = x.descriptor.element_count // batch
     h = graph.dense(graph.flatten(x), 128, activation="relu", name="encoder")
-    code = graph.dense(h, 16, name="code")
-    h = graph.dense(code, 128, activation="relu", name="decoder")
+    narrow = graph.dense(h, code, name="code")
+    h = graph.dense(narrow, 128, activation="relu", name="decoder")
     again = graph.dense(h, width, name="decoded").reshape(x.descriptor.shape)
     graph.loss(again, x, "mse")  # compared with what went in
     return mlc.Trainer(graph, learning_rate=rate, device=device or "best")

@@ -13,17 +13,17 @@ def data() -> mlc.data.Dataset:
     return mlc.data.sums()  # your own: mlc.data.text("book.txt", length=128)
 
 
-def build(data: mlc.data.Dataset, batch: int = 32, rate: float = 3e-3, device: mlc.Device | None = None) -> mlc.Trainer:
+def build(
+    data: mlc.data.Dataset, batch: int = 32, rate: float = 3e-3, width: int = 64, device: mlc.Device | None = None
+) -> mlc.Trainer:
     """The network, with its loss and optimizer."""
     graph = mlc.Graph()
     x = data.input(graph, batch)
-    width, heads, depth = 64, 4, 2
-    length = data.shape[0]
     x = graph.embedding(x, data.outputs, width, name="letters")
-    x = x + graph.parameter((length, width), 0.0, name="places")
-    for k in range(depth):
+    x = x + graph.parameter((*data.shape, width), 0.0, name="places")
+    for k in range(2):
         h = graph.normalize(x, "layer", name=f"blocks.{k}.norm")
-        x = x + graph.attention(h, heads=heads, causal=True, name=f"blocks.{k}.attention")
+        x = x + graph.attention(h, heads=4, causal=True, name=f"blocks.{k}.attention")
         h = graph.normalize(x, "layer", name=f"blocks.{k}.mlp_norm")
         h = graph.dense(h, 4 * width, activation="gelu", name=f"blocks.{k}.wide")
         x = x + graph.dense(h, width, name=f"blocks.{k}.narrow")

@@ -13,11 +13,13 @@ def data() -> mlc.data.Dataset:
     return mlc.data.digits()  # your own: mlc.data.read_csv("file.csv", target="column")
 
 
-def build(data: mlc.data.Dataset, batch: int = 64, rate: float = 1e-3, device: mlc.Device | None = None) -> mlc.Trainer:
+def build(
+    data: mlc.data.Dataset, batch: int = 64, rate: float = 1e-3, hidden: int = 128, device: mlc.Device | None = None
+) -> mlc.Trainer:
     """The network, with its loss and optimizer."""
     graph = mlc.Graph()
     x = data.input(graph, batch)
-    x = graph.dense(graph.flatten(x), 128, activation="relu", name="hidden")
+    x = graph.dense(graph.flatten(x), hidden, activation="relu", name="hidden")
     graph.dense(x, data.outputs, name="scores")
     return mlc.Trainer(graph, loss=data.loss, metrics=data.metrics, learning_rate=rate, device=device or "best")
 

@@ -13,12 +13,14 @@ def data() -> mlc.data.Dataset:
     return mlc.data.iris()  # your own: mlc.data.read_csv("file.csv", target="column")
 
 
-def build(data: mlc.data.Dataset, batch: int = 32, rate: float = 3e-3, device: mlc.Device | None = None) -> mlc.Trainer:
+def build(
+    data: mlc.data.Dataset, batch: int = 32, rate: float = 3e-3, hidden: int = 64, device: mlc.Device | None = None
+) -> mlc.Trainer:
     """The network, with its loss and optimizer."""
     graph = mlc.Graph()
     x = data.input(graph, batch)
     for name in ("hidden1", "hidden2"):
-        x = graph.dropout(graph.dense(x, 64, activation="relu", name=name), 0.1)
+        x = graph.dropout(graph.dense(x, hidden, activation="relu", name=name), 0.1)
     graph.dense(x, data.outputs, name="scores")
     return mlc.Trainer(graph, loss=data.loss, metrics=data.metrics, learning_rate=rate, device=device or "best")
 

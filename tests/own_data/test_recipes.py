@@ -53,6 +53,7 @@ def test_a_table_from_the_file_to_the_answers(capsys: pytest.CaptureFixture[str]
     assert trained["val_r2"] > 0.95
     measured = answer(capsys, "evaluate", trained["checkpoint"])
     assert (measured["samples"], measured["loss"]) == (40, pytest.approx(trained["val_loss"]))
+    assert measured["r2"] == pytest.approx(trained["val_r2"])
     assert answer(capsys, "evaluate", trained["checkpoint"], "--all")["samples"] == 200
     Path("new.csv").write_text("near,rooms\npark,3\nroad,6\n")
     (three, six) = answer(capsys, "predict", trained["best"], "new.csv")["predictions"]
