@@ -15,7 +15,7 @@ from mlcompute.errors import DeviceError
 from mlcompute.runtime.queue import WorkQueue
 
 if TYPE_CHECKING:
-    from mlcompute.devices.device import Engine, GpuDevice
+    from mlcompute.devices.device import DeviceMemory, Engine, GpuDevice
 
 #: What activations may be stored in.
 PRECISIONS = ("float32", "bf16")
@@ -175,6 +175,11 @@ class Device:
     def gpu_devices(self) -> list[GpuDevice]:
         """The GPUs in use (identifier, name, memory, compute capability); empty on the CPU."""
         return [engine.gpu for engine in self.engines if engine.gpu is not None]
+
+    @property
+    def memory_use(self) -> list[DeviceMemory]:
+        """What is taken of the GPUs' memory, and for what: one for each of `gpu_devices`; empty on the CPU."""
+        return [found for engine in self.engines if (found := engine.memory()) is not None]
 
     def __copy__(self) -> Device:
         copied = Device.__new__(Device)

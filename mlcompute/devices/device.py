@@ -87,6 +87,31 @@ class GpuDevice:
     compute_capability: tuple[int, int]
 
 
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of a GPU in bytes: `Device.memory_use`. `print` it for a table.
+
+    total, free   as the driver says
+    buffers       of graphs in this process: intermediate results, parameters, optimizer state, inputs. Exact
+    libraries     what NVIDIA's libraries have taken for handles and code
+    kernels       machine code that was made for the graphs
+    graphs        captured CUDA graphs
+    other         the driver's context, what it rounds up, and other processes
+    """
+
+    total: int
+    free: int
+    buffers: int
+    libraries: int
+    kernels: int
+    graphs: int
+    other: int
+
+    def __str__(self) -> str:
+        rows = [(name, getattr(self, name)) for name in self.__dataclass_fields__]
+        return "\n".join(f"{name:<10} {nbytes / 1e6:>12,.1f} MB" for name, nbytes in rows)
+
+
 class Engine(ABC):
     """A place where programs run: one device. It implements ops, never layers."""
 
@@ -104,6 +129,10 @@ class Engine(ABC):
     @property
     def gpu(self) -> GpuDevice | None:
         """The GPU it runs on; None where it is something else."""
+        return None
+
+    def memory(self) -> DeviceMemory | None:
+        """What is taken of its memory, and for what; None where that is the host's."""
         return None
 
     @abstractmethod

@@ -187,6 +187,52 @@ def test_out_of_memory_is_an_error_and_the_process_goes_on(engine: Cuda) -> None
     job.step()
 
 
+def test_a_graph_too_large_is_refused_and_a_smaller_one_runs() -> None:
+    engine = EmulatedCuda()  # 1 GiB
+    device = mlc.Device(mlc.DeviceType.CPU, engine=engine)
+
+    def network(rows: int) -> mlc.TrainingGraph:
+        graph = mlc.Graph()
+        graph.dense(graph.dense(graph.input((rows, 64), "x"), 256, activation="relu"), 4)
+        trainer = mlc.Trainer(graph, loss="mean_squared_error", optimizer="adam", device=device)
+        (label,) = trainer.training._definition.declared.labels
+        trainer.training.execute({"x": np.ones((rows, 64), np.float32)}, {label: np.ones((rows, 4), np.float32)}).wait()
+        return trainer.training
+
+    with pytest.raises(DeviceError, match="out of memory") as caught:
+        network(2_000_000)
+    assert {"asked", "free"} <= caught.value.facts.keys()
+    gc.collect()
+    assert network(8).device_memory_size > 0
+
+
+def test_what_is_taken_is_named(engine: Cuda) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ and not isinstance(engine, EmulatedCuda):
+        pytest.skip("other processes use the same GPU: what is free on it says nothing; run the test by itself")
+    make(next(iter(MODELS)), engine).step()
+    gc.collect()
+    device = mlc.Device(mlc.DeviceType.CPU, engine=engine)
+    (before,) = device.memory_use
+    job = make(next(iter(MODELS)), engine)
+    job.step()
+    job.step()
+    (after,) = device.memory_use
+    training = job.training
+    parameters = sum(slot.tensor.data.nbytes for layer in training.layers for slot in layer.parameters.values())
+    statistics = sum(tensor.data.nbytes for layer in training.layers for tensor in layer.statistics.values())
+    fed = list(training._session.compiled._executables.values())  # type: ignore[union-attr]
+    blocks = sum(sum(b.nbytes for b in one._blocks._blocks) for one in fed)  # type: ignore[attr-defined]
+    rest = sum(one._constants.nbytes + one._statuses._words.nbytes for one in fed)  # type: ignore[attr-defined]
+    # To the byte: the arena and optimizer state, parameters, what is fed, constants.
+    assert after.buffers - before.buffers == training.device_memory_size + parameters + statistics + blocks + rest
+    parts = after.buffers + after.libraries + after.kernels + after.graphs + after.other
+    assert parts == after.total - after.free
+    assert str(after).splitlines()[2].startswith("buffers")
+    del job, training, fed
+    gc.collect()
+    assert device.memory_use[0].buffers == before.buffers
+
+
 def test_memory_comes_back(engine: Cuda) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ and not isinstance(engine, EmulatedCuda):
         pytest.skip("other processes use the same GPU: what is free on it says nothing; run the test by itself")

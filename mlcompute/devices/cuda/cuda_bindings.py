@@ -22,6 +22,7 @@ from mlcompute.devices.cuda.jit import nvrtc
 from mlcompute.devices.cuda.jit.cache import kernel_name, machine_code
 from mlcompute.devices.cuda.kernels.launch import Extents
 from mlcompute.devices.cuda.libraries import Gpu, imported
+from mlcompute.devices.cuda.memory_account import MemoryAccount
 from mlcompute.errors import DeviceError
 
 #: After these the context is of no use any more, whatever is called.
@@ -128,6 +129,7 @@ class CudaDriver:
         self.compute_capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
         self.architecture = self._best_architecture()
         self._device = device
+        self.account = MemoryAccount(self.free_memory)
         self.context: Any = None
         self._context_handle = 0
         self._calls = _direct_calls()
@@ -182,7 +184,17 @@ class CudaDriver:
             self._fail(name, result)
         return answer[1] if len(answer) > 1 else None
 
+    def _out_of_memory(self, asked: str) -> DeviceError:
+        return DeviceError(
+            f"device 'cuda:{self.ordinal}' ({self.device_name}): out of memory",
+            asked=asked,
+            free=f"{self.free_memory()} of {self.total_memory} bytes",
+            fix="use a smaller batch, or free other graphs",
+        )
+
     def _fail(self, name: str, result: Any) -> None:
+        if result.name == "CUDA_ERROR_OUT_OF_MEMORY" and name != "cuMemGetInfo" and self.context is not None:
+            raise self._out_of_memory(f"by {name}")
         self._is_lost = self._is_lost or result.name.removeprefix("CUDA_ERROR_") in _FATAL
         raise DeviceError(
             f"device 'cuda:{self.ordinal}': {name} failed",
@@ -216,18 +228,15 @@ class CudaDriver:
     def allocate(self, nbytes: int) -> int:
         result, address = self._enter().cuMemAlloc(nbytes)
         if result == self._library.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-            raise DeviceError(
-                f"device 'cuda:{self.ordinal}' ({self.device_name}): out of memory",
-                asked=f"{nbytes} bytes",
-                free=f"{self.free_memory()} of {self.total_memory} bytes",
-                fix="use a smaller batch, or free other graphs",
-            )
+            raise self._out_of_memory(f"{nbytes} bytes")
         if result != self._success:
             self._fail("cuMemAlloc", result)
+        self.account.allocated(int(address), nbytes)
         return int(address)
 
     def free(self, address: int) -> None:
         self._release("cuMemFree", address)
+        self.account.freed(address)
 
     def allocate_pinned(self, nbytes: int) -> int:
         portable = 1  # for all contexts
@@ -318,15 +327,19 @@ class CudaDriver:
         with self._lock:
             missing = list(dict.fromkeys(source for source in sources if source not in self._functions))
             if missing:
-                library = self._enter()
-                for source, code in zip(missing, machine_code(missing, self.architecture), strict=True):
-                    image = np.frombuffer(code, np.uint8)
-                    module = self._check("cuModuleLoadData", library.cuModuleLoadData(image.ctypes.data))
-                    name = kernel_name(source).encode()
-                    function = self._check("cuModuleGetFunction", library.cuModuleGetFunction(module, name))
-                    self._modules.append(module)
-                    self._functions[source] = int(function)
+                codes = machine_code(missing, self.architecture)
+                with self.account.taking("kernels"):
+                    for source, code in zip(missing, codes, strict=True):
+                        self._functions[source] = self._loaded(source, code)
             return [self._functions[source] for source in sources]
+
+    def _loaded(self, source: str, code: bytes) -> int:
+        image, library = np.frombuffer(code, np.uint8), self._enter()
+        module = self._check("cuModuleLoadData", library.cuModuleLoadData(image.ctypes.data))
+        name = kernel_name(source).encode()
+        function = self._check("cuModuleGetFunction", library.cuModuleGetFunction(module, name))
+        self._modules.append(module)
+        return int(function)
 
     def allow_shared_memory(self, function: int, nbytes: int) -> None:
         # Programs share kernels: what one of them needs must not be taken from another.
@@ -345,7 +358,8 @@ class CudaDriver:
         library = self._enter()
         graph = self._check("cuStreamEndCapture", library.cuStreamEndCapture(stream))
         try:
-            return int(self._check("cuGraphInstantiate", library.cuGraphInstantiate(graph, 0)))
+            with self.account.taking("graphs"):
+                return int(self._check("cuGraphInstantiate", library.cuGraphInstantiate(graph, 0)))
         finally:
             library.cuGraphDestroy(graph)
 
@@ -365,4 +379,5 @@ class CudaDriver:
             self._check_code("cuEventRecord", code)
 
     def free_graph(self, graph: int) -> None:
-        self._release("cuGraphExecDestroy", graph)
+        with self.account.taking("graphs"):
+            self._release("cuGraphExecDestroy", graph)

@@ -18,7 +18,7 @@ from mlcompute.devices.cuda.input_blocks import SmallPart
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.cuda.libraries import building_for
 from mlcompute.devices.cuda.memory import CudaBuffer, Staging
-from mlcompute.devices.device import Buffer, Engine, Executable, GpuDevice, Traits
+from mlcompute.devices.device import Buffer, DeviceMemory, Engine, Executable, GpuDevice, Traits
 from mlcompute.devices.device_exchange import DeviceExchange
 from mlcompute.devices.foreign_array import Lying, is_on_gpu
 from mlcompute.devices.interrupts import held
@@ -97,6 +97,9 @@ class Cuda(Engine):
         driver = self.driver
         return GpuDevice(self.name, driver.device_name, driver.total_memory, driver.compute_capability)
 
+    def memory(self) -> DeviceMemory:
+        return self.driver.account.state(self.driver.total_memory)
+
     def supports(self, step: Step) -> bool:
         row = KERNELS.get(step.op.name)
         if row is None:
@@ -134,7 +137,7 @@ class Cuda(Engine):
 
     def build(self, program: Program, arena: Buffer) -> Executable:
         assert isinstance(arena, CudaBuffer)
-        with held, building_for(self.driver.activate()):
+        with held, building_for(self.driver.activate()), self.driver.account.taking("libraries"):
             return CudaExecutable(self, program, arena)
 
     def synchronize(self) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from mlcompute.devices.cuda.kernels.launch import Extents
 from mlcompute.devices.cuda.libraries import Gpu
+from mlcompute.devices.cuda.memory_account import MemoryAccount
 
 
 class Driver(Protocol):
@@ -22,6 +23,7 @@ class Driver(Protocol):
     multiprocessors  how many thread blocks run side by side, at least
     total_memory     bytes
     compute_capability   its generation: (9, 0)
+    account          what this process takes of its memory
     """
 
     ordinal: int
@@ -30,6 +32,7 @@ class Driver(Protocol):
     multiprocessors: int
     total_memory: int
     compute_capability: tuple[int, int]
+    account: MemoryAccount
 
     def activate(self) -> Gpu | None:
         """Make the device the current one of this thread. What libraries have to know of it; None without them."""

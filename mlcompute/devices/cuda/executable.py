@@ -282,7 +282,8 @@ class CudaExecutable(Executable):
             if profile is not None:
                 self._run_profiled(phases, profile)
             elif key not in self._graphs:
-                self._enqueue(phases, self._stream)
+                with self._driver.account.taking("libraries"):  # they load their kernels when these first run
+                    self._enqueue(phases, self._stream)
                 self._graphs[key] = None
             else:
                 if graph is None:

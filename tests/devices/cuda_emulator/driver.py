@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mlcompute.devices.cuda.kernels.launch import Extents
+from mlcompute.devices.cuda.memory_account import MemoryAccount
 from mlcompute.errors import DeviceError
 from mlcompute.ops.op import Array
 from tests.devices.cuda_emulator.compiling import Kernel, compiled
@@ -33,6 +34,7 @@ class EmulatedDriver:
 
     def __init__(self, ordinal: int = 0) -> None:
         self.ordinal = ordinal
+        self.account = MemoryAccount(self.free_memory)
         self._memory: dict[int, tuple[Array, int]] = {}
         self._pinned: dict[int, Array] = {}
         self._kernels: list[Kernel] = []
@@ -69,9 +71,11 @@ class EmulatedDriver:
         room = np.full(nbytes + 3 * _GUARD, _PATTERN, np.uint8)
         address = -(-(room.ctypes.data + _GUARD) // _GUARD) * _GUARD
         self._memory[address] = (room, nbytes)
+        self.account.allocated(address, nbytes)
         return address
 
     def free(self, address: int) -> None:
+        self.account.freed(address)
         room, nbytes = self._memory.pop(address)
         start = address - room.ctypes.data
         assert (room[:start] == _PATTERN).all(), "memory before an allocation was written"
