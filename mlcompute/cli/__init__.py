@@ -22,6 +22,7 @@ from mlcompute.errors import Error
 #: One file per command: what it is called, what it does, in the order of the help.
 COMMANDS = {
     "train": "train a model and keep what it learned",
+    "sweep": "try settings, each in a process of its own",
     "runs": "list training runs, or compare some of them",
     "report": "write the page about a run again, or one about several",
     "new": "write a recipe out as a script to go on from",
@@ -86,6 +87,10 @@ def _read(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"mlcompute {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     called = next((word for word in given if not word.startswith("-")), "")
+    rest: list[str] = []
+    if called == "sweep" and "--" in given:  # what follows is for another command
+        at = given.index("--")
+        given, rest = given[:at], list(given[at + 1 :])
     for name, help_ in COMMANDS.items():
         command = commands.add_parser(
             name,
@@ -102,14 +107,16 @@ def _read(given: Sequence[str]) -> argparse.Namespace:
     _add_general(parser, False)
     if called and called not in COMMANDS:
         parser.error(f"there is no command {called!r}{meant(called, COMMANDS) or '; --help lists them'}")
-    args, rest = parser.parse_known_args(given)
+    args, unknown = parser.parse_known_args(given)
+    if unknown:
+        (commands.choices[called] if called else parser).refuse(unknown)
     if rest:
-        (commands.choices[called] if called else parser).refuse(rest)
+        args.rest = rest
     if not args.command and args.json:
         parser.error("no command was given")
     if not args.command:
         parser.print_help()
-    args.typed = shlex.join(["mlcompute", *given])
+    args.typed = shlex.join(["mlcompute", *given, *(["--", *rest] if rest else [])])
     return args
 
 

@@ -25,8 +25,11 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, words: list[str]) -> NoReturn:
         """Words that nothing takes."""
-        known = [name for action in self._actions for name in action.option_strings]
-        self.error(f"unrecognized arguments: {' '.join(words)}{meant(words[0].partition('=')[0], known)}")
+        self.error(f"unrecognized arguments: {' '.join(words)}{meant(words[0].partition('=')[0], self.options())}")
+
+    def options(self) -> list[str]:
+        """Everything that begins with a dash and is known."""
+        return [name for action in self._actions for name in action.option_strings]
 
 
 def meant(word: str, known: Iterable[str]) -> str:

@@ -81,7 +81,8 @@ def test_nothing_wraps_on_a_narrow_terminal(tmp_path: Path) -> None:
         "epoch",
     ]
     assert first_words == [*expected, "loss", "checkpoint", "best", "predict", "go"]
-    assert not any("…" in line for line in lines), "a table that does not fit loses whole columns"
+    tables = [line for line in lines if not line.startswith("  ")]
+    assert not any("…" in line for line in tables), "a table that does not fit loses whole columns"
     assert next(line for line in lines if line.startswith("layer")).split()[-2:] == ["size", "device"]
 
 
