@@ -76,17 +76,37 @@ class Form:
             if (given < 1 || given > steps) {{ {checked} given = given < 1 ? 1 : steps; }}
             length[s] = (int)given;"""
 
+    def macros(self, weight: str) -> str:
+        """Before a kernel's parameters: how it reads its weights, and what it is."""
+        return f"""#define WEIGHT(k) ((k) < H ? weights[{weight}] : 0.0f)
+#define WEIGHTS(k) make_float4(WEIGHT(4 * (k)), WEIGHT(4 * (k) + 1), WEIGHT(4 * (k) + 2), WEIGHT(4 * (k) + 3))
+extern "C" __global__ void __launch_bounds__({self.threads}, 1) KERNEL("""
 
-#: Loads a row of weights: `at(k)` is where its k-th element lies; and multiplies it with vectors in shared memory.
-LOAD_WEIGHTS = """
+    def begin(self, check: bool) -> str:
+        """Statements: which row a thread has (`j`; part `q` and `unit` of it), lengths, and loading its weights."""
+        return f"""    int j = threadIdx.x, first = blockIdx.x * S;
+    [[maybe_unused]] int q = j / H, unit = j % H;
+    int length[S];
+    for (int s = 0; s < S; ++s) {{
+        length[s] = 0;
+        if (first + s < n) {{
+            {self.length_of(check)}
+        }}
+    }}
+
     float4 kept[REGS > 0 ? REGS : 1];
     extern __shared__ float4 cached[];
-    if (j < G) {
+    if (j < G) {{
         #pragma unroll
         for (int k = 0; k < REGS; ++k) kept[k] = WEIGHTS(k);
         for (int k = 0; k < SHARED; ++k) cached[k * T + j] = WEIGHTS(REGS + k);
-    }
+    }}
 """
+
+
+#: Where the k-th weight of a thread's row lies: of the recurrent weights, or of their transpose.
+FORWARD_WEIGHT = "(long long)(k) * G + j"
+BACKWARD_WEIGHT = "(q * H + (k)) * weights_row + unit * weights_column"
 
 
 def multiply(vector: str) -> str:
@@ -124,24 +144,14 @@ def forward_source(form: Form) -> str:
     """gates holds x wxᵀ and becomes the gates; weights is whᵀ (h, 4h)."""
     time = "steps - 1 - step" if form.reverse else "step"
     return f"""
-#define WEIGHT(k) ((k) < H ? weights[(long long)(k) * G + j] : 0.0f)
-#define WEIGHTS(k) make_float4(WEIGHT(4 * (k)), WEIGHT(4 * (k) + 1), WEIGHT(4 * (k) + 2), WEIGHT(4 * (k) + 3))
-extern "C" __global__ void __launch_bounds__({form.threads}, 1) KERNEL(
+{form.macros(FORWARD_WEIGHT)}
     float* gates, const float* weights, const float* bias, const float* h0, const float* c0,
     float* y, float* last_h, float* last_c, float* cells, int n, int steps, long long bias_stride,
     long long h0_row, long long h0_column, long long c0_row, long long c0_column{form.lengths}) {{
 {form.constants}
     __align__(16) __shared__ float hs[S][4 * FOURS];
     __shared__ float zs[S][G];
-    int j = threadIdx.x, first = blockIdx.x * S;
-    int length[S];
-    for (int s = 0; s < S; ++s) {{
-        length[s] = 0;
-        if (first + s < n) {{
-            {form.length_of(True)}
-        }}
-    }}
-{LOAD_WEIGHTS}
+{form.begin(True)}
     float c[S], z[S];
     float b = j < G ? bias[j * bias_stride] : 0.0f;
     for (int s = 0; s < S; ++s) {{
@@ -206,9 +216,7 @@ def backward_source(form: Form) -> str:
     time = "step" if form.reverse else "steps - 1 - step"
     earlier = 1 if form.reverse else -1  # towards the time that was visited before
     return f"""
-#define WEIGHT(k) ((k) < H ? weights[(q * H + (k)) * weights_row + unit * weights_column] : 0.0f)
-#define WEIGHTS(k) make_float4(WEIGHT(4 * (k)), WEIGHT(4 * (k) + 1), WEIGHT(4 * (k) + 2), WEIGHT(4 * (k) + 3))
-extern "C" __global__ void __launch_bounds__({form.threads}, 1) KERNEL(
+{form.macros(BACKWARD_WEIGHT)}
     const float* dy, const float* dh_last, const float* dc_last, const float* weights, const float* h0, const float* c0,
     const float* y, const float* gates, const float* cells, float* dz, float* before, float* db_parts,
     float* dh0, float* dc0, int n, int steps, long long dy_row, long long dy_time, long long dy_column,
@@ -218,16 +226,7 @@ extern "C" __global__ void __launch_bounds__({form.threads}, 1) KERNEL(
 {form.constants}
     __align__(16) __shared__ float dzs[S][4][4 * FOURS];
     __shared__ float parts[S][G];
-    int j = threadIdx.x, first = blockIdx.x * S;
-    int q = j / H, unit = j % H;
-    int length[S];
-    for (int s = 0; s < S; ++s) {{
-        length[s] = 0;
-        if (first + s < n) {{
-            {form.length_of(False)}
-        }}
-    }}
-{LOAD_WEIGHTS}
+{form.begin(False)}
     for (int at = j; at < S * 16 * FOURS; at += T) (&dzs[0][0][0])[at] = 0.0f;
     // Of the time step to come: gates, the cell state after it and before it, dy, and the hidden state before it.
     float gi[S], gf[S], gg[S], go[S], cell[S], cell_before[S], d[S], h_before[S], dh[S], dc[S];

@@ -8,7 +8,7 @@ what of dh goes to the time before as it is.
 from __future__ import annotations
 
 from mlcompute.devices.cuda.codegen.indexing import BLOCK
-from mlcompute.devices.cuda.kernels.lstm_source import LOAD_WEIGHTS, Form, multiply
+from mlcompute.devices.cuda.kernels.lstm_source import BACKWARD_WEIGHT, FORWARD_WEIGHT, Form, multiply
 from mlcompute.ops.rnn import CELLS
 
 _FORWARD = {
@@ -39,24 +39,14 @@ def _constants(cell: str) -> str:
 def forward_source(cell: str, form: Form) -> str:
     """gates holds x wxᵀ in its leading parts and becomes the gates; weights is whᵀ (h, hidden gates * h)."""
     return f"""
-#define WEIGHT(k) ((k) < H ? weights[(long long)(k) * G + j] : 0.0f)
-#define WEIGHTS(k) make_float4(WEIGHT(4 * (k)), WEIGHT(4 * (k) + 1), WEIGHT(4 * (k) + 2), WEIGHT(4 * (k) + 3))
-extern "C" __global__ void __launch_bounds__({form.threads}, 1) KERNEL(
+{form.macros(FORWARD_WEIGHT)}
     float* gates, const float* weights, const float* bias, const float* h0, float* y, float* last_h, int n, int steps,
     long long bias_stride, long long h0_row, long long h0_column{form.lengths}) {{
 {form.constants}
 {_constants(cell)}
     __align__(16) __shared__ float hs[S][4 * FOURS];
     __shared__ float zs[S][G];
-    int j = threadIdx.x, first = blockIdx.x * S;
-    int length[S];
-    for (int s = 0; s < S; ++s) {{
-        length[s] = 0;
-        if (first + s < n) {{
-            {form.length_of(True)}
-        }}
-    }}
-{LOAD_WEIGHTS}
+{form.begin(True)}
     float b[GATES], x[S][INPUT];
     for (int k = 0; k < GATES; ++k) b[k] = j < H ? bias[(k * H + j) * bias_stride] : 0.0f;
     for (int s = 0; s < S; ++s)
@@ -114,9 +104,7 @@ def backward_source(cell: str, form: Form) -> str:
     """Writes dz (n, t, gates * h), the hidden state before every time (n, t, h) and dh0."""
     earlier = 1 if form.reverse else -1  # towards the time that was visited before
     return f"""
-#define WEIGHT(k) ((k) < H ? weights[(q * H + (k)) * weights_row + unit * weights_column] : 0.0f)
-#define WEIGHTS(k) make_float4(WEIGHT(4 * (k)), WEIGHT(4 * (k) + 1), WEIGHT(4 * (k) + 2), WEIGHT(4 * (k) + 3))
-extern "C" __global__ void __launch_bounds__({form.threads}, 1) KERNEL(
+{form.macros(BACKWARD_WEIGHT)}
     const float* dy, const float* dh_last, const float* weights, const float* h0, const float* y, const float* gates,
     float* dz, float* before, float* dh0, int n, int steps, long long dy_row, long long dy_time, long long dy_column,
     long long dh_row, long long dh_column, long long weights_row, long long weights_column,
@@ -125,16 +113,7 @@ extern "C" __global__ void __launch_bounds__({form.threads}, 1) KERNEL(
 {_constants(cell)}
     __align__(16) __shared__ float dzs[S][G / H][4 * FOURS];
     __shared__ float parts[S][G];
-    int j = threadIdx.x, first = blockIdx.x * S;
-    int q = j / H, unit = j % H;
-    int length[S];
-    for (int s = 0; s < S; ++s) {{
-        length[s] = 0;
-        if (first + s < n) {{
-            {form.length_of(False)}
-        }}
-    }}
-{LOAD_WEIGHTS}
+{form.begin(False)}
     for (int at = j; at < S * (G / H) * 4 * FOURS; at += T) (&dzs[0][0][0])[at] = 0.0f;
     // Of the time step to come: gates, dy, and the hidden state before it.
     float gate[S][GATES], dy_now[S], h_before[S], running[S];
