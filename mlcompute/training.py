@@ -17,6 +17,7 @@ from mlcompute.layers.read_only import Shared
 from mlcompute.ops.op import Array
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.runtime import apply_gradients, averages, calls, members
+from mlcompute.runtime.compile_session import use_optimizer
 from mlcompute.runtime.definition import Definition, Learning
 from mlcompute.runtime.inputs import Named
 from mlcompute.runtime.run import Call
@@ -182,7 +183,7 @@ class TrainingGraph(Graph):
         """Attach an optimizer, or replace the one there is; the state of a replaced one is dropped."""
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"TrainingGraph.compile_optimizer: needs an Optimizer, not {type(optimizer).__name__}")
-        self._session.use_optimizer(optimizer)
+        use_optimizer(self._session, optimizer)
         return True
 
     def bind_optimizer_data(

@@ -23,6 +23,7 @@ from mlcompute.devices.reference import Reference
 from mlcompute.enums import DataType
 from mlcompute.layers.layer import Layer
 from mlcompute.ops.op import TABLE, Array, Step
+from mlcompute.runtime.call_data import collect_inputs
 from tests import cases as case_package
 from tests.cases.case import Case, Refusal
 from tests.harness import assert_close, interpret
@@ -317,7 +318,7 @@ def run_with_plan(built: Built, program: Any, reuse: bool, guard: int) -> dict[A
     built.bind()
     phases = tuple(program.phases)
     course = built.graph._session.compiled.specification(program, phases, mlc.ExecutionOptions.SYNCHRONOUS)
-    feeds = built.graph._session.collect_inputs(course, {}, "execute")
+    feeds = collect_inputs(built.graph._session, course, {}, "execute")
     executable.run_once(Reference(), phases, {**arrays_of(built.graph, program), **feeds})
     kept = {value: executable.read(value) for value in program.kept}
     used = np.zeros(plan.nbytes, bool)

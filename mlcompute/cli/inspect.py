@@ -13,6 +13,7 @@ from mlcompute.cli import models
 from mlcompute.cli.answer import Answer, summary_of
 from mlcompute.cli.arguments import count
 from mlcompute.cli.onnx_options import add_onnx_arguments, onnx_arguments
+from mlcompute.runtime.call_data import batch_of
 from mlcompute.runtime.session import session_of
 from mlcompute.seeing.files import write_text
 from mlcompute.seeing.table import Table
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> Answer:
     session = session_of(graph)
     batch = args.batch or session.compile_if_needed().batch_size
     style = "fused" if isinstance(graph, mlc.TrainingGraph) else "inference"
-    program = session.program(style, session.batch(args.batch, "inspect"))
+    program = session.program(style, batch_of(session, args.batch, "inspect"))
     data["memory"] = {"batch": batch, "bytes": program.plan.nbytes}
     lines.append(f"memory at batch {batch}: {program.plan.nbytes:,} bytes in one {style} run")
     if args.plan:

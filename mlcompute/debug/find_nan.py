@@ -15,6 +15,7 @@ from mlcompute.devices.reference import Reference
 from mlcompute.graph import Graph
 from mlcompute.inference import InferenceGraph
 from mlcompute.ops.op import Array, Step, Value, overwritten_by
+from mlcompute.runtime.call_data import batch_of, has_labels, named_data
 from mlcompute.runtime.calls import expect_labels
 from mlcompute.runtime.compiled_graph import without_losses
 from mlcompute.runtime.dry_run import bindings_of_copies
@@ -78,8 +79,8 @@ def find_nan(
     if session is None:
         raise TypeError(f"find_nan: needs a TrainingGraph or InferenceGraph, not {type(graph).__name__}")
     session.wait()
-    batch = session.batch(batch_size, "find_nan")
-    data = session.named_data("find_nan", inputs_data, loss_labels_data, loss_label_weights_data)
+    batch = batch_of(session, batch_size, "find_nan")
+    data = named_data(session, "find_nan", inputs_data, loss_labels_data, loss_label_weights_data)
     skips = not data
     request, style, phases = _what_to_run(session, data, skips)
     bad: dict[Value, tuple[str, int]] = {}
@@ -98,7 +99,7 @@ def find_nan(
 def _what_to_run(session: Session, data: dict[Tensor, Any], skips: bool) -> tuple[Request, str, tuple[str, ...]]:
     request = session.compile_if_needed()
     if session.definition.learning is None:
-        return request if session.has_labels(data, skips) else without_losses(request), "inference", ("forward",)
+        return request if has_labels(session, data, skips) else without_losses(request), "inference", ("forward",)
     expect_labels(session)
     if not request.minimised and not any(tensor.bound_data is not None for tensor in request.user_gradients):
         return request, "split", ("forward",)

@@ -17,6 +17,7 @@ from mlcompute.graph import Node
 from mlcompute.layers.gradient import GradientLayer
 from mlcompute.layers.layer import Layer
 from mlcompute.ops.op import Array, Step, Trace, Value, run_meaning
+from mlcompute.runtime.call_data import batch_of, named_data
 from mlcompute.runtime.calls import expect_labels
 from mlcompute.runtime.dry_run import bindings_of_copies
 from mlcompute.runtime.inputs import Named
@@ -99,8 +100,8 @@ def check_gradients(
         raise TypeError(f"check_gradients: needs a TrainingGraph, not {type(graph).__name__}")
     session = session_of(graph)
     session.wait()
-    batch = session.batch(batch_size, "check_gradients")
-    data = session.named_data("check_gradients", inputs_data, loss_labels_data, loss_label_weights_data)
+    batch = batch_of(session, batch_size, "check_gradients")
+    data = named_data(session, "check_gradients", inputs_data, loss_labels_data, loss_label_weights_data)
     request = session.compile_if_needed()
     expect_labels(session)
     if not request.minimised:

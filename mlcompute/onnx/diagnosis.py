@@ -21,6 +21,7 @@ from mlcompute.onnx.problems import ModelError, Problem
 from mlcompute.onnx.rows import BY_DESIGN, ROWS, load_rows
 from mlcompute.onnx.weights import STATED, Judgement, Trainable
 from mlcompute.optimizers import AdamOptimizer, OptimizerDescriptor
+from mlcompute.runtime.call_data import batch_of
 from mlcompute.runtime.session import session_of
 from mlcompute.training import TrainingGraph
 
@@ -224,7 +225,7 @@ def _fixed_batch(graph: InferenceGraph) -> str:
     if batch < 2:
         return ""
     try:
-        session.program("inference", session.batch(batch - 1, "doctor"))
+        session.program("inference", batch_of(session, batch - 1, "doctor"))
     except Error as error:
         node = error.facts.get("node")
         return f"{node}: {error.message}" if node else error.message

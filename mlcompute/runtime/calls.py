@@ -11,6 +11,7 @@ from mlcompute.errors import ExecutionError
 from mlcompute.execution import Execution, has_option
 from mlcompute.graph import Node
 from mlcompute.runtime import group_calls
+from mlcompute.runtime.call_data import batch_of, collect_inputs, has_labels, named_data
 from mlcompute.runtime.inputs import CallCache, InputData, Named
 from mlcompute.runtime.passes import Passes
 from mlcompute.runtime.run import Call, Run
@@ -28,8 +29,8 @@ def execute(session: Session, call: Call, batch_size: int, given: Sequence[Named
         inputs = None if cache is None else cache.data(call.options, batch_size, given)
         if cache is not None and inputs is not None:  # a small network gains by it
             return Run(session, cache.specification, inputs, call, are_arrays=True).submit()
-    batch = session.batch(batch_size, call.method)
-    data = session.named_data(call.method, *given)
+    batch = batch_of(session, batch_size, call.method)
+    data = named_data(session, call.method, *given)
     is_inference = session.definition.learning is None or has_option(
         call.options, ExecutionOptions.FORWARD_FOR_INFERENCE
     )
@@ -52,10 +53,10 @@ def _inference(
 ) -> tuple[RunSpecification, InputData]:
     """The forward pass in inference mode; up to the predictions when there are no labels."""
     skips = has_option(call.options, ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE)
-    program = session.program("inference", batch, session.has_labels(data, skips), session.sizes_of(data))
+    program = session.program("inference", batch, has_labels(session, data, skips), session.sizes_of(data))
     assert session.compiled is not None
     specification = session.compiled.specification(program, ("forward",), call.options)
-    return specification, session.collect_inputs(specification, data, call.method)
+    return specification, collect_inputs(session, specification, data, call.method)
 
 
 def _training_step(
@@ -65,7 +66,7 @@ def _training_step(
     assert session.compiled is not None
     program = session.program("fused", batch, sizes=session.sizes_of(data))
     specification = session.compiled.specification(program, phases, call.options)
-    inputs = session.collect_inputs(specification, data, call.method)
+    inputs = collect_inputs(session, specification, data, call.method)
     # Data fed for tensors the optimizer updates replaces their values when the run's turn has come.
     call.replaced = [
         (tensor.storage, read_array(data[tensor], tensor.descriptor, f"'{session.name_of(tensor)}'").copy())
@@ -101,7 +102,7 @@ def expect_labels(session: Session) -> None:
 
 def execute_forward(session: Session, call: Call, batch_size: int) -> Execution:
     """The forward pass by itself, on data that was attached."""
-    batch = session.batch(batch_size, call.method)
+    batch = batch_of(session, batch_size, call.method)
     if has_option(call.options, ExecutionOptions.FORWARD_FOR_INFERENCE):
         specification, inputs = _inference(session, batch, {}, call)
         return Run(session, specification, inputs, call).submit()
@@ -112,7 +113,7 @@ def execute_forward(session: Session, call: Call, batch_size: int) -> Execution:
     assert session.compiled is not None
     specification = session.compiled.specification(program, ("forward",), call.options)
     # Copied in any case: the gradient pass needs the same numbers, whatever becomes of the caller's memory.
-    inputs = session.collect_inputs(specification, {}, call.method, copies=True)
+    inputs = collect_inputs(session, specification, {}, call.method, copies=True)
     passes = Passes(program, session.compiled.executable(program))
     return Run(session, specification, inputs, call, passes).submit()
 
@@ -124,7 +125,7 @@ def execute_gradient(session: Session, call: Call, batch_size: int) -> Execution
     passes = _passes_after(session, "forward", call.method, batch_size)
     assert session.compiled is not None
     specification = session.compiled.specification(passes.program, ("gradient",), call.options)
-    inputs = session.collect_inputs(specification, {}, call.method)
+    inputs = collect_inputs(session, specification, {}, call.method)
     return Run(session, specification, inputs, call, passes).submit()
 
 
@@ -140,15 +141,15 @@ def execute_forward_and_gradient(
     sums  (share, goes on): gradients times the share are added to the sums of the batches before, or begin new ones.
           The gradients that can then be read, and the update that follows, are those of the sums
     """
-    batch = session.batch(batch_size, call.method)
+    batch = batch_of(session, batch_size, call.method)
     if session.group is not None:
         return group_calls.execute_forward_and_gradient(session, call, batch, given, sums)
-    data = session.named_data(call.method, *given)
+    data = named_data(session, call.method, *given)
     expect_labels(session)
     program = session.program("split" if sums is None else "accumulate", batch, sizes=session.sizes_of(data))
     assert session.compiled is not None
     specification = session.compiled.specification(program, ("forward", "gradient"), call.options)
-    inputs = session.collect_inputs(specification, data, call.method)
+    inputs = collect_inputs(session, specification, data, call.method)
     if sums is not None:
         call.scalars = {SHARE: sums[0], KEEP: float(sums[1])}
     passes = Passes(program, session.compiled.executable(program))

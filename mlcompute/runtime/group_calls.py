@@ -11,6 +11,7 @@ import numpy as np
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError, ExecutionError, ProcessError
 from mlcompute.execution import Execution, has_option
+from mlcompute.runtime.call_data import named_data
 from mlcompute.runtime.inputs import Named
 from mlcompute.runtime.run import Call
 from mlcompute.runtime.run_result import RunResult
@@ -93,7 +94,7 @@ def execute_forward_and_gradient(
 ) -> Execution:
     """Both passes; gradients of several batches are added up where `sums` says so (see `runtime.calls`)."""
     training = in_group(session)
-    data = session.named_data(call.method, *given)
+    data = named_data(session, call.method, *given)
     factor, goes_on = sums or (1.0, False)
 
     def work() -> Tensor | None:

@@ -11,6 +11,7 @@ from mlcompute.graph import Graph, Node
 from mlcompute.group.group import Group
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.objective import is_loss
+from mlcompute.runtime.compile_session import compile_graph
 from mlcompute.runtime.inputs import Named
 from mlcompute.seeing.layers import names_of
 from mlcompute.tensor import Tensor
@@ -49,7 +50,7 @@ def compile(
     if group is not None and not isinstance(group, Group):
         raise TypeError(f"{who}: group must be a Group, not {type(group).__name__}; write group=mlc.Group.world()")
     given = (input_tensors or {}, input_tensors_data or {})
-    self._session.compile(device, GraphCompilationOptions(options), *given, group)
+    compile_graph(self._session, device, GraphCompilationOptions(options), *given, group)
     return True
 
 

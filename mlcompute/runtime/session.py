@@ -8,39 +8,33 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from mlcompute.compiler.collector import collector_paused
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.request import Request
-from mlcompute.enums import DeviceType, GraphCompilationOptions
-from mlcompute.errors import CompileError, DataError, DeviceError, ExecutionError, GraphError, ShapeError
+from mlcompute.enums import GraphCompilationOptions
+from mlcompute.errors import CompileError, ExecutionError, GraphError
 from mlcompute.graph import Graph, Node
-from mlcompute.group.exchange import Alone
-from mlcompute.group.group import TIMEOUT, Group
+from mlcompute.group.group import Group
 from mlcompute.ops.op import Array, Value, overwritten_by
-from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.platform import RandomPasses
+from mlcompute.runtime.compile_session import compile_session
 from mlcompute.runtime.compiled_graph import SIZE_LIMIT, CompiledGraph
 from mlcompute.runtime.definition import Definition
-from mlcompute.runtime.group_results import GroupRun
-from mlcompute.runtime.group_start import averaged_over_samples, begin_together
+from mlcompute.runtime.group_start import averaged_over_samples
 from mlcompute.runtime.group_training import GroupTraining
-from mlcompute.runtime.inputs import InputData, Inputs, Named
+from mlcompute.runtime.inputs import Inputs
 from mlcompute.runtime.last_run import LastRun
-from mlcompute.runtime.make_request import input_without_batch, make_request, minimised_terms
+from mlcompute.runtime.make_request import make_request, minimised_terms
 from mlcompute.runtime.optimizer_state import OptimizerState
 from mlcompute.runtime.passes import Passes
-from mlcompute.runtime.run_specification import RunSpecification, rows_per_sample
+from mlcompute.runtime.run_specification import rows_per_sample
 from mlcompute.runtime.sizes import Sizes, sizes_of
 from mlcompute.runtime.slice_passes import largest_slice
 from mlcompute.runtime.storage import Storage
-from mlcompute.runtime.training_warnings import warn_about_untrained
 from mlcompute.tensor import Tensor
-from mlcompute.tensor_data import read_array
 
 if TYPE_CHECKING:
     from mlcompute.device import Device
@@ -172,82 +166,6 @@ class Session:
 
     # Compiling ------------------------------------------------------------------------------------------------------
 
-    def compile(
-        self,
-        device: Device,
-        options: GraphCompilationOptions,
-        input_tensors: Mapping[str, Tensor],
-        input_tensors_data: Named,
-        group: Group | None = None,
-    ) -> None:
-        """Compile and build for a device; when that fails, everything stays as it was."""
-        who = self.definition.who
-        if device.actual_device_type == DeviceType.ANE and self.definition.learning is not None:
-            raise DeviceError(f"{who}.compile: the ANE runs inference graphs only")
-        if not self.definition.nodes():
-            raise CompileError(f"{who}.compile: the graph has no layers", fix="add layers with node() first")
-        if group is not None and self.definition.learning is None:
-            raise GraphError(
-                f"{who}.compile: an inference graph is not compiled for a group",
-                fix="leave group out: every process runs it by itself, on its own samples",
-            )
-        if len(device.engines) > 1 and self.definition.learning is not None:
-            group = _on_several(device, group, who)
-        self.definition.declared.check("compile (input_tensors)", input_tensors)
-        self.check_links(self.links, options)
-        for other in self.links:
-            if other is not self and other.device is not None and other.device.engine.name != device.engine.name:
-                raise GraphError(
-                    f"{who}.compile: it is linked with a graph that was compiled for another device",
-                    devices=f"{device!r} here, {other.device!r} there",
-                    fix="compile linked graphs for one device",
-                )
-        constants = {
-            tensor: read_array(input_tensors_data[name], tensor.descriptor, f"'{name}'").copy()
-            for name, tensor in input_tensors.items()
-            if name in input_tensors_data
-        }
-        self.wait()
-        before = (self.device, self.options, self.constants, self.group)
-        self.device, self.options, self.constants, self.group = device, options, constants, group
-        try:
-            self._compile(builds=True)
-        except BaseException:  # Ctrl-C too
-            self.device, self.options, self.constants, self.group = before
-            raise
-        if self.in_group is not None:
-            begin_together(self.in_group)
-        for node in self.definition.nodes_before_loss():
-            node.layer.compiled_device_type = device.actual_device_type
-
-    def use_optimizer(self, optimizer: Optimizer) -> None:
-        """Replace the optimizer, compiling again; the state of the one before is dropped."""
-        learning = self.definition.learning
-        assert learning is not None
-        self.compile_if_needed()
-        self.wait()
-        before = learning.optimizer, self.state
-        if self.state is not None:
-            self.state.retire(self, self.definition.updated_tensors())
-        learning.optimizer, self.state = optimizer, OptimizerState(optimizer)
-        try:
-            self._compile(builds=True)
-        except BaseException:  # Ctrl-C too
-            learning.optimizer, self.state = before
-            raise
-
-    def _prepare(self, compiled: CompiledGraph) -> None:
-        """Do what the first run of the whole graph would otherwise have to do."""
-        if self.group is not None or self.definition.waits_for_labels:
-            return
-        program = compiled.get(self.main_style, self.main_batch(compiled.request))
-        if compiled.crosses_devices:
-            for tensor in program.persistent:
-                tensor.wait_for_runs()
-        executable = compiled.executable(program)
-        compiled.bind(executable, self.storages(program))
-        executable.prepare(tuple(dict.fromkeys(step.phase for step in program.steps)))
-
     def compile_if_needed(self) -> Request:
         """Compile what was declared or changed since the last time. What was asked of the compiler."""
         if self.device is None:
@@ -261,7 +179,7 @@ class Session:
             else:
                 self.compiled = None
         if self.compiled is None:
-            self._compile()
+            compile_session(self)
         assert self.compiled is not None
         return self.compiled.request
 
@@ -299,98 +217,12 @@ class Session:
             request.slices = self.group.slices
         return request
 
-    @collector_paused()
-    def _compile(self, *, builds: bool = False) -> None:
-        """Compile the graph; when that fails, everything stays as it was.
-
-        builds  make kernels and memory, too, instead of when a run first needs them
-        """
-        assert self.device is not None
-        learning = self.definition.learning
-        before = self.compiled
-        loss_before = (learning.loss_nodes, learning.placed_on) if learning is not None else ([], [])
-        try:
-            node_count = self.node_count
-            request = self.request()
-            compiled = CompiledGraph(request, self.device.engine, node_count)
-            compiled.size_limit = self.size_limit
-            compiled.unbatched = input_without_batch(self.definition, request)
-            if compiled.unbatched is not None and self.main_batch(request) < request.batch_size:
-                raise CompileError(
-                    f"{self.definition.who}.compile: {compiled.unbatched!r} does not share the batch axis, so a batch "
-                    "cannot be cut into slices",
-                    fix="let all inputs have the samples on their first axis, or use Group.world(slices=1)",
-                )
-            if not self.definition.waits_for_labels:
-                program = compiled.get(self.main_style, self.main_batch(request))
-                if builds:
-                    compiled.executable(program)
-            self._adopt(compiled)
-            if builds:
-                self._prepare(compiled)
-        except BaseException:  # Ctrl-C too
-            self.compiled = self.compiled if self.compiled is before else None  # then made again for the next run
-            if learning is not None:
-                learning.loss_nodes, learning.placed_on = loss_before
-            raise
-
-    def _adopt(self, compiled: CompiledGraph) -> None:
-        request, learning = compiled.request, self.definition.learning
-        if self.state is not None and learning is not None:
-            self.state.use_groups(request.groups)
-            self.state.check_callers(request.parameters)
-            if not self.definition.waits_for_labels:
-                program = compiled.get(self.main_style, self.main_batch(request))
-                if not self.links:  # of linked graphs, later ones may still be built
-                    warn_about_untrained(request, learning, updated_by(program))
-                self.state.claim(self, updated_by(program))
-            self.state.prepare(request.parameters)
-        self.compiled, self.passes = compiled, None
-        self._join_group(compiled)
-        for tensor in self._resident_tensors(request):
-            if tensor.keeps_data:
-                self._look_for_other_devices(tensor, compiled)
-            tensor.reside(self, self.device)
-        self.adopt_gradient_tensors()
-
-    def _join_group(self, compiled: CompiledGraph) -> None:
-        """Get ready to train with other processes; or by itself, with the whole optimizer state."""
-        before, self.in_group = self.in_group, None
-        if self.group is not None and not self.definition.waits_for_labels:
-            self.in_group = GroupTraining(self, compiled, self.group)
-            self.last = GroupRun(self.in_group.results)
-            if self.state is not None:
-                self.in_group.update.adopt_state(self.state)
-        elif before is not None:
-            self.last = LastRun()
-            for tensor in compiled.request.parameters if self.state is not None else ():
-                assert self.state is not None
-                self.state.replace(tensor, [buffer.copy() for buffer in self.state.of(tensor)])
-
     def goes_on_without_others(self) -> bool:
         """When processes of the group are gone between steps: go on with those that are left, if that is asked for."""
         if not self.elastic or self.in_group is None:
             return False
         self.in_group.go_on()
         return True
-
-    def _look_for_other_devices(self, tensor: Tensor, compiled: CompiledGraph) -> None:
-        """Runs on several devices that share a tensor must wait for each other."""
-        for other in tensor.residents or ():
-            others = other.compiled if isinstance(other, Session) else None
-            if others is not None and others.engine.name != compiled.engine.name:
-                compiled.crosses_devices = others.crosses_devices = True
-
-    def _resident_tensors(self, request: Request) -> set[Tensor]:
-        outputs = self.definition.declared.outputs.values()
-        tensors = {result for node in request.nodes for result in node.results} | {*outputs}
-        if request.total is not None:
-            tensors.add(request.total)
-        for node in request.nodes:
-            tensors.update(slot.tensor for slot in node.layer.parameters.values())
-            tensors.update(node.layer.statistics.values())
-            tensors.update(source for source in node.sources if source.keeps_data)
-        return tensors
 
     def outdated(self) -> None:
         """Something the programs depend on has changed: compile again before the next run."""
@@ -476,50 +308,6 @@ class Session:
         earlier, later = ([other.definition for other in some] for some in (self.earlier, self.later))
         return minimised_terms(self.definition, earlier, later)
 
-    # Data -----------------------------------------------------------------------------------------------------------
-
-    def batch(self, batch_size: int, method: str) -> int:
-        """The number of samples a call asks for, if the graph can run as many."""
-        request, who = self.compile_if_needed(), f"{self.definition.who}.{method}"
-        full = request.batch_size
-        if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)):
-            raise TypeError(f"{who}: batch_size must be a whole number, not {batch_size!r}")
-        if batch_size in (0, full):
-            return full
-        if batch_size < 0:
-            raise ShapeError(
-                f"{who}: batch_size is {batch_size}", expected=f"0 (the tensors' own, {full}) or the number of samples"
-            )
-        assert self.compiled is not None
-        fixed = next((tensor for tensor, array in self.constants.items() if array.shape[0] == full > 1), None)
-        if batch_size > full and fixed is not None and fixed not in request.shared:
-            raise ShapeError(
-                f"{who}: batch_size is {batch_size}, but '{self.name_of(fixed)}' was compiled as a "
-                f"constant of {full} samples",
-                fix=f"run at most {full} samples, or compile it again with more",
-            )
-        if self.compiled.unbatched is not None:
-            raise ShapeError(
-                f"{who}: batch_size is {batch_size}, but {self.compiled.unbatched!r} does not share the batch axis",
-                fix="pass batch_size=0 for graphs whose inputs have different first extents",
-            )
-        return int(batch_size)
-
-    def named_data(
-        self, method: str, inputs: Named | None, labels: Named | None, weights: Named | None
-    ) -> dict[Tensor, Any]:
-        """Data by tensor; unknown names are refused."""
-        assert self.compiled is not None
-        found = self.definition.declared.find(method, inputs, labels, weights, self.compiled.lengths)
-        for tensor, constant in self.constants.items():
-            if tensor in found:
-                who = f"{self.definition.who}.{method}: '{self.name_of(tensor)}'"
-                if not np.array_equal(read_array(found[tensor], tensor.descriptor, who), constant):
-                    raise DataError(
-                        f"{who} was compiled as a constant and cannot be fed other data", fix="compile it again"
-                    )
-        return found
-
     def name_of(self, tensor: Tensor) -> str:
         """What messages call a tensor."""
         return self.definition.declared.name_of(tensor)
@@ -529,35 +317,6 @@ class Session:
         if self.compiled is None or tensor.keeps_data:
             return None
         return rows_per_sample(tensor, self.compiled.request)
-
-    def collect_inputs(
-        self, specification: RunSpecification, data: Mapping[Tensor, Any], method: str, copies: bool | None = None
-    ) -> InputData:
-        """Something for every input of the phases that will run.
-
-        copies  by default as the specification says
-        """
-        assert self.compiled is not None
-        prefixes = self.compiled.error_prefixes
-
-        def who(tensor: Tensor) -> str:
-            if (method, tensor) not in prefixes:
-                prefixes[method, tensor] = f"{self.definition.who}.{method}: '{self.name_of(tensor)}'"
-            return prefixes[method, tensor]
-
-        copies = specification.copies if copies is None else copies
-        return self.inputs.collect(
-            specification.inputs, data, who, self.linked_value, skips=specification.skips, copies=copies,
-            engine=self.compiled.engine,
-        )  # fmt: skip
-
-    def has_labels(self, data: Mapping[Tensor, Any], skips: bool) -> bool:
-        """Can the losses be computed in a run in inference mode?"""
-        assert self.compiled is not None
-        return not self.definition.waits_for_labels and all(
-            label in self.constants or self.inputs.has(label, data, skips, self.linked_value)
-            for label in self.compiled.labels
-        )
 
     # Runs -----------------------------------------------------------------------------------------------------------
 
@@ -649,24 +408,6 @@ class Session:
             for tensor in compiled.request.kept if at_hand is None else at_hand:
                 if self.computes(tensor) and tensor.left_values[0] < last.number:
                     tensor.left_values = (last.number, self.fetch(tensor))
-
-
-def _on_several(device: Device, group: Group | None, who: str) -> Group:
-    """The group whose slices the GPUs of a device share: of this process alone."""
-    if group is None:
-        return Group(Alone(TIMEOUT))
-    if group.size > 1:
-        raise DeviceError(
-            f"{who}.compile: {len(device.engines)} GPUs and a group of {group.size} processes",
-            expected="one GPU per process, or several GPUs in one process",
-            fix="give each process its own GPU: mlc.Device(gpu_devices=[local rank])",
-        )
-    return group
-
-
-def updated_by(program: Program) -> AbstractSet[Tensor]:
-    """The parameters a training program, or the update that follows it, changes."""
-    return program.exchanged.keys() or program.states.keys()
 
 
 @overload

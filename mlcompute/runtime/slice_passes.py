@@ -18,6 +18,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.enums import ExecutionOptions
 from mlcompute.group.slices import cut
 from mlcompute.ops.op import Array, Value
+from mlcompute.runtime.call_data import collect_inputs
 from mlcompute.runtime.inputs import InputData, resolved
 from mlcompute.runtime.passes import Passes
 from mlcompute.runtime.run import Call, Run
@@ -183,7 +184,7 @@ class SlicePasses:
                 for tensor, value, descriptor, _, per_sample in specification.inputs
             ]
             asked = self._whole_batches[key] = dataclasses.replace(specification, inputs=slots)
-        arrays = resolved(self._training.session.collect_inputs(asked, data, call.method, copies=False))
+        arrays = resolved(collect_inputs(self._training.session, asked, data, call.method, copies=False))
         return {slot.tensor: np.asarray(arrays[slot.value]) for slot in asked.inputs}
 
     def sliced(self, slots: Sequence[InputSlot], whole: Mapping[Tensor, Array], samples: tuple[int, int]) -> InputData:

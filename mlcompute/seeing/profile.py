@@ -16,6 +16,7 @@ from mlcompute.devices.interrupts import held
 from mlcompute.errors import DataError
 from mlcompute.execution import Execution
 from mlcompute.ops.op import Step
+from mlcompute.runtime.call_data import batch_of, has_labels, named_data
 from mlcompute.seeing.layers import Owners, kernel_of, layers_within, names_of
 from mlcompute.seeing.table import Table, for_notebook
 from mlcompute.seeing.units import duration
@@ -176,8 +177,8 @@ def profile(
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise DataError(f"{who}: steps is {steps!r}", expected="a whole number from 1 on")
     session.wait()
-    batch = session.batch(batch_size, "profile")
-    data = session.named_data("profile", *given)
+    batch = batch_of(session, batch_size, "profile")
+    data = named_data(session, "profile", *given)
     program, phases = _what_to_run(session, batch, data)
     memory = bindings_of_copies(who, session, program, phases, data)
     device = graph.device
@@ -224,7 +225,7 @@ def _what_to_run(session: Session, batch: int, data: dict[Any, Any]) -> tuple[Pr
 
     if session.definition.learning is not None:
         return session.program("fused", batch), phases_to_execute(session)
-    return session.program("inference", batch, session.has_labels(data, False)), ("forward",)
+    return session.program("inference", batch, has_labels(session, data, False)), ("forward",)
 
 
 def _evaluate(

@@ -12,6 +12,7 @@ from mlcompute.inference import InferenceGraph
 from mlcompute.layers.arguments import whole
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.objective import is_loss
+from mlcompute.runtime.call_data import batch_of
 from mlcompute.runtime.session import session_of
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.data import Feed, data_from
@@ -59,7 +60,7 @@ class Predictor:
         if key not in self._refusals:
             session = session_of(self._run_by(trains))
             try:
-                rows = session.batch(rows, "execute")
+                rows = batch_of(session, rows, "execute")
                 session.program(session.main_style, session.main_rows(rows))
             except Error as error:
                 self._refusals[key] = error.message

@@ -22,6 +22,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.host_memory import HostBuffer
 from mlcompute.ops.op import Array, Value
+from mlcompute.runtime.call_data import collect_inputs
 from tests.devices.models import MODELS, Job, make
 from tests.test_layers import CASES, Built, arrays_of
 
@@ -80,7 +81,7 @@ def run(graph: mlc.TrainingGraph, program: Program, engine: Cpu, side: str | Non
     """What a program keeps, run in guarded memory or (no side) in an arena as usual."""
     phases = tuple(program.phases)
     course = graph._session.compiled.specification(program, phases, mlc.ExecutionOptions.SYNCHRONOUS)
-    feeds: dict[Value, Any] = graph._session.collect_inputs(course, {}, "execute")
+    feeds: dict[Value, Any] = collect_inputs(graph._session, course, {}, "execute")
     keys = {value: np.array([1, 2, number, 4], np.uint32) for number, (value, _) in enumerate(program.random_keys)}
     scalars = {value: np.full((), 0.01, value.dtype) for value in program.scalars.values()}
     arrays = {**arrays_of(graph, program), **feeds, **keys, **scalars}
