@@ -13,6 +13,7 @@ from mlcompute.compiler.channels_last import channels_last
 from mlcompute.compiler.collector import collector_paused
 from mlcompute.compiler.context import Context, Pass
 from mlcompute.compiler.copy_strided_operands import copy_strided_operands
+from mlcompute.compiler.cut_for_exchange import cut_for_exchange
 from mlcompute.compiler.delay_statistics import delay_statistics
 from mlcompute.compiler.exchange_gradients import exchange_gradients
 from mlcompute.compiler.exchange_sums import exchange_sums
@@ -62,6 +63,10 @@ def _in_group(context: Context) -> bool:
 def _is_whole_slice(context: Context) -> bool:
     # Slices that stop for sums take turns: what they leave is taken after their last part, and must be written there.
     return context.style == "slice" and not context.program.sums
+
+
+def _sends_early(context: Context) -> bool:
+    return _is_whole_slice(context) and context.request.sends_early
 
 
 def _only_updates(context: Context) -> bool:
@@ -153,6 +158,7 @@ PASSES = [
     Pass(schedule_updates, when=_is_one_call),
     Pass(fuse_update_into_matmul, when=_fuses_updates),
     Pass(write_exchanged, when=_is_whole_slice),
+    Pass(cut_for_exchange, when=_sends_early),
     Pass(copy_strided_operands),
     Pass(plan_memory),
 ]

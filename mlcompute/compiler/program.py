@@ -24,6 +24,8 @@ class Program:
     exchanged   parameter -> its gradient, where the processes of a group exchange it
     shared      statistic or loss -> what a slice of the batch contributes to it, where those of a group are exchanged
     sums        phase that ends there -> what is added up over all slices of the batch before the next one begins
+    chunks      parameters whose gradients are exchanged together, in the order in which the parts of the gradient pass
+                compute them; none where all are exchanged at the end
     random_keys (key value, seed) pairs fed before each training pass
     result      what a run gives
     kernels     how the device runs each step, and `notes` more about that: only in listings (`with_kernels`)
@@ -44,12 +46,14 @@ class Program:
     exchanged: dict[Tensor, Value] = field(default_factory=dict)
     shared: dict[Tensor, Value] = field(default_factory=dict)
     sums: dict[str, Value] = field(default_factory=dict)
+    chunks: list[list[Tensor]] = field(default_factory=list)
     scalars: dict[str, Value] = field(default_factory=dict)
     random_keys: list[tuple[Value, int]] = field(default_factory=list)
     writes: list[Tensor] = field(default_factory=list)
     result: Tensor | None = None
     kernels: Mapping[Step, str] = field(default_factory=dict)
     notes: Mapping[Step, str] = field(default_factory=dict)
+    _parts: dict[tuple[str, ...], list[tuple[tuple[str, ...], Value | None]]] = field(default_factory=dict)
 
     def with_kernels(self, kernels: Mapping[Step, str], notes: Mapping[Step, str]) -> Program:
         """The same program with what a device made of it, for people to read."""
@@ -72,8 +76,11 @@ class Program:
 
     def parts(self, phases: Sequence[str]) -> list[tuple[tuple[str, ...], Value | None]]:
         """(phases that run without a stop, what is then added up over all slices) of the named phases."""
-        if not self.sums:
+        if not self.sums and not self.chunks:
             return [(tuple(phases), None)]
+        known = self._parts.get(tuple(phases))
+        if known is not None:
+            return known
         found: list[tuple[tuple[str, ...], Value | None]] = []
         now: tuple[str, ...] = ()
         for phase in self.phases:
@@ -82,7 +89,9 @@ class Program:
                 if phase in self.sums:
                     found.append((now, self.sums[phase]))
                     now = ()
-        return [*found, (now, None)] if now else found
+        found += [(now, None)] if now else []
+        self._parts[tuple(phases)] = found
+        return found
 
     def __str__(self) -> str:
         lines = [f"program '{self.name}', batch {self.batch_size}: {len(self.steps)} steps, {self.plan.nbytes} bytes"]

@@ -27,6 +27,7 @@ class Request:
     total           that sum as a tensor of its own, where there are several
     averaged        those of them that are means over the samples: a slice of the batch counts by its share in it
     slices          into how many slices a batch is cut
+    sends_early     are gradients sent to other machines, while others are still computed?
     user_gradients  tensor a gradient from outside is fed to -> the tensor whose gradient it adds to
     fed_gradients   parameters of a program that only updates -> what their gradients are fed to
     wanted          tensors that are not parameters but need a gradient
@@ -51,6 +52,7 @@ class Request:
     minimised: list[Tensor] = field(default_factory=list)
     averaged: set[Tensor] = field(default_factory=set)
     slices: int = 1
+    sends_early: bool = False
     total: Tensor | None = None
     stopped: set[Tensor] = field(default_factory=set)
     user_gradients: dict[Tensor, Tensor] = field(default_factory=dict)

@@ -103,6 +103,11 @@ class Exchange(ABC):
         """Memory that all processes read and write, a part of so many bytes made by each; None where there is none."""
         return None
 
+    @property
+    def sends_early(self) -> bool:
+        """Is it worth to send something while more is computed: over a network, and from any thread? Collective."""
+        return False
+
     @abstractmethod
     def abort(self, message: str) -> None:
         """Let the others fail with this message, at once where they wait and else in their next call."""

@@ -46,6 +46,8 @@ class Link(ABC):
     rank: int
     size: int
     engine: str
+    #: May threads other than the first use it, one at a time?
+    from_any_thread = True
 
     @abstractmethod
     def send(self, to: int, data: Array) -> Callable[[], bool]:
@@ -78,6 +80,7 @@ class MessageExchange(Exchange):
     def _adopt(self) -> None:
         self.rank, self.size = self._link.rank, self._link.size
         self._number = 0
+        self._sends_early: bool | None = None
         self._out = np.zeros((self.size, _HEADER_WORDS), np.int64)
         self._in = np.zeros((self.size, _HEADER_WORDS), np.int64)
         self._peers = [(self.rank + step) % self.size for step in range(1, self.size)]
@@ -111,6 +114,13 @@ class MessageExchange(Exchange):
 
     def share(self, nbytes: int) -> list[Array] | None:
         return share(self, nbytes) if self.size > 1 else [np.zeros(nbytes, np.uint8)]
+
+    @property
+    def sends_early(self) -> bool:
+        if self._sends_early is None:
+            answers = self.gather_bytes(Kind.COMPILE, b"1" if self._link.from_any_thread else b"0")
+            self._sends_early = b"0" not in answers and self.share(0) is None
+        return self._sends_early
 
     # The protocol ---------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ class MPILink(Link):
         self._mpi = mpi
         self._communicator = communicator
         self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
+        self.from_any_thread = mpi.Query_thread() >= mpi.THREAD_SERIALIZED
 
     def _transfer(self, request: Any, peer: int) -> Callable[[], bool]:
         def is_done() -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mlcompute.compiler.collector import collector_paused
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.request import Request
@@ -67,6 +69,7 @@ def compile_graph(
         if name in input_tensors_data
     }
     session.wait()
+    session.sends_early = group is not None and group.exchange.sends_early and _shares_memory(device)
     before = (session.device, session.options, session.constants, session.group)
     session.device, session.options, session.constants, session.group = device, options, constants, group
     try:
@@ -199,6 +202,11 @@ def _resident_tensors(session: Session, request: Request) -> set[Tensor]:
         tensors.update(node.layer.statistics.values())
         tensors.update(source for source in node.sources if source.keeps_data)
     return tensors
+
+
+def _shares_memory(device: Device) -> bool:
+    """Does the device compute in the host's memory?"""
+    return device.engine.wrap(np.empty(0, np.uint8)) is not None
 
 
 def _on_several(device: Device, group: Group | None, who: str) -> Group:

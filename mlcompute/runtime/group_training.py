@@ -79,7 +79,7 @@ class GroupTraining:
         tensors += [(t, "loss", program.values[t].shape, program.values[t].dtype) for t in self.losses]
         whole = optimizer is not None and not is_elementwise(optimizer, self.request.groups.values())
         blocks = optimizer is not None and bool(norm_names(optimizer))
-        self.lanes = make_lanes(tensors, group.size, group.rank, whole=whole, blocks=blocks)
+        self.lanes = make_lanes(tensors, program.chunks, group.size, group.rank, whole=whole, blocks=blocks)
         self.shared = LaneExchange(group, self.lanes)
         first, last = group.slices_of(group.rank)
         # The only slice leaves its gradients where the others look for them.
@@ -139,6 +139,13 @@ class GroupTraining:
             self._pending = {}
         self.slices.run(call, batch, data, style, phases, factor)
         self.results.is_shared = True
+
+    def send_early(self, chunk: int) -> None:
+        """The gradients of a chunk are complete, and nothing will be added to them: exchange them meanwhile."""
+        node: Node = self.shared.nodes[self.group.rank][0]
+        for index, lane in enumerate(self.lanes):
+            if lane.entries[0].tensor in self.program.chunks[chunk]:
+                self.shared.start(index, {node: self._work}, self.batch, self.signal)
 
     def take_values(self, number: int, run: Run) -> None:
         """What a slice's forward pass has left: its part of losses and statistics, and outputs."""

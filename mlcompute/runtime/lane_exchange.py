@@ -16,6 +16,7 @@ from mlcompute.group.exchange import Exchange, Kind
 from mlcompute.group.group import Group
 from mlcompute.group.slices import Node, nodes_of, tree_sum
 from mlcompute.ops.op import Array
+from mlcompute.runtime.background import Background
 from mlcompute.runtime.lanes import Entry, Lane
 
 #: Sums over some slices, one array per lane.
@@ -40,6 +41,9 @@ class LaneExchange:
         self._sums: dict[int, list[Array]] = {}
         self._values: dict[int, list[Array]] = {}
         self._received: list[list[Array]] = []
+        #: How many lanes were exchanged before the step had computed all.
+        self._started = 0
+        self._background = Background()
         if memory is not None:
             for rank, part in enumerate(memory):
                 self._place(rank, part)
@@ -72,10 +76,18 @@ class LaneExchange:
         """Bytes of this process's part, and of what it receives."""
         return self._bytes_of(self._rank) + sum(array.nbytes for arrays in self._received for array in arrays)
 
+    def start(self, index: int, sums: Mapping[Node, Sums], same: int, word: int) -> None:
+        """Begin to exchange a lane, on another thread: the next after those that have begun."""
+        assert index == self._started, "lanes are exchanged in the same order everywhere"
+        self._background.begin(lambda: self._reduce_lane(index, sums, Kind.STEP, same, word))
+        self._started += 1
+
     def reduce(self, sums: Mapping[Node, Sums], kind: Kind, same: int, word: int) -> list[int]:
         """Everybody's sums of the own shard, added along the tree into `reduced`; the `word` of every process."""
         if not self.is_shared:
-            said = [self._reduce_lane(index, sums, kind, same, word) for index in range(len(self._lanes))]
+            first, self._started = self._started, 0
+            self._background.finish()
+            said = [self._reduce_lane(index, sums, kind, same, word) for index in range(first, len(self._lanes))]
             return said[-1]
         for node in self.nodes[self._rank]:
             for mine, one in zip(self.memory[node[0]], sums[node], strict=True):

@@ -128,21 +128,25 @@ class Lane:
 
 def make_lanes(
     tensors: Sequence[tuple[Tensor, str, tuple[int, ...], np.dtype[Any]]],
+    chunks: Sequence[Sequence[Tensor]],
     size: int,
     rank: int,
     *,
     whole: bool,
     blocks: bool,
 ) -> list[Lane]:
-    """One lane per data type.
+    """One lane per chunk and data type, in the order in which they are exchanged.
 
     tensors  (tensor, role, shape, type), parameters first
+    chunks   parameters that are exchanged together; whatever is in none is exchanged last
     whole    shards begin between tensors only
     blocks   tensors begin with a block, so that norms of some of them can be told
     """
-    lanes: dict[np.dtype[Any], Lane] = {}
-    for tensor, role, shape, dtype in tensors:
-        lane = lanes.setdefault(dtype, Lane(dtype))
+    lanes: dict[tuple[int, np.dtype[Any]], Lane] = {}
+    places = {tensor: number for number, chunk in enumerate(chunks) for tensor in chunk}
+    last = max(0, len(chunks) - 1)
+    for tensor, role, shape, dtype in sorted(tensors, key=lambda one: places.get(one[0], last)):
+        lane = lanes.setdefault((places.get(tensor, last), dtype), Lane(dtype))
         # A tensor that is not divided begins with a block; so does what is not updated, whose squares count nowhere.
         is_first_of_rest = role != "parameter" and (not lane.entries or lane.entries[-1].role == "parameter")
         lane.add(tensor, role, shape, BLOCK if whole or blocks or is_first_of_rest else _ALIGNMENT)

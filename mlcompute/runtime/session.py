@@ -65,6 +65,8 @@ class Session:
         self.elastic = False
         #: The graph in that group, once it is compiled.
         self.in_group: GroupTraining | None = None
+        #: Are gradients sent to other processes while others are computed?
+        self.sends_early = False
         self.options = GraphCompilationOptions.NONE
         self.constants: dict[Tensor, Array] = {}
         self.links: list[Session] = []
@@ -215,6 +217,7 @@ class Session:
         if self.group is not None:
             request.averaged = averaged_over_samples(self.definition, request)
             request.slices = self.group.slices
+            request.sends_early = self.sends_early
         return request
 
     def goes_on_without_others(self) -> bool:

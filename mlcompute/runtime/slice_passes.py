@@ -112,6 +112,9 @@ class SlicePasses:
                             random.move_to(start + part.number)
                         training.has_begun = True
                         run.submit()
+                        for number, name in enumerate(self._rest(run)):
+                            training.send_early(number)
+                            run.go_on((name,))
                     if total is not None:
                         training.results.add_sum(part.number, self.sum_storage(names[-1], total).array())
                     if begins and place == of_forward[-1]:
@@ -155,9 +158,24 @@ class SlicePasses:
             elif program.sums and len(own) > 1:
                 passes = Passes(program, compiled.executable_of_slice(program, part.number))
             one = Call(call.method, _SYNCHRONOUS, scalars={SHARE: part.share * factor, SLICE: part.share})
-            begins_with = program.parts(phases)[0][0] if program.sums else None
+            begins_with = program.parts(phases)[0][0]
+            if self._sends_early(program, style, phases, len(own)):
+                begins_with = begins_with[: begins_with.index("gradient") + 1]
             runs.append(Run(session, specification, inputs, one, passes, are_arrays=True, begins_with=begins_with))
         return runs
+
+    def _sends_early(self, program: Program, style: str, phases: Sequence[str], count: int) -> bool:
+        """Are gradients sent while others are computed? Not where slices are still to be added to them."""
+        training = self._training
+        is_step = style == "slice" and "gradient" in phases and count == 1
+        # Programs of other batch sizes might compute gradients in another order than they are exchanged in.
+        fits = bool(program.chunks) and program.chunks == training.program.chunks
+        return is_step and fits and not training.shared.is_shared
+
+    def _rest(self, run: Run) -> Sequence[str]:
+        """The parts of the gradient pass that are yet to be run."""
+        program = run.specification.program
+        return program.parts(run.specification.phases)[0][0][len(run.begins_with) :] if program.chunks else ()
 
     def _passes_of(self, part: Part, program: Program, begins: bool) -> Passes:
         if begins:

@@ -1,5 +1,7 @@
 """Any number of processes arrives at the same bits, and at the numbers one process without a group has."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -219,6 +221,37 @@ def test_messages_and_shared_memory_give_the_same_bits(monkeypatch, slices):
     monkeypatch.setenv("MLCOMPUTE_SHARED_MEMORY", "0")
     sent = run_group(3, train, slices=slices)
     assert all(same(one, other) for one, other in zip(shared, sent, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["adam", "global norm"])
+def test_gradients_sent_while_others_are_computed_give_the_same_bits(monkeypatch, kind):
+    """Chunks of some bytes instead of megabytes; the last layer's gradients go first. The last batch is shorter."""
+    expected = run_group(3, lambda group: train(group, kind, last=2), slices=3)
+    monkeypatch.setenv("MLCOMPUTE_SHARED_MEMORY", "0")
+    monkeypatch.setattr(sys.modules["mlcompute.compiler.cut_for_exchange"], "CHUNK_BYTES", 256)
+    sent = []
+
+    def work(group):
+        training = network(kind)
+        training.compile(device=mlc.Device.cpu(), group=group)
+        lanes = training._session.in_group.shared
+        start = lanes.start
+
+        def noted(index, *rest):
+            sent.append((group.rank, index))
+            start(index, *rest)
+
+        monkeypatch.setattr(lanes, "start", noted)
+        losses = []
+        for step, rows in enumerate((BATCH, BATCH, BATCH, 2)):
+            run = training.execute({"x": X[step][:rows]}, {"t": T[step][:rows]}, batch_size=rows)
+            losses.append(float(run.result.data[0]))
+        return losses, parameters(training)
+
+    found = run_group(3, work, slices=3)
+    assert all(same(one, other) for one, other in zip(found, expected, strict=True))
+    assert sent.count((0, 0)) >= 3
+    assert {index for _, index in sent} == {0, 1}  # all but the last
 
 
 def test_memory_is_shared_by_all_processes_or_by_none(monkeypatch):
