@@ -3,8 +3,10 @@
     a (m, k), any strides     b (n, k), rows contiguous     ->     y (m, n), rows contiguous
 
 A library's gemm reads a transposed b badly: with a long depth it reached a third of its usual rate. Here a block of
-b, `DEPTH` deep and one panel wide, is transposed into a buffer of the thread's own that fits its first-level cache, and
-all of the thread's rows of a are multiplied with it there. Elements are summed as in `packed_gemm`, on any thread.
+b, `DEPTH` deep and a few panels wide, is transposed into a buffer of the thread's own that fits its second-level cache,
+and the thread's rows of a are multiplied with it there, some at a time: these are then read once for all panels, also
+where their distance in memory is a power of two and the cache has few places for them. Elements are summed as in
+`packed_gemm`, on any thread.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import Step
 
+#: Panels that are packed at a time, and rows of a that are multiplied with them while they are in the cache.
+_PANELS, _ROWS = 4, 48
 #: What packing a panel costs, in rows of a that could be multiplied with it meanwhile.
 _PACKING = 12
 
@@ -68,18 +72,21 @@ def gemm_nt_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Ope
     first_row, last_row = share(rows, part, row_parts)
     first_panel, last_panel = share(all_panels, other, panel_parts)
     count = code.sub(last_row, first_row)
-    block = code.aligned_buffer(DEPTH * panel)
+    block = code.aligned_buffer(DEPTH * panel * _PANELS)
     with code.when(code.let(f"icmp sgt i64 {count}, 0")), code.loop(0, depth, DEPTH) as start:
         steps = code.minimum(code.sub(depth, start), DEPTH)
-        from_row = code.at(from_a, code.add(code.mul(first_row, a_row), code.mul(start, a_depth)), "float")
-        with code.loop(first_panel, last_panel) as number:
+        with code.loop(first_panel, last_panel, _PANELS) as number:
             column = code.mul(number, panel)
-            width = code.minimum(code.sub(columns, column), panel)
+            last = code.mul(code.minimum(code.add(number, _PANELS), last_panel), panel)
+            width = code.sub(code.minimum(last, columns), column)
             source = code.at(from_b, code.add(code.mul(column, b_row), start), "float")
             call_pack(code, pack, (0, width), steps, (source, b_row), block)
-            target = code.at(to_y, code.add(code.mul(first_row, columns), column), "float")
-            a_block, c = (from_row, a_row, a_depth), (target, columns)
-            call_packed_gemm(code, multiply, (count, width, steps), a_block, block, c, accumulate=start)
+            with code.loop(first_row, last_row, _ROWS) as row:
+                height = code.minimum(code.sub(last_row, row), _ROWS)
+                from_row = code.at(from_a, code.add(code.mul(row, a_row), code.mul(start, a_depth)), "float")
+                target = code.at(to_y, code.add(code.mul(row, columns), column), "float")
+                a_block, c = (from_row, a_row, a_depth), (target, columns)
+                call_packed_gemm(code, multiply, (height, width, steps), a_block, block, c, accumulate=start)
     return Entry(
         step,
         code,
