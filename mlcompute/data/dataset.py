@@ -99,6 +99,10 @@ class Dataset:
 
     def augmented(self, augment: Augment | None = None, **changes: Any) -> Dataset:
         """The same samples, changed at random in every epoch: `augmented(flip=True, crop=4)`, as `Augment` has it."""
+        strange = [name for name in changes if name not in Augment.__dataclass_fields__]
+        if strange:
+            known = ", ".join(Augment.__dataclass_fields__)
+            raise TypeError(f"augmented: there is no change called {strange[0]!r}; there are {known}")
         wanted = augment or Augment(**changes)
         if len(self.shape) != 3 or isinstance(self.x, Mapping):
             given = f"samples of shape {self.shape}"

@@ -193,6 +193,8 @@ def read_frame(path: Path, options: dict[str, Any]) -> Frame:
 def find_target(frame: Frame, target: str | None) -> str:
     """The column that is asked for; refused with the one that is probably meant."""
     names = list(frame.columns)
+    if target is not None and not isinstance(target, str):
+        raise TypeError(f"{frame.who}: target must be the name of a column, not {target!r}; they are {listed(names)}")
     if target is None:
         usual = [name for name in names if name.lower() in _USUAL]
         if len(usual) == 1:

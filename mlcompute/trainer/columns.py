@@ -33,7 +33,9 @@ def as_array(data: Any, who: str) -> Array:
             fix="fill them: array.filled(value), or leave their samples out",
         )
     if array.dtype.kind not in "biuf":
-        raise DataError(f"{who}: data of type {array.dtype} cannot be used", expected="numbers")
+        raise DataError(
+            f"{who}: data of type {array.dtype} cannot be used", expected="numbers", fix=_readable(data, array)
+        )
     if array.ndim == 0:
         raise DataError(f"{who}: a single number was given", expected="an array with samples on axis 0")
     return array
@@ -156,6 +158,8 @@ def column(
     given, wanted = (tuple(e for e in extents[1:] if e != 1) for extents in (array.shape, shape))
     if given != wanted:
         fix = rearrangement(array.shape, (len(array), *d.shape[1:]))
+        if array.shape == d.shape[1:]:
+            fix = "this is one sample: give it an axis for samples, array[None]"
         if is_label and array.dtype.kind not in "iu" and _has_one_entry_for(array, d.shape, class_axis):
             fix = "integer class labels must be whole numbers: labels.astype(int)"
         elif is_label and array.dtype.kind in "iu" and array.shape[1:] in (d.shape[1:-1], d.shape[2:]):
@@ -164,6 +168,8 @@ def column(
             fix = f"give one number per sample: an array of shape ({len(array)},)"
             if is_weight:
                 fix += "; weights of single labels are declared with TrainingGraph.add_inputs(loss_label_weights=...)"
+        elif not fix and not is_label and not is_weight:
+            fix = f"or build the graph's input with shape {(batch, *array.shape[1:])}"
         raise DataError(
             f"{who}: samples of shape {array.shape[1:]} for a tensor of shape {d.shape}",
             given=f"{array.dtype} array of shape {array.shape}",
@@ -171,6 +177,15 @@ def column(
             fix=fix,
         )
     return Column(name, tensor, _castable(array, tensor, who), scale, varied=varied)
+
+
+def _readable(data: Any, array: Array) -> str:
+    """How data that is no numbers becomes some."""
+    if array.ndim == 0:
+        return f"a file is read by mlc.data.load({str(data)!r}, ...)" if isinstance(data, str) else ""
+    if array.dtype.kind in "US":
+        return "text labels: mlc.data.arrays(x, labels) gives each class a number, and remembers its name"
+    return "tables with text and numbers: mlc.data.read_csv(path, target=...); else array.astype('float32')"
 
 
 def _varied(tensor: Tensor, given: tuple[int, ...], class_axis: int, follows: bool) -> tuple[int, ...]:
@@ -192,6 +207,10 @@ def _expect_classes(who: str, array: Array, classes: int, ignored: int | None) -
         low, high = (int(counted.min()), int(counted.max())) if counted.size else (0, 0)
     if low < 0 or high >= classes:
         fix = "labels to be left out: LossLayer.softmax_cross_entropy(ReductionType.MEAN, ignore_index=-100), say"
+        if low > 0 and high - low < classes:
+            fix = f"count from 0: labels - {low}"
+        elif low == 0:
+            fix = f"give the last layer {high + 1} outputs, one for every class; {fix}"
         raise DataError(
             f"{who}: integer class labels go from {low} to {high}, the graph has {classes} classes",
             expected=f"0 to {classes - 1}" + ("" if ignored is None else f", or {ignored}, which is ignored"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -145,6 +146,7 @@ class Arrays(Data):
             raise DataError(
                 f"{who}: different numbers of samples",
                 samples=", ".join(f"'{name}' {count}" for name, count in counts.items()),
+                fix="give a label, and a weight, for every sample",
             )
         self.count: int = next(iter(counts.values()), 0)
         if not self.count:
@@ -590,7 +592,10 @@ def _named(who: str, kind: str, tensors: Mapping[str, Tensor], given: Any) -> di
         )
     unknown = [name for name in named if name not in tensors]
     if unknown:
-        raise DataError(f"{who}: there is no {kind} named {unknown[0]!r}", expected=expected)
+        near = difflib.get_close_matches(unknown[0], list(tensors), n=1)
+        only = list(tensors) if len(tensors) == 1 else near
+        fix = f"call it {only[0]!r}" if only else ""
+        raise DataError(f"{who}: there is no {kind} named {unknown[0]!r}", expected=expected, fix=fix)
     missing = [name for name in tensors if name not in named]
     if missing and (kind == "input" or (named and kind == "label")):
         raise DataError(f"{who}: no data for {kind} {missing[0]!r}", expected=expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -209,3 +210,42 @@ def test_other_data_than_in_training() -> None:
     np.save("wide.npy", np.zeros((3, 9, 9)))
     with pytest.raises(mlc.DataError, match=r"samples of shape \(9, 9\), the model was trained with \(1, 8, 8\)"):
         digits.read("wide.npy", labels=False)
+
+
+FEATURES, LABELS = np.random.default_rng(0).normal(size=(40, 8)), np.arange(40) % 3
+
+
+def trainer(*shape: int) -> mlc.Trainer:
+    graph = mlc.Graph()
+    graph.dense(graph.flatten(graph.input((10, *shape), "x")), 3)
+    return mlc.Trainer(graph, loss="softmax_cross_entropy")
+
+
+PYTHON = [
+    (lambda: trainer(8).fit(FEATURES, np.array(["a", "b"] * 20)), "text labels: mlc.data.arrays(x, labels)"),
+    (lambda: trainer(8).fit(FEATURES, LABELS + 1), "count from 0: labels - 1"),
+    (lambda: trainer(8).fit(FEATURES, LABELS * 2), "give the last layer 5 outputs"),
+    (lambda: trainer(8).fit(FEATURES, LABELS.astype(float)), "labels.astype(int)"),
+    (lambda: trainer(8).fit(FEATURES), "give y"),
+    (lambda: trainer(8).fit(FEATURES, LABELS[:3]), "a label, and a weight, for every sample"),
+    (lambda: trainer(8).fit("data.csv"), "a file is read by mlc.data.load('data.csv', ...)"),
+    (lambda: trainer(8).fit(FEATURES.astype(object), LABELS), "array.astype('float32')"),
+    (lambda: trainer(8).fit(FEATURES[:, :5], LABELS), "build the graph's input with shape (10, 5)"),
+    (lambda: trainer(8).predict({"image": FEATURES}), "call it 'x'"),
+    (lambda: trainer(3, 8, 8).predict(np.zeros((3, 8, 8))), "array[None]"),
+    (lambda: trainer(3, 8, 8).predict(np.zeros((5, 8, 8, 3))), "array.transpose(0, 3, 1, 2)"),
+    (lambda: trainer(8).fit(mlc.data.iris()), "build the graph's input with shape (10, 4)"),
+    (lambda: trainer(4).fit(mlc.data.iris(), LABELS), "leave y and sample_weight out"),
+    (lambda: mlc.data.read_csv(IRIS, 4), "the name of a column, not 4"),  # type: ignore[arg-type]
+    (lambda: mlc.data.digits().augmented(zoom=2), "there are flip, crop, rotate, colour, mixup"),
+    (lambda: mlc.data.iris().augmented(flip=True), "only images are augmented"),
+    (lambda: mlc.data.read_csv("."), "expected  a file"),
+    (lambda: mlc.data.images(IRIS), "expected  a folder"),
+]
+
+
+@pytest.mark.parametrize(("call", "says"), PYTHON)
+def test_python(call: Callable[[], object], says: str) -> None:
+    with pytest.raises((mlc.DataError, TypeError)) as error:
+        call()
+    assert says in str(error.value), error.value
