@@ -6,12 +6,14 @@ Everything is enqueued behind what was started on the devices before, and nothin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlcompute.devices.device import Buffer, Engine
+from mlcompute.devices.device import Buffer, Completion, Engine
+from mlcompute.devices.foreign_array import Lying
+from mlcompute.ops.op import Array
 
 #: Numbers to add: a buffer, or two sums that are added. So the order of all additions is said.
 SumTree = Buffer | tuple["SumTree", "SumTree"]
@@ -55,6 +57,14 @@ class DeviceExchange(ABC):
     @abstractmethod
     def move(self, transfers: Sequence[Transfer]) -> None:
         """Copies between devices. All processes ask for the same ones, in the same order."""
+
+    @abstractmethod
+    def keep(self, rank: int, lying: Lying) -> Callable[[], Array]:
+        """Values of a device as they are when it has come so far, whatever it does then."""
+
+    @abstractmethod
+    def mark(self) -> Completion:
+        """What was enqueued so far on the devices of this process."""
 
     @abstractmethod
     def wait(self, seconds: float) -> None:

@@ -50,6 +50,11 @@ class Lying(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.buffer.nbytes
+
 
 def is_on_gpu(data: object) -> bool:
     """Does an object have its numbers in the memory of an NVIDIA GPU?"""

@@ -11,7 +11,7 @@ adds what they leave along the tree (group/slices.py), all of it enqueued and no
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +21,10 @@ from mlcompute.compiler.exchange_gradients import SLICE, norm_names
 from mlcompute.compiler.program import Program
 from mlcompute.devices.device import Buffer, Completion, Engine, Executable
 from mlcompute.devices.device_exchange import DeviceExchange, SumTree, Transfer
+from mlcompute.devices.foreign_array import Lying
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DeviceError
+from mlcompute.execution import has_option
 from mlcompute.group.exchange import Kind
 from mlcompute.group.slices import Node, cut, nodes_of, parent_of, split_at
 from mlcompute.ops.op import Array, Value
@@ -111,9 +113,10 @@ class DeviceStep:
 
     # A step -----------------------------------------------------------------------------------------------------------
 
-    def run(self, call: Call, batch: int, data: Mapping[Tensor, Any]) -> None:
-        """Forward, gradient, exchange and update of one batch."""
+    def run(self, call: Call, batch: int, data: Mapping[Tensor, Any]) -> Completion | None:
+        """Forward, gradient, exchange and update of one batch: started, and to be waited for; None: finished."""
         training = self.training
+        training.session.raise_unseen_error()
         session, state = training.session, training.session.state
         assert state is not None
         training.batch = batch
@@ -136,14 +139,18 @@ class DeviceStep:
             device.update(numbers)
         if training.group.size > 1:
             self._gather([device.values for device in self._devices])
-        self.exchange.wait(training.exchange.timeout)
+            self.exchange.wait(training.exchange.timeout)  # a process may be gone
         self.clock.tick()
         random.move_to(start + training.group.slices)
-        for tensor, values in self._devices[0].losses():
-            training.results.losses[tensor] = values
+        training.results.losses.update(self._devices[0].losses())
         training.results.is_shared = True
         state.advance()
         training.steps += 1
+        completion = self.exchange.mark()
+        if not _is_waited_for(call):
+            return completion
+        completion.wait()
+        return None
 
     def _run_slices(self, call: Call, batch: int, data: Mapping[Tensor, Any], start: int) -> None:
         """All slices, in turn on all devices, which run side by side."""
@@ -436,16 +443,21 @@ class _Device:
                 )
                 self._exchange.copy(self.rank, target, source)
 
-    def losses(self) -> list[tuple[Tensor, Array]]:
-        """Losses of the whole batch."""
+    def losses(self) -> list[tuple[Tensor, Callable[[], Array]]]:
+        """Losses of the whole batch, when the device has come so far."""
         found = []
         for index, lane in enumerate(self._lanes):
             for entry in lane.entries:
                 if entry.role == "loss":
-                    values = np.empty(entry.shape, lane.dtype)
-                    self._part(self.values[index], lane, entry).read(values)
-                    found.append((entry.tensor, values))
+                    lying = Lying(self._part(self.values[index], lane, entry), entry.shape, lane.dtype)
+                    found.append((entry.tensor, self._exchange.keep(self.rank, lying)))
         return found
+
+
+def _is_waited_for(call: Call) -> bool:
+    """Must a step have finished when its call returns, or be told of when it has?"""
+    asked = ExecutionOptions.SYNCHRONOUS | ExecutionOptions.PROFILING
+    return call.completion_handler is not None or bool(call.outputs_data) or has_option(call.options, asked)
 
 
 def _fits(lane: Lane, entry: Entry) -> bool:

@@ -40,7 +40,7 @@ def execute(session: Session, call: Call, batch: int, data: Mapping[Tensor, Any]
             start = session.random.current().count
             try:
                 if training.on_devices is not None and "update" in phases and not session.elastic:
-                    training.on_devices.run(call, batch, data)
+                    training.under_way = training.on_devices.run(call, batch, data)
                     return _result(training)
                 if session.elastic:
                     training.remember()
@@ -131,7 +131,7 @@ def _result(training: GroupTraining) -> Tensor | None:
     if tensor is None:
         return None
     result = RunResult(tensor, weakref.ref(last))
-    result.kept = training.results.value(tensor)
+    result.kept = training.results.later(tensor)
     return result
 
 
@@ -142,7 +142,7 @@ def _carried_out(session: Session, call: Call, work: Callable[[], Tensor | None]
     assert training is not None
 
     def told() -> Tensor | None:
-        training.has_begun = False
+        training.has_begun, training.under_way = False, None
         try:
             result = work()
             _write_outputs(training, call)
@@ -159,6 +159,9 @@ def _carried_out(session: Session, call: Call, work: Callable[[], Tensor | None]
     execution.run()
     execution.is_done = True
     execution.raise_error()
+    if training.under_way is not None:
+        execution.completion = training.under_way
+        session.unsettled.append(execution)
     return execution
 
 

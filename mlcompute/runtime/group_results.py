@@ -7,6 +7,7 @@ collective: every process must read it.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Values of own slices, by slice.
 _Own = dict[int, Array]
+#: Values, or how to get them from a device that is still at work.
+_Later = Array | Callable[[], Array]
 
 
 class GroupResults:
@@ -37,13 +40,13 @@ class GroupResults:
 
     def __init__(self, training: GroupTraining) -> None:
         self._training = training
-        self.losses: dict[Tensor, Array] = {}
+        self.losses: dict[Tensor, _Later] = {}
         #: Was the last run one of the group, and not one by itself, as inference is?
         self.is_shared = False
         self._style, self._batch = "", 0
         self._losses: defaultdict[Tensor, _Own] = defaultdict(dict)
         self._statistics: defaultdict[Tensor, _Own] = defaultdict(dict)
-        self._rows: defaultdict[Tensor, _Own] = defaultdict(dict)
+        self._rows: defaultdict[Tensor, dict[int, _Later]] = defaultdict(dict)
         self._sums: _Own = {}
         self._gathered: dict[tuple[str, Tensor], Array] = {}
         self._gradients: dict[Tensor, Array] | None = None
@@ -71,7 +74,7 @@ class GroupResults:
         if self._style == "slice":
             for tensor in self._training.request.kept:
                 if self._has_rows(tensor) and program.values.get(tensor) in program.kept:
-                    self._rows[tensor][number] = executable.read(program.values[tensor])
+                    self._rows[tensor][number] = executable.keep(program.values[tensor])
 
     def _has_rows(self, tensor: Tensor) -> bool:
         """Is it an output, and no loss?"""
@@ -108,7 +111,8 @@ class GroupResults:
         """A loss, or a result with rows for all samples."""
         training = self._training
         if tensor in self.losses:
-            return self.losses[tensor]
+            found = self.losses[tensor] = _now(self.losses[tensor])
+            return found
         if tensor is training.request.total:
             return self._total()
         value = training.program.values.get(tensor)
@@ -122,10 +126,15 @@ class GroupResults:
                 own = {n: one.executable.read(one.program.values[tensor]) for n, one in training.slices.passes.items()}
                 self._gathered[key] = self._join(Kind.RESULTS, tensor, own)
             elif tensor in training.request.kept:
-                self._gathered[key] = self._join(Kind.RESULTS, tensor, self._rows[tensor])
+                rows = {number: _now(one) for number, one in self._rows[tensor].items()}
+                self._gathered[key] = self._join(Kind.RESULTS, tensor, rows)
             else:
                 return None
         return self._gathered[key]
+
+    def later(self, tensor: Tensor) -> _Later | None:
+        """The same, or how to get it when the devices have come so far."""
+        return self.losses[tensor] if tensor in self.losses else self.value(tensor)
 
     def _total(self) -> Array | None:
         """The sum of all losses of the whole batch."""
@@ -212,6 +221,10 @@ class GroupResults:
         if adds:
             return self._sum(kind, own, descriptor.shape, descriptor.data_type.numpy)
         return np.array(values.reshape(-1, *descriptor.shape)[0])
+
+
+def _now(values: _Later) -> Array:
+    return values() if callable(values) else values
 
 
 class GroupRun(LastRun):

@@ -17,6 +17,7 @@ import numpy as np
 
 from mlcompute.compiler.exchange_gradients import norm_names
 from mlcompute.compiler.update import is_elementwise
+from mlcompute.devices.device import Completion
 from mlcompute.group.exchange import Kind
 from mlcompute.group.group import Group
 from mlcompute.group.slices import Node, parent_of
@@ -62,6 +63,8 @@ class GroupTraining:
         self._replica: dict[Tensor, list[Array]] = {}
         #: Has a slice of the current call been run? Then a failure concerns everybody.
         self.has_begun = False
+        #: What the last call has started on devices and not waited for.
+        self.under_way: Completion | None = None
         self.statistics = [t for t in dict.fromkeys(self.program.writes) if t.descriptor.data_type.is_floating]
         self.losses = [t for t in dict.fromkeys(self.request.minimised) if t in self.program.values]
         #: What own slices have left that waits for the update.

@@ -10,7 +10,7 @@ from mlcompute.devices.cuda.cuda_bindings import CudaDriver
 from mlcompute.devices.cuda.device import Cuda
 from mlcompute.devices.cuda.gpu_exchange import GpuExchange
 from mlcompute.devices.cuda.memory import CudaBuffer
-from tests.devices.test_several_gpus import assert_same, numbers, step, trained, trainer
+from tests.devices.test_several_gpus import ahead, assert_same, numbers, step, trained, trainer
 
 ENGINES = gpu_engines()
 pytestmark = pytest.mark.skipif(not ENGINES, reason=f"there is no GPU: {why_no_gpu()}" if not ENGINES else "")
@@ -39,6 +39,16 @@ def test_many_steps() -> None:
             step(training, number % 4)
         found.append(numbers(training))
     assert_same(*found)
+
+
+def test_steps_that_nobody_waits_for() -> None:
+    found = []
+    for count in (1, 2, 2):
+        training = trainer(engines(count)).training
+        losses = [loss for _ in range(5) for loss in ahead(training)]
+        found.append([*numbers(training), np.array(losses)])
+    assert_same(found[1], found[0])
+    assert_same(found[2], found[0])
 
 
 def test_nccl_with_one_rank() -> None:

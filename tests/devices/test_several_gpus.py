@@ -110,6 +110,29 @@ def test_optimizers_that_need_whole_gradients(kind: str, monkeypatch: pytest.Mon
     assert_same(two, trained(emulated(1), kind))
 
 
+def ahead(training: mlc.TrainingGraph) -> list[float]:
+    """Losses of steps that are all started before the first is waited for."""
+    (label,) = training._definition.declared.labels
+    runs = [training.execute({"x": x}, {label: t}) for x, t in zip(X, T, strict=True) for _ in range(2)]
+    return [float(run.result.data.sum()) for run in runs]
+
+
+def test_steps_are_started_and_not_waited_for() -> None:
+    training = trainer(emulated(2)).training
+    found = ahead(training)
+    training.wait()
+    waiting = trainer(emulated(2)).training
+    (label,) = waiting._definition.declared.labels
+    told: list[float] = []
+    for x, t in zip(X, T, strict=True):
+        for _ in range(2):
+            run = waiting.execute({"x": x}, {label: t}, completion_handler=lambda result, error, _: told.append(error))
+            assert run.completion is None  # it has finished: the handler was told
+    assert told == [None] * 8
+    assert_same(numbers(training), numbers(waiting))
+    assert len(set(found)) == 8  # each has its own
+
+
 def test_gpus_of_one_process_by_nccl(by_host: list[Array]) -> None:
     library = FakeNccl()
     group = mlc.Group(Alone(20))

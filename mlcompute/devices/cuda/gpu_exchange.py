@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlcompute.devices.cuda.input_blocks import KeptValue, SmallPart
 from mlcompute.devices.cuda.memory import CudaBuffer
 from mlcompute.devices.cuda.nccl import Communicator
-from mlcompute.devices.device import Buffer
+from mlcompute.devices.device import Buffer, Completion
 from mlcompute.devices.device_exchange import DeviceExchange, SumTree, Transfer
+from mlcompute.devices.foreign_array import Lying
 from mlcompute.errors import DeviceError
+from mlcompute.ops.op import Array
 
 if TYPE_CHECKING:
     from mlcompute.devices.cuda.device import Cuda
@@ -152,10 +155,21 @@ class GpuExchange(DeviceExchange):
         engine.driver.record(event, engine.stream)
         return event
 
+    def keep(self, rank: int, lying: Lying) -> Callable[[], Array]:
+        engine = self._engine(rank)
+        if 0 < lying.nbytes <= SmallPart.NBYTES:
+            return KeptValue(engine, lying, _address(lying.buffer))
+        values = np.empty(lying.shape, lying.dtype)
+        lying.buffer.read(values)
+        return lambda: values
+
+    def mark(self) -> Completion:
+        ranks = range(self.rank, self.rank + len(self.engines))
+        return _Marks([(self._engine(rank), self._mark(rank)) for rank in ranks])
+
     def wait(self, seconds: float) -> None:
         if self.size == len(self.engines):
-            for engine in self.engines:
-                engine.synchronize()
+            self.mark().wait()
             return
         event, engine = self._mark(self.rank), self.engines[0]
         end = time.monotonic() + seconds
@@ -169,6 +183,24 @@ class GpuExchange(DeviceExchange):
                 )
             time.sleep(0)
         engine.events.append(event)
+
+
+class _Marks(Completion):
+    """Marks in the streams of several GPUs."""
+
+    def __init__(self, marks: Sequence[tuple[Cuda, int]]) -> None:
+        self._marks = marks
+
+    def is_done(self) -> bool:
+        return all(engine.driver.is_reached(event) for engine, event in self._marks)
+
+    def wait(self) -> None:
+        for engine, event in self._marks:
+            engine.driver.wait(event)
+
+    def __del__(self) -> None:
+        for engine, event in self._marks:
+            engine.events.append(event)
 
 
 class _Sum:
