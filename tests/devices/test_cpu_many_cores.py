@@ -141,6 +141,29 @@ def test_gradient_of_filters_in_parts(machine: int, monkeypatch: pytest.MonkeyPa
     assert np.abs(found - exact).max() < 6e-6 * np.abs(exact).max()
 
 
+@pytest.mark.parametrize("name", ["convolution", "convolution_input_gradient"])
+@pytest.mark.parametrize("samples", [1, 4])
+def test_filters_in_parts_of_their_channels(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Winograd's products with a part of the channels after the other."""
+    monkeypatch.setattr(winograd, "_channel_parts", lambda sizes: 2)
+    monkeypatch.setattr(winograd, "planned_threads", lambda: 16)
+    inputs, outputs = 8 * vector_lanes(), 12 * vector_lanes()
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((outputs, inputs, 3, 3)).astype("f")
+    attributes: dict[str, Any] = {
+        "strides": (1, 1), "dilations": (1, 1), "padding": (1, 1, 1, 1), "groups": 1, "channels_last": True,
+    }  # fmt: skip
+    if name == "convolution_input_gradient":
+        attributes["shape"] = (samples, inputs, 33, 34)
+    image = rng.standard_normal((samples, 33, 34, inputs if name == "convolution" else outputs)).astype("f")
+    bench = Bench(convolution.KERNELS, name, [image, w], attributes, workspaces=convolution.WORKSPACES)
+    assert bench.entries is not None
+    assert bench.entries[-1].kernel.startswith("winograd")
+    exact = TABLE[name].meaning(image.astype(np.float64), w.astype(np.float64), **attributes)
+    (found,) = bench.check(lambda found, expected: None)
+    assert np.abs(found - exact).max() < 6e-6 * np.abs(exact).max()
+
+
 @pytest.mark.parametrize("shape", [(256, 4096, 4096), (512, 256, 256), (4, 512, 512), (37, 1000, 3000)])
 def test_blocks_of_a_matmul(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen threads have about as much to do, and none reads all of a large factor."""

@@ -40,6 +40,9 @@ _ALL_BLOCKS = 3 << 20
 _LEAST_TILES = 64
 #: Bytes for the sums of all slices of the gradient of filters; a single one may take more.
 _SUMS = 1 << 20
+#: Bytes of the points of filters that stay in a thread's cache, and what reading others costs, in tiles of a block that
+#: could be multiplied meanwhile.
+_CACHED_FILTERS, _READING = 2_400_000, 3.0
 #: Bytes of the sums that a part of the filters takes, about: they are read and written once per block of tiles.
 _PART = 1_300_000
 #: Filters (inputs times outputs) whose points take more memory than they save time.
@@ -156,7 +159,8 @@ def winograd_workspace(step: Step, sizes: Sizes) -> int:
     if step.op.name == "convolution_weight_gradient":
         cut = _cut(sizes)
         return 4 * (thread_floats(_parts(cut.part)) * planned_threads() + _filter_floats(sizes) * cut.slices)
-    return 4 * (thread_floats(_parts(sizes)) * planned_threads() + _filter_floats(sizes))
+    part = replace(sizes, channels=sizes.channels // _channel_parts(sizes))
+    return 4 * (thread_floats(_parts(part)) * planned_threads() + _filter_floats(sizes))
 
 
 class _Cut(NamedTuple):
@@ -338,32 +342,39 @@ def _images_entry(
     """All blocks of a thread's samples: transform x, a matmul per point, transform back to y."""
     code = Code("winograd")
     args = KernelArguments(code)
-    buffer = operands.workspace(step, 4 * _filter_floats(sizes), 4 * thread_floats(_parts(sizes)) * planned_threads())
-    memory = ThreadWorkspace(args, buffer, _parts(sizes))
-    tiles = _Tiles(args, sizes, memory)
+    parts = _channel_parts(sizes)
+    part = replace(sizes, channels=sizes.channels // parts)
+    buffer = operands.workspace(step, 4 * _filter_floats(sizes), 4 * thread_floats(_parts(part)) * planned_threads())
+    memory = ThreadWorkspace(args, buffer, _parts(part))
+    tiles = _Tiles(args, part, memory)
     x, y = tiles.image(image), tiles.image(result)
-    packed, multiply = args.pointer(filters), args.pointer(packed_gemm(sizes.channels))
-    top, left = args.numbers([sizes.top, sizes.left])
-    # By samples, as other kernels share them, or where those are few by rows of tiles.
-    by_sample = enough_rows(sizes.samples, operands.threads) and memory.count >= operands.threads
-    units = args.number(sizes.samples if by_sample else sizes.samples * sizes.tile_rows)
+    packed, multiply = args.pointer(filters), args.pointer(packed_gemm(part.channels))
+    top, left, tile_rows = args.numbers([sizes.top, sizes.left, sizes.samples * sizes.tile_rows])
+    # By samples, as other kernels share them, or where those are few by rows of tiles, for one part after the other.
+    by_sample = parts == 1 and enough_rows(sizes.samples, operands.threads) and memory.count >= operands.threads
+    units = args.number(sizes.samples if by_sample else parts * sizes.samples * sizes.tile_rows)
     per_unit = args.number(sizes.tile_rows if by_sample else 1)
     begin, end = (code.mul(bound, per_unit) for bound in code.share(units, 1, memory.max_threads))
 
     def write() -> None:
-        matrix = code.mul(tiles.depth, tiles.channels)
-        with code.loop(begin, end, tiles.block) as start:
-            rows = code.minimum(code.sub(end, start), tiles.block)
-            count = code.mul(rows, tiles.row_tiles)
-            tiles.transform_x(x, start, rows, top, left)
-            with code.loop(0, sizes.points) as point:
-                a = (code.at(memory["x"], code.mul(point, tiles.x_points), "float"), tiles.depth, 1)
-                c = (code.at(memory["y"], code.mul(point, tiles.y_points), "float"), tiles.channels)
-                b = code.at(packed, code.mul(point, matrix), "float")
-                call_packed_gemm(code, multiply, (count, tiles.channels, tiles.depth), a, b, c)
-            _inverse_transform(tiles, y, start, rows)
+        matrix = code.mul(tiles.depth, y.extents[2])
+        last_part = code.div(code.sub(code.add(end, tile_rows), 1), tile_rows)
+        with code.loop(code.div(begin, tile_rows), last_part) as number:
+            passed, channel = code.mul(number, tile_rows), code.mul(number, tiles.channels)
+            first = code.sub(begin, code.minimum(begin, passed))
+            last = code.minimum(code.sub(end, passed), tile_rows)
+            with code.loop(first, last, tiles.block) as start:
+                rows = code.minimum(code.sub(last, start), tiles.block)
+                count = code.mul(rows, tiles.row_tiles)
+                tiles.transform_x(x, start, rows, top, left)
+                with code.loop(0, sizes.points) as point:
+                    a = (code.at(memory["x"], code.mul(point, tiles.x_points), "float"), tiles.depth, 1)
+                    c = (code.at(memory["y"], code.mul(point, tiles.y_points), "float"), tiles.channels)
+                    b = code.at(packed, code.add(code.mul(point, matrix), code.mul(channel, tiles.depth)), "float")
+                    call_packed_gemm(code, multiply, (count, tiles.channels, tiles.depth), a, b, c)
+                _inverse_transform(tiles, y, start, rows, channel)
 
-    code.later(sizes.code_key, write)
+    code.later(part.code_key, write)
     return Entry(
         step,
         code,
@@ -378,8 +389,25 @@ def _images_entry(
     )
 
 
-def _inverse_transform(tiles: _Tiles, y: DenseArray, start: str, rows: str) -> None:
-    """Transform the products of all points back to pixels; the last tiles may reach beyond the image."""
+def _channel_parts(sizes: Sizes) -> int:
+    """Parts of the channels, each with filters that stay in the cache while they are multiplied with all tiles.
+
+    A part transforms x again. Filters that do not stay in the cache are read once for every block of tiles.
+    """
+    panel = panel_width(sizes.channels) * vector_lanes()
+    if sizes.channels % panel:
+        return 1
+
+    def cost(parts: int) -> float:
+        part = replace(sizes, channels=sizes.channels // parts)
+        is_read_again = 4 * _filter_floats(part) > _CACHED_FILTERS and sizes.tiles > part.block_tiles
+        return parts * part.cost * (1.0 + (_READING / part.block_tiles if is_read_again else 0.0))
+
+    return min(_divisors(sizes.channels // panel), key=cost)
+
+
+def _inverse_transform(tiles: _Tiles, y: DenseArray, start: str, rows: str, first: str) -> None:
+    """Transform the products of all points back to pixels, from a channel on; tiles may reach beyond the image."""
     code, f, memory = tiles.code, tiles.form, tiles.memory
     height, width, _ = y.extents
     with code.loop(0, rows) as row:
@@ -396,7 +424,7 @@ def _inverse_transform(tiles: _Tiles, y: DenseArray, start: str, rows: str) -> N
                 i, j = code.add(top, index // f.outputs), code.add(left, index % f.outputs)
                 inside = [code.let(f"icmp slt i64 {i}, {height}"), code.let(f"icmp slt i64 {j}, {width}")]
                 with code.when(code.let(f"and i1 {inside[0]}, {inside[1]}")):
-                    y.line(sample, i, j).store(channel, value)
+                    y.line(sample, i, j).store(code.add(first, channel), value)
 
 
 # The gradient of the filters ----------------------------------------------------------------------------------------
