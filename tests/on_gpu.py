@@ -53,6 +53,7 @@ LIBRARY = (
     "test_random_layers.py",
     "test_spatial_builders.py",
     "test_sizes_that_vary.py",
+    "test_bad_inputs.py",
     "trainer/test_fit.py",
     "saving/test_files.py",
     "saving/test_resume.py",
