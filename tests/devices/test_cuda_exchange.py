@@ -11,6 +11,7 @@ import mlcompute as mlc
 from mlcompute.device import gpu_engines
 from mlcompute.devices.device import Engine
 from mlcompute.devices.foreign_array import foreign_array, is_on_gpu
+from mlcompute.devices.reference import Reference
 from mlcompute.ops.op import Array
 from tests.devices.cuda_emulator import EmulatedCuda
 from tests.devices.cuda_emulator.compiling import COMPILER
@@ -61,7 +62,7 @@ def test_what_they_say(kind: Any, dtype: str) -> None:
     assert not any(map(is_on_gpu, (array, 1.0, [1.0], b"", None, mlc.Tensor(shape=(2,)))))
 
 
-def layer(engine: Engine | None, rows: int) -> tuple[mlc.InferenceGraph, mlc.Tensor]:
+def layer(engine: Engine, rows: int) -> tuple[mlc.InferenceGraph, mlc.Tensor]:
     x, b = mlc.Tensor(shape=(rows, 64)), mlc.Tensor(shape=(rows, 64))
     graph = mlc.InferenceGraph()
     y = graph.node(mlc.ArithmeticLayer(mlc.ArithmeticOperation.SUBTRACT), sources=[x, b])
@@ -236,7 +237,7 @@ def test_other_layouts_and_types_go_through_the_host(engine: EmulatedCuda) -> No
 def test_they_are_data_anywhere(engine: EmulatedCuda) -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.testing.assert_array_equal(mlc.Tensor(shape=(2, 3), data=Packed(x)).data, x)
-    graph, y = layer(None, 2)  # the CPU
+    graph, y = layer(Reference(), 2)
     data = np.ones((2, 64), np.float32)
     graph.execute({"x": Packed(data), "b": data}, options=SYNC)
     assert not y.data.any()

@@ -135,6 +135,7 @@ def test_memory_the_caller_bound_stays_bound(tmp_path: Path) -> None:
     mlc.save(tmp_path / "r", r.training)
     start = [view.copy() for view in views]
     r.step(normal(4, 3), normal(4, 2)).wait()
+    r.training.synchronize_updates()  # a device with memory of its own brings it up to date now
     assert not np.array_equal(views[0], start[0])
     mlc.restore(r.training, tmp_path / "r")
     assert_same(views, start)
