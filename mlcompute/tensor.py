@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,21 +15,24 @@ from mlcompute.devices.foreign_array import Lying, is_on_gpu
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.initializers import Initializer
-from mlcompute.platform import stream
+from mlcompute.runtime import quantization
 from mlcompute.runtime.array_protocols import Exchanged
+from mlcompute.runtime.random_values import Redrawn, Rescaled, random_values
 from mlcompute.runtime.storage import Storage
 from mlcompute.tensor_data import (
     Array,
     ArrayLike,
     TensorData,
+    element_of,
     expect_apart,
     owned,
     read_array,
     read_only,
+    shape_of_data,
     shared_array,
     write_target,
 )
-from mlcompute.tensor_descriptor import TensorDescriptor
+from mlcompute.tensor_descriptor import TensorDescriptor, describe
 
 if TYPE_CHECKING:
     from mlcompute.device import Device
@@ -121,9 +122,9 @@ class Tensor(Exchanged):
         sizes = (shape, width, height, feature_channel_count, batch_size, sequence_length, sequence_lengths)
         array = data if data is not None else shared_data
         if descriptor is None and array is not None and all(size is None for size in sizes):
-            shape = _shape_of(array)
+            shape = shape_of_data(array)
         if descriptor is None:
-            descriptor = _describe(
+            descriptor = describe(
                 shape, data_type, width, height, feature_channel_count, batch_size,
                 sequence_length, sequence_lengths, sorted_sequences,
             )  # fmt: skip
@@ -145,7 +146,7 @@ class Tensor(Exchanged):
         #: The values of a tensor that keeps some between runs, wherever they lie.
         self.storage: Storage | None = None
         #: How random values that fans guessed from the shape gave are made with the true ones; see `set_fans`.
-        self.unscaled: _Rescaled | _Redrawn | None = None
+        self.unscaled: Rescaled | Redrawn | None = None
         self._device: Device | None = None
         #: Data attached by a graph's bind_and_write_data, for tensors that are fed rather than kept.
         self.bound_data: Array | None = None
@@ -172,34 +173,11 @@ class Tensor(Exchanged):
             shared = shared_array(shared_data, descriptor, f"Tensor '{self.label}': shared_data")
             self.storage = Storage(shared, is_callers=True)
         elif fill_with_data is not None:
-            element = _element(fill_with_data, descriptor.data_type, self.label)
+            element = element_of(fill_with_data, descriptor.data_type, self.label)
             self.storage = Storage(np.full(descriptor.shape, element))
         elif random_initializer_type is not None:
-            self._initialize(random_initializer_type)
-
-    def _initialize(self, kind: RandomInitializerType | Initializer) -> None:
-        d = self._descriptor
-        if not d.data_type.is_floating:
-            raise DataError(f"Tensor '{self.label}': random values need a floating type, not {d.data_type.name}")
-        fan_in, fan_out = _guess_fans(d.shape)
-        if callable(kind) and not isinstance(kind, int):
-            # A key of its own: drawn again with the true fans, the numbers do not depend on what was drawn meanwhile.
-            self.unscaled = _Redrawn(kind, d, stream.key())
-            self.storage = Storage(self.unscaled.values(None, fan_in, fan_out))
-            return
-        if kind == RandomInitializerType.UNIFORM:
-            # Rounding to the nearest number of few digits could give 1; cutting digits off cannot.
-            steps = 2.0 ** (np.finfo(d.data_type.numpy.str).nmant + 1)
-            values, scale = np.floor(stream.uniform(d.element_count) * steps) / steps, 1.0
-        elif kind == RandomInitializerType.GLOROT_UNIFORM:
-            values, scale = 2.0 * stream.uniform(d.element_count) - 1.0, math.sqrt(6.0 / (fan_in + fan_out))
-        elif kind == RandomInitializerType.XAVIER:
-            values, scale = stream.normal(d.element_count), math.sqrt(2.0 / (fan_in + fan_out))
-        else:
-            raise DataError(f"Tensor '{self.label}': {kind!r} is not a random initializer")
-        self.storage = Storage((values * scale).reshape(d.shape).astype(d.data_type.numpy))
-        if kind != RandomInitializerType.UNIFORM:
-            self.unscaled = _Rescaled(fan_in + fan_out)
+            array, self.unscaled = random_values(f"Tensor '{self.label}'", descriptor, random_initializer_type)
+            self.storage = Storage(array)
 
     def set_fans(self, fan_in: float, fan_out: float) -> None:
         """Bring random values to a layer's true fans, once: (1, in*out, h, w) does not tell them."""
@@ -496,76 +474,8 @@ class Tensor(Exchanged):
             raise
         return True
 
-    def quantized(
-        self, to: DataType, *, scale: Tensor | float, bias: Tensor | float, axis: int | None = None
-    ) -> Tensor:
-        """round(x / scale) + bias, clamped to the range of INT8, UINT8 or INT32; per channel with `axis`."""
-        who = f"Tensor '{self.label}'.quantized"
-        if to not in (DataType.INT8, DataType.UINT8, DataType.INT32):
-            raise DataError(f"{who}: {to!r} is not a quantized type", expected="INT8, UINT8 or INT32")
-        to = DataType(to)
-        x = self._numbers(who, DataType.FLOAT32)
-        if np.isnan(x).any():
-            raise DataError(f"{who}: NaN has no quantized value")
-        s, b = self._quantization(scale, bias, axis, who)
-        if np.any(b != np.rint(b)):
-            raise DataError(f"{who}: bias is the integer that stands for 0, not {b.reshape(-1).tolist()}")
-        info = np.iinfo(to.numpy.str)
-        q = np.clip(np.rint(x.astype(np.float64) / s) + b, info.min, info.max)
-        return Tensor(TensorDescriptor(self._descriptor.shape, data_type=to), data=q.astype(to.numpy))
-
-    def dequantized(
-        self,
-        to: DataType,
-        *,
-        scale: Tensor | float,
-        bias: Tensor | float | None = None,
-        axis: int | None = None,
-        zero_point: Tensor | float | None = None,
-    ) -> Tensor:
-        """(q - bias) * scale as FLOAT32; `zero_point` is another name of `bias`."""
-        who = f"Tensor '{self.label}'.dequantized"
-        if to != DataType.FLOAT32:
-            raise DataError(f"{who}: the result is FLOAT32, not {to!r}")
-        if (bias is None) == (zero_point is None):
-            raise DataError(f"{who}: give exactly one of bias and zero_point")
-        q = self._numbers(who, DataType.INT8, DataType.UINT8, DataType.INT32)
-        s, b = self._quantization(scale, zero_point if bias is None else bias, axis, who)
-        return Tensor(shape=self._descriptor.shape, data=((q - b) * s).astype(np.float32))
-
-    def _numbers(self, who: str, *types: DataType) -> Array:
-        data = self.current_values()
-        if data is None:
-            raise DataError(f"{who}: the tensor has no data")
-        if self._descriptor.data_type not in types:
-            expected = " or ".join(kind.name for kind in types)
-            raise DataError(f"{who}: the tensor is {self._descriptor.data_type.name}", expected=expected)
-        return data
-
-    def _quantization(
-        self, scale: Tensor | float, bias: Tensor | float | None, axis: int | None, who: str
-    ) -> tuple[Array, Array]:
-        numbers = []
-        for name, given in (("scale", scale), ("bias", bias)):
-            values = given.data if isinstance(given, Tensor) else given
-            if values is None:
-                raise DataError(f"{who}: {name} has no data")
-            array: Array = np.asarray(values, np.float64).reshape(-1)
-            if axis is None and array.size != 1:
-                raise ShapeError(f"{who}: {name} has {array.size} values", fix="name the axis they belong to")
-            if axis is not None:
-                shape = self._descriptor.shape
-                if not 0 <= axis < len(shape):
-                    raise ShapeError(f"{who}: axis is {axis}, the tensor has {len(shape)} axes")
-                if array.size not in (1, shape[axis]):
-                    raise ShapeError(f"{who}: {name} has {array.size} values, axis {axis} has {shape[axis]}")
-                array = array.reshape([-1 if k == axis else 1 for k in range(len(shape))])
-            numbers.append(array)
-        if not np.all((numbers[0] > 0) & np.isfinite(numbers[0])):
-            raise DataError(f"{who}: every scale must be a positive number")
-        if not np.all(np.isfinite(numbers[1])):
-            raise DataError(f"{who}: every bias must be a number")
-        return numbers[0], numbers[1]
+    quantized = quantization.quantized
+    dequantized = quantization.dequantized
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """A tensor of its own with the same values; what a graph computed stays with the graph."""
@@ -641,126 +551,3 @@ class TensorParameter:
             self._is_updatable = bool(value)
             for resident in list(self._tensor.residents or ()):
                 resident.outdated()
-
-
-def _shape_of(data: ArrayLike) -> tuple[int, ...]:
-    """The shape of data."""
-    try:
-        array = np.asarray(data)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError("Tensor: data has no shape to be taken over", reason=error, fix="give shape=...") from None
-    if isinstance(data, (TensorData, bytes)) or array.dtype == object or not array.ndim:
-        raise DataError(
-            f"Tensor: {type(data).__name__} has no shape to be taken over", fix="give shape=..., (1,) for one number"
-        )
-    return array.shape
-
-
-def _describe(
-    shape: Iterable[int] | None,
-    data_type: DataType,
-    width: int | None,
-    height: int | None,
-    channels: int | None,
-    batch: int | None,
-    length: int | None,
-    lengths: Sequence[int] | None,
-    is_sorted: bool,
-) -> TensorDescriptor:
-    """The descriptor for whichever family of sizes was given; exactly one must be."""
-    families = {
-        "shape": shape is not None,
-        "image sizes": not (width is height is None) or (shape is not None and not (channels is batch is None)),
-        "sequence_length": length is not None,
-        "sequence_lengths": lengths is not None,
-    }
-    chosen = [name for name, given in families.items() if given]
-    if len(chosen) != 1:
-        raise ShapeError(
-            f"Tensor: the shape comes from {' and '.join(chosen) or 'nowhere'}",
-            expected="exactly one of descriptor, shape, image sizes, sequence_length, sequence_lengths",
-        )
-    if is_sorted and lengths is None and length is None:
-        raise ShapeError("Tensor: sorted_sequences without sequence_lengths", fix="give both or neither")
-    if shape is not None:
-        return TensorDescriptor(shape, data_type=data_type)
-    if chosen == ["image sizes"]:
-        return TensorDescriptor(
-            width=width, height=height, feature_channel_count=channels, batch_size=batch, data_type=data_type
-        )
-    if batch is None or channels is None:
-        raise ShapeError("Tensor: sequences need batch_size and feature_channel_count too")
-    steps = list(lengths) if lengths is not None else [length or 0] * batch
-    if not steps:
-        raise ShapeError("Tensor: sequence_lengths is empty")
-    return TensorDescriptor(
-        (batch, max(steps), channels),
-        data_type=data_type,
-        sequence_lengths=steps,
-        sorted_sequences=is_sorted or length is not None,
-    )
-
-
-def _element(number: float, data_type: DataType, label: str) -> Any:
-    """`number` as an element of that type; DataError when the type cannot hold it."""
-    if isinstance(number, (str, bytes)) or np.ndim(number) != 0:
-        raise TypeError(f"Tensor '{label}': fill_with_data must be a number, not {number!r}")
-    given = np.asarray(number)
-    if given.dtype.kind not in "biuf":
-        raise TypeError(f"Tensor '{label}': fill_with_data must be a number, not {number!r}")
-    with np.errstate(all="ignore"):
-        element = given.astype(data_type.numpy)[()]
-    fits = np.isfinite(element) or not np.isfinite(given) if data_type.is_floating else element == given
-    if not fits:
-        raise DataError(
-            f"Tensor '{label}': fill_with_data is {number}, which no {data_type.name} element can hold",
-            fix="choose another data_type or another number",
-        )
-    return element
-
-
-@dataclass(frozen=True)
-class _Rescaled:
-    """Values that are proportional to 1 / sqrt(fan_in + fan_out), made with a guess of that sum."""
-
-    guessed: float
-
-    def values(self, now: Array | None, fan_in: float, fan_out: float) -> Array:
-        assert now is not None
-        scaled: Array = now * now.dtype.type(math.sqrt(self.guessed / (fan_in + fan_out)))
-        return scaled
-
-
-@dataclass(frozen=True)
-class _Redrawn:
-    """Values of an initializer, which may depend on the fans in any way: it is asked again."""
-
-    initializer: Initializer
-    descriptor: TensorDescriptor
-    key: int
-
-    def values(self, now: Array | None, fan_in: float, fan_out: float) -> Array:
-        shape, dtype = self.descriptor.shape, self.descriptor.data_type.numpy
-        made = self.initializer(shape, (fan_in, fan_out), np.random.default_rng(self.key))
-        found = np.asarray(made)
-        if found.shape != shape or found.dtype.kind not in "fiu":
-            raise DataError(
-                f"Tensor: the initializer {_name_of(self.initializer)} gives {found.dtype} of shape {found.shape}",
-                expected=f"numbers of shape {shape}",
-            )
-        return np.array(found, dtype)
-
-
-def _name_of(function: object) -> str:
-    return getattr(function, "__name__", None) or repr(function)
-
-
-def _guess_fans(shape: tuple[int, ...]) -> tuple[float, float]:
-    """(fan_in, fan_out) of (out, in), (out, in, h, w), or (1, in*out, h, w), whose split only the layer knows."""
-    if len(shape) == 1:
-        return shape[0], shape[0]
-    area = math.prod(shape[2:])
-    if shape[0] == 1 and len(shape) == 4:
-        side = math.sqrt(shape[1]) * area
-        return side, side
-    return shape[1] * area, shape[0] * area

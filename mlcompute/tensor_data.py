@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlcompute.devices.foreign_array import is_on_gpu
+from mlcompute.enums import DataType
 from mlcompute.errors import DataError
 
 if TYPE_CHECKING:
@@ -317,3 +318,34 @@ def rearrangement(given: Sequence[int], wanted: Sequence[int]) -> str:
     if not (cuts[0] <= cuts[1] or cuts[1] <= cuts[0]):
         return ""
     return f"reshape it: array.reshape({', '.join(map(str, wanted))})"
+
+
+def shape_of_data(data: ArrayLike) -> tuple[int, ...]:
+    """The shape of data."""
+    try:
+        array = np.asarray(data)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError("Tensor: data has no shape to be taken over", reason=error, fix="give shape=...") from None
+    if isinstance(data, (TensorData, bytes)) or array.dtype == object or not array.ndim:
+        raise DataError(
+            f"Tensor: {type(data).__name__} has no shape to be taken over", fix="give shape=..., (1,) for one number"
+        )
+    return array.shape
+
+
+def element_of(number: float, data_type: DataType, label: str) -> Any:
+    """`number` as an element of that type; DataError when the type cannot hold it."""
+    if isinstance(number, (str, bytes)) or np.ndim(number) != 0:
+        raise TypeError(f"Tensor '{label}': fill_with_data must be a number, not {number!r}")
+    given = np.asarray(number)
+    if given.dtype.kind not in "biuf":
+        raise TypeError(f"Tensor '{label}': fill_with_data must be a number, not {number!r}")
+    with np.errstate(all="ignore"):
+        element = given.astype(data_type.numpy)[()]
+    fits = np.isfinite(element) or not np.isfinite(given) if data_type.is_floating else element == given
+    if not fits:
+        raise DataError(
+            f"Tensor '{label}': fill_with_data is {number}, which no {data_type.name} element can hold",
+            fix="choose another data_type or another number",
+        )
+    return element

@@ -190,3 +190,48 @@ def _whole_numbers(name: str, numbers: Iterable[Any]) -> tuple[int, ...]:
     if not all(isinstance(number, (int, np.integer)) and not isinstance(number, bool) for number in listed):
         raise ShapeError(f"TensorDescriptor: {name} must be whole numbers, not {listed}")
     return tuple(int(number) for number in listed)
+
+
+def describe(
+    shape: Iterable[int] | None,
+    data_type: DataType,
+    width: int | None,
+    height: int | None,
+    channels: int | None,
+    batch: int | None,
+    length: int | None,
+    lengths: Sequence[int] | None,
+    is_sorted: bool,
+) -> TensorDescriptor:
+    """The descriptor for whichever family of sizes was given; exactly one must be."""
+    families = {
+        "shape": shape is not None,
+        "image sizes": not (width is height is None) or (shape is not None and not (channels is batch is None)),
+        "sequence_length": length is not None,
+        "sequence_lengths": lengths is not None,
+    }
+    chosen = [name for name, given in families.items() if given]
+    if len(chosen) != 1:
+        raise ShapeError(
+            f"Tensor: the shape comes from {' and '.join(chosen) or 'nowhere'}",
+            expected="exactly one of descriptor, shape, image sizes, sequence_length, sequence_lengths",
+        )
+    if is_sorted and lengths is None and length is None:
+        raise ShapeError("Tensor: sorted_sequences without sequence_lengths", fix="give both or neither")
+    if shape is not None:
+        return TensorDescriptor(shape, data_type=data_type)
+    if chosen == ["image sizes"]:
+        return TensorDescriptor(
+            width=width, height=height, feature_channel_count=channels, batch_size=batch, data_type=data_type
+        )
+    if batch is None or channels is None:
+        raise ShapeError("Tensor: sequences need batch_size and feature_channel_count too")
+    steps = list(lengths) if lengths is not None else [length or 0] * batch
+    if not steps:
+        raise ShapeError("Tensor: sequence_lengths is empty")
+    return TensorDescriptor(
+        (batch, max(steps), channels),
+        data_type=data_type,
+        sequence_lengths=steps,
+        sorted_sequences=is_sorted or length is not None,
+    )

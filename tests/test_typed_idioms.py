@@ -11,7 +11,7 @@ import numpy as np
 
 import mlcompute as mlc
 from mlcompute.building import builder, choices, elementwise, images, losses, normalizing, recurrent, shapes
-from mlcompute.trainer import model
+from mlcompute.trainer import make_model
 from mlcompute.trainer.metrics import names
 
 X = np.ones((8, 4), np.float32)
@@ -89,7 +89,7 @@ def test_the_words_are_those_of_the_tables() -> None:
         (choices.NormalizationName, normalizing._KINDS),
         (choices.RecurrentActivation, recurrent._ACTIVATIONS),
         (choices.ReductionName, shapes._REDUCTIONS),
-        (choices.OptimizerName, model._OPTIMIZERS),
+        (choices.OptimizerName, make_model._OPTIMIZERS),
     ):
         assert set(get_args(words)) == set(table), words
     assert {one for one in get_args(names.MetricName) if not one.startswith("top_")} == set(names._NAMES)

@@ -29,33 +29,7 @@ ActivationName = Literal[
     "tanh_shrink",
 ]
 #: Also those that take constants.
-AnyActivationName = Literal[
-    "absolute",
-    "celu",
-    "elu",
-    "gelu",
-    "hard_shrink",
-    "hard_sigmoid",
-    "hard_swish",
-    "hard_tanh",
-    "leaky_relu",
-    "log_sigmoid",
-    "mish",
-    "relu",
-    "relu6",
-    "selu",
-    "sigmoid",
-    "silu",
-    "soft_plus",
-    "soft_shrink",
-    "soft_sign",
-    "tanh",
-    "tanh_shrink",
-    "clamp",
-    "linear",
-    "relun",
-    "threshold",
-]
+AnyActivationName = Literal[ActivationName, "clamp", "linear", "relun", "threshold"]
 #: Of one tensor or two.
 ArithmeticName = Literal[
     "add",

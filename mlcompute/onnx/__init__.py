@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mlcompute.onnx.diagnosis import Report, doctor
     from mlcompute.onnx.exporter import save, to_model
     from mlcompute.onnx.imported import ImportedGraph
-    from mlcompute.onnx.importer import load
+    from mlcompute.onnx.loading import load
     from mlcompute.onnx.problems import ModelError, Problem
     from mlcompute.onnx.table import operator_table
     from mlcompute.onnx.writing import CannotExportError
@@ -27,7 +27,7 @@ _WHERE = {
     "Problem": "problems",
     "Report": "diagnosis",
     "doctor": "diagnosis",
-    "load": "importer",
+    "load": "loading",
     "operator_table": "table",
     "save": "exporter",
     "to_model": "exporter",

@@ -12,7 +12,7 @@ from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError
 from mlcompute.inference import InferenceGraph
 from mlcompute.onnx.imported import ImportedGraph
-from mlcompute.onnx.importer import load
+from mlcompute.onnx.loading import load
 from mlcompute.ops.op import Array
 from mlcompute.tensor import Tensor
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlcompute.errors import ShapeError
+from mlcompute.onnx.imported_weights import weight
 from mlcompute.onnx.names import Names, Place
 from mlcompute.onnx.operands import Derived, Failed, Known, Listed, Operand, Source, Use, Weight, known_array
 from mlcompute.onnx.rows import ROWS, NeedsValueError, NotImportedError
@@ -75,7 +76,7 @@ def constant(
         reason = "trainable= says so" if name in importer.said else STATED
         importer.graph.judgements[name] = Judgement(trained, reason)
         if trained:
-            return [importer.weight(array, name)]
+            return [weight(importer, array, name)]
     return [Known(array, name)]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlcompute.onnx.imported_weights import weight
 from mlcompute.onnx.operands import Known, Operand, Source, Use, known_array
 from mlcompute.onnx.operators.quantized import limits
 from mlcompute.onnx.rows import ROWS, NotImportedError
@@ -56,7 +57,7 @@ def dequantize(importer: Importer, use: Use, outputs: list[str], name: str) -> l
         return [result]
     judgement = judge_all({name: result.array}, importer.uses, importer.said)[name]
     importer.graph.judgements[name] = judgement
-    return [importer.weight(np.array(result.array), name)] if judgement.trained else [result]
+    return [weight(importer, np.array(result.array), name)] if judgement.trained else [result]
 
 
 def _numbers(use: Use) -> tuple[Array, Array | None]:

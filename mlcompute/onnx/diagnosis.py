@@ -16,7 +16,7 @@ from mlcompute.onnx.control import HANDLERS
 from mlcompute.onnx.files import read_model
 from mlcompute.onnx.functions import has_body
 from mlcompute.onnx.imported import ImportedGraph
-from mlcompute.onnx.importer import load
+from mlcompute.onnx.loading import load
 from mlcompute.onnx.problems import ModelError, Problem
 from mlcompute.onnx.rows import BY_DESIGN, ROWS, load_rows
 from mlcompute.onnx.weights import STATED, Judgement, Trainable

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.errors import DataError, Error, ShapeError, warn
+from mlcompute.errors import DataError, Error, ShapeError
 from mlcompute.onnx import control
 from mlcompute.onnx.attributes import attribute_value
 from mlcompute.onnx.budget import ExhaustedError, model_budget
 from mlcompute.onnx.choices import Choices, floating_names
 from mlcompute.onnx.dequantize import dequantize, quantize
-from mlcompute.onnx.files import ModelFile, read_model, tensor_array
+from mlcompute.onnx.files import ModelFile, tensor_array
 from mlcompute.onnx.functions import body_of, has_body, inline
 from mlcompute.onnx.imported import ImportedGraph
+from mlcompute.onnx.imported_weights import find_weights, name_weights, note_training, weight
 from mlcompute.onnx.inputs import GivenInputs
 from mlcompute.onnx.layer import OperatorLayer
 from mlcompute.onnx.layers import layer_for
@@ -25,23 +25,20 @@ from mlcompute.onnx.names import Names, Place, operator_sets
 from mlcompute.onnx.operands import Derived, Failed, Known, Listed, Operand, Source, Use, Weight, folded, sketch
 from mlcompute.onnx.operators.reductions import MASKED
 from mlcompute.onnx.order import in_order
+from mlcompute.onnx.outputs import add_output, choose_output
 from mlcompute.onnx.problems import ModelError, Problem, failure
-from mlcompute.onnx.reach import quantized_weights, unreached
 from mlcompute.onnx.rows import BY_DESIGN, ROWS, NeedsValueError, NotImportedError, load_rows
-from mlcompute.onnx.ties import Ties, find_ties
+from mlcompute.onnx.ties import Ties
 from mlcompute.onnx.types import (
     INEXACT,
     UnknownTypeError,
     carried,
     descriptor_of,
-    folded_shape,
     is_carried,
-    is_floating,
     numpy_type,
 )  # fmt: skip
-from mlcompute.onnx.uniform import CopiedTensor, UniformTensor
 from mlcompute.onnx.uses import Uses
-from mlcompute.onnx.weights import Judgement, Trainable, chosen, judge_all, states_weights
+from mlcompute.onnx.weights import Judgement, chosen
 from mlcompute.ops.op import Array, Shape
 from mlcompute.tensor import Tensor
 
@@ -49,7 +46,7 @@ if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
 
 
-class _AgainError(Exception):
+class AgainError(Exception):
     """More inputs are constants than was known when the import began."""
 
     def __init__(self, fixed: frozenset[str]) -> None:
@@ -112,16 +109,16 @@ class Importer:
                 self._input(info)
         self.nodes(graph.node, self.names, place)
         for info in graph.output:
-            self._output(info.name, place)
-        self._choose_output()
+            add_output(self, info.name)
+        choose_output(self)
         if self.graph.fixed.keys() - self.preset - self.stored_inputs:
             # An input turned out to be needed as a constant: what was imported before that took it as computed.
-            raise _AgainError(self.preset | self.graph.fixed.keys())
+            raise AgainError(self.preset | self.graph.fixed.keys())
         if self.problems:
             raise failure(self.problems)
         self.graph.order = [info.name for info in graph.output]
-        self._name_weights()
-        self._note_training()
+        name_weights(self)
+        note_training(self)
         return self.graph
 
     def read_initializers(self, graph: GraphProto, names: Names, outermost: bool = False) -> None:
@@ -134,7 +131,7 @@ class Importer:
                 found[sparse.values.name] = Failed("sparse tensors are not imported")
             self.read[id(graph)] = graph, found
             if outermost:
-                self._find_weights(found)
+                find_weights(self, found)
         names.operands.update(self.read[id(graph)][1])
 
     def stored(self, tensor: Any, name: str, raw: Any = None) -> Operand:
@@ -147,54 +144,10 @@ class Importer:
             self.problems.append(Problem("initializer", name, error.message))
             return Failed()
 
-    def _find_weights(self, found: dict[str, Operand]) -> None:
-        """Make weights of the tensors that are judged to be some, and copies where an exporter merged several."""
-        known = {name: operand.array for name, operand in found.items() if isinstance(operand, Known)}
-        floats = {name: array for name, array in known.items() if is_floating(array)}
-        stated = states_weights(self.model)
-        judged = judge_all(floats, self.uses, self.said, stated)
-        self.ties = find_ties(floats, judged, self.uses, self.model.producer_name, stated)
-        shared = set(self.ties.copies.values())
-        for name, judgement in judged.items():
-            self.graph.judgements[name] = judgement
-            if judgement.trained:
-                found[name] = self.weight(floats[name], name, deferred=name in shared)
-        for copy, name in self.ties.copies.items():
-            trained = judged[name].trained and copy not in self.ties.statistics
-            role = "running statistics, " if copy in self.ties.statistics else ""
-            self.graph.judgements[copy] = Judgement(trained, f"{role}equal to '{name}' when the model was exported")
-            found[copy] = self.weight(floats[name], copy, deferred=True) if trained else Known(floats[name], copy)
-        self.graph.copies, self.graph.tied = dict(self.ties.copies), dict(self.ties.tied)
-
     def array(self, tensor: TensorProto, raw: Any = None) -> Array:
         """The numbers of a tensor of the file."""
         limit = None if self.budget.grows else self.budget.bytes
         return self.budget.stored(tensor_array(tensor, self.file.folder, limit, raw))
-
-    def weight(self, array: Array, name: str, deferred: bool = False) -> Weight:
-        """A tensor to train, or one of running statistics.
-
-        deferred   others are made of the same numbers: its own memory is made when it is first used
-        """
-        to = carried(array.dtype)
-        if array.dtype != to:
-            self.note(INEXACT.get(array.dtype.name, ""), name)
-            with np.errstate(all="ignore"):
-                array = (
-                    array.astype(to) if any(array.strides) else np.broadcast_to(array.flat[0].astype(to), array.shape)
-                )
-        if not any(array.strides):  # one number, repeated
-            if not self.budget.grows:
-                self.budget.check(array.nbytes)
-                self.budget.bytes -= array.nbytes
-            tensor: Tensor = UniformTensor(descriptor_of(array.shape, to), array.reshape(-1)[0])
-        elif deferred:
-            tensor = CopiedTensor(descriptor_of(array.shape, to), array.reshape(folded_shape(array.shape)))
-        else:
-            data = np.ascontiguousarray(array).reshape(folded_shape(array.shape))
-            tensor = Tensor(descriptor_of(array.shape, to), shared_data=data)
-        tensor.label = name
-        return Weight(tensor, array.shape, name)
 
     def note(self, text: str, name: str) -> None:
         """Say something about a tensor; the same is said once, with the names of all it is true of."""
@@ -397,7 +350,7 @@ class Importer:
                 results[index] = Derived(use, index, shape, dtype)
             self.history.append((use, use.names, outputs))
             return results
-        tensors = self._add(use, computed, label)
+        tensors = self.add(use, computed, label)
         origins = frozenset().union(*(self.origins.get(source.tensor, frozenset()) for source in use.sources()))
         self.origins.update(dict.fromkeys(tensors, origins))
         for (index, shape, dtype), tensor in zip(computed, tensors, strict=True):
@@ -432,12 +385,13 @@ class Importer:
             return known
         if id(known) not in self.lifted:
             name = known.name or f"constant{len(self.lifted)}"
-            self.lifted[id(known)] = self.weight(array, name, deferred=True)
+            self.lifted[id(known)] = weight(self, array, name, deferred=True)
             if known.is_fill:
                 self.graph.judgements[name] = Judgement(True, "a shape to fill, used where an operator has weights")
         return self.lifted[id(known)]
 
-    def _add(self, use: Use, computed: list[tuple[int, Shape, np.dtype[Any]]], label: str) -> list[Tensor]:
+    def add(self, use: Use, computed: list[tuple[int, Shape, np.dtype[Any]]], label: str) -> list[Tensor]:
+        """A layer that computes these results; its result tensors."""
         for _, shape, _ in computed:
             if math.prod(shape) > 2**40:
                 raise ShapeError(f"a result of shape {shape}")
@@ -461,164 +415,3 @@ class Importer:
                 actual = referred
             found[attribute.name] = attribute_value(actual, self.array)
         return found
-
-    # Outputs --------------------------------------------------------------------------------------------------------
-
-    def _output(self, name: str, place: Place) -> None:
-        operand = self.names.find(name)
-        if isinstance(operand, Failed):
-            if operand.reason:
-                self.problems.append(Problem("output", name, operand.reason, True))
-            return
-        if operand is None:
-            self.problems.append(Problem("output", name, "is computed by no node"))
-            return
-        if isinstance(operand, Listed):
-            self.problems.append(Problem("output", name, "is a sequence", True))
-            return
-        array = operand.array if isinstance(operand, Known) else None
-        if array is not None:
-            self.graph.known[name] = array
-            self.graph.shapes[name], self.graph.types[name] = array.shape, array.dtype
-            return
-        if isinstance(operand, (Weight, Derived)):
-            found = operand.array if isinstance(operand, Weight) else folded(operand.use, self.budget)[operand.index]
-            assert found is not None
-            self.graph.known[name] = found
-            self.graph.shapes[name], self.graph.types[name] = found.shape, found.dtype
-            return
-        if not isinstance(operand, Source):
-            return
-        if operand.tensor in self.graph.inputs.values() or operand.tensor in self.graph.outputs.values():
-            use = Use(ROWS["", "Identity"], 13, {}, [operand], [operand.name], 1)
-            (tensor,) = self._add(use, [(0, operand.shape, operand.dtype)], name)
-            operand = Source(tensor, operand.shape, operand.dtype, name)
-        self.graph.outputs[name] = operand.tensor
-        self.graph.shapes[name] = operand.shape
-        declared = next((info for info in self.model.graph.output if info.name == name), None)
-        self.graph.types[name] = operand.dtype
-        if declared is not None and declared.type.tensor_type.elem_type:
-            with contextlib.suppress(DataError):
-                self.graph.types[name] = numpy_type(declared.type.tensor_type.elem_type)
-
-    def _choose_output(self) -> None:
-        """Make the output that a loss is put on the last result of the graph, which is where losses are put."""
-        graph, wanted = self.graph, self.choices.output
-        floating = [name for name, tensor in graph.outputs.items() if tensor.descriptor.data_type.is_floating]
-        if wanted is not None and wanted not in floating and not self.problems:
-            names = ", ".join(floating) or "none"
-            raise DataError(f"onnx.load: output: '{wanted}' is no floating output of the model", outputs=names)
-        if not floating:
-            return
-        name = floating[0] if wanted is None else wanted
-        graph.loss_output = name
-        graph.is_output_chosen = wanted is not None or len(floating) == 1
-        if graph.nodes[-1].results[0] is not graph.outputs[name]:
-            operand = Source(graph.outputs[name], graph.shapes[name], carried(graph.types[name]), name)
-            use = Use(ROWS["", "Identity"], 13, {}, [operand], [name], 1)
-            (graph.outputs[name],) = self._add(use, [(0, operand.shape, operand.dtype)], name)
-
-    def _note_training(self) -> None:
-        """Say what cannot be trained although a user may expect it."""
-        graph = self.graph
-        self._note_transposed()
-        arrays = {name: o.array for name, o in self.names.operands.items() if isinstance(o, Known)}
-        if not self.choices.dequantize:
-            graph.quantized = quantized_weights(arrays, self.uses)
-        graph.unreached = unreached(graph)
-        count, lost = len(graph.weights), len(graph.unreached)
-        if lost:
-            reason = next(iter(graph.unreached.values()))
-            graph.notes.append(f"{lost} of {count} weights cannot be trained: {reason}")
-        if graph.quantized:
-            quantized = f"{len(graph.quantized)} tensors of weights are quantized and are not trained"
-            graph.notes.append(f"{quantized}; load(..., dequantize=True) makes floating weights of them")
-            if lost == count:
-                warn(
-                    f"onnx.load: no weight of this model can be trained: {quantized}; "
-                    "load(..., dequantize=True) makes floating weights of them"
-                )
-
-    def _note_transposed(self) -> None:
-        """An embedding that is also the head of a network is often written twice, once transposed."""
-        weights = self.graph.weights
-        matrices = {
-            name: tensor.storage.array() for name, tensor in weights.items()  # `data` would copy all of them
-            if len(tensor.descriptor.shape) == 2 and not isinstance(tensor, CopiedTensor) and tensor.storage
-        }  # fmt: skip
-        reasons = {name: judgement.reason for name, judgement in self.graph.judgements.items()}
-        for table in [name for name in matrices if "of Gather" in reasons.get(name, "")][:16]:
-            ours = matrices[table]
-            for name, theirs in matrices.items():
-                if name == table or ours is None or theirs is None or ours.shape != theirs.shape[::-1]:
-                    continue
-                if np.array_equal(ours[0], theirs[:, 0]) and np.array_equal(ours.T, theirs):
-                    self.graph.notes.append(f"'{name}' is '{table}' transposed: here they are trained apart")
-
-    def _name_weights(self) -> None:
-        trained: dict[str, Tensor] = {}
-        read: dict[str, Tensor] = {}
-        for node in self.graph.nodes:
-            trained.update({slot.tensor.label: slot.tensor for slot in node.layer.parameters.values()})
-            read.update({tensor.label: tensor for tensor in node.layer.statistics.values()})
-        self.graph.weights = trained
-        self.graph.statistics = {name: tensor for name, tensor in read.items() if name not in trained}
-
-
-def load(
-    model: Any,
-    *,
-    batch: int | None = None,
-    dimensions: Mapping[str, int] | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    constants: Mapping[str, Any] | None = None,
-    memory_limit: int | None = None,
-    node_limit: int | None = None,
-    trainable: Trainable | None = None,
-    batch_norm: str = "train",
-    dequantize: bool = False,
-    output: str | None = None,
-) -> ImportedGraph:
-    """A model as a graph whose weights can be trained.
-
-    model         a path, the bytes of a file, or an onnx.ModelProto
-    batch         the first extent of inputs that leave it open; with it, every extent of the same name
-    dimensions    other open extents by their name in the model; `shapes`: whole shapes by the input's name
-    constants     numbers of inputs, or of values the model computes, that shapes and branches depend on; they are taken
-                  only where an operator needs them
-    memory_limit  bytes all constants and weights together may take; by default what the file holds, 8 more for each of
-                  its numbers, and 32 MiB: a small file cannot make a large import
-    node_limit    nodes loops and functions may unfold into; by default 4000, and 8 for each node of the model
-    trainable     which stored tensors are weights: patterns such as "classifier.*", and then no others are; or a
-                  function of a name that answers True, False, or None to leave it to the guess; by default, the guess
-    batch_norm    "train": batch normalization uses the batch's statistics in training graphs and keeps the running
-                  ones; "frozen": it uses the running ones everywhere and leaves them as they are
-    dequantize    read a quantized model as one of floating numbers, whose weights can be trained
-    output        the output a loss is put on, for models with several
-
-    A file does not say what was trained: `ImportedGraph.judgements` and `doctor` list what was taken for a weight or a
-    constant, and why. What cannot be imported is listed in one ModelError, all of it; then nothing has been imported.
-
-    >>> import mlcompute as mlc
-    >>> graph = mlc.onnx.load("model.onnx", batch=32)  # doctest: +SKIP
-    >>> training = mlc.TrainingGraph([graph], loss, optimizer)  # doctest: +SKIP
-    >>> training.add_inputs(graph.inputs, {"labels": labels})  # doctest: +SKIP
-    """
-    choices = Choices(trainable, batch_norm, dequantize, output)
-    file = read_model(model)
-    fixed: frozenset[str] = frozenset()
-    while True:
-        try:
-            return Importer(
-                file, batch=batch, dimensions=dimensions or {}, shapes=shapes or {}, constants=constants or {},
-                memory_limit=memory_limit, node_limit=node_limit, choices=choices, fixed=fixed,
-            ).run()  # fmt: skip
-        except _AgainError as again:
-            fixed = again.fixed
-        except Error:
-            raise
-        except Exception as error:
-            # A damaged file can be wrong in ways nobody thought of; the caller gets one kind of error for all of them.
-            raise ModelError(
-                "onnx.load: the model has no meaning as it stands", reason=f"{type(error).__name__}: {error}"
-            ) from error

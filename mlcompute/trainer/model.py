@@ -9,35 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.building.losses import LOSSES
 from mlcompute.compiler import Request
 from mlcompute.device import Device
 from mlcompute.enums import DataType, LossType, ReductionType
 from mlcompute.errors import DataError, GraphError
-from mlcompute.foreign_names import advice_for_choice
-from mlcompute.graph import Graph, Node
+from mlcompute.graph import Node
 from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.layer import Layer
-from mlcompute.layers.loss import LossDescriptor, LossLayer
+from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.names import layer_names, old_layer_names, slot_name, slots_of
 from mlcompute.layers.objective import ObjectiveLayer, is_loss
-from mlcompute.optimizers import (
-    AdadeltaOptimizer,
-    AdafactorOptimizer,
-    AdagradOptimizer,
-    AdamOptimizer,
-    AdamWOptimizer,
-    LAMBOptimizer,
-    LionOptimizer,
-    MuonOptimizer,
-    NAdamOptimizer,
-    Optimizer,
-    OptimizerDescriptor,
-    RAdamOptimizer,
-    RMSPropOptimizer,
-    SGDOptimizer,
-)
+from mlcompute.optimizers import Optimizer
 from mlcompute.runtime.compiled_graph import without_losses
 from mlcompute.runtime.definition import definition_of
 from mlcompute.runtime.reductions import reduction_of_loss, reductions
@@ -47,7 +30,7 @@ from mlcompute.tensor import Tensor
 from mlcompute.trainer.class_weights import weight_table
 from mlcompute.trainer.columns import one_hot
 from mlcompute.trainer.data import Arrays, Batch, Data, Feed
-from mlcompute.trainer.label_tensors import are_indices, labels_of_function, labels_of_layer, relabel, takes_labels
+from mlcompute.trainer.label_tensors import are_indices, relabel
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.output import Output, class_axis_of_loss, is_over_classes
 from mlcompute.trainer.predictor import Predictor
@@ -60,7 +43,6 @@ from mlcompute.trainer.sample_weights import (
     weight_names,
     weight_shape,
 )
-from mlcompute.trainer.several_losses import Loss, outputs_of, several_losses
 from mlcompute.training import TrainingGraph
 
 #: Losses that compare with numbers from 0 to 1.
@@ -71,22 +53,6 @@ _FROM_0_TO_1 = (
     LossType.LOG,
     LossType.HINGE,
 )
-_OPTIMIZERS: dict[str, Callable[[OptimizerDescriptor], Optimizer]] = {
-    "adadelta": AdadeltaOptimizer,
-    "adafactor": AdafactorOptimizer,
-    "adagrad": AdagradOptimizer,
-    "adam": AdamOptimizer,
-    "adamw": AdamWOptimizer,
-    "lamb": LAMBOptimizer,
-    "lion": LionOptimizer,
-    "muon": MuonOptimizer,
-    "nadam": NAdamOptimizer,
-    "radam": RAdamOptimizer,
-    "rmsprop": RMSPropOptimizer,
-    "sgd": SGDOptimizer,
-}
-#: Their rates where none is given; 1e-3 for the others.
-_RATES = {"adadelta": 1.0, "adafactor": 0.01, "adagrad": 0.01, "lion": 1e-4, "sgd": 0.01}
 
 
 class Model(Predictor):
@@ -516,150 +482,3 @@ def _first_output(training: TrainingGraph, request: Request, losses: Sequence[No
     prediction = definition.compared or next(iter(wanted), None) or without_losses(request).result
     assert prediction is not None
     return Output("prediction", prediction, labels)
-
-
-def model_from(
-    graph: Graph,
-    loss: Loss | Mapping[str, Loss] | None,
-    loss_weights: Mapping[str, float] | None,
-    outputs: Mapping[str, Tensor] | None,
-    optimizer: Optimizer | str | None,
-    learning_rate: float | None,
-    inputs: Mapping[str, Tensor] | None,
-    device: Device | None,
-    keeps_predictions: bool,
-    group: Group | None = None,
-) -> Model:
-    """A model from a plain graph and what is to be done with it, or from a training graph that knows already."""
-    if isinstance(graph, TrainingGraph):
-        for name, given in (
-            ("loss", loss),
-            ("loss_weights", loss_weights),
-            ("optimizer", optimizer),
-            ("inputs", inputs),
-            ("learning_rate", learning_rate),
-        ):
-            if given is not None:
-                raise GraphError(
-                    f"Trainer: a TrainingGraph has its {name}, another cannot be given", fix=f"leave {name} out"
-                )
-        declared = definition_of(graph).declared
-        fed = declared.inputs or {name: t for name, t in _inputs_of(graph.nodes).items() if name not in declared.labels}
-        if not fed:
-            raise GraphError("Trainer: the training graph has no inputs", fix="declare them with add_inputs first")
-        return Model(graph, fed, device, outputs_of(outputs), group=group)
-    if isinstance(graph, InferenceGraph) or not isinstance(graph, Graph):
-        raise TypeError(f"Trainer: needs a Graph or a TrainingGraph, not {type(graph).__name__}")
-    nodes = graph.nodes
-    if not nodes:
-        raise GraphError("Trainer: the graph has no layers")
-    found = dict(inputs) if inputs is not None else _inputs_of(nodes)
-    own = [node for node in nodes if is_loss(node.layer)]
-    chosen = _optimizer(optimizer, learning_rate)
-    labels = _labels_of(nodes, own, found)
-    made: dict[str, Tensor] = {}
-    if isinstance(loss, Mapping):
-        training = TrainingGraph([graph], None, chosen)
-        named = several_losses(training, graph, loss, loss_weights, outputs)
-        made = {output.name: output.labels for output in named if output.labels is not None}
-        training.add_inputs(found, {**labels, **made})
-    else:
-        if own and loss is not None:
-            raise GraphError(
-                f"Trainer: the graph has its own loss, {own[0].layer.who}",
-                fix="leave loss out; or say which output it is for, loss={name: loss}, to minimise the sum",
-            )
-        if loss_weights is not None:
-            raise DataError("Trainer: loss_weights are for several losses", fix="give loss={output: loss, ...}")
-        layer = None if own else _loss(loss)
-        training = TrainingGraph([graph], layer, chosen)
-        training.add_inputs(found, labels)
-        if layer is not None:
-            made = _place_labels(training, layer, nodes[-1].results[0])
-        named = outputs_of(outputs)
-    if keeps_predictions:  # declared before compiling, so that it is compiled once
-        of_losses = [node for node in own if isinstance(node.layer, LossLayer)]
-        last = of_losses[0].sources[0] if of_losses else nodes[-1].results[0]
-        kept = {output.name: output.prediction for output in named} or (
-            {} if own and not of_losses else {"prediction": last}
-        )
-        training.add_outputs(kept)
-    return Model(training, found, device, named, made_labels=made, group=group)
-
-
-def _labels_of(nodes: Sequence[Node], own: Sequence[Node], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What losses of the graph's own compare with, and is neither computed nor constant, by label."""
-    known = {*inputs.values(), *(result for node in nodes for result in node.results)}
-    compared = [label for node in own for label in node.labels if label not in known]
-    wanted = [label for label in compared if not label.keeps_data and label.producer is None]
-    wanted += [tensor for tensor in _inputs_of(nodes).values() if tensor not in known] if own else []
-    return _by_label("labels", list(dict.fromkeys(wanted)))
-
-
-def _place_labels(
-    training: TrainingGraph, loss: LossLayer | Callable[..., Tensor], prediction: Tensor
-) -> dict[str, Tensor]:
-    """Declare the labels of the loss that a training graph was given."""
-    definition = definition_of(training)
-
-    def place(labels: Tensor) -> None:
-        training.add_inputs({}, {"labels": labels})
-        definition.place_loss()
-
-    if isinstance(loss, LossLayer):
-        labels = labels_of_layer(loss, prediction, "labels")
-        place(labels)
-    elif takes_labels(loss):
-        labels, indices = labels_of_function(place, definition.nodes, prediction, "labels")
-        if indices is not None:
-            place(indices)
-            labels = indices
-    else:
-        return {}
-    return {"labels": labels}
-
-
-def _inputs_of(nodes: Sequence[Node]) -> dict[str, Tensor]:
-    """What no layer computes and nobody gave data to, in the order it is used."""
-    produced = {result for node in nodes for result in node.results}
-    used = dict.fromkeys(source for node in nodes for source in node.sources)
-    # What a layer of another graph computes is for that graph to bring along: compiling says so.
-    fed = [t for t in used if t not in produced and not t.keeps_data and t.producer is None]
-    return _by_label("inputs", fed)
-
-
-def _by_label(kind: str, tensors: list[Tensor]) -> dict[str, Tensor]:
-    named = {tensor.label: tensor for tensor in tensors}
-    if len(named) != len(dict.fromkeys(tensors)):
-        raise GraphError(
-            f"Trainer: two {kind} have the same label", labels=", ".join(t.label for t in tensors), fix="label each"
-        )
-    return named
-
-
-def _loss(given: Loss | None) -> LossLayer | Callable[..., Tensor]:
-    if isinstance(given, LossLayer) or (callable(given) and not isinstance(given, (Layer, type))):
-        return given
-    if isinstance(given, str) and given in LOSSES:
-        return LossLayer(LossDescriptor(LOSSES[given], ReductionType.MEAN))
-    expected = f"a LossLayer, a function of tensors, or one of {', '.join(LOSSES)}"
-    advice = "give one; for predictions alone: graph.predict(x)" if given is None else advice_for_choice(given, LOSSES)
-    raise DataError(f"Trainer: loss is {given!r}", expected=expected, fix=advice)
-
-
-def _optimizer(given: Optimizer | str | None, learning_rate: float | None) -> Optimizer:
-    if isinstance(given, Optimizer):
-        if learning_rate is not None:
-            raise DataError(
-                "Trainer: the optimizer has its learning rate, another cannot be given", fix="leave learning_rate out"
-            )
-        return given
-    name = "adam" if given is None else given
-    if not isinstance(name, str) or name not in _OPTIMIZERS:
-        raise DataError(
-            f"Trainer: optimizer is {given!r}",
-            expected=f"an Optimizer, or one of {', '.join(_OPTIMIZERS)}",
-            fix=advice_for_choice(name, _OPTIMIZERS),
-        )
-    rate = learning_rate if learning_rate is not None else _RATES.get(name, 1e-3)
-    return _OPTIMIZERS[name](OptimizerDescriptor(learning_rate=rate))

@@ -29,9 +29,9 @@ from mlcompute.trainer.evaluation import Scores, check_evaluation, evaluate, pre
 from mlcompute.trainer.fitting import Fitting, Plan
 from mlcompute.trainer.history import History
 from mlcompute.trainer.last_batch import LastBatch, checked_choice, expect_small_batches, expect_weights
+from mlcompute.trainer.make_model import model_from
 from mlcompute.trainer.metrics import Array, Metric
 from mlcompute.trainer.metrics.names import Metrics, metrics_by_output
-from mlcompute.trainer.model import model_from
 from mlcompute.trainer.progress import Display, display_for
 from mlcompute.trainer.rounds import Rounds
 from mlcompute.trainer.schedules import Length

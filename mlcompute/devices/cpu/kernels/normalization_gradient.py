@@ -192,20 +192,32 @@ def _add_rows(
     loops: ColumnLoops, addresses: Sequence[str], rows: str, columns: tuple[str, str], targets: Sequence[Line]
 ) -> None:
     """Add dy and dy y of some rows to two lines, several rows at once."""
+
+    def column(index: str, mask: str | None, lines: Sequence[Sequence[Line]]) -> None:
+        pairs = [(dy.load(index, mask), y.load(index, mask)) for dy, y in lines]
+        found = SUM.combine_all([dy for dy, _ in pairs]), SUM.combine_all([dy * y for dy, y in pairs])
+        for target, value in zip(targets, found, strict=True):
+            target.store(index, target.load(index, mask) + value, mask)
+
+    _each_vector(loops, addresses, rows, ROWS, columns, column)
+
+
+def _each_vector(
+    loops: ColumnLoops,
+    addresses: Sequence[str],
+    rows: str,
+    most: int,
+    columns: tuple[str, str],
+    body: Callable[[str, str | None, Sequence[Sequence[Line]]], None],
+) -> None:
+    """body(index, mask, lines of all operands by row) for every vector of columns, of up to `most` rows at once."""
     code = loops.code
 
-    def add(numbers: Sequence[str]) -> None:
+    def group(numbers: Sequence[str]) -> None:
         lines = [[loops.row(operand, address, row) for operand, address in enumerate(addresses)] for row in numbers]
+        vector_loop(code, *columns, lambda index, mask: body(index, mask, lines))
 
-        def column(index: str, mask: str | None) -> None:
-            pairs = [(dy.load(index, mask), y.load(index, mask)) for dy, y in lines]
-            found = SUM.combine_all([dy for dy, _ in pairs]), SUM.combine_all([dy * y for dy, y in pairs])
-            for target, value in zip(targets, found, strict=True):
-                target.store(index, target.load(index, mask) + value, mask)
-
-        vector_loop(code, *columns, column)
-
-    row_groups(code, rows, ROWS, add)
+    row_groups(code, rows, most, group)
 
 
 def _write_entry(
@@ -270,19 +282,13 @@ def _write(
     loops: ColumnLoops, addresses: Sequence[str], rows: str, columns: tuple[str, str], factors: Sequence[Line]
 ) -> None:
     """dx = a dy - b - c y, several rows at once."""
-    code = loops.code
 
-    def write(numbers: Sequence[str]) -> None:
-        lines = [[loops.row(operand, address, row) for operand, address in enumerate(addresses)] for row in numbers]
+    def column(index: str, mask: str | None, lines: Sequence[Sequence[Line]]) -> None:
+        a, b, c = (factor.load(index, mask) for factor in factors)
+        for dy, y, dx in lines:
+            dx.store(index, _formed(dy.load(index, mask), y.load(index, mask), a, b, c), mask)
 
-        def column(index: str, mask: str | None) -> None:
-            a, b, c = (factor.load(index, mask) for factor in factors)
-            for dy, y, dx in lines:
-                dx.store(index, _formed(dy.load(index, mask), y.load(index, mask), a, b, c), mask)
-
-        vector_loop(code, *columns, column)
-
-    row_groups(code, rows, _ROWS, write)
+    _each_vector(loops, addresses, rows, _ROWS, columns, column)
 
 
 KERNELS: dict[str, Maker] = {"normalize_gradient": normalize_gradient_entries}
