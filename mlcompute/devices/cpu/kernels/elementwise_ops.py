@@ -46,7 +46,7 @@ def store_element(code: Code, pointer: str, dtype: DType, value: str, lanes: int
 def supports_elementwise(op_name: str, operand_types: Sequence[DType], result_type: DType) -> bool:
     """Whether `emit_elementwise` has this op for these types."""
     types = [*operand_types, result_type]
-    if any(dtype not in MEMORY_TYPES for dtype in types) or (_HALF in types and not _has_half()):
+    if any(dtype not in MEMORY_TYPES for dtype in types) or (_HALF in types and not has_half()):
         return False
     if op_name == "convert":
         return len(operand_types) == 1
@@ -266,6 +266,6 @@ def _to_odd_float(x: SimdValue) -> SimdValue:
 
 
 @functools.cache
-def _has_half() -> bool:
+def has_half() -> bool:
     """Whether this machine converts float16 itself: others would call a runtime library that need not be there."""
     return "f16c" in features() or platform.machine() not in ("x86_64", "AMD64", "i686")

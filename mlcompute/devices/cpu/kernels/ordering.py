@@ -2,7 +2,8 @@
 
 Elements are sorted as whole numbers of 64 bits: 32 bits that have the order of the elements, then 32 of their index,
 so that no two are equal and the first of equal elements comes first. Few are kept in order as they come; many go
-through four passes of a radix sort, eight bits at a time.
+through four passes of a radix sort, eight bits at a time. Of elements of 64 bits only the indices are sorted, in eight
+passes that look the elements up.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_flo
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import address_at, axis_registers, unravel_index
+from mlcompute.devices.cpu.kernels.elementwise_ops import has_half
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.cpu.runtime.threads import planned_threads
 from mlcompute.devices.loop_nest import Operands, collapsed_axes
@@ -24,13 +26,18 @@ from mlcompute.ops.op import Step
 #: Up to so many elements are kept in order as they come.
 _FEW = 64
 _DIGIT = 256
-_ADDED = {"float": ("double", "fpext", "fptrunc", "fadd", "0.0"), "double": ("double", "", "", "fadd", "0.0")}
+_ADDED = {
+    "half": ("double", "fpext", "fptrunc", "fadd", "0.0"),
+    "float": ("double", "fpext", "fptrunc", "fadd", "0.0"),
+    "double": ("double", "", "", "fadd", "0.0"),
+}
 
 
 def _parts(step: Step) -> dict[str, int]:
     """A thread's memory, in floats: the numbers to sort, and for the radix sort a second set and its counts."""
     count, extent = step.attributes["count"], step.inputs[0].shape[step.attributes["axis"]]
-    return {"keys": 2 * count} if count <= _FEW else {"keys": 2 * extent, "spare": 2 * extent, "counts": 2 * _DIGIT}
+    is_few = count <= _FEW and step.inputs[0].dtype.itemsize < 8
+    return {"keys": 2 * count} if is_few else {"keys": 2 * extent, "spare": 2 * extent, "counts": 2 * _DIGIT}
 
 
 def sort_workspace(step: Step) -> int:
@@ -39,7 +46,7 @@ def sort_workspace(step: Step) -> int:
 
 
 def _is_native(dtype: np.dtype[Any]) -> bool:
-    return dtype in MEMORY_TYPES and dtype.itemsize <= 4
+    return dtype in MEMORY_TYPES and (dtype != np.float16 or has_half())
 
 
 def sort_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
@@ -48,7 +55,8 @@ def sort_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     axis, count, descending = (step.attributes[name] for name in ("axis", "count", "descending"))
     if not x.size or not _is_native(x.dtype) or x.shape[axis] >= 2**32:
         return None
-    few = count <= _FEW
+    is_wide = x.dtype.itemsize == 8
+    few = count <= _FEW and not is_wide
     code, element = Code("keep_in_order" if few else "radix_sort"), MEMORY_TYPES[x.dtype]
     args = KernelArguments(code)
     source, target, places = (args.pointer(operand) for operand in (x, values, indices))
@@ -64,16 +72,23 @@ def sort_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
         at = unravel_index(code, line, axes)
         seen = address_at(code, source, 0, axes, at, element)
 
-        def key(index: str) -> str:
+        def ordered_at(index: str) -> str:
             value = code.load(code.at(seen, code.mul(index, by_x), element), element)
-            ordered = _ordered(code, value, element, x.dtype, descending)
+            return _ordered(code, value, element, x.dtype, descending)
+
+        def key(index: str) -> str:
+            if is_wide:
+                return index
+            ordered = ordered_at(index)
             wide = code.let(f"zext i32 {ordered} to i64")
             return code.let(f"or i64 {code.let(f'shl i64 {wide}, 32')}, {index}")
 
         if few:
             _keep_in_order(code, key, memory["keys"], extent, kept)
         else:
-            _radix_sort(code, key, memory["keys"], memory["spare"], memory["counts"], extent)
+            shifted = ordered_at if is_wide else lambda number: code.let(f"lshr i64 {number}, 32")
+            turns = 8 if is_wide else 4
+            _radix_sort(code, key, shifted, turns, memory["keys"], memory["spare"], memory["counts"], extent)
         made, found = (address_at(code, p, k, axes, at, t) for k, p, t in ((1, target, element), (2, places, "i64")))
         with code.loop(0, kept) as number:
             index = code.let(f"and i64 {code.load(code.at(memory['keys'], number, 'i64'), 'i64')}, {2**32 - 1}")
@@ -89,21 +104,23 @@ def sort_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
 
 
 def _ordered(code: Code, value: str, element: str, dtype: np.dtype[Any], descending: bool) -> str:
-    """32 bits that are ordered as the elements are, without a sign."""
+    """32 bits, or 64 for elements of so many, that are ordered as the elements are, without a sign."""
+    word, count = ("i64", 64) if dtype.itemsize == 8 else ("i32", 32)
+    sign = -(2 ** (count - 1))
     if dtype.kind == "f":
         if element == "half":
-            value = code.let(f"fpext half {value} to float")
+            value, element = code.let(f"fpext half {value} to float"), "float"
         # -0 and 0 are equal; a NaN, whatever its sign, is larger than everything.
-        bits = code.let(f"bitcast float {code.let(f'fadd float {value}, 0.0')} to i32")
-        mask = code.let(f"or i32 {code.let(f'ashr i32 {bits}, 31')}, -2147483648")
-        bits = code.let(f"xor i32 {bits}, {mask}")
-        bits = code.let(f"select i1 {code.let(f'fcmp uno float {value}, 0.0')}, i32 -1, i32 {bits}")
+        bits = code.let(f"bitcast {element} {code.let(f'fadd {element} {value}, 0.0')} to {word}")
+        mask = code.let(f"or {word} {code.let(f'ashr {word} {bits}, {count - 1}')}, {sign}")
+        bits = code.let(f"xor {word} {bits}, {mask}")
+        bits = code.let(f"select i1 {code.let(f'fcmp uno {element} {value}, 0.0')}, {word} -1, {word} {bits}")
     else:
-        if element != "i32":
-            value = code.let(f"{'sext' if dtype.kind == 'i' else 'zext'} {element} {value} to i32")
+        if element != word:
+            value = code.let(f"{'sext' if dtype.kind == 'i' else 'zext'} {element} {value} to {word}")
         is_unsigned = dtype.kind == "u" and dtype.itemsize == 4
-        bits = value if is_unsigned else code.let(f"xor i32 {value}, -2147483648")
-    return code.let(f"xor i32 {bits}, -1") if descending else bits
+        bits = value if is_unsigned else code.let(f"xor {word} {value}, {sign}")
+    return code.let(f"xor {word} {bits}, -1") if descending else bits
 
 
 def _keep_in_order(code: Code, key: Any, keys: str, extent: str, kept: str) -> None:
@@ -135,17 +152,20 @@ def _keep_in_order(code: Code, key: Any, keys: str, extent: str, kept: str) -> N
     code.set("i64", filled, "0")
 
 
-def _radix_sort(code: Code, key: Any, keys: str, spare: str, counts: str, extent: str) -> None:
-    """By the upper 32 bits, the lowest eight first: elements of one digit keep their order."""
+def _radix_sort(
+    code: Code, key: Any, bits_of: Any, turns: int, keys: str, spare: str, counts: str, extent: str
+) -> None:
+    """By `turns` digits of the bits of every key, the lowest eight first: elements of one digit keep their order."""
     with code.loop(0, extent) as index:
         code.store(code.at(keys, index, "i64"), "i64", key(index))
-    for turn in range(4):
+    for turn in range(turns):
         source, target = (keys, spare) if turn % 2 == 0 else (spare, keys)
         with code.loop(0, _DIGIT) as digit:
             code.store(code.at(counts, digit, "i64"), "i64", "0")
 
-        def digit_of(number: str, shift: int = 32 + 8 * turn) -> str:
-            return code.at(counts, code.let(f"and i64 {code.let(f'lshr i64 {number}, {shift}')}, 255"), "i64")
+        def digit_of(number: str, shift: int = 8 * turn) -> str:
+            bits = code.let(f"lshr i64 {bits_of(number)}, {shift}")
+            return code.at(counts, code.let(f"and i64 {bits}, 255"), "i64")
 
         with code.loop(0, extent) as index:
             place = digit_of(code.load(code.at(source, index, "i64"), "i64"))
@@ -171,7 +191,7 @@ def cumulative_sum_entries(step: Step, operands: Operands) -> Sequence[Entry] | 
     if not x.size or x.dtype not in MEMORY_TYPES or x.dtype.kind == "b":
         return None
     element = MEMORY_TYPES[x.dtype]
-    if element == "half":
+    if element == "half" and not has_half():
         return None
     others = [d for d in range(len(x.shape)) if d != axis]
     strides = [tuple(operand.strides[d] for d in others) for operand in (x, y)]
@@ -188,6 +208,7 @@ def cumulative_sum_entries(step: Step, operands: Operands) -> Sequence[Entry] | 
     begin, end = code.share(args.number(x.size // x.shape[axis] // width))
     sum_type, widen, narrow, add, zero = _ADDED.get(element, (element, "", "", "add", "0"))
     wide, loaded = vector(sum_type, width), vector(element, width)
+    between = vector("float" if element == "half" else element, width)
     start = zero if width == 1 else "zeroinitializer"
     total = code.variable(wide, start)
     with code.loop(begin, end) as line:
@@ -197,14 +218,18 @@ def cumulative_sum_entries(step: Step, operands: Operands) -> Sequence[Entry] | 
         with code.loop(0, extent) as number:
             index = code.sub(code.sub(extent, 1), number) if reverse else number
             value = code.load(code.at(seen, code.mul(index, by_x), element), loaded)
+            if element == "half":
+                value = code.let(f"fpext {loaded} {value} to {vector('float', width)}")
             if widen:
-                value = code.let(f"{widen} {loaded} {value} to {wide}")
+                value = code.let(f"{widen} {between} {value} to {wide}")
             before = code.get(wide, total)
             after = code.let(f"{add} {wide} {before}, {value}")
             code.set(wide, total, after)
             shown = before if exclusive else after
             if narrow:
-                shown = code.let(f"{narrow} {wide} {shown} to {loaded}")
+                shown = code.let(f"{narrow} {wide} {shown} to {between}")
+            if element == "half":
+                shown = code.let(f"fptrunc {between} {shown} to {loaded}")
             code.store(code.at(made, code.mul(index, by_y), element), loaded, shown)
     return [
         Entry(
