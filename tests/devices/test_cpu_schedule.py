@@ -52,6 +52,7 @@ def test_small_kernels_in_a_row_need_no_barriers(turns: list[list[int]]) -> None
     chain = range(alone.index(ALONE) + 1, len(fused))
     assert not any(fused[i] & WAIT for i in chain if alone[i] and alone[i - 1])
     assert any(fused[i] & WAIT for i in chain if alone[i - 1] and not alone[i])
+    assert str(training.programs["fused 2"]).count("one thread") == sum(map(bool, alone))
 
 
 def test_one_thread_has_nothing_to_leave_to_others(turns: list[list[int]]) -> None:

@@ -20,7 +20,7 @@ from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.machine import default_thread_count
 from mlcompute.devices.cpu.runtime.memory import address_of, touch
 from mlcompute.devices.cpu.runtime.schedule import schedule
-from mlcompute.devices.cpu.runtime.threads import BARRIER_WORDS, ENTRY_WORDS, FAILED, Team
+from mlcompute.devices.cpu.runtime.threads import ALONE, BARRIER_WORDS, ENTRY_WORDS, FAILED, Team
 from mlcompute.devices.device import Buffer, Engine, Executable, Profile, Traits
 from mlcompute.devices.host_memory import HostBuffer, allocate
 from mlcompute.devices.interrupts import held
@@ -287,6 +287,8 @@ class CpuExecutable(Executable):
         for row, entry, turn in zip(tape, entries, schedule(entries, self.program, threads), strict=True):
             status = 0 if entry.status is None else address_of(entry.status)
             row[:] = self._kernels[entry], base + 8 * self._starts[entry], turn, status
+            if turn & ALONE:
+                self.notes[entry.step] = "one thread"
         library = onednn.load()
         openmp = (library.omp_get_max_threads, library.omp_set_num_threads) if library is not None else (0, 0)
         job = np.array([address_of(tape), len(entries), address_of(self._barrier), *openmp], np.int64)
