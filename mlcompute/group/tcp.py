@@ -115,7 +115,16 @@ def connect(variables: Mapping[str, str], timeout: float) -> TCPLink:
     if variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # torchrun itself listens there
     end = time.monotonic() + timeout
-    sockets = _serve(host, port, size, end) if rank == 0 else _join(host, port, rank, size, end)
+    sockets: dict[int, socket.socket] = {}
+    try:
+        if rank == 0:
+            _serve(sockets, host, port, size, end)
+        else:
+            _join(sockets, host, port, rank, size, end)
+    except BaseException:
+        for one in sockets.values():
+            one.close()
+        raise
     return TCPLink(rank, size, sockets)
 
 
@@ -126,7 +135,7 @@ def _number(variables: Mapping[str, str], name: str, default: int | None = None)
     return int(text)
 
 
-def _serve(host: str, port: int, size: int, end: float) -> dict[int, socket.socket]:
+def _serve(sockets: dict[int, socket.socket], host: str, port: int, size: int, end: float) -> None:
     """Rank 0: everybody connects and says where it listens; then all are told."""
     try:
         server = socket.create_server(("", port), backlog=size)
@@ -135,7 +144,6 @@ def _serve(host: str, port: int, size: int, end: float) -> dict[int, socket.sock
             f"Group: rank 0 cannot listen at port {port}: {error.strerror}",
             fix="set MASTER_PORT to a port that nobody uses, the same for all processes",
         ) from None
-    sockets: dict[int, socket.socket] = {}
     places: dict[int, Any] = {}
     with server:
         while len(sockets) < size - 1:
@@ -153,17 +161,17 @@ def _serve(host: str, port: int, size: int, end: float) -> dict[int, socket.sock
                 said = _heard(one)
                 if said["size"] != size or said["rank"] in sockets:
                     _say(one, {"refused": f"rank {said['rank']} of {said['size']} came to a group of {size}"})
+                    one.close()
                     continue
                 sockets[said["rank"]], places[said["rank"]] = one, [address[0], said["port"]]
     for one in sockets.values():
         _say(one, {"places": {str(rank): place for rank, place in places.items()}})
-    return sockets
 
 
-def _join(host: str, port: int, rank: int, size: int, end: float) -> dict[int, socket.socket]:
+def _join(sockets: dict[int, socket.socket], host: str, port: int, rank: int, size: int, end: float) -> None:
     """Another rank: connect to rank 0, then to those before it, and let those after it connect."""
     with socket.create_server(("", 0), backlog=size) as server:
-        first = _connected(host, port, end)
+        first = sockets[0] = _connected(host, port, end)
         try:
             _say(first, {"rank": rank, "size": size, "port": server.getsockname()[1]})
             first.settimeout(max(0.01, end - time.monotonic()))
@@ -177,7 +185,6 @@ def _join(host: str, port: int, rank: int, size: int, end: float) -> dict[int, s
             raise ProcessError(
                 f"Group: {said['refused']}", fix="give all processes the same WORLD_SIZE, each its own RANK"
             )
-        sockets = {0: first}
         for peer in range(1, rank):
             place = said["places"][str(peer)]
             sockets[peer] = _connected(place[0], place[1], end)
@@ -187,7 +194,6 @@ def _join(host: str, port: int, rank: int, size: int, end: float) -> dict[int, s
             one, _ = server.accept()
             one.settimeout(5)
             sockets[_heard(one)["rank"]] = one
-    return sockets
 
 
 def _connected(host: str, port: int, end: float) -> socket.socket:

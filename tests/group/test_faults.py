@@ -1,0 +1,279 @@
+"""Faults of many processes, in numbers. Every run has a short form of each; the long ones (`-m slow`) take minutes.
+
+MLCOMPUTE_TEST_KILLS says how many kills the long ones try, instead of 200.
+"""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from mlcompute.group import messages
+from mlcompute.group.exchange import Kind
+from mlcompute.group.tcp import connect
+from mlcompute.runtime import group_start
+from tests.group.test_processes import ENVIRONMENT, PROGRAM, ROOT, launch, left_behind, read_until
+from tests.group.test_trainer import X, Y, equal, learned, trainer
+from tests.group.threads import run_group
+
+pytest.importorskip("mpi4py", reason="the extra 'mpi' is not installed")
+KILLS = int(os.environ.get("MLCOMPUTE_TEST_KILLS", "200"))
+#: How much slower than on a quiet machine things may be.
+PATIENCE = float(os.environ.get("MLCOMPUTE_TEST_PATIENCE", "3"))
+
+
+def kill_one(what, moment, path, signal_number=signal.SIGKILL):
+    """Start four, and send one of them a signal some time after training has begun."""
+    command = [sys.executable, "-m", "mlcompute", "launch", "-n", "4", PROGRAM, what, str(path)]
+    launched = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT
+    )
+    try:
+        before = "".join(read_until(launched.stdout, "running"))
+        processes = {int(r): int(p) for r, p in re.findall(r"rank (\d) is process (\d+)", before)}
+        assert len(processes) == 4, before
+        time.sleep(moment.uniform(0.0, 1.0))
+        victim = moment.randrange(4)
+        at = time.time()
+        os.kill(processes[victim], signal_number)
+        said, errors = launched.communicate(timeout=40)
+    finally:
+        launched.kill()
+    return victim, at, said, errors, launched.returncode
+
+
+def assert_all_heard(victim, at, said, errors, code):
+    heard = re.findall(r"rank (\d): ProcessError \(([\d, ]*)\) (.*) at ([\d.]+)", said)
+    assert {int(rank) for rank, *_ in heard} == {0, 1, 2, 3} - {victim}, said + errors
+    for _, ranks, message, when in heard:
+        assert ranks.strip(",") == str(victim), message
+        assert f"rank {victim} of 4 ended without a word" in message
+        assert float(when) - at < 1.0 * PATIENCE
+    assert code != 0
+    left = time.monotonic() + 5
+    while left_behind() and time.monotonic() < left:
+        time.sleep(0.1)
+    assert not left_behind()
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(KILLS, marks=pytest.mark.slow)])
+def test_d1_killed_at_any_moment(tmp_path, count):
+    """In the compilation, in the exchange, in the checkpoint: survivors say at once who it was, and nothing is left."""
+    moment = random.Random(count)
+    for _ in range(count):
+        assert_all_heard(*kill_one("endless", moment, tmp_path / "kept.safetensors"))
+
+
+@pytest.mark.slow
+def test_d2_killed_at_any_moment_with_recovery(tmp_path):
+    """The others go on within seconds, and arrive at the bits of a run that lost nobody. (Short: test_elastic.py.)"""
+    whole, _ = launch(1, "survive")
+    (expected,) = re.findall(r"rank 0 of 1: (\d+)", whole.stdout)
+    moment = random.Random(0)
+    for _ in range(KILLS):
+        _, _, said, errors, _ = kill_one("survive", moment, tmp_path / "kept")
+        assert re.findall(r"rank \d of 3: (\d+)", said) == [expected] * 3, said + errors
+        assert max(map(float, re.findall(r"longest ([\d.]+)", said))) < 2.0 * PATIENCE
+        assert not left_behind()
+
+
+ALL_OPTIMIZERS = ["adadelta", "adafactor", "adagrad", "adamw", "lamb", "lion", "muon", "nadam", "radam"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ALL_OPTIMIZERS)
+def test_d3_resumed_at_other_sizes(tmp_path, optimizer):
+    """Four, then two, then three processes: the bits of one. (Adam, SGD and RMSProp: test_trainer.py.)"""
+
+    def work(group, epochs, before=None, after=None):
+        one = trainer(group, optimizer)
+        one.fit(X, Y, epochs=epochs, resume=before, verbose=0)
+        if after is not None:
+            one.save(after)
+        return learned(one)
+
+    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    run_group(4, lambda group: work(group, 1, None, a))
+    run_group(2, lambda group: work(group, 2, a, b))
+    (expected,) = run_group(1, lambda group: work(group, 3))
+    assert all(equal(found, expected) for found in run_group(3, lambda group: work(group, 3, b)))
+
+
+def raises(group, rank):
+    class Raises(mlc.callbacks.Callback):
+        runs_on_every_process = True
+
+        def on_train_batch_begin(self, batch, logs):
+            if group.rank == rank and batch == 2:
+                raise ValueError("out of luck")
+
+    trainer(group).fit(X, Y, epochs=1, callbacks=[Raises()], verbose=0)
+
+
+def runs_out(group, rank):
+    one, rows = trainer(group), 32 if group.rank == rank else 80
+    one.fit(X[:rows], Y[:rows], epochs=1, verbose=0)
+    group.exchange.leave()
+
+
+def other_batch(group, rank):
+    trainer(group, batch=15 if group.rank == rank else 16)
+
+
+def other_optimizer(group, rank):
+    trainer(group, "sgd" if group.rank == rank else "adam")
+
+
+def other_rate(group, rank):
+    trainer(group, learning_rate=0.5 if group.rank == rank else 0.02)
+
+
+def other_type(group, rank):
+    graph = mlc.Graph()
+    kind = mlc.DataType.FLOAT16 if group.rank == rank else mlc.DataType.FLOAT32
+    y = graph.dense(graph.input((16, 6), "x", data_type=kind), 3)
+    mlc.Trainer(graph, loss="mse", group=group, metrics=[] if y is not None else None)
+
+
+def other_slices(group, rank):
+    trainer(mlc.Group(group.exchange, slices=4 if group.rank == rank else 8))
+
+
+def other_graph(group, rank):
+    graph = mlc.Graph()
+    y = graph.input((16, 6), "x")
+    y = graph.dense(y, 5) if group.rank == rank else y
+    graph.dense(y, 3)
+    mlc.Trainer(graph, loss="mse", group=group)
+
+
+#: What one process does -> what all are told.
+CASES = {
+    raises: "rank {rank} failed: .*out of luck",
+    runs_out: "rank {rank} (has ended its program|is in)|rank . is in",
+    other_batch: "rank {rank} has another graph than rank 0: batch size is",
+    other_optimizer: "rank {rank} has another graph than rank 0: optimizer is",
+    other_type: "rank {rank} has another graph than rank 0",
+    other_slices: "rank {rank} has another graph than rank 0: slices is",
+    other_graph: "rank {rank} has another graph than rank 0: layer",
+}
+
+
+def outcomes(size, work, timeout):
+    """What every rank ends with."""
+    groups, ends = mlc.Group.local(size, timeout=timeout), [None] * size
+
+    def run(rank):
+        try:
+            work(groups[rank])
+        except BaseException as error:
+            ends[rank] = error
+            groups[rank].abort(f"rank {rank} failed: {type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return ends
+
+
+@pytest.mark.parametrize("work", CASES)
+def test_d4_one_process_does_something_else(work):
+    """Seven kinds, each with 2 to 4 processes, rank after rank (rank 0 is who the others are compared with)."""
+    for size in (2, 3, 4):
+        for rank in range(1, size) if size < 4 else (3,):
+            began = time.monotonic()
+            ends = outcomes(size, lambda group, rank=rank: work(group, rank), 10.0)
+            assert time.monotonic() - began < 10.0
+            others = [error for number, error in enumerate(ends) if number != rank]
+            said = {re.search(CASES[work].format(rank=rank), str(error)) is not None for error in others}
+            assert said == {True}, [str(error) for error in ends]
+            assert ends[rank] is not None or work is runs_out
+
+
+@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 8))])
+def test_d4_another_version(monkeypatch, number):
+    size = 2 + number % 3
+    description = group_start._description
+
+    def described(training):
+        rows = description(training)
+        return [("version", "0.0.1"), *rows[1:]] if training.group.rank == size - 1 else rows
+
+    monkeypatch.setattr(group_start, "_description", described)
+    for error in outcomes(size, trainer, 10.0):
+        assert f"rank {size - 1} has another graph than rank 0: version is 0.0.1" in str(error)
+
+
+@pytest.mark.slow
+def test_d5_stopped_longer_than_the_timeout():
+    """SIGSTOP, twenty times: the others name the silent rank and the seconds they waited."""
+    for _ in range(20):
+        done, _ = launch(3, "stop")
+        assert done.returncode != 0
+        heard = re.findall(r"rank (\d): ProcessError \(1,\) rank 1 did not answer rank \d within (\d+) s", done.stdout)
+        assert {int(rank) for rank, _ in heard} >= {0} or {int(rank) for rank, _ in heard} >= {2}, done.stdout
+        assert all(1 <= int(seconds) <= 2 + PATIENCE for _, seconds in heard)
+        assert not left_behind()
+
+
+def test_d6_another_size_at_the_same_port():
+    """One was told that there are three processes, rank 0 that there are two."""
+    port = str(random.randrange(20000, 60000))
+    said = []
+
+    def join(rank, size):
+        variables = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank)}
+        try:
+            connect(variables, 1.5)
+        except mlc.ProcessError as error:
+            said.append(str(error))
+
+    threads = [threading.Thread(target=join, args=arguments) for arguments in ((0, 2), (1, 3))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert any("rank 1 of 3 came to a group of 2" in one and "the same WORLD_SIZE" in one for one in said), said
+    assert any("rank 1 did not come" in one for one in said), said
+
+
+def test_d6_another_protocol(monkeypatch):
+    """Versions that cannot even talk to each other."""
+
+    def work(group):
+        if group.rank == 1:
+            header = np.full(6, 77, np.int64)
+            group.exchange._link.send(0, header.view(np.uint8))
+            return
+        group.exchange.gather_bytes(Kind.BARRIER, b"")
+
+    assert messages._MAGIC != 77
+    with pytest.raises(mlc.ProcessError, match="it runs another version of mlcompute") as caught:
+        run_group(2, work, timeout=3)
+    assert "install one version of mlcompute" in str(caught.value)
+
+
+def digest(size, normalizes, drops):
+    from tests.group.threads import train
+
+    results = run_group(size, lambda group: train(group, normalizes=normalizes, drops=drops))
+    return {b"".join(array.tobytes() for array in arrays) for _, arrays in results}
+
+
+@pytest.mark.parametrize("runs", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("normalizes", "drops"), [(False, False), (True, False), (True, True)])
+def test_d7_the_same_bits_run_after_run(runs, normalizes, drops):
+    """The same seed, in one to four processes."""
+    sizes = (1, 2, 3, 4) if runs > 2 else (1, 4)
+    found = set().union(*(digest(size, normalizes, drops) for _ in range(runs) for size in sizes))
+    assert len(found) == 1
