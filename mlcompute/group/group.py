@@ -221,14 +221,16 @@ def _end_with(exchange: MessageExchange) -> None:
         exchange.abort(f"rank {exchange.rank} failed: {said}")
 
     def leave() -> None:
-        if exchange.failed is None:
+        has_failed = exchange.failed is not None
+        if not has_failed:
             exchange.leave()
-            return
+            if not exchange.has_lost:
+                return
         # MPI's own end would wait for processes that are gone or silent. Let the others read what was said, then go.
         sys.stdout.flush()
         sys.stderr.flush()
         time.sleep(0.3)
-        os._exit(1)
+        os._exit(int(has_failed))
 
     sys.excepthook = hook
     atexit.register(leave)

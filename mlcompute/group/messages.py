@@ -75,6 +75,8 @@ class MessageExchange(Exchange):
         self._link = link
         self._failed: ProcessError | None = None
         self._is_closed = False
+        #: Did it go on without some of the processes that were there at first?
+        self.has_lost = False
         self._adopt()
 
     def _adopt(self) -> None:
@@ -277,6 +279,7 @@ class MessageExchange(Exchange):
 
     def shrink(self) -> list[int]:
         survivors = self._link.survivors()
+        self.has_lost = True
         self._failed = None
         self._adopt()
         return survivors
