@@ -100,6 +100,8 @@ class DeviceStep:
         self.bounds = [_bounds(lane, training.group.size, size) for lane in training.lanes]
         self.clock = Clock(*exchange.engines)
         self._devices = [_Device(self, rank) for rank in range(exchange.rank, exchange.rank + len(exchange.engines))]
+        for device in self._devices:  # the first step costs what the hundredth does
+            device.compiled.executable(device.compiled.get("slice", training.program.batch_size))
 
     @property
     def name(self) -> str:
@@ -269,7 +271,8 @@ class _Device:
         self._own_nodes = step.nodes[rank]
         self._work, self.whole, self.values = (self._allocated() for _ in range(3))
         self._zeros: _Sums | None = None
-        self._spare: list[_Sums] = []
+        self._spare = [self._allocated() for _ in range(self._sums_at_once())]
+        self._allocations = 3 + len(self._spare)
         self._sums: dict[Node, _Sums] = {}
         self.received = {
             source: [
@@ -339,7 +342,26 @@ class _Device:
         """Bytes of what is exchanged."""
         lanes = sum(lane.length * lane.dtype.itemsize for lane in self._lanes)
         received = sum(one.nbytes for nodes in self.received.values() for node in nodes for one in node)
-        return lanes * (3 + len(self._spare) + len(self._sums)) + received
+        return lanes * self._allocations + received
+
+    def _sums_at_once(self) -> int:
+        """How many sums wait for others, at most, while the own slices are run (see `take`)."""
+        first, last = self._step.own[self.rank]
+        waiting: set[Node] = set()
+        most = 0
+        for number in range(first, last):
+            node, is_work = (number, number + 1), True
+            while node not in self._own_nodes:
+                found = parent_of(node, self._step.root)
+                assert found is not None
+                if node == found[1]:
+                    break
+                waiting.remove(found[1])
+                node, is_work = found[0], False
+            if not (is_work and number == last - 1):
+                waiting.add(node)
+            most = max(most, len(waiting))
+        return most
 
     # Slices -----------------------------------------------------------------------------------------------------------
 
@@ -390,7 +412,7 @@ class _Device:
             node, arrays = parent, before
         is_last = number == self._step.own[self.rank][1] - 1
         if arrays is self._zeros or (arrays is self._work and not is_last):  # the next slice will overwrite it
-            memory = self._spare.pop() if self._spare else self._allocated()
+            memory = self._spare.pop()
             for target, source in zip(memory, arrays, strict=True):
                 self._exchange.copy(self.rank, target, source)
             arrays = memory

@@ -33,6 +33,8 @@ def in_group(session: Session) -> GroupTraining:
 def execute(session: Session, call: Call, batch: int, data: Mapping[Tensor, Any], phases: Sequence[str]) -> Execution:
     """One training step of the whole group."""
     training = in_group(session)
+    if "update" in phases:
+        session.expect_own_weights(call.method)
 
     def work() -> Tensor | None:
         training.pass_phases = set()
@@ -114,6 +116,7 @@ def execute_optimizer_update(session: Session, call: Call) -> Execution:
     if session.state is None:
         raise ExecutionError(f"TrainingGraph.{call.method}: the graph has no optimizer", fix="call compile_optimizer")
     _expect(training, "gradient", call.method)
+    session.expect_own_weights(call.method)
     return _carried_out(session, call, training.finish_passes)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from mlcompute.devices.device import Profile
 from mlcompute.devices.interrupts import held
 from mlcompute.enums import ExecutionOptions
-from mlcompute.errors import DataError, ExecutionError
+from mlcompute.errors import DataError
 from mlcompute.execution import Execution, GraphCompletionHandler
 from mlcompute.ops.op import Array, Value
 from mlcompute.optimizers.optimizer import Optimizer
@@ -99,12 +99,7 @@ class Run:
             if specification.begins:
                 self.keys = program.random_keys
             if specification.updates and session.state is not None:
-                if session.has_averaged_weights:
-                    raise ExecutionError(
-                        f"TrainingGraph.{call.method}: within averaged_weights nothing is trained: the weights are put "
-                        "back when it ends",
-                        fix="evaluate or save there, and train afterwards",
-                    )
+                session.expect_own_weights(call.method)
                 self.settings = session.state.optimizer
                 if not specification.synchronous and not self.is_ahead:
                     # The caller may change the rate while the run is queued; what it was when it was asked for counts.

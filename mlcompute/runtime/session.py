@@ -342,6 +342,15 @@ class Session:
         except ValueError:
             pass  # another thread has looked at it, too
 
+    def expect_own_weights(self, method: str) -> None:
+        """Refuse an update while the weights are their averages."""
+        if self.has_averaged_weights:
+            raise ExecutionError(
+                f"TrainingGraph.{method}: within averaged_weights nothing is trained: the weights are put back when it "
+                "ends",
+                fix="evaluate or save there, and train afterwards",
+            )
+
     def wait(self) -> None:
         """Return when all queued runs have finished; raises an error nobody has seen yet.
 

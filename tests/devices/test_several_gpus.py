@@ -133,6 +133,20 @@ def test_steps_are_started_and_not_waited_for() -> None:
     assert len(set(found)) == 8  # each has its own
 
 
+def test_memory_and_programs_are_there_after_compile() -> None:
+    for count in (1, 2, 3, 5):
+        engines = emulated(count)
+        training = trainer(engines).training
+        told, taken = training.device_memory_size, [engine.memory().buffers for engine in engines]
+        step(training, 0)
+        step(training, 1)
+        assert training.device_memory_size == told
+        parameters = sum(slot.tensor.data.nbytes for layer in training.layers for slot in layer.parameters.values())
+        for engine, before in zip(engines, taken, strict=True):
+            # What is new are parameters and their state, and those are known from the start.
+            assert engine.memory().buffers - before <= 8 * parameters + 4096
+
+
 def test_gpus_of_one_process_by_nccl(by_host: list[Array]) -> None:
     library = FakeNccl()
     group = mlc.Group(Alone(20))
@@ -252,6 +266,21 @@ def test_all_gpus_or_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong, message in (([1, 1], "a GPU is listed twice"), ([], "no GPU is listed"), ([0, 3], "GPU device '3'")):
         with pytest.raises(mlc.DeviceError, match=message):
             mlc.Device(gpu_devices=wrong)
+
+
+def test_averages_are_not_trained() -> None:
+    mlc.Platform.set_rng_seed_to(5)
+    graph = mlc.Graph()
+    graph.dense(graph.input((8, 4), "x"), 3)
+    rule = mlc.AdamOptimizer(mlc.OptimizerDescriptor(learning_rate=0.1, average_decay=0.9))
+    trainer = mlc.Trainer(graph, loss="softmax_cross_entropy", optimizer=rule, device=device(emulated(2)))
+    (label,) = trainer.training._definition.declared.labels
+    data, classes = np.ones((8, 4), np.float32), np.zeros(8, np.int64)
+    trainer.training.execute({"x": data}, {label: classes})
+    before = numbers(trainer.training)
+    with trainer.training.averaged_weights(), pytest.raises(mlc.ExecutionError, match="nothing is trained"):
+        trainer.training.execute({"x": data}, {label: classes})
+    assert_same(numbers(trainer.training), before)
 
 
 def test_several_gpus_in_one_of_several_processes_are_refused() -> None:
