@@ -209,8 +209,13 @@ _SCORES = """
         #pragma unroll
         for (int n = 0; n < INNER / 8; ++n)
             #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                x[n][e] = key + 8 * n + 2 * t + e % 2 < z.keys ? x[n][e] * log2_scale : -INFINITY_F;
+            for (int e = 0; e < 4; ++e) x[n][e] *= log2_scale;
+        if (key + INNER > z.keys)
+            #pragma unroll
+            for (int n = 0; n < INNER / 8; ++n)
+                #pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    if (key + 8 * n + 2 * t + e % 2 >= z.keys) x[n][e] = -INFINITY_F;
         if (HAS_MASK && adds)
             #pragma unroll
             for (int n = 0; n < INNER / 8; ++n)
@@ -233,20 +238,25 @@ def _copied(kind: str, name: str, tile: str, row: str, inner: str = "INNER") -> 
 def _tile_loop(row: str, count: str, first: tuple[str, str], second: tuple[str, str], walk: str, body: str) -> str:
     """Goes through tiles of two inputs (name and where tiles are kept), one being copied while one is used.
 
-    `row` is the first row of the tile in use; `walk` are the arguments that tell `next_tile` where to look.
+    `row` is the first row of the tile in use; `walk` are the arguments that tell `next_tile` where to look. That is
+    done two tiles ahead, while others are used: it waits for memory.
     """
-    copies = "\n            ".join(
-        _copied(kind, name, f"{tiles} + buffer * INNER * {kind}", "tile * INNER")
-        for kind, (name, tiles) in zip("QV", (first, second), strict=True)
-    )
+
+    def copies(tile: str) -> str:
+        return "\n            ".join(
+            _copied(kind, name, f"{tiles} + buffer * INNER * {kind}", f"{tile} * INNER")
+            for kind, (name, tiles) in zip("QV", (first, second), strict=True)
+        )
+
     q, v = f"{first[0]}s", f"{second[0]}s"
     return f"""
     {{
     int buffer = 0, tiles = ({count} + INNER - 1) / INNER;
-    bool masked;
-    int tile = next_tile({walk}, 0, tiles, masked);
+    bool masked, next_masked = false;
+    int tile = next_tile({walk}, 0, tiles, masked), next = tiles;
     if (tile < tiles) {{
-            {copies}
+            {copies("tile")}
+            next = next_tile({walk}, tile + 1, tiles, next_masked);
     }}
     while (tile < tiles) {{
         int {row} = tile * INNER;
@@ -256,10 +266,11 @@ def _tile_loop(row: str, count: str, first: tuple[str, str], second: tuple[str, 
         finish_tile<INNER, D, Q, THREADS, PACK>({q});
         finish_tile<INNER, DV, V, THREADS, PACK>({v});
         __syncthreads();  // the tile is there, and nobody reads the last one any more
-        tile = next_tile({walk}, tile + 1, tiles, masked);
+        tile = next, masked = next_masked;
         buffer ^= 1;
         if (tile < tiles) {{
-            {copies}
+            {copies("tile")}
+            next = next_tile({walk}, tile + 1, tiles, next_masked);
         }}
 {body}
     }}
