@@ -10,6 +10,7 @@ import pytest
 from mlcompute import ops
 from mlcompute.compiler.fuse_epilogues import fuse_epilogues
 from mlcompute.devices.cuda.kernels import few_channel_convolution, tensor_core_convolution, tensor_core_weight_gradient
+from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.images import first_shape
 from mlcompute.ops.op import Array, Value, emit
 from tests.compiler.programs import apply
@@ -115,12 +116,26 @@ def test_small_convolutions_by_tensor_cores(
     check(weight_gradient, x, dy, scale=32)
 
 
+@pytest.mark.parametrize(("image", "outputs"), [((2, 9, 8, 16), 32), ((2, 9, 8, 3), 16)])
+def test_small_convolutions_of_bfloat16(image: tuple[int, int, int, int], outputs: int) -> None:
+    a = window({"padding": (1, 1, 1, 1)})
+    x, w = normal(*image).astype(bfloat16()), normal(outputs, image[3], 3, 3, seed=1).astype(bfloat16())
+    forward = op("convolution", **a)
+    assert "tensor core" in kernels(forward, x, w) or "few channel" in kernels(forward, x, w)
+    (y,) = check(forward, x, w, scale=32)
+    dy = normal(*y.shape, seed=2).astype(bfloat16())
+    check(op("convolution_input_gradient", shape=first_shape(image), **a), dy, w, scale=32)
+    weight_gradient = op("convolution_weight_gradient", shape=w.shape, **a, to=np.dtype(np.float32))
+    assert "cuDNN" not in kernels(weight_gradient, x, dy)
+    check(weight_gradient, x, dy, scale=32)
+
+
 def test_large_weight_gradients_stay_with_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     a = window({"padding": (1, 1, 1, 1)})
     gradient = op("convolution_weight_gradient", shape=(8, 8, 3, 3), **a)
     arrays = normal(1, 6, 6, 8), normal(1, 6, 6, 8)
     assert "tensor core" in kernels(gradient, *arrays)
-    monkeypatch.setattr(tensor_core_weight_gradient, "_MOST_FLOPS", 1000)
+    monkeypatch.setattr(tensor_core_weight_gradient, "_MOST_FLOPS", {4: 1000})
     assert "tensor core" not in kernels(gradient, *arrays)
 
 

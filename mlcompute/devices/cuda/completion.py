@@ -166,16 +166,21 @@ class CudaCompletion(Completion):
         statuses.started(self, turn)
 
     def is_done(self) -> bool:
-        return self._is_finished or self._engine.driver.is_reached(self._event)
+        if not self._is_finished and self._engine.driver.is_reached(self._event):
+            self._learn()
+        return self._is_finished
 
     def finish(self) -> None:
         """Wait, and learn how it went."""
         if not self._is_finished:
             self._engine.driver.wait(self._event)
-            with self._statuses.lock:
-                if not self._is_finished:
-                    self._error = self._statuses.error(self._phases, self._turn)
-                    self._is_finished = True
+            self._learn()
+
+    def _learn(self) -> None:
+        with self._statuses.lock:
+            if not self._is_finished:
+                self._error = self._statuses.error(self._phases, self._turn)
+                self._is_finished = True
 
     def wait(self) -> None:
         self.finish()

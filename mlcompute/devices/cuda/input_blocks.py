@@ -8,8 +8,9 @@ used in turn: while a run reads one, the next batch is copied into the other in 
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -113,9 +114,9 @@ class InputBlocks:
         """After the last kernel of a run, or of a graph that is captured: send small results, given by address."""
         if not self.is_captured:
             return []
-        part, every = self._parts[self.turn], list(results)
+        part = self._parts[self.turn]
         return [
-            Copy(address, part.address + part.result_offset(every, value), value.nbytes)
+            Copy(address, part.address + part.result_offset(results, value), value.nbytes)
             for value, address in results.items()
         ]
 
@@ -124,7 +125,7 @@ class InputBlocks:
         part = self._parts[self.turn]
         if not self.is_captured or part.reader is None:
             return None
-        return part.report(list(results), value)
+        return part.report(results, value)
 
     def is_read(self, completion: CudaCompletion) -> None:
         """A run that reads what was fed last has been started."""
@@ -149,28 +150,31 @@ class _Part(Pinned):
         weakref.finalize(self, engine.events.append, self.event).atexit = False
         self.reader: CudaCompletion | None = None
         self._is_copied = False
-        self.views = {
-            value: self.memory[offset : offset + value.nbytes].view(value.dtype).reshape(value.shape)
-            for value, offset in offsets.items()
-        }
+        self.views = {value: self._view(value, offset) for value, offset in offsets.items()}
+        self._results: dict[Value, Array] = {}
+
+    def _view(self, value: Value, offset: int) -> Array:
+        return self.memory[offset : offset + value.nbytes].view(value.dtype).reshape(value.shape)
 
     def is_copied(self, stream: int) -> None:
         """A copy from it has been enqueued."""
         self._driver.record(self.event, stream)
         self._is_copied = True
 
-    def result_offset(self, results: Sequence[Value], value: Value) -> int:
+    def result_offset(self, results: Iterable[Value], value: Value) -> int:
         """Where a result lies in the part."""
-        return self._size + sum(each.nbytes for each in results[: results.index(value)])
+        return self._size + sum(each.nbytes for each in itertools.takewhile(lambda each: each is not value, results))
 
-    def report(self, results: Sequence[Value], value: Value) -> ReportedValue:
+    def report(self, results: Iterable[Value], value: Value) -> ReportedValue:
         """A result of the run that copied from here."""
         assert self.reader is not None
         known = self._reported() if self._reported is not None else None
         if known is not None:
             known.fetch()
-        offset = self.result_offset(results, value)
-        found = ReportedValue(self.memory[offset : offset + value.nbytes], value, self.reader)
+        view = self._results.get(value)
+        if view is None:
+            view = self._results[value] = self._view(value, self.result_offset(results, value))
+        found = ReportedValue(view, self.reader)
         self._reported = weakref.ref(found)
         return found
 
@@ -192,17 +196,18 @@ class _Part(Pinned):
 class ReportedValue:
     """A small result in pinned memory: called, it waits for its run and returns a copy."""
 
-    __slots__ = ("__weakref__", "_array", "_memory", "_run", "_value")
+    __slots__ = ("__weakref__", "_array", "_memory", "_run")
 
-    def __init__(self, memory: Array, value: Value, run: CudaCompletion) -> None:
-        self._memory, self._value, self._run = memory, value, run
+    def __init__(self, memory: Array, run: CudaCompletion) -> None:
+        self._memory = memory
+        self._run = run
         self._array: Array | None = None
 
     def fetch(self) -> None:
         """Copy it before the memory is used again."""
         if self._array is None:
             self._run.finish()
-            self._array = np.array(self._memory.view(self._value.dtype).reshape(self._value.shape))
+            self._array = self._memory.copy()
 
     def __call__(self) -> Array:
         self.fetch()

@@ -104,6 +104,12 @@ __device__ __forceinline__ void multiply_columns(float (*sum)[4], float (*a)[4],
         }
     }
 }
+// Four elements in a row, as floats.
+__device__ __forceinline__ float4 four_of(const float* p) { return *(const float4*)p; }
+__device__ __forceinline__ float4 four_of(const bfloat16* p) {
+    const Pack<bfloat16, 4> x = *(const Pack<bfloat16, 4>*)p;
+    return make_float4(to_float(x.at[0]), to_float(x.at[1]), to_float(x.at[2]), to_float(x.at[3]));
+}
 // Begins to copy an element, or four in a row, as floats: zeros unless `inside`.
 template <int PACK>
 __device__ __forceinline__ void copy_floats(float* to, const float* from, bool inside) {

@@ -47,6 +47,11 @@ def is_floating(dtype: DType) -> bool:
     return dtype.kind == "f" or is_bfloat16(dtype)
 
 
+def is_factor(dtype: DType) -> bool:
+    """Do tensor cores multiply elements of this type, as TF32 or as they are?"""
+    return dtype == FLOAT or is_bfloat16(dtype)
+
+
 def memory_type(dtype: DType) -> str:
     """The type of an element in memory."""
     return _NAMES[_key(dtype)]

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, NARROW
-from mlcompute.devices.cuda.codegen.types import loaded, memory_type, stored
+from mlcompute.devices.cuda.codegen.types import DOUBLE, FLOAT, is_floating, loaded, memory_type, stored
 from mlcompute.devices.cuda.kernels.column_sums import column_sums
 from mlcompute.devices.cuda.kernels.convolution_ending import Ending
 from mlcompute.devices.cuda.kernels.direct_convolution import NAMES, Problem, kernel_text, numbers
@@ -29,7 +27,6 @@ _STRIPS = (16, 14, 12, 10, 8, 7, 6, 5, 4)
 _BLOCKS = 264
 #: Weights whose sums the threads of a block exchange at a time.
 _EXCHANGED = 8
-_FLOAT = np.dtype(np.float32)
 
 
 def has_few_channels(step: Step) -> bool:
@@ -38,7 +35,7 @@ def has_few_channels(step: Step) -> bool:
     values = (*step.inputs, *step.results)
     if not a.get("channels_last") or a["groups"] != 1 or step.op.name == "convolution_input_gradient":
         return False
-    if any(value.dtype not in (_FLOAT, np.dtype(np.float16)) or value.size >= NARROW for value in values):
+    if not all(is_floating(value.dtype) and value.dtype != DOUBLE and value.size < NARROW for value in values):
         return False
     _, channels, height, width = step.inputs[1].shape if forward else a["shape"]
     results = step.results[0].shape if forward else step.inputs[1].shape
@@ -62,7 +59,7 @@ def few_channel_launches(step: Step, operands: Operands, ending: Ending | None =
         return [Launch(step, "few channel convolution", source, arguments, [2], grid, (BLOCK, 1, 1))]
     slices = _slices(step)
     planned = operands.workspace(step, 0, slices * p.w.size * 4)
-    parts = Operand(planned.base, planned.offset // 4, (slices, p.w.size), (p.w.size, 1), _FLOAT)
+    parts = Operand(planned.base, planned.offset // 4, (slices, p.w.size), (p.w.size, 1), FLOAT)
     arguments = [p.x, p.y, *numbers(p), parts]
     source, grid = _gradient_source(p, strip, lanes), (slices, chunks, 1)
     written = [len(arguments) - 1]

@@ -19,7 +19,7 @@ from mlcompute.devices.precision import matmul_precision
 from mlcompute.ops.op import Step, Value
 
 #: Multiplications and additions from which cuBLASLt is faster.
-MOST_FLOPS = 1 << 26
+MOST_FLOPS = 1 << 25
 _FLOAT = np.dtype(np.float32)
 #: Blocks that should be at work.
 _BLOCKS = 96

@@ -37,13 +37,17 @@ EXPONENTIALS = """            #pragma unroll
             }"""
 SUMS = """            #pragma unroll
             for (int v = 0; v < WIDTH; ++v) acc[v].s += exp(xs[v] - acc[v].m);"""
+#: The same in one pass: sums are corrected when something larger comes. Neighbours of a row have one sum, and what is
+#: done depends on no number, or lanes would wait for each other.
 ONLINE = """            #pragma unroll
-            for (int v = 0; v < WIDTH; ++v) {
-                if (xs[v] > acc[v].m) {
-                    acc[v].s *= exp(acc[v].m - xs[v]);
-                    acc[v].m = xs[v];
-                }
-                acc[v].s += exp(xs[v] - acc[v].m);
+            for (int first = 0; first < WIDTH; first += ROWS ? WIDTH : 1) {
+                auto most = acc[first].m;
+                #pragma unroll
+                for (int v = first; v < (ROWS ? WIDTH : first + 1); ++v) most = xs[v] > most ? xs[v] : most;
+                acc[first].s *= exp(acc[first].m - most);
+                acc[first].m = most;
+                #pragma unroll
+                for (int v = first; v < (ROWS ? WIDTH : first + 1); ++v) acc[first].s += exp(xs[v] - most);
             }"""
 
 

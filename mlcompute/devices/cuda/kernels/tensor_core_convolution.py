@@ -16,16 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from mlcompute.devices.cuda.codegen.tensor_cores import PADDING, tensor_core_text
+from mlcompute.devices.cuda.codegen.types import DType, is_factor, memory_type, stored
 from mlcompute.devices.cuda.kernels.convolution_ending import Ending
 from mlcompute.devices.cuda.kernels.launch import Launch
 from mlcompute.devices.loop_nest import Operands
 from mlcompute.devices.precision import matmul_precision
 from mlcompute.ops.op import Shape, Step
 
-_FLOAT = np.dtype(np.float32)
 #: Weights, and multiplications and additions, from which cuDNN is faster.
 _MOST_WEIGHTS, _MOST_FLOPS = 32 * 32 * 9, 1.5e9
 #: Blocks that should be at work.
@@ -82,6 +80,7 @@ class Form:
     padding: tuple[int, int]
     spacing: tuple[int, int]
     is_gradient: bool
+    dtype: DType
 
     @classmethod
     def of(cls, step: Step) -> Form | None:
@@ -89,7 +88,8 @@ class Form:
         a, values = step.attributes, (*step.inputs, *step.results)
         if step.op.name == "convolution_weight_gradient" or not a.get("channels_last") or a["groups"] != 1:
             return None
-        if any(value.dtype != _FLOAT or value.size == 0 for value in values):
+        dtype = values[0].dtype
+        if not is_factor(dtype) or any(value.dtype != dtype or value.size == 0 for value in values):
             return None
         is_gradient = step.op.name == "convolution_input_gradient"
         _, _, height, width = step.inputs[1].shape
@@ -98,7 +98,8 @@ class Form:
             top, left = (height - 1) * dy - top, (width - 1) * dx - left
         source, result = step.inputs[0].shape, step.results[0].shape
         strides, spacing = ((1, 1), a["strides"]) if is_gradient else (a["strides"], (1, 1))
-        return cls(source, result, (height, width), strides, (dy, dx), (top, left), spacing, is_gradient)
+        kernel, padding = (height, width), (top, left)
+        return cls(source, result, kernel, strides, (dy, dx), padding, spacing, is_gradient, dtype)
 
     @property
     def flops(self) -> float:
@@ -170,10 +171,12 @@ def _source(f: Form, t: Tiling, ending: Ending | None) -> str:
     else:
         first_row, first_run, rows, runs = "first_o", "first_c", outputs, channels
         by_output, by_channel, place = t.pitch, places, "u * KW + v"
-    parameters, results = "const float* x, const float* w, float* y", ["sum[o][2 * half]", "sum[o][2 * half + 1]"]
+    element, results = memory_type(f.dtype), ["sum[o][2 * half]", "sum[o][2 * half + 1]"]
+    parameters = f"const {element}* x, const {element}* w, {element}* y"
     if ending is not None:
         parameters += ", const float* bias"
         results = [ending.result(each, f"first_o + 8 * o + 2 * t + {k}") for k, each in enumerate(results)]
+    results = [stored(f.dtype, each) for each in results]
     run = (t.outputs if f.is_gradient else t.channels) * places
     return f"""{tensor_core_text(exact=not matmul_precision.allows_tf32)}
 const int C = {channels}, H = {image_height}, W = {image_width}, O = {outputs}, OH = {down}, OW = {across};
@@ -205,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL({parameters}) {{
             float4 some = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             const bool inside = r >= 0 && r < H * APART_Y && s >= 0 && s < W * APART_X && first_c + c < C;
             if (inside && r % APART_Y == 0 && s % APART_X == 0)
-                some = *(const float4*)(x + (((long long)n * H + r / APART_Y) * W + s / APART_X) * C + first_c + c);
+                some = four_of(x + (((long long)n * H + r / APART_Y) * W + s / APART_X) * C + first_c + c);
             *(float4*)(xs + pixel * PIXEL + c) =
                 make_float4(rounded(some.x), rounded(some.y), rounded(some.z), rounded(some.w));
         }}
@@ -214,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL({parameters}) {{
             const int row = k / (RUN / 4), from = {first_run} * (KH * KW) + k % (RUN / 4) * 4;
             float4 some = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if ({first_row} + row < ROWS && from < RUNS)
-                some = *(const float4*)(w + (long long)({first_row} + row) * RUNS + from);
+                some = four_of(w + (long long)({first_row} + row) * RUNS + from);
             float* to = ws + row * PITCH + k % (RUN / 4) * 4;
             to[0] = rounded(some.x);
             to[1] = rounded(some.y);
@@ -244,11 +247,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL({parameters}) {{
     for (int half = 0; half < 2; ++half) {{
         const int own = group + half, i = line + own * 8 / COLUMNS, j = own * 8 % COLUMNS + g;
         if (own >= GROUPS || i >= OH || j >= OW) continue;
-        float* to = y + (((long long)n * OH + i) * OW + j) * O + first_o + 2 * t;
+        {element}* to = y + (((long long)n * OH + i) * OW + j) * O + first_o + 2 * t;
         #pragma unroll
         for (int o = 0; o < OUTPUTS / 8; ++o)
             if (first_o + 8 * o < O)
-                *(Pack<float, 2>*)(to + 8 * o) = Pack<float, 2>{{{", ".join(results)}}};
+                *(Pack<{element}, 2>*)(to + 8 * o) = Pack<{element}, 2>{{{", ".join(results)}}};
     }}
 }}
 """

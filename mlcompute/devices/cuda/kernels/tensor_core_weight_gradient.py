@@ -17,15 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlcompute.devices.cuda.codegen.tensor_cores import tensor_core_text
+from mlcompute.devices.cuda.codegen.types import FLOAT, is_factor, memory_type
 from mlcompute.devices.cuda.kernels.column_sums import column_sums
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.devices.precision import matmul_precision
 from mlcompute.ops.op import Step
 
-_FLOAT = np.dtype(np.float32)
-#: Channels, and multiplications and additions, from which cuDNN is faster.
-_MOST_CHANNELS, _MOST_FLOPS = 128, 4e9
+#: Channels, and multiplications and additions of elements of so many bytes, from which cuDNN is faster.
+_MOST_CHANNELS, _MOST_FLOPS = 128, {4: 4e9, 2: 1e9}
 #: Warps of a block, of which each has one place of the kernel.
 _LEAST_WARPS, _MOST_WARPS = 4, 16
 #: Threads that a multiprocessor should have.
@@ -72,13 +72,14 @@ def gradient_tiling(step: Step) -> Tiling | None:
     values = (*step.inputs, *step.results)
     if step.op.name != "convolution_weight_gradient" or not a.get("channels_last") or a["groups"] != 1:
         return None
-    if any(value.dtype != _FLOAT or value.size == 0 for value in values):
+    x, y, result = values
+    if x.dtype != y.dtype or not is_factor(x.dtype) or result.dtype != FLOAT or not all(v.size for v in values):
         return None
     outputs, channels, height, width = a["shape"]
     _, down, across, _ = step.inputs[1].shape
     if outputs % 8 or channels % 8 or max(outputs, channels) > _MOST_CHANNELS or width > _MOST_WARPS:
         return None
-    if 2.0 * step.inputs[1].size * channels * height * width > _MOST_FLOPS:
+    if 2.0 * y.size * channels * height * width > _MOST_FLOPS[y.dtype.itemsize]:
         return None
     groups = -(-height // (_MOST_WARPS // width))
     rows, columns = -(-height // groups), -(-across // 8) * 8
@@ -122,7 +123,7 @@ def gradient_launches(step: Step, operands: Operands, tiling: Tiling) -> Sequenc
     _, _, height, width = result.shape
     shape = (slices * tiling.sharing, result.size)
     planned = operands.workspace(step, 0, shape[0] * result.size * 4)
-    parts = Operand(planned.base, planned.offset // 4, shape, (result.size, 1), _FLOAT)
+    parts = Operand(planned.base, planned.offset // 4, shape, (result.size, 1), FLOAT)
     by_output, by_channel, by_row = _chunks(step, tiling)
     arguments: list[Argument] = [x, y, parts, np.int32(_tiles(step, tiling))]
     threads = 32 * tiling.rows * width * tiling.sharing
@@ -136,7 +137,7 @@ def _source(step: Step, t: Tiling) -> str:
     (_, image_height, image_width, channels), (_, down, across, outputs) = (value.shape for value in step.inputs)
     _, _, height, width = a["shape"]
     (sy, sx), (dy, dx), (top, _, left, _) = a["strides"], a["dilations"], a["padding"]
-    threads = 32 * t.rows * width * t.sharing
+    threads, element = 32 * t.rows * width * t.sharing, memory_type(step.inputs[0].dtype)
     return f"""{tensor_core_text(exact=not matmul_precision.allows_tf32)}
 const int C = {channels}, H = {image_height}, W = {image_width}, O = {outputs}, OH = {down}, OW = {across};
 const int KH = {height}, KW = {width}, SY = {sy}, SX = {sx}, DY = {dy}, DX = {dx}, TOP = {top}, LEFT = {left};
@@ -150,7 +151,7 @@ __device__ __forceinline__ void store(float* tile, const float4& x) {{
 }}
 
 extern "C" __global__ void __launch_bounds__(THREADS, {max(1, _THREADS // threads)}) KERNEL(
-    const float* x, const float* y, float* parts, int tiles) {{
+    const {element}* x, const {element}* y, float* parts, int tiles) {{
     __align__(16) __shared__ float ys[LINES * COLUMNS * YP], xs[HEIGHT * WIDTH * XP];
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int first_o = blockIdx.y % OUTPUT_CHUNKS * OUTPUTS, first_c = blockIdx.y / OUTPUT_CHUNKS * CHANNELS;
@@ -164,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, {max(1, _THREADS // thread
             const int j = pixel % COLUMNS, i = line + pixel / COLUMNS;
             float4 some = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (i < OH && j < OW && first_o + o < O)
-                some = *(const float4*)(y + (((long long)n * OH + i) * OW + j) * O + first_o + o);
+                some = four_of(y + (((long long)n * OH + i) * OW + j) * O + first_o + o);
             store(ys + pixel * YP + o, some);
         }}
         for (int at = threadIdx.x; at < HEIGHT * WIDTH * (CHANNELS / 4); at += THREADS) {{
@@ -172,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, {max(1, _THREADS // thread
             const int s = pixel % WIDTH - LEFT, r = line * SY + first_u * DY - TOP + pixel / WIDTH;
             float4 some = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (r >= 0 && r < H && s >= 0 && s < W && first_c + c < C)
-                some = *(const float4*)(x + (((long long)n * H + r) * W + s) * C + first_c + c);
+                some = four_of(x + (((long long)n * H + r) * W + s) * C + first_c + c);
             store(xs + pixel * XP + c, some);
         }}
         __syncthreads();
