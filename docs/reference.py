@@ -21,7 +21,7 @@ _PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "tensors": ("Tensors, devices, platform", ("where", "maximum", "minimum", "concatenate", "stack", "cross_entropy")),
     "layers": ("Layers and their descriptors", ()),
     "optimizers": ("Optimizers", ("OptimizerDescriptor", "ParameterGroup", "LBFGS")),
-    "trainer": ("Trainer, callbacks, metrics, schedules", ("Trainer", "History")),
+    "trainer": ("Trainer, callbacks, metrics, schedules", ("Trainer", "History", "Run", "Evaluation")),
     "data": ("Your own data", ()),
     "processes": ("Many processes", ("Group",)),
     "generation": ("Generation", ("NextToken", "generate")),

@@ -26,6 +26,7 @@ COMMANDS = {
     "runs": "list training runs, or compare some of them",
     "report": "write the page about a run again, or one about several",
     "new": "write a recipe out as a script to go on from",
+    "view": "show runs in the browser, also while they train",
     "launch": "start a program on several processes that train together",
     "evaluate": "measure a trained model on data",
     "predict": "let a trained model answer, on the screen or into a file",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import webbrowser
 from pathlib import Path
 
@@ -40,25 +41,35 @@ def run(args: argparse.Namespace) -> Answer:
         page = page_of_run(runs[0])
     else:
         path = Path(args.output or "comparison.html")
-        page = compare_page(runs, path.resolve().parent)
+        page = compare_page(runs, lambda one: _link(one, path))
     write_text(path, page.html(), "report")
     if args.open:
         webbrowser.open(path.resolve().as_uri())
     return Answer(f"report  {path}", {"report": str(path), "runs": [str(one.folder) for one in runs]})
 
 
-def page_of_run(run: mlc.Run, *, timed: bool = True) -> Page:
+def page_of_run(run: mlc.Run) -> Page:
     """The page about a run, from what is in its folder; timed on made-up numbers of the right shapes."""
     from mlcompute.runs import Evaluation
 
-    if not run.last.exists():
-        raise DataError(f"{run.folder}: has no checkpoint yet", fix="wait for the end of its first epoch")
-    graph = models.compiled(models.trained(str(run.last)), mlc.Device.cpu())
-    profile = (
-        graph.profile(*samples.samples_for(graph, None)) if timed and isinstance(graph, mlc.TrainingGraph) else None
-    )
+    graph = graph_of(run)
+    profile = graph.profile(*samples.samples_for(graph, None)) if isinstance(graph, mlc.TrainingGraph) else None
     evaluation = Evaluation.load(run.evaluation) if run.evaluation.exists() else None
     return report_page(graph, run.history(), profile, title_of(run), run, evaluation)
+
+
+def graph_of(run: mlc.Run) -> mlc.TrainingGraph | mlc.InferenceGraph:
+    """The graph of its last checkpoint, compiled."""
+    if not run.last.exists():
+        raise DataError(f"{run.folder}: has no checkpoint yet", fix="wait for the end of its first epoch")
+    return models.compiled(models.trained(str(run.last)), mlc.Device.cpu())
+
+
+def _link(run: mlc.Run, page: Path) -> str:
+    """Where a page finds the report of a run; empty where there is none."""
+    if not run.report.exists():
+        return ""
+    return Path(os.path.relpath(run.report, page.resolve().parent)).as_posix()
 
 
 def title_of(run: mlc.Run) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlcompute.seeing.page import shown_data
@@ -34,7 +34,7 @@ class Pace:
         self.pause = max(PAUSE, SHARE * (time.thread_time() - begun))
 
 
-def news(page: Page, state: Mapping[str, Any], names: Mapping[str, str]) -> str:
+def news(page: Page, state: Mapping[str, Any], names: Collection[str]) -> str:
     """A message, JSON on one line: heading, numbers and the named parts of a page, as the page itself has them."""
     parts = {part.name: part.html for part in page.sections if part.name in names}
     charts = page.everything().get("charts", [])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlcompute.runs.comparing import best_of, compared, differing
@@ -26,10 +24,10 @@ COLOURS = 8
 MOST_MATRICES = 4
 
 
-def compare_page(runs: Sequence[Run], beside: Path, title: str = "") -> Page:
-    """Several runs; `beside`: the folder the page lies in, from where it links to their own reports."""
+def compare_page(runs: Sequence[Run], link: Callable[[Run], str], title: str = "") -> Page:
+    """Several runs; `link`: the address of a page about one of them, empty where there is none."""
     histories = [read_history(run.history()) for run in runs]
-    parts = [_table(runs, beside)]
+    parts = [_table(runs, link)]
     learning = _learning(runs, histories)
     if learning is not None:
         parts.append(learning)
@@ -47,14 +45,13 @@ def compare_page(runs: Sequence[Run], beside: Path, title: str = "") -> Page:
     return Page(title or f"{len(runs)} runs", [], [], parts, score=score)
 
 
-def _table(runs: Sequence[Run], beside: Path) -> Section:
+def _table(runs: Sequence[Run], link: Callable[[Run], str]) -> Section:
     table = compared(runs)
     rows = []
     for run, row in zip(runs, table.rows, strict=True):
         name = escape(visible(row[0]))
-        if run.report.exists():
-            link = os.path.relpath(run.report, beside).replace(os.sep, "/")
-            name = f'<a href="{escape(link)}">{name}</a>'
+        if link(run):
+            name = f'<a href="{escape(link(run))}">{name}</a>'
         cells = "".join(
             f"<td{' class=n' if column in table.numeric else ''}>{escape(visible(cell))}</td>"
             for column, cell in enumerate(row[1:], start=1)
