@@ -427,16 +427,17 @@ class MultiheadAttentionLayer(Layer):
         d = self._descriptor
         n, rows, _ = sources[0].shape
         counts = (d.head_count, d.key_value_head_count, d.key_value_head_count)
+        # In training a sequence is all there is: the cache is for what comes one position after the other.
+        cache = None if run.training else self._cache
+        places = None if cache is None else cache.places(run, rows)
         q, k, v = (
             _split_heads(self._project(run, x, index), heads)
             for index, (x, heads) in enumerate(zip(sources[:3], counts, strict=True))
         )
-        mask = self._added_mask(q, sources[3:])
-        # In training a sequence is all there is: the cache is for what comes one position after the other.
-        cache = None if run.training else self._cache
-        places = None if cache is None else cache.places(run, rows)
-        if d.rotary_base is not None:
+        if d.rotary_base is not None:  # while a position's heads lie side by side, so that nothing is copied
             q, k = self._rotated(q, places), self._rotated(k, places)
+        q, k, v = (ops.transpose(x, (0, 2, 1, 3)) for x in (q, k, v))
+        mask = self._added_mask(q, sources[3:])
         if cache is not None and places is not None:
             k, v, mask = cache.append(run, k, v, places)
         elif d.is_causal:
@@ -479,8 +480,8 @@ class MultiheadAttentionLayer(Layer):
         return ops.reshape(y, (n, rows, outputs))
 
     def _rotated(self, x: Value, places: Value | None) -> Value:
-        """x (n, heads, l, width), turned by position: 0, 1, ... or the given ones."""
-        d, (_, _, length, width) = self._descriptor, x.shape
+        """x (n, l, heads, width), turned by position: 0, 1, ... or the given ones."""
+        d, (_, length, _, width) = self._descriptor, x.shape
         assert d.rotary_base is not None
         tables = rotations(length if places is None else d.cache_capacity, width, d.rotary_base)
         cos, sin = (x.trace.constant(table, x.dtype) for table in tables)
@@ -514,9 +515,9 @@ class MultiheadAttentionLayer(Layer):
 
 
 def _split_heads(x: Value, heads: int) -> Value:
-    """(n, l, heads * width) -> (n, heads, l, width)"""
+    """(n, l, heads * width) -> (n, l, heads, width)"""
     n, rows, width = x.shape
-    return ops.transpose(ops.reshape(x, (n, rows, heads, width // heads)), (0, 2, 1, 3))
+    return ops.reshape(x, (n, rows, heads, width // heads))
 
 
 def _grouped(mask: Value, heads: int, shared: int, rows: int) -> Value:

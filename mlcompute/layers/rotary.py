@@ -56,10 +56,9 @@ class RotaryEmbeddingLayer(Layer):
         (x,) = sources
         n, length, features = x.shape
         width = features // self._head_count
-        heads = ops.transpose(ops.reshape(x, (n, length, self._head_count, width)), (0, 2, 1, 3))
+        heads = ops.reshape(x, (n, length, self._head_count, width))
         tables = [x.trace.constant(table, x.dtype) for table in rotations(length, width, self._base)]
-        y = rotated(heads, tables[0], tables[1], self._is_interleaved)
-        return ops.reshape(ops.transpose(y, (0, 2, 1, 3)), x.shape)
+        return ops.reshape(rotated(heads, tables[0], tables[1], self._is_interleaved), x.shape)
 
 
 def checked_base(who: str, base: object) -> float:
@@ -77,13 +76,13 @@ def rotations(length: int, width: int, base: float) -> tuple[Array, Array]:
 
 
 def rotated(x: Value, cos: Value, sin: Value, is_interleaved: bool) -> Value:
-    """x (n, heads, length, width), turned; cos and sin (length, width / 2)."""
-    n, heads, length, width = x.shape
+    """x (n, length, heads, width), turned; cos and sin (length, width / 2)."""
+    n, length, heads, width = x.shape
     half = width // 2
-    shape = (n, heads, length, half, 2) if is_interleaved else (n, heads, length, 2, half)
+    shape = (n, length, heads, half, 2) if is_interleaved else (n, length, heads, 2, half)
     axis = 4 if is_interleaved else 3
     pairs = ops.reshape(x, shape)
     first, second = ops.slice_axis(pairs, axis, 0, 1), ops.slice_axis(pairs, axis, 1, 2)
-    angle = (length, half, 1) if is_interleaved else (length, 1, half)
+    angle = (length, 1, half, 1) if is_interleaved else (length, 1, 1, half)
     cos, sin = ops.reshape(cos, angle), ops.reshape(sin, angle)
     return ops.reshape(ops.concatenate([first * cos - second * sin, second * cos + first * sin], axis), x.shape)

@@ -162,3 +162,17 @@ def test_what_the_kernels_leave_to_numpy() -> None:
 
     bench = Bench(KERNELS, "attention", stored[1:], attributes_of(sizes), views=shown, workspaces=WORKSPACES)
     assert bench.entries is None
+
+
+@pytest.mark.parametrize("forbids_all", [False, True])
+@pytest.mark.parametrize("keep", [False, True])
+def test_keys_that_nobody_may_look_at_are_left_out(keep: bool, forbids_all: bool) -> None:
+    """Later keys of a causal mask; a query that may look at nothing gives NaN all the same."""
+    sizes = (2, 2, 150, 450, 24, 40)
+    arrays, attributes = arrays_of(sizes, "pairs", keep), attributes_of(sizes, "pairs", keep)
+    mask = arrays[4] = np.where(np.arange(450) > np.arange(150)[:, None], -np.inf, 0.5)[None, None].astype("f")
+    mask[0, 0, 70, 3] = -np.inf
+    if forbids_all:
+        mask[0, 0, 20] = -np.inf
+    Bench(KERNELS, "attention", arrays[1:], attributes, workspaces=WORKSPACES).check(close)
+    Bench(KERNELS, "attention_gradient", arrays, attributes, workspaces=WORKSPACES).check(close)

@@ -82,9 +82,14 @@ def call_packed_gemm(
     b: str,
     c: tuple[str, str | int],
     accumulate: str | int = 0,
+    packed_depth: str | int | None = None,
 ) -> None:
-    """Call `product`: (rows, columns, depth); a, its row stride and stride along the depth; b; c and its row stride."""
-    call_kernel(code, function, [*extents, accumulate, *a[1:], c[1]], [a[0], b, c[0]])
+    """Call `product`: (rows, columns, depth); a, its row stride and stride along the depth; b; c and its row stride.
+
+    packed_depth  the depth that b was packed with, where only the first part of it is wanted
+    """
+    packed = extents[2] if packed_depth is None else packed_depth
+    call_kernel(code, function, [*extents, packed, accumulate, *a[1:], c[1]], [a[0], b, c[0]])
 
 
 def call_pack(
@@ -109,15 +114,15 @@ def _packed_gemm_code(width: int) -> Code:
 
 
 def _write_packed_gemm(code: Code, width: int) -> None:
-    rows, columns, depth, accumulate, a_row, a_depth, c_row = (code.argument(index) for index in range(7))
-    a, b, c = (code.argument(index, "ptr") for index in range(7, 10))
+    rows, columns, depth, packed, accumulate, a_row, a_depth, c_row = (code.argument(index) for index in range(8))
+    a, b, c = (code.argument(index, "ptr") for index in range(8, 11))
     panel = width * vector_lanes()
     with code.loop(0, depth, DEPTH) as start:
         steps = code.minimum(code.sub(depth, start), DEPTH)
         adds = code.let(f"icmp ne i64 {code.let(f'or i64 {accumulate}, {start}')}, 0")
         a_block = code.at(a, code.mul(start, a_depth), "float")
         with code.loop(0, columns, panel) as column:
-            b_block = code.at(b, code.add(code.mul(column, depth), code.mul(start, panel)), "float")
+            b_block = code.at(b, code.add(code.mul(column, packed), code.mul(start, panel)), "float")
             c_block = code.at(c, column, "float")
             remaining = code.sub(columns, column)
             begin: str | int = 0

@@ -2,10 +2,14 @@
 
 Per sample and head the keys and values are packed once; per block of queries the scores, their softmax and what follows
 are computed in a workspace of the thread's own. Matrices are multiplied by `packed_gemm`, which reads q, k, v in place.
+
+Keys that a mask over all heads forbids to every query of a block, as a causal one does, are left out where no others
+come after them. Their probabilities are 0, and so many are left out that sums keep their order: no bit depends on it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,9 +23,9 @@ from mlcompute.devices.cpu.codegen.addressing import (
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.codegen.combiners import MAX_SKIPPING_NAN, SUM, LineReduction, Term
-from mlcompute.devices.cpu.codegen.loops import Line, share_units, splat, vector_loop
+from mlcompute.devices.cpu.codegen.loops import Line, Variable, share_units, splat, splat_constant, vector_loop
 from mlcompute.devices.cpu.codegen.math import exp
-from mlcompute.devices.cpu.codegen.simd import SimdValue, literal
+from mlcompute.devices.cpu.codegen.simd import SimdValue, literal, select
 from mlcompute.devices.cpu.gemm.packed_gemm import (
     FLOPS_PER_NS,
     call_pack,
@@ -42,6 +46,8 @@ _BLOCK_SCORES = 32768
 _TOGETHER = 4
 #: Blocks of a mask's gradient, if it has so many queries.
 _MASK_BLOCKS = 32
+#: Keys are left out in multiples of this: of the steps of a sum along a line, and of a panel of the gemm.
+_KEYS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -78,9 +84,25 @@ def _four(mask: Shape) -> Shape:
     return (1,) * (4 - len(mask)) + mask
 
 
+def _skips_keys(step: Step) -> bool:
+    """May some blocks of queries have fewer keys than others, by a mask that all heads of all samples share?"""
+    s = _Sizes.of(step)
+    if not step.attributes["has_mask"] or step.op.name == "attention_mask_gradient":
+        return False
+    mask = _four(step.inputs[3 if step.op.name == "attention" else 4].shape)
+    return mask[:2] == (1, 1) and mask[2] > 1 and mask[3] > _KEYS_AT_ONCE and s.queries > s.block
+
+
 def _parts(step: Step) -> dict[str, int]:
     """Parts of a thread's memory, in floats."""
     s = _Sizes.of(step)
+    found = _matrices(step, s)
+    if _skips_keys(step):
+        found |= {"positions": s.keys, "limits": -(-s.queries // s.block)}
+    return found
+
+
+def _matrices(step: Step, s: _Sizes) -> dict[str, int]:
     if step.op.name == "attention":
         return {
             "keys": padded(s.keys) * s.width,
@@ -171,6 +193,48 @@ class _Kernel:
         self.mask = broadcast[0] if step.attributes["has_mask"] else None
         self.keep = broadcast[-1] if step.attributes["has_keep"] else None
         self.scale = literal(step.attributes["scale"], "float", 1)
+        self.skips_keys = _skips_keys(step)
+        if self.skips_keys:
+            self._find_limits()
+
+    def _find_limits(self) -> None:
+        """How many keys the queries of each block look at: up to the last that the mask allows to one of them."""
+        assert self.mask is not None
+        code, mask = self.code, self.mask
+        positions, limits = (Line(code, self.memory[name], "float") for name in ("positions", "limits"))
+
+        def number(integer: str) -> SimdValue:
+            return SimdValue(code, code.let(f"sitofp i64 {integer} to float"), "float", 1)
+
+        with code.loop(0, self.keys) as key:
+            positions.store(key, number(code.add(key, 1)))
+        with code.loop(0, self.queries, self.block) as first:
+            most = Variable(SimdValue(code, literal(0.0, "float", 1), "float", 1))
+            with code.loop(first, code.minimum(code.add(first, self.block), self.queries)) as query:
+                read = mask.reader("0", "0", query)
+                last = LineReduction(code, MAX_SKIPPING_NAN)
+                last.add(
+                    positions, self.keys, lambda at, index, part: select(read(index, part).differs(-math.inf), at, 0.0)
+                )
+                found = last.result()
+                # Of a query that may look at nothing all keys count: it gives NaN, to all of them.
+                found = select(found > 0.0, found, number(self.keys))
+                most.set(select(found > most.get(), found, most.get()))
+            limits.store(code.div(first, self.block), most.get())
+
+    def limit(self, first: str) -> tuple[str, str]:
+        """How many keys the queries from `first` on look at, and the same including those that fill up a panel."""
+        if not self.skips_keys:
+            return self.keys, self.padded_keys
+        code = self.code
+        found = Line(code, self.memory["limits"], "float").load(code.div(first, self.block), lanes=1)
+        count = code.let(f"fptosi float {found.name} to i64")
+        count = code.mul(code.div(code.add(count, _KEYS_AT_ONCE - 1), _KEYS_AT_ONCE), _KEYS_AT_ONCE)
+        is_less = code.let(f"icmp slt i64 {count}, {self.keys}")
+        limit, filled = (
+            code.let(f"select i1 {is_less}, i64 {count}, i64 {most}") for most in (self.keys, self.padded_keys)
+        )
+        return limit, filled
 
     def unit(self, number: str) -> tuple[str, str]:
         """Sample and head."""
@@ -183,7 +247,9 @@ class _Kernel:
         """Scores of one query."""
         return Line(self.code, self.code.at(block, self.code.mul(row, self.padded_keys), "float"), "float")
 
-    def probabilities(self, block: str, rows: str, unit: tuple[str, str], first: str, drops: bool = False) -> None:
+    def probabilities(
+        self, block: str, rows: str, unit: tuple[str, str], first: str, keys: str, drops: bool = False
+    ) -> None:
         """softmax(scale scores + mask) of some queries, in place; dropped out if wanted.
 
         A few queries go through each of three passes together, so that the core need not wait at the end of every
@@ -206,7 +272,7 @@ class _Kernel:
 
             with code.loop(start, end) as row:
                 found = LineReduction(code, MAX_SKIPPING_NAN)
-                found.add(self.line(block, row), self.keys, score(row))
+                found.add(self.line(block, row), keys, score(row))
                 Line(code, largest, "float").store(code.sub(row, start), found.result())
             with code.loop(start, end) as row:
                 line, scored = self.line(block, row), score(row)
@@ -219,14 +285,20 @@ class _Kernel:
                     return value
 
                 found = LineReduction(code, SUM)
-                found.add(line, self.keys, power)
+                found.add(line, keys, power)
                 Line(code, shares, "float").store(code.sub(row, start), 1.0 / found.result())
             with code.loop(start, end) as row:
                 share = splat(Line(code, shares, "float").load(code.sub(row, start), lanes=1))
-                self.multiply(self.line(block, row), unit, code.add(first, row), share, drops)
+                self.multiply(self.line(block, row), unit, code.add(first, row), keys, share, drops)
 
     def multiply(
-        self, line: Line, unit: tuple[str, str], query: str, share: SimdValue | None = None, drops: bool = True
+        self,
+        line: Line,
+        unit: tuple[str, str],
+        query: str,
+        keys: str,
+        share: SimdValue | None = None,
+        drops: bool = True,
     ) -> None:
         """Multiply a query's line by a number and by what is kept of it."""
         kept = self.keep.reader(*unit, query) if self.keep is not None and drops else None
@@ -238,7 +310,7 @@ class _Kernel:
             line.store(index, value, mask)
 
         if share is not None or kept is not None:
-            vector_loop(self.code, 0, self.keys, change)
+            vector_loop(self.code, 0, keys, change)
 
     def scores(
         self,
@@ -250,10 +322,16 @@ class _Kernel:
         depth: str,
         b: str,
         block: str,
+        keys: str,
     ) -> None:
         """A block of lines, one element per key: rows of a times what was packed with the keys as columns."""
         left = (a.address(*unit, query), a.strides[2], a.strides[3])
-        call_packed_gemm(self.code, multiply, (rows, self.padded_keys, depth), left, b, (block, self.padded_keys))
+        call_packed_gemm(self.code, multiply, (rows, keys, depth), left, b, (block, self.padded_keys))
+
+    def clear(self, pointer: str, count: str) -> None:
+        """Zero some floats."""
+        line, zero = Line(self.code, pointer, "float"), splat_constant(self.code, 0.0)
+        vector_loop(self.code, 0, count, lambda index, mask: line.store(index, zero, mask))
 
     def entry(self, reads: list[Operand], writes: list[Operand], kernel: str, passes: float) -> Entry:
         return Entry(
@@ -305,13 +383,13 @@ def attention_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
         values.pack(unit, 0, kernel.keys, memory["values"])
         with code.loop(0, kernel.queries, kernel.block) as first:
             rows = code.minimum(kernel.block, code.sub(kernel.queries, first))
+            limit, filled = kernel.limit(first)
             scores = memory["scores"]
-            kernel.scores(by_keys, rows, kernel.q, unit, first, kernel.width, memory["keys"], scores)
-            kernel.probabilities(scores, rows, unit, first, drops=True)
-            extents, a = (rows, kernel.value_width, kernel.keys), (scores, kernel.padded_keys, 1)
-            call_packed_gemm(
-                code, by_values, extents, a, memory["values"], (y.address(*unit, first), kernel.value_width)
-            )
+            kernel.scores(by_keys, rows, kernel.q, unit, first, kernel.width, memory["keys"], scores, filled)
+            kernel.probabilities(scores, rows, unit, first, limit, drops=True)
+            extents, a = (rows, kernel.value_width, limit), (scores, kernel.padded_keys, 1)
+            target_lines = (y.address(*unit, first), kernel.value_width)
+            call_packed_gemm(code, by_values, extents, a, memory["values"], target_lines, packed_depth=kernel.keys)
     return [kernel.entry(inputs, [target], "attention", 1.0)]
 
 
@@ -336,30 +414,35 @@ def attention_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry
         unit = kernel.unit(number)
         for packer, name in ((keys, "keys"), (values, "values"), (key_rows, "key rows")):
             packer.pack(unit, 0, kernel.keys, memory[name])
+        if kernel.skips_keys:  # the first block may not reach them all
+            kernel.clear(dk.address(*unit), code.mul(kernel.keys, kernel.width))
+            kernel.clear(dv.address(*unit), code.mul(kernel.keys, kernel.value_width))
         with code.loop(0, kernel.queries, kernel.block) as first:
             rows = code.minimum(kernel.block, code.sub(kernel.queries, first))
+            limit, filled = kernel.limit(first)
             query_rows.pack(unit, first, rows, memory["query rows"])
             dy_rows.pack(unit, first, rows, memory["dy rows"])
-            kernel.scores(by_keys, rows, kernel.q, unit, first, kernel.width, memory["keys"], p)
-            kernel.scores(by_keys, rows, dy, unit, first, kernel.value_width, memory["values"], ds)
-            kernel.probabilities(p, rows, unit, first)
+            kernel.scores(by_keys, rows, kernel.q, unit, first, kernel.width, memory["keys"], p, filled)
+            kernel.scores(by_keys, rows, dy, unit, first, kernel.value_width, memory["values"], ds, filled)
+            kernel.probabilities(p, rows, unit, first, limit)
             with code.loop(0, rows) as row:
                 query, p_line, ds_line = code.add(first, row), kernel.line(p, row), kernel.line(ds, row)
-                kernel.multiply(ds_line, unit, query)
-                _softmax_gradient(kernel, p_line, ds_line, kernel.scale)
-                kernel.multiply(p_line, unit, query)
+                kernel.multiply(ds_line, unit, query, limit)
+                _softmax_gradient(kernel, p_line, ds_line, limit, kernel.scale)
+                kernel.multiply(p_line, unit, query, limit)
+            adds = "1" if kernel.skips_keys else first
             transposed = ("1", kernel.padded_keys)
             call_packed_gemm(
-                code, by_width, (rows, kernel.width, kernel.keys), (ds, kernel.padded_keys, 1), memory["key rows"],
-                (dq.address(*unit, first), kernel.width),
+                code, by_width, (rows, kernel.width, limit), (ds, kernel.padded_keys, 1), memory["key rows"],
+                (dq.address(*unit, first), kernel.width), packed_depth=kernel.keys,
             )  # fmt: skip
             call_packed_gemm(
-                code, by_width, (kernel.keys, kernel.width, rows), (ds, *transposed), memory["query rows"],
-                (dk.address(*unit), kernel.width), accumulate=first,
+                code, by_width, (limit, kernel.width, rows), (ds, *transposed), memory["query rows"],
+                (dk.address(*unit), kernel.width), accumulate=adds,
             )  # fmt: skip
             call_packed_gemm(
-                code, by_values, (kernel.keys, kernel.value_width, rows), (p, *transposed), memory["dy rows"],
-                (dv.address(*unit), kernel.value_width), accumulate=first,
+                code, by_values, (limit, kernel.value_width, rows), (p, *transposed), memory["dy rows"],
+                (dv.address(*unit), kernel.value_width), accumulate=adds,
             )  # fmt: skip
     return [kernel.entry(inputs, targets, "attention gradient", 2.5)]
 
@@ -399,12 +482,13 @@ def attention_mask_gradient_entries(step: Step, operands: Operands) -> Sequence[
                 packer.pack(unit, 0, kernel.keys, memory[name])
             with code.loop(begin, end, kernel.block) as first:
                 rows = code.minimum(kernel.block, code.sub(end, first))
-                kernel.scores(by_keys, rows, kernel.q, unit, first, kernel.width, memory["keys"], p)
-                kernel.scores(by_keys, rows, dy, unit, first, kernel.value_width, memory["values"], ds)
-                kernel.probabilities(p, rows, unit, first)
+                limit, filled = kernel.limit(first)
+                kernel.scores(by_keys, rows, kernel.q, unit, first, kernel.width, memory["keys"], p, filled)
+                kernel.scores(by_keys, rows, dy, unit, first, kernel.value_width, memory["values"], ds, filled)
+                kernel.probabilities(p, rows, unit, first, limit)
                 with code.loop(0, rows) as row:
-                    kernel.multiply(kernel.line(ds, row), unit, code.add(first, row))
-                    _softmax_gradient(kernel, kernel.line(p, row), kernel.line(ds, row))
+                    kernel.multiply(kernel.line(ds, row), unit, code.add(first, row), limit)
+                    _softmax_gradient(kernel, kernel.line(p, row), kernel.line(ds, row), limit)
                 if sums_queries:  # together first: a long sum of single lines would round more
                     with code.loop(1, rows) as row:
                         _add_line(kernel, kernel.line(ds, row), kernel.line(ds, "0"))
@@ -427,10 +511,8 @@ class _MaskGradient:
     def clear(self, unit: tuple[str, str], begin: str, end: str) -> None:
         """Zero the lines of some queries."""
         code, width = self.kernel.code, self.kernel.keys if self.target.last else "1"
-        zero = splat(SimdValue(code, literal(0.0, "float", 1), "float", 1))
         with code.loop(begin, end) as query:
-            line = self._line(unit, query)
-            vector_loop(code, 0, width, lambda index, mask: line.store(index, zero, mask))
+            self.kernel.clear(self._line(unit, query).pointer, width)
 
     def add(self, ds: Line, unit: tuple[str, str], query: str) -> None:
         """Add what one query of a sample's head contributes."""
@@ -452,11 +534,11 @@ def _add_line(kernel: _Kernel, source: Line, target: Line) -> None:
     vector_loop(kernel.code, 0, kernel.keys, change)
 
 
-def _softmax_gradient(kernel: _Kernel, p: Line, ds: Line, scale: str = "") -> None:
+def _softmax_gradient(kernel: _Kernel, p: Line, ds: Line, keys: str, scale: str = "") -> None:
     """ds = scale p (dp - sum dp p), in place of dp."""
     code = kernel.code
     total = LineReduction(code, SUM)
-    total.add(ds, kernel.keys, lambda dp, index, mask: dp * p.load(index, mask))
+    total.add(ds, keys, lambda dp, index, mask: dp * p.load(index, mask))
     mean = splat(total.result())
     factor = splat(SimdValue(code, scale, "float", 1)) if scale else None
 
@@ -464,7 +546,7 @@ def _softmax_gradient(kernel: _Kernel, p: Line, ds: Line, scale: str = "") -> No
         value = p.load(index, mask) * (ds.load(index, mask) - mean)
         ds.store(index, value if factor is None else value * factor, mask)
 
-    vector_loop(code, 0, kernel.keys, change)
+    vector_loop(code, 0, keys, change)
 
 
 KERNELS: dict[str, Maker] = {
