@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -129,14 +130,15 @@ def guessed(frame: Frame, name: str) -> Kind:
     raw = frame.columns[name]
     if raw.dtype.kind == "f":
         return "number"
-    texts = [text for text in raw if not is_missing(text)]
-    bad = [k for k, text in enumerate(raw) if not is_missing(text) and not is_number(text, frame.decimal_comma)]
+    counts = Counter(text for text in raw if not is_missing(text))
+    texts, bad = list(counts), [text for text in counts if not is_number(text, frame.decimal_comma)]
     if not bad:
         return "number"
-    good = len(texts) - len(bad)
-    if good >= 10 and good >= _MOSTLY * len(texts):
+    good = sum(counts.values()) - sum(counts[text] for text in bad)
+    if good >= 10 and good >= _MOSTLY * sum(counts.values()):
+        row = next(k for k, text in enumerate(raw) if text == bad[0])
         raise DataError(
-            f"{frame.who}: {frame.at(bad[0])}: {raw[bad[0]]!r} in column {name!r} is no number, {good} others are",
+            f"{frame.who}: {frame.at(row)}: {bad[0]!r} in column {name!r} is no number, {good} others are",
             fix=f"correct it, or empty it if the value is missing; categories: kinds={{{name!r}: 'category'}} "
             f"(--column {name}=category)",
         )
@@ -145,6 +147,18 @@ def guessed(frame: Frame, name: str) -> Kind:
     except ValueError:
         return "category"
     return "date"
+
+
+def typed(texts: Array, decimal_comma: bool) -> Array:
+    """A column of text as float64 where it is made of numbers, NaN where they are missing; else as it is."""
+    try:
+        return texts.astype(np.float64)
+    except ValueError:
+        filled = ["nan" if is_missing(text) else text for text in texts]
+    try:
+        return np.array([text.replace(",", ".") for text in filled] if decimal_comma else filled).astype(np.float64)
+    except ValueError:
+        return texts
 
 
 def _as_kind(frame: Frame, name: str, kind: Kind) -> Array:
@@ -183,7 +197,7 @@ def _number(frame: Frame, name: str, row: int, text: Any) -> float:
 
 def is_missing(text: Any) -> bool:
     """Does a field hold no value?"""
-    return text is None or (isinstance(text, str) and text.lower() in MISSING)
+    return text is None or (len(text) < 5 and text.lower() in MISSING)
 
 
 def is_number(text: str, decimal_comma: bool = False) -> bool:
@@ -203,8 +217,10 @@ def is_count(numbers: Array) -> bool:
 def as_text(raw: Array) -> Array:
     """A column as text, '(missing)' where there is none."""
     if raw.dtype.kind == "f":
-        raw = np.array([None if np.isnan(value) else f"{value:g}" for value in raw], dtype=object)
-    return np.array(["(missing)" if is_missing(text) else str(text) for text in raw])
+        values, which = np.unique(raw, return_inverse=True)
+        texts = [None if np.isnan(one) else str(int(one)) if one == round(one) else repr(float(one)) for one in values]
+        raw = np.array(texts, dtype=object)[which]
+    return np.array(["(missing)" if is_missing(text) else text for text in raw])
 
 
 def _dates_of(texts: Sequence[str]) -> Array:

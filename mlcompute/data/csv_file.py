@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlcompute.data.columns import Frame, is_number
+from mlcompute.data.columns import Frame, is_number, typed
 from mlcompute.errors import DataError
 
 _SEPARATORS = ",;\t|"
@@ -43,7 +43,8 @@ def read_frame(path: Path, *, header: bool = True, separator: str = "", encoding
                 line=separator.join(row)[:80],
                 fix=f'put text that contains {separator!r} in quotes: "a{separator} b"',
             )
-    columns = {name: np.array([row[k].strip() for _, row in rows], dtype=object) for k, name in enumerate(names)}
+    texts = {name: np.array([row[k].strip() for _, row in rows], dtype=object) for k, name in enumerate(names)}
+    columns = {name: typed(column, separator != ",") for name, column in texts.items()}
     return Frame(str(path), columns, [line for line, _ in rows], decimal_comma=separator != ",")
 
 
