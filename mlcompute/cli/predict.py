@@ -19,6 +19,7 @@ from mlcompute.data import Dataset, preparation_of
 from mlcompute.data.target import Array
 from mlcompute.data.text_file import TextPreparation, read_file
 from mlcompute.errors import DataError
+from mlcompute.runs.evaluation import probabilities_of
 from mlcompute.saving.atomic import replace_file
 
 HELP = (
@@ -89,10 +90,9 @@ def _table(trainer: mlc.Trainer, data: Dataset, found: Array) -> tuple[list[str]
         errors = ((found - x.reshape(found.shape)) ** 2).reshape(len(found), -1).mean(axis=1)
         return ["sample", "error"], [[name, float(error)] for name, error in zip(names, errors, strict=True)]
     preparation = data.preparation
-    if data.classes and preparation is not None and found.ndim == 2:
-        shares = np.exp(found - found.max(axis=1, keepdims=True))
-        shares /= shares.sum(axis=1, keepdims=True)
-        answers = preparation.answers(found)
+    shares = probabilities_of(found, trainer.model.is_on_logits) if data.classes and found.ndim < 3 else None
+    if preparation is not None and shares is not None and shares.shape[1] == len(data.classes):
+        answers = preparation.answers(shares)
         return ["sample", "prediction", "probability"], [
             [name, str(answer), round(float(share), 6)]
             for name, answer, share in zip(names, answers, shares.max(axis=1), strict=True)

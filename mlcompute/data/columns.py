@@ -90,6 +90,11 @@ class Column:
         return np.array([numbers.get(text, 0) for text in as_text(frame.columns[self.name])], np.int64)
 
 
+def columns_from(state: Sequence[dict[str, Any]]) -> tuple[Column, ...]:
+    """Columns that a checkpoint keeps."""
+    return tuple(Column(**{**column, "values": tuple(column["values"])}) for column in state)
+
+
 def learned(frame: Frame, name: str, kind: Kind | None, rows: Array) -> Column:
     """What a column is, and what the samples of some rows tell about it."""
     raw = frame.columns[name]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.data.columns import Column, Frame, Kind, guessed, learned
+from mlcompute.data.columns import Column, Frame, Kind, columns_from, guessed, learned
 from mlcompute.data.dataset import Dataset
 from mlcompute.data.preparation import Path, Preparation
 from mlcompute.data.splitting import Parts, Split
@@ -52,8 +52,7 @@ class SeriesPreparation(Preparation):
 
     @classmethod
     def restored(cls, fields: dict[str, Any]) -> Preparation:
-        columns = [{**column, "values": tuple(column["values"])} for column in fields.pop("columns")]
-        return cls(columns=tuple(Column(**column) for column in columns), **fields)
+        return cls(columns=columns_from(fields.pop("columns")), **fields)
 
 
 def series(

@@ -31,6 +31,14 @@ class Split:
     seed: int = 0
     in_order: bool = False
 
+    def __post_init__(self) -> None:
+        for share in (self.validation, self.test):
+            if not isinstance(share, (int, float)):
+                raise DataError(
+                    f"{share!r} is no share of the samples",
+                    expected="a number from 0 to 1; files are for tables, images, .npz and texts",
+                )
+
     def parts(self, who: str, count: int, classes: Array | None = None) -> Parts:
         """The samples of each part; a share of less than one sample is none."""
         if not (self.validation >= 0 and self.test >= 0 and self.validation + self.test < 1):

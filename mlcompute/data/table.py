@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.data import csv_file, parquet_file
-from mlcompute.data.columns import KINDS, Column, Frame, Kind, as_text, guessed, is_missing, learned
+from mlcompute.data.columns import KINDS, Column, Frame, Kind, as_text, columns_from, guessed, is_missing, learned
 from mlcompute.data.dataset import Dataset
 from mlcompute.data.places import existing
 from mlcompute.data.preparation import Path, Preparation
@@ -79,8 +79,7 @@ class TablePreparation(Preparation):
 
     @classmethod
     def restored(cls, fields: dict[str, Any]) -> Preparation:
-        columns = [{**column, "values": tuple(column["values"])} for column in fields.pop("columns")]
-        return cls(columns=tuple(Column(**column) for column in columns), **fields)
+        return cls(columns=columns_from(fields.pop("columns")), **fields)
 
 
 def read_csv(
@@ -179,7 +178,9 @@ def table(
     counted = whole.y if found.classes else None
     notes.append(f"{name:<{width}}  {'target':<8}  {found.described(counted)}")
     data = replace(whole, notes=tuple(notes)).in_parts(parts)
-    return data if share == validation else replace(data, validation=preparation.read(validation))  # type: ignore[arg-type]
+    if isinstance(validation, (str, os.PathLike)):
+        return replace(data, validation=preparation.read(validation))
+    return data
 
 
 def read_frame(path: Path, options: dict[str, Any]) -> Frame:

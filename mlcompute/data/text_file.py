@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Literal
@@ -79,16 +80,20 @@ def text(
     *,
     length: int = 64,
     level: Level = "character",
-    validation: float = 0.1,
+    validation: float | Path = 0.1,
     test: float = 0.0,
 ) -> Dataset:
     """A text file for a model that predicts the next character.
 
     length      characters of a sample
     level       "character": as many classes as the text has characters; "byte": 256, for any text
-    validation  share of the text, its end, that is held out
+    validation  share of the text, its end, that is held out; or another file
     """
-    return text_dataset(str(path), read_file(path), length, level, Split(validation, test, in_order=True))
+    if not isinstance(validation, (str, os.PathLike)):
+        return text_dataset(str(path), read_file(path), length, level, Split(validation, test, in_order=True))
+    data = text_dataset(str(path), read_file(path), length, level, Split(0.0, test, in_order=True))
+    assert data.preparation is not None
+    return replace(data, validation=data.preparation.read(validation))
 
 
 def text_dataset(who: str, given: str, length: int, level: Level, split: Split) -> Dataset:

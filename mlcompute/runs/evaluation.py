@@ -64,7 +64,7 @@ class Evaluation:
         predicted = trainer.predict(x)
         if not isinstance(predicted, np.ndarray) or predicted.ndim > 2 or len(predicted) != len(labels):
             return None
-        probabilities = _probabilities(predicted.astype(np.float64), trainer.model.is_on_logits)
+        probabilities = probabilities_of(predicted.astype(np.float64), trainer.model.is_on_logits)
         if labels.max() >= probabilities.shape[1]:
             return None
         names = classes if classes is not None and len(classes) == probabilities.shape[1] else None
@@ -123,7 +123,7 @@ class Evaluation:
             raise FileError(f"{path}: cannot be read: {error}", fix="remove it, and train or evaluate again") from error
 
 
-def _probabilities(predicted: Any, is_on_logits: bool) -> Any:
+def probabilities_of(predicted: Any, is_on_logits: bool) -> Any:
     """(n, classes): as they are where they are probabilities already, else the softmax; yes and no are two classes."""
     if predicted.ndim == 1 or predicted.shape[1] == 1:
         yes = predicted.reshape(-1)

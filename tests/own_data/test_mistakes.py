@@ -73,6 +73,7 @@ TABLES = [
     ("data", "x", ["mlp"], ["its name does not tell what it is", ".csv"]),
     ("photo.jpg", b"x", ["cnn"], ["photo.jpg: is one image", "a folder of images for every class"]),
     ("archive.zip", b"PK", ["cnn"], [".zip files are not read", "unpack it"]),
+    ("note.txt", "hello there " * 40, ["gpt", "--validation", "gone.txt"], ["gone.txt: there is no such file"]),
     ("note.txt", "", ["gpt"], ["note.txt: the file is empty"]),
     ("note.txt", "short", ["gpt"], ["5 characters make no piece of 64", "--length"]),
     ("note.txt", "aaaa" * 99, ["gpt"], ["the text is nothing but 'a'"]),
@@ -173,6 +174,7 @@ def test_folders_of_images(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_words(capsys: pytest.CaptureFixture[str]) -> None:
     refused(["train", "ccn"], ["ccn: neither a recipe nor a Python file", "did you mean cnn?"], capsys)
+    refused(["train", "mlp", "--data", "digits", "--validation", "x.npz"], ["'x.npz' is no share", "expected"], capsys)
     refused(["train", "mlp", "--target", "y"], ["--target say what --data is", "give --data PATH"], capsys)
     refused(["new", "resnt"], ["resnt: there is no such recipe; did you mean resnet?", "autoencoder"], capsys)
     refused(["new", "cnn", "cnn.txt"], ["a script is called something.py", "cnn.txt.py"], capsys)

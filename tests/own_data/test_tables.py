@@ -182,6 +182,8 @@ def test_text_in_pieces() -> None:
     assert (data.shape, data.outputs, data.loss) == ((8,), 3, "softmax_cross_entropy")
     np.testing.assert_array_equal(data.x[0], [0, 1, 2, 0, 1, 0, 1, 2])
     np.testing.assert_array_equal(data.x.ravel()[1:], data.y.ravel()[:-1])
+    Path("other.txt").write_text("cab" * 9)
+    assert len(mlc.data.text("book.txt", length=8, validation="other.txt").validation or ()) == 3
     preparation = data.preparation
     assert preparation.decode(preparation.encode("cab")) == "cab"  # type: ignore[union-attr]
     Path("book.txt").write_text("größer " * 40)
