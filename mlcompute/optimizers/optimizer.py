@@ -7,7 +7,7 @@ import enum
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -250,9 +250,11 @@ class Optimizer(ABC):
         chosen = (index for index in reversed(members) if index >= 0)
         return next((index for index in chosen if self._groups[index].clip_norm is not None), None)
 
-    def scalars_of(self, time_step: int, members: Iterable[Members]) -> dict[str, float]:
+    def scalars_of(self, time_step: int, members: Collection[Members]) -> dict[str, float]:
         """The numbers of one update for every combination of groups there is, by name and `suffix`."""
         numbers = self.scalars(time_step)
+        if not members and not self._groups:  # as in most steps
+            return numbers
         for some in members:
             if some:
                 end, own_step = suffix(some), max(time_step - missed_updates(some), 1)

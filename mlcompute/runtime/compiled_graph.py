@@ -173,13 +173,12 @@ class CompiledGraph:
         return found
 
     def bind(self, executable: Executable, storages: dict[Value, Storage]) -> None:
-        """Let an executable work on the newest parameters, statistics and states, unless it does already."""
-        if executable.bound_to is not storages or executable.bound_at != Storage.changes:
-            for value, storage in storages.items():
-                executable.bind(value, storage.buffer(self.engine))
-            if self.shares_memory:
-                executable.feed(self.engine, self.scalars_of(executable.program).arrays)
-            executable.bound_to, executable.bound_at = storages, Storage.changes
+        """Let an executable work on the newest parameters, statistics and states; it remembers which they are."""
+        for value, storage in storages.items():
+            executable.bind(value, storage.buffer(self.engine))
+        if self.shares_memory:
+            executable.feed(self.engine, self.scalars_of(executable.program).arrays)
+        executable.bound_to, executable.bound_at = storages, Storage.changes
 
     def specification(self, program: Program, phases: tuple[str, ...], options: ExecutionOptions) -> RunSpecification:
         """What runs of some phases share."""

@@ -75,7 +75,8 @@ class Run:
         are_arrays: bool = False,
         begins_with: Sequence[str] | None = None,
     ) -> None:
-        session.raise_unseen_error()
+        if session.unsettled:
+            session.raise_unseen_error()
         assert session.compiled is not None
         self.session = session
         self.specification = specification
@@ -176,7 +177,8 @@ class Run:
         last.passes = self.passes
         if specification.begins:
             last.is_overwritten()
-        compiled.bind(executable, self.storages)
+        if not self._is_bound:
+            compiled.bind(executable, self.storages)
         executable.feed(compiled.engine, inputs)
         try:
             completion = executable.run(self.begins_with, self.profile)
@@ -191,6 +193,11 @@ class Run:
         for value, target in self.targets:
             np.copyto(target, executable.read(value))
 
+    @property
+    def _is_bound(self) -> bool:
+        """Does the executable work on the newest parameters, statistics and states already?"""
+        return self.executable.bound_to is self.storages and self.executable.bound_at == Storage.changes
+
     def go_on(self, phases: Sequence[str]) -> None:
         """Run a further part, with the same data; wait for it."""
         device = self.session.device
@@ -200,7 +207,8 @@ class Run:
         execution.wait()
 
     def _carry_on(self, phases: Sequence[str]) -> None:
-        self.compiled.bind(self.executable, self.storages)
+        if not self._is_bound:
+            self.compiled.bind(self.executable, self.storages)
         try:
             completion = self.executable.run(phases, self.profile)
             if completion is not None:
