@@ -194,8 +194,9 @@ class _Kernel:
         self.keep = broadcast[-1] if step.attributes["has_keep"] else None
         self.scale = literal(step.attributes["scale"], "float", 1)
         self.skips_keys = _skips_keys(step)
-        if self.skips_keys:
-            self._find_limits()
+        if self.skips_keys:  # a thread without work may have no memory either
+            with code.when(code.let(f"icmp slt i64 {self.begin}, {self.end}")):
+                self._find_limits()
 
     def _find_limits(self) -> None:
         """How many keys the queries of each block look at: up to the last that the mask allows to one of them."""
