@@ -159,7 +159,9 @@ def main(
     profile = None
     if len(images.train) >= BATCH:
         profile = trainer.training.profile({"image": images.train[:BATCH]}, {"labels": labels})
-    report = mlc.report(folder / "report.html", trainer.training, history, profile, title=f"CNN on {images.name}")
+    evaluation = mlc.Evaluation.of(trainer, images.test, images.test_classes)
+    title = f"CNN on {images.name}"
+    report = mlc.report(folder / "report.html", trainer.training, history, profile, title=title, evaluation=evaluation)
     console.print(f"checkpoint: {path}  ({size(path.stat().st_size)})", highlight=False)
     console.print(f"report:     {report}  ({size(report.stat().st_size)})", highlight=False)
     if not (data or epochs or limit or seed):
