@@ -14,7 +14,7 @@ from mlcompute.data.dataset import Dataset
 from mlcompute.data.image_folder import images
 from mlcompute.data.loading import load
 from mlcompute.data.preparation import Preparation, preparation_of
-from mlcompute.data.table import iris, read_csv, read_parquet
+from mlcompute.data.table import iris, read_csv, read_parquet, table
 from mlcompute.data.text_file import sums, text
 
 __all__ = [
@@ -32,5 +32,6 @@ __all__ = [
     "read_npz",
     "read_parquet",
     "sums",
+    "table",
     "text",
 ]

@@ -40,7 +40,7 @@ class ArrayPreparation(Preparation):
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def read(self, path: Path, *, labels: bool = True) -> Dataset:
+    def read(self, path: Any, *, labels: bool = True) -> Dataset:
         from mlcompute.data.image_folder import is_images, read_images
 
         place = FilePath(path)

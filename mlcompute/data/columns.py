@@ -41,6 +41,29 @@ class Frame:
         return f"{self.place} {self.lines[row]}"
 
 
+def frame_of(columns: Any) -> Frame:
+    """A table in memory: {name: values}, or a DataFrame."""
+    names = list(getattr(columns, "columns", columns))
+    found = {str(name): np.asarray(columns[name]) for name in names}
+    wrong = [name for name, values in found.items() if values.ndim != 1]
+    lengths = {name: len(values) for name, values in found.items() if values.ndim}
+    if wrong or not names or len(set(lengths.values())) > 1 or 0 in lengths.values():
+        shapes = ", ".join(f"{name} {values.shape}" for name, values in found.items())
+        raise DataError("table: columns must have one axis, one length and a value", given=shapes or "no columns")
+    rows = list(range(next(iter(lengths.values()))))
+    return Frame("table", {name: _in_memory(values) for name, values in found.items()}, rows, "row")
+
+
+def _in_memory(values: Array) -> Array:
+    """float64, NaN where a value is missing; or text, None where one is."""
+    if values.dtype.kind in "iuf":
+        return values.astype(np.float64)
+    if values.dtype.kind == "M":
+        values = np.array(["" if text == "NaT" else text for text in np.datetime_as_string(values)], dtype=object)
+    texts = [None if value is None or value != value else str(value) for value in values]  # NaN differs from itself
+    return typed(np.array(texts, dtype=object), False)
+
+
 @dataclass(frozen=True)
 class Column:
     """One column of a table.
@@ -158,7 +181,7 @@ def typed(texts: Array, decimal_comma: bool) -> Array:
     """A column of text as float64 where it is made of numbers, NaN where they are missing; else as it is."""
     try:
         return texts.astype(np.float64)
-    except ValueError:
+    except (TypeError, ValueError):
         filled = ["nan" if is_missing(text) else text for text in texts]
     try:
         return np.array([text.replace(",", ".") for text in filled] if decimal_comma else filled).astype(np.float64)

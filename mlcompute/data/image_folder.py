@@ -33,7 +33,7 @@ class ImagePreparation(Preparation):
     kind = "images"
     shape: tuple[int, ...]
 
-    def read(self, path: Path, *, labels: bool = True) -> Dataset:
+    def read(self, path: Any, *, labels: bool = True) -> Dataset:
         place = FilePath(path)
         if not is_images(place):
             existing(place, folder=place.is_dir())
@@ -120,7 +120,7 @@ def images(
     data = replace(whole, notes=notes).in_parts(parts)
     others: dict[str, Any] = {name: preparation.read(one) for name, one in held.items()}
     if is_place:
-        others["validation"] = preparation.read(validation)  # type: ignore[arg-type]
+        others["validation"] = preparation.read(validation)
     if "validation" not in others and "test" in others:
         others["validation"] = others.pop("test")
     return replace(data, **others)

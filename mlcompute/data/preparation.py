@@ -48,8 +48,8 @@ class Preparation(ABC):
         return {}
 
     @abstractmethod
-    def read(self, path: Path, *, labels: bool = True) -> Dataset:
-        """All samples of another file, prepared as the training data was.
+    def read(self, path: Any, *, labels: bool = True) -> Dataset:
+        """All samples of another file, or of a table in memory, prepared as the training data was.
 
         labels  False: labels that may be there are left alone
         """

@@ -28,7 +28,7 @@ class SeriesPreparation(Preparation):
     window: int
     ahead: int
 
-    def read(self, path: Path, *, labels: bool = True) -> Dataset:
+    def read(self, path: Any, *, labels: bool = True) -> Dataset:
         from mlcompute.data.table import read_frame
 
         return self.dataset(read_frame(path, self.options), labels)

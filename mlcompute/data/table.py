@@ -11,7 +11,18 @@ from typing import Any
 import numpy as np
 
 from mlcompute.data import csv_file, parquet_file
-from mlcompute.data.columns import KINDS, Column, Frame, Kind, as_text, columns_from, guessed, is_missing, learned
+from mlcompute.data.columns import (
+    KINDS,
+    Column,
+    Frame,
+    Kind,
+    as_text,
+    columns_from,
+    frame_of,
+    guessed,
+    is_missing,
+    learned,
+)
 from mlcompute.data.dataset import Dataset
 from mlcompute.data.places import existing
 from mlcompute.data.preparation import Path, Preparation
@@ -44,7 +55,7 @@ class TablePreparation(Preparation):
     def counts(self) -> dict[str, int]:
         return {column.name: len(column.values) + 1 for column in self.columns if column.is_embedded}
 
-    def read(self, path: Path, *, labels: bool = True) -> Dataset:
+    def read(self, path: Any, *, labels: bool = True) -> Dataset:
         frame = read_frame(path, self.options)
         return self.dataset(frame, labels)
 
@@ -112,7 +123,7 @@ def read_csv(
     """
     options = {"header": header, "separator": separator, "encoding": encoding}
     frame = read_frame(path, options)
-    return table(frame, target, task, kinds, validation, test, seed, window, ahead, options)
+    return _decided(frame, target, task, kinds, validation, test, seed, window, ahead, options)
 
 
 def read_parquet(
@@ -128,15 +139,41 @@ def read_parquet(
     ahead: int = 1,
 ) -> Dataset:
     """A table in a Parquet file, as `read_csv` reads one from text. Needs `pip install "mlcompute[parquet]"`."""
-    return table(read_frame(path, {}), target, task, kinds, validation, test, seed, window, ahead, {})
+    return _decided(read_frame(path, {}), target, task, kinds, validation, test, seed, window, ahead, {})
+
+
+def table(
+    columns: Any,
+    target: str | None = None,
+    *,
+    task: Task | None = None,
+    kinds: Mapping[str, Kind] | None = None,
+    validation: float | Path = 0.2,
+    test: float = 0.0,
+    seed: int = 0,
+    window: int | None = None,
+    ahead: int = 1,
+) -> Dataset:
+    """A table in memory, as `read_csv` reads one from a file.
+
+    columns  {name: values}, or a DataFrame of pandas or Polars
+
+    >>> import mlcompute as mlc
+    >>> people = {"height": [1.5, 1.6, 1.8, 1.9] * 5, "who": ["child", "child", "adult", "adult"] * 5}
+    >>> data = mlc.data.table(people, "who")
+    >>> data.classes, data.preparation.read({"height": [1.7, 1.4]}, labels=False).shape
+    (('adult', 'child'), (1,))
+    """
+    return _decided(frame_of(columns), target, task, kinds, validation, test, seed, window, ahead, {})
 
 
 def iris(*, validation: float = 0.2, test: float = 0.0, seed: int = 0) -> Dataset:
     """150 iris flowers: four lengths and widths, three species. R. A. Fisher, 1936, as scikit-learn distributes it."""
-    return read_csv(_IRIS, "species", validation=validation, test=test, seed=seed)
+    frame = replace(csv_file.read_frame(_IRIS), who="iris")
+    return _decided(frame, "species", None, None, validation, test, seed, None, 1, {})
 
 
-def table(
+def _decided(
     frame: Frame,
     target: str | None,
     task: Task | None,
@@ -183,8 +220,10 @@ def table(
     return data
 
 
-def read_frame(path: Path, options: dict[str, Any]) -> Frame:
-    """The columns of a file."""
+def read_frame(path: Any, options: dict[str, Any]) -> Frame:
+    """The columns of a file, or of a table in memory."""
+    if not isinstance(path, (str, os.PathLike)):
+        return frame_of(path)
     place = existing(path)
     if place.suffix == ".parquet":
         return parquet_file.read_frame(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -58,7 +58,7 @@ class TextPreparation(Preparation):
             return bytes(int(k) for k in numbers).decode("utf-8", errors="replace")
         return "".join(self.letters[int(k)] for k in numbers)
 
-    def read(self, path: Path, *, labels: bool = True) -> Dataset:
+    def read(self, path: Any, *, labels: bool = True) -> Dataset:
         return self.dataset(str(path), read_file(path))
 
     def dataset(self, who: str, text: str) -> Dataset:

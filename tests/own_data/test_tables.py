@@ -81,6 +81,24 @@ def test_parquet_is_read_as_csv_is() -> None:
         mlc.data.read_parquet("nested.parquet", "y")
 
 
+def test_tables_in_memory_are_read_as_csv_is() -> None:
+    Path("people.csv").write_text(TEXT)
+    columns = {
+        "age": np.array([30, np.nan, 50, 40]), "colour": ["red", "blue", "red", None],
+        "joined": np.array(["2020-01-01", "2020-01-03", "2020-01-02", "2020-01-05"], "datetime64[ns]"),
+        "id": [1, 2, 3, 4], "income": np.array([1000.5, 2000.5, 3000.5, 4000.5], object),
+    }  # fmt: skip
+    one = mlc.data.read_csv("people.csv", "income", validation=0.0)
+    other = mlc.data.table(columns, "income", validation=0.0)
+    np.testing.assert_array_equal(one.x, other.x)
+    np.testing.assert_array_equal(one.y, other.y)
+    assert one.preparation is not None
+    np.testing.assert_array_equal(one.preparation.read(columns).x, one.x)
+    for wrong in ({}, {"a": [1, 2], "y": [1]}, {"a": [[1], [2]], "y": [1, 2]}, {"a": [], "y": []}):
+        with pytest.raises(mlc.DataError, match="one axis, one length and a value"):
+            mlc.data.table(wrong, "y")
+
+
 def test_kinds_can_be_said() -> None:
     Path("people.csv").write_text(TEXT)
     data = mlc.data.read_csv("people.csv", "income", validation=0.0, kinds={"id": "category", "joined": "ignored"})
