@@ -113,7 +113,7 @@ class Updated:
 
 @pytest.mark.parametrize(("depth", "rows", "columns"), SIZES)
 def test_an_update_that_follows(depth: int, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "WORTH_SHARING", 0.0)
+    monkeypatch.setattr(device, "WORTH_SHARING", 1e-9)
     rng = np.random.default_rng(0)
     weight, state = (rng.standard_normal((rows, columns)).astype("f") for _ in range(2))
     data = [*arrays(depth, rows, columns), np.array(0.1, "f"), weight, state]

@@ -197,7 +197,7 @@ def test_a_smaller_batch_runs_the_same_code(name: str, make: Any) -> None:
 
 
 def test_on_a_team(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "WORTH_SHARING", 0.0)
+    monkeypatch.setattr(device, "WORTH_SHARING", 1e-9)
     arrays = [normal(300, 40), some(300, 64, 9), some(40, 64, 9, 40), np.arange(4, dtype=np.uint32)]
 
     def describe(table: Value, indices: Value, places: Value, key: Value) -> list[Value]:

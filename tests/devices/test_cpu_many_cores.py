@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from benchmarks.workloads import ALL
-from mlcompute.devices.cpu.codegen.code import vector_lanes
+from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.gemm import matmul
 from mlcompute.devices.cpu.gemm.gemm_nt import _grid
+from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.kernels import convolution, convolution_columns, winograd
+from mlcompute.devices.cpu.runtime.threads import BARRIER_WORDS, WAIT, Team
 from mlcompute.ops.op import TABLE
 from tests.devices.kernels import Bench
 
@@ -185,3 +187,21 @@ def test_a_matmul_in_blocks_of_rows_and_columns(leading: tuple[int, ...], monkey
     a, b = (rng.standard_normal((*leading, *shape)).astype("f") for shape in ((37, 50), (50, 100)))
     bench = Bench(matmul.KERNELS, "matmul", [a, b])
     bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4))
+
+
+def test_some_of_the_threads() -> None:
+    """A team runs programs on as many of its threads as each is worth, in any order."""
+    code = Code("count_threads")
+    place = code.at(code.argument(0, "ptr"), "%thread", "i64")
+    code.store(place, "i64", code.add(code.load(place, "i64"), "%threads"))
+    (kernel,) = kernel_cache.addresses([code])
+    counts, team, rng = np.zeros(5, np.int64), Team(5), np.random.default_rng(0)
+    words, barrier = np.array([counts.ctypes.data], np.int64), np.zeros(BARRIER_WORDS, np.int64)
+    tape = np.array([[kernel, words.ctypes.data, WAIT, 0]] * 3, np.int64)
+    job = np.array([tape.ctypes.data, len(tape), barrier.ctypes.data, 0, 0], np.int64)
+    expected = np.zeros(5, np.int64)
+    for threads in rng.integers(1, 6, 200):
+        team.run(job.ctypes.data, int(threads))
+        expected[:threads] += 3 * threads
+        np.testing.assert_array_equal(counts, expected)
+    team.stop()

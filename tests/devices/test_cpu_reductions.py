@@ -223,7 +223,7 @@ def test_a_smaller_batch_runs_the_same_code(name: str, attributes: dict[str, Any
 
 
 def test_on_a_team(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "WORTH_SHARING", 0.0)
+    monkeypatch.setattr(device, "WORTH_SHARING", 1e-9)
     x = normal(5000, 24)
 
     def describe(x: Value) -> list[Value]:

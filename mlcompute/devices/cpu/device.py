@@ -29,7 +29,7 @@ from mlcompute.enums import DeviceType
 from mlcompute.errors import ExecutionError
 from mlcompute.ops.op import Array, Step, Value, overwritten_by, run_meaning
 
-#: Work below this many estimated nanoseconds is not worth waking a second thread for.
+#: So many estimated nanoseconds of work are worth waking one more thread for.
 WORTH_SHARING = 15_000.0
 
 
@@ -281,7 +281,7 @@ class CpuExecutable(Executable):
 
     def _native(self, entries: list[Entry]) -> _Segment:
         cost = sum(entry.cost for entry in entries)
-        threads = 1 if cost < WORTH_SHARING else self._threads
+        threads = min(self._threads, 1 + int(cost / WORTH_SHARING))
         tape = np.zeros((len(entries), ENTRY_WORDS), np.int64)
         base = address_of(self._words)
         for row, entry, turn in zip(tape, entries, schedule(entries, self.program, threads), strict=True):

@@ -73,6 +73,7 @@ def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operan
         writes=[y],
         rows=rows,
         by_row=by_row,
+        rows_for=operands.threads,
         kernel="oneDNN sgemm",
         cost=2.0 * count * m * n * k * _NS_PER_FLOP + 300.0,
         status=status,

@@ -166,7 +166,7 @@ def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
     entry.kernel = f"oneDNN {plan.primitives[0].implementation} x{len(calls)}"
     entry.cost = plan.flops * _NS_PER_FLOP
     if len(plan.ranges) == operands.threads:  # slices are then exactly the rows other kernels give each thread
-        entry.rows, entry.by_row = samples, {0, 2}
+        entry.rows, entry.by_row, entry.rows_for = samples, {0, 2}, operands.threads
     return [*entries, entry]
 
 

@@ -20,6 +20,7 @@ class Entry:
     reads, writes   memory it touches
     scratch    memory it also writes, which no other kernel reads
     rows       when not 0: threads share these rows (leading extents) and touch only their own in `by_row` operands
+    rows_for   when not 0: only that many threads do
     kernel     what the printed plan calls it
     cost       estimated nanoseconds on one thread, for deciding how many threads pay
     """
@@ -31,6 +32,7 @@ class Entry:
     writes: list[Operand]
     rows: int = 0
     by_row: set[int] = field(default_factory=set)
+    rows_for: int = 0
     kernel: str = ""
     cost: float = 0.0
     keeps_alive: list[object] = field(default_factory=list)

@@ -19,7 +19,7 @@ _Touch = tuple[Operand, bool, int, int, int, bool]
 
 def schedule(entries: Sequence[Entry], program: Program, threads: int) -> list[int]:
     """For every entry, whether threads wait before it (`WAIT`) and whether only the first runs it (`ALONE`)."""
-    touches = [_touches(entry, program) for entry in entries]
+    touches = [_touches(entry, program, threads) for entry in entries]
     waits = _barriers(entries, touches, [False] * len(entries))
     if threads == 1:
         return [WAIT * wait for wait in waits]
@@ -71,10 +71,10 @@ def _barriers(entries: Sequence[Entry], touches: Sequence[list[_Touch]], alone: 
     return waits
 
 
-def _touches(entry: Entry, program: Program) -> list[_Touch]:
+def _touches(entry: Entry, program: Program, threads: int) -> list[_Touch]:
     found: list[_Touch] = []
     for number, operand in enumerate([*entry.reads, *entry.writes, *entry.scratch]):
-        rows = entry.rows if number in entry.by_row else 0
+        rows = entry.rows if number in entry.by_row and entry.rows_for in (0, threads) else 0
         found.append((operand, number >= len(entry.reads), rows, *_range(operand, program), False))
     return found
 

@@ -39,6 +39,8 @@ BARRIER_WORDS = _ARRIVED + 8 * MAX_THREADS
 _GENERATION, _DONE, _STOP, _JOB, _RUN_TAPE, _SLEEPING = 0, 8, 16, 24, 32, 40
 _SEMAPHORES = _SLEEPING + 8 * MAX_THREADS
 _STATE_WORDS = _SEMAPHORES + 8 * MAX_THREADS
+#: A generation is a multiple of this, plus the number of its threads.
+_GENERATIONS = 2 * MAX_THREADS
 #: How often a worker looks for work before it sleeps: about 100 microseconds.
 _SPIN_LIMIT = 4000
 
@@ -196,7 +198,7 @@ def _barrier(code: Code, barrier: str) -> None:
 def _worker() -> Code:
     """Waits for the next generation of work, runs it, reports, and waits again; returns when told to stop.
 
-    No signal ever interrupts it: other threads handle them.
+    A generation's lowest bits say how many threads it has. No signal ever interrupts a worker: others handle them.
     """
     code = Code("worker")
     _block_signals(code)
@@ -240,9 +242,12 @@ def _worker() -> Code:
     run = code.new_label("run")
     code.do(f"br i1 {halted}, label %{stop}, label %{run}")
     code.start_block(run)
+    threads, takes_part = code.let(f"and i64 {now}, {_GENERATIONS - 1}"), code.new_label("part")
+    code.do(f"br i1 {code.let(f'icmp slt i64 %thread, {threads}')}, label %{takes_part}, label %{look}")
+    code.start_block(takes_part)
     job = code.let(f"load ptr, ptr {_word(code, '%arguments', _JOB)}")
     run_tape = code.let(f"load ptr, ptr {_word(code, '%arguments', _RUN_TAPE)}")
-    code.do(f"call void {run_tape}(i64 %thread, i64 %threads, ptr {job})")
+    code.do(f"call void {run_tape}(i64 %thread, i64 {threads}, ptr {job})")
     code.let(f"atomicrmw add ptr {_word(code, '%arguments', _DONE)}, i64 1 acq_rel")
     code.do(f"br label %{again}")
     code.start_block(stop)
@@ -262,7 +267,8 @@ def _leader() -> Code:
         code.do(f"store atomic i64 0, ptr {_word(code, barrier, word)} release, align 8")
     fresh = code.add(_acquire(code, _word(code, barrier, _BARRIER_GENERATION)), 1)
     code.do(f"store atomic i64 {fresh}, ptr {_word(code, barrier, _BARRIER_GENERATION)} release, align 8")
-    code.let(f"atomicrmw add ptr {generation}, i64 1 seq_cst")
+    counted = code.mul(code.add(code.div(_acquire(code, generation), _GENERATIONS), 1), _GENERATIONS)
+    code.do(f"store atomic i64 {code.add(counted, '%threads')}, ptr {generation} seq_cst, align 8")
     with code.loop(1, "%threads") as index:
         sleeping = _word(code, "%arguments", code.add(_SLEEPING, code.mul(index, 8)))
         asleep = code.let(f"atomicrmw xchg ptr {sleeping}, i64 0 seq_cst")
@@ -320,13 +326,13 @@ class Team:
                     ) from error
 
     def run(self, job: int, threads: int) -> None:
-        """Run a program (the address of its run arguments) on one thread or on all of them."""
+        """Run a program (the address of its run arguments) on some of the threads."""
         if threads == 1 or self.size == 1:
             self._run_tape(_FIRST, _ALONE, job)
             return
         with self._lock:
             self._state[_JOB] = job
-            self._lead(0, self.size, self._address)
+            self._lead(0, min(threads, self.size), self._address)
 
     def forget(self) -> None:
         """The workers are gone, in a fork's child: there is nobody to stop."""
@@ -340,7 +346,7 @@ class Team:
                 # An empty generation wakes everybody; workers see the stop before they look for work.
                 empty = np.zeros(5, np.int64)
                 self._state[_JOB] = empty.ctypes.data
-                self._state[_GENERATION] += 1
+                self._state[_GENERATION] += _GENERATIONS
                 libc = ctypes.CDLL(None)
                 for thread in range(1, self.size):
                     libc.sem_post(ctypes.c_void_p(self._address + 8 * (_SEMAPHORES + 8 * thread)))
