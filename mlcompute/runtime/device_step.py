@@ -70,8 +70,6 @@ def _why_not(training: GroupTraining) -> str:
         return "the devices compute in the host's memory"
     if training.request.optimizer is None:
         return "the graph has no optimizer"
-    if training.program.sums:
-        return "its layers wait for sums over the whole batch"
     if training.group.slices > _MOST_NODES:
         return f"a batch is cut into {training.group.slices} slices, of at most {_MOST_NODES}"
     for lane in training.lanes:
@@ -155,40 +153,62 @@ class DeviceStep:
         return None
 
     def _run_slices(self, call: Call, batch: int, data: Mapping[Tensor, Any], start: int) -> None:
-        """All slices, in turn on all devices, which run side by side."""
-        training = self.training
+        """All slices, in turn on all devices, which run side by side; part by part where they wait for sums."""
+        training, random = self.training, self.training.session.random
+        slices = self._slices(batch)
         sizes = training.session.sizes_of(data)
-        slices = cut(batch, training.group.slices)
         whole: dict[Tensor, Array] | None = None
+        started: dict[int, Executable] = {}
+        ran: dict[_Device, tuple[int, Executable]] = {}
         completions: list[Completion] = []
         for device in self._devices:
             device.begin()
-        for turn in range(max(last - first for first, last in self.own)):
-            ran: list[tuple[int, Executable]] = []
-            for device in self._devices:
-                first, last = self.own[device.rank]
-                number = first + turn
-                if number >= last:
-                    continue
-                samples = slices[number]
-                if samples[0] < samples[1]:
-                    program = device.compiled.get("slice", samples[1] - samples[0], True, sizes)
+        parts = training.program.parts(_PHASES)
+        for place, (names, total) in enumerate(parts):
+            for device, number, (first, last) in slices:
+                if first < last and place == 0:
+                    program = device.compiled.get("slice", last - first, True, sizes)
                     specification = device.compiled.specification(program, _PHASES, ExecutionOptions.SYNCHRONOUS)
                     if whole is None:
                         whole = training.slices.whole_batch(specification, call, batch, data)
-                        training.session.random.prepare(program.random_keys)
-                    training.session.random.move_to(start + number)
+                        random.prepare(program.random_keys)
+                    random.move_to(start + number)
                     training.has_begun = True
-                    inputs = training.slices.sliced(specification.inputs, whole, samples)
-                    executable, completion = device.run(program, inputs, (samples[1] - samples[0]) / batch)
-                    ran.append((number, executable))
+                    inputs = training.slices.sliced(specification.inputs, whole, (first, last))
+                    started[number] = device.prepared(program, number, inputs, (last - first) / batch)
+                if first < last:
+                    executable = started[number]
+                    self._take_rows(ran, device)
+                    completion = executable.run(executable.program.parts(_PHASES)[place][0])
                     if completion is not None and executable.can_fail:
                         completions.append(completion)
-                device.take(number, is_empty=samples[0] == samples[1])
-            for number, executable in ran:
-                training.results.add_rows(number, executable, executable.program)
+                    if total is not None:
+                        training.results.add_sum(number, device.read_sum(names[-1], total))
+                if place == len(parts) - 1:
+                    device.take(number, is_empty=first == last)
+                    if first < last:
+                        ran[device] = (number, executable)
+            if total is not None:
+                values = training.results.take_sum(total.shape, total.dtype)
+                for device in self._devices:
+                    device.write_sum(names[-1], values)
+        for device in self._devices:
+            self._take_rows(ran, device)
         for completion in completions:  # nothing is updated after a slice that failed
             completion.wait()
+
+    def _take_rows(self, ran: dict[_Device, tuple[int, Executable]], device: _Device) -> None:
+        """Outputs of the slice a device ran last, before the next: by now the other devices have got theirs to run."""
+        if device in ran:
+            number, executable = ran.pop(device)
+            self.training.results.add_rows(number, executable, executable.program)
+
+    def _slices(self, batch: int) -> list[tuple[_Device, int, tuple[int, int]]]:
+        """(device, number of the slice, its samples) of all own slices, so that devices take turns."""
+        samples = cut(batch, self.training.group.slices)
+        turns = range(max(last - first for first, last in self.own))
+        found = [(device, self.own[device.rank][0] + turn) for turn in turns for device in self._devices]
+        return [(device, number, samples[number]) for device, number in found if number < self.own[device.rank][1]]
 
     def _reduce(self) -> None:
         """Sums over all slices, of every device's own shard; in one process then of all shards on all devices."""
@@ -287,6 +307,7 @@ class _Device:
             for index, lane in enumerate(self._lanes)
             for entry in lane.entries
         }
+        self._waited_for: dict[str, Buffer] = {}
         #: Where parameters and statistics lie, looked at again when something was bound elsewhere.
         self._placed: list[tuple[Storage, Buffer]] = []
         self._placed_at = -1
@@ -375,23 +396,44 @@ class _Device:
         self._spare += [sums for sums in self._sums.values() if sums is not self._work]
         self._sums = {}
 
-    def run(self, program: Program, inputs: Mapping[Value, Any], share: float) -> tuple[Executable, Completion | None]:
-        """Start a slice that is such a share of the batch."""
-        training, compiled, engine = self._training, self.compiled, self.engine
-        executable = compiled.executable(program)
+    def prepared(self, program: Program, number: int, inputs: Mapping[Value, Any], share: float) -> Executable:
+        """A slice that is such a share of the batch, fed and ready to run."""
+        compiled, engine = self.compiled, self.engine
+        # Slices that wait for sums over all of them need memory of their own meanwhile.
+        waits = bool(program.sums)
+        executable = compiled.executable_of_slice(program, number) if waits else compiled.executable(program)
         if executable.bound_to is not self or executable.bound_at != Storage.changes:
             for tensor, value in program.persistent.items():
                 assert tensor.storage is not None
                 executable.bind(value, tensor.storage.buffer(engine))
             for tensor, value in (*program.exchanged.items(), *program.shared.items()):
                 executable.bind(value, self._left[tensor])
+            for phase, value in program.sums.items():
+                executable.bind(value, self._sum_memory(phase, value))
             executable.bound_to, executable.bound_at = self, Storage.changes
         scalars = compiled.scalars_of(program)
         for name, cell in scalars.cells:
             cell[()] = {SHARE: share, SLICE: share}[name]
-        keys = training.session.random.keys(program.random_keys)
+        keys = self._training.session.random.keys(program.random_keys)
         executable.feed(engine, {**inputs, **keys, **scalars.arrays})
-        return executable, executable.run(_PHASES)
+        return executable
+
+    def _sum_memory(self, phase: str, value: Value) -> Buffer:
+        """Where slices leave what is added up when a phase ends, and find the sum."""
+        if phase not in self._waited_for:
+            self._waited_for[phase] = self.engine.allocate(value.nbytes)
+        return self._waited_for[phase]
+
+    def read_sum(self, phase: str, value: Value) -> Array:
+        """What the slice that ran last has left to be added up."""
+        found = np.empty(value.shape, value.dtype)
+        self._waited_for[phase].read(found)
+        return found
+
+    def write_sum(self, phase: str, values: Array) -> None:
+        """The sum over all slices."""
+        if phase in self._waited_for:
+            self._waited_for[phase].write(values)
 
     def take(self, number: int, *, is_empty: bool) -> None:
         """Add what the slice before has left to the sums of the tree; of a slice without samples that is nothing."""

@@ -22,8 +22,8 @@ from mlcompute.tensor import Tensor
 #: Shards begin at multiples of so many elements, and norms are added in blocks of as many: so neither a cache line nor
 #: a block is ever divided, and a norm does not depend on the number of processes.
 BLOCK = 256
-#: Tensors begin at multiples of so many elements: 64 bytes of float32.
-_ALIGNMENT = 16
+#: Tensors begin at multiples of so many elements: 256 bytes of float32, as kernels of GPUs expect.
+_ALIGNMENT = 64
 
 
 class Entry(NamedTuple):

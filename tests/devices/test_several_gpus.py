@@ -110,6 +110,33 @@ def test_optimizers_that_need_whole_gradients(kind: str, monkeypatch: pytest.Mon
     assert_same(two, trained(emulated(1), kind))
 
 
+def test_slices_that_wait_for_sums_over_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch norm over the whole batch, and a mean over the labels that count."""
+    labels = T.copy()
+    labels[:, ::3] = -1
+
+    def run(engines: Sequence[Engine]) -> list[Array]:
+        mlc.Platform.set_rng_seed_to(5)
+        graph = mlc.Graph()
+        y = graph.convolution(graph.input((BATCH, 1, 6, 6), "x"), 4, kernel=3)
+        graph.dense(graph.flatten(graph.normalize(y, across_group=True)), 3)
+        loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, ignore_index=-1)
+        group = mlc.Group(Alone(20))
+        made = mlc.Trainer(graph, loss=loss, optimizer="adam", device=device(engines), group=group)
+        (label,) = made.training._definition.declared.labels
+        losses = []
+        for number, count in enumerate(SAMPLES):
+            given = {"x": X[number][:count]}, {label: labels[number][:count]}
+            losses.append(made.training.execute(*given, batch_size=count).result.data.copy())
+        return [*numbers(made.training), *losses]
+
+    found = [run(emulated(count)) for count in (1, 3)]
+    monkeypatch.setattr(device_step, "made", lambda training: None)
+    expected = run(emulated(1))
+    for one in found:
+        assert_same(one, expected)
+
+
 def ahead(training: mlc.TrainingGraph) -> list[float]:
     """Losses of steps that are all started before the first is waited for."""
     (label,) = training._definition.declared.labels
