@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import traceback
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
@@ -24,7 +25,8 @@ SLICES = 8
 #: Seconds to wait for the other processes.
 TIMEOUT = 60.0
 #: How mpirun (Open MPI, MPICH) and srun tell a process how many were started.
-_MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+_MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_SLURM_SIZE = "SLURM_STEP_NUM_TASKS"
 
 
 class Group:
@@ -179,8 +181,10 @@ def _world(timeout: float) -> Exchange:
 
 
 def _find(timeout: float) -> Exchange:
-    expected = _told_size()
-    if "mpi4py.MPI" in sys.modules or expected > 1:
+    from mlcompute.group.tcp import connect, slurm_variables
+
+    expected, by_slurm = _told_size(*_MPI_SIZES), _told_size(_SLURM_SIZE)
+    if "mpi4py.MPI" in sys.modules or expected > 1 or (by_slurm > 1 and find_spec("mpi4py") is not None):
         from mlcompute.group.mpi import MPILink, load_mpi
 
         mpi = load_mpi()
@@ -193,17 +197,16 @@ def _find(timeout: float) -> Exchange:
             )
         if world.Get_size() > 1:
             return MessageExchange(MPILink(mpi, world.Dup()), timeout)
-        return Alone(timeout)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        from mlcompute.group.tcp import connect
-
         return MessageExchange(connect(os.environ, timeout), timeout)
+    if by_slurm > 1:  # srun without MPI
+        return MessageExchange(connect(slurm_variables(os.environ), timeout), timeout)
     return Alone(timeout)
 
 
-def _told_size() -> int:
-    """How many processes the launcher says it has started."""
-    told = (os.environ.get(name, "") for name in _MPI_SIZES)
+def _told_size(*names: str) -> int:
+    """How many processes the launcher says it has started, by one of these variables."""
+    told = (os.environ.get(name, "") for name in names)
     return next((int(text) for text in told if text.isdigit()), 1)
 
 

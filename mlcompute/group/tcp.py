@@ -1,4 +1,4 @@
-"""Sockets as the engine of exchange, for processes that were told their rank by torchrun-style variables.
+"""Sockets as the engine of exchange, for processes that were told their rank by torchrun-style variables, or by srun.
 
 RANK and WORLD_SIZE say who a process is; rank 0 listens at MASTER_ADDR:MASTER_PORT and tells the others where all are.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import struct
 import time
@@ -126,6 +127,31 @@ def connect(variables: Mapping[str, str], timeout: float) -> TCPLink:
             one.close()
         raise
     return TCPLink(rank, size, sockets)
+
+
+def slurm_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """The same, from what srun tells a process: rank 0 is on the first node, at a port that other jobs do not use."""
+    nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "127.0.0.1")
+    job, step = (variables.get(f"SLURM_{name}_ID", "0") for name in ("JOB", "STEP"))
+    port = 20000 + sum(int(number) for number in (job, step) if number.isdigit()) % 20000
+    found = {
+        "RANK": variables.get("SLURM_PROCID", ""),
+        "WORLD_SIZE": variables.get("SLURM_STEP_NUM_TASKS", ""),
+        "MASTER_ADDR": first_node(nodes),
+        "MASTER_PORT": str(port),
+    }
+    return found | {name: variables[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in variables}
+
+
+def first_node(nodes: str) -> str:
+    """The first name of a list as Slurm writes it.
+
+    >>> first_node("gpu[07-11,15]-ib,login1"), first_node("one,two")
+    ('gpu07-ib', 'one')
+    """
+    found = re.match(r"([^\[,]*)(?:\[([^\],-]+)[^\]]*\])?([^,]*)", nodes)
+    assert found is not None
+    return "".join(part or "" for part in found.groups())
 
 
 def _number(variables: Mapping[str, str], name: str, default: int | None = None) -> int:

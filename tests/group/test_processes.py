@@ -11,6 +11,7 @@ import time
 import pytest
 
 import mlcompute as mlc
+from mlcompute.group.tcp import first_node
 
 pytest.importorskip("mpi4py", reason="the extra 'mpi' is not installed")
 
@@ -103,14 +104,25 @@ def test_sigterm_saves_once_and_ends_all(tmp_path):
     assert not left_behind()
 
 
-def test_sockets_and_torchrun_style_variables():
-    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(random.randrange(20000, 60000))}
+def torchrun(rank, port):
+    return {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def srun(rank, port):
+    """As srun sets them where it knows no MPI; MPI then finds every process alone."""
+    told = {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost"}
+    return {**told, "SLURM_JOB_ID": str(port - 20000), "SLURM_STEP_ID": "0", "SLURM_LOCALID": str(rank)}
+
+
+@pytest.mark.parametrize("told", [torchrun, srun])
+def test_sockets_and_what_launchers_tell(told):
+    port = random.randrange(20000, 40000)
     started = [
         subprocess.Popen(
             [sys.executable, PROGRAM],
             stdout=subprocess.PIPE,
             text=True,
-            env={**ENVIRONMENT, **variables, "RANK": str(rank)},
+            env={**ENVIRONMENT, **told(rank, port)},
             cwd=ROOT,
         )
         for rank in range(2)
@@ -120,6 +132,14 @@ def test_sockets_and_torchrun_style_variables():
     digests = re.findall(r"rank \d of 2: (\d+)", "".join(said))
     assert len(digests) == 2
     assert len(set(digests)) == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n1", "n1"), ("n1,n2", "n1"), ("n[3-5]", "n3"), ("n[03,07-9]-ib,m", "n03-ib"), ("a-b[1-2].net", "a-b1.net")],
+)
+def test_the_first_node_of_slurms_list(nodes, first):
+    assert first_node(nodes) == first
 
 
 def left_behind():

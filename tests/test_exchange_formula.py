@@ -1,0 +1,23 @@
+"""The cost of an exchange: the formula of the documentation against what was measured, and its tables."""
+
+import pytest
+
+from benchmarks.exchange import CLUSTER, MACHINE, MEASURED, fitted, in_two_levels, seconds, table
+
+
+@pytest.mark.parametrize("processes", MEASURED)
+def test_the_formula_explains_what_was_measured(processes):
+    found = {nbytes: 1e-3 * took for nbytes, took in MEASURED[processes].items()}
+    network = fitted(found, processes)
+    for nbytes, took in found.items():
+        assert 0.8 < seconds(nbytes, processes, network) / took < 1.25
+    assert 0.5 < network.message / MACHINE.message < 2
+    assert 0.5 < network.rate / MACHINE.rate < 2
+
+
+def test_two_levels_pay_with_many_processes():
+    assert in_two_levels(1.1e6, 4096, 16, CLUSTER, MACHINE) < 0.1 * seconds(1.1e6, 4096, CLUSTER)
+    with open("docs/many-processes.md") as file:
+        text = file.read()
+    for line in table().splitlines():
+        assert line in text
