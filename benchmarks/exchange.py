@@ -55,7 +55,7 @@ def table() -> str:
         flat = [seconds(nbytes, count, CLUSTER) for count in (16, 256, 4096)]
         levels = [in_two_levels(nbytes, count, 16, CLUSTER, MACHINE) for count in (16, 256, 4096)]
         for how, found in (("all with all", flat), ("in two levels", levels)):
-            lines.append(f"| {name} | {how} | {' | '.join(f'{1e3 * one:.3g} ms' for one in found)} |")
+            lines.append(f"| {name} | {how} | {' | '.join(f'{1e3 * one:,.1f} ms' for one in found)} |")
     return "\n".join(lines)
 
 

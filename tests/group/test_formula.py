@@ -1,5 +1,7 @@
 """The cost of an exchange: the formula of the documentation against what was measured, and its tables."""
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.exchange import CLUSTER, MACHINE, MEASURED, fitted, in_two_levels, seconds, table
@@ -17,7 +19,6 @@ def test_the_formula_explains_what_was_measured(processes):
 
 def test_two_levels_pay_with_many_processes():
     assert in_two_levels(1.1e6, 4096, 16, CLUSTER, MACHINE) < 0.1 * seconds(1.1e6, 4096, CLUSTER)
-    with open("docs/many-processes.md") as file:
-        text = file.read()
+    text = (Path(__file__).parents[2] / "docs" / "many-processes.md").read_text()
     for line in table().splitlines():
         assert line in text
