@@ -29,7 +29,7 @@ COMMANDS = {
     "view": "show runs in the browser, also while they train",
     "launch": "start a program on several processes that train together",
     "evaluate": "measure a trained model on data",
-    "predict": "let a trained model answer, on the screen or into a file",
+    "predict": "predictions of a trained model, on the screen or in a file",
     "inspect": "look into a checkpoint, a model file or an ONNX model",
     "profile": "show where the time of a step goes",
     "check": "check a model's gradients numerically, layer by layer",

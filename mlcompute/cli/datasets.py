@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from mlcompute.cli.arguments import count
-from mlcompute.data import Augment, Dataset, load, preparation_of
+from mlcompute.data import Augment, Dataset, load, preprocessing_of
 from mlcompute.data.array_file import read_arrays
 from mlcompute.data.columns import KINDS
 from mlcompute.data.loading import BUILT_IN, FORMATS
-from mlcompute.data.places import existing
+from mlcompute.data.paths import existing
 from mlcompute.errors import DataError, Error
 
 HELP = f"{FORMATS}; or {', '.join(BUILT_IN)}, which come with the package"
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--no-header", action="store_true", help="the first line of a table is a sample")
     group.add_argument("--window", type=count, metavar="N", help="a table is a time series: samples are N lines")
-    group.add_argument("--ahead", type=count, metavar="N", help="forecast so many lines after the window (1)")
+    group.add_argument("--horizon", type=count, metavar="N", help="forecast so many lines after the window (1)")
     group.add_argument("--size", type=checked(_size), metavar="N or HxW", help="bring images to this size, in pixels")
     group.add_argument("--grey", action="store_true", help="images as grey ones")
     group.add_argument("--length", type=count, metavar="N", help="characters of a text in a sample (64)")
@@ -56,7 +56,7 @@ _READ: dict[str, Callable[[Any], dict[str, Any]]] = {
     "target": lambda text: {"target": text},
     "task": lambda text: {"task": text},
     "window": lambda number: {"window": number},
-    "ahead": lambda number: {"ahead": number},
+    "horizon": lambda number: {"horizon": number},
     "size": lambda text: {"size": _size(text)},
     "grey": lambda flag: {"grey": flag},
     "length": lambda number: {"length": number},
@@ -94,25 +94,25 @@ def read_for(checkpoint: str, path: str | None, *, labels: bool, everything: boo
 
     Without a path, and for the data it was trained on, what was held out in training unless everything is wanted.
     """
-    preparation = preparation_of(checkpoint)
+    preprocessing = preprocessing_of(checkpoint)
     labels = labels or path is None  # which samples were held out depends on them
-    where = path or (preparation.source if preparation else "digits")
-    if preparation is None and not labels and Path(where).suffix in (".npy", ".npz"):
+    where = path or (preprocessing.source if preprocessing else "digits")
+    if preprocessing is None and not labels and Path(where).suffix in (".npy", ".npz"):
         found = read_arrays(existing(where))
         if "x_train" not in found and "x_test" not in found:
             raise DataError(f"{where}: lacks x", found=", ".join(found) or "nothing", expected="samples as x or x_test")
         return Dataset(Path(where).stem, found.get("x_test", found.get("x_train")), None), False
-    if preparation is None or (where in BUILT_IN and not Path(where).exists()):
+    if preprocessing is None or (where in BUILT_IN and not Path(where).exists()):
         # Arrays are fed to a network of the user's as they are.
         plain = {"images": False, "standardize": False} if Path(where).suffix == ".npz" else {}
         data = load(where, **plain, **({"validation": 0.0} if everything else {}))
         return (data, False) if data.validation is None else (data.validation, True)
-    data = preparation.read(where, labels=labels)
-    if everything or where != preparation.source:
+    data = preprocessing.read(where, labels=labels)
+    if everything or where != preprocessing.source:
         return data, False
-    parts = preparation.parts(data)
+    parts = preprocessing.parts(data)
     held = parts.test if len(parts.test) else parts.validation
-    return (data.part(held), True) if len(held) else (data, False)
+    return (data.subset(held), True) if len(held) else (data, False)
 
 
 @contextlib.contextmanager

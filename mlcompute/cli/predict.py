@@ -1,4 +1,4 @@
-"""mlcompute predict: let a trained model answer, on the screen or into a file."""
+"""mlcompute predict: predictions of a trained model, on the screen or in a file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import mlcompute as mlc
 from mlcompute.cli import datasets, models, trainers
 from mlcompute.cli.answer import Answer
 from mlcompute.cli.arguments import count
-from mlcompute.data import Dataset, preparation_of
+from mlcompute.data import Dataset, preprocessing_of
 from mlcompute.data.target import Array
-from mlcompute.data.text_file import TextPreparation, read_file
+from mlcompute.data.text_file import TextPreprocessing, read_file
 from mlcompute.errors import DataError
 from mlcompute.runs.evaluation import probabilities_of
 from mlcompute.saving.atomic import replace_file
@@ -27,20 +27,22 @@ HELP = (
     ".npy or .npz file (x_test or x), the beginning of a text; without it what was held out in training"
 )
 EXAMPLES = (
-    "mlcompute predict runs/0001-tabular/best.safetensors new.csv --output answers.csv",
+    "mlcompute predict runs/0001-tabular/best.safetensors new.csv --output predictions.csv",
     "mlcompute predict runs/0002-resnet/best.safetensors photo.jpg",
     "mlcompute predict runs/0003-gpt/best.safetensors --prompt 12+34= --count 3",
 )
-#: So many answers are shown on the screen.
+#: So many predictions are shown on the screen.
 _SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which model, on what, and where the answers go."""
+    """Which model, on what, and where the predictions go."""
     parser.add_argument("model", help="a checkpoint of a training run")
     parser.add_argument("data", nargs="?", metavar="FILE", help=HELP)
     parser.add_argument(
-        "--output", metavar="FILE", help="write all answers: .csv with names and probabilities, .npy as they come out"
+        "--output",
+        metavar="FILE",
+        help="write all predictions: .csv with names and probabilities, .npy as they come out",
     )
     parser.add_argument(
         "--classes",
@@ -53,18 +55,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Answers for all samples, in their order."""
+    """Predictions for all samples, in their order."""
     trainer = trainers.trainer_of(models.trained(args.model), models.device_named(args.device), args.model)
-    preparation = preparation_of(args.model)
-    if isinstance(preparation, TextPreparation):
-        return _continued(args, trainer, preparation)
+    preprocessing = preprocessing_of(args.model)
+    if isinstance(preprocessing, TextPreprocessing):
+        return _continued(args, trainer, preprocessing)
     if args.prompt is not None:
         raise DataError(f"{args.model}: --prompt is for models of text", fix="give a file of samples")
     if args.classes and Path(args.output or "").suffix != ".npy":
         raise DataError(f"{args.model}: --classes is about --output FILE.npy", fix="leave it out: classes are shown")
     suffix = Path(args.output).suffix if args.output else ".npy"
     if suffix not in (".npy", ".csv"):
-        raise DataError(f"{args.output}: answers are not written as {suffix or 'that'}", expected=".csv or .npy")
+        raise DataError(f"{args.output}: predictions are not written as {suffix or 'that'}", expected=".csv or .npy")
     data, _ = datasets.read_for(args.model, args.data, labels=False, everything=args.data is not None)
     with datasets.told(args.data, data):
         found = trainer.predict(data)
@@ -79,25 +81,25 @@ def run(args: argparse.Namespace) -> Answer:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([header, *rows])
         replace_file(args.output, lambda file: file.write(text.getvalue().encode("utf-8")), "predict")
-    return Answer(f"{len(found):,} answers in {args.output}", {**facts, "output": args.output})
+    return Answer(f"{len(found):,} predictions in {args.output}", {**facts, "output": args.output})
 
 
 def _table(trainer: mlc.Trainer, data: Dataset, found: Array) -> tuple[list[str], list[list[Any]]]:
-    """Answers as people read them: the class and its probability, numbers in their own units, or errors."""
+    """Predictions as people read them: the class and its probability, numbers in their own units, or errors."""
     names: Sequence[Any] = data.sample_names or range(1, len(data) + 1)
     if trainer.model.feed.compared:  # what comes out is compared with what went in
         x = data.values(np.arange(len(data)))
         errors = ((found - x.reshape(found.shape)) ** 2).reshape(len(found), -1).mean(axis=1)
         return ["sample", "error"], [[name, float(error)] for name, error in zip(names, errors, strict=True)]
-    preparation = data.preparation
+    preprocessing = data.preprocessing
     shares = probabilities_of(found, trainer.model.is_on_logits) if data.classes and found.ndim < 3 else None
-    if preparation is not None and shares is not None and shares.shape[1] == len(data.classes):
-        answers = preparation.answers(shares)
+    if preprocessing is not None and shares is not None and shares.shape[1] == len(data.classes):
+        classes = preprocessing.decode(shares)
         return ["sample", "prediction", "probability"], [
-            [name, str(answer), round(float(share), 6)]
-            for name, answer, share in zip(names, answers, shares.max(axis=1), strict=True)
+            [name, str(one), round(float(share), 6)]
+            for name, one, share in zip(names, classes, shares.max(axis=1), strict=True)
         ]
-    numbers = preparation.answers(found) if preparation is not None else found.reshape(len(found), -1)
+    numbers = preprocessing.decode(found) if preprocessing is not None else found.reshape(len(found), -1)
     header = ["prediction"] if numbers.shape[1:] == (1,) else [f"output {k + 1}" for k in range(numbers.shape[1])]
     return ["sample", *header], [[name, *map(float, row)] for name, row in zip(names, numbers, strict=True)]
 
@@ -124,28 +126,28 @@ def _write_array(path: str, array: Array) -> None:
     replace_file(path, lambda file: file.write(raw.getvalue()), "predict")
 
 
-def _classes(trainer: mlc.Trainer, answers: Any) -> Any:
-    """The class of every answer; 0 or 1 where every output is a yes or no of its own."""
+def _classes(trainer: mlc.Trainer, found: Any) -> Any:
+    """The class of every prediction; 0 or 1 where every output is a yes or no of its own."""
     model = trainer.model
-    if answers.ndim < 2 or answers.shape[1] == 1 or model.is_on_logits:
-        return (answers > (0.0 if model.is_on_logits else 0.5)).astype(np.int64)
-    return answers.argmax(axis=model.class_axis("--classes"))
+    if found.ndim < 2 or found.shape[1] == 1 or model.is_on_logits:
+        return (found > (0.0 if model.is_on_logits else 0.5)).astype(np.int64)
+    return found.argmax(axis=model.class_axis("--classes"))
 
 
-def _continued(args: argparse.Namespace, trainer: mlc.Trainer, preparation: TextPreparation) -> Answer:
+def _continued(args: argparse.Namespace, trainer: mlc.Trainer, preprocessing: TextPreprocessing) -> Answer:
     """How a text goes on; the model reads the last characters, as many as it was trained with."""
     if args.prompt is None and args.data is None:
         raise DataError(f"{args.model}: writes a text on", fix="say how it begins: --prompt TEXT, or a text file")
     prompt = args.prompt if args.prompt is not None else read_file(args.data).rstrip("\n")
-    tokens = preparation.encode(prompt, args.data or "--prompt")
+    tokens = preprocessing.encode(prompt, args.data or "--prompt")
     if not len(tokens):
         raise DataError("--prompt: is empty", fix="give at least one character")
     for _ in range(args.count):
-        read = tokens[-preparation.length :]
-        padded = np.zeros((1, preparation.length), np.int64)
+        read = tokens[-preprocessing.length :]
+        padded = np.zeros((1, preprocessing.length), np.int64)
         padded[0, : len(read)] = read
         tokens = np.append(tokens, trainer.predict(padded)[0, len(read) - 1].argmax())
-    text = preparation.decode(tokens)
+    text = preprocessing.decode(tokens)
     if args.output is not None:
         replace_file(args.output, lambda file: file.write(text.encode("utf-8")), "predict")
     return Answer(text, {"text": text})

@@ -9,9 +9,9 @@ from typing import Any
 
 import mlcompute as mlc
 from mlcompute.data import Dataset
-from mlcompute.data.series import SeriesPreparation
-from mlcompute.data.table import TablePreparation
-from mlcompute.data.text_file import TextPreparation
+from mlcompute.data.series import SeriesPreprocessing
+from mlcompute.data.table import TablePreprocessing
+from mlcompute.data.text_file import TextPreprocessing
 from mlcompute.errors import DataError
 
 #: What each is for.
@@ -65,9 +65,9 @@ def recipe_trainer(name: str, data: Dataset, device: mlc.Device, **options: Any)
 
 def _expect(name: str, data: Dataset) -> None:
     """Refuse data that a recipe is not for, and say which one is."""
-    shape, given = data.shape, type(data.preparation)
+    shape, given = data.shape, type(data.preprocessing)
     kind = "images" if len(shape) == 3 else "sequences" if len(shape) == 2 else "a table"
-    kind = "a text" if given is TextPreparation else "a time series" if given is SeriesPreparation else kind
+    kind = "a text" if given is TextPreprocessing else "a time series" if given is SeriesPreprocessing else kind
     fits = {
         "images": ("cnn", "resnet", "mlp", "lstm", "autoencoder"),
         "sequences": ("lstm", "mlp", "autoencoder"),
@@ -84,7 +84,7 @@ def _expect(name: str, data: Dataset) -> None:
     if name in ("cnn", "resnet") and min(shape[1:]) < 4:
         small = f"images of {shape[1]} x {shape[2]} pixels are too small for the {name}"
         raise DataError(f"{data.name}: {small}", fix="make them larger (--size), or train mlp")
-    if name == "autoencoder" and given is TablePreparation and isinstance(data.x, dict):
+    if name == "autoencoder" and given is TablePreprocessing and isinstance(data.x, dict):
         names = ", ".join(one for one in data.x if one != "numbers")
         raise DataError(
             f"{data.name}: an autoencoder needs numbers, {names} would be embedded",

@@ -1,6 +1,6 @@
 """Your own data: tables, images, arrays, texts and time series, ready for `Trainer.fit`.
 
-dataset.py     samples, labels and what is known about them    preparation.py   what checkpoints keep of it
+dataset.py     samples, labels and what is known about them    preprocessing.py   what checkpoints keep of it
 table.py       CSV, TSV and Parquet, with columns.py           image_folder.py  a folder per class
 array_file.py  memory, .npz, MNIST's files, digits             text_file.py     characters and bytes
 series.py      windows of a time series                        augmenting.py    images changed at random
@@ -13,20 +13,20 @@ from mlcompute.data.augmenting import Augment
 from mlcompute.data.dataset import Dataset
 from mlcompute.data.image_folder import images
 from mlcompute.data.loading import load
-from mlcompute.data.preparation import Preparation, preparation_of
+from mlcompute.data.preprocessing import Preprocessing, preprocessing_of
 from mlcompute.data.table import iris, read_csv, read_parquet, table
 from mlcompute.data.text_file import sums, text
 
 __all__ = [
     "Augment",
     "Dataset",
-    "Preparation",
+    "Preprocessing",
     "arrays",
     "digits",
     "images",
     "iris",
     "load",
-    "preparation_of",
+    "preprocessing_of",
     "read_csv",
     "read_idx",
     "read_npz",

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from mlcompute.data.dataset import Dataset
-from mlcompute.data.places import existing
-from mlcompute.data.preparation import Path, Preparation
+from mlcompute.data.paths import existing
+from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import Array, Target, Task, listed
 from mlcompute.errors import DataError
@@ -26,7 +26,7 @@ _CHANNELS = (1, 3, 4)
 
 
 @dataclass(frozen=True)
-class ArrayPreparation(Preparation):
+class ArrayPreprocessing(Preprocessing):
     """What becomes of arrays.
 
     shape      of a sample as it is fed
@@ -119,8 +119,8 @@ def read_npz(
     found = read_arrays(existing(path))
     if isinstance(validation, (str, os.PathLike)):
         data = dataset_of(str(path), found, task, images, standardize, Split(0.0, test, seed))
-        assert data.preparation is not None
-        return replace(data, validation=data.preparation.read(validation))
+        assert data.preprocessing is not None
+        return replace(data, validation=data.preprocessing.read(validation))
     return dataset_of(str(path), found, task, images, standardize, Split(validation, test, seed))
 
 
@@ -175,26 +175,26 @@ def dataset_of(
     if standardize and target:
         target = target.standardized(codes[parts.train])
     mean, std = _statistics(x[parts.train], layout, standardize)
-    preparation = ArrayPreparation(who, target, split, x.shape[1:], layout, mean, std)
-    whole = preparation.dataset(who, given, y)
-    data = replace(whole, notes=_notes(preparation, given, codes)).in_parts(parts)
-    held = {name: preparation.dataset(who, found[f"x_{name}"], _labels(who, found[f"y_{name}"])) for name in own}
+    preprocessing = ArrayPreprocessing(who, target, split, x.shape[1:], layout, mean, std)
+    whole = preprocessing.dataset(who, given, y)
+    data = replace(whole, notes=_notes(preprocessing, given, codes)).with_held_out(parts)
+    held = {name: preprocessing.dataset(who, found[f"x_{name}"], _labels(who, found[f"y_{name}"])) for name in own}
     if "val" in held:
         return replace(data, validation=held["val"], test=held.get("test"))
     return replace(data, validation=held["test"]) if held else data
 
 
-def _notes(preparation: ArrayPreparation, given: Array, codes: Array) -> tuple[str, ...]:
-    shape, target = preparation.shape, preparation.target
+def _notes(preprocessing: ArrayPreprocessing, given: Array, codes: Array) -> tuple[str, ...]:
+    shape, target = preprocessing.shape, preprocessing.target
     notes = [f"x  {given.dtype} {given.shape}"]
-    if preparation.layout == "grey images":
+    if preprocessing.layout == "grey images":
         notes[0] += f": grey images, fed as {shape} each"
-    elif preparation.layout == "channels last images":
+    elif preprocessing.layout == "channels last images":
         notes[0] += f": images with channels last, fed with channels first, {shape} each"
-    if preparation.mean:
+    if preprocessing.mean:
         notes[0] += ", standardised"
-    elif preparation.layout != "samples" and preparation.std[0] != 1:
-        notes[0] += f", divided by {preparation.std[0]:g}"
+    elif preprocessing.layout != "samples" and preprocessing.std[0] != 1:
+        notes[0] += f", divided by {preprocessing.std[0]:g}"
     what = target.described(codes if target.classes else None) if target else f"{codes.dtype} {codes.shape}"
     return (*notes, f"y  {what}")
 

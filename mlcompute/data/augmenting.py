@@ -49,9 +49,9 @@ class Augment:
         if self.colour >= 1:
             raise DataError(f"Augment: colour is {self.colour}", expected="a share below 1, e.g. 0.2")
 
-    def apply(self, x: Array, y: Array | None, numbers: Array, epoch: int, data: Dataset) -> tuple[Array, Array | None]:
-        """Some images of an epoch, by their numbers, and their labels: with mixup a share for every class."""
-        streams = [self._stream(int(number), epoch) for number in numbers]
+    def apply(self, x: Array, y: Array | None, indices: Array, epoch: int, data: Dataset) -> tuple[Array, Array | None]:
+        """Some images of an epoch, by their indices, and their labels: with mixup a share for every class."""
+        streams = [self._stream(int(number), epoch) for number in indices]
         x = self._changed(x, np.array([stream.random(_DRAWN) for stream in streams]))
         if not self.mixup or y is None:
             return x, y

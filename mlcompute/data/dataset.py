@@ -16,7 +16,7 @@ from mlcompute.errors import DataError
 from mlcompute.trainer.data import Data, Feed, data_from
 
 if TYPE_CHECKING:
-    from mlcompute.data.preparation import Preparation
+    from mlcompute.data.preprocessing import Preprocessing
     from mlcompute.graph import Graph
     from mlcompute.tensor import Tensor
 
@@ -27,7 +27,7 @@ class Dataset:
 
     x            (n, ...), or arrays by name where there are several inputs
     y            integer class labels (n,), or numbers (n, outputs); None: there are no labels
-    preparation  how it was made from a file; checkpoints keep it, so that `predict` does the same; None: by hand
+    preprocessing  how it was made from a file; checkpoints keep it, so that `predict` does the same; None: by hand
     validation, test  samples of the same kind that are not learned from; None where there are none
     notes        what was decided on the way, a line each
     scale        x is multiplied by it when a batch is made: images are kept as bytes
@@ -43,7 +43,7 @@ class Dataset:
     name: str
     x: Any
     y: Any
-    preparation: Preparation | None = None
+    preprocessing: Preprocessing | None = None
     validation: Dataset | None = None
     test: Dataset | None = None
     notes: tuple[str, ...] = ()
@@ -63,12 +63,12 @@ class Dataset:
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes; empty where numbers are predicted."""
-        return self.preparation.classes if self.preparation else ()
+        return self.preprocessing.classes if self.preprocessing else ()
 
     @property
     def outputs(self) -> int:
         """How many outputs a network for it has: one per class, or one per number to be predicted."""
-        return self.preparation.outputs if self.preparation else 0
+        return self.preprocessing.outputs if self.preprocessing else 0
 
     @property
     def loss(self) -> Literal["softmax_cross_entropy", "mse"]:
@@ -91,8 +91,8 @@ class Dataset:
             kind = DataType.INT64 if is_whole else DataType.FLOAT32
             x = graph.input((batch, *array.shape[1:]), name, data_type=kind)
             if is_whole and len(arrays) > 1:
-                assert self.preparation is not None
-                count = self.preparation.counts[name]
+                assert self.preprocessing is not None
+                count = self.preprocessing.counts[name]
                 x = graph.embedding(x, count, min(50, (count + 1) // 2), name=f"{name} embedding")
             parts.append(x)
         return parts[0] if len(parts) == 1 else concatenate(parts, 1)
@@ -111,34 +111,34 @@ class Dataset:
             raise DataError(f"{self.name}: mixup mixes classes, and numbers are predicted", fix="leave mixup out")
         return replace(self, augment=wanted)
 
-    def part(self, numbers: Array) -> Dataset:
-        """Some of the samples, by their numbers."""
+    def subset(self, indices: Array) -> Dataset:
+        """Some of the samples, by their indices."""
         x: Any = self.x
         if isinstance(x, Mapping):
-            x = {key: array[numbers] for key, array in x.items()}
+            x = {key: array[indices] for key, array in x.items()}
         else:
-            x = x[numbers] if isinstance(x, np.ndarray) else x.part(numbers)
-        y = None if self.y is None else self.y[numbers]
-        names = tuple(self.sample_names[k] for k in numbers) if self.sample_names else ()
-        return Dataset(self.name, x, y, self.preparation, scale=self.scale, sample_names=names)
+            x = x[indices] if isinstance(x, np.ndarray) else x.subset(indices)
+        y = None if self.y is None else self.y[indices]
+        names = tuple(self.sample_names[k] for k in indices) if self.sample_names else ()
+        return Dataset(self.name, x, y, self.preprocessing, scale=self.scale, sample_names=names)
 
-    def in_parts(self, parts: Parts) -> Dataset:
+    def with_held_out(self, parts: Parts) -> Dataset:
         """The samples to learn from, with those held out beside them."""
-        held = [self.part(numbers) if len(numbers) else None for numbers in parts[1:]]
-        train = self if len(parts.train) == len(self) else self.part(parts.train)
+        held = [self.subset(indices) if len(indices) else None for indices in parts[1:]]
+        train = self if len(parts.train) == len(self) else self.subset(parts.train)
         return replace(train, validation=held[0], test=held[1], notes=self.notes, augment=self.augment)
 
-    def batch(self, numbers: Array, epoch: int = 0) -> tuple[Any, Any]:
+    def batch(self, indices: Array, epoch: int = 0) -> tuple[Any, Any]:
         """(x, y) of some samples, as the network is fed them in an epoch."""
         if isinstance(self.x, Mapping):
-            return {name: array[numbers] for name, array in self.x.items()}, None if self.y is None else self.y[numbers]
-        y = None if self.y is None else self.y[numbers]
-        x = self.values(np.asarray(numbers))
-        return (x, y) if self.augment is None else self.augment.apply(x, y, numbers, epoch, self)
+            return {name: array[indices] for name, array in self.x.items()}, None if self.y is None else self.y[indices]
+        y = None if self.y is None else self.y[indices]
+        x = self.values(np.asarray(indices))
+        return (x, y) if self.augment is None else self.augment.apply(x, y, indices, epoch, self)
 
-    def values(self, numbers: Array) -> Array:
+    def values(self, indices: Array) -> Array:
         """x of some samples, without changes."""
-        x: Array = self.x[numbers]
+        x: Array = self.x[indices]
         return x if x.dtype.kind == "i" else x.astype(np.float32) * np.float32(self.scale)
 
     def data_for(self, who: str, feed: Feed, only_inputs: bool = False) -> Data:
@@ -146,12 +146,12 @@ class Dataset:
         from mlcompute.data.batches import Prepared
 
         has_labels = bool(feed.labels) and not only_inputs
-        if self.augment is not None or self.scale != 1.0 or hasattr(self.x, "part"):
+        if self.augment is not None or self.scale != 1.0 or hasattr(self.x, "subset"):
             data: Data = Prepared(who, feed, self, only_inputs or not has_labels)
         else:
             data = data_from(who, feed, self.x, self.y if has_labels else None, only_inputs=only_inputs)
-        if self.preparation is not None:
-            data.preparation = self.preparation.state()
+        if self.preprocessing is not None:
+            data.preprocessing = self.preprocessing.state()
         return data
 
     def summary(self) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from mlcompute.data.dataset import Dataset
-from mlcompute.data.places import existing
-from mlcompute.data.preparation import Path, Preparation
+from mlcompute.data.paths import existing
+from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import Array, Target, listed
 from mlcompute.errors import DataError
@@ -27,7 +27,7 @@ _SETS = {"val": "validation", "valid": "validation", "validation": "validation",
 
 
 @dataclass(frozen=True)
-class ImagePreparation(Preparation):
+class ImagePreprocessing(Preprocessing):
     """Every image becomes bytes of one shape (channels, height, width), and x = bytes / 255."""
 
     kind = "images"
@@ -68,17 +68,17 @@ class ImageFiles:
         """Bytes of all images together."""
         return int(np.prod(self.shape, dtype=object))
 
-    def part(self, numbers: Array) -> ImageFiles:
+    def subset(self, indices: Array) -> ImageFiles:
         """Some of the files."""
-        return ImageFiles([self.files[k] for k in numbers], self.shape[1:])
+        return ImageFiles([self.files[k] for k in indices], self.shape[1:])
 
-    def __getitem__(self, numbers: Array) -> Array:
-        found = np.empty((len(numbers), *self.shape[1:]), np.uint8)
+    def __getitem__(self, indices: Array) -> Array:
+        found = np.empty((len(indices), *self.shape[1:]), np.uint8)
 
         def put(place: int) -> None:
-            found[place] = decoded(self.files[numbers[place]], self.shape[1:])
+            found[place] = decoded(self.files[indices[place]], self.shape[1:])
 
-        _on_threads(put, range(len(numbers)))
+        _on_threads(put, range(len(indices)))
         return found
 
 
@@ -112,15 +112,15 @@ def images(
     is_place = isinstance(validation, (str, os.PathLike))
     held = {} if root is place else sets
     split = Split(0.0 if is_place or held else float(validation), 0.0 if held else test, seed)  # type: ignore[arg-type]
-    preparation = ImagePreparation(str(place), target, split, shape)
+    preprocessing = ImagePreprocessing(str(place), target, split, shape)
     parts = split.parts(str(root), len(files), target.encode(str(root), labels))
-    whole = preparation.dataset(str(place), files, list(map(str, labels)))
+    whole = preprocessing.dataset(str(place), files, list(map(str, labels)))
     kind = "grey" if shape[0] == 1 else "colour"
     notes = (f"{kind} images, {shape[1]} x {shape[2]} pixels", target.described(whole.y))
-    data = replace(whole, notes=notes).in_parts(parts)
-    others: dict[str, Any] = {name: preparation.read(one) for name, one in held.items()}
+    data = replace(whole, notes=notes).with_held_out(parts)
+    others: dict[str, Any] = {name: preprocessing.read(one) for name, one in held.items()}
     if is_place:
-        others["validation"] = preparation.read(validation)
+        others["validation"] = preprocessing.read(validation)
     if "validation" not in others and "test" in others:
         others["validation"] = others.pop("test")
     return replace(data, **others)

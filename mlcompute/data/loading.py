@@ -10,8 +10,8 @@ from typing import Any
 from mlcompute.data.array_file import digits, read_idx, read_npz
 from mlcompute.data.dataset import Dataset
 from mlcompute.data.image_folder import SUFFIXES, images, is_images
-from mlcompute.data.places import existing
-from mlcompute.data.preparation import Path
+from mlcompute.data.paths import existing
+from mlcompute.data.preprocessing import Path
 from mlcompute.data.table import iris, read_csv, read_parquet
 from mlcompute.data.target import listed
 from mlcompute.data.text_file import sums, text

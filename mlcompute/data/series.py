@@ -12,21 +12,21 @@ import numpy as np
 
 from mlcompute.data.columns import Column, Frame, Kind, columns_from, guessed, learned
 from mlcompute.data.dataset import Dataset
-from mlcompute.data.preparation import Path, Preparation
+from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Parts, Split
 from mlcompute.data.target import Array, Target
 from mlcompute.errors import DataError
 
 
 @dataclass(frozen=True)
-class SeriesPreparation(Preparation):
-    """x: (n, window, features), standardised lines in a row;   y: the target `ahead` lines after the last of them."""
+class SeriesPreprocessing(Preprocessing):
+    """x: (n, window, features), standardised lines in a row;   y: the target `horizon` lines after the last of them."""
 
     kind = "series"
     columns: tuple[Column, ...]
     options: dict[str, Any]
     window: int
-    ahead: int
+    horizon: int
 
     def read(self, path: Any, *, labels: bool = True) -> Dataset:
         from mlcompute.data.table import read_frame
@@ -35,23 +35,23 @@ class SeriesPreparation(Preparation):
 
     def dataset(self, frame: Frame, labels: bool = True) -> Dataset:
         """Every window of a table; without labels also those whose future is not in it."""
-        from mlcompute.data.table import TablePreparation, find_target
+        from mlcompute.data.table import TablePreprocessing, find_target
 
         assert self.target is not None
         name = find_target(frame, self.target.name)
-        values = TablePreparation("", None, self.split, self.columns, {}).dataset(frame, labels=False).x
-        count = _count(frame, self.window, self.ahead if labels else 0)
+        values = TablePreprocessing("", None, self.split, self.columns, {}).dataset(frame, labels=False).x
+        count = _count(frame, self.window, self.horizon if labels else 0)
         # A view: window k is rows k ... k + window - 1.
         x = np.lib.stride_tricks.sliding_window_view(values, self.window, axis=0)[:count].swapaxes(1, 2)
         y = None
         if labels:
-            last = self.window - 1 + self.ahead
+            last = self.window - 1 + self.horizon
             y = self.target.encode(frame.who, known(frame, name)[last : last + count])
         ends = tuple(f"after {frame.at(k + self.window - 1)}" for k in range(count))
         return Dataset(FilePath(frame.who).name, np.ascontiguousarray(x), y, self, sample_names=ends)
 
     @classmethod
-    def restored(cls, fields: dict[str, Any]) -> Preparation:
+    def restored(cls, fields: dict[str, Any]) -> Preprocessing:
         return cls(columns=columns_from(fields.pop("columns")), **fields)
 
 
@@ -62,18 +62,18 @@ def series(
     validation: float | Path,
     split: Split,
     window: int,
-    ahead: int,
+    horizon: int,
     options: dict[str, Any],
 ) -> Dataset:
     """Windows of a table. What is held out comes last, and no window reaches from one part into the other."""
     who = frame.who
-    if window < 1 or ahead < 1:
-        raise DataError(f"{who}: window is {window}, ahead is {ahead}", expected="1 or more lines")
+    if window < 1 or horizon < 1:
+        raise DataError(f"{who}: window is {window}, horizon is {horizon}", expected="1 or more lines")
     values = known(frame, name)
-    count = _count(frame, window, ahead)
+    count = _count(frame, window, horizon)
     parts = split.parts(who, count)
     # The windows before a part share lines with it: those to learn from end before it begins.
-    reach = window - 1 + ahead
+    reach = window - 1 + horizon
     first = parts.train[: len(parts.train) - reach if len(parts.train) < count else count]
     if not len(first):
         raise DataError(
@@ -82,18 +82,18 @@ def series(
         )
     rows = np.arange(first[-1] + window)
     target = Target.of(who, name, values, "regression", False)
-    target = target.standardized(values[window - 1 + ahead :][first][:, None])
+    target = target.standardized(values[window - 1 + horizon :][first][:, None])
     asked: dict[str, Kind] = {one: "number" for one in frame.columns if guessed(frame, one) == "number"}
     columns = [learned(frame, one, kinds.get(one, asked.get(one)), rows) for one in frame.columns]
-    preparation = SeriesPreparation(who, target, split, tuple(columns), options, window, ahead)
-    whole = preparation.dataset(frame)
+    preprocessing = SeriesPreprocessing(who, target, split, tuple(columns), options, window, horizon)
+    whole = preprocessing.dataset(frame)
     width = max(len(one) for one in frame.columns)
     notes = [f"{column.name:<{width}}  {column.kind:<8}  {column.why}" for column in columns]
-    later = f"{ahead} line{'s'[: ahead > 1]} later"
+    later = f"{horizon} line{'s'[: horizon > 1]} later"
     notes.append(f"x: {window} lines in a row;  y: {name!r}, {later}, {target.described()}")
-    data = replace(whole, notes=tuple(notes)).in_parts(Parts(first, parts.validation, parts.test))
+    data = replace(whole, notes=tuple(notes)).with_held_out(Parts(first, parts.validation, parts.test))
     if isinstance(validation, (str, os.PathLike)):
-        return replace(data, validation=preparation.read(validation))
+        return replace(data, validation=preprocessing.read(validation))
     return data
 
 
@@ -107,10 +107,10 @@ def known(frame: Frame, name: str) -> Array:
     return values
 
 
-def _count(frame: Frame, window: int, ahead: int) -> int:
-    count = len(frame.lines) - window + 1 - ahead
+def _count(frame: Frame, window: int, horizon: int) -> int:
+    count = len(frame.lines) - window + 1 - horizon
     if count < 1:
-        needed = f"{window} and {ahead} ahead" if ahead else str(window)
+        needed = f"{window} and {horizon} horizon" if horizon else str(window)
         raise DataError(
             f"{frame.who}: {len(frame.lines)} lines hold no window of {needed}",
             fix="give a longer series, or a shorter window",

@@ -24,8 +24,8 @@ from mlcompute.data.columns import (
     learned,
 )
 from mlcompute.data.dataset import Dataset
-from mlcompute.data.places import existing
-from mlcompute.data.preparation import Path, Preparation
+from mlcompute.data.paths import existing
+from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import Array, Target, Task, closest, listed, looks_like_classes
 from mlcompute.errors import DataError
@@ -36,7 +36,7 @@ _USUAL = ("target", "label", "class", "y")
 
 
 @dataclass(frozen=True)
-class TablePreparation(Preparation):
+class TablePreprocessing(Preprocessing):
     """Columns in the order they are fed, and how the file is read.
 
     options  of `csv_file.read_frame`
@@ -89,7 +89,7 @@ class TablePreparation(Preparation):
         return embedded if x is None else {"numbers": x, **embedded}
 
     @classmethod
-    def restored(cls, fields: dict[str, Any]) -> Preparation:
+    def restored(cls, fields: dict[str, Any]) -> Preprocessing:
         return cls(columns=columns_from(fields.pop("columns")), **fields)
 
 
@@ -103,7 +103,7 @@ def read_csv(
     test: float = 0.0,
     seed: int = 0,
     window: int | None = None,
-    ahead: int = 1,
+    horizon: int = 1,
     header: bool = True,
     separator: str = "",
     encoding: str = "utf-8",
@@ -115,7 +115,7 @@ def read_csv(
     kinds       "number", "date", "category" or "ignored" for columns that would be taken for something else
     validation  share of the samples that is held out, of every class alike; or another file
     test        share that is held out besides, for `trainer.evaluate(data.test)`
-    window      the lines are a time series: a sample is so many of them in a row, to predict the target `ahead` lines
+    window      the lines are a time series: a sample is so many of them in a row, to predict the target `horizon` lines
                 later; the last samples are held out
 
     Numbers are standardised, categories become columns of 0 and 1 or, with many values, inputs of their own; values
@@ -123,7 +123,7 @@ def read_csv(
     """
     options = {"header": header, "separator": separator, "encoding": encoding}
     frame = read_frame(path, options)
-    return _decided(frame, target, task, kinds, validation, test, seed, window, ahead, options)
+    return _decided(frame, target, task, kinds, validation, test, seed, window, horizon, options)
 
 
 def read_parquet(
@@ -136,10 +136,10 @@ def read_parquet(
     test: float = 0.0,
     seed: int = 0,
     window: int | None = None,
-    ahead: int = 1,
+    horizon: int = 1,
 ) -> Dataset:
     """A table in a Parquet file, as `read_csv` reads one from text. Needs `pip install "mlcompute[parquet]"`."""
-    return _decided(read_frame(path, {}), target, task, kinds, validation, test, seed, window, ahead, {})
+    return _decided(read_frame(path, {}), target, task, kinds, validation, test, seed, window, horizon, {})
 
 
 def table(
@@ -152,7 +152,7 @@ def table(
     test: float = 0.0,
     seed: int = 0,
     window: int | None = None,
-    ahead: int = 1,
+    horizon: int = 1,
 ) -> Dataset:
     """A table in memory, as `read_csv` reads one from a file.
 
@@ -161,10 +161,10 @@ def table(
     >>> import mlcompute as mlc
     >>> people = {"height": [1.5, 1.6, 1.8, 1.9] * 5, "who": ["child", "child", "adult", "adult"] * 5}
     >>> data = mlc.data.table(people, "who")
-    >>> data.classes, data.preparation.read({"height": [1.7, 1.4]}, labels=False).shape
+    >>> data.classes, data.preprocessing.read({"height": [1.7, 1.4]}, labels=False).shape
     (('adult', 'child'), (1,))
     """
-    return _decided(frame_of(columns), target, task, kinds, validation, test, seed, window, ahead, {})
+    return _decided(frame_of(columns), target, task, kinds, validation, test, seed, window, horizon, {})
 
 
 def iris(*, validation: float = 0.2, test: float = 0.0, seed: int = 0) -> Dataset:
@@ -182,7 +182,7 @@ def _decided(
     test: float,
     seed: int,
     window: int | None,
-    ahead: int,
+    horizon: int,
     options: dict[str, Any],
 ) -> Dataset:
     """A table, decided about column by column."""
@@ -194,7 +194,7 @@ def _decided(
     if window is not None:
         from mlcompute.data.series import series
 
-        return series(frame, name, given, validation, Split(share, test, seed, in_order=True), window, ahead, options)
+        return series(frame, name, given, validation, Split(share, test, seed, in_order=True), window, horizon, options)
     raw = target_values(frame, name)
     found = Target.of(who, name, raw, task, looks_like_classes(raw))
     y = found.encode(who, raw)
@@ -208,15 +208,15 @@ def _decided(
             columns="; ".join(f"{column.name}: {column.why}" for column in columns) or "none",
             fix="give columns, or say what they are: kinds={'name': 'number'} (--column name=number)",
         )
-    preparation = TablePreparation(who, found, split, columns, options)
-    whole = preparation.dataset(frame)
+    preprocessing = TablePreprocessing(who, found, split, columns, options)
+    whole = preprocessing.dataset(frame)
     width = max(len(one) for one in frame.columns)
     notes = [f"{column.name:<{width}}  {column.kind:<8}  {column.why}" for column in columns]
     counted = whole.y if found.classes else None
     notes.append(f"{name:<{width}}  {'target':<8}  {found.described(counted)}")
-    data = replace(whole, notes=tuple(notes)).in_parts(parts)
+    data = replace(whole, notes=tuple(notes)).with_held_out(parts)
     if isinstance(validation, (str, os.PathLike)):
-        return replace(data, validation=preparation.read(validation))
+        return replace(data, validation=preprocessing.read(validation))
     return data
 
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from mlcompute.data.dataset import Dataset
-from mlcompute.data.places import existing
-from mlcompute.data.preparation import Path, Preparation
+from mlcompute.data.paths import existing
+from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import Array
 from mlcompute.errors import DataError
@@ -20,7 +20,7 @@ Level = Literal["character", "byte"]
 
 
 @dataclass(frozen=True)
-class TextPreparation(Preparation):
+class TextPreprocessing(Preprocessing):
     """x (n, length): numbers of characters;   y (n, length): those of the characters after them.
 
     letters  the characters in the order of their numbers; empty: bytes
@@ -52,11 +52,11 @@ class TextPreparation(Preparation):
             )
         return np.array([numbers[letter] for letter in text], np.int64)
 
-    def decode(self, numbers: Array) -> str:
-        """The text of numbers."""
+    def decode(self, predictions: Array) -> str:
+        """The text of tokens."""
         if not self.letters:
-            return bytes(int(k) for k in numbers).decode("utf-8", errors="replace")
-        return "".join(self.letters[int(k)] for k in numbers)
+            return bytes(int(k) for k in predictions).decode("utf-8", errors="replace")
+        return "".join(self.letters[int(k)] for k in predictions)
 
     def read(self, path: Any, *, labels: bool = True) -> Dataset:
         return self.dataset(str(path), read_file(path))
@@ -92,8 +92,8 @@ def text(
     if not isinstance(validation, (str, os.PathLike)):
         return text_dataset(str(path), read_file(path), length, level, Split(validation, test, in_order=True))
     data = text_dataset(str(path), read_file(path), length, level, Split(0.0, test, in_order=True))
-    assert data.preparation is not None
-    return replace(data, validation=data.preparation.read(validation))
+    assert data.preprocessing is not None
+    return replace(data, validation=data.preprocessing.read(validation))
 
 
 def text_dataset(who: str, given: str, length: int, level: Level, split: Split) -> Dataset:
@@ -105,10 +105,10 @@ def text_dataset(who: str, given: str, length: int, level: Level, split: Split) 
     letters = "".join(sorted(set(given))) if level == "character" else ""
     if len(letters) == 1:
         raise DataError(f"{who}: the text is nothing but {letters!r}: there is nothing to learn", fix="give another")
-    preparation = TextPreparation(who, None, split, letters, length)
-    whole = preparation.dataset(who, given)
-    notes = (f"{len(given):,} characters in pieces of {length}", f"{preparation.outputs} different {level}s")
-    return replace(whole, notes=notes).in_parts(split.parts(who, len(whole)))
+    preprocessing = TextPreprocessing(who, None, split, letters, length)
+    whole = preprocessing.dataset(who, given)
+    notes = (f"{len(given):,} characters in pieces of {length}", f"{preprocessing.outputs} different {level}s")
+    return replace(whole, notes=notes).with_held_out(split.parts(who, len(whole)))
 
 
 def sums(*, count: int = 5_000, length: int = 32, seed: int = 0) -> Dataset:

@@ -101,7 +101,7 @@ class Data(ABC):
     #: How many samples there are; None when only going through them tells.
     count: int | None = None
     #: How it was made from a file, as plain data that checkpoints keep; None: it came as it is.
-    preparation: dict[str, Any] | None = None
+    preprocessing: dict[str, Any] | None = None
 
     @abstractmethod
     def batches(
@@ -188,7 +188,7 @@ class Arrays(Data):
     def _part(self, who: str, rows: slice) -> Arrays:
         inputs, labels, weights = ([one.part(rows) for one in columns] for columns in self._columns)
         part = Arrays(who, inputs, labels, weights)
-        part.preparation = self.preparation
+        part.preprocessing = self.preprocessing
         return part
 
     @property

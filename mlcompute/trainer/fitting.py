@@ -483,7 +483,7 @@ class Fitting:
             "history": history,
             "weights": "evaluated" if trained is not None else "trained",
         }
-        prepared = self.plan.data.preparation
+        prepared = self.plan.data.preprocessing
         return {"trainer": plain} | ({} if prepared is None else {"data": prepared}), arrays
 
     def _trained_names(self, old: bool = False) -> list[str]:

@@ -18,7 +18,7 @@ class Rounds(Data):
 
     def __init__(self, who: str, data: Data, batches: int) -> None:
         self._who, self._data, self._per_epoch = who, data, batches
-        self.count, self.preparation = data.count, data.preparation
+        self.count, self.preprocessing = data.count, data.preprocessing
         self._open: Iterator[Batch] | None = None
         self._position = 0
 

@@ -134,9 +134,9 @@ def test_training_from_files_is_the_same(photos: dict[str, np.ndarray], monkeypa
     trainer.save("two.safetensors")
     again = graph_for(read)
     assert again.fit(read, epochs=4, verbose=0, resume="two.safetensors")["val_loss"] == whole, "the same bits"
-    preparation = mlc.data.preparation_of("two.safetensors")
-    assert preparation is not None
-    named = preparation.answers(again.predict(preparation.read("photos/cat", labels=False)))
+    preprocessing = mlc.data.preprocessing_of("two.safetensors")
+    assert preprocessing is not None
+    named = preprocessing.decode(again.predict(preprocessing.read("photos/cat", labels=False)))
     assert set(named) <= {"cat", "dog"}
     assert len(named) == 10
 

@@ -188,12 +188,12 @@ def test_words(capsys: pytest.CaptureFixture[str]) -> None:
 def test_other_data_than_in_training() -> None:
     data = mlc.data.iris()
     text = IRIS.read_text()
-    assert data.preparation is not None
+    assert data.preprocessing is not None
 
     def refuses(content: str, says: list[str], labels: bool = True) -> None:
         Path("new.csv").write_text(content)
         with pytest.raises(mlc.DataError) as error:
-            data.preparation.read("new.csv", labels=labels)
+            data.preprocessing.read("new.csv", labels=labels)
         assert [part for part in says if part not in str(error.value)] == []
 
     refuses(text.replace(",setosa", ",sertosa", 3), ["line 2: the label 'sertosa' was not among the classes",
@@ -202,12 +202,12 @@ def test_other_data_than_in_training() -> None:
     refuses(text.replace("5.1,", "long,", 1), ["line 2: 'long' in column 'sepal length' is no number"])
     refuses(text.replace(",species", ",kind"), ["there is no column 'species'"])
     Path("new.csv").write_text(text.replace(",species", ",kind"))
-    assert len(data.preparation.read("new.csv", labels=False)) == 150, "predictions need no target"
-    sums = mlc.data.sums().preparation
+    assert len(data.preprocessing.read("new.csv", labels=False)) == 150, "predictions need no target"
+    sums = mlc.data.sums().preprocessing
     assert sums is not None
     with pytest.raises(mlc.DataError, match="the character 'x' was not in the training text"):
         sums.encode("12+x=")  # type: ignore[attr-defined]
-    digits = mlc.data.digits().preparation
+    digits = mlc.data.digits().preprocessing
     assert digits is not None
     np.save("wide.npy", np.zeros((3, 9, 9)))
     with pytest.raises(mlc.DataError, match=r"samples of shape \(9, 9\), the model was trained with \(1, 8, 8\)"):

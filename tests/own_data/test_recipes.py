@@ -59,8 +59,8 @@ def test_a_table_from_the_file_to_the_answers(capsys: pytest.CaptureFixture[str]
     (three, six) = answer(capsys, "predict", trained["best"], "new.csv")["predictions"]
     assert three["prediction"] == pytest.approx(290_000, rel=0.1)
     assert six["prediction"] == pytest.approx(400_000, rel=0.1)
-    assert main(["predict", trained["best"], "new.csv", "--output", "answers.csv"]) == 0
-    with open("answers.csv", newline="") as file:
+    assert main(["predict", trained["best"], "new.csv", "--output", "predictions.csv"]) == 0
+    with open("predictions.csv", newline="") as file:
         assert float(next(csv.DictReader(file))["prediction"]) == pytest.approx(three["prediction"])
     facts = json.loads(Path(trained["checkpoint"]).with_name("run.json").read_text())
     assert facts["data"]["notes"][-1].startswith("price  target")
@@ -113,6 +113,6 @@ def test_a_file_of_yours_takes_any_data(capsys: pytest.CaptureFixture[str]) -> N
     trained = answer(capsys, "train", "mine.py", "--data", "iris", "--epochs", "2", "--batch", "16", "--rate", "0.01")
     assert np.isfinite(trained["val_loss"])
     assert answer(capsys, "inspect", "mine.py", "--batch", "4")["memory"]["batch"] == 4
-    classes = mlc.data.preparation_of(trained["checkpoint"])
+    classes = mlc.data.preprocessing_of(trained["checkpoint"])
     assert classes is not None
     assert classes.classes == ("setosa", "versicolor", "virginica")

@@ -54,8 +54,8 @@ def test_columns_by_hand(name: str, text: str) -> None:
     incomes = np.array([1000.5, 2000.5, 3000.5, 4000.5])
     np.testing.assert_allclose(data.y[:, 0], (incomes - incomes.mean()) / incomes.std(), rtol=1e-6)
     assert (data.loss, data.metrics, data.outputs, data.validation) == ("mse", ["r2"], 1, None)
-    assert data.preparation is not None
-    np.testing.assert_allclose(data.preparation.answers(data.y)[:, 0], incomes)
+    assert data.preprocessing is not None
+    np.testing.assert_allclose(data.preprocessing.decode(data.y)[:, 0], incomes)
     shown = str(data)
     for part in ("4 samples", "age     number    mean 40, standard deviation 8.165, 1 missing", "3 values, one-hot",
                  "2020-01-01 to 2020-01-05", "income  target    a number, mean 2500, standard deviation 1118"):
@@ -92,8 +92,8 @@ def test_tables_in_memory_are_read_as_csv_is() -> None:
     other = mlc.data.table(columns, "income", validation=0.0)
     np.testing.assert_array_equal(one.x, other.x)
     np.testing.assert_array_equal(one.y, other.y)
-    assert one.preparation is not None
-    np.testing.assert_array_equal(one.preparation.read(columns).x, one.x)
+    assert one.preprocessing is not None
+    np.testing.assert_array_equal(one.preprocessing.read(columns).x, one.x)
     for wrong in ({}, {"a": [1, 2], "y": [1]}, {"a": [[1], [2]], "y": [1, 2]}, {"a": [], "y": []}):
         with pytest.raises(mlc.DataError, match="one axis, one length and a value"):
             mlc.data.table(wrong, "y")
@@ -102,7 +102,7 @@ def test_tables_in_memory_are_read_as_csv_is() -> None:
 def test_kinds_can_be_said() -> None:
     Path("people.csv").write_text(TEXT)
     data = mlc.data.read_csv("people.csv", "income", validation=0.0, kinds={"id": "category", "joined": "ignored"})
-    assert data.preparation.features == [  # type: ignore[union-attr]
+    assert data.preprocessing.features == [  # type: ignore[union-attr]
         "age", "age is missing", "colour = (missing)", "colour = blue", "colour = red",
         "id = 1", "id = 2", "id = 3", "id = 4",
     ]  # fmt: skip
@@ -124,12 +124,12 @@ def test_many_categories_are_embedded() -> None:
     trainer.fit(data, verbose=0)
     trainer.save("cities.safetensors")
     Path("new.csv").write_text("size,city\n3,city01\n4,Atlantis\n")
-    preparation = mlc.data.preparation_of("cities.safetensors")
-    assert preparation is not None
-    new = preparation.read("new.csv", labels=False)
+    preprocessing = mlc.data.preprocessing_of("cities.safetensors")
+    assert preprocessing is not None
+    new = preprocessing.read("new.csv", labels=False)
     assert new.x["city"].tolist() == [2, 0]
     assert new.notes == ("city: 1 values that training has not seen",)
-    assert set(preparation.answers(trainer.predict(new))) <= {"0", "1", "2"}
+    assert set(preprocessing.decode(trainer.predict(new))) <= {"0", "1", "2"}
 
 
 def test_numbers_or_classes() -> None:
@@ -163,10 +163,10 @@ def test_what_is_learned_comes_from_the_training_samples() -> None:
     assert data.x.mean() == pytest.approx(0, abs=1e-6)
     assert data.x.std() == pytest.approx(1, abs=1e-5)
     assert abs(data.validation.x.mean()) > 1e-3  # type: ignore[union-attr]
-    assert data.preparation is not None
-    again = data.preparation.read("t.csv")
-    parts = data.preparation.parts(again)
-    np.testing.assert_array_equal(again.part(parts.validation).x, data.validation.x)  # type: ignore[union-attr]
+    assert data.preprocessing is not None
+    again = data.preprocessing.read("t.csv")
+    parts = data.preprocessing.parts(again)
+    np.testing.assert_array_equal(again.subset(parts.validation).x, data.validation.x)  # type: ignore[union-attr]
     own = mlc.data.read_csv("t.csv", validation="t.csv")
     assert (len(own), len(own.validation or ())) == (50, 50)
 
@@ -174,22 +174,22 @@ def test_what_is_learned_comes_from_the_training_samples() -> None:
 def test_windows_of_a_series() -> None:
     values = np.arange(30) ** 2
     Path("series.csv").write_text("t,value\n" + "".join(f"{k},{v}\n" for k, v in enumerate(values)))
-    data = mlc.data.read_csv("series.csv", "value", window=4, ahead=2, validation=0.2)
+    data = mlc.data.read_csv("series.csv", "value", window=4, horizon=2, validation=0.2)
     held = data.validation
     assert held is not None
     assert data.shape == (4, 2)
-    preparation = data.preparation
-    assert preparation is not None
-    columns, target = preparation.columns, preparation.target  # type: ignore[attr-defined]
+    preprocessing = data.preprocessing
+    assert preprocessing is not None
+    columns, target = preprocessing.columns, preprocessing.target  # type: ignore[attr-defined]
     raw = data.x[..., 1] * columns[1].std + columns[1].mean
     np.testing.assert_allclose(raw[3], values[3:7], rtol=1e-4)
-    np.testing.assert_allclose(preparation.answers(data.y)[:, 0], values[5 : 5 + len(data)], rtol=1e-4)
+    np.testing.assert_allclose(preprocessing.decode(data.y)[:, 0], values[5 : 5 + len(data)], rtol=1e-4)
     first_held = held.x[0, 0, 0] * columns[0].std + columns[0].mean
     last_seen = len(data) - 1 + 4 - 1 + 2
     assert last_seen < round(float(first_held)), "no line is both learned from and held out"
     assert columns[0].mean == pytest.approx(np.arange(len(data) + 3).mean()), "nor is its mean"
     assert target.outputs == 1
-    everything = preparation.read("series.csv", labels=False)
+    everything = preprocessing.read("series.csv", labels=False)
     assert len(everything) == 27
     assert everything.sample_names[-1] == "after line 31", "the last one is a forecast"
 
@@ -202,9 +202,9 @@ def test_text_in_pieces() -> None:
     np.testing.assert_array_equal(data.x.ravel()[1:], data.y.ravel()[:-1])
     Path("other.txt").write_text("cab" * 9)
     assert len(mlc.data.text("book.txt", length=8, validation="other.txt").validation or ()) == 3
-    preparation = data.preparation
-    assert preparation.decode(preparation.encode("cab")) == "cab"  # type: ignore[union-attr]
+    preprocessing = data.preprocessing
+    assert preprocessing.decode(preprocessing.encode("cab")) == "cab"  # type: ignore[union-attr]
     Path("book.txt").write_text("größer " * 40)
-    raw = mlc.data.text("book.txt", length=8, level="byte").preparation
+    raw = mlc.data.text("book.txt", length=8, level="byte").preprocessing
     assert raw.decode(raw.encode("größer")) == "größer"  # type: ignore[union-attr]
     assert raw.outputs == 256  # type: ignore[union-attr]

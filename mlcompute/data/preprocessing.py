@@ -1,4 +1,4 @@
-"""Preparation: how files become what a network is fed, and predictions what people read. Kept in checkpoints."""
+"""Preprocessing: how files become what a network is fed, and predictions what people read. Kept in checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Path = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
-class Preparation(ABC):
+class Preprocessing(ABC):
     """What was learned about the training data: everything that other data of its kind needs to be read alike.
 
     source  the file or folder it was learned from, as it was named
@@ -58,7 +58,7 @@ class Preparation(ABC):
         """Which of all samples of the training data were held out."""
         return self.split.parts(self.source, len(data), data.y if self.target and self.target.classes else None)
 
-    def answers(self, predictions: Array) -> Array:
+    def decode(self, predictions: Array) -> Any:
         """Predictions as people write them: names of classes, or numbers in the target's own units."""
         return predictions if self.target is None else self.target.decode(predictions)
 
@@ -67,22 +67,22 @@ class Preparation(ABC):
         return {"kind": self.kind, **asdict(self)}
 
     @classmethod
-    def restored(cls, fields: dict[str, Any]) -> Preparation:
+    def restored(cls, fields: dict[str, Any]) -> Preprocessing:
         """From what `state` gave."""
         return cls(**fields)
 
 
-def preparation_from(state: Mapping[str, Any]) -> Preparation:
-    """The preparation that a checkpoint keeps."""
-    from mlcompute.data.array_file import ArrayPreparation
-    from mlcompute.data.image_folder import ImagePreparation
-    from mlcompute.data.series import SeriesPreparation
-    from mlcompute.data.table import TablePreparation
-    from mlcompute.data.text_file import TextPreparation
+def preprocessing_from(state: Mapping[str, Any]) -> Preprocessing:
+    """The preprocessing that a checkpoint keeps."""
+    from mlcompute.data.array_file import ArrayPreprocessing
+    from mlcompute.data.image_folder import ImagePreprocessing
+    from mlcompute.data.series import SeriesPreprocessing
+    from mlcompute.data.table import TablePreprocessing
+    from mlcompute.data.text_file import TextPreprocessing
 
-    every = (ArrayPreparation, ImagePreparation, SeriesPreparation, TablePreparation, TextPreparation)
+    every = (ArrayPreprocessing, ImagePreprocessing, SeriesPreprocessing, TablePreprocessing, TextPreprocessing)
     fields = dict(state)
-    kinds: dict[str, type[Preparation]] = {one.kind: one for one in every}
+    kinds: dict[str, type[Preprocessing]] = {one.kind: one for one in every}
     kind = kinds.get(fields.pop("kind", ""))
     if kind is None:
         raise DataError(f"the checkpoint was trained on data of the kind {state.get('kind')!r}, which is not known")
@@ -92,14 +92,14 @@ def preparation_from(state: Mapping[str, Any]) -> Preparation:
     return kind.restored({name: _tuple(value) for name, value in fields.items()})
 
 
-def preparation_of(checkpoint: Path) -> Preparation | None:
+def preprocessing_of(checkpoint: Path) -> Preprocessing | None:
     """How the data was prepared that a checkpoint was trained on; None: it was trained on plain arrays."""
     from mlcompute.saving import Checkpoint
 
     with Checkpoint(checkpoint) as file:
         progress = file.progress
         state = progress.get("data") if isinstance(progress, dict) else None
-    return None if state is None else preparation_from(state)
+    return None if state is None else preprocessing_from(state)
 
 
 def _tuple(value: Any) -> Any:
