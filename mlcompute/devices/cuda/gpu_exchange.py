@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from mlcompute.devices.cuda.device import Cuda
 
 _THREADS = 256
-#: Of how many buffers a kernel adds up at most: their addresses are its arguments, which take 4 kB.
-MOST_TERMS = 400
 _SOURCE = """
 extern "C" __global__ void KERNEL(TYPE* target, PARAMETERS, long long count) {
     long long step = (long long)gridDim.x * blockDim.x;

@@ -1,0 +1,288 @@
+"""One device of a training step: its slices' programs, what they leave, and the update (see device_step.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlcompute.compiler.accumulate_gradients import SHARE
+from mlcompute.compiler.exchange_gradients import SLICE
+from mlcompute.compiler.program import Program
+from mlcompute.devices.device import Buffer, Engine, Executable
+from mlcompute.devices.device_exchange import SumTree
+from mlcompute.devices.foreign_array import Lying
+from mlcompute.group.slices import Node, parent_of, split_at
+from mlcompute.ops.op import Array, Value
+from mlcompute.runtime.compiled_graph import CompiledGraph
+from mlcompute.runtime.lanes import Entry, Lane
+from mlcompute.runtime.storage import Storage
+from mlcompute.tensor import Tensor
+
+if TYPE_CHECKING:
+    from mlcompute.runtime.device_step import DeviceStep
+
+#: Buffers of one device, by lane.
+Sums = list[Buffer]
+
+
+class StepDevice:
+    """One device: its slices' programs, what they leave, and the update.
+
+    whole      by lane: sums over all slices of the batch, of the own shard at least
+    values     by lane: where the newest parameters, statistics and losses lie
+    received   by rank, node and lane: sums of other devices, of the own shard
+    """
+
+    def __init__(self, step: DeviceStep, rank: int) -> None:
+        training = self._training = step.training
+        self._step, self.rank = step, rank
+        self._exchange, self._lanes = step.exchange, training.lanes
+        self.engine: Engine = step.exchange.engines[rank - step.first]
+        compiled = training.compiled
+        if self.engine is not compiled.engine:
+            compiled = CompiledGraph(compiled.request, self.engine, compiled.node_count)
+        self.compiled = compiled
+        self._own_nodes = step.nodes[rank]
+        self._work, self.whole, self.values = (self._allocated() for _ in range(3))
+        self._zeros: Sums | None = None
+        self._spare = [self._allocated() for _ in range(self._sums_at_once())]
+        self._allocations = 3 + len(self._spare)
+        self._sums: dict[Node, Sums] = {}
+        self.received = {
+            source: [
+                [self._shard_memory(lane) for lane in range(len(self._lanes))] for _ in step.nodes[source]
+            ]
+            for source in range(step.exchange.size)
+            if source != rank
+        }  # fmt: skip
+        #: Where slices leave what they have computed.
+        self._left = {
+            entry.tensor: self._part(self._work[index], lane, entry)
+            for index, lane in enumerate(self._lanes)
+            for entry in lane.entries
+        }
+        self._waited_for: dict[str, Buffer] = {}
+        #: Where parameters and statistics lie, looked at again when something was bound elsewhere.
+        self._placed: list[tuple[Storage, Buffer]] = []
+        self._placed_at = -1
+        self._place_values()
+        self._build_update()
+
+    def _allocated(self) -> Sums:
+        return [self.engine.allocate(lane.length * lane.dtype.itemsize) for lane in self._lanes]
+
+    def _shard_memory(self, lane: int) -> Buffer:
+        first, last = self._step.bounds[lane][self.rank : self.rank + 2]
+        return self.engine.allocate((last - first) * self._lanes[lane].dtype.itemsize)
+
+    def _part(self, buffer: Buffer, lane: Lane, entry: Entry) -> Buffer:
+        size = lane.dtype.itemsize
+        return self._exchange.part(buffer, entry.start * size, (entry.stop - entry.start) * size)
+
+    def _place_values(self) -> None:
+        """Parameters and statistics lie side by side on the device: new ones arrive with one copy."""
+        for index, lane in enumerate(self._lanes):
+            for entry in lane.entries:
+                storage = entry.tensor.storage
+                if storage is not None and fits_lane(lane, entry):
+                    self._placed.append((storage, self._part(self.values[index], lane, entry)))
+                if storage is not None:
+                    storage.overwritten_by(self._step.clock)
+
+    def _build_update(self) -> None:
+        update, program = self._training.update, self._training.update.program
+        self._update: Executable | None = None
+        if program is None:
+            return
+        self._update = self.engine.build(program, self.engine.allocate(program.plan.nbytes))
+        self._update.inputs = {}
+        self._update_storages: list[tuple[Value, Storage]] = []
+        for tensor, (lane, piece) in update.pieces.items():
+            index, size, owner = self._lanes.index(lane), lane.dtype.itemsize, piece.entry.tensor.storage
+            assert owner is not None
+            nbytes = (piece.stop - piece.start) * size
+            gradient = self._exchange.part(self.whole[index], piece.start * size, nbytes)
+            self._update.bind(program.exchanged[tensor], gradient)
+            if piece.is_whole:
+                self._update_storages.append((program.persistent[tensor], owner))
+            else:
+                part = self._exchange.part(self.values[index], piece.start * size, nbytes)
+                self._update.bind(program.persistent[tensor], part)
+            self._update_storages += zip(program.states[tensor], update.states[tensor], strict=True)
+            for state in update.states[tensor]:
+                state.overwritten_by(self._step.clock)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is exchanged."""
+        lanes = sum(lane.length * lane.dtype.itemsize for lane in self._lanes)
+        received = sum(one.nbytes for nodes in self.received.values() for node in nodes for one in node)
+        return lanes * self._allocations + received
+
+    def _sums_at_once(self) -> int:
+        """How many sums wait for others, at most, while the own slices are run (see `take`)."""
+        first, last = self._step.own[self.rank]
+        waiting: set[Node] = set()
+        most = 0
+        for number in range(first, last):
+            node, is_work = (number, number + 1), True
+            while node not in self._own_nodes:
+                found = parent_of(node, self._step.root)
+                assert found is not None
+                if node == found[1]:
+                    break
+                waiting.remove(found[1])
+                node, is_work = found[0], False
+            if not (is_work and number == last - 1):
+                waiting.add(node)
+            most = max(most, len(waiting))
+        return most
+
+    # Slices -----------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A step begins, whatever became of the one before, and wherever parameters were bound to since."""
+        if self._placed_at != Storage.changes:
+            for storage, buffer in self._placed:
+                if not storage.lies_in(self.engine, buffer):
+                    storage.place(self.engine, buffer)
+            self._placed_at = Storage.changes
+        self._spare += [sums for sums in self._sums.values() if sums is not self._work]
+        self._sums = {}
+
+    def prepared(self, program: Program, number: int, inputs: Mapping[Value, Any], share: float) -> Executable:
+        """A slice that is such a share of the batch, fed and ready to run."""
+        compiled, engine = self.compiled, self.engine
+        # Slices that wait for sums over all of them need memory of their own meanwhile.
+        waits = bool(program.sums)
+        executable = compiled.executable_of_slice(program, number) if waits else compiled.executable(program)
+        if executable.bound_to is not self or executable.bound_at != Storage.changes:
+            for tensor, value in program.persistent.items():
+                assert tensor.storage is not None
+                executable.bind(value, tensor.storage.buffer(engine))
+            for tensor, value in (*program.exchanged.items(), *program.shared.items()):
+                executable.bind(value, self._left[tensor])
+            for phase, value in program.sums.items():
+                executable.bind(value, self._sum_memory(phase, value))
+            executable.bound_to, executable.bound_at = self, Storage.changes
+        scalars = compiled.scalars_of(program)
+        for name, cell in scalars.cells:
+            cell[()] = {SHARE: share, SLICE: share}[name]
+        keys = self._training.session.random.keys(program.random_keys)
+        executable.feed(engine, {**inputs, **keys, **scalars.arrays})
+        return executable
+
+    def _sum_memory(self, phase: str, value: Value) -> Buffer:
+        """Where slices leave what is added up when a phase ends, and find the sum."""
+        if phase not in self._waited_for:
+            self._waited_for[phase] = self.engine.allocate(value.nbytes)
+        return self._waited_for[phase]
+
+    def read_sum(self, phase: str, value: Value) -> Array:
+        """What the slice that ran last has left to be added up."""
+        found = np.empty(value.shape, value.dtype)
+        self._waited_for[phase].read(found)
+        return found
+
+    def write_sum(self, phase: str, values: Array) -> None:
+        """The sum over all slices."""
+        if phase in self._waited_for:
+            self._waited_for[phase].write(values)
+
+    def take(self, number: int, *, is_empty: bool) -> None:
+        """Add what the slice before has left to the sums of the tree; of a slice without samples that is nothing."""
+        node, arrays = (number, number + 1), self._work
+        if is_empty:
+            self._zeros = arrays = self._zeros or self._allocated()
+        while node not in self._own_nodes:
+            found = parent_of(node, self._step.root)
+            assert found is not None
+            parent, left = found
+            if node == left:
+                break
+            before = self._sums.pop(left)
+            for total, added, lane in zip(before, arrays, self._lanes, strict=True):
+                self._exchange.add(self.rank, total, (total, added), lane.dtype)
+            if arrays is not self._work and arrays is not self._zeros:
+                self._spare.append(arrays)
+            node, arrays = parent, before
+        is_last = number == self._step.own[self.rank][1] - 1
+        if arrays is self._zeros or (arrays is self._work and not is_last):  # the next slice will overwrite it
+            memory = self._spare.pop()
+            for target, source in zip(memory, arrays, strict=True):
+                self._exchange.copy(self.rank, target, source)
+            arrays = memory
+        self._sums[node] = arrays
+
+    # Exchange and update ----------------------------------------------------------------------------------------------
+
+    def sent(self, lane: int, place: int, target: int) -> Buffer:
+        """Another device's shard of the sum of an own node."""
+        return self._step.shard(lane, target, self._sums[self._own_nodes[place]][lane])
+
+    def reduce(self) -> None:
+        """Add the own shard of all nodes along the tree."""
+        step = self._step
+        for index, lane in enumerate(self._lanes):
+            leaves: dict[Node, Buffer] = {
+                node: self.sent(index, place, self.rank) for place, node in enumerate(self._own_nodes)
+            }
+            for source, nodes in self.received.items():
+                for node, buffers in zip(step.nodes[source], nodes, strict=True):
+                    leaves[node] = buffers[index]
+            target = step.shard(index, self.rank, self.whole[index])
+            if step.root in leaves:
+                self._exchange.copy(self.rank, target, leaves[step.root])
+            elif target.nbytes:
+                self._exchange.add(self.rank, target, _tree(leaves, step.root), lane.dtype)
+
+    def bind_update(self) -> None:
+        """Let the update work on the newest parameters and states."""
+        executable = self._update
+        if executable is not None and executable.bound_at != Storage.changes:
+            for value, storage in self._update_storages:
+                executable.bind(value, storage.buffer(self.engine))
+            executable.bound_at = Storage.changes
+
+    def update(self, numbers: Mapping[str, float]) -> None:
+        """New parameters of the own shard, or of all; what is not updated comes from the sums as it is."""
+        executable = self._update
+        if executable is not None:
+            scalars = executable.program.scalars.items()
+            executable.feed(self.engine, {value: np.array(numbers[name], value.dtype) for name, value in scalars})
+            executable.run(("update",))
+        for index, lane in enumerate(self._lanes):
+            first, last = lane.shard(self._training.group.rank)
+            first, size = max(first, lane.updated), lane.dtype.itemsize
+            if first < last:
+                target, source = (
+                    self._exchange.part(buffers[index], first * size, (last - first) * size)
+                    for buffers in (self.values, self.whole)
+                )
+                self._exchange.copy(self.rank, target, source)
+
+    def losses(self) -> list[tuple[Tensor, Callable[[], Array]]]:
+        """Losses of the whole batch, when the device has come so far."""
+        found = []
+        for index, lane in enumerate(self._lanes):
+            for entry in lane.entries:
+                if entry.role == "loss":
+                    lying = Lying(self._part(self.values[index], lane, entry), entry.shape, lane.dtype)
+                    found.append((entry.tensor, self._exchange.keep(self.rank, lying)))
+        return found
+
+
+def fits_lane(lane: Lane, entry: Entry) -> bool:
+    """Do a tensor's values have the type of its lane?"""
+    return entry.tensor.descriptor.data_type.numpy == lane.dtype
+
+
+def _tree(leaves: Mapping[Node, Buffer], node: Node) -> SumTree:
+    """The sum of a node from the sums of nodes under it, added as the tree says."""
+    found = leaves.get(node)
+    if found is not None:
+        return found
+    middle = split_at(node)
+    return (_tree(leaves, (node[0], middle)), _tree(leaves, (middle, node[1])))
