@@ -111,6 +111,11 @@ class Program:
             lines.append(f"{index:>5}  {cells} {step!r}   {self._place(step)}".rstrip())
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        from mlcompute.seeing.notebook import program_html
+
+        return program_html(self)
+
     def _place(self, step: Step) -> str:
         """Where a step's first result lies, and the memory it needs while it runs."""
         plan, places = self.plan, []

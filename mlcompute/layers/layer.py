@@ -120,6 +120,11 @@ class Layer(ABC):
         slots = [f"{name} {slot.tensor.descriptor.shape}" for name, slot in self.parameters.items()]
         return f"{type(self).__name__}({', '.join([repr(self.label), *slots])})"
 
+    def _repr_html_(self) -> str:
+        from mlcompute.seeing.notebook import layer_html
+
+        return layer_html(self)
+
     @property
     def updates(self) -> bool:
         """Is the layer trained? False leaves parameters and running statistics as they are; gradients pass through.

@@ -37,6 +37,7 @@ def report(
     """
     from mlcompute.graph import Graph as GraphClass
     from mlcompute.seeing.files import write_text
+    from mlcompute.seeing.notebook import ReportPath
     from mlcompute.seeing.profile import GraphProfile as ProfileClass
     from mlcompute.seeing.report_page import report_page
 
@@ -44,4 +45,6 @@ def report(
         raise TypeError(f"report: graph must be a Graph, not {type(graph).__name__}")
     if profile is not None and not isinstance(profile, ProfileClass):
         raise TypeError(f"report: profile must be what graph.profile() gives, not {type(profile).__name__}")
-    return write_text(Path(path), report_page(graph, history, profile, title, run, evaluation).html(), "report")
+    return ReportPath(
+        write_text(Path(path), report_page(graph, history, profile, title, run, evaluation).html(), "report")
+    )

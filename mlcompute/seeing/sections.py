@@ -40,7 +40,15 @@ class Section:
 
 
 def learning_section(curves: Curves) -> Section:
-    """Loss and metrics: every metric in a chart of its own, training and validation together."""
+    """Loss and metrics, and their numbers."""
+    charts = learning_charts(curves)
+    return Section(
+        "learning", "Learning", plots(charts) + _epoch_table(curves), {"charts": [chart.data for chart in charts]}
+    )
+
+
+def learning_charts(curves: Curves) -> list[Chart]:
+    """Every metric in a chart of its own, training and validation together."""
     joined: dict[str, list[Line]] = {}
     for name, curve in curves.epochs.items():
         metric, who = metric_and_part(name)
@@ -55,9 +63,7 @@ def learning_section(curves: Curves) -> Section:
         for metric, lines in joined.items()
         if metric in _CONDITIONS and _varies(lines)
     ]
-    tables = _epoch_table(curves)
-    html = plots(charts) + tables
-    return Section("learning", "Learning", html, {"charts": [chart.data for chart in charts]})
+    return charts
 
 
 def plots(charts: Sequence[Chart]) -> str:

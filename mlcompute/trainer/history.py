@@ -120,6 +120,11 @@ class History:
         last = ", ".join(f"{name}={value:.4g}" for name, value in (self.epochs[-1] if self.epochs else {}).items())
         return f"History({len(self.epochs)} epochs{'; ' + last if last else ''})"
 
+    def _repr_html_(self) -> str:
+        from mlcompute.seeing.notebook import history_html
+
+        return history_html(self)
+
     def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """(plain numbers, arrays) to save."""
         plain: dict[str, Any] = {

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlcompute.errors import DataError
+from mlcompute.seeing.notebook import is_notebook
 
 #: Seconds between two updates of the moving line.
 _PAUSE = 0.1
@@ -90,18 +91,12 @@ class Bar(Lines):
             console=self._console,
             transient=True,
             refresh_per_second=10,
-            # A notebook flushes both streams whenever it displays something; what is written to a stream must not be
-            # displayed by the line in turn, or the two call each other without end.
-            redirect_stdout=not self._console.is_jupyter,
-            redirect_stderr=not self._console.is_jupyter,
         )
         self._shown = 0.0
 
     @property
     def can_move(self) -> bool:
-        """Does the output show moving lines: a terminal or a notebook, and not a file?"""
-        if self._console.is_jupyter:  # rich moves lines in a notebook with ipywidgets, and only warns without
-            return importlib.util.find_spec("ipywidgets") is not None
+        """Does the output show moving lines: a terminal, and not a file?"""
         return self._console.is_terminal
 
     def _width(self) -> int:
@@ -157,7 +152,14 @@ def _fitting_in(room: int, logs: Mapping[str, float], rate: str) -> str:
 
 
 def display_for(verbose: int | str) -> Display:
-    """Keras's meaning: 0 shows nothing, 1 a moving line, 2 one line per epoch; "auto" is 1 on a terminal, else 2."""
+    """Keras's meaning: 0 shows nothing, 1 a moving line, 2 one line per epoch.
+
+    "auto" is 1 on a terminal and in a notebook, else 2.
+    """
+    if verbose in ("auto", 1) and not isinstance(verbose, bool) and is_notebook():
+        from mlcompute.trainer.notebook_progress import NotebookProgress
+
+        return NotebookProgress()
     if verbose == "auto":
         is_terminal = hasattr(sys.stdout, "isatty") and sys.stdout.isatty()
         is_terminal = is_terminal and os.environ.get("TERM") != "dumb"

@@ -26,6 +26,10 @@ class Interrupted(KeyboardInterrupt):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self), self.path)
 
+    def _render_traceback_(self) -> list[str]:
+        """What notebooks show of it: where the state lies, and not the way through the library."""
+        return [f"Interrupted: {str(self).splitlines()[0]}"]
+
 
 class Terminated(SystemExit):
     """SIGTERM arrived while training: as `Interrupted`, then the program ends with the usual exit code.

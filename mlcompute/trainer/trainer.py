@@ -533,6 +533,11 @@ class Trainer:
         kind, rate = type(self.optimizer).__name__, self.learning_rate
         return f"Trainer({self.training!r}, {losses}{metrics}; {kind}, learning_rate={rate:g})"
 
+    def _repr_html_(self) -> str:
+        from mlcompute.seeing.notebook import trainer_html
+
+        return trainer_html(self)
+
     def save_when_settled(self, path: Path, *, evaluated: bool = True) -> None:
         """For callbacks: save as soon as all callbacks have seen this moment.
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import os
 import re
-import signal
 import sys
 import textwrap
-import types
 from pathlib import Path
 from typing import Any
 
@@ -52,64 +49,6 @@ def test_resuming_is_said(tmp_path: Path, capsys: Any) -> None:
     model.save(tmp_path / "run")
     model.fit(*points(), epochs=2, resume=tmp_path / "run", verbose=2)
     assert capsys.readouterr().out.startswith("resuming at epoch 2, step 1\nepoch 2/2")
-
-
-class Notebook:
-    """What rich finds in a notebook's kernel: displaying anything flushes both streams first, as ipykernel does."""
-
-    def __init__(self, monkeypatch: Any) -> None:
-        self.shown: list[str] = []
-        ipython, display, widgets = (types.ModuleType(name) for name in ("IPython", "IPython.display", "ipywidgets"))
-        display.display = self.display  # type: ignore[attr-defined]
-        widgets.Output = Output  # type: ignore[attr-defined]
-        widgets.__spec__ = importlib.machinery.ModuleSpec("ipywidgets", None)
-        for module in (ipython, display, widgets):
-            monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-
-    def display(self, what: Any) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.shown.append(str(what))
-
-
-class Output:
-    """A widget that keeps what it is given."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def clear_output(self, wait: bool) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Interrupt(mlc.callbacks.Callback):
-    """Presses Ctrl-C in the third step."""
-
-    def on_train_batch_begin(self, batch: int, logs: Any) -> None:
-        if self.trainer.step == 2:
-            signal.raise_signal(signal.SIGINT)
-
-
-def test_stopping_in_a_notebook_says_two_things(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    notebook = Notebook(monkeypatch)
-    with pytest.raises(mlc.trainer.Interrupted):
-        trainer().fit(*points(), epochs=3, callbacks=[Interrupt()], checkpoint=tmp_path / "run", verbose=1)
-    said = capsys.readouterr().err.split("\n")
-    assert said[:2] == ["", "SIGINT: finishing the step, then saving ..."]
-    assert said[2].startswith("stopped after step 3 (epoch 1); saved to")
-    assert said[3].startswith("go on with")
-    assert len(said) == 5
-    assert len(notebook.shown) < 5
-
-
-def test_without_widgets_a_notebook_gets_plain_lines(monkeypatch: Any, capsys: Any) -> None:
-    Notebook(monkeypatch)
-    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: None)
-    trainer().fit(*points(), epochs=1, verbose=1)
-    assert capsys.readouterr().out.startswith("epoch 1/1  loss")
 
 
 SCRIPT = """
