@@ -367,6 +367,8 @@ class Trainer:
     def _class_numbers(self, who: str, x: Any, y: Any, name: str) -> Array | None:
         """The integer class labels of all samples; None where only going through them tells."""
         data = data_from(who, self.model.feed, x, y)
+        if hasattr(type(x), "data_for") and not isinstance(data, Arrays) and x.classes:
+            return np.asarray(x.y)  # of a Dataset that is read batch by batch, the labels are in memory
         found = [one for one in data.labels if one.name == name] if isinstance(data, Arrays) else []
         return class_numbers(found[0], self.model.feed.class_axes.get(name, 1)) if found else None
 

@@ -136,6 +136,8 @@ def test_training_from_files_is_the_same(photos: dict[str, np.ndarray], monkeypa
     assert again.fit(read, epochs=4, verbose=0, resume="two.safetensors")["val_loss"] == whole, "the same bits"
     preprocessing = mlc.data.preprocessing_of("two.safetensors")
     assert preprocessing is not None
+    weighed = graph_for(read).fit(read, epochs=1, verbose=0, class_weight="balanced")
+    assert weighed["val_loss"] == whole[:1], "as many cats as dogs"
     named = preprocessing.decode(again.predict(preprocessing.read("photos/cat", labels=False)))
     assert set(named) <= {"cat", "dog"}
     assert len(named) == 10
