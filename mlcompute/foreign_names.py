@@ -95,7 +95,7 @@ ATTRIBUTES: dict[str, str] = {
     "Conv2D": f"{_LAYERS}graph.convolution(x, channels, kernel)",
     "Conv2d": f"{_LAYERS}graph.convolution(x, channels, kernel)",
     "DataLoader": "arrays, or any iterable of batches: Trainer.fit takes PyTorch's loaders and datasets as they are",
-    "Dataset": "mlc.data, for files and arrays (mlc.data.Dataset); Trainer.fit takes PyTorch's loaders and datasets, too",
+    "Dataset": "mlc.data.Dataset, for files and arrays; Trainer.fit takes datasets of PyTorch, too",
     "Dense": f"{_LAYERS}graph.dense(x, outputs)",
     "Dropout": f"{_LAYERS}graph.dropout(x, rate)",
     "Embedding": f"{_LAYERS}graph.embedding(x, count, dimension)",

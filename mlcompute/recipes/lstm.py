@@ -23,7 +23,7 @@ def build(
         x = graph.lstm(graph.embedding(x, data.outputs, 64, name="letters"), hidden, name="memory")
     else:
         x = x if len(data.shape) == 2 else x.reshape(batch, -1, data.shape[-1])  # rows of an image, one after the other
-        x = graph.lstm(x, hidden, name="memory")[:, -1]  # what it remembers at the end
+        x = graph.lstm(x, hidden, returns_sequences=False, name="memory")
     graph.dense(x, data.outputs, name="scores")
     return mlc.Trainer(graph, loss=data.loss, metrics=data.metrics, learning_rate=rate, device=device or "best")
 
