@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,11 @@ _BUSY = 0.7
 
 def enough_rows(rows: int, threads: int) -> bool:
     """Are there so many rows that threads which share them as rows have about as much to do?"""
-    return rows >= MIN_SHARED_ROWS and rows >= _BUSY * threads * -(-rows // threads)
+    return rows >= MIN_SHARED_ROWS and _is_even(rows, threads)
+
+
+def _is_even(units: int, threads: int) -> bool:
+    return units >= _BUSY * threads * -(-units // threads)
 
 
 # Operands -------------------------------------------------------------------------------------------------------------
@@ -256,6 +260,23 @@ class LoopNest:
     def dense_operands(self) -> set[int]:
         """Which of `operands` have an element of their own for every iteration, in row-major order."""
         return {i for i, o in enumerate(self.operands) if o.operand.shape == self.shape and o.operand.is_dense}
+
+    def shared_by(self, threads: int) -> LoopNest:
+        """This nest; where its outermost loop has too few iterations for all threads, with another one outermost."""
+        loop = max(range(len(self.extents) - 1), key=lambda loop: self.extents[loop], default=0)
+        if _is_even(self.extents[0], threads) or not _is_even(self.extents[loop], threads):
+            return self
+        order = [loop, *(other for other in range(len(self.extents)) if other != loop)]
+
+        def ordered(each: NestOperand) -> NestOperand:
+            return replace(each, strides=tuple(each.strides[loop] for loop in order))
+
+        return replace(
+            self,
+            extents=tuple(self.extents[loop] for loop in order),
+            loads=tuple(map(ordered, self.loads)),
+            stores=tuple(map(ordered, self.stores)),
+        )
 
     def sharing(self, chunk: int, threads: int) -> Sharing:
         """How threads share the outermost loop: by rows where there are enough, else in chunks or iterations."""

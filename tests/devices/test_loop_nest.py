@@ -239,6 +239,18 @@ def test_sharing_of_a_transpose() -> None:
     assert copy(operand((4, 6), (1, 4)), (4, 6)).sharing(1024, 2) == Sharing(4, 1, 0)
 
 
+def test_another_loop_where_threads_are_more_than_iterations() -> None:
+    nest = copy(operand((8, 64, 4, 32), (8192, 32, 2048, 1)), (8, 64, 4, 32))
+    assert nest.extents == (8, 64, 4, 32)
+    assert nest.shared_by(8) is nest
+    shared = nest.shared_by(16)
+    assert shared.extents == (64, 8, 4, 32)
+    assert [each.strides for each in shared.operands] == [(32, 8192, 2048, 1), (128, 8192, 32, 1)]
+    assert shared.sharing(1024, 16) == Sharing(64, 1, 0)
+    few = copy(operand((3, 5), (1, 3)), (3, 5))
+    assert few.shared_by(16) is few, "the innermost loop stays where it is"
+
+
 def fused(trace: Trace) -> tuple[Value, Value, Value]:
     """y = relu(a + b), with an assign of y to a."""
     a, b = trace.value((8, 4), F32, "input"), trace.value((4,), F32, "input")

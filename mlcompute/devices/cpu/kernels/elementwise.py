@@ -59,6 +59,7 @@ _written: dict[object, Code] = {}
 
 def loop_entry(step: Step, nest: LoopNest, threads: int) -> Entry:
     """A loop nest as a kernel. Arguments: units, iterations per unit, extents, each operand's address and strides."""
+    nest = nest.shared_by(threads)
     sharing = nest.sharing(CHUNK, threads)
     arguments: list[Argument] = [sharing.units, sharing.per_unit, *nest.extents]
     first_arguments = []
