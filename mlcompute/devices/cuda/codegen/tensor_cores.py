@@ -110,6 +110,12 @@ __device__ __forceinline__ float4 four_of(const bfloat16* p) {
     const Pack<bfloat16, 4> x = *(const Pack<bfloat16, 4>*)p;
     return make_float4(to_float(x.at[0]), to_float(x.at[1]), to_float(x.at[2]), to_float(x.at[3]));
 }
+// The same from an offset on, zeros unless `inside`. There is no branch: loads would wait for each other.
+template <typename T>
+__device__ __forceinline__ float4 four_inside(const T* p, long long offset, bool inside) {
+    const float4 x = four_of(p + (inside ? offset : 0));
+    return make_float4(inside ? x.x : 0.0f, inside ? x.y : 0.0f, inside ? x.z : 0.0f, inside ? x.w : 0.0f);
+}
 // Begins to copy an element, or four in a row, as floats: zeros unless `inside`.
 template <int PACK>
 __device__ __forceinline__ void copy_floats(float* to, const float* from, bool inside) {
@@ -131,7 +137,9 @@ template <int ROWS, int COLUMNS, int PITCH, int THREADS, int PACK, typename T>
 __device__ __forceinline__ void copy_tile(
     float* tile, const T* from, int rows, int columns, long long by_row, long long by_column) {
     #pragma unroll
-    for (int at = threadIdx.x; at < ROWS * COLUMNS / PACK; at += THREADS) {
+    for (int first = 0; first < ROWS * COLUMNS / PACK; first += THREADS) {
+        const int at = first + threadIdx.x;
+        if (ROWS * COLUMNS / PACK % THREADS && at >= ROWS * COLUMNS / PACK) break;
         int row = at / (COLUMNS / PACK), column = at % (COLUMNS / PACK) * PACK;
         bool inside = row < rows && column < columns;
         long long offset = PACK == 4 ? row * by_row + column : row * by_row + column * by_column;
@@ -143,7 +151,9 @@ template <int ROWS, int COLUMNS, int PITCH, int THREADS, int PACK>
 __device__ __forceinline__ void finish_tile(float* tile) {
     if (!ROUNDS) return;
     #pragma unroll
-    for (int at = threadIdx.x; at < ROWS * COLUMNS / PACK; at += THREADS) {
+    for (int first = 0; first < ROWS * COLUMNS / PACK; first += THREADS) {
+        const int at = first + threadIdx.x;
+        if (ROWS * COLUMNS / PACK % THREADS && at >= ROWS * COLUMNS / PACK) break;
         float* p = tile + at / (COLUMNS / PACK) * PITCH + at % (COLUMNS / PACK) * PACK;
         if (PACK == 4) {
             float4 x = *(const float4*)p;
@@ -284,7 +294,9 @@ template <int ROWS, int COLUMNS, int PITCH, int THREADS, int PACK>
 __device__ __forceinline__ void copy_tile(
     bfloat16* tile, const bfloat16* from, int rows, int columns, long long by_row, long long by_column) {
     #pragma unroll
-    for (int at = threadIdx.x; at < ROWS * COLUMNS / PACK; at += THREADS) {
+    for (int first = 0; first < ROWS * COLUMNS / PACK; first += THREADS) {
+        const int at = first + threadIdx.x;
+        if (ROWS * COLUMNS / PACK % THREADS && at >= ROWS * COLUMNS / PACK) break;
         int row = at / (COLUMNS / PACK), column = at % (COLUMNS / PACK) * PACK;
         bool inside = row < rows && column < columns;
         long long offset = PACK > 1 ? row * by_row + column : row * by_row + column * by_column;

@@ -161,12 +161,18 @@ __device__ __forceinline__ int next_tile(
     }
     return tiles;
 }
+// An element of a matrix over scores; where there is none, a neighbour is read and something else given. With a branch
+// every element would wait for the one before it.
+__device__ __forceinline__ float of_score(const float* p, Strides by, int i, int j, Sizes z, float otherwise) {
+    const float x = p[min(i, z.queries - 1) * by.row + min(j, z.keys - 1) * by.column];
+    return i < z.queries && j < z.keys ? x : otherwise;
+}
 // What the mask adds to a score, in units of log2.
 __device__ __forceinline__ float added(const float* mask, Strides by, int i, int j, Sizes z) {
-    return i < z.queries && j < z.keys ? mask[i * by.row + j * by.column] * LOG2_E : 0.0f;
+    return of_score(mask, by, i, j, z, 0.0f) * LOG2_E;
 }
 __device__ __forceinline__ float kept(const float* keep, Strides by, int i, int j, Sizes z) {
-    return HAS_KEEP && i < z.queries && j < z.keys ? keep[i * by.row + j * by.column] : 1.0f;
+    return HAS_KEEP ? of_score(keep, by, i, j, z, 1.0f) : 1.0f;
 }
 // Over the four lanes that share a row.
 __device__ __forceinline__ float row_max(float x) {
@@ -379,23 +385,23 @@ def query_gradient_source(form: Form) -> str:
             #pragma unroll
             for (int e = 0; e < 4; ++e) {{
                 int i = first + own + g + e / 2 * 8, j = key + 8 * n + 2 * t + e % 2;
-                float p = exp2f(x[n][e] - most[e / 2]);
-                x[n][e] = j < z.keys ? p * (d[n][e] * kept(keep, keep_by, i, j, z) - delta[e / 2]) : 0.0f;
+                float p = exp2f(x[n][e] - most[e / 2]);  // 0 for a key that does not exist
+                x[n][e] = p * (d[n][e] * kept(keep, keep_by, i, j, z) - delta[e / 2]);
             }}
         multiply_columns<D / 8, INNER / 8, Q>(sum, x, ks);"""
     if form.by_token:
         found = f"""
     #pragma unroll
     for (int r = 0; r < 2; ++r) {{
-        int i = first + own + g + 8 * r;
-        if (i < z.queries) {{
-            const Element *a = dy + i * dy_by.row, *b = y + {form.row("z.queries", "i")} * z.value_width;
-            for (int c = 4 * t; c < z.value_width; c += 16)
-                #pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    if (c + e < z.value_width) delta[r] += number(a[(c + e) * dy_by.column]) * number(b[c + e]);
-            most[r] = logs[unit * z.queries + i];
+        int i = first + own + g + 8 * r, known = min(i, z.queries - 1);
+        const Element *a = dy + known * dy_by.row, *b = y + {form.row("z.queries", "known")} * z.value_width;
+        #pragma unroll
+        for (int c = 0; c < DV; c += 4) {{
+            int column = min(c + t, z.value_width - 1);
+            float term = number(a[column * dy_by.column]) * number(b[column]);
+            delta[r] += c + t < z.value_width ? term : 0.0f;
         }}
+        most[r] = logs[unit * z.queries + known];
         delta[r] = row_sum(delta[r]);
         if (t == 0 && i < z.queries) deltas[unit * z.queries + i] = delta[r];
     }}"""
@@ -446,9 +452,10 @@ def key_gradient_source(form: Form) -> str:
         for (int n = 0; n < INNER / 8; ++n)
             #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                int i = query + 8 * n + 2 * t + e;
-                log[n][e] = i < z.queries ? logs[i] : 0.0f;
-                delta[n][e] = i < z.queries ? deltas[i] : 0.0f;
+                int i = query + 8 * n + 2 * t + e, known = min(i, z.queries - 1);
+                float own_log = logs[known], own_delta = deltas[known];
+                log[n][e] = i < z.queries ? own_log : 0.0f;
+                delta[n][e] = i < z.queries ? own_delta : 0.0f;
             }
         float x[INNER / 8][4] = {}, d[INNER / 8][4] = {};
         multiply_rows<INNER / 8, D / 8, Q, Q>(x, ks + own * Q, qs);
@@ -463,14 +470,15 @@ def key_gradient_source(form: Form) -> str:
                 #pragma unroll
                 for (int e = 0; e < 4; ++e)
                     x[n][e] += added(mask, mask_by, query + 8 * n + 2 * t + e % 2, first + own + g + e / 2 * 8, z);
-        // Rows of keys that do not exist get any numbers: they are never stored.
+        // Rows of keys that do not exist get any numbers: they are never stored. Queries that do not exist are zeros in
+        // both tiles, and so is what they add.
         #pragma unroll
         for (int n = 0; n < INNER / 8; ++n)
             #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 int i = query + 8 * n + 2 * t + e % 2, j = first + own + g + e / 2 * 8;
                 float keeps = kept(keep, keep_by, i, j, z);
-                float p = i < z.queries ? exp2f(x[n][e] - log[n][e % 2]) : 0.0f;
+                float p = exp2f(x[n][e] - log[n][e % 2]);
                 d[n][e] = p * (d[n][e] * keeps - delta[n][e % 2]);
                 x[n][e] = p * keeps;
             }

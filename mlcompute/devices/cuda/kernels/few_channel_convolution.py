@@ -129,9 +129,10 @@ def _rows(p: Problem, body: str) -> str:
                 const Index at = n * x0 + c * x1 + r * x2;
                 float row[ROW];
                 #pragma unroll
-                for (int k = 0; k < ROW; ++k) {{
+                for (int k = 0; k < ROW; ++k) {{  // without a branch: loads would wait for each other
                     const int s = first + k;
-                    row[k] = s >= 0 && s < W ? {loaded(p.x.dtype, "x[at + s * x3]")} : 0.0f;
+                    const float pixel = {loaded(p.x.dtype, "x[at + min(max(s, 0), W - 1) * x3]")};
+                    row[k] = s >= 0 && s < W ? pixel : 0.0f;
                 }}
                 #pragma unroll
                 for (int v = 0; v < KW; ++v)
@@ -171,7 +172,7 @@ def _forward_source(p: Problem, strip: int, lanes: int, ending: Ending | None) -
 
 def _gradient_source(p: Problem, strip: int, lanes: int) -> str:
     product = "sum[(c * KH + u) * KW + v] += row[k * SX + v * DX] * d[k];"
-    gradient = loaded(p.y.dtype, "y[n * y0 + o * y1 + i * y2 + (from + k) * y3]")
+    gradient = loaded(p.y.dtype, "y[n * y0 + o * y1 + i * y2 + min(from + k, OW - 1) * y3]")
     body = f"""{_constants(p, strip, lanes)}
     const int EXCHANGED = {_EXCHANGED}, length = (total + gridDim.x - 1) / gridDim.x;
     const int end = min((int)(blockIdx.x + 1) * length, total);
@@ -179,7 +180,10 @@ def _gradient_source(p: Problem, strip: int, lanes: int) -> str:
     for (int strip = blockIdx.x * length + slot; strip < end && o < O; strip += SLOTS) {{{_PLACE}
         float d[STRIP];
         #pragma unroll
-        for (int k = 0; k < STRIP; ++k) d[k] = from + k < OW ? {gradient} : 0.0f;{_rows(p, product)}
+        for (int k = 0; k < STRIP; ++k) {{
+            const float own = {gradient};
+            d[k] = from + k < OW ? own : 0.0f;
+        }}{_rows(p, product)}
     }}
     __shared__ float exchanged[EXCHANGED][SLOTS][LANES];
     #pragma unroll

@@ -205,19 +205,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL({parameters}) {{
         for (int k = threadIdx.x; k < HEIGHT * WIDTH * (CHANNELS / 4); k += THREADS) {{
             const int c = k % (CHANNELS / 4) * 4, pixel = k / (CHANNELS / 4);
             const int s = pixel % WIDTH - LEFT, r = line * SY - TOP + pixel / WIDTH;
-            float4 some = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             const bool inside = r >= 0 && r < H * APART_Y && s >= 0 && s < W * APART_X && first_c + c < C;
-            if (inside && r % APART_Y == 0 && s % APART_X == 0)
-                some = four_of(x + (((long long)n * H + r / APART_Y) * W + s / APART_X) * C + first_c + c);
+            const float4 some = four_inside(
+                x, (((long long)n * H + r / APART_Y) * W + s / APART_X) * C + first_c + c,
+                inside && r % APART_Y == 0 && s % APART_X == 0);
             *(float4*)(xs + pixel * PIXEL + c) =
                 make_float4(rounded(some.x), rounded(some.y), rounded(some.z), rounded(some.w));
         }}
         #pragma unroll 8
         for (int k = threadIdx.x; k < TILE_ROWS * (RUN / 4); k += THREADS) {{
             const int row = k / (RUN / 4), from = {first_run} * (KH * KW) + k % (RUN / 4) * 4;
-            float4 some = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if ({first_row} + row < ROWS && from < RUNS)
-                some = four_of(w + (long long)({first_row} + row) * RUNS + from);
+            const float4 some = four_inside(
+                w, (long long)({first_row} + row) * RUNS + from, {first_row} + row < ROWS && from < RUNS);
             float* to = ws + row * PITCH + k % (RUN / 4) * 4;
             to[0] = rounded(some.x);
             to[1] = rounded(some.y);

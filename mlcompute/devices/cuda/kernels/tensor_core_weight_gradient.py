@@ -160,21 +160,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, {max(1, _THREADS // thread
     float sum[OUTPUTS / 16][CHANNELS / 8][4] = {{}};
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {{
         const int n = tile / LINE_TILES, line = tile % LINE_TILES * LINES;
+        #pragma unroll 4
         for (int at = threadIdx.x; at < LINES * COLUMNS * (OUTPUTS / 4); at += THREADS) {{
             const int o = at % (OUTPUTS / 4) * 4, pixel = at / (OUTPUTS / 4);
             const int j = pixel % COLUMNS, i = line + pixel / COLUMNS;
-            float4 some = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (i < OH && j < OW && first_o + o < O)
-                some = four_of(y + (((long long)n * OH + i) * OW + j) * O + first_o + o);
-            store(ys + pixel * YP + o, some);
+            const long long from = (((long long)n * OH + i) * OW + j) * O + first_o + o;
+            store(ys + pixel * YP + o, four_inside(y, from, i < OH && j < OW && first_o + o < O));
         }}
+        #pragma unroll 4
         for (int at = threadIdx.x; at < HEIGHT * WIDTH * (CHANNELS / 4); at += THREADS) {{
             const int c = at % (CHANNELS / 4) * 4, pixel = at / (CHANNELS / 4);
             const int s = pixel % WIDTH - LEFT, r = line * SY + first_u * DY - TOP + pixel / WIDTH;
-            float4 some = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (r >= 0 && r < H && s >= 0 && s < W && first_c + c < C)
-                some = four_of(x + (((long long)n * H + r) * W + s) * C + first_c + c);
-            store(xs + pixel * XP + c, some);
+            const long long from = (((long long)n * H + r) * W + s) * C + first_c + c;
+            store(xs + pixel * XP + c, four_inside(x, from, r >= 0 && r < H && s >= 0 && s < W && first_c + c < C));
         }}
         __syncthreads();
         if (works)
