@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,23 @@ class Exchange(ABC):
     def share(self, nbytes: int) -> list[Array] | None:
         """Memory that all processes read and write, a part of so many bytes made by each; None where there is none."""
         return None
+
+    def expect_usable(self) -> None:
+        """Raise what the group has failed with, if it has."""
+        return
+
+    def look_for(
+        self, kind: Kind, waiting: Sequence[int], is_missing: Callable[[int], bool], begun: float, spins: int
+    ) -> None:
+        """Somebody waits for others without messages: raise ProcessError where they are gone, or say something else.
+
+        is_missing   has a process still not come? One that has may already have sent its next message
+        """
+        return
+
+    def refuse(self, peer: int, kind: Kind, theirs: Kind, same: int, their_same: int) -> None:
+        """Raise ProcessError: another process makes another call, or with another number that must be the same."""
+        return
 
     @property
     def sends_early(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -82,6 +82,8 @@ class MessageExchange(Exchange):
     def _adopt(self) -> None:
         self.rank, self.size = self._link.rank, self._link.size
         self._number = 0
+        #: Headers that are waited for.
+        self._expected: dict[int, Callable[[], bool]] = {}
         self._sends_early: bool | None = None
         self._out = np.zeros((self.size, _HEADER_WORDS), np.int64)
         self._in = np.zeros((self.size, _HEADER_WORDS), np.int64)
@@ -135,11 +137,21 @@ class MessageExchange(Exchange):
         word: int = 0,
     ) -> list[int]:
         """One collective call. `memory` says where what a process sends shall go, given its rank and the bytes."""
+        self.expect_usable()
+        self._number += 1
+        with self._failing(kind):
+            words = self._poll(kind, sends, memory, same, word)
+        return words
+
+    def expect_usable(self) -> None:
         if self._failed is not None:
             raise ProcessError(self._failed.message, ranks=self._failed.ranks, is_lost=self._failed.is_lost)
-        self._number += 1
+
+    @contextlib.contextmanager
+    def _failing(self, kind: Kind) -> Iterator[None]:
+        """Whatever goes wrong in a call is known from then on, here and to the others."""
         try:
-            return self._poll(kind, sends, memory, same, word)
+            yield
         except LostError as lost:
             self._failed = ProcessError(
                 f"{_listed(lost.ranks)} of {self.size} ended without a word while rank {self.rank} was in {kind.words}",
@@ -153,6 +165,31 @@ class MessageExchange(Exchange):
                 self._tell(error.message)
             raise
 
+    def look_for(
+        self, kind: Kind, waiting: Sequence[int], is_missing: Callable[[int], bool], begun: float, spins: int
+    ) -> None:
+        with self._failing(kind):
+            self._link.idle(spins)
+            for peer in waiting:  # whatever comes now is not what is waited for: an end, or another call
+                if self._header(peer)() and is_missing(peer):
+                    del self._expected[peer]
+                    self._target(peer, kind, -1, lambda peer, nbytes: np.empty(nbytes, np.uint8))
+            waited = time.monotonic() - begun
+            if waited > self.timeout:
+                raise self._silence(kind, waiting, waited)
+
+    def refuse(self, peer: int, kind: Kind, theirs: Kind, same: int, their_same: int) -> None:
+        with self._failing(kind):
+            if theirs != kind:
+                raise self._other_call(peer, f"{theirs.words}", kind.words)
+            raise self._other_batch(peer, kind, same, their_same)
+
+    def _header(self, peer: int) -> Callable[[], bool]:
+        """The transfer of a process's next header, which may have begun long ago."""
+        if peer not in self._expected:
+            self._expected[peer] = self._link.receive(peer, self._in[peer].view(np.uint8))
+        return self._expected[peer]
+
     def _poll(
         self, kind: Kind, sends: Sequence[Array], memory: Callable[[int, int], Array], same: int, word: int
     ) -> list[int]:
@@ -165,7 +202,7 @@ class MessageExchange(Exchange):
             header[:] = (_MAGIC, kind, self._number, data.nbytes, same, word)
             sending.append(link.send(peer, header.view(np.uint8)))
             sending += [link.send(peer, part) for part in _parts(data)]
-            waiting[peer] = [link.receive(peer, self._in[peer].view(np.uint8))], True
+            waiting[peer] = [self._header(peer)], True
         begun, spins = time.monotonic(), 0
         while waiting or sending:
             moved = False
@@ -176,6 +213,7 @@ class MessageExchange(Exchange):
                 moved = True
                 del waiting[peer]
                 if is_header:
+                    del self._expected[peer]
                     words[peer] = int(self._in[peer, 5])
                     target = self._target(peer, kind, same, memory)
                     if target.nbytes:
@@ -209,19 +247,10 @@ class MessageExchange(Exchange):
                 fix="let all processes run the same number of steps",
                 ranks=(peer,),
             )
-        if theirs != kind or number != self._number:
-            raise ProcessError(
-                f"rank {peer} is in {Kind(theirs).words} (call {number}), rank {self.rank} in {kind.words} "
-                f"(call {self._number})",
-                fix="let all processes make the same calls in the same order",
-                ranks=(peer,),
-            )
+        if theirs != kind or number != self._number or same < 0:
+            raise self._other_call(peer, f"{Kind(theirs).words} (call {number})", f"{kind.words} (call {self._number})")
         if their_same != same:
-            raise ProcessError(
-                f"rank {peer} runs {kind.words} of {their_same} samples, rank {self.rank} one of {same}",
-                fix="give all processes the same batch: each takes its own part of it",
-                ranks=(peer,),
-            )
+            raise self._other_batch(peer, kind, same, their_same)
         target = _bytes(memory(peer, nbytes))
         if target.nbytes != nbytes:
             raise ProcessError(
@@ -229,6 +258,20 @@ class MessageExchange(Exchange):
                 ranks=(peer,),
             )
         return target
+
+    def _other_call(self, peer: int, theirs: str, own: str) -> ProcessError:
+        return ProcessError(
+            f"rank {peer} is in {theirs}, rank {self.rank} in {own}",
+            fix="let all processes make the same calls in the same order",
+            ranks=(peer,),
+        )
+
+    def _other_batch(self, peer: int, kind: Kind, same: int, their_same: int) -> ProcessError:
+        return ProcessError(
+            f"rank {peer} runs {kind.words} of {their_same} samples, rank {self.rank} one of {same}",
+            fix="give all processes the same batch: each takes its own part of it",
+            ranks=(peer,),
+        )
 
     def _text(self, peer: int, nbytes: int) -> str:
         text = np.empty(min(nbytes, 1 << 20), np.uint8)

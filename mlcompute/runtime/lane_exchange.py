@@ -14,6 +14,7 @@ import numpy as np
 
 from mlcompute.group.exchange import Exchange, Kind
 from mlcompute.group.group import Group
+from mlcompute.group.meeting import MEETING_BYTES, Meeting
 from mlcompute.group.slices import Node, nodes_of, tree_sum
 from mlcompute.ops.op import Array
 from mlcompute.runtime.background import Background
@@ -35,7 +36,7 @@ class LaneExchange:
         self._rank, self._size = group.rank, group.size
         self.root: Node = (0, group.slices)
         self.nodes = [nodes_of(group.slices_of(rank), self.root) for rank in range(group.size)]
-        memory = self._exchange.share(self._bytes_of(self._rank))
+        memory = self._exchange.share(MEETING_BYTES + self._bytes_of(self._rank))
         self.is_shared = memory is not None
         #: Sums of nodes, and new values, by rank and lane; without shared memory the own ones alone.
         self._sums: dict[int, list[Array]] = {}
@@ -45,8 +46,9 @@ class LaneExchange:
         self._started = 0
         self._background = Background()
         if memory is not None:
+            self._meeting = Meeting(self._exchange, memory)
             for rank, part in enumerate(memory):
-                self._place(rank, part)
+                self._place(rank, part[MEETING_BYTES:])
         else:
             self._place(self._rank, np.zeros(self._bytes_of(self._rank), np.uint8))
             self._received = [
@@ -93,8 +95,7 @@ class LaneExchange:
             for mine, one in zip(self.memory[node[0]], sums[node], strict=True):
                 if mine is not one:
                     np.copyto(mine, one)
-        nothing = [np.empty(0, np.uint8)] * self._size
-        words = self._exchange.alltoall(kind, nothing, nothing, same=same, word=word)
+        words = self._meeting.meet(kind, same=same, word=word)
         for index, lane in enumerate(self._lanes):
             parts = {
                 node: lane.part(array, self._rank)
@@ -119,8 +120,7 @@ class LaneExchange:
     def gather(self, kind: Kind) -> None:
         """The new values of all shards are there, for `pieces`."""
         if self.is_shared:  # and nobody reads sums any more
-            nothing = np.empty(0, np.uint8)
-            self._exchange.allgather(kind, nothing, [nothing] * self._size)
+            self._meeting.meet(kind)
             return
         for lane in self._lanes:
             gather_shards(self._exchange, kind, lane, lane.values)

@@ -1,0 +1,55 @@
+"""Where processes of one machine wait for each other: a few words in memory they share, instead of messages.
+
+Each process has two slots, used in turn, and writes its own only: a number that rises with every meeting, what it is
+for, and two numbers for the others. Nobody comes to the meeting after the next before all have read this one's words.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlcompute.group.exchange import Array, Exchange, Kind
+
+#: Bytes of shared memory that every process gives for it.
+MEETING_BYTES = 128
+#: Looks at the others' slots before this process asks whether they are still there.
+_SPINS = 2000
+
+
+class Meeting:
+    """Meetings of all processes of an exchange.
+
+    memory   of each process, by rank: MEETING_BYTES that were 0 at first
+    """
+
+    def __init__(self, exchange: Exchange, memory: Sequence[Array]) -> None:
+        self._exchange, self._number = exchange, 0
+        # Plain integers are read much faster through a memoryview than through an array.
+        self._slots = [part[:MEETING_BYTES].view(np.int64).data for part in memory]
+        self._peers = [rank for rank in range(exchange.size) if rank != exchange.rank]
+
+    def meet(self, kind: Kind, *, same: int = 0, word: int = 0) -> list[int]:
+        """Return when all processes have called it; the `word` of every process, by rank (see `Exchange.alltoall`)."""
+        self._exchange.expect_usable()
+        self._number += 1
+        number, at = self._number, 8 * (self._number % 2)
+        mine, slots = self._slots[self._exchange.rank], self._slots
+        mine[at + 1], mine[at + 2], mine[at + 3] = kind, same, word
+        mine[at] = number  # last: whoever sees it finds the others
+        waiting, spins, begun = self._peers, 0, time.monotonic()
+        while True:
+            waiting = [peer for peer in waiting if slots[peer][at] != number]
+            if not waiting:
+                break
+            spins += 1
+            if spins > _SPINS // len(waiting):
+                self._exchange.look_for(kind, waiting, lambda peer: slots[peer][at] != number, begun, spins)
+        words = [0] * len(slots)
+        for rank, slot in enumerate(slots):
+            if rank != self._exchange.rank and (slot[at + 1] != kind or slot[at + 2] != same):
+                self._exchange.refuse(rank, kind, Kind(slot[at + 1]), same, slot[at + 2])
+            words[rank] = slot[at + 3]
+        return words
