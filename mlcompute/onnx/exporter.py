@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import numpy as np
 
 from mlcompute.compiler import Request
 from mlcompute.compiler.lower import Lowering
-from mlcompute.errors import DataError, Error, GraphError
+from mlcompute.errors import DataError, GraphError
 from mlcompute.graph import Node
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.layer import Layer
@@ -25,13 +26,14 @@ from mlcompute.onnx.layer_writing import write_layer
 from mlcompute.onnx.operands import Derived, Known, Operand, Source, Use, Weight
 from mlcompute.onnx.operators.reductions import MASKED
 from mlcompute.onnx.storing import Model, tensor_message
-from mlcompute.onnx.symbolic import Rewriter, Sizes, StaticError
 from mlcompute.onnx.types import INEXACT, carried, element_type, folded_shape, unfolded_shape
 from mlcompute.onnx.writing import CannotExportError, Writer
 from mlcompute.ops.op import Shape, Step
 from mlcompute.runtime.compiled_graph import without_losses
 from mlcompute.runtime.definition import definition_of
 from mlcompute.runtime.session import session_of
+from mlcompute.runtime.sizes import Sizes as InputSizes
+from mlcompute.runtime.sizes import described
 from mlcompute.tensor import Tensor
 from mlcompute.training import TrainingGraph
 
@@ -64,7 +66,8 @@ def save(graph: Any, path: Any, *, name: str = "mlcompute", any_batch: bool = Tr
             A TrainingGraph: one training step, with `Gradient` and `Adam` or `Momentum` of ai.onnx.preview.training;
             other optimizers, clipping, L1 penalties and dropout have no such operator: CannotExportError
     any_batch   write the number of samples as the symbol `batch`, so that the model runs with any; where the graph does
-            not allow it, or with False, the number is the graph's own. The model's metadata say which, and why
+            not allow it, or with False, the number is the graph's own. The model's metadata say which, and why. Axes of
+            inputs that vary become symbols too, named after input and axis (`words_1`), where the graph allows it
 
     >>> import mlcompute as mlc
     >>> mlc.onnx.save(inference_graph, "model.onnx")  # doctest: +SKIP
@@ -105,13 +108,23 @@ class GraphWriter:
     """Lowers a graph and writes it, layer by layer."""
 
     def __init__(
-        self, graph: TrainingGraph | InferenceGraph, request: Request, *, training: bool, batch: int = 0
+        self,
+        graph: TrainingGraph | InferenceGraph,
+        request: Request,
+        *,
+        training: bool,
+        batch: int = 0,
+        sizes: InputSizes = (),
     ) -> None:
-        """batch   samples to write it for; the graph's own number if not given."""
+        """batch   samples to write it for; the graph's own number if not given
+        sizes   inputs with other extents than their own
+        """
+        if sizes:
+            request = dataclasses.replace(request, described=described(request, sizes))
         self.declared, self.request = definition_of(graph).declared, request
         self.batch = batch or request.batch_size
         self.run = Lowering(training)
-        self.run.weights_of = request.label_weights
+        self.run.weights_of, self.run.shape_with_full_batch = request.label_weights, request.shape_of
         self.parts: list[_Part] = []
         #: Results of operators on weights only, by the use that gives them; and which uses can be written as they are.
         self._derived: dict[int, list[str]] = {}
@@ -134,7 +147,7 @@ class GraphWriter:
     def _lower(self) -> None:
         run = self.run
         for tensor, rows in self.request.inputs.items():
-            shape = tensor.descriptor.shape
+            shape = self.request.shape_of(tensor)
             run.input(tensor, (rows * self.batch, *shape[1:]) if rows else shape)
         for tensor, array in self.request.constants.items():
             run.values[tensor] = run.trace.constant(array)
@@ -411,20 +424,14 @@ class GraphWriter:
 
 
 def inference_model(graph: TrainingGraph | InferenceGraph, name: str, any_batch: bool) -> Model:
-    """The forward pass, for any number of samples where that is possible."""
+    """The forward pass, for any number of samples and any size along axes that vary, where that is possible."""
+    from mlcompute.onnx.opened import opened
+
     request = without_losses(session_of(graph).request())
-    out = GraphWriter(graph, request, training=False)
-    out.write()
-    symbols: dict[str, list[int | str]] = {}
-    told = "as asked"
-    if any_batch:
-        try:
-            symbols = _opened_batch(graph, request, out)
-        except StaticError as error:
-            told = str(error)
+    out, symbols, told = opened(graph, request, any_batch)
     model = out.model(name, symbols)
     notes = out.all_notes()
-    facts = {"batch": "any" if symbols else f"{request.batch_size}: {told}", STATED: "initializers"}
+    facts = {name: reason or "any" for name, reason in told.items()} | {STATED: "initializers"}
     if notes:
         facts["notes"] = "; ".join(notes)
     for key, value in facts.items():
@@ -433,29 +440,6 @@ def inference_model(graph: TrainingGraph | InferenceGraph, name: str, any_batch:
     for note in notes:
         warnings.warn(f"onnx.save: {note}", UserWarning, stacklevel=4)
     return model
-
-
-def _opened_batch(
-    graph: TrainingGraph | InferenceGraph, request: Request, out: GraphWriter
-) -> dict[str, list[int | str]]:
-    """Make what was written serve any batch; the extents of inputs and outputs, with symbols."""
-    size = request.batch_size
-    if size > 1 and any(array.shape[:1] == (size,) for array in request.constants.values()):
-        raise StaticError("a tensor of the graph has numbers for each sample")
-    scaled = [(given, rows) for given, rows in zip(out.inputs, request.inputs.values(), strict=True) if rows]
-    if not scaled:
-        raise StaticError("no input has an axis of samples")
-    try:
-        other = GraphWriter(graph, request, training=False, batch=size + 1)
-        other.write()
-    except Error as error:
-        raise StaticError(f"for another batch: {error.message}") from None
-    sizes = Sizes(size, size + 1)
-    symbols = {}
-    for mine, others in zip(out.borders(), other.borders(), strict=True):
-        symbols.update({given: sizes.extents(mine[given][0], others[given][0]) for given in mine})
-    out.writer.nodes = Rewriter(out.writer, other.writer, sizes, scaled[0]).rewritten()
-    return symbols
 
 
 def _borders(graph: TrainingGraph | InferenceGraph) -> dict[Tensor, Border]:

@@ -3,18 +3,21 @@
 Two models that say the same for A and for B samples have the same nodes; only stored shapes differ, and where they do,
 they are multiples of the batch. Those become -1 or are computed from the shape of an input, and the extents of inputs
 and outputs become the symbol `batch`. Where anything else differs (a table with a row per sample, a mean over the
-batch), the model cannot be written for any size, and stays as it is for A.
+batch), the model cannot be written for any size, and stays as it is for A. Axes of inputs that vary (lengths, sizes of
+images) are opened in the same way, one after the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlcompute.onnx.types import element_type
 from mlcompute.onnx.writing import Writer
-from mlcompute.ops.op import Array, Shape
+from mlcompute.ops.op import Array
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -30,10 +33,11 @@ class StaticError(Exception):
 
 @dataclass
 class Sizes:
-    """The two batch sizes a model was written for."""
+    """The two batch sizes, or extents of an axis that varies, a model was written for."""
 
     a: int
     b: int
+    symbol: str = SYMBOL
 
     def multiple(self, a: int, b: int) -> int:
         """k, where a number is k times the batch; 0 where it is the same for both."""
@@ -43,14 +47,18 @@ class Sizes:
             raise StaticError(f"{a} for {self.a} samples, {b} for {self.b}, is no multiple of the batch")
         return a // self.a
 
-    def extents(self, a: Shape, b: Shape) -> list[int | str]:
-        """A shape with the symbol where it counts samples."""
+    def extents(self, a: Sequence[int | str], b: Sequence[int | str]) -> list[int | str]:
+        """A shape with the symbol where it counts samples; other symbols stay."""
         if len(a) != len(b):
             raise StaticError(f"shapes {a} and {b} differ in rank")
         found: list[int | str] = []
         for x, y in zip(a, b, strict=True):
+            if isinstance(x, str) or isinstance(y, str):
+                # Of two symbols in one extent, as a flattened batch of sequences has them, ONNX gets a name only.
+                found.append(x if x == y else f"{x} {self.symbol}")
+                continue
             k = self.multiple(x, y)
-            found.append(x if not k else SYMBOL if k == 1 else f"{k}*{SYMBOL}")
+            found.append(x if not k else self.symbol if k == 1 else f"{k}*{self.symbol}")
         return found
 
 
@@ -58,13 +66,13 @@ class Sizes:
 class Rewriter:
     """Turns the nodes written for A samples into nodes for any number of them.
 
-    given   an input of the model and how many of its rows are one sample: from it the batch is read
+    given   an input of the model, an axis of it, and how many of its rows are one sample: from it the batch is read
     """
 
     here: Writer
     there: Writer
     sizes: Sizes
-    given: tuple[str, int]
+    given: tuple[str, int, int]
     nodes: list[NodeProto] = field(default_factory=list)
     _same: dict[str, str] = field(default_factory=dict)
     _made: dict[Any, str] = field(default_factory=dict)
@@ -101,7 +109,18 @@ class Rewriter:
         number = a.reshape(-1)[:1]
         if a.dtype == b.dtype and a.size and np.all(a == number) and np.all(b == number):
             return self._node_once("Expand", self.here.constant(number), self._numbers(list(a.shape), list(b.shape)))
+        if a.dtype == b.dtype == np.float32 and a.shape == b.shape and a.size == 1:
+            return self._share(a, b)
         raise StaticError(f"a table of {a.size} numbers has a part for each sample")
+
+    def _share(self, a: Array, b: Array) -> str:
+        """One number that is smaller the more samples there are, as a mean divides by how many."""
+        whole = np.float32(a.item() * self.sizes.a)
+        if not np.isclose(whole, b.item() * self.sizes.b, rtol=1e-6, atol=0.0):
+            raise StaticError(f"{a.item():g} for {self.sizes.a}, {b.item():g} for {self.sizes.b}, is no share")
+        count = self._node_once("Cast", self._samples(1), to=element_type(a.dtype))
+        count = self._node_once("Reshape", count, self.here.constant(np.array(a.shape, np.int64)))
+        return self._node_once("Div", self.here.constant(np.full(a.shape, whole)), count)
 
     def _numbers(self, a: list[int], b: list[int], may_be_open: bool = False) -> str:
         """Whole numbers of which some are multiples of the batch."""
@@ -115,8 +134,8 @@ class Rewriter:
 
     def _samples(self, multiple: int) -> str:
         """The batch times a number, as a tensor of one element."""
-        name, rows = self.given
-        batch = self._node_once("Shape", name, start=0, end=1)
+        name, axis, rows = self.given
+        batch = self._node_once("Shape", name, start=axis, end=axis + 1)
         if rows != 1:
             batch = self._node_once("Div", batch, self.here.constant(np.array([rows], np.int64)))
         if multiple == 1:

@@ -120,8 +120,8 @@ REFUSALS: dict[str, tuple[Any, str]] = {
     "bfloat16": (lambda m: m.fit(torch.tensor(X).bfloat16(), Y), r"(?s)Tensor cannot be read.*float32"),
     "floating classes": (lambda m: m.fit(X, Y.astype(np.float32)), r"(?s)samples of shape \(\).*labels\.astype\(int\)"),
     "weights in batches": (
-        lambda m: m.fit([(X[:16], Y[:16], np.ones(16))]),
-        r"(?s)weights were given, the graph takes none.*add_inputs",
+        lambda m: m.fit(lambda epoch: iter([(X[:16], Y[:16], np.ones(16))])),
+        r"(?s)weights were given, the graph takes none.*a list of batches.*add_inputs",
     ),
     "weights beside batches": (lambda m: m.fit(list(batches()), sample_weight=np.ones(48)), "cannot be read"),
 }  # fmt: skip

@@ -340,7 +340,7 @@ def test_trainers_that_cannot_be_made() -> None:
     with pytest.raises(TypeError, match="needs a Graph or a TrainingGraph, not int"):
         mlc.Trainer(3)  # type: ignore[arg-type]
     with pytest.raises(mlc.GraphError, match="no inputs"):
-        mlc.Trainer(mlc.TrainingGraph([graph]))
+        mlc.Trainer(mlc.TrainingGraph())
     training = mlc.TrainingGraph([graph])
     training.add_inputs({"x": graph.source_tensors(graph.layer("hidden"))[0]})
     with pytest.raises(mlc.GraphError, match="has no loss"):
