@@ -102,7 +102,7 @@ def _follow(sweep: Sweep, folder: Path, processes: Processes, jobs: int, is_quie
             successes += 1
             best = best_of([found], sweep.metric or None)
             result = "" if best is None else f"{best[1]} {_number(best[1], best[2])}"
-        elif code in (INTERRUPTED, TERMINATED):
+        elif code in (INTERRUPTED, TERMINATED, -signal.SIGINT, -signal.SIGTERM):
             result = "stopped"
         else:
             failures += 1

@@ -44,6 +44,7 @@ class Processes:
         self.most = most
         self._running: dict[subprocess.Popen[bytes], Job] = {}
         self._asked = 0
+        self._told: set[subprocess.Popen[bytes]] = set()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Processes:
@@ -58,10 +59,18 @@ class Processes:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         """The first signal lets processes save; a second one, whichever, kills them."""
-        again, self._asked = bool(self._asked), self._asked or number
+        if self._asked:
+            for process in self._running:
+                process.kill()
+        self._asked = self._asked or number
+        self._tell()
+
+    def _tell(self) -> None:
+        """Pass the signal on, once to each: also to one that was being started when it came."""
         for process in self._running:
-            with contextlib.suppress(OSError):
-                process.kill() if again else process.send_signal(number)
+            if process not in self._told:
+                self._told.add(process)
+                process.send_signal(self._asked)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, int]]:
         """(job, exit code) as they end. Raises Stopped when a signal came and everything has ended."""
@@ -80,6 +89,7 @@ class Processes:
                 _close(process)
                 yield job, process.returncode
             if self._asked and not ended:
+                self._tell()
                 self._end_all()
             if self._asked and not self._running:
                 raise Stopped(self._asked)

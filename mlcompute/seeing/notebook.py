@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import re
 import sys
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlcompute.seeing.table import Table, for_notebook
 from mlcompute.seeing.units import shape, visible
@@ -77,14 +77,11 @@ def layer_html(layer: Layer) -> str:
     """Its descriptor and its parameters."""
     rows = [["label", layer.label]]
     descriptor = getattr(layer, "descriptor", None)
-    if dataclasses.is_dataclass(descriptor):
-        rows += [[one.name, _text(getattr(descriptor, one.name))] for one in dataclasses.fields(descriptor)]
+    if descriptor is not None:
+        settings = repr(descriptor).partition("(")[2].removesuffix(")")
+        rows += [part.split("=", 1) for part in re.split(r", (?=\w+=)", settings) if "=" in part]
     rows += [[name, shape(slot.tensor.descriptor.shape)] for name, slot in layer.parameters.items()]
     return for_notebook(Table([type(layer).__name__, ""], rows).html())
-
-
-def _text(value: Any) -> str:
-    return str(getattr(value, "name", value))
 
 
 def program_html(program: Program) -> str:

@@ -73,6 +73,7 @@ def test_things_show_themselves(cells: list[Any]) -> None:
     assert "&lt;hidden&gt;" in layer
     assert "<hidden>" not in layer + trainer
     assert "12x6" in layer
+    assert "output_feature_channel_count</th><td>12<" in layer
     assert "program &#x27;fused&#x27;, batch 8" in program
     assert '<iframe sandbox="allow-scripts"' in report
     assert "Memory over a step" in report
