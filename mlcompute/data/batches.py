@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from mlcompute.data.target import Array
-from mlcompute.trainer.data import Batch, Samples
+from mlcompute.trainer.data import Batch, Epoch
 from mlcompute.trainer.shuffling import order_of
+from mlcompute.trainer.streams import Samples
 
 
 class Prepared(Samples):
@@ -22,12 +23,13 @@ class Prepared(Samples):
         """It can be gone through again and again; its samples are arrays that the first batch is checked with."""
         self._batch(self._source.batch(np.arange(1)), 0)
 
-    def _items(self, size: int, epoch: int, seed: int | None, skip: int, least: int) -> Iterator[Batch]:
-        order = np.arange(self.count) if seed is None else order_of(seed, epoch, self.count)
-        pieces = [order[first : first + size] for first in range(skip * size, self.count, size)]
-        for number, item in enumerate(_made_ahead(self._source.batch, pieces, epoch)):
+    def _items(self, epoch: Epoch) -> Iterator[Batch]:
+        size, seed = epoch.size, epoch.seed
+        order = np.arange(self.count) if seed is None else order_of(seed, epoch.number, self.count)
+        pieces = [order[first : first + size] for first in range(epoch.skip * size, self.count, size)]
+        for number, item in enumerate(_made_ahead(self._source.batch, pieces, epoch.number)):
             batch = self._batch(item, number)
-            if batch.rows >= least:
+            if batch.rows >= epoch.least:
                 yield batch
 
 

@@ -13,7 +13,8 @@ from mlcompute.data.splitting import Parts
 from mlcompute.data.target import Array
 from mlcompute.enums import DataType
 from mlcompute.errors import DataError
-from mlcompute.trainer.data import Data, Feed, data_from
+from mlcompute.trainer.data import Data, Feed
+from mlcompute.trainer.data_from import data_from
 
 if TYPE_CHECKING:
     from mlcompute.data.preprocessing import Preprocessing

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from mlcompute.errors import DataError
-from mlcompute.trainer.data import Batch, Data, Feed, Stream
+from mlcompute.trainer.data import Batch, Data, Epoch, Feed
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.shuffling import order_of
+from mlcompute.trainer.streams import Stream
 
 
 class Buckets(Stream):
@@ -50,8 +51,8 @@ class Buckets(Stream):
         found = [group for group in found if len(group) >= least]
         return found if seed is None else [found[index] for index in order_of(seed, epoch, len(found))]
 
-    def _items(self, size: int, epoch: int, seed: int | None, skip: int, least: int) -> Iterator[Batch]:
-        for number, group in enumerate(self.groups(size, epoch, seed, least)[skip:]):
+    def _items(self, epoch: Epoch) -> Iterator[Batch]:
+        for number, group in enumerate(self.groups(epoch.size, epoch.number, epoch.seed, epoch.least)[epoch.skip :]):
             taken = [
                 {name: np.stack([np.asarray(column[i]) for i in group]) for name, column in part.items()} or None
                 for part in self._parts

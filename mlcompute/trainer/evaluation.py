@@ -15,7 +15,7 @@ from mlcompute.errors import DataError
 from mlcompute.group.exchange import Kind
 from mlcompute.runtime.session import session_of
 from mlcompute.trainer.buckets import put_back
-from mlcompute.trainer.data import Batch, Data
+from mlcompute.trainer.data import Batch, Data, Epoch
 from mlcompute.trainer.last_batch import expect_independent_samples, expect_weights, padded, short_batch, weights_of
 from mlcompute.trainer.metrics import Array, ConfusionMatrix, Metric
 from mlcompute.trainer.model import Model
@@ -157,7 +157,7 @@ def evaluate(
     taken: list[Batch] = []
     # Where processes may go, each runs all of them: a batch cannot be lost then.
     turns = 1 if model.group is None or session_of(model.training).elastic else model.group.size
-    with contextlib.closing(data.batches(size, stops=stops)) as batches:
+    with contextlib.closing(data.batches(Epoch(size, stops=stops))) as batches:
         for batch in batches:
             if stops():
                 break
@@ -199,7 +199,7 @@ def predict(model: Predictor, data: Data, size: int, who: str) -> dict[str, Arra
     parts: dict[str, list[Array]] = {name: [] for name in model.outputs}
     count = 0
     is_filled = False
-    with contextlib.closing(data.batches(size)) as batches:
+    with contextlib.closing(data.batches(Epoch(size))) as batches:
         for batch in batches:
             batch = _runnable(model, batch, who, with_labels=False, is_first=not is_filled)
             is_filled = is_filled or bool(batch.filling)

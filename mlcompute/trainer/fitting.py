@@ -26,7 +26,7 @@ from mlcompute.trainer.checkpoint import (
     restore_callbacks,
     unpacked,
 )
-from mlcompute.trainer.data import Batch, Data
+from mlcompute.trainer.data import Batch, Data, Epoch
 from mlcompute.trainer.evaluation import MeanLoss, evaluate
 from mlcompute.trainer.history import History, rename_layers
 from mlcompute.trainer.last_batch import (
@@ -229,13 +229,9 @@ class Fitting:
 
     def _run_steps(self) -> None:
         plan = self.plan
+        skip = self.batch * plan.accumulate
         batches = plan.data.batches(
-            plan.batch_size,
-            self.epoch,
-            plan.seed,
-            self.batch * plan.accumulate,
-            lambda: bool(self.signals.caught),
-            plan.least,
+            Epoch(plan.batch_size, self.epoch, plan.seed, skip, plan.least, lambda: bool(self.signals.caught))
         )
         # Closed here, and not when some traceback lets go of it: a thread prepares its batches.
         with contextlib.closing(batches):

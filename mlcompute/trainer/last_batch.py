@@ -11,7 +11,8 @@ import numpy as np
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.tensor import Tensor
-from mlcompute.trainer.data import Arrays, Batch, Data
+from mlcompute.trainer.arrays import Arrays
+from mlcompute.trainer.data import Batch, Data
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.model import Model
 from mlcompute.trainer.predictor import Predictor

@@ -27,9 +27,10 @@ from mlcompute.runtime.reductions import reduction_of_loss, reductions
 from mlcompute.runtime.session import session_of
 from mlcompute.saving.names import names_of
 from mlcompute.tensor import Tensor
+from mlcompute.trainer.arrays import Arrays
 from mlcompute.trainer.class_weights import weight_table
 from mlcompute.trainer.columns import one_hot
-from mlcompute.trainer.data import Arrays, Batch, Data, Feed
+from mlcompute.trainer.data import Batch, Data, Feed
 from mlcompute.trainer.label_tensors import are_indices, relabel
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.output import Output, class_axis_of_loss, is_over_classes

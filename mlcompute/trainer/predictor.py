@@ -15,7 +15,8 @@ from mlcompute.layers.objective import is_loss
 from mlcompute.runtime.call_data import batch_of
 from mlcompute.runtime.session import session_of
 from mlcompute.tensor import Tensor
-from mlcompute.trainer.data import Feed, data_from
+from mlcompute.trainer.data import Feed
+from mlcompute.trainer.data_from import data_from
 from mlcompute.trainer.output import Output
 
 if TYPE_CHECKING:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 
 from mlcompute.errors import DataError
-from mlcompute.trainer.data import Batch, Data
+from mlcompute.trainer.data import Batch, Data, Epoch
 
 
 class Rounds(Data):
@@ -28,21 +28,13 @@ class Rounds(Data):
     def check(self, epochs: int, batch_size: int | None) -> None:
         self._data.check(1, batch_size)
 
-    def batches(
-        self,
-        size: int,
-        epoch: int = 0,
-        seed: int | None = None,
-        skip: int = 0,
-        stops: Callable[[], bool] = lambda: False,
-        least: int = 1,
-    ) -> Generator[Batch, None, None]:
-        start = epoch * self._per_epoch + skip
+    def batches(self, epoch: Epoch) -> Generator[Batch, None, None]:
+        start = epoch.number * self._per_epoch + epoch.skip
         if self._open is None or start != self._position:
             self.close()
-            self._open, self._position = self._from(start, size, seed, stops, least), start
+            self._open, self._position = self._from(start, epoch), start
         # Not closed with the epoch: what was prepared ahead belongs to the next one.
-        for _ in range(self._per_epoch - skip):
+        for _ in range(self._per_epoch - epoch.skip):
             batch = next(self._open)
             self._position += 1
             yield batch
@@ -53,15 +45,13 @@ class Rounds(Data):
             self._open.close()
         self._open = None
 
-    def _from(
-        self, start: int, size: int, seed: int | None, stops: Callable[[], bool], least: int
-    ) -> Generator[Batch, None, None]:
-        known, number = self._data.batch_count(size, least), 0
+    def _from(self, start: int, epoch: Epoch) -> Generator[Batch, None, None]:
+        known, number = self._data.batch_count(epoch.size, epoch.least), 0
         if known:  # whole rounds need not be looked at
             number, start = divmod(start, known)
         while True:
             seen = 0
-            with contextlib.closing(self._data.batches(size, number, seed, 0, stops, least)) as batches:
+            with contextlib.closing(self._data.batches(epoch._replace(number=number, skip=0))) as batches:
                 for batch in batches:
                     seen += 1
                     if seen > start:

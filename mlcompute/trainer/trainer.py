@@ -22,9 +22,11 @@ from mlcompute.optimizers import Optimizer
 from mlcompute.runtime.definition import definition_of
 from mlcompute.runtime.session import session_of
 from mlcompute.tensor import Tensor
+from mlcompute.trainer.arrays import Arrays
 from mlcompute.trainer.callbacks.callback import Callback, expect_callback
 from mlcompute.trainer.class_weights import ClassWeight, class_numbers
-from mlcompute.trainer.data import Arrays, Batch, Data, data_from, weights_that_come
+from mlcompute.trainer.data import Batch, Data
+from mlcompute.trainer.data_from import data_from, weights_that_come
 from mlcompute.trainer.evaluation import Scores, check_evaluation, evaluate, predict
 from mlcompute.trainer.fitting import Fitting, Plan
 from mlcompute.trainer.history import History

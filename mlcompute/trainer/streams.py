@@ -1,0 +1,188 @@
+"""An iterable of batches, or a dataset of samples by number, as data to train on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+
+from mlcompute.errors import DataError, ShapeError
+from mlcompute.trainer.arrays import Arrays
+from mlcompute.trainer.columns import Column
+from mlcompute.trainer.data import Batch, Data, Epoch, Feed
+from mlcompute.trainer.feed_columns import columns_of
+from mlcompute.trainer.metrics import Array
+from mlcompute.trainer.prefetch import Prefetch
+from mlcompute.trainer.samples import by_number, in_batches
+from mlcompute.trainer.shuffling import order_of
+
+_AGAIN = (
+    "pass something that can be iterated again (a list, a loader), or a function of the epoch that returns an iterator"
+)
+
+
+class Stream(Data):
+    """Batches that somebody else makes: (inputs, labels) pairs, (inputs, labels, weights), or inputs alone; or one dict
+    of them all. Single samples are put together to batches.
+
+    source  an iterable that can be gone through again for every epoch, or a function of the number of the epoch
+            that gives one
+    only_inputs  labels and weights that come along are left alone
+    """
+
+    def __init__(self, who: str, feed: Feed, source: Any, only_inputs: bool = False) -> None:
+        self._who, self._feed, self._source, self._only_inputs = who, feed, source, only_inputs
+        self._is_used = False
+        #: Items per epoch, where the source has a length.
+        self._length = _length_of(source)
+        #: Are the items single samples? Known when the first one was seen.
+        self._gives_samples = isinstance(source, Sequence) and len(source) > 0 and self._is_sample(source[0])
+
+    def batch_count(self, size: int, least: int = 1) -> int | None:
+        if self._length is None or not self._gives_samples:
+            return self._length
+        return self._length // size + (self._length % size >= least)
+
+    def check(self, epochs: int, batch_size: int | None) -> None:
+        if batch_size is not None and not self._is_sample(self._first()):
+            raise DataError(
+                f"{self._who}: batch_size is {batch_size}, but the data comes in batches",
+                fix="leave batch_size out, and let whoever makes the batches choose their size",
+            )
+        if epochs > 1 and isinstance(self._source, Iterator):
+            raise DataError(
+                f"{self._who}: an iterator can be gone through only once, and {epochs} epochs were asked for",
+                fix=_AGAIN,
+            )
+
+    def batches(self, epoch: Epoch) -> Generator[Batch, None, None]:
+        ahead = Prefetch(self._items(epoch), stops=epoch.stops)
+        try:
+            yield from ahead
+        finally:
+            ahead.close()
+
+    def _first(self) -> Any:
+        """The first item, looked at before its time."""
+        if isinstance(self._source, Iterator):
+            first = list(islice(self._source, 1))
+            self._source = chain(first, self._source)
+        else:
+            first = list(islice(self._opened(0), 1))
+        return first[0] if first else None
+
+    def _opened(self, epoch: int) -> Iterable[Any]:
+        source: Iterable[Any] = _called(self._source, epoch) if callable(self._source) else self._source
+        return source
+
+    def _items(self, epoch: Epoch) -> Iterator[Batch]:
+        source = self._opened(epoch.number)
+        if isinstance(source, Iterator) and not callable(self._source):
+            if self._is_used:
+                raise DataError(f"{self._who}: the iterator is exhausted, it can be gone through only once", fix=_AGAIN)
+            self._is_used = True
+        kept = 0
+        for number, item in enumerate(in_batches(self._who, source, epoch.size, self._is_sample)):
+            if kept < epoch.skip and epoch.least == 1:  # what is skipped need not be looked at
+                kept += 1
+                continue
+            batch = self._batch(item, number)
+            if batch.rows >= epoch.least:
+                kept += 1
+                if kept > epoch.skip:
+                    yield batch
+
+    def _is_sample(self, item: Any) -> bool:
+        """Is an item one sample, with one axis less than a batch?"""
+        x = item[0] if isinstance(item, (tuple, list)) and item else item
+        inputs = self._feed.inputs
+        if isinstance(x, Mapping):
+            pairs = [(x[name], tensor) for name, tensor in inputs.items() if name in x]
+        elif isinstance(x, (tuple, list)) and len(inputs) == len(x):
+            pairs = list(zip(x, inputs.values(), strict=True))
+        else:
+            pairs = [(x, tensor) for tensor in inputs.values()] if len(inputs) == 1 else []
+        found = bool(pairs) and all(
+            hasattr(array, "shape") and tuple(array.shape) == tensor.descriptor.shape[1:] for array, tensor in pairs
+        )
+        self._gives_samples = found
+        return found
+
+    def _batch(self, item: Any, number: int) -> Batch:
+        who = f"{self._who}: batch {number}"
+        parts = item if isinstance(item, (tuple, list)) else (item,)
+        if not 1 <= len(parts) <= 3:
+            raise DataError(f"{who} has {len(parts)} parts", expected="(inputs, labels) or (inputs, labels, weights)")
+        x, y, w = (*parts, None, None)[:3]
+        if self._only_inputs:
+            y = w = None
+            if isinstance(x, Mapping):  # labels that come along
+                x = {name: part for name, part in x.items() if name in self._feed.inputs}
+        columns = columns_of(who, self._feed, x, y, w)
+        whole = Arrays(who, *columns)
+        if whole.count > self._feed.batch:
+            raise ShapeError(
+                f"{who} has {whole.count} samples, the graph was built for {self._feed.batch}",
+                fix=f"give batches of at most {self._feed.batch}, or build the graph's inputs for larger ones",
+            )
+        batch = next(iter(whole.chunks(whole.count, 0, None, 0)))
+        inputs, labels, weights = map(_owned, columns, batch[:3])
+        return Batch(inputs, labels, weights, batch.rows)
+
+
+class Samples(Stream):
+    """A dataset that gives samples by number, as PyTorch's: put together to batches, in an order of their own."""
+
+    def __init__(self, who: str, feed: Feed, source: Any, only_inputs: bool = False) -> None:
+        super().__init__(who, feed, source, only_inputs)
+        self.count: int = len(source)
+        if not self.count:
+            raise DataError(f"{who}: there are no samples")
+
+    def check(self, epochs: int, batch_size: int | None) -> None:
+        """It can be gone through again and again, in batches of any size."""
+        if not self._is_sample(self._source[0]):
+            raise DataError(
+                f"{self._who}: what {type(self._source).__name__} gives by number is no sample of this graph",
+                expected=", ".join(f"'{name}' {t.descriptor.shape[1:]}" for name, t in self._feed.inputs.items()),
+                fix="give (inputs, labels) pairs, or arrays",
+            )
+
+    def batch_count(self, size: int, least: int = 1) -> int | None:
+        return Data.batch_count(self, size, least)
+
+    def _items(self, epoch: Epoch) -> Iterator[Batch]:
+        size, seed = epoch.size, epoch.seed
+        order = range(self.count) if seed is None else order_of(seed, epoch.number, self.count)
+        batches = in_batches(self._who, by_number(self._source, order[epoch.skip * size :]), size, self._is_sample)
+        for number, item in enumerate(batches):
+            batch = self._batch(item, number)
+            if batch.rows >= epoch.least:
+                yield batch
+
+
+def _called(function: Callable[..., Any], epoch: int) -> Any:
+    """What a function gives for an epoch; one without parameters, as a generator function, gives the same for all."""
+    try:
+        takes_none = not inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin that does not tell
+        takes_none = False
+    return function() if takes_none else function(epoch)
+
+
+def _length_of(source: Any) -> int | None:
+    try:
+        return len(source)
+    except TypeError:  # PyTorch's loader has a length, and refuses to tell it for an IterableDataset
+        return None
+
+
+def _owned(columns: list[Column], part: dict[str, Array]) -> dict[str, Array]:
+    """Memory of our own: who makes batches may fill one array again and again, long before we have used it."""
+    return {
+        one.name: part[one.name].copy() if np.may_share_memory(part[one.name], one.array) else part[one.name]
+        for one in columns
+    }
