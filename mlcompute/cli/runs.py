@@ -70,7 +70,7 @@ def _side_by_side(runs: list[mlc.Run]) -> Table:
         ("data ", [one.facts.get("data", {}) for one in runs]),
         ("version of ", [one.facts.get("versions", {}) for one in runs]),
     ):
-        for name in dict.fromkeys(name for column in columns for name in column):
+        for name in dict.fromkeys(name for column in columns for name in column if name != "notes"):
             cells = [value_text(column.get(name)) for column in columns]
             if len(set(cells)) > 1 or (title == "" and columns[0].get("status")):
                 rows.append([f"{title}{name}", *cells])

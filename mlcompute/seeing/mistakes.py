@@ -100,5 +100,6 @@ def _tile(mistake: Mistake, classes: list[str]) -> str:
     told = f"sample {mistake.sample}: {percent(mistake.label_probability)} for its true class"
     return (
         f'<figure title="{escape(told)}">{image}<figcaption><b>{label}</b> taken for <b>{predicted}</b>'
-        f"<span>{percent(mistake.probability)} sure</span></figcaption></figure>"
+        f"<span>{percent(mistake.probability)} sure{'' if image else f', sample {mistake.sample:,}'}</span>"
+        "</figcaption></figure>"
     )

@@ -93,7 +93,8 @@ background:var(--soft);border-radius:8px}
 .tiles b{color:var(--ink);font-weight:600}.tiles span{display:block}
 .setup{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr));gap:0 44px}
 .setup.many{grid-template-columns:1fr}.setup h3{margin-top:10px}
-.setup td{white-space:normal;overflow-wrap:anywhere}.setup th[scope=row]{color:var(--quiet);font-weight:400;width:1%;
+.setup td{white-space:pre-line;overflow-wrap:anywhere}.setup tr>*{vertical-align:top}
+.setup th[scope=row]{color:var(--quiet);font-weight:400;width:1%;
 white-space:nowrap;padding-right:22px}
 .differs td{color:var(--ink);font-weight:600}.many tr:not(.differs) td{color:var(--quiet)}
 main a{color:inherit;text-decoration-color:var(--quiet);text-underline-offset:3px}

@@ -58,17 +58,13 @@ def _table(title: str, columns: Sequence[Mapping[str, Any]], runs: Sequence[Run]
 
 
 def value_text(value: Any) -> str:
-    """A fact in a cell."""
+    """A fact in a cell; sentences on lines of their own."""
     if value is None:
         return "-"
+    if isinstance(value, list):
+        shown = [value_text(one) for one in value[:MOST_VALUES]]
+        joined = ("\n" if any(" " in one for one in shown) else ", ").join(shown)
+        return joined if len(value) <= MOST_VALUES else f"{len(value):,}: {joined} …"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        if isinstance(value, list) and len(value) > MOST_VALUES:
-            return f"{len(value):,}: {', '.join(map(str, value[:MOST_VALUES]))} …"
-        return (
-            value
-            if isinstance(value, str)
-            else ", ".join(map(value_text, value))
-            if isinstance(value, list)
-            else json.dumps(value)
-        )
+        return value if isinstance(value, str) else json.dumps(value)
     return f"{value:,}" if isinstance(value, int) else number(value)
