@@ -274,10 +274,10 @@ def digest(size, normalizes, drops):
     return {b"".join(array.tobytes() for array in arrays) for _, arrays in results}
 
 
-@pytest.mark.parametrize("runs", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("runs", [20])
 @pytest.mark.parametrize(("normalizes", "drops"), [(False, False), (True, False), (True, True)])
 def test_d7_the_same_bits_run_after_run(runs, normalizes, drops):
-    """The same seed, in one to four processes."""
-    sizes = (1, 2, 3, 4) if runs > 2 else (1, 4)
-    found = set().union(*(digest(size, normalizes, drops) for _ in range(runs) for size in sizes))
+    """The same seed, in one to four processes. (Short: test_bits.py.)"""
+    found = set().union(*(digest(size, normalizes, drops) for _ in range(runs) for size in (1, 2, 3, 4)))
     assert len(found) == 1
