@@ -17,7 +17,7 @@ from mlcompute.trainer.streams import Stream
 class Buckets(Stream):
     """Lists of samples, put into buckets by their sizes; batches are cut from one bucket each, in shuffled order.
 
-    Nothing is padded: pad samples to a few lengths yourself where there would be too many.
+    Nothing is padded: pad samples to a few lengths yourself where there would be too many, as docs/trainer.md shows.
     """
 
     def __init__(self, who: str, feed: Feed, columns: Sequence[Mapping[str, Sequence[Any]]], only_inputs: bool) -> None:
