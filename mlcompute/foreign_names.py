@@ -12,7 +12,7 @@ import enum
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 #: Keyword elsewhere -> keywords here, of which the first that the function has is named; or what to do instead.
@@ -124,8 +124,11 @@ ATTRIBUTES: dict[str, str] = {
     "Softmax": f"{_LAYERS}graph.softmax(x)",
     "Variable": "mlc.Tensor(shape=..., data=...)",
     "bfloat16": "mlc.Device.gpu(precision='bf16')",
+    "cat": "mlc.concatenate([x, y], axis)",
     "cuda": "mlc.Device.gpu()",
+    "einsum": "x @ y, with x.transpose(...) and x.reshape(...)",
     "evaluate": "mlc.Trainer(...).evaluate(x, y)",
+    "exp": "x.exp()",
     "fit": "mlc.Trainer(...).fit(x, y)",
     "float16": "mlc.DataType.FLOAT16",
     "float32": "mlc.DataType.FLOAT32",
@@ -134,12 +137,54 @@ ATTRIBUTES: dict[str, str] = {
     "int64": "mlc.DataType.INT64",
     "is_available": "mlc.Device.gpu(), which is None where there is no GPU",
     "losses": "graph.loss(prediction, labels, 'mse'), or Trainer(loss='mse')",
+    "log": "x.log()",
     "manual_seed": "mlc.Platform.set_rng_seed_to(seed)",
     "nn": f"{_LAYERS}graph.dense(x, outputs)",
-    "no_grad": "mlc.InferenceGraph, or trainer.predict(x)",
+    "no_grad": "graph.predict(x), or mlc.InferenceGraph",
+    "ones": "mlc.Tensor(shape=..., fill_with_data=1.0)",
     "optim": f"mlc.AdamOptimizer{_RATE}",
+    "relu": "x.relu(), or activation='relu' of a layer",
     "set_seed": "mlc.Platform.set_rng_seed_to(seed)",
+    "sigmoid": "x.sigmoid()",
+    "softmax": "x.softmax(-1)",
     "summary": "print(graph.summary())",
+    "zeros": "mlc.Tensor(shape=..., fill_with_data=0.0)",
+}
+
+#: x.NAME of a tensor elsewhere -> what to write here.
+TENSOR_ATTRIBUTES: dict[str, str] = {
+    "argmin": "(-x).argmax(axis)",
+    "backward": "graph.minimize(x), and execute of a TrainingGraph, or Trainer.fit",
+    "contiguous": "x, which needs no such call",
+    "cos": "graph.arithmetic('cos', x)",
+    "cpu": "x.data",
+    "cumsum": "graph.cumulative_sum(x)",
+    "dim": "len(x.shape)",
+    "dtype": "x.descriptor.data_type",
+    "expand": "x, whose extents of 1 repeat in arithmetic",
+    "float": "graph.cast(x, mlc.DataType.FLOAT32)",
+    "item": "x.data.item(), after a run",
+    "long": "graph.cast(x, mlc.DataType.INT64)",
+    "masked_fill": "mlc.where(condition, number, x)",
+    "matmul": "x @ y",
+    "mm": "x @ y",
+    "ndim": "len(x.shape)",
+    "norm": "(x ** 2).sum(axis).sqrt()",
+    "numpy": "x.data, after a run",
+    "permute": "x.transpose(axes)",
+    "pow": "x ** y",
+    "requires_grad": "graph.freeze(name), and graph.unfreeze(name)",
+    "sin": "graph.arithmetic('sin', x)",
+    "size": "x.shape",
+    "sort": "graph.sort(x)",
+    "square": "x ** 2",
+    "squeeze": "x[:, 0], or x.reshape(shape)",
+    "std": "x.var(axis).sqrt()",
+    "swapaxes": "x.transpose(one, other)",
+    "to": "compile(device=...), or Trainer(device=...); graph.cast(x, data_type) for another type",
+    "topk": "graph.top_k(x, k)",
+    "unsqueeze": "x[:, None]",
+    "view": "x.reshape(shape)",
 }
 
 _INTEGER = "'softmax_cross_entropy', which takes integer class labels as they are"
@@ -179,9 +224,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
 
 
-def advice_for_attribute(name: str) -> str:
+def advice_for_attribute(name: str, table: Mapping[str, str] = ATTRIBUTES) -> str:
     """How an AttributeError goes on; empty where nobody knows what was meant."""
-    return f": use {ATTRIBUTES[name]}" if name in ATTRIBUTES else ""
+    return f": use {table[name]}" if name in table else ""
 
 
 def advice_for_choice(given: object, choices: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from mlcompute import tensor_operators as operators
 from mlcompute.devices.foreign_array import Lying, is_on_gpu
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, ShapeError
+from mlcompute.foreign_names import TENSOR_ATTRIBUTES, advice_for_attribute
 from mlcompute.initializers import Initializer
 from mlcompute.runtime import quantization
 from mlcompute.runtime.array_protocols import Exchanged
@@ -129,7 +130,8 @@ class Tensor(Exchanged):
                 sequence_length, sequence_lengths, sorted_sequences,
             )  # fmt: skip
         elif not isinstance(descriptor, TensorDescriptor):
-            raise TypeError(f"Tensor: descriptor must be a TensorDescriptor, not {type(descriptor).__name__}")
+            given = type(descriptor).__name__
+            raise TypeError(f"Tensor: descriptor must be a TensorDescriptor, not {given}; numbers are Tensor(data=...)")
         elif sorted_sequences or any(size is not None for size in sizes):
             raise ShapeError("Tensor: give either a descriptor or sizes, not both")
         elif data_type not in (DataType.FLOAT32, descriptor.data_type):
@@ -216,6 +218,11 @@ class Tensor(Exchanged):
     var, argmax = operators.var, operators.argmax
     reshape, flatten, transpose = operators.reshape, operators.flatten, operators.transpose
     split, chunk, gather = operators.split, operators.chunk, operators.gather
+
+    if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"'Tensor' has no attribute {name!r}{advice_for_attribute(name, TENSOR_ATTRIBUTES)}")
 
     @property
     def graph(self) -> Graph | None:

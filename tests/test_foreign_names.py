@@ -110,3 +110,18 @@ def test_reprs() -> None:
         (mlc.LossDescriptor(mlc.LossType.HUBER, mlc.ReductionType.MEAN), r"LossDescriptor\(loss_type="),
     ):
         assert re.match(said, repr(thing)), repr(thing)
+
+
+@pytest.mark.parametrize(("name", "advice"), [("view", "x.reshape"), ("unsqueeze", "None"), ("item", "x.data.item")])
+def test_methods_of_other_tensors(name: str, advice: str) -> None:
+    x = mlc.Graph().input((2, 3), "x")
+    with pytest.raises(AttributeError, match=f"'Tensor' has no attribute '{name}': use .*{advice}"):
+        getattr(x, name)
+    assert not hasattr(x, "no_such_name")
+    with pytest.raises(TypeError, match=r"not list; numbers are Tensor\(data="):
+        mlc.Tensor([1.0, 2.0])  # type: ignore[arg-type]
+
+
+def test_no_advice_names_what_is_there() -> None:
+    for name in foreign_names.TENSOR_ATTRIBUTES:
+        assert not hasattr(mlc.Tensor, name), name
