@@ -192,10 +192,6 @@ def test_a_cache_that_is_no_folder(tmp_path: Path) -> None:
 READ_ONLY = (
     NET
     + """
-import pathlib
-for name in ("photos/cat/1.png", "photos/dog/1.png", "a.parquet"):
-    pathlib.Path(name).parent.mkdir(parents=True, exist_ok=True)
-    pathlib.Path(name).touch()
 trainer = net()
 trainer.fit(x, y, verbose=2)
 for write in (
