@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import platform
 
 import numpy as np
 
@@ -23,7 +24,7 @@ def share(exchange: Exchange, nbytes: int) -> list[Array] | None:
 
     MLCOMPUTE_SHARED_MEMORY=0 says no on a process, and so for all.
     """
-    made = _made(nbytes) if os.environ.get("MLCOMPUTE_SHARED_MEMORY", "1") != "0" else None
+    made = _made(nbytes) if _is_ordered() and os.environ.get("MLCOMPUTE_SHARED_MEMORY", "1") != "0" else None
     descriptor, mark, mine = made if made is not None else (-1, b"", np.empty(0, np.uint8))
     try:
         said = json.dumps([os.getpid(), descriptor, mark.hex()]).encode()
@@ -39,6 +40,11 @@ def share(exchange: Exchange, nbytes: int) -> list[Array] | None:
     finally:
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def _is_ordered() -> bool:
+    """Do other processors see writes in the order they were made? Whoever waits for a word relies on it."""
+    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def _made(nbytes: int) -> tuple[int, bytes, Array] | None:
