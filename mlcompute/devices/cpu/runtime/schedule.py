@@ -13,8 +13,10 @@ from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.threads import ALONE, WAIT
 from mlcompute.devices.loop_nest import Operand
 
-#: What an entry touches: operand, whether it is written, rows threads own (0: any), first and last byte, alone or not.
-_Touch = tuple[Operand, bool, int, int, int, bool]
+#: What an entry touches: operand, whether it is written, rows threads own (0: any), first and last byte.
+_Touch = tuple[Operand, bool, int, int, int]
+#: A barrier is cheaper than looking through more than this many of them.
+_MOST_TOUCHED = 512
 
 
 def schedule(entries: Sequence[Entry], program: Program, threads: int) -> list[int]:
@@ -57,16 +59,22 @@ def _barriers(entries: Sequence[Entry], touches: Sequence[list[_Touch]], alone: 
     """Before which entries all threads must synchronize: where one may touch memory another has not finished with."""
     waits: list[bool] = []
     failures = [False, False]  # may an entry have failed since the last barrier: a shared one, one that is alone
-    touched: list[_Touch] = []
-    for entry, own, single in zip(entries, touches, alone, strict=True):
-        mine = [(*touch[:5], single) for touch in own]
+    touched: tuple[list[_Touch], list[_Touch]] = ([], [])  # since then, by shared entries and by those alone
+    for entry, mine, single in zip(entries, touches, alone, strict=True):
         # No parameter or state is changed before it is known that every kernel before it succeeded. The first thread
         # knows about those it ran alone.
         unknown = failures[0] or (failures[1] and not single)
-        wait = (unknown and not entry.step.op.is_pure) or any(_conflicts(new, old) for new in mine for old in touched)
+        meets = _overlaps if single else _conflicts
+        wait = (
+            (unknown and not entry.step.op.is_pure)
+            or any(meets(new, old) for new in mine for old in touched[0])
+            or (not single and any(_overlaps(new, old) for new in mine for old in touched[1]))
+            or len(touched[0]) + len(touched[1]) > _MOST_TOUCHED
+        )
         waits.append(wait)
-        touched = mine if wait else touched + mine
-        failures = [False, False] if wait else failures
+        if wait:
+            touched, failures = ([], []), [False, False]
+        touched[single].extend(mine)
         failures[single] |= entry.status is not None
     return waits
 
@@ -75,7 +83,7 @@ def _touches(entry: Entry, program: Program, threads: int) -> list[_Touch]:
     found: list[_Touch] = []
     for number, operand in enumerate([*entry.reads, *entry.writes, *entry.scratch]):
         rows = entry.rows if number in entry.by_row and entry.rows_for in (0, threads) else 0
-        found.append((operand, number >= len(entry.reads), rows, *_range(operand, program), False))
+        found.append((operand, number >= len(entry.reads), rows, *_range(operand, program)))
     return found
 
 
@@ -87,13 +95,20 @@ def _range(operand: Operand, program: Program) -> tuple[int, int]:
     return -1 - operand.base.index, -operand.base.index
 
 
+def _overlaps(new: _Touch, old: _Touch) -> bool:
+    """Do two entries touch the same bytes, one of them writing?"""
+    _, written, _, begin, end = new
+    _, was_written, _, other_begin, other_end = old
+    return (written or was_written) and begin < other_end and other_begin < end
+
+
 def _conflicts(new: _Touch, old: _Touch) -> bool:
-    operand, written, rows, begin, end, single = new
-    other, was_written, other_rows, other_begin, other_end, was_single = old
-    if not (written or was_written) or begin >= other_end or other_begin >= end or (single and was_single):
+    """Do they, other than each thread in rows of its own?"""
+    if not _overlaps(new, old):
         return False
+    operand, _, rows, begin, _ = new
+    other, _, other_rows, other_begin, _ = old
     # Threads that share the same rows of the same bytes only touch their own work.
-    same_rows = rows and rows == other_rows and single == was_single
     same_bytes = begin == other_begin and operand.offset == other.offset == 0
     same_width = operand.size * operand.dtype.itemsize == other.size * other.dtype.itemsize
-    return not (same_rows and same_bytes and same_width)
+    return not (rows and rows == other_rows and same_bytes and same_width)
