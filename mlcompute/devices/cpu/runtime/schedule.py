@@ -43,7 +43,8 @@ def _small_chains(entries: Sequence[Entry], waits: Sequence[bool], threads: int)
     begin = 0
     while begin < len(entries):
         end = begin
-        while end < len(entries) and entries[end].cost * lost < barrier:
+        # To share an entry takes a barrier before it, and mostly another one behind it.
+        while end < len(entries) and entries[end].cost * lost < 1.5 * barrier:
             end += 1
         if end - begin > 1:
             inside = sum(waits[begin + 1 : end])
