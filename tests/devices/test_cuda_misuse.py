@@ -77,12 +77,11 @@ def test_a_process_killed_in_a_step(engine: Cuda) -> None:
     job = make("mlp", engine)
     job.step()
     before = free(engine)
-    child = subprocess.Popen([sys.executable, "-c", CHILD], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    for _ in range(3):
-        assert child.stdout.readline() == "step\n"
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    with subprocess.Popen([sys.executable, "-c", CHILD], cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for _ in range(3):
+            assert child.stdout.readline() == "step\n"
+        child.send_signal(signal.SIGKILL)
     job.step()
     if "PYTEST_XDIST_WORKER" not in os.environ:
         end = time.monotonic() + 10
