@@ -58,7 +58,11 @@ def describe_state(graph: Graph) -> dict[str, JSON]:
             optimizer = session.state.optimizer
             state["time_step"] = session.state.time_step
             for kind, known in zip(_COUNTS, (optimizer.missed, optimizer.left_at), strict=True):
-                found = {name: known[tensor] for tensor, name in names_of(graph).items() if tensor in known}
+                found = (
+                    {name: known[tensor] for tensor, name in names_of(graph).items() if tensor in known}
+                    if known
+                    else {}
+                )
                 state |= {kind: found} if found else {}
             state["learning_rate"] = optimizer.learning_rate
             state["applies_gradient_clipping"] = optimizer.applies_gradient_clipping
