@@ -45,8 +45,8 @@ class Dataset:
     x: Any
     y: Any
     preprocessing: Preprocessing | None = None
-    validation: Dataset | None = None
-    test: Dataset | None = None
+    validation: Dataset | Any = None
+    test: Dataset | Any = None
     notes: tuple[str, ...] = ()
     scale: float = 1.0
     augment: Augment | None = None
