@@ -26,6 +26,8 @@ Found = dict[str, Any]
 #: How far losses may differ, relatively: the first comes from the same weights; later ones pass through Adam, whose
 #: first steps hardly depend on the size of a gradient and so turn rounding into small differences.
 FIRST_TOLERANCE, LATER_TOLERANCE = 1e-4, 1e-2
+#: Seconds between turns: the OpenMP threads of whoever was before keep their cores busy for up to 0.2 after a step.
+SETTLING = 0.25
 #: A one-minute load above this many busy cores is not an idle machine.
 IDLE_LOAD = 0.3
 
@@ -220,6 +222,7 @@ def take_turns(
         # Nobody always follows the same neighbour.
         shift = number % max(1, len(processes))
         for process in processes[shift:] + processes[:shift]:
+            time.sleep(SETTLING)
             seconds = settings.seconds * (0.2 if process.contender is YARDSTICK else 1.0)
             answer = process.ask("run", mode=mode, seconds=seconds)
             rounds[process.contender.name].append(answer.get("times", []))
