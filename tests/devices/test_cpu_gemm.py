@@ -38,7 +38,7 @@ def multiply(a: Array, packed: Array, c: Array, columns: int, accumulate: bool =
     strides = [stride // 4 for stride in a.strides]
     call(
         packed_gemm.packed_gemm(columns),
-        [rows, columns, depth, int(accumulate), *strides, c.strides[0] // 4],
+        [rows, columns, depth, depth, int(accumulate), *strides, c.strides[0] // 4],
         [a, packed, c],
     )
 
