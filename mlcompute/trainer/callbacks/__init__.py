@@ -7,6 +7,7 @@ from mlcompute.trainer.callbacks.logging import CSVLogger, TensorBoard
 from mlcompute.trainer.callbacks.monitor import EarlyStopping, ModelCheckpoint, Monitor, ReduceLROnPlateau
 from mlcompute.trainer.callbacks.nan import NaNError, TerminateOnNaN
 from mlcompute.trainer.callbacks.rates import LearningRateScheduler
+from mlcompute.trainer.callbacks.tracking import MLflow, OptunaPruning, WandB
 from mlcompute.trainer.callbacks.watching import GradientWatch
 
 __all__ = [
@@ -18,10 +19,13 @@ __all__ = [
     "LearningRateScheduler",
     "Live",
     "Logs",
+    "MLflow",
     "ModelCheckpoint",
     "Monitor",
     "NaNError",
+    "OptunaPruning",
     "ReduceLROnPlateau",
     "TensorBoard",
     "TerminateOnNaN",
+    "WandB",
 ]
