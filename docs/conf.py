@@ -30,6 +30,7 @@ html_theme = "furo"
 html_title = "mlcompute"
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
+html_js_files = ["copy.js"]
 pygments_style = "default"
 pygments_dark_style = "github-dark"
 
