@@ -1,8 +1,9 @@
-"""mlcompute convert: between checkpoint, ONNX and plain safetensors, told apart by what is in the files."""
+"""mlcompute convert: between checkpoint, ONNX, plain safetensors and folders of the Hugging Face Hub."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +15,25 @@ from mlcompute.cli.arguments import count
 from mlcompute.cli.onnx_options import add_onnx_arguments, onnx_arguments
 from mlcompute.errors import DataError
 from mlcompute.saving.atomic import replace_file
+from mlcompute.saving.checkpoint import HUB_MODEL
+from mlcompute.saving.names import layer_names_of
 
 EXAMPLES = (
     "mlcompute convert runs/0001-cnn/best.safetensors cnn.onnx",
     "mlcompute convert runs/0001-cnn/best.safetensors weights.safetensors --weights-only",
+    "mlcompute convert runs/0001-cnn/best.safetensors cnn --hub",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """From where, to where."""
     parser.add_argument("source", help=models.HELP)
-    parser.add_argument("target", help="MODEL.onnx, or MODEL.safetensors: a checkpoint, or the weights alone")
-    parser.add_argument(
+    parser.add_argument("target", help="MODEL.onnx, or MODEL.safetensors: a checkpoint, or the weights alone; a folder")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
+        "--hub", action="store_true", help="write a folder for the Hugging Face Hub: model.safetensors and config.json"
+    )
+    kinds.add_argument(
         "--weights-only", action="store_true", help="write plain safetensors: weights under PyTorch's names, no graph"
     )
     parser.add_argument("--batch", type=count, default=0, metavar="N", help="samples per run, if left open (1)")
@@ -41,12 +49,19 @@ def run(args: argparse.Namespace) -> Answer:
         raise DataError(
             f"{args.target}: --weights-only writes safetensors", fix="name a target that ends in .safetensors"
         )
+    if args.hub and (target.is_file() or target.suffix in (".onnx", ".safetensors")):
+        raise DataError(f"{args.target}: --hub writes a folder", fix="name a folder as the target")
     graph = models.load_model(args.source, args.batch, onnx_arguments(args))
-    if target.suffix == ".onnx":
+    if isinstance(graph, mlc.TrainingGraph) and (args.hub or target.suffix == ".onnx"):
+        # What runs elsewhere is the model, without dropout and optimizer.
+        graph = trainers.trainer_of(graph, mlc.Device.cpu(), args.source).inference
+    if args.hub:
+        _save_folder(target, graph, args.source)
+        target /= HUB_MODEL
+        kind = "model"
+    elif target.suffix == ".onnx":
         import mlcompute.onnx
 
-        if isinstance(graph, mlc.TrainingGraph):  # what runs elsewhere is the model, without dropout and loss
-            graph = trainers.trainer_of(graph, mlc.Device.cpu(), args.source).inference
         mlcompute.onnx.save(models.compiled(graph, mlc.Device.cpu()), args.target)
         kind = "ONNX model"
     elif target.suffix == ".safetensors" and args.weights_only:
@@ -59,6 +74,27 @@ def run(args: argparse.Namespace) -> Answer:
         raise DataError(f"{args.target}: unknown kind of file", expected="a name that ends in .onnx or .safetensors")
     size = target.stat().st_size
     return Answer(f"{kind} in {args.target}, {size:,} bytes", {"target": args.target, "kind": kind, "bytes": size})
+
+
+def _save_folder(folder: Path, graph: mlc.Graph, source: str) -> None:
+    """The model without what only training needs, for `mlc.load(folder)`; config.json is what people and sites read."""
+    prepared = {}
+    if models.existing(source, models.HELP).suffix == ".safetensors":
+        with mlc.Checkpoint(source) as checkpoint:  # how its data was prepared goes along
+            progress = checkpoint.progress if isinstance(checkpoint.progress, dict) else {}
+            prepared = {"data": progress["data"]} if "data" in progress else {}
+    read = {tensor for node in graph.nodes for tensor in node.sources}  # labels are not
+    folder.mkdir(parents=True, exist_ok=True)
+    mlc.save(folder / HUB_MODEL, graph, progress=prepared)
+    config = {
+        "model_type": "mlcompute",
+        "architectures": [type(graph).__name__],
+        "mlcompute_version": mlc.__version__,
+        "inputs": {tensor.label: list(tensor.descriptor.shape) for tensor in graph.input_tensors if tensor in read},
+        "layers": {name: type(layer).__name__ for layer, name in layer_names_of(graph).items()},
+    }
+    content = json.dumps(config, indent=2).encode() + b"\n"
+    replace_file(str(folder / "config.json"), lambda file: file.write(content), "convert")
 
 
 def _save_weights(path: str, graph: mlc.Graph) -> None:

@@ -15,6 +15,7 @@ import mlcompute as mlc
 from mlcompute.cli.onnx_options import refuse_onnx_arguments
 from mlcompute.data import Dataset
 from mlcompute.errors import DataError, Error, FileError
+from mlcompute.saving.checkpoint import HUB_MODEL
 
 HELP = "a checkpoint (.safetensors), an ONNX model (.onnx), or a Python file that defines `build()`"
 
@@ -46,6 +47,8 @@ def existing(path: str, expected: str) -> Path:
     if not file.exists():
         raise FileError(f"{path}: there is no such file", expected=expected)
     if file.is_dir():
+        if (file / HUB_MODEL).is_file():
+            return file / HUB_MODEL
         raise FileError(f"{path}: is a folder", expected=expected)
     return file
 

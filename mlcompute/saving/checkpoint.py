@@ -37,12 +37,15 @@ OPTIMIZER, CONSTANTS, ARRAYS = "optimizer/", "constants/", "arrays/"
 NO_HASH = "0" * 64
 _CHUNK = 1 << 20
 
+#: The file with the weights in a folder of the Hugging Face Hub.
+HUB_MODEL = "model.safetensors"
+
 
 class Checkpoint:
     """A saved file, opened and verified: names, shapes, lengths, version and hashes. FileError when anything is wrong.
 
     Plain safetensors files of other programs can be opened too; they have no description and nothing to verify
-    beyond their layout. `is_plain` tells.
+    beyond their layout. `is_plain` tells. A folder of the Hugging Face Hub stands for the model.safetensors in it.
 
     >>> import mlcompute as mlc, os, tempfile
     >>> g, x = mlc.Graph(), mlc.Tensor(shape=(1, 4))
@@ -55,6 +58,8 @@ class Checkpoint:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fsdecode(path)
+        if os.path.isfile(inside := os.path.join(self.path, HUB_MODEL)):
+            self.path = inside
         who = self.who = f"mlcompute.Checkpoint: {self.path}"
         self._lock = threading.Lock()
         try:

@@ -171,6 +171,26 @@ def test_convert(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "weights only, no graph" in call(capsys, "inspect", "weights.safetensors")
 
 
+def test_convert_to_a_folder_of_the_hugging_face_hub(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from safetensors.numpy import load_file
+
+    answer(capsys, "train", "tabular", "--data", "iris", "--epochs", "1")
+    source = "runs/0001-tabular/last.safetensors"
+    assert "model in hub/iris" in call(capsys, "convert", source, "hub/iris", "--hub")
+    config = json.loads((folder / "hub/iris/config.json").read_text())
+    assert config["model_type"] == "mlcompute"
+    assert config["inputs"] == {"x": [32, 4]}
+    assert config["layers"]["scores"] == "FullyConnectedLayer"
+    weights = load_file("hub/iris/model.safetensors")
+    assert {name for name in weights if "scores" in name} == {"scores.weights", "scores.biases"}  # no optimizer state
+    x = np.random.default_rng(0).standard_normal((32, 4)).astype(np.float32)
+    loaded = mlc.load("hub/iris")
+    assert isinstance(loaded, mlc.InferenceGraph)
+    np.testing.assert_array_equal(loaded.predict(x), mlc.Trainer(mlc.load(source)).predict(x))
+    assert mlc.data.preprocessing_of("hub/iris") == mlc.data.preprocessing_of(source)
+    assert "scores" in call(capsys, "inspect", "hub/iris")
+
+
 def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert "threads" in call(capsys, "devices")
     assert answer(capsys, "devices")["cpu"]["engine"]
@@ -198,6 +218,7 @@ def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
         (["convert", "net.py", "net.onnx", "--weights-only"], "net.onnx: --weights-only writes safetensors"),
         (["profile", "net.py", "--trace", "folder.py"], "save_trace: folder.py could not be written"),
         (["inspect", "net.txt"], "there is no such file"),
+        (["convert", "net.py", "net.onnx", "--hub"], "net.onnx: --hub writes a folder"),
         (["convert", "net.py", "net.txt"], "unknown kind of file"),
         (["convert", "net.py", "net.py"], "source and target are one file"),
         (["train", "net.py", "--device", "gpu"], "there is no gpu device here"),
