@@ -18,6 +18,6 @@ CASES = [
 
 REFUSALS = [
     Refusal("integers", ObjectiveLayer, "a source of type INT32 is not supported", [np.ones((2, 3), np.int32)]),
-    Refusal("many weights", ObjectiveLayer, "the weight has shape (4,)", [(4, 3), (4,)]),
+    Refusal("many weights", ObjectiveLayer, "a weight has shape (5,), what is minimised (4, 3)", [(4, 3), (5,)]),
     Refusal("a weight of another type", ObjectiveLayer, "the weight is FLOAT16", [(4, 3), HALF.astype(np.float16)]),
 ]

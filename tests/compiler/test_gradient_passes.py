@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from mlcompute.compiler import PASSES, Context, Request
 from mlcompute.compiler.accumulate_gradients import KEEP, SHARE, accumulate_gradients
 from mlcompute.compiler.add_gradients import add_gradients
 from mlcompute.compiler.add_updates import add_updates
+from mlcompute.compiler.cut_for_exchange import cut_for_exchange
 from mlcompute.compiler.exchange_gradients import GLOBAL_NORM, SLICE, exchange_gradients
 from mlcompute.compiler.fuse_elementwise import fuse_elementwise
 from mlcompute.compiler.fuse_update_into_matmul import fuse_update_into_matmul
@@ -21,6 +23,7 @@ from mlcompute.compiler.mark_kept import mark_kept
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.start_from_exchanged import start_from_exchanged
 from mlcompute.compiler.verify import verify_steps
+from mlcompute.compiler.write_exchanged import write_exchanged
 from mlcompute.ops.op import Array, Step, Value, run_meaning
 from tests.compiler.programs import Supporting, apply, feed
 
@@ -121,6 +124,37 @@ def test_exchange_gradients() -> None:
     np.testing.assert_allclose(memory[program.shared[hand.loss]], [[0.25 * loss]])
     np.testing.assert_allclose(memory[program.shared[hand.s]], [[0.25 * 0.5 * (2 + loss)]])
     np.testing.assert_array_equal(memory[hand.run.values[hand.s]], [[2]])
+
+
+def test_write_exchanged() -> None:
+    """The product that makes the gradient writes where it is exchanged; the copy at the end is gone."""
+    hand = Hand("slice")
+    before = [step.op.name for step in hand.after(add_gradients, exchange_gradients)]
+    after = [step.op.name for step in hand.after(write_exchanged)]
+    assert before.count("assign") - after.count("assign") == 1
+    program = hand.program
+    (maker,) = [step for step in hand.steps if program.exchanged[hand.w] in step.results]
+    assert maker.op.name != "assign"
+    memory = fed(hand) | {program.scalars[name]: np.float32(0.25) for name in (SHARE, SLICE)}
+    memory |= {value: np.empty(value.shape, value.dtype) for value in program.shared.values()}
+    made = hand.compute(memory)
+    np.testing.assert_allclose(made[program.exchanged[hand.w]], 0.25 * GRADIENT)
+
+
+@pytest.mark.parametrize(("chunk", "phases"), [(12, ["gradient", "gradient:1"]), (13, ["gradient", "gradient"])])
+def test_cut_for_exchange(chunk: int, phases: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after a chunk of gradients is a phase of its own, unless what is left is less than a chunk."""
+    monkeypatch.setattr(sys.modules[cut_for_exchange.__module__], "CHUNK_BYTES", chunk)
+    hand = Hand("slice")
+    hand.after(add_gradients, exchange_gradients)
+    program = hand.program
+    first = next(step for step in hand.steps if step.inputs[:1] == (program.exchanged[hand.w],))
+    other = hand.context.trace.value((3, 1), first.inputs[1].dtype, "state", "another")
+    program.exchanged[hand.s] = other
+    second = Step(first.op, (other, first.inputs[1]), first.results, first.attributes, first.layer, first.phase)
+    cut = cut_for_exchange([first, second], hand.context)
+    assert [step.phase for step in cut] == phases
+    assert program.chunks == ([[hand.w], [hand.s]] if phases[0] != phases[1] else [])
 
 
 def test_start_from_exchanged() -> None:

@@ -123,7 +123,12 @@ def test_agrees_with_its_meaning(name: str, dtype: np.dtype[Any]) -> None:
         with np.errstate(all="ignore"):
             # Between root and division NumPy rounds to float16, which is less exact.
             if name not in TRANSCENDENTAL and (name, dtype) != ("rsqrt", FLOAT16):
-                assert_same(name, found, np.asarray(TABLE[name].meaning(*arrays)))
+                expected = np.asarray(TABLE[name].meaning(*arrays))
+                if name == "divide" and dtype.kind in "iu":
+                    # Quotients are cut; what does not fit (by zero, the least by -1) NumPy leaves to the processor.
+                    fits = (expected >= np.iinfo(dtype).min) & (expected < float(np.iinfo(dtype).max) + 1)
+                    found, expected = found[fits], expected[fits].astype(dtype)
+                assert_same(name, found, expected)
                 continue
             true = np.asarray(TABLE[name].meaning(*(array.astype(np.float64) for array in arrays)))
         if dtype == FLOAT16:
@@ -206,7 +211,6 @@ def test_every_map_runs_in_float32() -> None:
 
 def test_what_is_not_supported_is_said() -> None:
     assert not supports_elementwise("exp", [FLOAT64], FLOAT64)
-    assert not supports_elementwise("divide", [INT32, INT32], INT32)
     assert not supports_elementwise("pow", [INT32, INT32], INT32)
     assert not supports_elementwise("add", [BOOL, BOOL], BOOL)
     assert not supports_elementwise("add", [FLOAT32, FLOAT64], FLOAT64)

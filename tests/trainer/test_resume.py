@@ -316,6 +316,9 @@ SCRIPT = """
     from tests.trainer.test_resume import fit, made
 
     class Slowly(mlc.callbacks.Callback):
+        def on_train_begin(self, logs):
+            print("begun", flush=True)
+
         def on_train_batch_begin(self, batch, logs):
             time.sleep(0.01)
 
@@ -327,13 +330,16 @@ SCRIPT = """
 """
 
 
-def signalled(tmp_path: Path, number: signal.Signals, delay: float, environment: dict[str, str]) -> tuple[float, int]:
-    """Run the script, send it a signal after `delay` seconds of training; (seconds to its end, exit code)."""
+def signalled(
+    tmp_path: Path, number: signal.Signals, delay: float, environment: dict[str, str], *, lines: int = 1
+) -> tuple[float, int]:
+    """Run the script, send it a signal `delay` seconds after so many lines of it; (seconds to its end, exit code)."""
     arguments = [str(tmp_path / "run"), "begin", str(tmp_path / "weights.npz")]
     script = [sys.executable, str(tmp_path / "script.py"), *arguments]
     with subprocess.Popen(script, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdout.readline()
+        for _ in range(lines):
+            process.stdout.readline()
         time.sleep(delay)
         sent = time.perf_counter()
         process.send_signal(number)
@@ -352,7 +358,9 @@ def test_signals_at_random_moments(count: int, unstopped: Any, tmp_path: Path) -
         kind = (signal.SIGTERM, signal.SIGINT)[number % 2]
         for name in ("run", "weights.npz"):
             (tmp_path / name).unlink(missing_ok=True)
-        seconds, code = signalled(tmp_path, kind, draw.uniform(0.05 if count == 1 else 0.0, 0.2), environment)
+        # A single try has to hit the training, however slow the machine is; of many, some may come before it.
+        delay, lines = draw.uniform(0.0, 0.2), 2 if count == 1 else 1
+        seconds, code = signalled(tmp_path, kind, delay, environment, lines=lines)
         if not (tmp_path / "run").exists():
             # Before fit began, or after it had ended, a signal does what it always does.
             continue
