@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mlcompute.ops.op import Array, ArrayType, Op, Shape, Typed
+from mlcompute.ops.op import Array, ArrayType, Op, Shape, Step, Typed
 
 
 def to_last(rank: int) -> tuple[int, ...]:
@@ -29,6 +29,16 @@ def last_shape(shape: Shape) -> Shape:
 def first_shape(shape: Shape) -> Shape:
     """(N, H, W, C) -> (N, C, H, W), and (N, D, H, W, C) -> (N, C, D, H, W)"""
     return (shape[0], shape[-1], *shape[1:-1])
+
+
+def convolution_shapes(step: Step) -> tuple[Shape, Shape, Shape]:
+    """Source, filters and result, channels first, of a channels-last convolution or one of its two gradients."""
+    inputs, result = [value.shape for value in step.inputs], step.attributes.get("shape", ())
+    if step.op.name == "convolution_weight_gradient":
+        return first_shape(inputs[0]), result, first_shape(inputs[1])
+    if step.op.name == "convolution_input_gradient":
+        return result, inputs[1], first_shape(inputs[0])
+    return first_shape(inputs[0]), inputs[1], first_shape(step.results[0].shape)
 
 
 def either_layout(images: tuple[int, ...], *, result_is_image: bool = True) -> Callable[[type[Op]], type[Op]]:

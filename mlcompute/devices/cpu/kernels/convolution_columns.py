@@ -29,7 +29,7 @@ from mlcompute.devices.cpu.gemm.packed_gemm import DEPTH, FLOPS_PER_NS, call_pac
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.threads import planned_threads
 from mlcompute.devices.loop_nest import Operand, Operands
-from mlcompute.ops.images import first_shape
+from mlcompute.ops.images import convolution_shapes
 from mlcompute.ops.op import FLOAT32, Shape, Step
 
 #: Bytes of the sums of a block of dw, about.
@@ -86,13 +86,7 @@ class Columns:
 
 def columns_of(step: Step) -> Columns | None:
     """The sizes of a step that these kernels compute; None for all others."""
-    a, name = step.attributes, step.op.name
-    if name == "convolution_weight_gradient":
-        x, w, y = first_shape(step.inputs[0].shape), a["shape"], first_shape(step.inputs[1].shape)
-    elif name == "convolution_input_gradient":
-        x, w, y = a["shape"], step.inputs[1].shape, first_shape(step.inputs[0].shape)
-    else:
-        x, w, y = first_shape(step.inputs[0].shape), step.inputs[1].shape, first_shape(step.results[0].shape)
+    a, (x, w, y) = step.attributes, convolution_shapes(step)
     if len(w) != 4 or a["groups"] != 1 or w[1] % vector_lanes() or w[0] < _LEAST_OUTPUTS:
         return None
     return Columns(x, w, y)

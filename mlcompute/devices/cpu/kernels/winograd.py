@@ -29,7 +29,7 @@ from mlcompute.devices.cpu.kernels.winograd_transforms import FORMS, Form, Matri
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
 from mlcompute.devices.loop_nest import Operand, Operands, enough_rows
-from mlcompute.ops.images import first_shape
+from mlcompute.ops.images import convolution_shapes
 from mlcompute.ops.op import Shape, Step
 
 #: Tiles of a block, about: enough rows for a product, and their points within so many bytes of the cache.
@@ -109,13 +109,7 @@ class Sizes:
 
 def winograd_sizes(step: Step) -> Sizes | None:
     """The sizes of a step that this form suits, None for all others. Depth and channels are those of the product."""
-    a, name = step.attributes, step.op.name
-    if name == "convolution_weight_gradient":
-        x, w, y = first_shape(step.inputs[0].shape), a["shape"], first_shape(step.inputs[1].shape)
-    elif name == "convolution_input_gradient":
-        x, w, y = a["shape"], step.inputs[1].shape, first_shape(step.inputs[0].shape)
-    else:
-        x, w, y = first_shape(step.inputs[0].shape), step.inputs[1].shape, first_shape(step.results[0].shape)
+    a, (x, w, y) = step.attributes, convolution_shapes(step)
     if len(w) != 4:
         return None
     forms = FORMS.get(w[2], ()) if w[2] == w[3] and is_allowed() else ()
@@ -124,7 +118,7 @@ def winograd_sizes(step: Step) -> Sizes | None:
     lanes, (top, _, left, _), most = vector_lanes(), a["padding"], w[2] - 1
     if w[0] % lanes or w[1] % lanes or w[0] * w[1] > _MOST_FILTERS or max(a["padding"]) > most:
         return None
-    if name == "convolution_input_gradient":
+    if step.op.name == "convolution_input_gradient":
         top, left = most - top, most - left
         (source, depth), (result, channels) = (y[2:], w[0]), (x[2:], w[1])
     else:
