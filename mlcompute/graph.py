@@ -373,7 +373,7 @@ class Graph:
     pixel_shuffle = images.pixel_shuffle
     pixel_unshuffle = images.pixel_unshuffle
     embedding = sequences.embedding
-    lstm = sequences.lstm
+    lstm = recurrent.lstm
     gru = recurrent.gru
     rnn = recurrent.rnn
     attention = sequences.attention

@@ -258,11 +258,11 @@ def test_lstm_biases_and_states() -> None:
     graph = mlc.Graph()
     x = graph.input((3, 6, 2), "x")
     h, c = (graph.input((1, 1, 3, 5), name) for name in "hc")
-    y = graph.lstm(x, 5, states=(h, c), returns_states=True, peepholes=True, name="memory")
+    y, (h1, c1) = graph.lstm(x, 5, states=(h, c), returns_states=True, peepholes=True, name="memory")
     layer = graph.layer("memory")
-    assert [tensor.descriptor.shape for tensor in graph.result_tensors(layer)] == [y.descriptor.shape] + [
-        (1, 1, 3, 5)
-    ] * 2
+    assert graph.result_tensors(layer) == [y, h1, c1]
+    assert [tensor.descriptor.shape for tensor in (y, h1, c1)] == [(3, 6, 5), (1, 1, 3, 5), (1, 1, 3, 5)]
+    assert [tensor.label for tensor in (y, h1, c1)] == ["memory", "memory_hidden", "memory_cell"]
     starts = [tensor.data[0] for tensor in layer.biases]  # type: ignore[attr-defined]
     assert starts == [0, 1, 0, 0]
     with pytest.raises(mlc.GraphError, match="states has 1 tensors"):

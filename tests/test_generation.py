@@ -150,8 +150,7 @@ def test_translation_as_in_pytorch() -> None:
     shared = mlc.Tensor(shape=(7, 6), data=words.weight.detach().numpy())
     given = graph.input((3, 4), "source", data_type=INT32)
     so_far = graph.input((3, 6), "tokens", data_type=INT32)
-    graph.gru(graph.embedding(given, 7, 6, weights=shared), 8, returns_states=True, name="encoder")
-    state_of = graph.result_tensors(graph.layer("encoder"))[1]
+    _, state_of = graph.gru(graph.embedding(given, 7, 6, weights=shared), 8, returns_states=True, name="encoder")
     y = graph.gru(graph.embedding(so_far, 7, 6, weights=shared), 8, state=state_of, name="decoder")
     graph.dense(y, 7, name="head")
     for name, module in {"encoder": encoder, "decoder": decoder, "head": head}.items():

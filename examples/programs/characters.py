@@ -14,7 +14,7 @@ def build() -> mlc.Graph:
     tokens = graph.input((BATCH, PIECE), "tokens", data_type=mlc.DataType.INT64)
     start = graph.input((1, 1, BATCH, HIDDEN), "state")
     x = graph.embedding(tokens, len(LETTERS), 16, name="letters")
-    y = graph.gru(x, HIDDEN, state=start, returns_states=True, name="memory")
+    y, _ = graph.gru(x, HIDDEN, state=start, returns_states=True, name="memory")
     graph.dense(y, len(LETTERS), name="head")
     return graph
 

@@ -12,8 +12,7 @@ def build() -> mlc.Graph:
     source = graph.input((BATCH, LENGTH), "source", data_type=mlc.DataType.INT64)
     tokens = graph.input((BATCH, LENGTH), "tokens", data_type=mlc.DataType.INT64)
     read = graph.embedding(source, WORDS, 16, name="source_words")
-    graph.gru(read, HIDDEN, returns_states=True, name="encoder")
-    state = graph.result_tensors(graph.layer("encoder"))[1]
+    _, state = graph.gru(read, HIDDEN, returns_states=True, name="encoder")
     written = graph.embedding(tokens, WORDS, 16, name="target_words")
     graph.dense(graph.gru(written, HIDDEN, state=state, name="decoder"), WORDS, name="head")
     return graph

@@ -1,22 +1,17 @@
-"""Builders for sequences and sets: embedding, LSTM, attention, rotary positions; all (n, length, features)."""
+"""Builders for sequences and sets: embedding, attention, rotary positions; all (n, length, features)."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mlcompute.building.builder import GLOROT, Initial, build, expect_rank, filled, fresh
 from mlcompute.building.shared_weights import SharedWeights, Weights
-from mlcompute.enums import LSTMResultMode
-from mlcompute.errors import GraphError
 from mlcompute.layers.attention import MultiheadAttentionDescriptor, MultiheadAttentionLayer
 from mlcompute.layers.embedding import EmbeddingDescriptor, EmbeddingLayer
-from mlcompute.layers.lstm import LSTMDescriptor, LSTMLayer
 from mlcompute.layers.rotary import RotaryEmbeddingLayer
-from mlcompute.layers.shaping import ReshapeLayer
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -48,79 +43,6 @@ def embedding(
     if weights is None:
         weights = fresh(count, dimension, like=x, initializer=initializer)
     return build(self, EmbeddingLayer(descriptor, weights), [x], name, "embedding", updates=updates)
-
-
-def lstm(
-    self: Graph,
-    x: Tensor,
-    hidden: int,
-    *,
-    layers: int = 1,
-    bidirectional: bool = False,
-    returns_sequences: bool = True,
-    returns_states: bool = False,
-    lengths: Tensor | None = None,
-    states: Sequence[Tensor] | None = None,
-    dropout: float = 0.0,
-    biases: bool = True,
-    peepholes: bool = False,
-    forget_bias: float = 1.0,
-    weights: Weights | None = None,
-    initializer: Initial = GLOROT,
-    updates: bool = True,
-    name: str = "",
-) -> Tensor:
-    """A long short-term memory.   x (n, length, features)   ->   (n, length, directions * hidden)
-
-    returns_sequences  False: the output after the last step only, (n, directions * hidden)
-    returns_states     the last hidden and cell states are results too: graph.result_tensors(graph.layer(name))
-    lengths      INT32 (n,): how much of each sequence counts; the last step is then the last that counts
-    states       (h0, c0), each (layers, directions, n, hidden), to start from
-    dropout      rate between stacked layers, in training
-    forget_bias  what the biases of the forget gates start at; 1, as usual, lets a fresh memory last
-    weights      a layer of the same kind, whose tensors are shared, or some of them by slot
-
-    >>> import mlcompute as mlc
-    >>> graph = mlc.Graph()
-    >>> graph.lstm(graph.input((8, 20, 3), "x"), 16, returns_sequences=False).descriptor.shape
-    (8, 16)
-    """
-    features = expect_rank(self, "lstm", x, (3,), _SEQUENCE).descriptor.shape[2]
-    mode = LSTMResultMode.OUTPUT_AND_STATES if returns_states else LSTMResultMode.OUTPUT
-    descriptor = LSTMDescriptor(features, hidden, layers, biases, True, bidirectional, returns_sequences, dropout, mode)
-    directions = descriptor.direction_count
-    # Four gates per layer, lowest first: all forward layers, then all backward ones.
-    widths = [features if layer == 0 else directions * hidden for _ in range(directions) for layer in range(layers)]
-    gates = [width for width in widths for _ in range(4)]
-    starts = [forget_bias if gate == 1 else 0.0 for _ in widths for gate in range(4)]
-    shared = SharedWeights(f"{type(self).__name__}.lstm", weights)
-    square = [(hidden, hidden)] * len(gates)
-    wide = [(hidden, width) for width in gates]
-    weights_of = {
-        "input_weights": [fresh(*shape, like=x, initializer=initializer) for shape in wide],
-        "hidden_weights": [fresh(*shape, like=x, initializer=initializer) for shape in square],
-        "biases": [filled(start, hidden, like=x) for start in starts] if biases else [],
-        "peephole_weights": [fresh(*shape, like=x, initializer=initializer) for shape in square] if peepholes else [],
-    }
-    lists = {slot: shared.many(slot, tensors) for slot, tensors in weights_of.items()}
-    shared.expect_all_taken()
-    layer = LSTMLayer(
-        descriptor,
-        lists["input_weights"],
-        lists["hidden_weights"],
-        lists["biases"] or None,
-        lists["peephole_weights"] or None,
-    )
-    if states is not None and (isinstance(states, Tensor) or len(states) != 2):
-        count = 1 if isinstance(states, Tensor) else len(states)
-        raise GraphError(f"{type(self).__name__}.lstm: states has {count} tensors", expected="(h0, c0)")
-    sources = [x, *(states or ()), *([lengths] if lengths is not None else [])]
-    last = "" if returns_sequences else "last"
-    result = build(self, layer, sources, name, "lstm", followed_by=last, updates=updates)
-    if returns_sequences:
-        return result
-    n, _, width = result.descriptor.shape
-    return build(self, ReshapeLayer((n, width)), [result], f"{layer.label}_last", "reshape")
 
 
 def attention(
