@@ -72,7 +72,7 @@ def test_saved_and_loaded(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_states_as_in_pytorch(kind: str, tmp_path: Path) -> None:
-    """A decoder starts from the encoder's last states; losses reach the encoder through them alone. Saved, and in ONNX."""
+    """A decoder starts from the last states of an encoder, which losses reach through them alone; saved; in ONNX."""
     torch.manual_seed(0)
     modules = {name: getattr(torch.nn, kind)(3, 5, 2, batch_first=True) for name in ("encoder", "decoder")}
     rng = np.random.default_rng(0)
