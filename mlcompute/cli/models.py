@@ -80,6 +80,15 @@ class ModelFile:
         """Does it define this function?"""
         return callable(getattr(self._module, name, None))
 
+    def epochs(self) -> int:
+        """How often it goes through its data when nothing else is said: its EPOCHS, or 5."""
+        found = getattr(self._module, "EPOCHS", 5)
+        if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+            raise DataError(
+                f"{self.file}: EPOCHS is {found!r}", expected="a positive integer", fix="or give --epochs N"
+            )
+        return found
+
     def call(self, name: str, *values: Any, **named: Any) -> Any:
         """What a function returns; DataError with the place when it fails."""
         if not self.has(name):

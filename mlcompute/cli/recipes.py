@@ -36,9 +36,9 @@ def source(name: str) -> str:
     return Path(module(name).__file__).read_text(encoding="utf-8")
 
 
-def usual_epochs(model: str) -> int:
-    """How often a recipe goes through its data when nothing else is said; a file of the user's 5 times."""
-    return int(module(model).EPOCHS) if model in RECIPES else 5
+def usual_epochs(name: str) -> int:
+    """How often a recipe goes through its data when nothing else is said."""
+    return int(module(name).EPOCHS)
 
 
 def recipe_data(name: str) -> Dataset:

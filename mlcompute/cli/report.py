@@ -59,10 +59,11 @@ def page_of_run(run: mlc.Run) -> Page:
 
 
 def graph_of(run: mlc.Run) -> mlc.TrainingGraph | mlc.InferenceGraph:
-    """The graph of its last checkpoint, compiled."""
+    """The graph of its last checkpoint, compiled for the kind of device it was trained on, where there is one here."""
     if not run.last.exists():
         raise DataError(f"{run.folder}: has no checkpoint yet", fix="wait for the end of its first epoch")
-    return models.compiled(models.trained(str(run.last)), mlc.Device.cpu())
+    same = mlc.Device.gpu() if run.facts.get("device") == "gpu" else None
+    return models.compiled(models.trained(str(run.last)), same or mlc.Device.cpu())
 
 
 def _link(run: mlc.Run, page: Path) -> str:

@@ -14,7 +14,6 @@ import mlcompute as mlc
 from mlcompute.cli import datasets, finishing, models, run_choice, trainers
 from mlcompute.cli.answer import INTERRUPTED, TERMINATED, Answer, fitted, summary_of
 from mlcompute.cli.arguments import count, setting
-from mlcompute.cli.recipes import usual_epochs
 from mlcompute.cli.streams import stop_showing
 from mlcompute.errors import DataError, ExecutionError
 from mlcompute.runs.folders import clear
@@ -34,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to train, on what, how long, and where it goes."""
     parser.add_argument("model", help=trainers.HELP)
     datasets.add_arguments(parser)
-    parser.add_argument("--epochs", type=count, metavar="N", help="times to go through the data (the recipe's; 5)")
+    parser.add_argument(
+        "--epochs", type=count, metavar="N", help="times to go through the data (EPOCHS of the recipe or file; 5)"
+    )
     parser.add_argument("--batch", type=count, metavar="N", help="samples per step (the recipe's)")
     parser.add_argument("--rate", type=float, metavar="R", help="learning rate (the recipe's)")
     parser.add_argument(
@@ -79,12 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Train; the best and the last checkpoint stay in the folder."""
-    args.epochs = args.epochs or usual_epochs(args.model)
     resume, folder = run_choice.chosen(args.model, args.out, args.resume, args.overwrite)
     with _saying("nothing was trained yet" + (f", {resume} is as it was" if resume else "; start it again")):
         mlc.Platform.set_rng_seed_to(args.seed)
         device = models.device_named(args.device or "cpu")
-        trainer, data = trainers.trainer_and_data(args, device)
+        trainer, data, args.epochs = trainers.trainer_and_data(args, device)
         if args.device and trainer.device.actual_device_type != device.actual_device_type:
             raise DataError(
                 f"{args.model}: its Trainer runs on {trainer.device.actual_device_type.name.lower()}",

@@ -11,19 +11,21 @@ import mlcompute as mlc
 from mlcompute.cli import datasets
 from mlcompute.cli.models import ModelFile, existing
 from mlcompute.cli.parsing import meant
-from mlcompute.cli.recipes import RECIPES, recipe_data, recipe_trainer
+from mlcompute.cli.recipes import RECIPES, recipe_data, recipe_trainer, usual_epochs
 from mlcompute.data import Dataset
 from mlcompute.errors import DataError, FileError
+from mlcompute.layers.objective import is_loss
 from mlcompute.runtime.definition import definition_of
 
 HELP = f"a recipe ({', '.join(RECIPES)}), or a Python file that defines build() -> mlc.Trainer or TrainingGraph"
 
 
-def trainer_and_data(args: argparse.Namespace, device: mlc.Device) -> tuple[mlc.Trainer, Dataset]:
-    """What is to be trained, and on what.
+def trainer_and_data(args: argparse.Namespace, device: mlc.Device) -> tuple[mlc.Trainer, Dataset, int]:
+    """What is to be trained, on what, and for how many epochs.
 
     A Python file may bring its own data: `def data()` that returns a Dataset of `mlc.data`, (x, y) or
-    (x, y, x_test, y_test). Its `build` may take `data`, and `batch`, `rate` and `device` by name.
+    (x, y, x_test, y_test). Its `build` may take `data`, and `batch`, `rate` and `device` by name. Without
+    --epochs, its EPOCHS counts.
     """
     if args.model in RECIPES:
         if args.data is None:
@@ -31,7 +33,8 @@ def trainer_and_data(args: argparse.Namespace, device: mlc.Device) -> tuple[mlc.
             data = datasets.augmented(args, recipe_data(args.model))
         else:
             data = _for_recipe(args)
-        return recipe_trainer(args.model, data, device, batch=args.batch, rate=args.rate, **dict(args.set)), data
+        trainer = recipe_trainer(args.model, data, device, batch=args.batch, rate=args.rate, **dict(args.set))
+        return trainer, data, args.epochs or usual_epochs(args.model)
     if Path(args.model).suffix != ".py":
         near = meant(args.model, RECIPES).removeprefix("; ")
         raise FileError(f"{args.model}: neither a recipe nor a Python file", expected=HELP, fix=near)
@@ -46,7 +49,7 @@ def trainer_and_data(args: argparse.Namespace, device: mlc.Device) -> tuple[mlc.
     trainer = made if isinstance(made, mlc.Trainer) else trainer_of(made, device, args.model)
     if used is None:
         used = source.data() if source.has("data") else recipe_data("mlp")
-    return trainer, datasets.augmented(args, used) if given is None else used
+    return trainer, datasets.augmented(args, used) if given is None else used, args.epochs or source.epochs()
 
 
 def _for_recipe(args: argparse.Namespace) -> Dataset:
@@ -62,6 +65,8 @@ def trainer_of(graph: Any, device: mlc.Device, who: str, metrics: Sequence[str] 
 
     metrics  other ones, where it is not
     """
+    if isinstance(graph, mlc.InferenceGraph):
+        graph = _with_its_loss(graph, who)
     if not isinstance(graph, mlc.TrainingGraph):
         raise DataError(f"{who}: holds a {type(graph).__name__}", expected="a TrainingGraph or a Trainer")
     losses = [node.layer for node in graph.nodes if isinstance(node.layer, mlc.LossLayer)]
@@ -72,3 +77,15 @@ def trainer_of(graph: Any, device: mlc.Device, who: str, metrics: Sequence[str] 
     if graph.device is not None:  # it runs where it was compiled for
         return mlc.Trainer(graph, metrics=metrics)
     return mlc.Trainer(graph, metrics=metrics, device=device)
+
+
+def _with_its_loss(graph: mlc.InferenceGraph, who: str) -> mlc.TrainingGraph:
+    """A model without what only training needs, as folders of the Hub hold it, for a Trainer that evaluates it."""
+    if not any(is_loss(node.layer) for node in graph.nodes):
+        raise DataError(
+            f"{who}: holds an InferenceGraph without a loss", fix="in Python: mlc.load(path).predict(x) needs none"
+        )
+    training = mlc.TrainingGraph([graph], optimizer=mlc.SGDOptimizer(learning_rate=0.01))  # never steps
+    declared = definition_of(graph).declared
+    training.add_inputs(declared.inputs, declared.labels, declared.label_weights)
+    return training

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from mlcompute.seeing.units import duration, number, percent, size
 
@@ -50,17 +50,38 @@ def _least(curve: Curve) -> str:
     return f"best {number(min(finite))}" if finite else ""
 
 
-def model_figures(summary: Summary, profile: GraphProfile | None) -> list[Figure]:
-    """The size of the network, and what a step takes."""
+def model_figures(summary: Summary, profile: GraphProfile | None, run: Run | None = None) -> list[Figure]:
+    """The size of the network, and what a step takes; memory as the run that trained it has recorded it."""
     figures = [Figure("parameters", f"{summary.parameters:,}", f"{size(summary.parameter_bytes)}, {_layers(summary)}")]
     if profile is not None:
         rate = profile.batch_size / profile.step_time if profile.step_time else 0.0
-        figures.append(Figure("time per step", duration(profile.step_time), f"{rate:,.0f} samples/s"))
-    if summary.device_memory is not None:
+        here = f"{rate:,.0f} samples/s"
+        if trained_elsewhere(run, summary):
+            here += f" on this {kind_of(summary)}"
+        figures.append(Figure("time per step", duration(profile.step_time), here))
+    if trained_elsewhere(run, summary) and (recorded := device_memory_of(run)):
+        figures.append(Figure("device memory", size(recorded), f"a step on the {run.facts['device'].upper()}"))
+    elif summary.device_memory is not None:
         passes = f"; {size(summary.passes_memory)} where passes run one by one" if summary.passes_memory else ""
         remark = f"a step at batch {summary.batch_size}{passes}"
         figures.append(Figure("device memory", size(summary.device_memory), remark))
     return figures
+
+
+def trained_elsewhere(run: Run | None, summary: Summary) -> TypeGuard[Run]:
+    """Did the run train on another kind of device than the one the graph is compiled for now?"""
+    kind = run.facts.get("device") if run is not None else None
+    return bool(kind and summary.device) and kind != kind_of(summary).lower()
+
+
+def kind_of(summary: Summary) -> str:
+    """CPU or GPU: what the graph is compiled for."""
+    return summary.device.partition(",")[0]
+
+
+def device_memory_of(run: Run) -> int:
+    """Bytes a step took on the device, as the run has recorded them; 0 where it has not."""
+    return int((run.facts.get("memory") or {}).get("device") or 0)
 
 
 def _layers(summary: Summary) -> str:

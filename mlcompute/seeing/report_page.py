@@ -46,7 +46,7 @@ def report_page(
     parts.append(sections.graph_section(graph, summary, profile))
     parts.append(sections.layers_section(summary))
     score, loss = headline(curves, evaluation), loss_figure(curves)
-    figures = ([] if loss is None else [loss]) + model_figures(summary, profile)
+    figures = ([] if loss is None else [loss]) + model_figures(summary, profile, run)
     return Page(
         title or summary.title,
         [score.remark if score else "", f"mlcompute {__version__}", summary.device, time.strftime("%Y-%m-%d %H:%M")],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlcompute.seeing.charts import Chart, Line, condensed, line_chart, norm_map
 from mlcompute.seeing.diagram import Box, diagram_of
+from mlcompute.seeing.figures import device_memory_of, kind_of, trained_elsewhere
 from mlcompute.seeing.layers import LayerFacts
 from mlcompute.seeing.memory_map import memory_map
 from mlcompute.seeing.summary import MOST_ROWS, Summary
@@ -195,7 +196,7 @@ def memory_section(timeline: MemoryTimeline, summary: Summary, run: Run | None =
     html = (
         f"<p class=lead>One arena of <b>{size(timeline.nbytes)}</b> holds every intermediate tensor of a step: height "
         "is address, time runs to the right. Tensors whose lifetimes do not meet share bytes."
-        f"{saved}{state}{hidden}{_measured(run)}</p>"
+        f"{saved}{state}{hidden}{_elsewhere(run, summary)}{_measured(run)}</p>"
         f'<div class="legend">{legend}</div>'
         f'<div class="map" id="arena" tabindex="0" role="group" aria-label="Memory over the steps of a run. '
         f'Arrow keys go from tensor to tensor.">{picture.svg}</div>'
@@ -204,6 +205,17 @@ def memory_section(timeline: MemoryTimeline, summary: Summary, run: Run | None =
         f"<details><summary>The largest tensors</summary><div class=wide>{table.html()}</div></details>"
     )
     return Section("memory", "Memory over a step", html, {"tensors": picture.data})
+
+
+def _elsewhere(run: Run | None, summary: Summary) -> str:
+    """Whose plan is shown, where it is not that of the device that trained."""
+    if not trained_elsewhere(run, summary):
+        return ""
+    took = device_memory_of(run)
+    there = f", where a step took <b>{size(took)}</b>" if took else ""
+    return (
+        f" This is the plan for the {kind_of(summary)} here; the run trained on a {run.facts['device'].upper()}{there}."
+    )
 
 
 def _measured(run: Run | None) -> str:

@@ -189,6 +189,22 @@ def test_convert_to_a_folder_of_the_hugging_face_hub(folder: Path, capsys: pytes
     np.testing.assert_array_equal(loaded.predict(x), mlc.Trainer(mlc.load(source)).predict(x))
     assert mlc.data.preprocessing_of("hub/iris") == mlc.data.preprocessing_of(source)
     assert "scores" in call(capsys, "inspect", "hub/iris")
+    for command in ("predict", "evaluate"):  # on what was held out
+        assert answer(capsys, command, "hub/iris") == answer(capsys, command, source)
+    graph = mlc.Graph()
+    graph.dense(graph.input((2, 3), "x"), 1)
+    mlc.save("hub/plain.safetensors", mlc.InferenceGraph([graph]))
+    assert main(["predict", "hub/plain.safetensors", "data.npz"]) == 1
+    assert "holds an InferenceGraph without a loss" in capsys.readouterr().err
+
+
+def test_epochs_of_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "two.py").write_text(f"EPOCHS = 2\n{MODEL}")
+    assert "epoch 2/2" in call(capsys, "train", "two.py")
+    assert "epoch 1/1" in call(capsys, "train", "two.py", "--epochs", "1")
+    (folder / "two.py").write_text(f"EPOCHS = 'two'\n{MODEL}")
+    assert main(["train", "two.py"]) == 1
+    assert "two.py: EPOCHS is 'two'\n  expected  a positive integer" in capsys.readouterr().err
 
 
 def test_devices(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,22 @@ def test_the_report_of_a_run(folder: Path, capsys: Any) -> None:
     assert f"<b>{100 * accuracy:.1f} %</b> validation accuracy" in text
     assert "process memory" in text
     assert all(address.startswith(("#", "data:")) for address in page.addresses)
+
+
+def test_a_run_of_another_device_shows_its_memory(folder: Path, capsys: Any, tmp_path: Path) -> None:
+    """The page says what the device that trained took, not the one that writes the page."""
+    copy = Path(shutil.copytree("runs/0001-net", tmp_path / "0001-net"))
+    facts = json.loads((copy / "run.json").read_text())
+    assert facts["memory"]["device"] == mlc.Trainer(mlc.load(copy / "last.safetensors")).training.device_memory_size
+    facts |= {"device": "gpu", "memory": {"device": 12_300_000}}
+    (copy / "run.json").write_text(json.dumps(facts))
+    if mlc.Device.gpu() is not None:
+        pytest.skip("here the page is made on a GPU")
+    call(capsys, "report", str(copy))
+    text = (copy / "report.html").read_text(encoding="utf-8")
+    assert "the plan for the CPU here; the run trained on a GPU, where a step took <b>12.3 MB</b>" in text
+    assert "a step on the GPU" in text
+    assert "on this CPU" in text
 
 
 def test_several_side_by_side(folder: Path, capsys: Any) -> None:
