@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import platform
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +18,8 @@ from mlcompute.runtime.queue import WorkQueue
 if TYPE_CHECKING:
     from mlcompute.devices.device import DeviceMemory, Engine, GpuDevice
 
+#: (sys.platform, machine) on which the tests of the library are run.
+TESTED = {("linux", "x86_64"), ("linux", "aarch64")}
 #: What activations may be stored in.
 PRECISIONS = ("float32", "bf16")
 #: One queue per device, which its engine's name tells: graphs that share weights on it also share the order of runs.
@@ -25,13 +28,10 @@ _queues: dict[str, WorkQueue] = {}
 
 def why_not_native() -> str | None:
     """Why the CPU runs operations by their NumPy definitions here; None where it has its native engine."""
-    wanted = os.environ.get("MLCOMPUTE_ENGINE")
-    if wanted == "reference":
+    if os.environ.get("MLCOMPUTE_ENGINE") == "reference":
         return "MLCOMPUTE_ENGINE=reference asks for it"
     if importlib.util.find_spec("llvmlite") is None:
         return "llvmlite is not installed"
-    if sys.platform != "linux" and wanted != "cpu":
-        return "the native engine is made for Linux (MLCOMPUTE_ENGINE=cpu tries it here)"
     return None
 
 
@@ -46,10 +46,19 @@ def cpu_engine() -> Engine:
         return found[0]
     reason = why_not_native()
     if reason is None:
+        _expect_native_code_to_work(wanted)
         return devices.devices("cpu")[0]
     from mlcompute.devices.reference import Reference
 
     return Reference(reason=reason)
+
+
+def _expect_native_code_to_work(wanted: str) -> None:
+    """On a system that nobody has tested, native code proves itself first; MLCOMPUTE_ENGINE=cpu insists on it."""
+    if wanted != "cpu" and (sys.platform, platform.machine()) not in TESTED:
+        from mlcompute.debug import self_test
+
+        self_test.require()
 
 
 def gpu_engines() -> list[Engine]:
@@ -84,8 +93,8 @@ Precision = Literal["float32", "bf16"]
 class Device:
     """Where a graph runs.
 
-    Device()  is the best device there is: a GPU, else the CPU. Device.cpu() never fails; Device.gpu() and Device.ane()
-    are None where there is none.
+    Device()  is the best device there is: a GPU, else the CPU. Device.cpu() is always there; Device.gpu() and
+    Device.ane() are None where there is none.
 
     selects_multiple_compute_devices   train on all GPUs of the machine: each step's batch is split over them
     gpu_devices   some of the machine's GPUs, by number, by identifier ("cuda:1"), or as another device's `gpu_devices`
@@ -140,7 +149,7 @@ class Device:
 
     @classmethod
     def cpu(cls) -> Device:
-        """The CPU; never fails."""
+        """The CPU. A DeviceError only where the system is untested and native code fails its self-test there."""
         return cls(DeviceType.CPU)
 
     @classmethod

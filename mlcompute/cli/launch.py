@@ -119,7 +119,7 @@ class _Launched:
                 self._mpirun.kill()
             for rank, started in self._ranks.items():
                 if started and _started(rank) == started:
-                    _kill(rank, signal.SIGKILL)
+                    _kill(rank, getattr(signal, "SIGKILL", signal.SIGTERM))
         self._reader.join(1)
         return self._mpirun.returncode
 

@@ -25,7 +25,8 @@ def cache_folder() -> Path | None:
         home = os.path.expanduser("~")
         if home == "~":  # a user without a home folder, as in many containers
             return None
-        base = os.path.join(home, ".cache")
+        base = os.environ.get("LOCALAPPDATA") if os.name == "nt" else None
+        base = base or os.path.join(home, ".cache")
     return Path(base) / "mlcompute"
 
 

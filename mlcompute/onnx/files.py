@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -203,7 +204,7 @@ def external_bytes(tensor: TensorProto, folder: Path | None, size: int, who: str
         return array.data
 
 
-_LINK_ERRORS = (40, 20)  # ELOOP, and ENOTDIR for a link where a folder is expected
+_LINK_ERRORS = (errno.ELOOP, errno.ENOTDIR)  # the second for a link where a folder is expected
 
 
 def _open_inside(folder: Path, parts: tuple[str, ...]) -> int:
@@ -214,8 +215,8 @@ def _open_inside(folder: Path, parts: tuple[str, ...]) -> int:
         for part in parts:
             path = path / part
             if path.is_symlink():
-                raise OSError(40, "links are not followed")
-        return os.open(path, os.O_RDONLY)
+                raise OSError(errno.ELOOP, "links are not followed")
+        return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in parts[:-1]:

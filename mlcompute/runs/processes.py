@@ -29,6 +29,19 @@ class Job:
     log: Path
 
 
+#: A session of its own: Ctrl-C in the terminal reaches the sweep, which passes it on once.
+_OWN_SESSION: dict[str, Any] = (
+    {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
+    if sys.platform == "win32"
+    else {"start_new_session": True}
+)
+
+
+def _passed_on(number: int) -> int:
+    """The signal that asks a process to save and end; on Windows only Ctrl-Break reaches another process."""
+    return int(getattr(signal, "CTRL_BREAK_EVENT", number))
+
+
 class Stopped(Exception):  # noqa: N818  no error: somebody asked for it
     """Ctrl-C or SIGTERM came: every process has saved and ended. `number`: the signal."""
 
@@ -70,7 +83,7 @@ class Processes:
         for process in self._running:
             if process not in self._told:
                 self._told.add(process)
-                process.send_signal(self._asked)
+                process.send_signal(_passed_on(self._asked))
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, int]]:
         """(job, exit code) as they end. Raises Stopped when a signal came and everything has ended."""
@@ -106,14 +119,13 @@ class Processes:
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with job.log.open("ab") as log:
-            # A session of its own: Ctrl-C in the terminal reaches the sweep, which passes it on once.
             return subprocess.Popen(
                 [sys.executable, "-m", "mlcompute.runs.child", *job.words],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                start_new_session=True,
+                **_OWN_SESSION,
             )
 
     def _end_all(self) -> None:

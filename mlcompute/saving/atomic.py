@@ -12,6 +12,7 @@ import errno
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
 else:
     try:
         import fcntl
-    except ImportError:  # Windows: no locks, so nobody can tell a dead writer's file from a living one's
+    except ImportError:  # Windows: an open file can be neither renamed nor removed, which does as well as a lock
         fcntl = None
 
 _PREFIX, _SUFFIX = ".mlcompute-", ".tmp"
+#: Seconds after which a temporary file that nobody has open belongs to a dead writer, where there are no locks.
+_ABANDONED = 3600.0
 
 #: What this process is writing. Some network file systems cannot tell its own locks apart.
 _in_use: set[str] = set()
@@ -61,12 +64,14 @@ def replace_file(path: str, fill: Callable[[Writer], None], who: str) -> None:
         old = _file_at(target)
         sweep(folder)
         # While it is written, nobody reads it who was not allowed to read the old file.
-        with _temporary(folder, 0o666 if old is None else 0o600) as (descriptor, name):
-            fill(Writer(descriptor))
+        with _temporary(folder, 0o666 if old is None else 0o600) as new:
+            fill(Writer(new.descriptor))
             if old is not None:
-                _take_over_permissions(descriptor, old)
-            os.fsync(descriptor)
-            os.replace(name, target)
+                _take_over_permissions(new.descriptor, old)
+            os.fsync(new.descriptor)
+            if fcntl is None:
+                new.close()
+            os.replace(new.name, target)
     except OSError as error:
         raise FileError(
             f"{who}: {path} could not be written: {error.strerror or error}",
@@ -93,7 +98,7 @@ def _file_at(target: str) -> os.stat_result | None:
         raise IsADirectoryError(errno.EISDIR, "it is a folder")
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, not a file")
-    os.close(os.open(target, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0)))  # a rename does not ask for permission
+    os.close(os.open(target, os.O_WRONLY))  # a rename does not ask for permission
     return found
 
 
@@ -108,26 +113,40 @@ def _take_over_permissions(descriptor: int, old: os.stat_result) -> None:
         os.fchown(descriptor, old.st_uid, -1)
 
 
+class _Temporary:
+    """A file that is being written, and the only descriptor of it."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        self.descriptor, self.name = descriptor, name
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            descriptor, self.descriptor = self.descriptor, -1
+            os.close(descriptor)
+
+
 @contextlib.contextmanager
-def _temporary(folder: str, mode: int) -> Iterator[tuple[int, str]]:
+def _temporary(folder: str, mode: int) -> Iterator[_Temporary]:
     """A locked new file in the folder; removed at the end unless it was renamed."""
-    descriptor, name = _create(folder, mode)
+    new = _Temporary(*_create(folder, mode))
     try:
-        yield descriptor, name
+        yield new
     except BaseException:
+        if fcntl is None:
+            new.close()
         with contextlib.suppress(OSError):
-            os.unlink(name)
+            os.unlink(new.name)
         raise
     finally:
-        _in_use.discard(name)
-        os.close(descriptor)
+        _in_use.discard(new.name)
+        new.close()
 
 
 def _create(folder: str, mode: int) -> tuple[int, str]:
     while True:
         name = os.path.join(folder, f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}")
         _in_use.add(name)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         try:
             descriptor = os.open(name, flags, mode)
         except OSError:
@@ -162,10 +181,15 @@ def sweep(folder: str) -> int:
 
 
 def _remove_if_dead(name: str) -> bool:
-    if fcntl is None or name in _in_use:
+    if name in _in_use:
         return False
     with contextlib.suppress(OSError):
-        descriptor = os.open(name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | os.O_CLOEXEC)
+        if fcntl is None:
+            if time.time() - os.stat(name).st_mtime < _ABANDONED:
+                return False  # its writer may be about to rename it
+            os.unlink(name)  # refused while somebody has it open
+            return True
+        descriptor = os.open(name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.unlink(name)
@@ -178,7 +202,7 @@ def _remove_if_dead(name: str) -> bool:
 def _flush_folder(folder: str) -> None:
     if os.name == "nt":
         return  # folders cannot be flushed there; the rename itself is written through
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

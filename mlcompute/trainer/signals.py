@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while training: noted, so that the step can be finished and saved."""
+"""Ctrl-C and SIGTERM (on Windows: Ctrl-Break) while training: noted, so that the step can be finished and saved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
-_HANDLED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM") if hasattr(signal, name))
+_HANDLED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name))
 
 
 class Interrupted(KeyboardInterrupt):

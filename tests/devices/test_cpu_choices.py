@@ -81,7 +81,7 @@ def test_the_platform_says_what_is_missing() -> None:
     [
         ("linux", None, None),
         ("linux", "reference", "MLCOMPUTE_ENGINE=reference asks for it"),
-        ("darwin", None, "the native engine is made for Linux (MLCOMPUTE_ENGINE=cpu tries it here)"),
+        ("darwin", None, None),
         ("win32", "reference", "MLCOMPUTE_ENGINE=reference asks for it"),
         ("darwin", "cpu", None),
     ],

@@ -413,7 +413,7 @@ def test_a_missing_openmp_says_what_to_install() -> None:
 def test_without_a_wheel_the_system_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLCOMPUTE_ONEDNN", raising=False)
     monkeypatch.setattr(sys, "path", ["", "/nowhere"])
-    [name] = library_file._candidates()
+    name, *_ = library_file._candidates()
     assert "pip install onednn-cpu-gomp" in library_file._advice(name, "cannot open shared object file")
 
 

@@ -272,10 +272,10 @@ def test_what_interrupts_saving_leaves_the_file_before(tmp_path: Path, monkeypat
 def test_only_files_of_dead_writers_are_swept(tmp_path: Path) -> None:
     (tmp_path / ".mlcompute-0123456789abcdef.tmp").write_bytes(b"left behind")
     (tmp_path / "mine.tmp").write_bytes(b"somebody's")
-    with atomic._temporary(str(tmp_path), 0o600) as (_, living):
+    with atomic._temporary(str(tmp_path), 0o600) as new:
         save(tmp_path / "model", 1)
-        assert sorted(temporary_files(tmp_path)) == sorted(["mine.tmp", os.path.basename(living)])
-        os.replace(living, tmp_path / "renamed")
+        assert sorted(temporary_files(tmp_path)) == sorted(["mine.tmp", os.path.basename(new.name)])
+        os.replace(new.name, tmp_path / "renamed")
     assert (tmp_path / "mine.tmp").read_bytes() == b"somebody's"
 
 

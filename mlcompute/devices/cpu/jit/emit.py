@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import queue
+import sys
 import threading
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -63,7 +64,9 @@ def target_machine() -> Any:
 
     _initialize()
     cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-    target = llvm.Target.from_default_triple()
+    # On Windows in the format of Linux, which our linker knows; calls still follow the rules of Windows.
+    triple = llvm.get_default_triple() + ("-elf" if sys.platform == "win32" else "")
+    target = llvm.Target.from_triple(triple)
     # Position-independent and small: a kernel reaches its constants beside it, and may be put anywhere.
     return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small")
 

@@ -8,7 +8,7 @@ Kept because it pays: with LLVM's own linker instead (llvmlite's `create_mcjit_c
 kernels of LeNet's training step, all cached on disk, take 43 ms of processor time to load instead of 3.4, most of it
 for loading LLVM and describing the machine to it, and 50 MB more memory. Compiling LeNet from the cache, first step
 included, then takes 0.18 s of processor time instead of 0.12. Compiling without a cache takes the same either way.
-Object files this linker does not know, as on other systems, go to LLVM's.
+Object files this linker does not know, as on other processors and on macOS, go to LLVM's.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import ctypes
 import json
 import mmap
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from mlcompute.devices.cpu.runtime.memory import address_of
+from mlcompute.devices.cpu.runtime.system import address_of_function, function
 
 #: ELF: 64 bits, little-endian, version 1; then "relocatable" for x86-64.
 _MAGIC, _KIND = b"\x7fELF\x02\x01\x01", (1, 62)
@@ -155,29 +156,39 @@ class ExecutableMemory:
     """Linked code in memory of this process; `addresses` are those of its functions. It must outlive every call."""
 
     def __init__(self, codes: Sequence[LinkedCode]) -> None:
-        offsets, size = [], 0
+        offsets, image = [], bytearray()
         for code in codes:
-            offsets.append(size)
-            size += -(-len(code.data) // ALIGNMENT) * ALIGNMENT
-        #: Never closed: code is called by address, and callers are not counted.
-        self._memory = mmap.mmap(-1, size, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        base = address_of(np.frombuffer(self._memory, np.uint8))
-        for code, offset in zip(codes, offsets, strict=True):
-            self._memory[offset : offset + len(code.data)] = code.data
+            offset = len(image)
+            offsets.append(offset)
+            image += code.data + bytes(-len(code.data) % ALIGNMENT)
             for name, word in code.imports.items():
-                struct.pack_into("<Q", self._memory, offset + word, _address_of_function(name))
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.mprotect(ctypes.c_void_p(base), ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_EXEC):
-            raise OSError(ctypes.get_errno(), "compiled kernels cannot be made executable: mprotect was refused")
+                struct.pack_into("<Q", image, offset + word, address_of_function(name))
+        base = _executable_on_windows(image) if sys.platform == "win32" else self._executable(image)
         self.addresses = [base + offset + code.start for code, offset in zip(codes, offsets, strict=True)]
 
+    def _executable(self, image: bytearray) -> int:
+        #: Never closed: code is called by address, and callers are not counted.
+        self._memory = mmap.mmap(-1, len(image), prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        self._memory[:] = image
+        base = address_of(np.frombuffer(self._memory, np.uint8))
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.mprotect(ctypes.c_void_p(base), ctypes.c_size_t(len(image)), mmap.PROT_READ | mmap.PROT_EXEC):
+            raise OSError(ctypes.get_errno(), "compiled kernels cannot be made executable: mprotect was refused")
+        return base
 
-def _address_of_function(name: str) -> int:
-    library: Any = ctypes.CDLL(None)
-    try:
-        function = getattr(library, name)
-    except AttributeError:
-        function = getattr(ctypes.CDLL("libm.so.6"), name)
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    assert address is not None
-    return address
+
+#: Windows: memory that is there at once and may be written, and memory that may be run.
+_COMMIT_AND_RESERVE, _READ_AND_WRITE, _READ_AND_EXECUTE = 0x3000, 0x04, 0x20
+
+
+def _executable_on_windows(image: bytearray) -> int:
+    """The address of a copy that may be run; it lives as long as the process."""
+    allocate, protect, size = function("VirtualAlloc"), function("VirtualProtect"), ctypes.c_size_t(len(image))
+    allocate.restype = ctypes.c_void_p
+    base: int | None = allocate(None, size, _COMMIT_AND_RESERVE, _READ_AND_WRITE)
+    if not base:
+        raise OSError("there is no memory for compiled kernels: VirtualAlloc was refused")
+    ctypes.memmove(base, bytes(image), len(image))
+    if not protect(ctypes.c_void_p(base), size, _READ_AND_EXECUTE, ctypes.byref(ctypes.c_ulong())):
+        raise OSError("compiled kernels cannot be made executable: VirtualProtect was refused")
+    return base

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import glob
 import os
+import platform
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -221,7 +222,15 @@ def _candidates() -> list[str]:
     if configured is not None:
         # Whoever names a file wants that one: never another in its place.
         return [configured] if configured else []
-    return [*_installed(), _FILE]
+    return [*_installed(), _FILE, *_versioned()]
+
+
+def _versioned() -> list[str]:
+    """Libraries of this system under a name with a longer version, as Debian calls them; the newest first."""
+    folders = ("/usr/local/lib", "/usr/lib64", "/usr/lib", f"/usr/lib/{platform.machine()}-linux-gnu")
+    found = [path for folder in folders for path in glob.glob(os.path.join(folder, f"{_FILE}.*"))]
+    numbers = {path: [int(part) for part in path.rpartition(_FILE)[2].split(".") if part.isdigit()] for path in found}
+    return sorted(found, key=lambda path: numbers[path], reverse=True)
 
 
 def _installed() -> list[str]:

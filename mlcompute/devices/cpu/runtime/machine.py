@@ -8,23 +8,29 @@ import platform
 
 #: More threads than this are never used together.
 MAX_THREADS = 64
-#: Lines of /proc/cpuinfo that say which instructions there are and how they are best arranged.
-_TELLING = ("vendor_id", "cpu family", "model", "stepping", "flags")
+#: Lines of /proc/cpuinfo that say which instructions there are (the last of them) and how they are best arranged.
+_TELLING = {
+    "x86_64": ("vendor_id", "cpu family", "model", "stepping", "flags"),
+    "aarch64": ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features"),
+}
 
 
 @functools.cache
 def _described() -> dict[str, str]:
-    """The first core as Linux describes it; empty on other systems.
+    """The first core as Linux describes it; empty on other systems, and under an emulator that shows another machine's.
 
     Asking LLVM would mean loading it, which cached kernels make unnecessary.
     """
+    telling = _TELLING.get(platform.machine())
+    if telling is None:
+        return {}
     try:
         with open("/proc/cpuinfo") as file:
             lines = file.read(8192).partition("\n\n")[0].splitlines()
     except OSError:
         return {}
     facts = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in lines)}
-    return facts if all(name in facts for name in _TELLING) else {}
+    return {name: facts[name] for name in telling} if all(name in facts for name in telling) else {}
 
 
 @functools.cache
@@ -32,7 +38,7 @@ def features() -> frozenset[str]:
     """Names of the groups of instructions this machine has."""
     facts = _described()
     if facts:
-        return frozenset(facts["flags"].split())
+        return frozenset(list(facts.values())[-1].split())
     import llvmlite.binding as llvm
 
     return frozenset(name for name, is_there in llvm.get_host_cpu_features().items() if is_there)
@@ -53,7 +59,7 @@ def identity() -> str:
 
     facts = _described()
     if facts:
-        processor = " ".join(facts[name] for name in _TELLING)
+        processor = " ".join(facts.values())
     else:
         import llvmlite.binding as llvm
 

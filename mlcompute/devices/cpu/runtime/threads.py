@@ -13,9 +13,9 @@ import numpy as np
 
 from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.jit.cache import kernel_cache
+from mlcompute.devices.cpu.runtime import system
 from mlcompute.devices.cpu.runtime.machine import MAX_THREADS, default_thread_count
 from mlcompute.devices.host_memory import allocate
-from mlcompute.devices.interrupts import SIG_BLOCK, SIG_SETMASK, SIGNAL_SET
 from mlcompute.errors import DeviceError
 from mlcompute.ops.op import Array
 
@@ -68,6 +68,9 @@ def _pause(code: Code) -> None:
     if platform.machine() in ("x86_64", "AMD64", "i686"):
         code.declare("void @llvm.x86.sse2.pause()")
         code.do("call void @llvm.x86.sse2.pause()")
+    elif platform.machine() in ("aarch64", "arm64", "ARM64"):
+        code.declare("void @llvm.aarch64.isb(i32)")  # the instruction `yield` does nothing on most cores
+        code.do("call void @llvm.aarch64.isb(i32 15)")
 
 
 def _word(code: Code, base: str, index: str | int) -> str:
@@ -80,7 +83,6 @@ def _acquire(code: Code, address: str) -> str:
 
 def _wait_for(code: Code, address: str, relation: str, value: str) -> None:
     """Spin until the word is ("eq"), or is not ("ne"), a value, yielding the core now and then."""
-    code.declare("i32 @sched_yield()")
     spins = code.variable("i64", "0")
     head, body, give, again, done = (code.new_label(name) for name in ("spin", "body", "give", "again", "done"))
     code.do(f"br label %{head}")
@@ -94,21 +96,11 @@ def _wait_for(code: Code, address: str, relation: str, value: str) -> None:
     yields = code.let(f"icmp eq i64 {code.let(f'and i64 {count}, 127')}, 127")
     code.do(f"br i1 {yields}, label %{give}, label %{again}")
     code.start_block(give)
-    code.let("call i32 @sched_yield()")
+    system.give_up_core(code)
     code.do(f"br label %{again}")
     code.start_block(again)
     code.do(f"br label %{head}")
     code.start_block(done)
-
-
-def _block_signals(code: Code) -> str:
-    """Keep signals from this thread; where what was blocked before is written."""
-    code.declare("i32 @pthread_sigmask(i32, ptr, ptr)")
-    signals, before = (code.variable(f"[{len(SIGNAL_SET)} x i64]", "zeroinitializer") for _ in range(2))
-    for index, word in enumerate(SIGNAL_SET):
-        code.do(f"store i64 {word}, ptr {_word(code, signals, index)}")
-    code.let(f"call i32 @pthread_sigmask(i32 {SIG_BLOCK}, ptr {signals}, ptr {before})")
-    return before
 
 
 def tape_runner() -> Code:
@@ -124,7 +116,7 @@ def tape_runner() -> Code:
     is_caller = code.let("icmp eq i64 %thread, 0")
     signals = code.variable("ptr", "null")
     with code.when(is_caller):
-        code.set("ptr", signals, _block_signals(code))
+        code.set("ptr", signals, system.block_signals(code))
     tape, count, barrier = code.argument(TAPE, "ptr"), code.argument(COUNT), code.argument(BARRIER, "ptr")
     omp_get, omp_set = code.argument(OMP_GET, "ptr"), code.argument(OMP_SET, "ptr")
     has_omp = code.let(f"icmp ne ptr {omp_set}, null")
@@ -161,7 +153,7 @@ def tape_runner() -> Code:
     with code.when(has_omp):
         code.do(f"call void {omp_set}(i32 {code.get('i32', before)})")
     with code.when(is_caller):
-        code.let(f"call i32 @pthread_sigmask(i32 {SIG_SETMASK}, ptr {code.get('ptr', signals)}, ptr null)")
+        system.restore_signals(code, code.get("ptr", signals))
     return code
 
 
@@ -201,8 +193,7 @@ def _worker() -> Code:
     A generation's lowest bits say how many threads it has. No signal ever interrupts a worker: others handle them.
     """
     code = Code("worker")
-    _block_signals(code)
-    code.declare("i32 @sem_wait(ptr)")
+    system.block_signals(code)
     sleeping = _word(code, "%arguments", code.add(_SLEEPING, code.mul("%thread", 8)))
     semaphore = _word(code, "%arguments", code.add(_SEMAPHORES, code.mul("%thread", 8)))
     generation, seen = _word(code, "%arguments", _GENERATION), code.variable("i64", "0")
@@ -229,7 +220,7 @@ def _worker() -> Code:
     late = code.let(f"load atomic i64, ptr {generation} seq_cst, align 8")
     code.do(f"br i1 {code.let(f'icmp ne i64 {late}, ' + code.get('i64', seen))}, label %{go}, label %{sleep}")
     code.start_block(sleep)
-    code.let(f"call i32 @sem_wait(ptr {semaphore})")
+    system.wait(code, semaphore)
     code.do(f"br label %{again}")
     code.start_block(go)
     # Work arrived in between. If the leader saw the announcement it has posted, and the post must be consumed.
@@ -257,7 +248,6 @@ def _worker() -> Code:
 def _leader() -> Code:
     """Starts a generation of work, takes part as thread 0, and returns when all have finished."""
     code = Code("leader")
-    code.declare("i32 @sem_post(ptr)")
     generation = _word(code, "%arguments", _GENERATION)
     done = _word(code, "%arguments", _DONE)
     # A fork, or a failure, may have left the barrier in the middle of something: a new generation begins.
@@ -274,7 +264,7 @@ def _leader() -> Code:
         asleep = code.let(f"atomicrmw xchg ptr {sleeping}, i64 0 seq_cst")
         with code.when(code.let(f"icmp ne i64 {asleep}, 0")):
             semaphore = _word(code, "%arguments", code.add(_SEMAPHORES, code.mul(index, 8)))
-            code.let(f"call i32 @sem_post(ptr {semaphore})")
+            system.post(code, semaphore)
     run_tape = code.let(f"load ptr, ptr {_word(code, '%arguments', _RUN_TAPE)}")
     code.do(f"call void {run_tape}(i64 0, i64 %threads, ptr {job})")
     others = code.sub("%threads", 1)
@@ -293,6 +283,18 @@ def _leader() -> Code:
     return code
 
 
+def _stopper() -> Code:
+    """Tells all workers to return, those too that sleep."""
+    code = Code("stopper")
+    # A new generation wakes those that spin; they see the stop first, on processors that reorder writes, too.
+    code.do(f"store atomic i64 1, ptr {_word(code, '%arguments', _STOP)} release, align 8")
+    generation = _word(code, "%arguments", _GENERATION)
+    code.do(f"store atomic i64 {code.add(_acquire(code, generation), _GENERATIONS)}, ptr {generation} seq_cst, align 8")
+    with code.loop(1, "%threads") as index:
+        system.post(code, _word(code, "%arguments", code.add(_SEMAPHORES, code.mul(index, 8))))
+    return code
+
+
 def _serve(run: Any, thread: int, size: int, state: Array) -> None:
     """Run a worker. It keeps the team's state alive: memory it sleeps in must not be reused."""
     run(thread, size, state.ctypes.data)
@@ -303,17 +305,17 @@ class Team:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        run_tape, worker, leader = kernel_cache.addresses([tape_runner(), _worker(), _leader()])
+        codes = [tape_runner(), _worker(), _leader(), _stopper()]
+        run_tape, worker, leader, stopper = kernel_cache.addresses(codes)
         self._run_tape = KERNEL(run_tape)
-        self._lead = KERNEL(leader)
+        self._lead, self._stop = KERNEL(leader), KERNEL(stopper)
         self._state = allocate(8 * _STATE_WORDS).host.view(np.int64)
         self._address = self._state.ctypes.data
         self._state[_RUN_TAPE] = run_tape
         self._lock = threading.Lock()
         if size > 1:
-            libc = ctypes.CDLL(None)
             for thread in range(size):
-                libc.sem_init(ctypes.c_void_p(self._address + 8 * (_SEMAPHORES + 8 * thread)), 0, 0)
+                system.create_semaphore(self._address + 8 * (_SEMAPHORES + 8 * thread))
             run = KERNEL(worker)
             for thread in range(1, size):
                 try:
@@ -342,11 +344,4 @@ class Team:
         """Let the workers return."""
         if self.size > 1:
             with self._lock:
-                self._state[_STOP] = 1
-                # An empty generation wakes everybody; workers see the stop before they look for work.
-                empty = np.zeros(5, np.int64)
-                self._state[_JOB] = empty.ctypes.data
-                self._state[_GENERATION] += _GENERATIONS
-                libc = ctypes.CDLL(None)
-                for thread in range(1, self.size):
-                    libc.sem_post(ctypes.c_void_p(self._address + 8 * (_SEMAPHORES + 8 * thread)))
+                self._stop(0, self.size, self._address)
