@@ -23,6 +23,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SMALL: dict[str, dict[str, Any]] = {
     "detector": {"steps": 40, "batch": 4},
     "drawing_classifier": {"count": 150, "batch": 16, "epochs": 6},
+    "federated": {"rounds": 4},
     "linked_graphs": {"steps": 60},
     "many_processes": {"processes": 2, "epochs": 1},
     "lstm_forecaster": {"steps": 100},

@@ -102,5 +102,5 @@ def _save_weights(path: str, graph: mlc.Graph) -> None:
     import safetensors.numpy
 
     arrays = {name: np.ascontiguousarray(array) for name, array in mlc.to_state_dict(graph).items()}
-    content = safetensors.numpy.save(arrays, metadata={"format": "np"})
+    content = safetensors.numpy.save(arrays, metadata={"format": "pt"})  # which readers of the Hugging Face Hub want
     replace_file(path, lambda file: file.write(content), "convert")

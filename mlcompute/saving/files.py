@@ -177,7 +177,7 @@ def _write(path: str, arrays: Mapping[str, Array], texts: Mapping[str, str], unc
 
     def header(manifest: Mapping[str, str], own: str) -> bytes:
         listed = {PREFIX + "manifest": to_text(dict(manifest)), PREFIX + "header": own}
-        return header_bytes(entries, {**texts, **listed})
+        return header_bytes(entries, {"format": "pt", **texts, **listed})  # which readers of the Hugging Face Hub want
 
     # Hashes have a fixed length, so the place of the data is known before they are.
     data_start = len(header(dict.fromkeys(entries, NO_HASH), NO_HASH))

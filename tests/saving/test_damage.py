@@ -311,6 +311,7 @@ TEXTS = ["description", "state", "manifest", "facts", "progress"]
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
+@pytest.mark.filterwarnings("ignore:.*learning_rate is")  # changed to one that can be meant but hardly is
 @pytest.mark.parametrize("key", TEXTS)
 @given(data=st.data())
 @QUICK
@@ -319,6 +320,7 @@ def test_changed_texts_are_refused_or_understood(key: str, whole: bytes, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*learning_rate is")  # changed to one that can be meant but hardly is
 @pytest.mark.parametrize("key", TEXTS)
 @given(data=st.data())
 @settings(max_examples=5_000, deadline=None, suppress_health_check=list(HealthCheck))

@@ -38,6 +38,8 @@ def test_the_safetensors_library_reads_our_files(tmp_path: Path) -> None:
     mlc.save(path, training, arrays=ARRAYS)
     ours = mlc.Checkpoint(path)
     theirs = safetensors.numpy.load_file(str(path))
+    with safetensors.safe_open(path, "np") as opened:
+        assert opened.metadata()["format"] == "pt", "tools of the Hugging Face Hub refuse files without it"
     assert theirs.keys() == ours.entries.keys()
     for name, array in theirs.items():
         assert array.shape == ours[name].shape
