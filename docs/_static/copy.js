@@ -1,4 +1,4 @@
-// A button on every block of code that copies it. Where a block shows output (text) there is none.
+// A button on every block of code that copies it. Blocks with output (text, pycon) have none.
 "use strict";
 
 function addCopyButton(code) {
@@ -19,5 +19,5 @@ function addCopyButton(code) {
 
 document.addEventListener("DOMContentLoaded", () => {
   if (!navigator.clipboard) return; // browsers give it to https:, file: and localhost only
-  document.querySelectorAll("article div[class*='highlight-']:not(.highlight-text) pre").forEach(addCopyButton);
+  document.querySelectorAll("article div[class*='highlight-']:not(.highlight-text):not(.highlight-pycon) pre").forEach(addCopyButton);
 });
