@@ -44,7 +44,11 @@ def read(digest: str) -> bytes | None:
 
 
 def write(digest: str, code: bytes) -> None:
-    """Keep machine code. Readers see a full file or none; a folder that cannot be written is not an error."""
+    """Keep machine code. Readers see a full file or none; a folder that cannot be written is not an error.
+
+    One file in 256, by its digest, is the occasion to sweep the folder: looking at every file after every write would
+    take longer than compiling, once there are thousands of them.
+    """
     folder = cache_folder()
     if folder is None:
         return
@@ -58,24 +62,25 @@ def write(digest: str, code: bytes) -> None:
         except OSError:
             os.unlink(name)
             raise
-
-
-def shrink() -> None:
-    """Sweep up what a killed process left, and keep the folder under its size."""
-    folder = cache_folder()
-    if folder is not None:
-        with contextlib.suppress(OSError):
+        if digest.startswith("00"):
             _sweep(folder)
 
 
 def _sweep(folder: Path) -> None:
-    for path in folder.glob("*.tmp"):
-        if time.time() - path.stat().st_mtime > _ABANDONED:
-            path.unlink(missing_ok=True)
-    files = sorted(folder.glob("*.o"), key=lambda path: path.stat().st_mtime)
-    total = sum(path.stat().st_size for path in files)
-    for path in files:
+    """Delete what a killed process left, and the oldest files while the folder is larger than its limit."""
+    kept: list[tuple[float, int, str]] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # another process sweeps, too
+                status = entry.stat()
+                if entry.name.endswith(".o"):
+                    kept.append((status.st_mtime, status.st_size, entry.path))
+                elif entry.name.endswith(".tmp") and time.time() - status.st_mtime > _ABANDONED:
+                    os.unlink(entry.path)
+    total = sum(size for _, size, _ in kept)
+    for _, size, path in sorted(kept):
         if total <= CACHE_BYTES:
             break
-        total -= path.stat().st_size
-        path.unlink(missing_ok=True)
+        total -= size
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)

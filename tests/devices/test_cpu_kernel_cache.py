@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -161,9 +160,10 @@ def test_the_oldest_files_leave_when_there_are_too_many(folder: Path, monkeypatc
         (folder / f"{number}.o").write_bytes(bytes(1000))
         os.utime(folder / f"{number}.o", (number + 1, number + 1))
     monkeypatch.setattr(kernel_files, "CACHE_BYTES", 5000)
-    kernel_files.write("new", bytes(968))
-    kernel_files.shrink()
-    assert sorted(path.stem for path in folder.iterdir()) == ["4", "5", "6", "7", "new"]
+    kernel_files.write("01", bytes(968))
+    assert len(list(folder.iterdir())) == 9, "not every file is an occasion to sweep"
+    kernel_files.write("00", bytes(968))
+    assert sorted(path.stem for path in folder.iterdir()) == ["00", "01", "5", "6", "7"]
 
 
 def test_what_a_killed_process_left_is_swept(folder: Path) -> None:
@@ -171,28 +171,26 @@ def test_what_a_killed_process_left_is_swept(folder: Path) -> None:
     for name, age in (("old.tmp", 7200), ("new.tmp", 0)):
         (folder / name).touch()
         os.utime(folder / name, (time.time() - age,) * 2)
-    kernel_files.write("code", bytes(10))
-    kernel_files.shrink()
-    assert sorted(path.name for path in folder.iterdir()) == ["code.o", "new.tmp"]
+    kernel_files.write("00", bytes(10))
+    assert sorted(path.name for path in folder.iterdir()) == ["00.o", "new.tmp"]
 
 
 def test_files_that_vanish_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process may shrink the same folder at the same time."""
+    """Another process may sweep the same folder at the same time."""
     folder.mkdir()
+    (folder / "gone.o").symlink_to(folder / "nothing")  # listed, but there is nothing to ask for its size
     for number in range(3):
         (folder / f"{number}.o").write_bytes(bytes(1000))
+    unlink = os.unlink
+
+    def late(path: str) -> None:
+        unlink(path)
+        raise FileNotFoundError(path)
+
     monkeypatch.setattr(kernel_files, "CACHE_BYTES", 0)
-    glob = Path.glob
-
-    def vanishing(self: Path, pattern: str) -> Iterator[Path]:
-        found = list(glob(self, pattern))
-        for path in found[:1]:
-            path.unlink()
-        return iter(found)
-
-    monkeypatch.setattr(Path, "glob", vanishing)
-    kernel_files.write("new", bytes(10))
-    kernel_files.shrink()
+    monkeypatch.setattr(kernel_files.os, "unlink", late)
+    kernel_files.write("00", bytes(10))
+    assert [path.name for path in folder.iterdir()] == ["gone.o"]
 
 
 AT_ONCE = """

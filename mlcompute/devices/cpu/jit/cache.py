@@ -99,7 +99,6 @@ def _compiled(kernels: Mapping[str, Code]) -> dict[str, bytes]:
         made = dict(zip(missing, map(_kept, objects, missing), strict=True))
         for key, kept in made.items():
             kernel_files.write(_digest(key), kept)
-        kernel_files.shrink()
         known |= made
     return known
 

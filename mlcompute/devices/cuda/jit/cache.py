@@ -29,7 +29,6 @@ def machine_code(sources: Sequence[str], architecture: str) -> list[bytes]:
         for source, code in zip(missing, made, strict=True):
             kernel_files.write(digests[source], code)
             known[source] = code
-        kernel_files.shrink()
     return [known[source] or b"" for source in sources]
 
 
