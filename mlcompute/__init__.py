@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mlcompute import debug, initializers, onnx
+from mlcompute import debug, onnx
 from mlcompute.building.expressions import concatenate, cross_entropy, maximum, minimum, stack, where
 from mlcompute.device import Device
 from mlcompute.enums import (
@@ -117,7 +117,7 @@ from mlcompute.tensor_data import TensorData
 from mlcompute.training import TrainingGraph
 
 if TYPE_CHECKING:
-    from mlcompute import data
+    from mlcompute import data, initializers
     from mlcompute.debug.gradients import GradientReport, check_gradients
     from mlcompute.generation import NextToken, generate
     from mlcompute.optimizers.lbfgs import LBFGS
@@ -294,6 +294,7 @@ _LATER = {
     "schedules": "mlcompute.trainer",
     "check_gradients": "mlcompute.debug.gradients",
     "data": "mlcompute.data",
+    "initializers": "mlcompute.initializers",
     "Checkpoint": "mlcompute.saving",
     "RestoreReport": "mlcompute.saving",
     "Evaluation": "mlcompute.runs",
@@ -311,7 +312,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'mlcompute' has no attribute {name!r}{advice_for_attribute(name)}")
     module = importlib.import_module(_LATER[name])
-    value = globals()[name] = module if name == "data" else getattr(module, name)
+    value = globals()[name] = module if module.__name__ == f"mlcompute.{name}" else getattr(module, name)
     return value
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from mlcompute.enums import RandomInitializerType
 from mlcompute.errors import DataError
 
 __all__ = [
@@ -213,3 +214,18 @@ class Orthogonal:
         # Without a rule for the signs, the result would not be distributed evenly among all orthogonal matrices.
         q = q * np.where(np.diagonal(r) < 0, -1.0, 1.0)
         return self.gain * np.ascontiguousarray(q if rows >= columns else q.T).reshape(shape)
+
+
+#: Those that need no numbers, or have the usual ones, as `initializer="he_normal"` names them.
+BY_NAME: dict[str, RandomInitializerType | Initializer] = {
+    "glorot_uniform": RandomInitializerType.GLOROT_UNIFORM,
+    "glorot_normal": RandomInitializerType.XAVIER,
+    "he_uniform": HeUniform(),
+    "he_normal": HeNormal(),
+    "orthogonal": Orthogonal(),
+    "truncated_normal": TruncatedNormal(),
+    "uniform": Uniform(),
+    "normal": Normal(),
+    "zeros": Constant(0.0),
+    "ones": Constant(1.0),
+}

@@ -23,14 +23,21 @@ class _Stream:
         self.seed: int | None = None
         #: How often the stream was restarted; whoever keeps a key notices by it.
         self.restarts = 0
-        self.generator = np.random.Generator(np.random.Philox())
+        #: Made when it is first drawn from: `numpy.random` is imported then, and not with this package.
+        self._generator: np.random.Generator | None = None
+
+    @property
+    def generator(self) -> np.random.Generator:
+        if self._generator is None:
+            self._generator = np.random.Generator(np.random.Philox())
+        return self._generator
 
     def restart(self, seed: int) -> None:
         with self.lock:
             self.seed = seed
             self.restarts += 1
             # NumPy seeds are unsigned; the two's complement keeps every signed 64-bit seed distinct.
-            self.generator = np.random.Generator(np.random.Philox(seed % 2**64))
+            self._generator = np.random.Generator(np.random.Philox(seed % 2**64))
 
     def uniform(self, size: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         with self.lock:
@@ -69,7 +76,7 @@ class _Stream:
         generator.state = state
         with self.lock:
             self.seed = position["seed"]
-            self.generator = np.random.Generator(generator)
+            self._generator = np.random.Generator(generator)
 
 
 stream = _Stream()

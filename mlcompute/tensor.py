@@ -15,7 +15,6 @@ from mlcompute.devices.foreign_array import Lying, is_on_gpu
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.foreign_names import TENSOR_ATTRIBUTES, advice_for_attribute
-from mlcompute.initializers import Initializer
 from mlcompute.runtime import quantization
 from mlcompute.runtime.array_protocols import Exchanged
 from mlcompute.runtime.random_values import Redrawn, Rescaled, random_values
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from mlcompute.device import Device
     from mlcompute.devices.device import Engine
     from mlcompute.graph import Graph
+    from mlcompute.initializers import Initializer
 
 __all__ = ["Tensor", "TensorDescriptor", "TensorOptimizerDeviceData", "TensorParameter", "moments", "tensor_ids"]
 

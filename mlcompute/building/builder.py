@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from mlcompute import initializers
 from mlcompute.building.choices import ActivationName
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, GraphError, ShapeError
@@ -22,6 +21,7 @@ from mlcompute.tensor_data import Array, ArrayLike
 
 if TYPE_CHECKING:
     from mlcompute.graph import Graph
+    from mlcompute.initializers import Initializer
 
 Choice = TypeVar("Choice")
 
@@ -35,23 +35,9 @@ Operand = Tensor | float | Array
 _BUILDING: ContextVar[tuple[Any, ...]] = ContextVar("mlcompute graphs", default=())
 
 #: What users may write for what weights start from: its name, one of ML Compute's, or any of `mlc.initializers`.
-Initial = str | RandomInitializerType | initializers.Initializer
+Initial: TypeAlias = "str | RandomInitializerType | Initializer"
 
 GLOROT = RandomInitializerType.GLOROT_UNIFORM
-
-#: The initializers that need no numbers, or have the usual ones.
-INITIALIZERS: dict[str, RandomInitializerType | initializers.Initializer] = {
-    "glorot_uniform": GLOROT,
-    "glorot_normal": RandomInitializerType.XAVIER,
-    "he_uniform": initializers.HeUniform(),
-    "he_normal": initializers.HeNormal(),
-    "orthogonal": initializers.Orthogonal(),
-    "truncated_normal": initializers.TruncatedNormal(),
-    "uniform": initializers.Uniform(),
-    "normal": initializers.Normal(),
-    "zeros": initializers.Constant(0.0),
-    "ones": initializers.Constant(1.0),
-}
 
 #: The activations that need no constants, or have the usual ones.
 ACTIVATIONS = {
@@ -383,8 +369,10 @@ def label_constants(result: Tensor, tensors: Iterable[object], given: Iterable[o
 def fresh(*shape: int, like: Tensor, initializer: Initial = GLOROT) -> Tensor:
     """New random weights; layers bring them to their true fans. Of the source's type if that is floating."""
     if isinstance(initializer, str):
+        from mlcompute.initializers import BY_NAME  # not with the package: few write a name, and it takes long
+
         fix = "or an object of mlc.initializers, or a function of (shape, fans, random)"
-        initializer = chosen("Graph", "initializer", INITIALIZERS, initializer, fix)
+        initializer = chosen("Graph", "initializer", BY_NAME, initializer, fix)
     return Tensor(shape=shape, random_initializer_type=initializer, data_type=_floating(like))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import time
 from pathlib import Path
 
@@ -52,6 +51,8 @@ def write(digest: str, code: bytes) -> None:
     folder = cache_folder()
     if folder is None:
         return
+    import tempfile  # slow to import, and not needed where every kernel is there already
+
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=folder, suffix=".tmp")

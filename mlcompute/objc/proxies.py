@@ -12,6 +12,7 @@ from typing import Any
 
 from mlcompute.enums import debug_description
 from mlcompute.execution import Execution
+from mlcompute.initializers import Initializer
 from mlcompute.objc.names import Member
 
 
@@ -164,7 +165,8 @@ def _enumerations(target: Callable[..., Any]) -> dict[str, type[enum.IntEnum] | 
     """Parameters that take a value of an enumeration: Objective-C passes plain numbers."""
     function = target.__init__ if inspect.isclass(target) else target
     try:
-        hints = typing.get_type_hints(function)
+        # The one name in public signatures that its file does not import, so that `import mlcompute` stays quick.
+        hints = typing.get_type_hints(function, localns={"Initializer": Initializer})
     except (NameError, TypeError):
         return {}
     found: dict[str, type[enum.IntEnum] | type[enum.IntFlag]] = {}

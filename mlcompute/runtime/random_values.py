@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mlcompute.enums import RandomInitializerType
 from mlcompute.errors import DataError
-from mlcompute.initializers import Initializer
 from mlcompute.ops.op import Array
 from mlcompute.platform import stream
 from mlcompute.tensor_descriptor import TensorDescriptor
+
+if TYPE_CHECKING:
+    from mlcompute.initializers import Initializer
 
 
 def random_values(

@@ -25,7 +25,7 @@ from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat_constant
 from mlcompute.devices.cpu.codegen.simd import SimdValue
 from mlcompute.devices.cpu.gemm.packed_gemm import FLOPS_PER_NS, call_packed_gemm, packed_gemm, panel_width
-from mlcompute.devices.cpu.kernels.winograd_transforms import FORMS, Form, Matrix, apply_2d, transposed
+from mlcompute.devices.cpu.kernels.winograd_transforms import Form, Matrix, apply_2d, forms, transposed
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
 from mlcompute.devices.loop_nest import Operand, Operands, enough_rows
@@ -110,9 +110,8 @@ class Sizes:
 def winograd_sizes(step: Step) -> Sizes | None:
     """The sizes of a step that this form suits, None for all others. Depth and channels are those of the product."""
     a, (x, w, y) = step.attributes, convolution_shapes(step)
-    if len(w) != 4:
+    if len(w) != 4 or w[2] != w[3] or not is_allowed():
         return None
-    forms = FORMS.get(w[2], ()) if w[2] == w[3] and is_allowed() else ()
     if a["groups"] != 1 or (*a["strides"], *a["dilations"]) != (1, 1, 1, 1):
         return None
     lanes, (top, _, left, _), most = vector_lanes(), a["padding"], w[2] - 1
@@ -123,7 +122,7 @@ def winograd_sizes(step: Step) -> Sizes | None:
         (source, depth), (result, channels) = (y[2:], w[0]), (x[2:], w[1])
     else:
         (source, depth), (result, channels) = (x[2:], w[1]), (y[2:], w[0])
-    fitting = [Sizes(form, x[0], source, depth, result, channels, top, left) for form in forms]
+    fitting = [Sizes(form, x[0], source, depth, result, channels, top, left) for form in forms(w[2])]
     fitting = [sizes for sizes in fitting if sizes.tiles >= _LEAST_TILES]
     return min(fitting, key=lambda sizes: sizes.cost, default=None)
 

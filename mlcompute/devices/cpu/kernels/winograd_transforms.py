@@ -8,6 +8,7 @@ form read backwards: dw = Gᵀ ((A dy) * (Bᵀ x)).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,7 +64,13 @@ def _with_roots(roots: Sequence[Fraction]) -> list[Fraction]:
 #: accurate as a plain sum. With 2 and -1/2, each the other's negative reciprocal, the others stay within two or three
 #: times the error of a plain sum (with 2 and -2 it would be six to ten).
 _SIX = ("0", "1", "-1", "2", "-1/2")
-FORMS = {3: (form(2, 3, "0", "1", "-1"), form(4, 3, *_SIX)), 5: (form(2, 5, *_SIX),)}
+_POINTS = {3: [(2, ("0", "1", "-1")), (4, _SIX)], 5: [(2, _SIX)]}
+
+
+@functools.cache
+def forms(taps: int) -> tuple[Form, ...]:
+    """Those for a filter of so many taps, the one with fewer outputs per tile first; none for most."""
+    return tuple(form(outputs, taps, *points) for outputs, points in _POINTS.get(taps, ()))
 
 
 def transposed(matrix: Matrix) -> Matrix:

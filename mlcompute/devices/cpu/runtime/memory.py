@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 from mlcompute.ops.op import Array
 
 #: The smallest page an operating system hands out.
@@ -25,6 +23,8 @@ def touch(zeros: Array, threads: int) -> None:
     if parts < 2:
         pages[...] = 0
         return
+    from concurrent.futures import ThreadPoolExecutor  # slow to import, and small programs do without it
+
     share = -(-len(pages) // parts)
     with ThreadPoolExecutor(parts) as pool:  # NumPy lets other threads run while it writes
         list(pool.map(lambda first: pages[first : first + share].fill(0), range(0, len(pages), share)))
