@@ -64,7 +64,7 @@ def _with_roots(roots: Sequence[Fraction]) -> list[Fraction]:
 #: accurate as a plain sum. With 2 and -1/2, each the other's negative reciprocal, the others stay within two or three
 #: times the error of a plain sum (with 2 and -2 it would be six to ten).
 _SIX = ("0", "1", "-1", "2", "-1/2")
-_POINTS = {3: [(2, ("0", "1", "-1")), (4, _SIX)], 5: [(2, _SIX)]}
+_POINTS: dict[int, list[tuple[int, tuple[str, ...]]]] = {3: [(2, ("0", "1", "-1")), (4, _SIX)], 5: [(2, _SIX)]}
 
 
 @functools.cache
