@@ -148,9 +148,12 @@ class Device:
         return [cpu_engine()]
 
     @classmethod
-    def cpu(cls) -> Device:
-        """The CPU. A DeviceError only where the system is untested and native code fails its self-test there."""
-        return cls(DeviceType.CPU)
+    def cpu(cls, *, precision: Precision = "float32") -> Device:
+        """The CPU. A DeviceError only where the system is untested and native code fails its self-test there.
+
+        precision   "float32" or "bf16": see `Device`
+        """
+        return cls(DeviceType.CPU, precision=precision)
 
     @classmethod
     def gpu(cls, *, precision: Precision = "float32") -> Device | None:

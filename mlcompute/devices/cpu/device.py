@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 import weakref
@@ -15,7 +16,8 @@ from mlcompute.devices import register
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.jit.cache import kernel_cache
-from mlcompute.devices.cpu.kernels.table import KERNELS, READS, SUPPORTS, WORKSPACES
+from mlcompute.devices.cpu.kernels.table import KERNELS, READS, SUPPORTS, WORKSPACES, reads_bfloat16
+from mlcompute.devices.cpu.kernels.widened import widened, widened_entries, widened_workspace
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.machine import default_thread_count
 from mlcompute.devices.cpu.runtime.memory import address_of, touch
@@ -52,6 +54,7 @@ class Cpu(Engine):
     name = "cpu"
     device_type = DeviceType.CPU
     traits = Traits(fuses_elementwise=True, channels_last=True)
+    precisions = ("float32", "bf16")
 
     def __init__(self, threads: int | None = None) -> None:
         #: Threads that work together on one program.
@@ -94,14 +97,14 @@ class Cpu(Engine):
 
     def supports(self, step: Step) -> bool:
         supports = SUPPORTS.get(step.op.name)
-        return supports is None or supports(step)
+        return supports is None or supports(step if reads_bfloat16(step) else widened(step))
 
     def needs_dense(self, steps: Sequence[Step], views: Mapping[Value, Value]) -> Mapping[Step, Sequence[Value]]:
         operands: Operands | None = None
         needed: dict[Step, Sequence[Value]] = {}
         for step in steps:
             reads = READS.get(step.op.name)
-            if reads is None or views.keys().isdisjoint(step.inputs):
+            if reads is None or views.keys().isdisjoint(step.inputs) or not reads_bfloat16(step):
                 continue
             if operands is None:
                 operands = Operands(steps, views)
@@ -111,6 +114,8 @@ class Cpu(Engine):
 
     def workspace(self, step: Step) -> int:
         measure = WORKSPACES.get(step.op.name)
+        if not reads_bfloat16(step):
+            measure = functools.partial(widened_workspace, measure=measure)
         if measure is None:
             return 0
         with held:  # making primitives leaves much to destroy, and what is raised in destructors is lost
@@ -161,6 +166,8 @@ class CpuExecutable(Executable):
             if step.op.is_view and step.results[0] in program.plan.views:
                 continue
             maker = KERNELS.get(step.op.name)
+            if maker is not None and not reads_bfloat16(step):
+                maker = functools.partial(widened_entries, maker=maker)
             made = maker(step, self._operands) if maker is not None else None
             self._entries.extend(made if made is not None else [step])
             names = dict.fromkeys(entry.kernel for entry in made or ())

@@ -12,23 +12,39 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from mlcompute.devices.cpu.runtime.machine import vector_lanes as vector_lanes
+from mlcompute.ops.bfloat16 import is_bfloat16
 
+
+class _MemoryTypes(dict[np.dtype[Any], str]):
+    """A table that also knows bfloat16, which is not `in` it: kernels that read it say so themselves."""
+
+    def __missing__(self, dtype: np.dtype[Any]) -> str:
+        if not is_bfloat16(dtype):
+            raise KeyError(dtype)
+        return BFLOAT16
+
+
+#: bfloat16 in memory: two bytes. `Line` reads and writes it as float, in instructions that every machine has.
+BFLOAT16 = "bfloat"
 #: NumPy dtype -> LLVM type of an element in memory. Booleans take a byte there and a bit in registers.
-MEMORY_TYPES = {
-    np.dtype(np.float32): "float",
-    np.dtype(np.float16): "half",
-    np.dtype(np.float64): "double",
-    np.dtype(np.int32): "i32",
-    np.dtype(np.uint32): "i32",
-    np.dtype(np.int64): "i64",
-    np.dtype(np.int8): "i8",
-    np.dtype(np.uint8): "i8",
-    np.dtype(np.bool_): "i8",
-}
+MEMORY_TYPES = _MemoryTypes(
+    {
+        np.dtype(np.float32): "float",
+        np.dtype(np.float16): "half",
+        np.dtype(np.float64): "double",
+        np.dtype(np.int32): "i32",
+        np.dtype(np.uint32): "i32",
+        np.dtype(np.int64): "i64",
+        np.dtype(np.int8): "i8",
+        np.dtype(np.uint8): "i8",
+        np.dtype(np.bool_): "i8",
+    }
+)
 
 
 def float_literal(value: float) -> str:
@@ -268,7 +284,16 @@ def integers(value: int, lanes: int, type_: str = "i32") -> str:
 
 def type_suffix(type_: str) -> str:
     """How intrinsics spell a type: float -> f32, <8 x float> -> v8f32."""
-    names = {"float": "f32", "double": "f64", "half": "f16", "i32": "i32", "i64": "i64", "i8": "i8", "i1": "i1"}
+    names = {
+        "float": "f32",
+        "double": "f64",
+        "half": "f16",
+        "i32": "i32",
+        "i64": "i64",
+        "i16": "i16",
+        "i8": "i8",
+        "i1": "i1",
+    }
     if type_.startswith("<"):
         lanes, _, element = type_[1:-1].partition(" x ")
         return f"v{lanes}{names[element]}"
@@ -278,4 +303,4 @@ def type_suffix(type_: str) -> str:
 def align_of(type_: str) -> int:
     """Alignment promised to loads and stores: that of an element, since views may start anywhere."""
     element = type_[1:-1].partition(" x ")[2] if type_.startswith("<") else type_
-    return {"float": 4, "double": 8, "half": 2, "i32": 4, "i64": 8, "i8": 1, "i1": 1, "ptr": 8}[element]
+    return {"float": 4, "double": 8, "half": 2, "i16": 2, "i32": 4, "i64": 8, "i8": 1, "i1": 1, "ptr": 8}[element]

@@ -14,6 +14,7 @@ import numpy as np
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, Variable, row_groups, splat_constant, vector_loop
 from mlcompute.devices.cpu.codegen.simd import SimdValue, select
+from mlcompute.ops.bfloat16 import computed_type
 
 #: Vectors a line is reduced by at once, to hide the latency of an addition.
 _WAYS = 4
@@ -116,6 +117,7 @@ def combiner_for(name: str, dtype: np.dtype[Any]) -> Combiner | None:
             return None
         prepare: Callable[[SimdValue], SimdValue] = _same if dtype.kind == "b" else _is_not_zero
         return Combiner(name, "i8", int(name == "all"), _or if name == "any" else _and, prepare=prepare)
+    dtype = computed_type(dtype)
     if dtype not in (np.float32, np.int32, np.int64):
         return None
     element, floating = MEMORY_TYPES[dtype], dtype.kind == "f"

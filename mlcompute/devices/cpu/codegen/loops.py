@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
-from mlcompute.devices.cpu.codegen.code import Code, align_of, type_suffix, vector, vector_lanes
-from mlcompute.devices.cpu.codegen.simd import SimdValue, literal
+from mlcompute.devices.cpu.codegen.code import BFLOAT16, Code, align_of, type_suffix, vector, vector_lanes
+from mlcompute.devices.cpu.codegen.simd import SimdValue, from_bfloat16, literal, to_bfloat16
 from mlcompute.devices.loop_nest import Axis
 
 # Axes -------------------------------------------------------------------------------------------------------------
@@ -88,7 +89,10 @@ class Line:
     def load(
         self, index: str | int, mask: str | None = None, otherwise: float = 0.0, lanes: int | None = None
     ) -> SimdValue:
-        """A vector from `index` on; lanes outside the mask are not read and hold `otherwise`."""
+        """A vector from `index` on, bfloat16 as float; lanes outside the mask are not read and hold `otherwise`."""
+        if self.element == BFLOAT16:
+            fill = bfloat16_bits(otherwise)
+            return from_bfloat16(replace(self, element="i16").load(index, mask, fill, lanes))
         code, lanes = self.code, lanes or vector_lanes()
         type_ = vector(self.element, lanes)
         if lanes == 1 or (self.stride is None and mask is None):
@@ -108,7 +112,10 @@ class Line:
         return SimdValue(code, code.let(text), self.element, lanes)
 
     def store(self, index: str | int, value: SimdValue, mask: str | None = None) -> None:
-        """Write a vector from `index` on; lanes outside the mask are left alone."""
+        """Write a vector from `index` on; lanes outside the mask are left alone. Float is rounded to bfloat16."""
+        if self.element == BFLOAT16:
+            replace(self, element="i16").store(index, to_bfloat16(value), mask)
+            return
         code, lanes = self.code, value.lanes
         if lanes == 1 or (self.stride is None and mask is None):
             code.store(self.address(index), value.type, value.name)
@@ -131,6 +138,11 @@ class Line:
         offsets = steps * SimdValue(self.code, self.code.splat(self.stride, "i64", lanes), "i64", lanes)
         first = self.address(index)
         return self.code.let(f"getelementptr {self.element}, ptr {first}, {offsets.type} {offsets.name}")
+
+
+def bfloat16_bits(value: float) -> int:
+    """The bits of a number that bfloat16 has exactly, or of the next one toward zero."""
+    return int(struct.unpack("<I", struct.pack("<f", value))[0] >> 16)
 
 
 def line_stride(args: KernelArguments, stride: int) -> str | None:

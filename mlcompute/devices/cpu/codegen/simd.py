@@ -176,6 +176,21 @@ def select(mask: SimdValue, a: SimdValue | float, b: SimdValue | float) -> SimdV
     return like.let(f"select {mask.type} {mask.name}, {a.type} {a.name}, {b.type} {b.name}")
 
 
+def from_bfloat16(x: SimdValue) -> SimdValue:
+    """The bits of bfloat16 as float."""
+    wide = x.let(f"zext {x.type} {x.name} to {vector('i32', x.lanes)}", "i32")
+    return (wide << 16).from_bits()
+
+
+def to_bfloat16(x: SimdValue) -> SimdValue:
+    """Float rounded to the bits of bfloat16, half to even; a NaN stays one."""
+    bits = x.bits()
+    odd = bits.let(f"lshr {bits.type} {bits.name}, {bits.like(16).name}") & 1
+    kept = select(x.is_nan(), bits | 0x400000, bits + 0x7FFF + odd)
+    high = kept.let(f"lshr {kept.type} {kept.name}, {kept.like(16).name}")
+    return high.let(f"trunc {high.type} {high.name} to {vector('i16', high.lanes)}", "i16")
+
+
 def polynomial(x: SimdValue, coefficients: Sequence[float]) -> SimdValue:
     """c0 + c1 x + c2 x² + ..., by Horner's rule."""
     *rest, last = coefficients

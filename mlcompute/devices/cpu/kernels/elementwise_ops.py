@@ -1,8 +1,8 @@
 """Elementwise ops on registers: one op of `mlcompute.ops.elementwise` on `lanes` elements, with NumPy's results.
 
-Booleans are bits (i1) in registers and bytes in memory. float16 computes in float32 and rounds after every op, as NumPy
-does. What is not served here (`supports_elementwise`) has no kernel: integer powers, and the transcendental functions
-of float64.
+Booleans are bits (i1) in registers and bytes in memory. float16 and bfloat16 compute in float32 and round after every
+op, as NumPy does. What is not served here (`supports_elementwise`) has no kernel: integer powers, and the transcendental
+functions of float64.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import numpy as np
 
 from mlcompute.devices.cpu.codegen import math
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector
-from mlcompute.devices.cpu.codegen.simd import SimdValue, select
+from mlcompute.devices.cpu.codegen.simd import SimdValue, from_bfloat16, select, to_bfloat16
 from mlcompute.devices.cpu.runtime.machine import features
+from mlcompute.ops.bfloat16 import computed_type, is_bfloat16
 
 DType = np.dtype[Any]
 _BOOL, _HALF, _FLOAT = np.dtype(np.bool_), np.dtype(np.float16), np.dtype(np.float32)
@@ -25,19 +26,24 @@ _BOOL, _HALF, _FLOAT = np.dtype(np.bool_), np.dtype(np.float16), np.dtype(np.flo
 
 def register_type(dtype: DType) -> str:
     """The LLVM type of an element in a register."""
-    return "i1" if dtype == _BOOL else MEMORY_TYPES[dtype]
+    return "i1" if dtype == _BOOL else _loaded_type(dtype)
+
+
+def _loaded_type(dtype: DType) -> str:
+    """The LLVM type that an element is loaded and stored as: bfloat16 as its bits."""
+    return "i16" if is_bfloat16(dtype) else MEMORY_TYPES[dtype]
 
 
 def load_element(code: Code, pointer: str, dtype: DType, lanes: int) -> str:
     """The elements at an address, as a register."""
-    memory = vector(MEMORY_TYPES[dtype], lanes)
+    memory = vector(_loaded_type(dtype), lanes)
     value = code.load(pointer, memory)
     return SimdValue(code, value, "i8", lanes).differs(0).name if dtype == _BOOL else value
 
 
 def store_element(code: Code, pointer: str, dtype: DType, value: str, lanes: int) -> None:
     """Put a register's elements at an address."""
-    memory = vector(MEMORY_TYPES[dtype], lanes)
+    memory = vector(_loaded_type(dtype), lanes)
     if dtype == _BOOL:
         value = code.let(f"zext {vector('i1', lanes)} {value} to {memory}")
     code.store(pointer, memory, value)
@@ -46,7 +52,8 @@ def store_element(code: Code, pointer: str, dtype: DType, value: str, lanes: int
 def supports_elementwise(op_name: str, operand_types: Sequence[DType], result_type: DType) -> bool:
     """Whether `emit_elementwise` has this op for these types."""
     types = [*operand_types, result_type]
-    if any(dtype not in MEMORY_TYPES for dtype in types) or (_HALF in types and not has_half()):
+    known = all(dtype in MEMORY_TYPES or is_bfloat16(dtype) for dtype in types)
+    if not known or (_HALF in types and not has_half()):
         return False
     if op_name == "convert":
         return len(operand_types) == 1
@@ -63,8 +70,8 @@ def supports_elementwise(op_name: str, operand_types: Sequence[DType], result_ty
     if op_name in _ARITHMETIC or op_name == "divide":
         return result_type != _BOOL
     if op_name in _FLOATING:
-        return result_type.kind == "f"
-    return (op_name in _FUNCTIONS or op_name == "pow") and result_type in (_FLOAT, _HALF)
+        return result_type.kind == "f" or is_bfloat16(result_type)
+    return (op_name in _FUNCTIONS or op_name == "pow") and computed_type(result_type) in (_FLOAT, _HALF)
 
 
 def emit_elementwise(
@@ -90,14 +97,16 @@ def _emit(op_name: str, values: list[SimdValue], types: list[DType], result_type
         return values[0]
     if op_name == "convert":
         return _convert(values[0], types[0], result_type)
-    if op_name in _LOGIC:
+    if op_name in _LOGIC or op_name == "select":
+        if is_bfloat16(types[0]):
+            values = [from_bfloat16(values[0]), *values[1:]]
+        if op_name == "select":
+            return select(_truth(values[0]), values[1], values[2])
         return _LOGIC[op_name](*map(_truth, values))
-    if op_name == "select":
-        return select(_truth(values[0]), values[1], values[2])
-    if types[0] == _HALF:
-        wide = [_convert(value, _HALF, _FLOAT) for value in values]
+    if types[0] == _HALF or is_bfloat16(types[0]):
+        wide = [_convert(value, types[0], _FLOAT) for value in values]
         result = _emit(op_name, wide, [_FLOAT] * len(wide), _BOOL if result_type == _BOOL else _FLOAT)
-        return result if result_type == _BOOL else _convert(result, _FLOAT, _HALF)
+        return result if result_type == _BOOL else _convert(result, _FLOAT, types[0])
     if op_name in _COMPARISONS:
         return _compare(_COMPARISONS[op_name], types[0], *values)
     if op_name in _ARITHMETIC:
@@ -224,6 +233,10 @@ def _convert(x: SimdValue, source: DType, target: DType) -> SimdValue:
     element = register_type(target)
     if source == target:
         return x
+    if is_bfloat16(source):  # every bfloat16 is a float32
+        return _convert(from_bfloat16(x), _FLOAT, target)
+    if is_bfloat16(target):
+        return to_bfloat16(_convert(x, source, _FLOAT))
     if target == _BOOL:
         return _truth(x)
     if source == _HALF:  # every float16 is a float32

@@ -44,6 +44,7 @@ from mlcompute.devices.loop_nest import (
     iteration_count,
     shared_rows,
 )
+from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.op import Shape, Step
 
 #: Fewer elements than this are not worth a second pass.
@@ -182,7 +183,11 @@ _NOWHERE = 2**31 - 1
 def extreme_index_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """argmax, argmin: the first extreme, NaN before all others."""
     x, y = operands[step.inputs[0]], operands[step.results[0]]
-    if x.dtype not in (np.float32, np.int32) or not x.size or x.shape[step.attributes["axis"]] >= _NOWHERE:
+    if (
+        computed_type(x.dtype) not in (np.float32, np.int32)
+        or not x.size
+        or x.shape[step.attributes["axis"]] >= _NOWHERE
+    ):
         return None
     along = (step.attributes["axis"],)
     axes = _axes(x.shape, x.strides, y.strides, along)
@@ -255,7 +260,7 @@ def _index_rows(args: KernelArguments, name: str, x: Operand, y: Operand, axes: 
     loops = RowLoops(args, axes, rows, operands=1)
     with loops.each_unit():
         line = Line(code, loops.address(source, 0, element), element, loops.strides[0])
-        best = _Extreme(code, name, element)
+        best = _Extreme(code, name, MEMORY_TYPES[computed_type(x.dtype)])
 
         def look(index: str, mask: str | None) -> None:
             here = SimdValue(code, code.splat(code.let(f"trunc i64 {index} to i32"), "i32", lanes), "i32", lanes)
@@ -274,7 +279,7 @@ def _index_columns(args: KernelArguments, name: str, x: Operand, y: Operand, axe
         to = Line(code, loops.address(target, 1, "i64"), "i64", loops.strides[1])
 
         def column(index: str, mask: str | None) -> None:
-            best = _Extreme(code, name, element)
+            best = _Extreme(code, name, MEMORY_TYPES[computed_type(x.dtype)])
             with code.loop(0, loops.along.extent) as row:
                 line = loops.row(0, address, row, element)
                 here = SimdValue(code, code.splat(code.let(f"trunc i64 {row} to i32"), "i32", lanes), "i32", lanes)

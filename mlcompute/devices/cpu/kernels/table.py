@@ -23,6 +23,7 @@ from mlcompute.devices.cpu.kernels import (
     reductions,
     softmax,
 )
+from mlcompute.devices.cpu.kernels.widened import has_bfloat16
 from mlcompute.devices.cpu.runtime.entry import Maker
 from mlcompute.devices.loop_nest import Operands
 from mlcompute.ops.op import Step
@@ -85,3 +86,12 @@ WORKSPACES: dict[str, Callable[[Step], int]] = {
     **ctc.WORKSPACES,
     **attention.WORKSPACES,
 }
+
+#: Ops whose kernels read and write bfloat16 themselves; others are given float32 copies (see `widened`).
+_BFLOAT16 = ("fused_elementwise", "assign", "reshape", "sum", "max", "min", "argmax", "argmin")
+
+
+def reads_bfloat16(step: Step) -> bool:
+    """Can the op's kernels take the step's operands as they are? They can where none is bfloat16."""
+    op = step.op
+    return op.family == "elementwise" or op.is_view or op.name in _BFLOAT16 or not has_bfloat16(step)
