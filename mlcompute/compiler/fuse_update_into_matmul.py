@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.fuse_elementwise import FUSED_ASSIGN, FusedAssign
-from mlcompute.ops.op import FLOAT32, Step, Value, inner_steps
+from mlcompute.ops.op import Step, Value, inner_steps
 
 
 class MatmulUpdate(FusedAssign):
@@ -49,7 +49,7 @@ def _is_outer(product: Step, makers: dict[Value, Step]) -> bool:
     transposed = makers.get(left)
     if len(left.shape) != 2 or len(right.shape) != 2 or transposed is None or transposed.op.name != "transpose":
         return False
-    return _is_dense(transposed.inputs[0], makers) and _is_dense(right, makers) and left.dtype == FLOAT32
+    return _is_dense(transposed.inputs[0], makers) and _is_dense(right, makers)
 
 
 def _is_dense(value: Value, makers: dict[Value, Step]) -> bool:

@@ -20,7 +20,7 @@ from mlcompute.compiler.simplify import drop_unused
 from mlcompute.ops.bfloat16 import bfloat16, is_bfloat16
 from mlcompute.ops.op import FLOAT32, TABLE, ArrayType, Step, Value, overwritten_by
 
-#: Products: they read bfloat16 whatever they are given. Op -> which inputs.
+#: Products: they read bfloat16 whatever they are given, unless the device mixes types. Op -> which inputs.
 _PRODUCTS = {
     "matmul": (0, 1),
     "convolution": (0, 1),
@@ -202,6 +202,7 @@ class _Rewriting:
 
     def __init__(self, context: Context, groups: dict[Step, int], narrow: set[Value]) -> None:
         self.trace, self.kept, self.engine = context.trace, context.kept, context.engine
+        self.mixes = context.engine.traits.mixes_types
         self.groups, self.narrow = groups, narrow
         self.steps: list[Step] = []
         self.twins: dict[Value, Value] = {}  # float32 value -> the same in bfloat16
@@ -255,9 +256,9 @@ class _Rewriting:
     def _narrow_places(self, step: Step) -> tuple[int, ...]:
         """Which inputs of a step are to be read in bfloat16."""
         name = step.op.name
-        if name in _PRODUCTS:
+        if name in _PRODUCTS and (name in _WITH_RESULT_TYPE or not self.mixes):
             return _PRODUCTS[name]
-        places = _follower_places(step) or _READERS.get(name, ())
+        places = _follower_places(step) or _READERS.get(name, ()) or _PRODUCTS.get(name, ())
         return places if any(step.inputs[place] in self.narrow for place in places) else ()
 
     def _add_narrow(self, step: Step, places: tuple[int, ...]) -> bool:
@@ -265,8 +266,15 @@ class _Rewriting:
         if any(step.inputs[place].dtype != FLOAT32 for place in places):
             return False
         attributes = [step.attributes]
-        if step.op.name in _WITH_RESULT_TYPE and step.results[0] not in self.narrow:
-            attributes.insert(0, {**step.attributes, "to": FLOAT32})
+        if step.op.name in _WITH_RESULT_TYPE:
+            if self.mixes:  # each operand as it lies
+                places = tuple([place for place in places if step.inputs[place] in self.narrow])
+                stored = bfloat16() if step.results[0] in self.narrow else FLOAT32
+                attributes = [{**step.attributes, "to": stored}]
+                if not places and stored == FLOAT32:
+                    return False
+            elif step.results[0] not in self.narrow:
+                attributes.insert(0, {**step.attributes, "to": FLOAT32})
         for tried in attributes:
             types = [
                 ArrayType(value.shape, bfloat16() if place in places else value.dtype)

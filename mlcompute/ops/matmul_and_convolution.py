@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.errors import DataError, ShapeError
+from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.elementwise import broadcast_shape
 from mlcompute.ops.images import either_layout
 from mlcompute.ops.op import Array, ArrayType, Op, Shape, Typed, Value, emit, register
@@ -44,10 +45,11 @@ class Matmul(Op):
     def result(a: Typed, b: Typed) -> ArrayType:
         if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
             raise ShapeError(f"matmul: {a.shape} times {b.shape} has no meaning: needs (.., n, k) times (.., k, m)")
-        if a.dtype != b.dtype:
+        if computed_type(a.dtype) != computed_type(b.dtype):
             raise DataError(f"matmul: operands of {a.dtype} and {b.dtype} do not mix")
         leading = broadcast_shape(a.shape[:-2], b.shape[:-2])
-        return ArrayType((*leading, a.shape[-2], b.shape[-1]), a.dtype)
+        found = a.dtype if a.dtype == b.dtype else computed_type(a.dtype)
+        return ArrayType((*leading, a.shape[-2], b.shape[-1]), found)
 
     @staticmethod
     def meaning(a: Array, b: Array) -> Array:

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.workloads import ALL
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.gemm import matmul
-from mlcompute.devices.cpu.gemm.gemm_nt import _grid
+from mlcompute.devices.cpu.gemm.gemm_nt import cut_rows_and_panels
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.kernels import convolution, convolution_columns, winograd
 from mlcompute.devices.cpu.runtime.threads import BARRIER_WORDS, WAIT, Team
@@ -175,7 +175,7 @@ def test_blocks_of_a_matmul(shape: tuple[int, int, int], monkeypatch: pytest.Mon
     blocks = -(-m // tall) * -(-n // wide)
     assert 12 <= blocks <= 16
     assert 4 * k * wide <= max(4 * k * n // 2, 1 << 20)
-    down, across = _grid(16, m, -(-n // 16))
+    down, across = cut_rows_and_panels(16, m, -(-n // 16))
     assert down * across <= 16
 
 

@@ -53,7 +53,7 @@ class Cpu(Engine):
 
     name = "cpu"
     device_type = DeviceType.CPU
-    traits = Traits(fuses_elementwise=True, channels_last=True)
+    traits = Traits(fuses_elementwise=True, channels_last=True, mixes_types=True)
     precisions = ("float32", "bf16")
 
     def __init__(self, threads: int | None = None) -> None:

@@ -19,6 +19,7 @@ class DenseArray:
     code: Code
     pointer: str
     extents: tuple[str, ...]
+    element: str = "float"
 
     def address(self, *indices: str) -> str:
         """The address of what the leading indices pick."""
@@ -27,15 +28,15 @@ class DenseArray:
             offset = code.add(code.mul(offset, extent), index)
         for extent in self.extents[len(indices) - 1 :]:
             offset = code.mul(offset, extent)
-        return code.at(self.pointer, offset, "float")
+        return code.at(self.pointer, offset, self.element)
 
     def line(self, *indices: str) -> Line:
-        return Line(self.code, self.address(*indices), "float")
+        return Line(self.code, self.address(*indices), self.element)
 
     def lines(self, count: int, width: str, *indices: str) -> list[Line]:
         """What the leading indices pick, cut into lines of one width."""
         code, first = self.code, self.address(*indices)
-        return [Line(code, code.at(first, code.mul(k, width), "float"), "float") for k in range(count)]
+        return [Line(code, code.at(first, code.mul(k, width), self.element), self.element) for k in range(count)]
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,11 @@ class Line:
     element: str
     stride: str | None = None
 
+    @property
+    def register(self) -> str:
+        """The type of an element in a register."""
+        return "float" if self.element == BFLOAT16 else self.element
+
     def address(self, index: str | int) -> str:
         step = index if self.stride is None else self.code.mul(index, self.stride)
         return self.code.at(self.pointer, step, self.element)
@@ -268,6 +273,6 @@ def fill_line(code: Code, target: Line, begin: str | int, end: str, value: float
     """target[i] = value"""
 
     def body(index: str, mask: str | None, lanes: int) -> None:
-        target.store(index, splat_constant(code, value, target.element, lanes), mask)
+        target.store(index, splat_constant(code, value, target.register, lanes), mask)
 
     _each_vector_or_element(code, begin, end, body)

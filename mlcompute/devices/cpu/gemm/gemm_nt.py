@@ -32,7 +32,7 @@ _PANELS, _ROWS = 4, 48
 _PACKING = 12
 
 
-def _grid(threads: int, rows: int, panels: int) -> tuple[int, int]:
+def cut_rows_and_panels(threads: int, rows: int, panels: int) -> tuple[int, int]:
     """Into how many parts threads cut the rows of y, and its panels: the product is at most the number of threads.
 
     Sharing rows alone lets other kernels go on with the same rows without a barrier: it is chosen unless it is slower.
@@ -45,6 +45,26 @@ def _grid(threads: int, rows: int, panels: int) -> tuple[int, int]:
     return min(((threads // across, across) for across in range(1, threads + 1)), key=cost)
 
 
+def share_part(
+    args: KernelArguments, extents: tuple[str, str], parts: tuple[int, int], threads: int
+) -> tuple[list[str], list[str]]:
+    """[first, last) of this thread's rows and panels, which `threads` threads cut into so many parts."""
+    code = args.code
+    planned, row_parts, panel_parts = args.numbers([threads, *parts])
+    # A program that is too small for all threads runs on fewer; threads beyond those planned have nothing to do.
+    is_planned = code.let(f"icmp sge i64 %threads, {planned}")
+    row_parts = code.let(f"select i1 {is_planned}, i64 {row_parts}, i64 %threads")
+    panel_parts = code.let(f"select i1 {is_planned}, i64 {panel_parts}, i64 1")
+
+    def share(extent: str, number: str, parts: str) -> list[str]:
+        """Part `number` of an extent; parts beyond the last are empty."""
+        bounds = (code.minimum(bound, parts) for bound in (number, code.add(number, 1)))
+        return [code.div(code.mul(extent, bound), parts) for bound in bounds]
+
+    part, other = code.div("%thread", panel_parts), code.rem("%thread", panel_parts)
+    return share(extents[0], part, row_parts), share(extents[1], other, panel_parts)
+
+
 def gemm_nt_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operand) -> Entry:
     """b as the step has it: (k, n), its columns contiguous."""
     (m, n), k = y.shape[-2:], a.shape[-1]
@@ -52,25 +72,13 @@ def gemm_nt_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Ope
     args = KernelArguments(code)
     panel = panel_width(n) * vector_lanes()
     panels = -(-n // panel)
-    down, across = _grid(operands.threads, m, panels)
+    down, across = cut_rows_and_panels(operands.threads, m, panels)
     rows, columns, depth = args.numbers([m, n, k])
     a_row, a_depth, b_row = args.numbers([a.strides[-2], a.strides[-1], b.strides[-1]])
     from_a, from_b, to_y = (args.pointer(operand) for operand in (a, b, y))
     multiply, pack = args.pointer(packed_gemm(n)), args.pointer(pack_columns(n))
-    planned, row_parts, panel_parts, all_panels = args.numbers([operands.threads, down, across, panels])
-    # A program that is too small for all threads runs on one.
-    is_planned = code.let(f"icmp eq i64 %threads, {planned}")
-    row_parts = code.let(f"select i1 {is_planned}, i64 {row_parts}, i64 %threads")
-    panel_parts = code.let(f"select i1 {is_planned}, i64 {panel_parts}, i64 1")
-    part, other = code.div("%thread", panel_parts), code.rem("%thread", panel_parts)
-
-    def share(extent: str, number: str, parts: str) -> list[str]:
-        """Part `number` of an extent; parts beyond the last are empty."""
-        bounds = (code.minimum(bound, parts) for bound in (number, code.add(number, 1)))
-        return [code.div(code.mul(extent, bound), parts) for bound in bounds]
-
-    first_row, last_row = share(rows, part, row_parts)
-    first_panel, last_panel = share(all_panels, other, panel_parts)
+    extents = rows, args.number(panels)
+    (first_row, last_row), (first_panel, last_panel) = share_part(args, extents, (down, across), operands.threads)
     count = code.sub(last_row, first_row)
     block = code.aligned_buffer(DEPTH * panel * _PANELS)
     with code.when(code.let(f"icmp sgt i64 {count}, 0")), code.loop(0, depth, DEPTH) as start:

@@ -18,10 +18,12 @@ from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat, splat_constant, tail_mask
 from mlcompute.devices.cpu.gemm.packed_gemm import DEPTH, FLOPS_PER_NS, registers
 from mlcompute.devices.cpu.kernels.elementwise import fused_entry
+from mlcompute.devices.cpu.kernels.widened import conversion_entry
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.cpu.runtime.threads import machine_slices
 from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Operand, Operands, dense_strides
-from mlcompute.ops.op import FLOAT32, Step
+from mlcompute.ops.bfloat16 import computed_type, is_bfloat16
+from mlcompute.ops.op import FLOAT32, Step, Value
 
 #: Beyond this b would be read from main memory again for every few rows of y.
 _LARGEST_B = 1 << 20
@@ -157,12 +159,19 @@ def can_update(step: Step) -> bool:
     """Is a weight to be updated tile by tile as its gradient is made? Not where the tiles take as much as all of it."""
     multiply = step.attributes["steps"][0]
     (rows, columns), depth = multiply.results[0].shape, multiply.inputs[0].shape[1]
+    if any(computed_type(value.dtype) != FLOAT32 for value in (*multiply.inputs, *multiply.results)):
+        return False
     return suits(rows, columns, depth) and 2 * _tiles_bytes(rows, columns) <= 4 * rows * columns
 
 
 def matmul_update_workspace(step: Step) -> int:
-    """Bytes for the tiles of a step."""
-    return _tiles_bytes(*step.attributes["steps"][0].results[0].shape)
+    """Bytes for the tiles of a step, and for float32 copies of factors in bfloat16."""
+    multiply = step.attributes["steps"][0]
+    return _tiles_bytes(*multiply.results[0].shape) + sum(map(_copy_bytes, multiply.inputs))
+
+
+def _copy_bytes(factor: Value) -> int:
+    return -(-4 * factor.size // 64) * 64 if is_bfloat16(factor.dtype) else 0
 
 
 def _tiles_bytes(rows: int, columns: int) -> int:
@@ -178,10 +187,19 @@ def _slices(rows: int, columns: int) -> int:
 def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """A matmul and the update it feeds, a few rows at a time."""
     multiply, *rest = step.attributes["steps"]
-    a, b = (operands[value] for value in multiply.inputs)
     (g,) = multiply.results
+    start, factors, before = _tiles_bytes(*g.shape), [], []
+    for value in multiply.inputs:
+        factor = operands[value]
+        if nbytes := _copy_bytes(value):  # each is read as often as the other has columns
+            place = operands.workspace(step, start, nbytes)
+            copy = Operand(place.base, start // 4, factor.shape, factor.strides, FLOAT32)
+            before.append(conversion_entry(step, value, factor, copy, operands.threads))
+            factor, start = copy, start + nbytes
+        factors.append(factor)
+    a, b = factors
     (m, n), k, tile = g.shape, a.shape[1], tile_rows(g.shape[1])
-    buffer = operands.workspace(step, 0, matmul_update_workspace(step))
+    buffer = operands.workspace(step, 0, _tiles_bytes(m, n))
     full = Operand(buffer.base, 0, g.shape, dense_strides(g.shape), g.dtype)  # as the update sees a tile
     update = fused_entry(step, rest, operands, {g: full})
     if update is None:
@@ -203,6 +221,7 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
             call_gemm_tn(code, function, (count, columns, depth), source, (from_b, b_row), (address, columns))
             _call_update(code, call_update, given, address, row, count, columns)
     return [
+        *before,
         Entry(
             step,
             code,
@@ -212,7 +231,7 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
             scratch=[buffer],
             kernel=f"gemm_tn + {update.kernel}, {tile} rows at a time",
             cost=2.0 * m * n * k / FLOPS_PER_NS + update.cost + 300.0,
-        )
+        ),
     ]
 
 

@@ -11,6 +11,7 @@ from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.codegen.arguments import Argument
 from mlcompute.devices.cpu.codegen.code import Code, float_literal
 from mlcompute.devices.cpu.codegen.loops import AxisRegisters, address_at, unravel_index
+from mlcompute.devices.cpu.gemm.gemm_mixed import gemm_mixed_entry, mixed_workspace
 from mlcompute.devices.cpu.gemm.gemm_nt import gemm_nt_entry
 from mlcompute.devices.cpu.gemm.gemm_tn import gemm_tn_entry, is_gemm_tn
 from mlcompute.devices.cpu.onednn.entries import report_status
@@ -18,6 +19,7 @@ from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.cpu.runtime.memory import address_of
 from mlcompute.devices.cpu.runtime.threads import machine_slices
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, collapsed_axes, iteration_count
+from mlcompute.ops.bfloat16 import computed_type, is_bfloat16
 from mlcompute.ops.op import FLOAT32, Step
 
 #: Nanoseconds per multiplication and addition of one thread, for the estimate of a matmul's cost.
@@ -32,8 +34,25 @@ _READING = 16
 
 def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """y = a b over leading axes."""
-    entry = gemm_entry(step, operands, operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]])
+    a, b, y = (operands[value] for value in (*step.inputs, step.results[0]))
+    if is_mixed(step):
+        if not (y.size and a.size and _orientation(a) and _orientation(b)):
+            return None
+        buffer = operands.workspace(step, 0, workspace(step))
+        return [gemm_mixed_entry(step, operands, a, b, y, _batch(a, b, y), buffer)]
+    entry = gemm_entry(step, operands, a, b, y)
     return None if entry is None else [entry]
+
+
+def is_mixed(step: Step) -> bool:
+    """Is something bfloat16, and everything else float32?"""
+    types = [value.dtype for value in (*step.inputs, *step.results)]
+    return any(map(is_bfloat16, types)) and all(computed_type(dtype) == FLOAT32 for dtype in types)
+
+
+def workspace(step: Step) -> int:
+    """Bytes for packing and conversion, where bfloat16 is multiplied."""
+    return mixed_workspace(step.inputs[0], step.results[0]) if is_mixed(step) and step.results[0].size else 0
 
 
 def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operand) -> Entry | None:
@@ -118,7 +137,7 @@ def _compile_sgemm(library: onednn.OneDNN) -> None:
 def reads_matmul(step: Step, operands: Operands) -> bool:
     """Do the rows or columns of both matrices lie side by side?"""
     a, b, y = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
-    if is_gemm_tn(a, b, y) or a.dtype != FLOAT32 or b.dtype != FLOAT32:
+    if is_gemm_tn(a, b, y) or any(computed_type(operand.dtype) != FLOAT32 for operand in (a, b)):
         return True
     return _orientation(a) is not None and _orientation(b) is not None
 
@@ -186,3 +205,4 @@ def _sgemm_code(batch_axes: int) -> Code:
 
 KERNELS: dict[str, Maker] = {"matmul": matmul_entry}
 READS = {"matmul": reads_matmul}
+WORKSPACES = {"matmul": workspace}

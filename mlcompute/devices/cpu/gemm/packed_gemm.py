@@ -59,19 +59,19 @@ def packed_gemm(columns: int) -> Code:
     return _code(_packed_gemm_code, panel_width(columns), vector_lanes())
 
 
-def pack_rows(columns: int) -> Code:
-    """Packing b from its rows, (depth, columns); see `call_pack`."""
-    return _code(_pack_rows_code, panel_width(columns), vector_lanes())
+def pack_rows(columns: int, element: str = "float") -> Code:
+    """Packing b from its rows, (depth, columns), float or bfloat16; see `call_pack`."""
+    return _code(_pack_rows_code, panel_width(columns), vector_lanes(), element)
 
 
-def pack_columns(columns: int) -> Code:
-    """Packing b from its columns, (columns, depth); see `call_pack`."""
-    return _code(_pack_columns_code, panel_width(columns), vector_lanes())
+def pack_columns(columns: int, element: str = "float") -> Code:
+    """Packing b from its columns, (columns, depth), float or bfloat16; see `call_pack`."""
+    return _code(_pack_columns_code, panel_width(columns), vector_lanes(), element)
 
 
 @functools.cache
-def _code(write: Callable[[int], Code], width: int, lanes: int) -> Code:
-    return write(width)
+def _code(write: Callable[..., Code], width: int, lanes: int, *element: str) -> Code:
+    return write(width, *element)
 
 
 def call_packed_gemm(
@@ -172,12 +172,12 @@ def _finish(code: Code, tile: list[list[SimdValue]], c_rows: list[Line], adds: s
         store([tail_mask(code, code.sub(remaining, v * lanes), lanes) for v in range(width)])
 
 
-def _pack_rows_code(width: int) -> Code:
+def _pack_rows_code(width: int, element: str) -> Code:
     code = Code("pack_rows")
     begin, end, depth, stride = (code.argument(index) for index in range(4))
     source, target = code.argument(4, "ptr"), code.argument(5, "ptr")
     with code.loop(0, depth) as k:
-        row = Line(code, code.at(source, code.mul(k, stride), "float"), "float")
+        row = Line(code, code.at(source, code.mul(k, stride), element), element)
         address = code.at(target, code.mul(k, width * vector_lanes()), "float")
         pack_row(code, width, (begin, end), row, address, depth)
     return code
@@ -202,13 +202,13 @@ def pack_row(
         copy(last, [tail_mask(code, code.sub(code.sub(end, last), v * lanes), lanes) for v in range(width)])
 
 
-def _pack_columns_code(width: int) -> Code:
+def _pack_columns_code(width: int, element: str) -> Code:
     code = Code("pack_columns")
-    code.later(f"{width} {vector_lanes()}", lambda: _write_pack_columns(code, width))
+    code.later(f"{width} {vector_lanes()} {element}", lambda: _write_pack_columns(code, width, element))
     return code
 
 
-def _write_pack_columns(code: Code, width: int) -> None:
+def _write_pack_columns(code: Code, width: int, element: str) -> None:
     lanes = vector_lanes()
     begin, end, depth, stride = (code.argument(index) for index in range(4))
     source, target = code.argument(4, "ptr"), code.argument(5, "ptr")
@@ -221,8 +221,8 @@ def _write_pack_columns(code: Code, width: int) -> None:
         full = code.let(f"icmp sge i64 {code.sub(end, base)}, {lanes}")
         in_squares = code.let(f"select i1 {full}, i64 {squares}, i64 0")
         with code.loop(0, in_squares, lanes) as k:
-            corner = code.at(source, code.add(code.mul(base, stride), k), "float")
-            rows = [Line(code, code.at(corner, code.mul(stride, i), "float"), "float").load(0) for i in range(lanes)]
+            corner = code.at(source, code.add(code.mul(base, stride), k), element)
+            rows = [Line(code, code.at(corner, code.mul(stride, i), element), element).load(0) for i in range(lanes)]
             for i, row in enumerate(transposed(rows)):
                 Line(code, address, "float").store(code.mul(code.add(k, i), panel), row)
         with code.loop(0, lanes) as lane:
@@ -230,9 +230,9 @@ def _write_pack_columns(code: Code, width: int) -> None:
             # Beyond the last column nothing is read: the first element stands in and is not used.
             start = code.let(f"select i1 {exists}, i64 {code.mul(code.add(base, lane), stride)}, i64 0")
             with code.loop(in_squares, depth) as k:
-                element = code.load(code.at(source, code.add(start, k), "float"), "float")
-                element = code.let(f"select i1 {exists}, float {element}, float 0.0")
-                code.store(code.at(address, code.add(code.mul(k, panel), lane), "float"), "float", element)
+                value = Line(code, source, element).load(code.add(start, k), lanes=1).name
+                value = code.let(f"select i1 {exists}, float {value}, float 0.0")
+                code.store(code.at(address, code.add(code.mul(k, panel), lane), "float"), "float", value)
 
 
 def transposed(rows: Sequence[SimdValue]) -> list[SimdValue]:

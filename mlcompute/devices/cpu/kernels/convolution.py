@@ -28,6 +28,7 @@ from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.images import first_shape
+from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.op import FLOAT32, Shape, Step
 
 _DIRECTIONS = {
@@ -85,7 +86,15 @@ def _aligned(nbytes: int) -> int:
 
 def _is_native(step: Step) -> bool:
     values = (*step.inputs, *step.results)
-    return bool(step.attributes.get("channels_last")) and all(v.dtype == FLOAT32 and v.size for v in values)
+    return bool(step.attributes.get("channels_last")) and all(
+        computed_type(v.dtype) == FLOAT32 and v.size for v in values
+    )
+
+
+def reads_bfloat16(step: Step) -> bool:
+    """Images in bfloat16 are converted as they are packed; weights, and their gradient, are float32."""
+    weights = step.results[0] if step.op.name == "convolution_weight_gradient" else step.inputs[1]
+    return weights.dtype == FLOAT32 and _is_native(step) and winograd_sizes(step) is not None and not few_pixels(step)
 
 
 def _slices_of(step: Step) -> int:

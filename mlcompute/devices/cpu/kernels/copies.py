@@ -21,6 +21,7 @@ from mlcompute.devices.cpu.codegen.loops import (
 )
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import Operand, Operands, collapsed_axes, enough_rows, iteration_count
+from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.op import Shape, Step
 
 _NS_PER_ELEMENT = 0.15
@@ -33,7 +34,7 @@ def concatenate_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
     """All parts in one pass: for every outer index, part after part."""
     parts, y = [operands[value] for value in step.inputs], operands[step.results[0]]
     axis = step.attributes["axis"]
-    if not y.size or y.dtype not in MEMORY_TYPES:
+    if not y.size or computed_type(y.dtype) not in MEMORY_TYPES:
         return None
     code, element = Code("concatenate"), MEMORY_TYPES[y.dtype]
     args = KernelArguments(code)
@@ -105,7 +106,7 @@ def slice_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | 
 
 def _padded_copy(step: Step, operands: Operands, before: Shape, steps: Shape, value: float) -> Sequence[Entry] | None:
     x, y = operands[step.inputs[0]], operands[step.results[0]]
-    if not (x.size and y.size) or y.dtype not in MEMORY_TYPES:
+    if not (x.size and y.size) or computed_type(y.dtype) not in MEMORY_TYPES:
         return None
     axes = _padded_axes(x, y, before, steps)
     *outer, last = axes

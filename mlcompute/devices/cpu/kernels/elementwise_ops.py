@@ -1,7 +1,7 @@
 """Elementwise ops on registers: one op of `mlcompute.ops.elementwise` on `lanes` elements, with NumPy's results.
 
 Booleans are bits (i1) in registers and bytes in memory. float16 and bfloat16 compute in float32 and round after every
-op, as NumPy does. What is not served here (`supports_elementwise`) has no kernel: integer powers, and the transcendental
+op, as NumPy does. What is not served here (`supports_elementwise`) has no kernel: integer powers, transcendental
 functions of float64.
 """
 

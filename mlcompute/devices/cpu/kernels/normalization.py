@@ -8,13 +8,14 @@ The number of blocks depends on the shape alone.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
-from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code
 from mlcompute.devices.cpu.codegen.combiners import SUM, LineReduction, Term, fill, reduce_columns
 from mlcompute.devices.cpu.codegen.loops import (
     Line,
@@ -38,6 +39,7 @@ from mlcompute.devices.loop_nest import (
     iteration_count,
     shared_rows,
 )
+from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.op import FLOAT32, Shape, Step
 
 #: Fewer elements than this are not worth a second pass.
@@ -64,10 +66,10 @@ def normalize_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
 
 
 def supports_normalize(step: Step) -> bool:
-    """float32, not empty, and reduced along rows, or along one axis of columns?"""
+    """float32 or bfloat16, not empty, and reduced along rows, or along one axis of columns?"""
     shape = step.inputs[0].shape
     strides = dense_strides(shape)
-    floats = all(value.dtype == FLOAT32 for value in (*step.inputs, *step.results))
+    floats = all(computed_type(value.dtype) == FLOAT32 for value in (*step.inputs, *step.results))
     return floats and bool(step.inputs[0].size) and has_rows_or_columns(shape, step.attributes["axes"], [strides])
 
 
@@ -114,6 +116,7 @@ def _row_entry(step: Step, all_: Sequence[Operand], axes: Sequence[Axis], thread
     code = Code("normalize_rows")
     args = KernelArguments(code)
     source, target, means, variances = (args.pointer(operand) for operand in all_)
+    types = [MEMORY_TYPES[operand.dtype] for operand in (x, y)]
     reduced_count = args.number(iteration_count([axis for axis in axes if axis.reduced]))
     epsilon = _epsilon(args, step)
     units = iteration_count([axis for axis in axes if not axis.reduced])
@@ -122,11 +125,11 @@ def _row_entry(step: Step, all_: Sequence[Operand], axes: Sequence[Axis], thread
     *outer, innermost = loops.reduced
     size = to_float(code, reduced_count)
     with loops.each_unit():
-        from_, to = (loops.address(p, i, "float") for i, p in enumerate((source, target)))
+        from_, to = (loops.address(p, i, types[i]) for i, p in enumerate((source, target)))
 
         def over(total: LineReduction, term: Term | None = None) -> SimdValue:
-            with loop_over(code, outer, [from_], ["float"]) as (inner,):
-                total.add(Line(code, inner, "float", loops.strides[0]), innermost.extent, term)
+            with loop_over(code, outer, [from_], types[:1]) as (inner,):
+                total.add(Line(code, inner, types[0], loops.strides[0]), innermost.extent, term)
             return total.result()
 
         m = over(LineReduction(code, SUM)) / size
@@ -135,8 +138,8 @@ def _row_entry(step: Step, all_: Sequence[Operand], axes: Sequence[Axis], thread
         for pointer, value in ((means, m), (variances, v)):
             code.store(loops.address(pointer, 2, "float"), "float", value.name)
         scale = splat(1.0 / (v + epsilon).sqrt())
-        with loop_over(code, outer, [from_, to], ["float", "float"]) as addresses:
-            seen, made = (Line(code, a, "float", stride) for a, stride in zip(addresses, loops.strides, strict=True))
+        with loop_over(code, outer, [from_, to], types) as addresses:
+            seen, made = map(functools.partial(Line, code), addresses, types, loops.strides)
 
             def finish(index: str, mask: str | None) -> None:
                 made.store(index, (seen.load(index, mask) - centre) * scale, mask)
@@ -182,11 +185,11 @@ def _column_entries(
 
 
 def _statistics(
-    loops: ColumnLoops, address: str, rows: str, columns: tuple[str, str], mean: Line, squares: Line
+    loops: ColumnLoops, address: str, element: str, rows: str, columns: tuple[str, str], mean: Line, squares: Line
 ) -> None:
     """mean[c] and the sum of squares about it over some rows, for columns c."""
     code = loops.code
-    seen = Line(code, address, "float", loops.strides[0])
+    seen = Line(code, address, element, loops.strides[0])
     for line in (mean, squares):
         fill(code, line, columns, splat_constant(code, 0.0))
     reduce_columns(code, SUM, rows, loops.along.strides[0], seen, columns, mean)
@@ -200,13 +203,19 @@ def _statistics(
 
 
 def _write(
-    loops: ColumnLoops, addresses: Sequence[str], rows: str, columns: tuple[str, str], mean: Line, scale: Line
+    loops: ColumnLoops,
+    addresses: Sequence[str],
+    types: Sequence[str],
+    rows: str,
+    columns: tuple[str, str],
+    mean: Line,
+    scale: Line,
 ) -> None:
     """y = (x - mean) scale, several rows at once."""
     code = loops.code
 
     def write_rows(numbers: Sequence[str]) -> None:
-        lines = [[loops.row(operand, first, row) for operand, first in enumerate(addresses)] for row in numbers]
+        lines = [[loops.row(i, addresses[i], row, types[i]) for i in range(2)] for row in numbers]
 
         def column(index: str, mask: str | None) -> None:
             m, s = mean.load(index, mask), scale.load(index, mask)
@@ -223,15 +232,16 @@ def _full_columns(step: Step, all_: Sequence[Operand], axes: Sequence[Axis], thr
     code = Code("normalize_columns")
     args = KernelArguments(code)
     pointers = [args.pointer(operand) for operand in all_]
+    types = [MEMORY_TYPES[operand.dtype] for operand in all_]
     epsilon = splat(_epsilon(args, step))
     others = iteration_count([axis for axis in axes[:-1] if not axis.reduced])
     rows = shared_rows(all_[0].shape, step.attributes["axes"], all_, others, threads)
     loops = ColumnLoops(args, axes, rows, _TILE)
     slot = code.variable(f"[{_TILE} x float]", "poison")
     with loops.each_unit() as columns:
-        addresses = [loops.address(p, min(i, 2), "float") for i, p in enumerate(pointers)]
+        addresses = [loops.address(p, min(i, 2), types[i]) for i, p in enumerate(pointers)]
         mean, variance = (Line(code, address, "float", loops.strides[2]) for address in addresses[2:])
-        _statistics(loops, addresses[0], loops.along.extent, columns, mean, variance)
+        _statistics(loops, addresses[0], types[0], loops.along.extent, columns, mean, variance)
         size = splat(to_float(code, loops.along.extent))
 
         scale = loops.buffer(columns, slot)
@@ -242,7 +252,7 @@ def _full_columns(step: Step, all_: Sequence[Operand], axes: Sequence[Axis], thr
             scale.store(index, 1.0 / (v + epsilon).sqrt(), mask)
 
         vector_loop(code, *columns, finish)
-        _write(loops, addresses[:2], loops.along.extent, columns, mean, scale)
+        _write(loops, addresses[:2], types[:2], loops.along.extent, columns, mean, scale)
     return Entry(
         step, code, args.values, reads=[all_[0]], writes=list(all_[1:]),
         rows=rows, by_row={0, 1, 2, 3} if rows else set(),
@@ -262,9 +272,10 @@ def _block_statistics(
     step_ = args.number(size)
     with loops.each_unit() as range_:
         rows = code.minimum(step_, code.sub(loops.along.extent, code.mul(loops.indices[0], step_)))
-        address = loops.address(pointers[0], 0, "float")
+        element = MEMORY_TYPES[x.dtype]
+        address = loops.address(pointers[0], 0, element)
         lines = [Line(code, loops.address(p, 2, "float"), "float", loops.strides[2]) for p in pointers[1:]]
-        _statistics(loops, address, rows, range_, lines[0], lines[1])
+        _statistics(loops, address, element, rows, range_, lines[0], lines[1])
     return Entry(
         step, code, args.values, reads=[x], writes=[means, squares],
         kernel=f"statistics of {blocks} blocks", cost=x.size * _NS_PER_ELEMENT / 2,
@@ -278,6 +289,7 @@ def _join_blocks(
     code = Code("normalize_join")
     args = KernelArguments(code)
     x, y, mean, variance = (args.pointer(operand) for operand in all_)
+    types = [MEMORY_TYPES[operand.dtype] for operand in all_[:2]]
     part_means, part_squares = args.pointer(means), args.pointer(squares)
     epsilon = splat(_epsilon(args, step))
     along, columns = next(axis for axis in axes if axis.reduced), all_[2].size
@@ -287,7 +299,7 @@ def _join_blocks(
     slots = [code.variable(f"[{_TILE} x float]", "poison") for _ in range(2)]
     with loops.each_unit() as range_:
         rows = code.minimum(step_, code.sub(loops.along.extent, code.mul(loops.indices[0], step_)))
-        addresses = [loops.address(p, i, "float") for i, p in enumerate((x, y))]
+        addresses = [loops.address(p, i, types[i]) for i, p in enumerate((x, y))]
         statistics = [loops.address(p, 2, "float") for p in (mean, variance, part_means, part_squares)]
         is_first = code.let(f"icmp eq i64 {loops.indices[0]}, 0")
         full = splat(to_float(code, loops.along.extent))
@@ -316,7 +328,7 @@ def _join_blocks(
             scale.store(index, 1.0 / (v + epsilon).sqrt(), mask)
 
         vector_loop(code, *range_, column)
-        _write(loops, addresses, rows, range_, centre, scale)
+        _write(loops, addresses, types, rows, range_, centre, scale)
     return Entry(
         step, code, args.values, reads=[all_[0], means, squares], writes=list(all_[1:]),
         kernel=f"normalize columns in {blocks} blocks", cost=all_[0].size * _NS_PER_ELEMENT / 2,

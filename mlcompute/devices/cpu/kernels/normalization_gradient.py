@@ -7,10 +7,11 @@ up the sums of all blocks, in order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
-from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code
 from mlcompute.devices.cpu.codegen.combiners import ROWS, SUM, LineReduction, fill
 from mlcompute.devices.cpu.codegen.loops import (
     Line,
@@ -95,6 +96,7 @@ def _row_entry(
     code = Code("normalize_gradient_rows")
     args = KernelArguments(code)
     pointers = [args.pointer(operand) for operand in images]
+    types = [MEMORY_TYPES[operand.dtype] for operand in images]
     variances, *scales, shifts, slopes = (args.pointer(operand) for operand in statistics)
     count = args.number(iteration_count([axis for axis in axes if axis.reduced]))
     epsilon, size = _epsilon(args, step), to_float(code, count)
@@ -104,16 +106,14 @@ def _row_entry(
     loops = RowLoops(args, axes, rows, operands=3)
     *outer, innermost = loops.reduced
     with loops.each_unit():
-        addresses = [loops.address(p, i, "float") for i, p in enumerate(pointers)]
+        addresses = [loops.address(p, i, types[i]) for i, p in enumerate(pointers)]
 
         def statistic(pointer: str) -> Line:
             return Line(code, loops.address(pointer, _STATISTICS, "float"), "float")
 
         shift, slope = LineReduction(code, SUM), LineReduction(code, SUM)
-        with loop_over(code, outer, addresses[:2], ["float"] * 2) as inner:
-            dy, y = (
-                Line(code, address, "float", stride) for address, stride in zip(inner, loops.strides, strict=False)
-            )
+        with loop_over(code, outer, addresses[:2], types[:2]) as inner:
+            dy, y = map(functools.partial(Line, code), inner, types, loops.strides)
             shift.add(dy, innermost.extent)
             slope.add(dy, innermost.extent, lambda value, index, mask: value * y.load(index, mask))
         sums = shift.result(), slope.result()
@@ -123,8 +123,8 @@ def _row_entry(
         for pointer in scales:
             factor = factor * statistic(pointer).load(0, lanes=1)
         a, b, c = (splat(value) for value in (factor, factor * (sums[0] / size), factor * (sums[1] / size)))
-        with loop_over(code, outer, addresses, ["float"] * 3) as inner:
-            lines = [Line(code, address, "float", stride) for address, stride in zip(inner, loops.strides, strict=True)]
+        with loop_over(code, outer, addresses, types) as inner:
+            lines = list(map(functools.partial(Line, code), inner, types, loops.strides))
 
             def finish(index: str, mask: str | None) -> None:
                 lines[_DX].store(
@@ -163,7 +163,8 @@ def _sums_entry(
     step_ = args.number(size)
     with loops.each_unit() as range_:
         rows = code.minimum(step_, code.sub(loops.along.extent, code.mul(loops.indices[0], step_)))
-        addresses = [loops.address(p, i, "float") for i, p in enumerate(pointers[:2])]
+        types = [MEMORY_TYPES[operand.dtype] for operand in images]
+        addresses = [loops.address(p, i, types[i]) for i, p in enumerate(pointers[:2])]
         targets = [
             Line(
                 code,
@@ -175,7 +176,7 @@ def _sums_entry(
         ]
         for target in targets:
             fill(code, target, range_, splat_constant(code, 0.0))
-        _add_rows(loops, addresses, rows, range_, targets)
+        _add_rows(loops, list(zip(addresses, types, strict=True)), rows, range_, targets)
     return Entry(
         step, code, args.values, reads=list(images), writes=list(sums),
         kernel=f"sums of {blocks} blocks", cost=images[0].size * _NS_PER_ELEMENT / 2,
@@ -189,7 +190,11 @@ def _lead(axes: Sequence[Axis], blocks: int, size: int, columns: int) -> Axis:
 
 
 def _add_rows(
-    loops: ColumnLoops, addresses: Sequence[str], rows: str, columns: tuple[str, str], targets: Sequence[Line]
+    loops: ColumnLoops,
+    images: Sequence[tuple[str, str]],
+    rows: str,
+    columns: tuple[str, str],
+    targets: Sequence[Line],
 ) -> None:
     """Add dy and dy y of some rows to two lines, several rows at once."""
 
@@ -199,22 +204,25 @@ def _add_rows(
         for target, value in zip(targets, found, strict=True):
             target.store(index, target.load(index, mask) + value, mask)
 
-    _each_vector(loops, addresses, rows, ROWS, columns, column)
+    _each_vector(loops, images, rows, ROWS, columns, column)
 
 
 def _each_vector(
     loops: ColumnLoops,
-    addresses: Sequence[str],
+    images: Sequence[tuple[str, str]],
     rows: str,
     most: int,
     columns: tuple[str, str],
     body: Callable[[str, str | None, Sequence[Sequence[Line]]], None],
 ) -> None:
-    """body(index, mask, lines of all operands by row) for every vector of columns, of up to `most` rows at once."""
+    """body(index, mask, lines of all images by row) for every vector of columns, of up to `most` rows at once.
+
+    images   address and type of elements
+    """
     code = loops.code
 
     def group(numbers: Sequence[str]) -> None:
-        lines = [[loops.row(operand, address, row) for operand, address in enumerate(addresses)] for row in numbers]
+        lines = [[loops.row(i, address, row, type_) for i, (address, type_) in enumerate(images)] for row in numbers]
         vector_loop(code, *columns, lambda index, mask: body(index, mask, lines))
 
     row_groups(code, rows, most, group)
@@ -243,7 +251,8 @@ def _write_entry(
     slots = [code.variable(f"[{_TILE} x float]", "poison") for _ in range(3)]
     with loops.each_unit() as range_:
         rows = code.minimum(step_, code.sub(loops.along.extent, code.mul(loops.indices[0], step_)))
-        addresses = [loops.address(p, i, "float") for i, p in enumerate(pointers)]
+        types = [MEMORY_TYPES[operand.dtype] for operand in images]
+        addresses = [loops.address(p, i, types[i]) for i, p in enumerate(pointers)]
         at = [loops.address(p, _STATISTICS, "float") for p in small]
         lines = [Line(code, address, "float", loops.strides[_STATISTICS]) for address in at]
         variance, *scales = lines[: len(statistics) - 2]
@@ -270,7 +279,7 @@ def _write_entry(
                 line.store(index, value, mask)
 
         vector_loop(code, *range_, column)
-        _write(loops, addresses, rows, range_, factors)
+        _write(loops, list(zip(addresses, types, strict=True)), rows, range_, factors)
     return Entry(
         step, code, args.values,
         reads=[*images[:2], *statistics[:-2], *sums], writes=[images[_DX], *statistics[-2:]],
@@ -279,7 +288,11 @@ def _write_entry(
 
 
 def _write(
-    loops: ColumnLoops, addresses: Sequence[str], rows: str, columns: tuple[str, str], factors: Sequence[Line]
+    loops: ColumnLoops,
+    images: Sequence[tuple[str, str]],
+    rows: str,
+    columns: tuple[str, str],
+    factors: Sequence[Line],
 ) -> None:
     """dx = a dy - b - c y, several rows at once."""
 
@@ -288,7 +301,7 @@ def _write(
         for dy, y, dx in lines:
             dx.store(index, _formed(dy.load(index, mask), y.load(index, mask), a, b, c), mask)
 
-    _each_vector(loops, addresses, rows, _ROWS, columns, column)
+    _each_vector(loops, images, rows, _ROWS, columns, column)
 
 
 KERNELS: dict[str, Maker] = {"normalize_gradient": normalize_gradient_entries}

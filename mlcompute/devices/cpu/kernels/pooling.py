@@ -20,6 +20,7 @@ from mlcompute.devices.cpu.kernels.pooling_windows import Images, Search, Span, 
 from mlcompute.devices.cpu.kernels.reductions import reduce_axes
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import Operand, Operands, enough_rows
+from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.op import FLOAT32, Step
 
 #: Channels per unit where there are too few samples to share: a cache line.
@@ -31,7 +32,7 @@ def pool_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     x, y = operands[step.inputs[0]], operands[step.results[0]]
     windows = Windows.of(step, x.shape, y.shape)
     combiner = combiner_for(step.op.name.removesuffix("_pool"), x.dtype)
-    if x.dtype != FLOAT32 or combiner is None or not (x.size and y.size):
+    if computed_type(x.dtype) != FLOAT32 or combiner is None or not (x.size and y.size):
         return None
     if windows.cover_the_image:
         return reduce_axes(step, operands, combiner, x, y, (1, 2) if windows.last else (2, 3))
@@ -46,7 +47,9 @@ def pool_indices_entries(step: Step, operands: Operands) -> Sequence[Entry] | No
     x, y, indices = operands[step.inputs[0]], *(operands[value] for value in step.results)
     windows = Windows.of(step, x.shape, y.shape)
     combiner = combiner_for("max", x.dtype)
-    if x.dtype != FLOAT32 or combiner is None or not windows.last or not (x.size and y.size and _is_regular(x)):
+    if computed_type(x.dtype) != FLOAT32 or combiner is None or not windows.last:
+        return None
+    if not (x.size and y.size and _is_regular(x)):
         return None
 
     def write(args: KernelArguments, rows: int) -> None:
@@ -59,12 +62,20 @@ def pool_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     """max_pool_gradient, max_pool_spread (channels-last only) and sum_pool_gradient."""
     inputs, y = [operands[value] for value in step.inputs], operands[step.results[0]]
     windows = Windows.of(step, y.shape, inputs[0].shape)
-    if not (inputs[0].dtype == FLOAT32 and all(o.size and _is_regular(o) for o in (*inputs, y))):
+    if not (computed_type(inputs[0].dtype) == FLOAT32 and all(o.size and _is_regular(o) for o in (*inputs, y))):
         return None
-    if any(x.dtype != FLOAT32 for x in inputs[1:]) and not (step.op.name == "max_pool_spread" and windows.last):
+    if any(x.dtype.kind in "iu" for x in inputs[1:]) and not (step.op.name == "max_pool_spread" and windows.last):
         return None
     write = _spread_channels if windows.last else pooling_channels_first.spread
     return [_entry(step, operands, windows, inputs, [y], lambda args, rows: write(args, windows, inputs, y, rows))]
+
+
+def reads_bfloat16(step: Step) -> bool:
+    """Are vectors of bfloat16 read and written once? Sums in memory would round too often."""
+    is_gradient = step.op.name in ("max_pool_gradient", "max_pool_spread", "sum_pool_gradient")
+    images = (step.inputs[0].shape, step.results[0].shape)
+    windows = Windows.of(step, *(images[::-1] if is_gradient else images))
+    return windows.last and not windows.overlap if is_gradient else windows.last and not windows.cover_the_image
 
 
 def reads_windows(step: Step, operands: Operands) -> bool:
@@ -217,8 +228,8 @@ def _spread_channels(args: KernelArguments, windows: Windows, inputs: Sequence[O
     """
     code, lanes = args.code, vector_lanes()
     made, given = Images.of(args, y, True), Images.of(args, inputs[0], True)
-    indices = [Images.of(args, p, True) for p in inputs[1:] if p.dtype != FLOAT32]
-    seen = [Images.of(args, x, True) for x in inputs[1:] if x.dtype == FLOAT32]
+    indices = [Images.of(args, p, True) for p in inputs[1:] if p.dtype.kind in "iu"]
+    seen = [Images.of(args, x, True) for x in inputs[1:] if x.dtype.kind not in "iu"]
     loops = _Loops(args, windows, rows)
     adds = windows.overlap
 

@@ -289,6 +289,8 @@ def _index_columns(args: KernelArguments, name: str, x: Operand, y: Operand, axe
         vector_loop(code, *columns, column)
 
 
+#: Those that read bfloat16.
+BFLOAT16 = ("sum", "max", "min", "argmax", "argmin")
 KERNELS: dict[str, Maker] = {
     **dict.fromkeys(("sum", "max", "min", "any", "all"), reduction_entries),
     **dict.fromkeys(("argmax", "argmin"), extreme_index_entries),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
-from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code
 from mlcompute.devices.cpu.codegen.combiners import MAX_SKIPPING_NAN, SUM, LineReduction, fill, larger_number
 from mlcompute.devices.cpu.codegen.loops import (
     Line,
@@ -18,6 +18,7 @@ from mlcompute.devices.cpu.codegen.simd import SimdValue
 from mlcompute.devices.cpu.kernels.row_column import ColumnLoops, RowLoops
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, ReductionAxes, iteration_count, shared_rows
+from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.op import FLOAT32, Step
 
 #: Columns worked on at once: what is kept of them fits the first-level cache beside the rows.
@@ -27,7 +28,7 @@ _TILE = 512
 def softmax_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """One pass for the largest, one for the sum of exponentials, one for the result."""
     x, y, along = operands[step.inputs[0]], operands[step.results[0]], (step.attributes["axis"],)
-    if x.dtype != FLOAT32 or not x.size:
+    if not supports_softmax(step):
         return None
     axes = ReductionAxes.of(x.shape, along, [x.strides, y.strides]).axes
     units = iteration_count([axis for axis in axes[:-1] if not axis.reduced])
@@ -55,11 +56,12 @@ def _log(x: SimdValue) -> SimdValue:
 def _rows(args: KernelArguments, logarithm: bool, x: Operand, y: Operand, axes: Sequence[Axis], rows: int) -> None:
     code = args.code
     source, target = args.pointer(x), args.pointer(y)
+    types = [MEMORY_TYPES[operand.dtype] for operand in (x, y)]
     loops = RowLoops(args, axes, rows, operands=2)
     extent = loops.reduced[-1].extent
     with loops.each_unit():
         seen, made = (
-            Line(code, loops.address(pointer, i, "float"), "float", loops.strides[i])
+            Line(code, loops.address(pointer, i, types[i]), types[i], loops.strides[i])
             for i, pointer in enumerate((source, target))
         )
         # A NaN that the largest misses makes the sum NaN, and with it the entire row.
@@ -88,17 +90,18 @@ def _columns(args: KernelArguments, logarithm: bool, x: Operand, y: Operand, axe
     """Row after row, so that memory is read in order; what is known of the columns so far stays on the stack."""
     code = args.code
     source, target = args.pointer(x), args.pointer(y)
+    types = [MEMORY_TYPES[operand.dtype] for operand in (x, y)]
     loops = ColumnLoops(args, axes, rows, _TILE)
     buffers = [code.variable(f"[{_TILE} x float]", "poison") for _ in range(2)]
     with loops.each_unit() as columns:
-        addresses = [loops.address(pointer, i, "float") for i, pointer in enumerate((source, target))]
+        addresses = [loops.address(pointer, i, types[i]) for i, pointer in enumerate((source, target))]
         largest, total = (loops.buffer(columns, buffer) for buffer in buffers)
         fill(code, largest, columns, splat_constant(code, MAX_SKIPPING_NAN.identity))
         fill(code, total, columns, splat_constant(code, 0.0))
 
         def each_row(body: Callable[[Line, Line, str, str | None], None]) -> None:
             with code.loop(0, loops.along.extent) as row:
-                seen, made = (loops.row(i, address, row) for i, address in enumerate(addresses))
+                seen, made = (loops.row(i, address, row, types[i]) for i, address in enumerate(addresses))
                 vector_loop(code, *columns, lambda index, mask: body(seen, made, index, mask))
 
         def compare(seen: Line, made: Line, index: str, mask: str | None) -> None:
@@ -128,8 +131,8 @@ def _columns(args: KernelArguments, logarithm: bool, x: Operand, y: Operand, axe
 
 
 def supports_softmax(step: Step) -> bool:
-    """float32, and not empty?"""
-    return step.inputs[0].dtype == FLOAT32 and bool(step.inputs[0].size)
+    """float32 or bfloat16, and not empty?"""
+    return computed_type(step.inputs[0].dtype) == FLOAT32 and bool(step.inputs[0].size)
 
 
 KERNELS: dict[str, Maker] = dict.fromkeys(("softmax", "log_softmax"), softmax_entries)

@@ -79,6 +79,7 @@ WORKSPACES: dict[str, Callable[[Step], int]] = {
     **reductions.WORKSPACES,
     **normalization.WORKSPACES,
     **normalization_gradient.WORKSPACES,
+    **matmul.WORKSPACES,
     **gemm_tn.WORKSPACES,
     **convolution.WORKSPACES,
     **ordering.WORKSPACES,
@@ -87,11 +88,20 @@ WORKSPACES: dict[str, Callable[[Step], int]] = {
     **attention.WORKSPACES,
 }
 
-#: Ops whose kernels read and write bfloat16 themselves; others are given float32 copies (see `widened`).
-_BFLOAT16 = ("fused_elementwise", "assign", "reshape", "sum", "max", "min", "argmax", "argmin")
+#: Ops whose kernels read and write bfloat16 themselves, always or where a predicate says so; others are given float32
+#: copies (see `widened`).
+BFLOAT16: dict[str, Callable[[Step], bool] | None] = {
+    **dict.fromkeys(("fused_elementwise", "assign", *reductions.BFLOAT16, *softmax.KERNELS, *copies.KERNELS)),
+    **dict.fromkeys((*matmul.KERNELS, *gemm_tn.KERNELS, *normalization.KERNELS, *normalization_gradient.KERNELS)),
+    **dict.fromkeys(pooling.KERNELS, pooling.reads_bfloat16),
+    **dict.fromkeys(convolution.KERNELS, convolution.reads_bfloat16),
+}
 
 
 def reads_bfloat16(step: Step) -> bool:
     """Can the op's kernels take the step's operands as they are? They can where none is bfloat16."""
     op = step.op
-    return op.family == "elementwise" or op.is_view or op.name in _BFLOAT16 or not has_bfloat16(step)
+    if op.family == "elementwise" or op.is_view or not has_bfloat16(step):
+        return True
+    reads = BFLOAT16.get(op.name, lambda step: False)
+    return reads is None or reads(step)

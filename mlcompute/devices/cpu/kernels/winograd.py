@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from mlcompute.devices.cpu.codegen.addressing import DenseArray, ThreadWorkspace, aligned, thread_floats
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
-from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
+from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat_constant
 from mlcompute.devices.cpu.codegen.simd import SimdValue
 from mlcompute.devices.cpu.gemm.packed_gemm import FLOPS_PER_NS, call_packed_gemm, packed_gemm, panel_width
@@ -265,7 +265,8 @@ class _Tiles:
 
     def image(self, operand: Operand) -> DenseArray:
         """An image (samples, rows, columns, channels)."""
-        return DenseArray(self.code, self.args.pointer(operand), tuple(self.args.numbers(operand.shape[1:])))
+        extents = tuple(self.args.numbers(operand.shape[1:]))
+        return DenseArray(self.code, self.args.pointer(operand), extents, MEMORY_TYPES[operand.dtype])
 
     def copy_pixels(
         self, image: DenseArray, row: str, part: tuple[str | int, str], extent: int, top: str | int, left: str | int
@@ -289,18 +290,18 @@ class _Tiles:
             begin = code.let(f"select i1 {exists}, i64 {left}, i64 {columns}")
             end = code.let(f"select i1 {exists}, i64 {code.minimum(code.add(width, left), columns)}, i64 {columns}")
             self._write(target.address(offset, "0"), None, begin, channels)
-            source = code.at(image.address(sample, y, "0"), channel, "float"), image.extents[2]
-            self._write(target.address(offset, begin), source, code.sub(end, begin), channels)
+            source = Line(code, code.at(image.address(sample, y, "0"), channel, image.element), image.element)
+            self._write(target.address(offset, begin), source, code.sub(end, begin), channels, image.extents[2])
             self._write(target.address(offset, end), None, code.sub(columns, end), channels)
         return target
 
-    def _write(self, target: str, source: tuple[str, str] | None, pixels: str, channels: str) -> None:
-        """Copy channels of pixels, given with the stride from pixel to pixel, or write zeros."""
+    def _write(self, target: str, source: Line | None, pixels: str, channels: str, apart: str = "") -> None:
+        """Copy channels of pixels, which lie `apart`, or write zeros."""
         code, zeros = self.code, splat_constant(self.code, 0.0)
         with code.loop(0, pixels) as pixel:
             to = Line(code, code.at(target, code.mul(pixel, channels), "float"), "float")
             if source is not None:
-                line = Line(code, code.at(source[0], code.mul(pixel, source[1]), "float"), "float")
+                line = replace(source, pointer=source.address(code.mul(pixel, apart)))
             with code.loop(0, channels, vector_lanes()) as index:
                 to.store(index, zeros if source is None else line.load(index))
 
@@ -367,7 +368,7 @@ def _images_entry(
                     call_packed_gemm(code, multiply, (count, tiles.channels, tiles.depth), a, b, c)
                 _inverse_transform(tiles, y, start, rows, channel)
 
-    code.later(part.code_key, write)
+    code.later(f"{part.code_key} {x.element} {y.element}", write)
     return Entry(
         step,
         code,
@@ -474,7 +475,7 @@ def _sums_entry(
                     extents = (tiles.depth, tiles.channels, count)
                     call_packed_gemm(code, multiply, extents, a, b, c, accumulate=code.sub(start, begin))
 
-    code.later(cut.part.code_key, write)
+    code.later(f"{cut.part.code_key} {x.element} {dy.element}", write)
     parts = cut.depth_parts * cut.channel_parts
     return Entry(
         step,
