@@ -96,8 +96,7 @@ class Line:
     ) -> SimdValue:
         """A vector from `index` on, bfloat16 as float; lanes outside the mask are not read and hold `otherwise`."""
         if self.element == BFLOAT16:
-            fill = bfloat16_bits(otherwise)
-            return from_bfloat16(replace(self, element="i16").load(index, mask, fill, lanes))
+            return from_bfloat16(replace(self, element="i16").load(index, mask, bfloat16_bits(otherwise), lanes))
         code, lanes = self.code, lanes or vector_lanes()
         type_ = vector(self.element, lanes)
         if lanes == 1 or (self.stride is None and mask is None):

@@ -2,9 +2,9 @@
 
     a (.., m, k) and b (.., k, n), rows or columns contiguous     ->     y (.., m, n), dense
 
-A block of b becomes panels as in `gemm_nt`; a few rows of a become float32 in a buffer that stays in the first-level cache
-while they are multiplied with all panels of the block. A result in bfloat16 is summed in a block of float32 of the
-thread's own. Elements are summed as in `packed_gemm`, on any thread.
+A block of b becomes panels as in `gemm_nt`; a few rows of a become float32 in a buffer that stays in the first-level
+cache while they are multiplied with all panels of the block. A result in bfloat16 is summed in a block of float32 of
+the thread's own. Elements are summed as in `packed_gemm`, on any thread.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _tall(m: int) -> int:
 
 def mixed_workspace(a: Value, y: Value) -> int:
     """Bytes for every thread's own memory."""
-    parts = _parts(*y.shape[-2:], is_bfloat16(a.dtype), is_bfloat16(y.dtype))
+    parts = _parts(y.shape[-2], y.shape[-1], is_bfloat16(a.dtype), is_bfloat16(y.dtype))
     return 4 * thread_floats(parts) * planned_threads()
 
 

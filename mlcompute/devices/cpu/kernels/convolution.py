@@ -27,8 +27,8 @@ from mlcompute.devices.cpu.onednn.entries import pointer_setter, primitives_entr
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
 from mlcompute.devices.loop_nest import Operand, Operands
-from mlcompute.ops.images import first_shape
 from mlcompute.ops.bfloat16 import computed_type
+from mlcompute.ops.images import first_shape
 from mlcompute.ops.op import FLOAT32, Shape, Step
 
 _DIRECTIONS = {

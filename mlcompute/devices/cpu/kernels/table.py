@@ -88,11 +88,17 @@ WORKSPACES: dict[str, Callable[[Step], int]] = {
     **attention.WORKSPACES,
 }
 
+
+def always(step: Step) -> bool:
+    return True
+
+
 #: Ops whose kernels read and write bfloat16 themselves, always or where a predicate says so; others are given float32
 #: copies (see `widened`).
-BFLOAT16: dict[str, Callable[[Step], bool] | None] = {
-    **dict.fromkeys(("fused_elementwise", "assign", *reductions.BFLOAT16, *softmax.KERNELS, *copies.KERNELS)),
-    **dict.fromkeys((*matmul.KERNELS, *gemm_tn.KERNELS, *normalization.KERNELS, *normalization_gradient.KERNELS)),
+_BFLOAT16: dict[str, Callable[[Step], bool]] = {
+    **dict.fromkeys(("fused_elementwise", "assign", *reductions.BFLOAT16, *softmax.KERNELS, *copies.KERNELS), always),
+    **dict.fromkeys((*matmul.KERNELS, *gemm_tn.KERNELS), always),
+    **dict.fromkeys((*normalization.KERNELS, *normalization_gradient.KERNELS), always),
     **dict.fromkeys(pooling.KERNELS, pooling.reads_bfloat16),
     **dict.fromkeys(convolution.KERNELS, convolution.reads_bfloat16),
 }
@@ -103,5 +109,5 @@ def reads_bfloat16(step: Step) -> bool:
     op = step.op
     if op.family == "elementwise" or op.is_view or not has_bfloat16(step):
         return True
-    reads = BFLOAT16.get(op.name, lambda step: False)
-    return reads is None or reads(step)
+    reads = _BFLOAT16.get(op.name)
+    return reads is not None and reads(step)
