@@ -90,6 +90,7 @@ WORKSPACES: dict[str, Callable[[Step], int]] = {
 
 
 def always(step: Step) -> bool:
+    """In any form."""
     return True
 
 
