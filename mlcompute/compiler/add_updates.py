@@ -6,7 +6,7 @@ from mlcompute.compiler.context import Context
 from mlcompute.compiler.schedule_updates import store_early
 from mlcompute.compiler.share_updates import share_updates
 from mlcompute.compiler.update import Updated, update
-from mlcompute.ops.op import FLOAT32, Step, Value
+from mlcompute.ops.op import FLOAT32, Step, Trace, Value
 from mlcompute.optimizers.optimizer import Members
 
 
@@ -35,8 +35,23 @@ def add_updates(steps: list[Step], context: Context) -> list[Step]:
         return steps
     names = optimizer.scalars_of(1, set(members.values()))
     program.scalars.update({name: trace.value((), FLOAT32, "scalar", name) for name in names})
+    if context.request.out_of_place:
+        _place_elsewhere(context, trace, update(trace, optimizer, updated, program.scalars, members), len(steps))
+        return trace.steps
     if context.fuses_elementwise:
         updated = share_updates(trace, optimizer, updated, program.scalars, context.engine.supports, members)
     start = len(trace.steps)
     store_early(trace, update(trace, optimizer, updated, program.scalars, members), start)
     return trace.steps
+
+
+def _place_elsewhere(context: Context, trace: Trace, pairs: list[tuple[Value, Value]], start: int) -> None:
+    """New parameters, and new state where that is asked for, do not overwrite the old ones."""
+    program, moves_states = context.program, context.request.moves_states
+    targets: dict[Value, Value] = {}
+    for tensor, states in program.states.items():
+        parameter = program.values[tensor]
+        moved = [parameter, *(states if moves_states else ())]
+        targets |= {old: trace.value(old.shape, old.dtype, "state", f"new {old.label}") for old in moved}
+        program.updated[tensor] = [targets.get(old, old) for old in (parameter, *states)]
+    store_early(trace, [(targets.get(old, old), new) for old, new in pairs], start)

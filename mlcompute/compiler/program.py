@@ -22,6 +22,8 @@ class Program:
     states      parameter -> its optimizer state values; `scalars`: numbers fed before each update
     gradient_sums   parameter -> the sum of its gradients over several batches, kept between runs
     exchanged   parameter -> its gradient, where the processes of a group exchange it
+    summands    parameter -> what its gradient is the sum of, in a program that only updates
+    updated     parameter -> where such a program leaves it and its state
     shared      statistic or loss -> what a slice of the batch contributes to it, where those of a group are exchanged
     sums        phase that ends there -> what is added up over all slices of the batch before the next one begins
     chunks      parameters whose gradients are exchanged together, in the order in which the parts of the gradient pass
@@ -44,6 +46,8 @@ class Program:
     states: dict[Tensor, list[Value]] = field(default_factory=dict)
     gradient_sums: dict[Tensor, Value] = field(default_factory=dict)
     exchanged: dict[Tensor, Value] = field(default_factory=dict)
+    summands: dict[Tensor, list[Value]] = field(default_factory=dict)
+    updated: dict[Tensor, list[Value]] = field(default_factory=dict)
     shared: dict[Tensor, Value] = field(default_factory=dict)
     sums: dict[str, Value] = field(default_factory=dict)
     chunks: list[list[Tensor]] = field(default_factory=list)

@@ -10,6 +10,9 @@ from mlcompute.ops.op import Array, Shape
 from mlcompute.optimizers.optimizer import Members, Optimizer
 from mlcompute.tensor import Tensor, TensorDescriptor
 
+#: An order of sums: a part by its number, or what is added up on the left and on the right.
+Tree = int | tuple["Tree", "Tree"]
+
 
 @dataclass(eq=False)
 class Request:
@@ -28,6 +31,8 @@ class Request:
     averaged        those of them that are means over the samples: a slice of the batch counts by its share in it
     slices          into how many slices a batch is cut
     sends_early     are gradients sent to other machines, while others are still computed?
+    summands        a program that only updates: in which order it adds up the parts of a gradient; 0: there is one part
+    out_of_place    it leaves new parameters elsewhere; `moves_states`: new optimizer state, too
     user_gradients  tensor a gradient from outside is fed to -> the tensor whose gradient it adds to
     fed_gradients   parameters of a program that only updates -> what their gradients are fed to
     wanted          tensors that are not parameters but need a gradient
@@ -53,6 +58,9 @@ class Request:
     averaged: set[Tensor] = field(default_factory=set)
     slices: int = 1
     sends_early: bool = False
+    summands: Tree = 0
+    out_of_place: bool = False
+    moves_states: bool = False
     total: Tensor | None = None
     stopped: set[Tensor] = field(default_factory=set)
     user_gradients: dict[Tensor, Tensor] = field(default_factory=dict)

@@ -1,13 +1,15 @@
 """start_from_exchanged: in a group of processes, an update reads the gradients that the runtime has exchanged.
 
-The other half of `exchange_gradients.py`, in a program of its own.
+The other half of `exchange_gradients.py`, in a program of its own. Where a gradient comes in parts, they are added in
+the order the request says, and fused with the update like any other elementwise ops.
 """
 
 from __future__ import annotations
 
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.exchange_gradients import norm_names
-from mlcompute.ops.op import FLOAT32, Step
+from mlcompute.compiler.request import Tree
+from mlcompute.ops.op import FLOAT32, Step, Value
 
 
 def start_from_exchanged(steps: list[Step], context: Context) -> list[Step]:
@@ -15,13 +17,27 @@ def start_from_exchanged(steps: list[Step], context: Context) -> list[Step]:
     program, run, optimizer = context.program, context.lowering, context.request.optimizer
     assert run is not None
     assert optimizer is not None
+    trace, order = run.trace, context.request.summands
+    trace.steps, trace.phase = list(steps), "update"
     for tensor in context.request.parameters:
         value = run.value_of(tensor)
+        trace.layer = value.label
         dtype = FLOAT32 if value.dtype.itemsize < FLOAT32.itemsize else value.dtype
-        program.exchanged[tensor] = run.trace.value(value.shape, dtype, "state", "exchanged gradient")
+        program.summands[tensor] = [
+            trace.value(value.shape, dtype, "state", "exchanged gradient") for _ in range(_count(order))
+        ]
+        program.gradients[tensor] = _sum(order, program.summands[tensor])
+    trace.layer = ""
     program.values = dict(run.values)
     program.persistent = dict(run.persistent)
-    program.gradients = dict(program.exchanged)
     for name in norm_names(optimizer):
-        program.scalars[name] = run.trace.value((), FLOAT32, "scalar", name)
-    return steps
+        program.scalars[name] = trace.value((), FLOAT32, "scalar", name)
+    return trace.steps
+
+
+def _count(order: Tree) -> int:
+    return 1 if isinstance(order, int) else _count(order[0]) + _count(order[1])
+
+
+def _sum(order: Tree, parts: list[Value]) -> Value:
+    return parts[order] if isinstance(order, int) else _sum(order[0], parts) + _sum(order[1], parts)

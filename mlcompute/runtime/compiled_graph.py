@@ -82,6 +82,8 @@ class CompiledGraph:
         self.size_limit = SIZE_LIMIT
         self.has_varying_inputs = has_varying_inputs(request)
         self._executables: dict[Program, Executable] = {}
+        #: Once more, where a step reads other parameters than the one before it.
+        self._twins: dict[Program, Executable] = {}
         #: Further ones with memory of their own, by number: slices of a batch whose passes are run one by one.
         self._copies: dict[tuple[Program, int], Executable] = {}
         self._listings: dict[Program, Program] = {}
@@ -110,6 +112,7 @@ class CompiledGraph:
                 self.arena_size = program.plan.nbytes
                 self._arena = None
                 self._executables.clear()
+                self._twins.clear()
                 self._listings.clear()
             if style not in ("slice", "phases"):  # what a slice gives is not the result of the batch
                 program.result = wanted.result
@@ -143,7 +146,7 @@ class CompiledGraph:
         gone = {key: program for key, program in self._programs.items() if key[3] == sizes}
         for key, program in gone.items():
             del self._programs[key]
-            for kept in (self._executables, self._listings, self._scalars, self.storages):
+            for kept in (self._executables, self._twins, self._listings, self._scalars, self.storages):
                 kept.pop(program, None)
         programs = set(gone.values())
         self._specifications = {key: one for key, one in self._specifications.items() if key[0] not in programs}
@@ -154,14 +157,24 @@ class CompiledGraph:
         """The program, ready to run."""
         found = self._executables.get(program)
         if found is None:
-            with self._lock:
-                if self._arena is None:
-                    self._arena = self.engine.allocate(self.arena_size)
-                found = self.engine.build(program, self._arena)
-                found.inputs = {}
-                self._executables[program] = found
-                _print_if_asked(program)
+            found = self._executables[program] = self._built(program)
+            _print_if_asked(program)
         return found
+
+    def twin(self, program: Program) -> Executable:
+        """The program once more, in the same memory, to be bound to other parameters."""
+        found = self._twins.get(program)
+        if found is None:
+            found = self._twins[program] = self._built(program)
+        return found
+
+    def _built(self, program: Program) -> Executable:
+        with self._lock:
+            if self._arena is None:
+                self._arena = self.engine.allocate(self.arena_size)
+            found = self.engine.build(program, self._arena)
+            found.inputs = {}
+            return found
 
     def executable_of_slice(self, program: Program, number: int) -> Executable:
         """The program in memory of its own: what one slice's forward pass leaves waits there for its gradient pass."""

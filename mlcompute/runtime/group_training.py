@@ -9,8 +9,9 @@ allgather         new parameters, statistics and losses, to everybody
 
 from __future__ import annotations
 
+import json
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from mlcompute.group.group import Group
 from mlcompute.group.slices import Node, parent_of
 from mlcompute.ops.op import Array
 from mlcompute.runtime import device_step
+from mlcompute.runtime.alternating_values import AlternatingValues
 from mlcompute.runtime.group_results import GroupResults
 from mlcompute.runtime.group_start import compare
 from mlcompute.runtime.lane_exchange import LaneExchange, Sums, gather_shards
@@ -30,6 +32,7 @@ from mlcompute.runtime.lanes import Entry, make_lanes
 from mlcompute.runtime.run import Call, Run
 from mlcompute.runtime.shard_update import ShardUpdate
 from mlcompute.runtime.slice_passes import SlicePasses, largest_slice
+from mlcompute.runtime.state_layout import StateLayout
 from mlcompute.runtime.storage import Storage
 from mlcompute.tensor import Tensor
 
@@ -37,9 +40,6 @@ if TYPE_CHECKING:
     from mlcompute.runtime.compiled_graph import CompiledGraph
     from mlcompute.runtime.optimizer_state import OptimizerState
     from mlcompute.runtime.session import Session
-
-#: (which elements of a tensor, their values)
-Pieces = Sequence[tuple[slice, Array]]
 
 
 class GroupTraining:
@@ -57,10 +57,8 @@ class GroupTraining:
         self.slices = SlicePasses(self)
         self.pass_phases: set[str] = set()
         self.batch = 0
-        #: Steps that were finished here, and all optimizer state after the last one, where others may have to be
-        #: replaced.
+        #: Steps that were finished here.
         self.steps = 0
-        self._replica: dict[Tensor, list[Array]] = {}
         #: Has a slice of the current call been run? Then a failure concerns everybody.
         self.has_begun = False
         #: What the last call has started on devices and not waited for.
@@ -83,12 +81,16 @@ class GroupTraining:
         whole = optimizer is not None and not is_elementwise(optimizer, self.request.groups.values())
         blocks = optimizer is not None and bool(norm_names(optimizer))
         self.lanes = make_lanes(tensors, program.chunks, group.size, group.rank, whole=whole, blocks=blocks)
-        self.shared = LaneExchange(group, self.lanes)
+        layouts = [StateLayout(self.request, self.lanes, rank) for rank in range(group.size)]
+        elastic = self.session.elastic
+        banks = 2 if self.compiled.shares_memory or elastic else 1
+        mirrored = [2 * layout.nbytes if elastic else 0 for layout in layouts]
+        self.shared = LaneExchange(group, self.lanes, banks=banks, mirrored=mirrored)
         first, last = group.slices_of(group.rank)
         # The only slice leaves its gradients where the others look for them.
         own = self.shared.memory.get(first)
         self._work = (
-            own if own is not None and last - first == 1 else [np.zeros_like(lane.values) for lane in self.lanes]
+            own if own is not None and last - first == 1 else [np.zeros(one.length, one.dtype) for one in self.lanes]
         )
         #: Tensor -> where a slice leaves its gradient, statistic or loss.
         self._left = {
@@ -97,24 +99,20 @@ class GroupTraining:
             for entry in lane.entries
         }
         self.storages = {tensor: Storage(memory, is_callers=True) for tensor, memory in self._left.items()}
-        #: (a tensor, its role, and where its new values lie)
-        self._news = [
-            (entry, self.shared.pieces(index, entry)) for index, lane in enumerate(self.lanes) for entry in lane.entries
-        ]
         self.slices.forget()
-        self._targets: list[tuple[Array, Array]] = []
-        self._targets_at = -1
         self._pending, self._spare = {}, []
-        self.update = ShardUpdate(self.session, self.compiled, self.exchange, self.lanes)
+        self.update = ShardUpdate(self.session, self.compiled, self.exchange, self.lanes, self.shared, layouts)
+        self.alternating = AlternatingValues(self.compiled, self.lanes)
         #: Whole steps without the host, where devices can do that.
-        self.on_devices = device_step.made(self)
+        self.on_devices = None if elastic else device_step.made(self)
 
     @property
     def nbytes(self) -> int:
         """Bytes of what is exchanged: sums of slices, new values, and what is received."""
         if self.on_devices is not None:
             return self.on_devices.nbytes
-        return self.shared.nbytes + sum(2 * lane.values.nbytes for lane in self.lanes)
+        added = () if self.update.adds else (lane.reduced for lane in self.lanes)
+        return self.shared.nbytes + sum(int(array.nbytes) for array in (*added, *self._work))
 
     # The passes of own slices ---------------------------------------------------------------------------------------
 
@@ -145,10 +143,9 @@ class GroupTraining:
 
     def send_early(self, chunk: int) -> None:
         """The gradients of a chunk are complete, and nothing will be added to them: exchange them meanwhile."""
-        node: Node = self.shared.nodes[self.group.rank][0]
         for index, lane in enumerate(self.lanes):
             if lane.entries[0].tensor in self.program.chunks[chunk]:
-                self.shared.start(index, {node: self._work}, self.batch, self.signal)
+                self.shared.start(index, self.batch, self.signal)
 
     def take_values(self, number: int, run: Run) -> None:
         """What a slice's forward pass has left: its part of losses and statistics, and outputs."""
@@ -186,49 +183,11 @@ class GroupTraining:
         lasting = [self._work, *self.shared.memory.values()]
         self._spare += [arrays for arrays in sums if all(arrays is not one for one in lasting)]
 
-    def store(self, storage: Storage, values: Array) -> None:
-        """New values of a parameter or statistic, from the host."""
-        if self.compiled.shares_memory and not self.compiled.crosses_devices:
-            np.copyto(storage.memory(), values, casting="same_kind")  # programs work in this very memory
-        else:
-            storage.write(values)
-
-    def _take(self, state: OptimizerState | None, *, is_whole_step: bool) -> None:
-        """New values of parameters and statistics, from where the exchange has left them."""
-        if self.compiled.shares_memory and not self.compiled.crosses_devices and state is not None and is_whole_step:
-            if self._targets_at != Storage.changes:
-                self._targets = self._find_targets()
-                self._targets_at = Storage.changes
-            for memory, values in self._targets:
-                np.copyto(memory, values, casting="same_kind")
-            return
-        for entry, pieces in self._news:
-            storage = entry.tensor.storage
-            is_new = state is not None if entry.role == "parameter" else is_whole_step
-            if entry.role != "loss" and storage is not None and is_new:
-                self.store(storage, _together(pieces, entry))
-
-    def _find_targets(self) -> list[tuple[Array, Array]]:
-        """(memory of parameters and statistics, their new values) pairs; programs work in this very memory."""
-        found: list[tuple[Array, Array]] = []
-        for entry, pieces in self._news:
-            storage = entry.tensor.storage
-            if entry.role == "loss" or storage is None:
-                continue
-            memory = storage.memory().view()
-            for inner, values in pieces:
-                if len(pieces) == 1:
-                    found.append((memory, values.reshape(entry.shape)))
-                else:
-                    memory.shape = (-1,)  # never a copy: fails where the memory is not contiguous
-                    found.append((memory[inner], values))
-        return found
-
     def store_statistics(self, values: Mapping[Tensor, Array]) -> None:
         """Statistics over the whole batch."""
         for tensor, array in values.items():
             assert tensor.storage is not None
-            self.store(tensor.storage, array)
+            tensor.storage.write(array)
 
     # Exchange and update --------------------------------------------------------------------------------------------
 
@@ -239,29 +198,54 @@ class GroupTraining:
         """
         self._exchange_sums(self.own_sums())
         state = self.session.state if updates else None
+        if not self.update.adds:
+            self._reduce()
         if state is not None:
             self.update.run(state)
-        for lane in self.lanes:
+        for index, lane in enumerate(self.lanes):
             first, last = lane.shard(self.group.rank)
             start = max(first, lane.updated)
             if start < last:
-                lane.values[start:last] = lane.reduced[start - first :]
+                out = lane.banks[lane.coming][start:last]
+                if self.update.adds:
+                    self.shared.reduce(index, out, start - first)
+                else:
+                    np.copyto(out, lane.reduced[start - first :])
+        if self.session.elastic:
+            self.shared.mirror(Kind.STATE, self.update.bank + 1)
         self.shared.gather(Kind.PARAMETERS)
         if self.session.elastic:
-            self._replica = self.update.gather_states()
             self.results.gather_rows()
         # Everything has arrived: from here on nothing can fail, and the step counts.
-        if is_whole_step:
-            for entry, pieces in self._news:
+        for lane in self.lanes if is_whole_step else ():
+            for entry in lane.entries:
                 if entry.role == "loss":
-                    self.results.losses[entry.tensor] = _together(pieces, entry)
-        self._take(state, is_whole_step=is_whole_step)
+                    self.results.losses[entry.tensor] = lane.views[entry.tensor][lane.coming].copy()
+        if state is not None and is_whole_step and self.compiled.shares_memory:
+            self.alternating.switch()
+        else:
+            self._store(state, is_whole_step=is_whole_step)
         if state is not None:
             state.advance()
-            self.update.stored()
+        self.update.given.clear()
         self.steps += 1
-        if self.session.elastic:
-            self.update.know_states(self._replica)
+
+    def _store(self, state: OptimizerState | None, *, is_whole_step: bool) -> None:
+        """New values of parameters and statistics, from where the exchange has left them, into memory of their own."""
+        self.alternating.release()
+        for lane in self.lanes:
+            for entry in lane.entries:
+                storage = entry.tensor.storage
+                is_new = state is not None if entry.role == "parameter" else is_whole_step
+                if entry.role != "loss" and storage is not None and is_new:
+                    storage.write(lane.views[entry.tensor][lane.coming])
+        for lane in self.lanes if state is not None else ():
+            lane.current = lane.coming
+
+    def _reduce(self) -> None:
+        """The sums over all slices of the own shard, in `reduced`."""
+        for index, lane in enumerate(self.lanes):
+            self.shared.reduce(index, lane.reduced)
 
     def finish_passes(self) -> None:
         """The update after gradient passes by themselves; gradients can be read, and used, again."""
@@ -294,58 +278,69 @@ class GroupTraining:
         return sums
 
     def _exchange_sums(self, sums: dict[Node, Sums], kind: Kind = Kind.STEP) -> None:
-        """Everybody's sums of the own shard, added along the tree into `reduced`."""
-        self.signals = self.shared.reduce(sums, kind, self.batch, self.signal)
+        """Everybody's sums of the own shard are where the update finds them."""
+        self.signals = self.shared.exchange(sums, kind, self.batch, self.signal)
         self._release(sums.values())
 
     # Going on without others ----------------------------------------------------------------------------------------
 
     def remember(self) -> None:
-        """Before a step: let every process have all optimizer state, unless it has."""
+        """Before a step: let others have optimizer state that was set since the last one."""
         if self.session.state is not None:
             self.update.adopt_state(self.session.state)
-        if not self.update.knows_states:
-            self._replica = self.update.gather_states()
-            self.update.know_states(self._replica)
+        if self.update.given:
+            self.shared.mirror(Kind.STATE, self.update.bank)
+            self.exchange.barrier()
 
     def go_on(self) -> bool:
         """The processes that are left go on, from the last step that one of them has finished.
 
         Whoever has not finished it takes its outcome from one that has: then True, and the step is not run again.
         """
-        session, exchange = self.session, self.exchange
-        exchange.shrink()
-        done = [int(one) for one in exchange.gather_bytes(Kind.COMPILE, str(self.steps).encode())]
-        leader = done.index(max(done))
-        is_behind = self.steps < max(done)
-        if min(done) < max(done):
-            facts = exchange.gather_bytes(Kind.COMPILE, self._outcome() if exchange.rank == leader else b"")[leader]
+        session, exchange, before = self.session, self.exchange, self.update
+        former = exchange.shrink()
+        mine = json.dumps([self.steps, before.bank]).encode()
+        done = [json.loads(one) for one in exchange.gather_bytes(Kind.COMPILE, mine)]
+        last, bank = max(done)
+        is_behind = bool(self.steps < last)
+        if min(done)[0] < last:
+            leads = exchange.rank == done.index([last, bank])
+            told = exchange.gather_bytes(Kind.COMPILE, self._outcome() if leads else b"")
             if is_behind:
-                self._take_outcome(facts)
-        self._pending, replica = {}, self._replica
+                self._take_outcome(next(one for one in told if one))
+        states = before.states_after(former, bank)
+        self.alternating.release()
+        self._pending = {}
         self.share_out()
         if session.state is not None:
-            self.update.take_over(session.state, replica)
-            self.update.know_states(replica)
+            self.update.take_over(session.state, states)
         self.compiled.storages.clear()
         return is_behind
 
+    def set_elastic(self) -> None:
+        """From now on the processes that are left go on when others are gone. Collective."""
+        states = self.update.gather_states()
+        self.session.elastic = True
+        self.alternating.release()
+        self.share_out()
+        if self.session.state is not None:
+            self.update.take_over(self.session.state, states)
+        self.compiled.storages.clear()
+
     def _outcome(self) -> bytes:
-        """Everything the last step has changed."""
+        """Everything the last step has changed, besides optimizer state."""
         session = self.session
         kept = [t.storage.array() for t in (*self.program.exchanged, *self.statistics) if t.storage is not None]
-        states = [self._replica.get(tensor, []) for tensor in self.program.exchanged]
         time_step = None if session.state is None else session.state.time_step
-        return pickle.dumps((self.steps, kept, states, time_step, session.random.count, self.results.outcome()))
+        return pickle.dumps((self.steps, kept, time_step, session.random.count, self.results.outcome()))
 
     def _take_outcome(self, facts: bytes) -> None:
         session = self.session
-        self.steps, kept, states, time_step, count, results = pickle.loads(facts)
+        self.steps, kept, time_step, count, results = pickle.loads(facts)
         tensors = [t for t in (*self.program.exchanged, *self.statistics) if t.storage is not None]
         for tensor, values in zip(tensors, kept, strict=True):
             assert tensor.storage is not None
-            self.store(tensor.storage, values)
-        self._replica = dict(zip(self.program.exchanged, states, strict=True))
+            tensor.storage.write(values)
         if session.state is not None and time_step is not None:
             session.state.time_step = time_step
             session.state.optimizer.advance_to(time_step)
@@ -356,6 +351,7 @@ class GroupTraining:
         """The gradients of the whole batch, for whoever reads them before the update; collective."""
         pending = {number: [array.copy() for array in sums] for number, sums in self._pending.items()}
         self._exchange_sums(self.own_sums(), Kind.GRADIENTS)
+        self._reduce()
         self._pending = pending
         found: dict[Tensor, Array] = {}
         for lane in self.lanes:
@@ -370,8 +366,3 @@ class GroupTraining:
 
 def _shown(array: Array, entry: Entry) -> Array:
     return array[entry.start : entry.stop].reshape(entry.shape)
-
-
-def _together(pieces: Pieces, entry: Entry) -> Array:
-    """All of a tensor's new values, in memory of their own."""
-    return np.concatenate([values for _, values in pieces]).reshape(entry.shape)

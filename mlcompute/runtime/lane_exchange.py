@@ -1,7 +1,7 @@
 """How lanes get from one process to another: sums over slices to whoever owns them, new values to everybody.
 
-on one machine      each process leaves its sums and its new values in memory that all share: nothing is sent but a
-                    word that they are there, and whoever needs them reads them in place
+on one machine      each process leaves its sums in memory that all share, and reads there those of the others. The
+                    parameters of all lie there, too, where whoever owns a shard leaves it: nothing is sent or copied
 on several          alltoall of the sums, allgather of the new values
 """
 
@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from mlcompute.compiler.request import Tree
+from mlcompute.devices.host_memory import allocate
 from mlcompute.group.exchange import Exchange, Kind
 from mlcompute.group.group import Group
 from mlcompute.group.meeting import MEETING_BYTES, Meeting
-from mlcompute.group.slices import Node, nodes_of, tree_sum
+from mlcompute.group.slices import Node, nodes_of, split_at, tree_sum
 from mlcompute.ops.op import Array
 from mlcompute.runtime.background import Background
-from mlcompute.runtime.lanes import Entry, Lane
+from mlcompute.runtime.lanes import Lane
 
 #: Sums over some slices, one array per lane.
 Sums = list[Array]
@@ -28,114 +30,151 @@ class LaneExchange:
     """The lanes of a group, seen from one process.
 
     nodes       the nodes of the tree of slices whose sums each process has, by rank
+    memory      where sums are best left: by the first slice of each own node
+    parts       by lane: everybody's sums of the own shard, in the order of the nodes
+    order       in which these are added
+    mirrors     by rank: bytes for optimizer state that others can read when its process is gone; without shared memory
+                the own ones alone
     is_shared   do all processes share memory?
     """
 
-    def __init__(self, group: Group, lanes: Sequence[Lane]) -> None:
+    def __init__(self, group: Group, lanes: Sequence[Lane], *, banks: int, mirrored: Sequence[int]) -> None:
+        """
+        banks      2: new values do not take the place of the old ones, but that of those before them
+        mirrored   bytes of `mirrors`
+        """
         self._lanes, self._exchange = lanes, group.exchange
         self._rank, self._size = group.rank, group.size
         self.root: Node = (0, group.slices)
         self.nodes = [nodes_of(group.slices_of(rank), self.root) for rank in range(group.size)]
-        memory = self._exchange.share(MEETING_BYTES + self._bytes_of(self._rank))
-        self.is_shared = memory is not None
-        #: Sums of nodes, and new values, by rank and lane; without shared memory the own ones alone.
-        self._sums: dict[int, list[Array]] = {}
-        self._values: dict[int, list[Array]] = {}
-        self._received: list[list[Array]] = []
+        every = (node for nodes in self.nodes for node in nodes)
+        self.order = _order({node: place for place, node in enumerate(every)}, self.root)
         #: How many lanes were exchanged before the step had computed all.
         self._started = 0
         self._background = Background()
-        if memory is not None:
-            self._meeting = Meeting(self._exchange, memory)
-            for rank, part in enumerate(memory):
-                self._place(rank, part[MEETING_BYTES:])
+        sizes = [self._bytes_of(rank) + mirrored[rank] for rank in range(group.size)]
+        values = banks * sum(lane.length * lane.dtype.itemsize for lane in lanes)
+        own = MEETING_BYTES + sizes[self._rank] + (values if self._rank == 0 else 0)
+        shared = self._exchange.share(own) if group.size > 1 else None
+        self.is_shared = shared is not None
+        if shared is not None:
+            self._meeting = Meeting(self._exchange, shared)
+            memory = {rank: part[MEETING_BYTES:] for rank, part in enumerate(shared)}
+            of_values = memory[0][sizes[0] :]
         else:
-            self._place(self._rank, np.zeros(self._bytes_of(self._rank), np.uint8))
+            memory = {self._rank: allocate(sizes[self._rank] + values).host}
+            of_values = memory[self._rank][sizes[self._rank] :]
+        self._nbytes = sizes[self._rank] + values
+        self._sums = {rank: self._sums_in(rank, part) for rank, part in memory.items()}
+        self.mirrors = {rank: part[self._bytes_of(rank) : sizes[rank]] for rank, part in memory.items()}
+        offset = 0
+        for lane in lanes:
+            nbytes = lane.length * lane.dtype.itemsize
+            parts = (of_values[offset + k * nbytes : offset + (k + 1) * nbytes] for k in range(banks))
+            lane.place([part.view(lane.dtype) for part in parts])
+            offset += banks * nbytes
+        mine = self._sums[self._rank]
+        self.memory = {node[0]: [one[at] for one in mine] for at, node in enumerate(self.nodes[self._rank])}
+        self._received: list[list[Array]] = []
+        if not self.is_shared:
+            shards = [lane.shard(self._rank) for lane in lanes]
             self._received = [
-                [np.empty((len(nodes), len(lane.reduced)), lane.dtype) for nodes in self.nodes] for lane in lanes
+                [np.empty((len(nodes), last - first), lane.dtype) for nodes in self.nodes]
+                for lane, (first, last) in zip(lanes, shards, strict=True)
             ]
-        for lane, values in zip(lanes, self._values[self._rank], strict=True):
-            lane.values = values
-        own = self.nodes[self._rank]
-        #: Where sums are best left: by the first slice of each own node.
-        self.memory = {node[0]: [sums[place] for sums in self._sums[self._rank]] for place, node in enumerate(own)}
+            self._nbytes += sum(array.nbytes for arrays in self._received for array in arrays)
+        #: The mirror of the process before this one, where memory is not shared.
+        self._previous = np.empty(0 if self.is_shared else mirrored[self._rank - 1], np.uint8)
+        self.parts = [self._parts_of(index, lane) for index, lane in enumerate(lanes)]
 
     def _bytes_of(self, rank: int) -> int:
-        return sum((len(self.nodes[rank]) + 1) * lane.length * lane.dtype.itemsize for lane in self._lanes)
+        """Bytes of the sums of a process."""
+        return sum(len(self.nodes[rank]) * lane.length * lane.dtype.itemsize for lane in self._lanes)
 
-    def _place(self, rank: int, memory: Array) -> None:
-        self._sums[rank], self._values[rank], offset = [], [], 0
+    def _sums_in(self, rank: int, memory: Array) -> list[Array]:
+        """By lane: the sums of a process, an array of (nodes, length)."""
+        count, offset, found = len(self.nodes[rank]), 0, []
         for lane in self._lanes:
-            count = len(self.nodes[rank])
-            nbytes = (count + 1) * lane.length * lane.dtype.itemsize
-            arrays = memory[offset : offset + nbytes].view(lane.dtype).reshape(count + 1, lane.length)
-            self._sums[rank].append(arrays[:count])
-            self._values[rank].append(arrays[count])
+            nbytes = count * lane.length * lane.dtype.itemsize
+            found.append(memory[offset : offset + nbytes].view(lane.dtype).reshape(count, lane.length))
             offset += nbytes
+        return found
+
+    def _parts_of(self, index: int, lane: Lane) -> list[Array]:
+        first, last = lane.shard(self._rank)
+        found: list[Array] = []
+        for rank in range(self._size):
+            if rank in self._sums:
+                found += [sums[first:last] for sums in self._sums[rank][index]]
+            else:
+                found += list(self._received[index][rank])
+        return found
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this process's part, and of what it receives."""
-        return self._bytes_of(self._rank) + sum(array.nbytes for arrays in self._received for array in arrays)
+        """Bytes of this process's part, of the values, and of what it receives."""
+        return self._nbytes
 
-    def start(self, index: int, sums: Mapping[Node, Sums], same: int, word: int) -> None:
-        """Begin to exchange a lane, on another thread: the next after those that have begun."""
+    def start(self, index: int, same: int, word: int) -> None:
+        """Begin to send a lane, on another thread: the next after those that have begun. Its sums are in `memory`."""
         assert index == self._started, "lanes are exchanged in the same order everywhere"
-        self._background.begin(lambda: self._reduce_lane(index, sums, Kind.STEP, same, word))
+        self._background.begin(lambda: self._send(index, Kind.STEP, same, word))
         self._started += 1
 
-    def reduce(self, sums: Mapping[Node, Sums], kind: Kind, same: int, word: int) -> list[int]:
-        """Everybody's sums of the own shard, added along the tree into `reduced`; the `word` of every process."""
-        if not self.is_shared:
-            first, self._started = self._started, 0
-            self._background.finish()
-            said = [self._reduce_lane(index, sums, kind, same, word) for index in range(first, len(self._lanes))]
-            return said[-1]
+    def exchange(self, sums: Mapping[Node, Sums], kind: Kind, same: int, word: int) -> list[int]:
+        """Everybody's sums are in `parts`, this process's are these; the `word` of every process."""
+        first, self._started = self._started, 0
+        self._background.finish()
         for node in self.nodes[self._rank]:
-            for mine, one in zip(self.memory[node[0]], sums[node], strict=True):
+            for mine, one in zip(self.memory[node[0]][first:], sums[node][first:], strict=True):
                 if mine is not one:
                     np.copyto(mine, one)
-        words = self._meeting.meet(kind, same=same, word=word)
-        for index, lane in enumerate(self._lanes):
-            parts = {
-                node: lane.part(array, self._rank)
-                for rank, nodes in enumerate(self.nodes)
-                for node, array in zip(nodes, self._sums[rank][index], strict=True)
-            }
-            tree_sum(parts, self.root, lane.reduced)
-        return words
+        if self.is_shared:
+            return self._meeting.meet(kind, same=same, word=word)
+        return [self._send(index, kind, same, word) for index in range(first, len(self._lanes))][-1]
 
-    def _reduce_lane(self, index: int, sums: Mapping[Node, Sums], kind: Kind, same: int, word: int) -> list[int]:
-        lane, nodes, received = self._lanes[index], self.nodes[self._rank], self._received[index]
-        mine = [sums[node][index] for node in nodes]
+    def _send(self, index: int, kind: Kind, same: int, word: int) -> list[int]:
+        lane, mine = self._lanes[index], self._sums[self._rank][index]
         sends = [_joined([lane.part(one, peer) for one in mine], lane.dtype) for peer in range(self._size)]
-        words = self._exchange.alltoall(kind, sends, received, same=same, word=word)
-        parts = dict(zip(nodes, [lane.part(one, self._rank) for one in mine], strict=True))
-        for peer in range(self._size):
-            if peer != self._rank:
-                parts.update(zip(self.nodes[peer], received[peer], strict=True))
-        tree_sum(parts, self.root, lane.reduced)
-        return words
+        return self._exchange.alltoall(kind, sends, self._received[index], same=same, word=word)
+
+    def reduce(self, index: int, out: Array, start: int = 0) -> None:
+        """The sum over all slices of a lane's own shard, added along the tree: from element `start` of it on.
+
+        Once per exchange: sums of nodes are added in place.
+        """
+        nodes = (node for nodes in self.nodes for node in nodes)
+        tree_sum({node: part[start:] for node, part in zip(nodes, self.parts[index], strict=True)}, self.root, out)
+
+    def mirror(self, kind: Kind, bank: int) -> None:
+        """Let the next process have the own mirror of a bank; where memory is shared, all have it."""
+        if self.is_shared or self._size == 1:
+            return
+        sends = [np.empty(0, np.uint8)] * self._size
+        receives = list(sends)
+        sends[(self._rank + 1) % self._size] = of_bank(self.mirrors[self._rank], bank)
+        receives[self._rank - 1] = of_bank(self._previous, bank)
+        self._exchange.alltoall(kind, sends, receives)
+
+    def mirrored(self, rank: int, bank: int) -> Array | None:
+        """What a process has mirrored of a bank, as far as it is known here."""
+        if rank in self.mirrors:
+            return of_bank(self.mirrors[rank], bank)
+        return of_bank(self._previous, bank) if rank == (self._rank - 1) % self._size else None
 
     def gather(self, kind: Kind) -> None:
-        """The new values of all shards are there, for `pieces`."""
-        if self.is_shared:  # and nobody reads sums any more
+        """The new values of all shards are in the coming bank of each lane. Nobody reads sums any more."""
+        if self.is_shared:
             self._meeting.meet(kind)
             return
         for lane in self._lanes:
-            gather_shards(self._exchange, kind, lane, lane.values)
+            gather_shards(self._exchange, kind, lane, lane.banks[lane.coming])
 
-    def pieces(self, lane: int, entry: Entry) -> list[tuple[slice, Array]]:
-        """(which elements of a tensor, where their new values lie)."""
-        if not self.is_shared:
-            return [(slice(0, entry.stop - entry.start), self._values[self._rank][lane][entry.start : entry.stop])]
-        found = []
-        for rank in range(self._size):
-            first, last = self._lanes[lane].shard(rank)
-            start, stop = max(first, entry.start), min(last, entry.stop)
-            if start < stop:
-                found.append((slice(start - entry.start, stop - entry.start), self._values[rank][lane][start:stop]))
-        return found
+
+def of_bank(memory: Array, bank: int) -> Array:
+    """The half of some memory that belongs to a bank."""
+    half = len(memory) // 2
+    return memory[half * (bank % 2) : half * (bank % 2 + 1)]
 
 
 def gather_shards(exchange: Exchange, kind: Kind, lane: Lane, array: Array) -> None:
@@ -147,3 +186,11 @@ def gather_shards(exchange: Exchange, kind: Kind, lane: Lane, array: Array) -> N
 
 def _joined(parts: Sequence[Array], dtype: np.dtype[Any]) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, dtype)
+
+
+def _order(places: Mapping[Node, int], node: Node) -> Tree:
+    """In which order the sums of nodes are added, each by its place."""
+    if node in places:
+        return places[node]
+    middle = split_at(node)
+    return _order(places, (node[0], middle)), _order(places, (middle, node[1]))

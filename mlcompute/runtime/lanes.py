@@ -66,7 +66,9 @@ class Lane:
     entries   parameters first, then statistics and losses
     updated   where the parameters end
     bounds    where each process's shard begins; one more for the end
-    values    the newest values of all entries, as far as they are known here (lane_exchange.py)
+    banks     memory for the values of all entries, of which the `current` one has the newest; a step leaves new values
+              in the other, or where they were when there is only one (lane_exchange.py)
+    views     tensor -> its values in each bank; not to be written
     reduced   sums over all slices, of this process's shard
     """
 
@@ -75,7 +77,9 @@ class Lane:
     updated: int = 0
     length: int = 0
     bounds: list[int] = field(default_factory=list)
-    values: Array = field(default_factory=lambda: np.empty(0))
+    banks: list[Array] = field(default_factory=list)
+    current: int = 0
+    views: dict[Tensor, list[Array]] = field(default_factory=dict)
     reduced: Array = field(default_factory=lambda: np.empty(0))
 
     def add(self, tensor: Tensor, role: str, shape: tuple[int, ...], alignment: int) -> None:
@@ -97,6 +101,19 @@ class Lane:
             self.bounds = [0, *inner, self.length]
         first, last = self.shard(rank)
         self.reduced = np.zeros(last - first, self.dtype)
+
+    def place(self, banks: list[Array]) -> None:
+        """Let the values lie there."""
+        self.banks, self.current = banks, 0
+        for entry in self.entries:
+            self.views[entry.tensor] = [bank[entry.start : entry.stop].reshape(entry.shape) for bank in banks]
+            for view in self.views[entry.tensor]:
+                view.flags.writeable = False
+
+    @property
+    def coming(self) -> int:
+        """The bank that a step leaves new values in."""
+        return (self.current + 1) % len(self.banks)
 
     def shard(self, rank: int) -> tuple[int, int]:
         """(first, behind the last) element of a process's shard."""

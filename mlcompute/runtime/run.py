@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.devices.device import Profile
+from mlcompute.devices.device import Executable, Profile
 from mlcompute.devices.interrupts import held
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError
@@ -50,6 +50,7 @@ class Run:
     passes      the passes run one by one it belongs to; None: it stands alone, passes run before it lose their memory
     are_arrays  all inputs are there, none has yet to be computed by a run before it
     begins_with   what is run now, where `go_on` runs the rest: parts of the phases
+    executable    where it is not the program's own
     """
 
     #: What the caller's memory gets: (value, memory) pairs.
@@ -74,6 +75,7 @@ class Run:
         *,
         are_arrays: bool = False,
         begins_with: Sequence[str] | None = None,
+        executable: Executable | None = None,
     ) -> None:
         if session.unsettled:
             session.raise_unseen_error()
@@ -88,7 +90,9 @@ class Run:
         self.compiled = compiled = session.compiled
         program = specification.program
         self.storages = session.storages(program)
-        self.executable = compiled.executable(program) if passes is None else passes.executable
+        if passes is not None:
+            executable = passes.executable
+        self.executable = executable or compiled.executable(program)
         if specification.profiles:
             self.profile = Profile()
         if call.outputs_data:

@@ -220,6 +220,12 @@ class Session:
             request.sends_early = self.sends_early
         return request
 
+    def set_elastic(self, elastic: bool) -> None:
+        """Do the processes that are left go on when others are gone? Collective."""
+        if elastic and not self.elastic and self.in_group is not None:
+            self.in_group.set_elastic()
+        self.elastic = elastic
+
     def goes_on_without_others(self) -> bool:
         """When processes of the group are gone between steps: go on with those that are left, if that is asked for."""
         if not self.elastic or self.in_group is None:

@@ -1,8 +1,14 @@
-"""The update of the part of all parameters that one process of a group owns, with the optimizer state for it."""
+"""The update of the part of all parameters that one process of a group owns, with the optimizer state for it.
+
+Where devices compute in the host's memory, it reads everybody's sums of gradients where they lie, adds them in the
+order of the tree, and leaves new parameters where all processes find them: one loop over the shard, and no copy.
+"""
 
 from __future__ import annotations
 
 import math
+import pickle
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,89 +16,163 @@ import numpy as np
 from mlcompute.compiler import Request, compile_program
 from mlcompute.compiler.exchange_gradients import GLOBAL_NORM, group_norm, norm_names
 from mlcompute.compiler.program import Program
+from mlcompute.compiler.update import is_elementwise
+from mlcompute.devices.host_memory import allocate
+from mlcompute.errors import ProcessError
 from mlcompute.execution import Execution
 from mlcompute.group.exchange import Exchange, Kind
-from mlcompute.ops.op import Array, Shape
+from mlcompute.ops.op import Array, Value
+from mlcompute.runtime.lane_exchange import LaneExchange, of_bank
 from mlcompute.runtime.lanes import BLOCK, Lane, Piece
 from mlcompute.runtime.sharded_state import ShardedState
+from mlcompute.runtime.state_layout import StateLayout, whole_states
 from mlcompute.runtime.storage import Storage
 from mlcompute.tensor import Tensor, TensorDescriptor
 
 if TYPE_CHECKING:
+    from mlcompute.devices.device import Executable
     from mlcompute.runtime.compiled_graph import CompiledGraph
     from mlcompute.runtime.optimizer_state import OptimizerState
     from mlcompute.runtime.session import Session
 
+#: Sums of more parts than this are added up before the update: a loop that reads too many arrays is slow.
+_MOST_PARTS = 16
+
 
 class ShardUpdate:
-    """A program over pieces of parameters; each piece is a tensor of its own, in the memory of its lane.
+    """A program over pieces of parameters; each piece is a tensor of its own.
 
     pieces    tensor -> where it lies
-    states    tensor -> its optimizer state
     program   None where this process owns no parameter
+    adds      does the program add up everybody's sums? Else it reads `Lane.reduced`
+    given     state that was set, of which every process knows all, and which may not have reached the mirrors yet
     """
 
-    def __init__(self, session: Session, compiled: CompiledGraph, exchange: Exchange, lanes: list[Lane]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        compiled: CompiledGraph,
+        exchange: Exchange,
+        lanes: list[Lane],
+        shared: LaneExchange,
+        layouts: list[StateLayout],
+    ) -> None:
         self._session, self._compiled, self._exchange, self._lanes = session, compiled, exchange, lanes
+        self._shared, self._layouts = shared, layouts
         self._parameters = [entry.tensor for lane in lanes for entry in lane.entries if entry.role == "parameter"]
         #: State of parameters that stands for the parts of all processes.
         self._adopted: dict[Tensor, list[Storage]] = {}
-        self.pieces: dict[Tensor, tuple[Lane, Piece]] = {}
-        self._gradients: dict[Tensor, Storage] = {}
-        self.states: dict[Tensor, list[Storage]] = {}
-        self.program: Program | None = None
+        self.given: dict[Tensor, dict[int, Array]] = {}
         #: All states of all parameters, from all processes; None when an update has changed them since.
         self._whole: dict[Tensor, list[Array]] | None = None
-        if compiled.request.optimizer is not None:
+        request = compiled.request
+        self.adds = (
+            compiled.shares_memory
+            and request.optimizer is not None
+            and not norm_names(request.optimizer)
+            and is_elementwise(request.optimizer, request.groups.values())
+            and all(len(parts) <= _MOST_PARTS for parts in shared.parts)
+        )
+        self.pieces: dict[Tensor, tuple[Lane, Piece]] = {}
+        #: Where each piece lies, by bank of its lane.
+        self._places: dict[Tensor, list[Storage]] = {}
+        self.program: Program | None = None
+        if request.optimizer is not None:
             for lane in lanes:
                 for piece in lane.pieces(exchange.rank):
                     self._add(lane, piece)
+        layout = layouts[exchange.rank]
+        self._memory = shared.mirrors[exchange.rank] if session.elastic else allocate(layout.nbytes).host
+        #: The state of each piece; there are two versions where others may have to go on with the one before the last.
+        self._versions = [
+            {
+                tensor: [Storage(array, is_callers=True) for array in arrays]
+                for tensor, arrays in zip(self.pieces, layout.arrays(self._memory_of(version)), strict=True)
+            }
+            for version in range(2 if session.elastic else 1)
+        ]
         if self.pieces:
             self._compile()
 
     def _add(self, lane: Lane, piece: Piece) -> None:
-        owner, first = piece.entry.tensor, lane.shard(self._exchange.rank)[0]
-        shape = piece.shape
+        owner, shape = piece.entry.tensor, piece.shape
         dtype = owner.descriptor.data_type.numpy
-        memory = lane.values[piece.start : piece.stop].reshape(shape) if dtype == lane.dtype else np.zeros(shape, dtype)
         tensor = Tensor(TensorDescriptor(shape, data_type=owner.descriptor.data_type))
-        tensor.label, tensor.storage = owner.label, Storage(memory, is_callers=True)
+        tensor.label = owner.label
         self.pieces[tensor] = (lane, piece)
-        gradient = lane.reduced[piece.start - first : piece.stop - first].reshape(shape)
-        self._gradients[tensor] = Storage(gradient, is_callers=True)
-        dtype = tensor.state_descriptor.data_type.numpy
-        self.states[tensor] = [Storage(np.zeros(extents, dtype)) for extents in self._layout(piece)]
-
-    def _layout(self, piece: Piece) -> list[Shape]:
-        """The shapes of a piece's state: those of a whole parameter, or as many elements as the piece has."""
-        optimizer = self._compiled.request.optimizer
-        assert optimizer is not None
-        groups = self._compiled.request.groups.get(piece.entry.tensor, ())
-        return list(optimizer.rule(groups).layout(piece.shape).values())
+        arrays = [bank[piece.start : piece.stop].reshape(shape) for bank in lane.banks]
+        if dtype != lane.dtype:
+            arrays = [np.zeros(shape, dtype) for _ in lane.banks]
+        self._places[tensor] = [Storage(array, is_callers=True) for array in arrays]
+        tensor.storage = self._places[tensor][0]
 
     def _compile(self) -> None:
-        request, engine = self._compiled.request, self._compiled.engine
+        request, engine, banks = self._compiled.request, self._compiled.engine, len(self._lanes[0].banks)
         groups = {tensor: request.groups.get(piece.entry.tensor, ()) for tensor, (_, piece) in self.pieces.items()}
-        wanted = Request(parameters=list(self.pieces), optimizer=request.optimizer, groups=groups, fuses=request.fuses)
+        wanted = Request(
+            parameters=list(self.pieces),
+            optimizer=request.optimizer,
+            groups=groups,
+            fuses=request.fuses,
+            summands=self._shared.order if self.adds else 0,
+            out_of_place=banks > 1,
+            moves_states=len(self._versions) > 1,
+        )
         self.program = program = compile_program(wanted, engine, "update")
-        self._executable = engine.build(program, engine.allocate(program.plan.nbytes))
-        self._executable.inputs = {}
         self._scalars = {name: (value, np.empty((), value.dtype)) for name, value in program.scalars.items()}
-        self._bound_at = -1
-        #: When the parameters of pieces were last stored from the lanes.
-        self._stored_at: dict[Tensor, int] = {}
-        clock = self._compiled.clock
-        self._storages = []
-        for tensor in self.pieces:
-            assert tensor.storage is not None
-            tensor.storage.overwritten_by(clock)
-            for state in self.states[tensor]:
-                state.overwritten_by(clock)
-            values = [program.persistent[tensor], program.exchanged[tensor], *program.states[tensor]]
-            storages = [tensor.storage, self._gradients[tensor], *self.states[tensor]]
-            self._storages += list(zip(values, storages, strict=True))
+        parts = {tensor: self._parts(*place) for tensor, place in self.pieces.items()}
+        self._gradients = [one for some in parts.values() for one in some]
+        arena = engine.allocate(program.plan.nbytes)
+        #: One for each bank that may be the current one, and where what it reads and writes lies.
+        self._executables: list[tuple[Executable, list[tuple[Value, Storage]]]] = []
+        for bank in range(banks):
+            executable = engine.build(program, arena)
+            executable.inputs = {}
+            storages = [one for tensor in self.pieces for one in self._bound(program, tensor, parts[tensor], bank)]
+            self._executables.append((executable, storages))
+            if self._compiled.shares_memory:  # once and for all
+                executable.feed(engine, dict(self._scalars.values()))
+                for value, storage in storages:
+                    executable.bind(value, storage.buffer(engine))
+
+    def _parts(self, lane: Lane, piece: Piece) -> list[Storage]:
+        """What a piece's gradient is the sum of."""
+        first = lane.shard(self._exchange.rank)[0]
+        arrays = self._shared.parts[self._lanes.index(lane)] if self.adds else [lane.reduced]
+        inner = slice(piece.start - first, piece.stop - first)
+        return [Storage(array[inner].reshape(piece.shape), is_callers=True) for array in arrays]
+
+    def _bound(self, program: Program, tensor: Tensor, parts: list[Storage], bank: int) -> list[tuple[Value, Storage]]:
+        """Where the values of a piece lie when a bank is the current one."""
+        old = [self._places[tensor][bank], *self._version(bank)[tensor]]
+        values = [program.persistent[tensor], *program.states[tensor]]
+        bound = [*zip(values, old, strict=True), *zip(program.summands[tensor], parts, strict=True)]
+        places, states = self._places[tensor], self._version(bank + 1)[tensor]
+        new = [places[(bank + 1) % len(places)], *states]
+        for storage in new:
+            storage.overwritten_by(self._compiled.clock)
+        return [*bound, *zip(program.updated.get(tensor, values), new, strict=True)]
 
     # State ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def bank(self) -> int:
+        """The current bank of all lanes."""
+        return self._lanes[0].current if self._lanes else 0
+
+    def _version(self, bank: int) -> dict[Tensor, list[Storage]]:
+        return self._versions[bank % len(self._versions)]
+
+    def _memory_of(self, bank: int) -> Array:
+        """The flat memory of the own state."""
+        nbytes = self._layouts[self._exchange.rank].nbytes
+        start = nbytes * (bank % (2 if self._session.elastic else 1))
+        return self._memory[start : start + nbytes]
+
+    @property
+    def states(self) -> dict[Tensor, list[Storage]]:
+        """The newest optimizer state of each piece."""
+        return self._version(self.bank)
 
     def adopt_state(self, state: OptimizerState) -> None:
         """Take the own part of the optimizer's state, and let reading it put all parts together.
@@ -115,6 +195,8 @@ class ShardUpdate:
     def set_state(self, owner: Tensor, number: int, values: Array) -> None:
         """New values of one state of a parameter, of which the own part is kept."""
         self._whole = None
+        if self._session.elastic:
+            self.given.setdefault(owner, {})[number] = values
         for tensor, (_, piece) in self.pieces.items():
             if piece.entry.tensor is owner:
                 storage = self.states[tensor][number]
@@ -124,44 +206,62 @@ class ShardUpdate:
     def whole_state(self, owner: Tensor, number: int) -> Array:
         """One state of a parameter; collective when an update has changed it since the last time."""
         if self._whole is None:
-            self._whole = self.gather_states()
+            try:
+                self._whole = self.gather_states()
+            except ProcessError as error:
+                if not error.is_lost or not self._session.goes_on_without_others():
+                    raise
+                assert self._session.in_group is not None
+                self._whole = self._session.in_group.update.gather_states()
         return self._whole[owner][number]
 
     def gather_states(self) -> dict[Tensor, list[Array]]:
         """All states of all parameters, from all processes."""
-        mine = [one.array() for states in self.states.values() for one in states]
-        message = b"".join(np.ascontiguousarray(array).tobytes() for array in mine)
-        found: dict[Tensor, list[Array]] = {}
-        for rank, received in enumerate(self._exchange.gather_bytes(Kind.STATE, message)):
-            offset = 0
-            for lane in self._lanes:
-                for piece in lane.pieces(rank):
-                    offset = self._read_states(piece, received, offset, found)
-        return found
+        if self._whole is not None:
+            return self._whole
+        if self._session.elastic and self._shared.is_shared:  # at hand: nobody need be asked
+            return whole_states(self._layouts, [of_bank(one, self.bank) for one in self._shared.mirrors.values()])
+        self.fetch_states(self.bank)
+        message = self._memory_of(self.bank).tobytes()
+        messages = self._exchange.gather_bytes(Kind.STATE, message)
+        return whole_states(self._layouts, [np.frombuffer(one, np.uint8) for one in messages])
 
-    def _read_states(self, piece: Piece, received: bytes, offset: int, found: dict[Tensor, list[Array]]) -> int:
-        """The states of a piece out of what a process has sent; where they end."""
-        owner, shapes = piece.entry.tensor, self._layout(piece)
-        dtype = owner.state_descriptor.data_type.numpy
-        if owner not in found:
-            whole = shapes if piece.is_whole else [piece.entry.shape] * len(shapes)
-            found[owner] = [np.zeros(shape, dtype) for shape in whole]
-        for target, shape in zip(found[owner], shapes, strict=True):
-            count = int(np.prod(shape, dtype=np.int64))
-            values = np.frombuffer(received, dtype, count, offset)
-            part = slice(None) if piece.is_whole else piece.inner
-            target.reshape(-1)[part] = values
-            offset += values.nbytes
-        return offset
+    def fetch_states(self, bank: int) -> None:
+        """Bring them into host memory, where the device has others."""
+        for states in self._version(bank).values():
+            for one in states:
+                one.array()
 
-    def know_states(self, states: dict[Tensor, list[Array]]) -> None:
-        """All states are at hand: nobody need be asked until the next update."""
-        self._whole = states
+    def states_after(self, survivors: Sequence[int], bank: int) -> dict[Tensor, list[Array]]:
+        """All states in a bank, of which processes that are gone have left mirrors. Collective among the survivors.
 
-    @property
-    def knows_states(self) -> bool:
-        """Are all states at hand?"""
-        return self._whole is not None
+        survivors   their former ranks; the exchange is theirs already
+        """
+        ranks = range(len(self._layouts))
+        known = {rank: self._shared.mirrored(rank, bank) for rank in ranks}
+        if not self._shared.is_shared:
+            mine = pickle.dumps({rank: part.tobytes() for rank, part in known.items() if part is not None})
+            for one in self._exchange.gather_bytes(Kind.STATE, mine):
+                known.update({rank: np.frombuffer(part, np.uint8) for rank, part in pickle.loads(one).items()})
+        lost = [rank for rank in ranks if known[rank] is None and not self._is_given(rank)]
+        if lost:
+            raise ProcessError(
+                f"rank {', '.join(map(str, lost))} and the next one are gone, and with them their optimizer state",
+                fix="start again from the last checkpoint",
+                ranks=tuple(lost),
+            )
+        nothing = [np.zeros(layout.nbytes, np.uint8) for layout in self._layouts]
+        parts = [nothing[rank] if (part := known[rank]) is None else part for rank in ranks]
+        states = whole_states(self._layouts, parts)
+        for tensor, values in self.given.items():
+            for number, array in values.items():
+                states[tensor][number] = array.copy()
+        return states
+
+    def _is_given(self, rank: int) -> bool:
+        """Was all state in a process's shard set since the last step?"""
+        layout = self._layouts[rank]
+        return all(len(self.given.get(piece.entry.tensor, {})) == len(places) for piece, places in layout.places)
 
     def take_over(self, state: OptimizerState, states: dict[Tensor, list[Array]]) -> None:
         """Go on with these states of all parameters, of which the own part is kept."""
@@ -169,11 +269,12 @@ class ShardUpdate:
             for number, values in enumerate(arrays):
                 self.set_state(tensor, number, values)
             self._adopt(state, tensor, state.of(tensor))
+        self._whole = states
 
     @property
     def nbytes(self) -> int:
         """Bytes of optimizer state this process has."""
-        return sum(one.nbytes for states in self.states.values() for one in states)
+        return sum(one.nbytes for version in self._versions for states in version.values() for one in states)
 
     # Running --------------------------------------------------------------------------------------------------------
 
@@ -185,53 +286,49 @@ class ShardUpdate:
         return {**state.optimizer.scalars_of(state.time_step, state.combinations), **self._norms(state)}
 
     def run(self, state: OptimizerState) -> None:
-        """New parameters of the own shard in the lanes' values, from the reduced gradients."""
+        """New parameters of the own shard in the lanes' coming banks, from everybody's sums of gradients."""
         numbers = self.numbers(state)
         if self.program is None:
             return
         for name, (_, array) in self._scalars.items():
             array[()] = numbers[name]
-        shares = self._compiled.shares_memory
-        # The last exchange left the parameters here; others may have written them since, the caller at any time.
-        for tensor, (_, piece) in self.pieces.items():
-            owner, storage = piece.entry.tensor.storage, tensor.storage
+        bank, shares = self.bank, self._compiled.shares_memory
+        for tensor, (lane, piece) in self.pieces.items():
+            owner = piece.entry.tensor.storage
             assert owner is not None
-            assert storage is not None
-            if shares and not owner.is_callers and self._stored_at.get(tensor) == owner.moment:
+            # The last step left the parameters here, unless somebody has written them, or bound other memory, since.
+            if owner.host_memory() is lane.views[piece.entry.tensor][bank]:
                 continue
+            storage = self._places[tensor][bank]
             np.copyto(storage.host_memory(), owner.array().reshape(-1)[piece.inner].reshape(storage.shape))
-            if not shares:
-                storage.touched()
-                self._gradients[tensor].touched()
+            storage.touched()
         device = self._session.device
         assert device is not None
         execution = Execution(device.queue, self._carry_out)
         device.queue.submit(execution, True, None)
         execution.wait()
         for tensor, (lane, piece) in self.pieces.items():
-            assert tensor.storage is not None
-            if not shares or tensor.storage.dtype != lane.dtype:
-                lane.values[piece.start : piece.stop] = tensor.storage.array().reshape(-1)
+            new = self._places[tensor][lane.coming]
+            if not shares or new.dtype != lane.dtype:
+                lane.banks[lane.coming][piece.start : piece.stop] = new.array().reshape(-1)
+        if not shares and self._session.elastic:
+            self.fetch_states(bank + 1)
 
     def _carry_out(self) -> None:
-        executable, engine, clock = self._executable, self._compiled.engine, self._compiled.clock
-        if not self._compiled.shares_memory or self._bound_at != Storage.changes:
-            for value, storage in self._storages:
+        engine, clock = self._compiled.engine, self._compiled.clock
+        executable, storages = self._executables[self.bank]
+        if not self._compiled.shares_memory:
+            for gradient in self._gradients:
+                gradient.touched()
+            for value, storage in storages:
                 executable.bind(value, storage.buffer(engine))
-            self._bound_at = Storage.changes
-        executable.feed(engine, dict(self._scalars.values()))
+            executable.feed(engine, dict(self._scalars.values()))
         try:
             completion = executable.run(("update",))
             if completion is not None:
                 completion.wait()
         finally:
             clock.tick()
-
-    def stored(self) -> None:
-        """All parameters were just stored from the lanes: they are what the pieces hold."""
-        owners = {tensor: piece.entry.tensor.storage for tensor, (_, piece) in self.pieces.items()}
-        if owners:
-            self._stored_at = {tensor: one.moment for tensor, one in owners.items() if one is not None}
 
     def _norms(self, state: OptimizerState) -> dict[str, float]:
         """Norms over several gradients, added in blocks that do not depend on the number of processes.

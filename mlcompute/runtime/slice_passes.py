@@ -161,7 +161,19 @@ class SlicePasses:
             begins_with = program.parts(phases)[0][0]
             if self._sends_early(program, style, phases, len(own)):
                 begins_with = begins_with[: begins_with.index("gradient") + 1]
-            runs.append(Run(session, specification, inputs, one, passes, are_arrays=True, begins_with=begins_with))
+            executable = self._training.alternating.executable(program) if passes is None else None
+            runs.append(
+                Run(
+                    session,
+                    specification,
+                    inputs,
+                    one,
+                    passes,
+                    are_arrays=True,
+                    begins_with=begins_with,
+                    executable=executable,
+                )
+            )
         return runs
 
     def _sends_early(self, program: Program, style: str, phases: Sequence[str], count: int) -> bool:

@@ -104,7 +104,7 @@ class StepDevice:
             assert owner is not None
             nbytes = (piece.stop - piece.start) * size
             gradient = self._exchange.part(self.whole[index], piece.start * size, nbytes)
-            self._update.bind(program.exchanged[tensor], gradient)
+            self._update.bind(program.summands[tensor][0], gradient)
             if piece.is_whole:
                 self._update_storages.append((program.persistent[tensor], owner))
             else:

@@ -47,7 +47,7 @@ class Clock:
         """A run has overwritten them."""
         self.moment = next(_moments)
         if self.is_watched:
-            Storage.changes += 1
+            Storage.has_changed()
 
 
 class Storage:
@@ -58,6 +58,8 @@ class Storage:
     #: Rises whenever a storage is written by the host or gets other memory: as long as it stays, what was bound to a
     #: program is still the newest.
     changes: ClassVar[int] = 0
+    #: The same, without the storages that only take turns between two places (`alternate`).
+    rebindings: ClassVar[int] = 0
 
     def __init__(self, array: Array, *, is_callers: bool = False) -> None:
         self._host = array
@@ -118,7 +120,7 @@ class Storage:
         if engine is not None and moment > self._moment_of_host():
             if not self._is_callers or not self._host.flags.writeable:
                 self._host, self._is_callers = np.empty_like(self._host), False
-                self._shared.clear()
+                self._shared = {}
             self._own[engine][0].read(self._host)
             self._host_moment = moment
         return self._host
@@ -133,17 +135,31 @@ class Storage:
         """New values, in the memory there is."""
         self.memory()[...] = values
         self._host_moment = next(_moments)
-        Storage.changes += 1
+        Storage.has_changed()
 
     def bind(self, array: Array, *, is_callers: bool = False) -> None:
         """Other host memory, with the values it holds."""
         self._host, self._is_callers = array, is_callers
         self._host_moment = next(_moments)
-        self._shared.clear()
+        self._shared = {}
         for engine in self._callers_on:  # memory the caller bound before keeps the values it has
             del self._own[engine]
         self._callers_on = frozenset()
+        Storage.has_changed()
+
+    def alternate(self, array: Array, buffers: dict[Engine, Buffer]) -> None:
+        """Newer values in other memory that only runs write, and what it is on devices that share it.
+
+        What the host writes from now on goes into memory of its own: the array is read-only.
+        """
+        self._host, self._is_callers, self._shared = array, False, buffers
+        self._host_moment = next(_moments)
+
+    @staticmethod
+    def has_changed() -> None:
+        """Whatever was bound must be looked up again."""
         Storage.changes += 1
+        Storage.rebindings += 1
 
     # On devices -----------------------------------------------------------------------------------------------------
 
@@ -156,7 +172,8 @@ class Storage:
     def buffer(self, engine: Engine) -> Buffer:
         """The newest values on a device, sent there if need be."""
         if engine not in self._own:
-            array = self.memory() if self._clocks else self.array()  # nobody writes what is only read
+            # nobody writes what is only read
+            array = self.memory() if not all(clock.is_retired for clock in self._clocks) else self.array()
             buffer = self._shared.get(engine)
             if buffer is None:
                 buffer = engine.wrap(array)
@@ -179,7 +196,7 @@ class Storage:
         self.array()
         self._own[engine] = (buffer, 0)
         self._callers_on = (self._callers_on - {engine}) | ({engine} if is_callers else set())
-        Storage.changes += 1
+        Storage.has_changed()
         self._watch()
 
     def newest_on(self, engine: Engine) -> Buffer | None:

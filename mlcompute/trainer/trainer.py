@@ -105,7 +105,7 @@ class Trainer:
         )
         if elastic and group is None:
             raise DataError("Trainer: elastic is for a group of processes", fix="give group=mlc.Group.world()")
-        session_of(self.model.training).elastic = bool(elastic)
+        session_of(self.model.training).set_elastic(bool(elastic))
         for metric in self.metrics:
             if not isinstance(metrics, Mapping) and len(self.model.outputs) == 1:
                 metric.output = self.model.output.name

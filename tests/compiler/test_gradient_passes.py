@@ -169,7 +169,7 @@ def test_start_from_exchanged() -> None:
     hand.after(start_from_exchanged, add_updates)
     program = hand.program
     assert {step.phase for step in hand.steps} == {"update"}
-    memory = fed(hand) | {program.exchanged[hand.w]: GRADIENT}
+    memory = fed(hand) | {program.summands[hand.w][0]: GRADIENT}
     numbers = optimizer.scalars_of(1, [()]) | {GLOBAL_NORM: 4.0}
     memory |= {value: np.float32(numbers[name]) for name, value in program.scalars.items()}
     hand.compute(memory)
