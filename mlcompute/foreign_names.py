@@ -154,6 +154,7 @@ ATTRIBUTES: dict[str, str] = {
 #: x.NAME of a tensor elsewhere -> what to write here.
 TENSOR_ATTRIBUTES: dict[str, str] = {
     "argmin": "(-x).argmax(axis)",
+    "astype": "graph.cast(x, mlc.DataType.FLOAT32)",
     "backward": "graph.minimize(x), and execute of a TrainingGraph, or Trainer.fit",
     "contiguous": "x, which needs no such call",
     "cos": "graph.arithmetic('cos', x)",
@@ -163,6 +164,7 @@ TENSOR_ATTRIBUTES: dict[str, str] = {
     "dtype": "x.descriptor.data_type",
     "expand": "x, whose extents of 1 repeat in arithmetic",
     "float": "graph.cast(x, mlc.DataType.FLOAT32)",
+    "int": "graph.cast(x, mlc.DataType.INT32)",
     "item": "x.data.item(), after a run",
     "long": "graph.cast(x, mlc.DataType.INT64)",
     "masked_fill": "mlc.where(condition, number, x)",

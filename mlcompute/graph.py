@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -292,10 +292,17 @@ class Graph:
         try:
             yield
         except BaseException:
-            for node in [node for node in self._nodes if node not in nodes]:
-                del self._node_of[node.layer]
             self._nodes[:], self.layer_names = nodes, names
+            self._node_of.clear()
+            self._node_of.update((node.layer, node) for node in nodes)
             raise
+
+    def discard(self, nodes: Collection[Node]) -> None:
+        """Take back nodes that nothing reads any more, and their names."""
+        self._nodes[:] = [node for node in self._nodes if node not in nodes]
+        for node in nodes:
+            del self._node_of[node.layer]
+            self.layer_names.free(node.layer.label)
 
     def split(
         self,

@@ -6,7 +6,7 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast, overload
 
 import numpy as np
 
@@ -191,7 +191,6 @@ class Tensor(Exchanged):
 
     #: An array on the left leaves the operation to the tensor, which NumPy would otherwise take for a number.
     __array_priority__ = 1000
-    #: Two tensors are equal when they are the same: `equal` compares what they hold.
     __hash__ = object.__hash__
     #: A loop over a tensor would add a layer for every step; `split` and `chunk` say it in one.
     __iter__ = None
@@ -218,6 +217,22 @@ class Tensor(Exchanged):
     var, argmax = operators.var, operators.argmax
     reshape, flatten, transpose = operators.reshape, operators.flatten, operators.transpose
     split, chunk, gather = operators.split, operators.chunk, operators.gather
+
+    @overload
+    def __eq__(self, other: float | Array) -> Tensor: ...  # type: ignore[overload-overlap]
+    @overload
+    def __eq__(self, other: object) -> bool: ...
+    def __eq__(self, other: object) -> Any:
+        """x == 1, x == array: a BOOLEAN tensor. x == y: are both the same tensor? Tensors are keys of dictionaries."""
+        return NotImplemented if isinstance(other, Tensor) else operators.equal(self, cast("Any", other))
+
+    @overload
+    def __ne__(self, other: float | Array) -> Tensor: ...  # type: ignore[overload-overlap]
+    @overload
+    def __ne__(self, other: object) -> bool: ...
+    def __ne__(self, other: object) -> Any:
+        """x != 1, x != array: a BOOLEAN tensor. x != y: are they two tensors?"""
+        return NotImplemented if isinstance(other, Tensor) else operators.not_equal(self, cast("Any", other))
 
     if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 

@@ -310,3 +310,41 @@ def test_inputs_are_declared_once() -> None:
     assert training.execute({"x": a}, {"t": b}).result.data.item() < first
     trainer = mlc.Trainer(training, outputs={"y": training.nodes[0].results[0]})
     assert trainer.fit(a, b, verbose=0)["loss"][0] < first
+
+
+def test_types_that_meet_become_the_wider_one() -> None:
+    """Masks and whole numbers in arithmetic, as in PyTorch; `==` with a number compares, with a tensor it does not."""
+    graph = mlc.Graph()
+    x, t = graph.input((4, 3), "x"), graph.input((4, 3), "t", data_type=mlc.DataType.INT64)
+    mask = t != -100
+    outputs = {
+        "masked mean": (x * mask).sum() / mask.sum(),
+        "share": mask.mean(),
+        "difference": x - t,
+        "half": t / 2,
+        "more": 0.5 + t,
+        "larger": mlc.where(x > t, x, t),
+        "ones": mlc.where(t == 1, 1.0, 0.0),
+        "array": x * (t == np.int64([1, 2, 0])),
+    }
+    rng = np.random.default_rng(0)
+    data = {"x": rng.standard_normal((4, 3)).astype(np.float32), "t": rng.integers(-1, 3, (4, 3))}
+    data["t"][1] = -100
+    inference = mlc.InferenceGraph([graph])
+    inference.add_outputs(outputs)
+    inference.compile(device=mlc.Device())
+    inference.execute(data)
+    a, b = torch.tensor(data["x"]), torch.tensor(data["t"])
+    m = b != -100
+    expected = [(a * m).sum() / m.sum(), m.float().mean(), a - b, b / 2, 0.5 + b, torch.where(a > b, a, b.float())]
+    expected += [(b == 1).float(), a * (b == torch.tensor([1, 2, 0]))]
+    for (name, found), value in zip(outputs.items(), expected, strict=True):
+        np.testing.assert_allclose(np.array(found.data).reshape(value.shape), value, rtol=1e-6, err_msg=name)
+    assert [t, x].index(x) == 1
+    assert x != "x"
+    with pytest.raises(TypeError, match=r"not bool; `x == y` asks whether two tensors are the same, x.equal\(y\)"):
+        mlc.where(x == t, x, 0.0)  # type: ignore[arg-type]
+    before = graph.node_count
+    with pytest.raises(mlc.ShapeError):
+        x[:2] * mask[:3]
+    assert graph.node_count == before + 2

@@ -129,6 +129,10 @@ class LayerNames:
         both = (name, f"{name}_{followed_by}") if followed_by else (name,)
         return next((one for one in both if one in self._taken), "")
 
+    def free(self, name: str) -> None:
+        """The layer with this name is gone."""
+        self._taken.discard(name)
+
     def give_back(self, name: str, given: str, kind: str) -> None:
         """The call that took the name failed: it is free again, and so is its number."""
         self._taken.discard(name)

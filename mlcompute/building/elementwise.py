@@ -180,7 +180,8 @@ def divide(self: Graph, x: Operand, y: Operand, *, name: str = "") -> Tensor:
 def arithmetic(self: Graph, kind: ArithmeticName, x: Operand, y: Operand | None = None, *, name: str = "") -> Tensor:
     """Any operation of ArithmeticLayer by its name in small letters: "sqrt", "exp", "max", "pow" ...
 
-    One of two operands may be a number, which the layer keeps, or an array of constants.
+    One of two operands may be a number, which the layer keeps, or an array of constants. Operands of two types become
+    one of the wider type, as in NumPy: `loss * (labels != -100)`.
     """
     who = f"{type(self).__name__}.arithmetic"
     operation = chosen(who, "kind", _OPERATIONS, kind)
@@ -188,6 +189,9 @@ def arithmetic(self: Graph, kind: ArithmeticName, x: Operand, y: Operand | None 
     if y is None:
         return build(self, ArithmeticLayer(operation), [_one_tensor(who, first)], name, kind)
     second = number_or_tensor(who, y, x)
+    if widest := _widest(first, second, divides=kind == "divide", adds=True):
+        with self.undone_on_error():
+            return self.arithmetic(kind, *(_cast(self, one, widest) for one in (first, second)), name=name)
     if kind in _COMMUTATIVE and not isinstance(first, Tensor):
         first, second = second, first
     if not isinstance(second, Tensor):
@@ -210,6 +214,9 @@ def compare(self: Graph, kind: ComparisonName, x: Operand, y: Operand | None = N
     if y is None:
         return build(self, ComparisonLayer(operation), [_one_tensor(who, first)], name, kind)
     second = number_or_tensor(who, y, x)
+    if widest := _widest(first, second):
+        with self.undone_on_error():
+            return self.compare(kind, *(_cast(self, one, widest) for one in (first, second)), name=name)
     if kind in _EXCHANGED and not isinstance(first, Tensor):
         kind = _EXCHANGED[kind]
         operation, first, second = _COMPARISONS[kind], second, first
@@ -226,10 +233,43 @@ def where(self: Graph, condition: Tensor, x: Operand, y: Operand, *, name: str =
     """
     who = f"{type(self).__name__}.where"
     if not isinstance(condition, Tensor):
-        raise TypeError(f"{who}: the condition must be a Tensor, not {type(condition).__name__}")
+        advice = "; `x == y` asks whether two tensors are the same, x.equal(y) compares what they hold"
+        about = advice if isinstance(condition, bool) else ""
+        raise TypeError(f"{who}: the condition must be a Tensor, not {type(condition).__name__}{about}")
     first, second = constant_like(who, x, y), constant_like(who, y, x)
+    if widest := _widest(first, second):
+        with self.undone_on_error():
+            return self.where(condition, _cast(self, first, widest), _cast(self, second, widest), name=name)
     result = build(self, SelectionLayer(), [condition, first, second], name, "where")
     return label_constants(result, (first, second), (x, y))
+
+
+#: Types that meet in one expression, the widest last: narrower operands become of that type.
+_WIDTHS = (DataType.BOOLEAN, DataType.INT32, DataType.INT64, DataType.FLOAT16, DataType.FLOAT32)
+
+
+def _widest(*operands: Tensor | float, divides: bool = False, adds: bool = False) -> DataType | None:
+    """The type that operands are to be cast to; None where they may stay as they are, or no type is theirs.
+
+    divides  whole numbers become floating ones
+    adds     booleans do, too: they count as 0 and 1; and whole numbers beside a number that is none
+    """
+    found = {operand.descriptor.data_type for operand in operands if isinstance(operand, Tensor)}
+    if not found <= set(_WIDTHS):
+        return None
+    widest = max(found, key=_WIDTHS.index)
+    numbers = [operand for operand in operands if not isinstance(operand, Tensor)]
+    if adds and widest is DataType.BOOLEAN:
+        widest = DataType.FLOAT32
+    if not widest.is_floating and (divides or (adds and not all(number.is_integer() for number in numbers))):
+        widest = DataType.FLOAT32
+    return widest if found != {widest} else None
+
+
+def _cast(graph: Graph, operand: Tensor | float, data_type: DataType) -> Tensor | float:
+    if not isinstance(operand, Tensor) or operand.descriptor.data_type == data_type:
+        return operand
+    return graph.cast(operand, data_type)
 
 
 def _one_tensor(who: str, given: Tensor | float) -> Tensor:

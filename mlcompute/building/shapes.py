@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mlcompute.building.builder import build, chosen, expect_rank
 from mlcompute.building.choices import ReductionName
-from mlcompute.enums import ReductionType
+from mlcompute.enums import DataType, ReductionType
 from mlcompute.layers.reduction import ReductionLayer
 from mlcompute.layers.shaping import ReshapeLayer, SliceLayer
 from mlcompute.tensor import Tensor
@@ -67,6 +67,10 @@ def reduce(
     keeps_dimensions  False: the reduced axes are gone; of a tensor without any other, (1,) is left
     """
     which = chosen(f"{type(self).__name__}.reduce", "kind", _REDUCTIONS, kind)
+    if kind in ("sum", "mean") and isinstance(x, Tensor) and x.descriptor.data_type == DataType.BOOLEAN:
+        with self.undone_on_error():  # they count as 0 and 1
+            numbers = self.cast(x, DataType.FLOAT32)
+            return self.reduce(numbers, kind, dimensions=dimensions, keeps_dimensions=keeps_dimensions, name=name)
     axes = dimensions if isinstance(dimensions, Iterable) else [dimensions]
     layer = ReductionLayer(which, dimensions=list(axes), keeps_dimensions=keeps_dimensions)
     return build(self, layer, [x], name, f"reduce_{kind}")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.columns import are_class_labels, as_array
+from mlcompute.trainer.label_tensors import labels_like
 from mlcompute.trainer.metrics import Array
 
 
@@ -44,6 +45,7 @@ class Feed:
     class_weights labels -> a weight per class, by which their classes are weighed; others weigh 1
     classes       integer class labels: how many classes there are, and which label is ignored
     dense         integer class labels: the tensor that dense ones are for, where such may be given instead
+    functions     labels that a loss function is given as they come -> the prediction it compares with them
     """
 
     inputs: Mapping[str, Tensor]
@@ -59,10 +61,13 @@ class Feed:
     class_weights: Mapping[str, Array] = field(default_factory=dict)
     classes: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     dense: Mapping[str, Tensor] = field(default_factory=dict)
+    functions: Mapping[str, Tensor] = field(default_factory=dict)
 
     def label_tensor(self, name: str, data: Any, who: str) -> Tensor:
         """The tensor that labels are for: dense ones may have another than integer class labels."""
         tensor = self.labels[name]
+        if name in self.functions:
+            return labels_like(as_array(data, who), tensor, self.functions[name], self.batch, self.varies)
         dense = self.dense.get(name)
         return tensor if dense is None or are_class_labels(as_array(data, who), tensor, self.varies) else dense
 

@@ -39,7 +39,8 @@ def columns_of(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list
         named = by_name(who, kind, tensors, given)
         if kind == "label":
             tensors = {name: feed.label_tensor(name, data, f"{who}: '{name}'") for name, data in named.items()}
-        axes = {name: feed.class_axes.get(name, 1) for name in tensors} if kind == "label" else {}
+        # Only loss layers know what classes are: what an expression makes of labels is its own affair.
+        axes = feed.class_axes if kind == "label" else {}
         found.append(
             [
                 column(
@@ -48,7 +49,7 @@ def columns_of(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list
                     data,
                     who,
                     batch=feed.batch if feed.counts_samples(tensors[name]) else 0,
-                    class_axis=axes.get(name, 0),
+                    class_axis=0 if name in feed.functions else axes.get(name, 0),
                     is_weight=kind == "weight",
                     follows=feed.varies and kind != "input",
                     classes=feed.classes.get(name) if kind == "label" else None,

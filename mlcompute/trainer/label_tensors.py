@@ -1,18 +1,27 @@
-"""Tensors for labels that a Trainer feeds: integer class labels where the losses take them, dense ones elsewhere."""
+"""Tensors for labels that a Trainer feeds: integer class labels where losses take them; functions see what is given."""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from mlcompute.enums import DataType
-from mlcompute.errors import Error
+from mlcompute.errors import Error, ShapeError
 from mlcompute.graph import Node
 from mlcompute.layers.arguments import class_axis_of
 from mlcompute.layers.class_labels import INDEXED
 from mlcompute.layers.loss import LossLayer
 from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import Array
+
+
+class Place(NamedTuple):
+    """A loss function: what calls it again with other labels, and the prediction it compares with them."""
+
+    again: Callable[[Tensor], object]
+    prediction: Tensor
 
 
 def are_indices(labels: Tensor, prediction: Tensor) -> bool:
@@ -30,8 +39,9 @@ def labels_of_function(
 ) -> tuple[Tensor, Tensor | None]:
     """(the labels that a loss function was placed with, integer class labels that can take their place or None).
 
-    The function is given labels of the prediction's shape, or, where it takes no such, integer class labels. The second
-    are there where only losses over classes look at the labels.
+    Before there is any data, the function is given labels of the prediction's shape, or, where it takes no such,
+    integer class labels; later such as the data has (`labels_like`). The second are there where only losses over
+    classes look at the labels: these take either kind.
 
     place  calls the function with a label tensor; afterwards `nodes` has its layers
     """
@@ -45,7 +55,15 @@ def labels_of_function(
         try:
             place(_named(indices, name))
         except Error:
-            raise refusal from None
+            if not isinstance(refusal, ShapeError):
+                raise refusal from None
+            raise ShapeError(
+                f"Trainer: the loss function takes neither labels of shape {dense.shape} nor integer class labels "
+                f"{indices.shape}",
+                reason=str(refusal).partition("\n")[0],
+                fix="make labels of another shape an input of the graph, t = graph.input(shape, name), and minimise "
+                "what the function gives: graph.minimize(function(y, t))",
+            ) from refusal
         return indices, None
     readers = [node for node in nodes() if dense in (*node.sources, *node.labels)]
     found = [
@@ -55,6 +73,25 @@ def labels_of_function(
     if not found or found[0] is None or any(one is None or one.shape != found[0].shape for one in found):
         return dense, None
     return dense, _named(found[0], name)
+
+
+def labels_like(array: Array, now: Tensor, prediction: Tensor, batch: int, varies: bool) -> Tensor:
+    """The tensor a loss function is to be called with for such labels: the one it has, or one of their shape and type.
+
+    Whole numbers of the tensor's shape may be floating ones to it. Where extents vary, labels have those of the
+    prediction, or lack its axis of classes.
+    """
+    d, is_whole = now.descriptor, array.dtype.kind in "biu"
+    given, wanted = ([extent for extent in shape[1:] if extent != 1] for shape in (array.shape, d.shape))
+    fits = array.ndim == len(d.shape) if varies else given == wanted
+    if fits and (is_whole or d.data_type.is_floating):
+        return now
+    if not varies:
+        whole = {"b": DataType.BOOLEAN}.get(array.dtype.kind, DataType.INT64)
+        data_type = whole if is_whole else prediction.descriptor.data_type
+        return _named(Tensor(shape=(batch, *array.shape[1:]), data_type=data_type), now.label)
+    usual = _without_classes(prediction, None) if is_whole else Tensor(prediction.descriptor)
+    return now if usual is None or len(usual.shape) != array.ndim else _named(usual, now.label)
 
 
 def relabel(nodes: Iterable[Node], old: Tensor, new: Tensor) -> None:

@@ -33,7 +33,7 @@ from mlcompute.optimizers import (
 )
 from mlcompute.runtime.definition import definition_of
 from mlcompute.tensor import Tensor
-from mlcompute.trainer.label_tensors import labels_of_function, labels_of_layer, takes_labels
+from mlcompute.trainer.label_tensors import Place, labels_of_function, labels_of_layer, takes_labels
 from mlcompute.trainer.model import Model
 from mlcompute.trainer.several_losses import Loss, outputs_of, several_losses
 from mlcompute.training import TrainingGraph
@@ -95,12 +95,12 @@ def model_from(
     own = [node for node in nodes if is_loss(node.layer)]
     chosen = _optimizer(optimizer, learning_rate)
     labels = _labels_of(nodes, own, found)
-    made: dict[str, Tensor] = {}
+    made: dict[str, Place | None] = {}
     if isinstance(loss, Mapping):
         training = TrainingGraph([graph], None, chosen)
-        named = several_losses(training, graph, loss, loss_weights, outputs)
-        made = {output.name: output.labels for output in named if output.labels is not None}
-        training.add_inputs(found, {**labels, **made})
+        named, made = several_losses(training, graph, loss, loss_weights, outputs)
+        fed = {output.name: output.labels for output in named if output.labels is not None}
+        training.add_inputs(found, {**labels, **fed})
     else:
         if own and loss is not None:
             raise GraphError(
@@ -136,8 +136,8 @@ def _labels_of(nodes: Sequence[Node], own: Sequence[Node], inputs: Mapping[str, 
 
 def _place_labels(
     training: TrainingGraph, loss: LossLayer | Callable[..., Tensor], prediction: Tensor
-) -> dict[str, Tensor]:
-    """Declare the labels of the loss that a training graph was given."""
+) -> dict[str, Place | None]:
+    """Declare the labels of the loss that a training graph was given; how a function is called with others."""
     definition = definition_of(training)
 
     def place(labels: Tensor) -> None:
@@ -145,16 +145,15 @@ def _place_labels(
         definition.place_loss()
 
     if isinstance(loss, LossLayer):
-        labels = labels_of_layer(loss, prediction, "labels")
-        place(labels)
+        place(labels_of_layer(loss, prediction, "labels"))
     elif takes_labels(loss):
-        labels, indices = labels_of_function(place, definition.nodes, prediction, "labels")
-        if indices is not None:
-            place(indices)
-            labels = indices
+        _, indices = labels_of_function(place, definition.nodes, prediction, "labels")
+        if indices is None:
+            return {"labels": Place(place, prediction)}
+        place(indices)
     else:
         return {}
-    return {"labels": labels}
+    return {"labels": None}
 
 
 def _inputs_of(nodes: Sequence[Node]) -> dict[str, Tensor]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from mlcompute.compiler import Request
 from mlcompute.device import Device
 from mlcompute.enums import DataType, LossType, ReductionType
-from mlcompute.errors import DataError, GraphError
+from mlcompute.errors import DataError, Error, GraphError
 from mlcompute.graph import Node
 from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
@@ -31,7 +32,7 @@ from mlcompute.trainer.arrays import Arrays
 from mlcompute.trainer.class_weights import weight_table
 from mlcompute.trainer.columns import one_hot
 from mlcompute.trainer.data import Batch, Data, Feed
-from mlcompute.trainer.label_tensors import are_indices, relabel
+from mlcompute.trainer.label_tensors import Place, are_indices, relabel
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.output import Output, class_axis_of_loss, is_over_classes
 from mlcompute.trainer.predictor import Predictor
@@ -74,12 +75,12 @@ class Model(Predictor):
         device: Device | None,
         outputs: Sequence[Output] = (),
         *,
-        made_labels: Iterable[str] = (),
+        made_labels: Mapping[str, Place | None] = MappingProxyType({}),
         group: Group | None = None,
     ) -> None:
         self.training = training
-        #: Labels whose tensors were made for this model, so that others may take their place.
-        self._made_labels = frozenset(made_labels)
+        #: Labels whose tensors were made for this model, so that others may take their place; of loss functions: how.
+        self._made_labels = made_labels
         self._named = list(outputs)
         self._inference: InferenceGraph | None = None
         if training.device is None:
@@ -130,21 +131,26 @@ class Model(Predictor):
             shared=request.shared,
             classes=self._classes(labels),
             dense=self._dense_labels(labels),
+            functions={name: place.prediction for name, place in self._made_labels.items() if place is not None},
         )
 
     def with_labels(self, batch: Batch) -> Batch:
         """The batch with labels as the graph takes them.
 
         A graph that the trainer gave its loss takes integer class labels until dense ones come, and dense ones from
-        then on: integer class labels then become one-hot.
+        then on: integer class labels then become one-hot. A loss function is called with labels like those that come.
         """
-        dense = {
+        feed = self.feed
+        others = {
             name: tensor
-            for name, tensor in self.feed.dense.items()
+            for name, tensor in feed.dense.items()
             if name in batch.labels and batch.labels[name].ndim == len(tensor.descriptor.shape)
         }
-        if dense:
-            self._take_dense_labels(dense)
+        for name in {*feed.functions} & {*batch.labels}:
+            others[name] = feed.label_tensor(name, batch.labels[name], "Trainer")
+        others = {name: tensor for name, tensor in others.items() if tensor is not feed.labels[name]}
+        if others:
+            self._take_labels(others)
         labels = dict(batch.labels)
         for name, array in batch.labels.items():
             d, axis = self.feed.labels[name].descriptor, self.feed.class_axes.get(name, 1)
@@ -155,21 +161,25 @@ class Model(Predictor):
 
     def look_at(self, data: Data) -> None:
         """Dense labels in memory are known before the first step: what they need is then compiled at once."""
-        if self.feed.dense and isinstance(data, Arrays):
+        if (self.feed.dense or self.feed.functions) and isinstance(data, Arrays) and data.labels:
             self.with_labels(data.first(1))
 
-    def _take_dense_labels(self, dense: Mapping[str, Tensor]) -> None:
-        """Put losses on labels with an element for every class; weights, optimizer and state stay."""
+    def _take_labels(self, others: Mapping[str, Tensor]) -> None:
+        """Put losses on labels of another kind; weights, optimizer and state stay."""
         feed = self.feed
         self.training.wait()
-        for name, tensor in dense.items():
-            relabel(definition_of(self.training).nodes_before_loss(), feed.labels[name], tensor)
-        taken = {feed.labels[name]: tensor for name, tensor in dense.items()}
+        for name, tensor in others.items():
+            place = self._made_labels[name]
+            if place is None:
+                relabel(definition_of(self.training).nodes_before_loss(), feed.labels[name], tensor)
+            else:
+                _call_again(place, name, feed.labels[name], tensor)
+        taken = {feed.labels[name]: tensor for name, tensor in others.items()}
         self._named = [
             output if output.labels is None else replace(output, labels=taken.get(output.labels, output.labels))
             for output in self._named
         ]
-        self.training.add_inputs({}, dense)
+        self.training.add_inputs({}, others)
         self._inference = None
         self.__dict__.pop("reduction", None)
         self.__dict__.pop("_reductions", None)
@@ -470,6 +480,22 @@ def _with_loss(output: Output, losses: Sequence[Node], labels: Mapping[str, Tens
     if node is None:
         return output if output.labels is not None else replace(output, labels=labels.get(output.name))
     return replace(output, node=node, labels=node.labels[0] if node.labels else None)
+
+
+def _call_again(place: Place, name: str, old: Tensor, new: Tensor) -> None:
+    """Call a loss function with other labels, or leave it as it was."""
+    try:
+        place.again(new)
+    except (Error, TypeError) as error:
+        place.again(old)
+        d = new.descriptor
+        raise DataError(
+            f"Trainer: the loss function cannot take '{name}' of shape {d.shape}, {d.data_type.name}",
+            reason=str(error).partition("\n")[0],
+            expected="a function of labels as they are given: integer class labels stay whole numbers",
+            fix="pick with y.gather(1, t[:, None]), compare with t == 1, or give labels that the function takes: "
+            "np.eye(classes)[labels] is one-hot",
+        ) from error
 
 
 def _first_output(training: TrainingGraph, request: Request, losses: Sequence[Node]) -> Output:

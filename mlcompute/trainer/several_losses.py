@@ -9,12 +9,12 @@ from mlcompute.building.choices import LossName
 from mlcompute.building.losses import LOSSES
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError
-from mlcompute.graph import Graph
+from mlcompute.graph import Graph, Node
 from mlcompute.layers.loss import LossDescriptor, LossLayer
 from mlcompute.layers.objective import ObjectiveLayer
 from mlcompute.runtime.loss_function import minimize_result
 from mlcompute.tensor import Tensor
-from mlcompute.trainer.label_tensors import labels_of_function, labels_of_layer, relabel, takes_labels
+from mlcompute.trainer.label_tensors import Place, labels_of_function, labels_of_layer, relabel, takes_labels
 from mlcompute.trainer.output import Output
 from mlcompute.training import TrainingGraph
 
@@ -67,8 +67,11 @@ def several_losses(
     losses: Mapping[str, Loss],
     weights: Mapping[str, float] | None,
     outputs: Mapping[str, Tensor] | None,
-) -> list[Output]:
-    """Add a loss for every output that has one to the training graph; labels are fed under the outputs' names."""
+) -> tuple[list[Output], dict[str, Place | None]]:
+    """Add a loss for every output that has one to the training graph; labels are fed under the outputs' names.
+
+    The second: how a loss function is called with other labels; None for labels of loss layers.
+    """
     if not losses:
         raise DataError("Trainer: loss is empty", expected="a loss for every output: {name: loss, ...}")
     for name in weights or {}:
@@ -78,20 +81,24 @@ def several_losses(
     for name in losses:
         if name not in named:
             named[name] = result_named("Trainer", graph.nodes, name)
-    found = []
+    found: list[Output] = []
+    places: dict[str, Place | None] = {}
     for name, tensor in named.items():
         _expect_tensor(name, tensor)
         if name not in losses:
             found.append(Output(name, tensor))
             continue
         weight = (weights or {}).get(name)
-        found.append(_with_loss(training, graph, name, tensor, losses[name], weight))
-    return found
+        output, place = _with_loss(training, graph, name, tensor, losses[name], weight)
+        found.append(output)
+        if output.labels is not None:
+            places[name] = place
+    return found, places
 
 
 def _with_loss(
     training: TrainingGraph, graph: Graph, name: str, prediction: Tensor, loss: Loss, weight: float | None
-) -> Output:
+) -> tuple[Output, Place | None]:
     term = f"{name}_loss"
     if isinstance(loss, str) and loss in LOSSES:
         loss = LossLayer(LossDescriptor(LOSSES[loss], ReductionType.MEAN))
@@ -101,26 +108,31 @@ def _with_loss(
         result = training.node(loss, source=prediction, loss_labels=[target])
         if weight is not None:
             training.minimize(result, weight=weight, name=term)
-        return Output(name, prediction, target, training.node_of(loss))
+        return Output(name, prediction, target, training.node_of(loss)), None
     if not callable(loss) or isinstance(loss, type):
         raise DataError(
             f"Trainer: the loss of '{name}' is {loss!r}",
             expected=f"a LossLayer, a function of tensors, or one of {', '.join(LOSSES)}",
         )
     function = loss
+    mine: list[Node] = []
 
     def place(*labels: Tensor) -> None:
         with graph.undone_on_error(), training.undone_on_error(), training:
+            training.discard(mine)
+            others = set(training.nodes)
             result = function(prediction, *labels)
             minimize_result(f"Trainer: the loss function of '{name}'", training, result, term, weight)
+            mine[:] = [node for node in training.nodes if node not in others]
 
     if not takes_labels(function):
         place()
-        return Output(name, prediction)
+        return Output(name, prediction), None
     dense, indices = labels_of_function(place, lambda: training.nodes, prediction, name)
-    if indices is not None:
-        relabel(training.nodes, dense, indices)
-    return Output(name, prediction, indices or dense)
+    if indices is None:
+        return Output(name, prediction, dense), Place(place, prediction)
+    relabel(training.nodes, dense, indices)
+    return Output(name, prediction, indices), None
 
 
 def _expect_tensor(name: str, tensor: object) -> None:
