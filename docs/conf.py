@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import notebooks  # docs/notebooks.py: tutorials for download
 import reference  # docs/reference.py: the pages that are made from code
 
 import mlcompute
@@ -31,5 +32,6 @@ pygments_dark_style = "github-dark"
 
 
 def setup(app: object) -> None:
-    """Write the generated pages."""
+    """Write the generated pages and notebooks."""
     reference.write_pages(Path(__file__).parent / "generated")
+    notebooks.write(Path(__file__).parent / "generated" / "notebooks")

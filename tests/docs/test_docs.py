@@ -1,5 +1,7 @@
 """Every Python block of the documentation runs, page by page, in order; the pages build without a warning.
 
+Tutorials run as notebooks: test_tutorials.py.
+
 A `text` block right behind a Python block is what the Python block prints; … stands for what differs from run to run.
 """
 
@@ -15,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 #: Pages whose Python blocks form one program each.
-PAGES = sorted(path for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted(path for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")] if path.stem != "start")
 _BLOCK = re.compile(
     r"^```\{?(?:code-block\} )?python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
 )
