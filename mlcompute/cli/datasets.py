@@ -86,7 +86,10 @@ def expect_no_options(args: argparse.Namespace, who: str) -> None:
     """Refuse options about data that is not read from --data."""
     given = [f"--{name.replace('_', '-')}" for name in _READ if getattr(args, name) not in (None, False)]
     if given:
-        raise DataError(f"{who}: {' and '.join(given)} say what --data is, and none was given", fix="give --data PATH")
+        says = "says" if len(given) == 1 else "say"
+        raise DataError(
+            f"{who}: {' and '.join(given)} {says} what --data is, and none was given", fix="give --data PATH"
+        )
 
 
 def read_for(checkpoint: str, path: str | None, *, labels: bool, everything: bool) -> tuple[Dataset, bool]:

@@ -17,7 +17,7 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, on what."""
-    parser.add_argument("model", help="a checkpoint of a training run")
+    parser.add_argument("model", help="a checkpoint, the folder of a run (its best one), or a folder of the Hub")
     parser.add_argument("--data", metavar="PATH", help=f"{datasets.HELP}; without it what was held out in training")
     parser.add_argument("--all", action="store_true", help="on all samples, not only those held out for testing")
     parser.add_argument("--device", choices=("cpu", "gpu", "any"), default="cpu", help="where it runs (cpu)")
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Loss and metrics, dropout off."""
+    args.model = models.checkpoint_at(args.model)
     graph = models.trained(args.model)
     data, is_held_out = datasets.read_for(args.model, args.data, labels=True, everything=args.all)
     is_labelled = isinstance(graph, mlc.TrainingGraph) and bool(definition_of(graph).declared.labels)

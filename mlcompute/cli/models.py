@@ -13,8 +13,11 @@ from typing import Any
 
 import mlcompute as mlc
 from mlcompute.cli.onnx_options import refuse_onnx_arguments
+from mlcompute.cli.parsing import meant
 from mlcompute.data import Dataset
+from mlcompute.device import why_no_gpu
 from mlcompute.errors import DataError, Error, FileError
+from mlcompute.runs.folders import BEST, LAST
 from mlcompute.saving.checkpoint import HUB_MODEL
 
 HELP = "a checkpoint (.safetensors), an ONNX model (.onnx), or a Python file that defines `build()`"
@@ -92,7 +95,11 @@ class ModelFile:
     def call(self, name: str, *values: Any, **named: Any) -> Any:
         """What a function returns; DataError with the place when it fails."""
         if not self.has(name):
-            raise DataError(f"{self.file}: defines no function `{name}`", expected=f"def {name}(): ...")
+            raise DataError(
+                f"{self.file}: defines no function `{name}`",
+                expected=f"def {name}(): ...",
+                fix="`mlcompute new cnn` writes a file to go on from",
+            )
         with self._running(f"{name}()"):
             return getattr(self._module, name)(*values, **named)
 
@@ -139,6 +146,8 @@ class ModelFile:
             raise
         except (Exception, SystemExit) as error:
             why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            if isinstance(error, AttributeError) and error.obj is not None:
+                why += meant(str(error.name), dir(error.obj))
             raise DataError(
                 f"{self.file}: {why}", where=self._place(error), fix=f"{what} must run to its end; --debug shows more"
             ) from error
@@ -184,14 +193,42 @@ def device_named(name: str) -> mlc.Device:
     }
     found = makers[name]()
     if found is None:
-        raise mlc.DeviceError(f"there is no {name} device here", fix="use --device cpu; `mlcompute devices` lists all")
+        why = f": {reason}" if (reason := why_no_gpu()) else ""
+        raise mlc.DeviceError(
+            f"there is no {name} device here{why}", fix="use --device cpu; `mlcompute devices` lists all"
+        )
     return found
+
+
+#: Files that are taken for checkpoints by mistake.
+_DATA = {".csv", ".tsv", ".parquet", ".npz", ".npy", ".txt", ".jpg", ".jpeg", ".png"}
+
+
+def checkpoint_at(path: str) -> str:
+    """The checkpoint a user means: a file, a folder of the Hub, or the best one (else the last) of a run's folder."""
+    place = Path(path)
+    if place.suffix in (".py", ".onnx"):
+        raise FileError(f"{path}: is not a checkpoint", fix="train it first: `mlcompute train` says where it puts them")
+    of_run = [str(place / name) for name in (BEST, LAST) if (place / name).is_file()]
+    if of_run:
+        return of_run[0]
+    if not place.exists():
+        raise FileError(
+            f"{path}: there is no such file",
+            expected="a checkpoint of a training run",
+            fix="`mlcompute runs` lists runs",
+        )
+    file = existing(path, "a checkpoint of a training run")
+    if file.suffix.lower() in _DATA:
+        raise FileError(
+            f"{path}: is not a checkpoint",
+            expected="the .safetensors file of a training run, and then the data",
+            fix="`mlcompute runs` lists runs",
+        )
+    return path
 
 
 def trained(path: str) -> mlc.Graph:
     """The graph in a checkpoint."""
-    if Path(path).suffix in (".py", ".onnx"):
-        raise FileError(f"{path}: is not a checkpoint", fix="train it first: `mlcompute train` says where it puts them")
-    existing(path, "a checkpoint of a training run")
-    graph: mlc.Graph = mlc.load(path)
+    graph: mlc.Graph = mlc.load(checkpoint_at(path))
     return graph

@@ -21,7 +21,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError; argparse itself would print and end."""
-        raise UsageError(message, self.prog.partition(" ")[2], self.format_usage())
+        raise UsageError(message, self.prog.partition(" ")[2], self._short_usage())
+
+    def _short_usage(self) -> str:
+        """What must be given; options are many, and told by --help."""
+        given = [action for action in self._actions if not action.option_strings]
+        words = [str(action.metavar or action.dest).upper() for action in given]
+        words = [f"[{word}]" if action.nargs in ("?", "*") else word for word, action in zip(words, given, strict=True)]
+        return f"usage: {' '.join([self.prog, *words])} [options]; --help lists them\n"
 
     def refuse(self, words: list[str]) -> NoReturn:
         """Words that nothing takes."""

@@ -37,7 +37,7 @@ _SHOWN = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, on what, and where the predictions go."""
-    parser.add_argument("model", help="a checkpoint of a training run")
+    parser.add_argument("model", help="a checkpoint, the folder of a run (its best one), or a folder of the Hub")
     parser.add_argument("data", nargs="?", metavar="FILE", help=HELP)
     parser.add_argument(
         "--output",
@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Predictions for all samples, in their order."""
+    args.model = models.checkpoint_at(args.model)
     trainer = trainers.trainer_of(models.trained(args.model), models.device_named(args.device), args.model)
     preprocessing = preprocessing_of(args.model)
     if isinstance(preprocessing, TextPreprocessing):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import mlcompute as mlc
+from mlcompute.cli.parsing import meant
 from mlcompute.data import Dataset
 from mlcompute.data.series import SeriesPreprocessing
 from mlcompute.data.table import TablePreprocessing
@@ -41,6 +42,11 @@ def usual_epochs(name: str) -> int:
     return int(module(name).EPOCHS)
 
 
+def settings_of(name: str) -> list[str]:
+    """What a recipe's `build` takes besides the data."""
+    return list(inspect.signature(module(name).build).parameters)[1:]
+
+
 def recipe_data(name: str) -> Dataset:
     """What a recipe learns from when nothing is named."""
     data: Dataset = module(name).data()
@@ -53,11 +59,11 @@ def recipe_trainer(name: str, data: Dataset, device: mlc.Device, **options: Any)
     options  `batch` and `rate`; what is None is the recipe's own
     """
     _expect(name, data)
-    build = module(name).build
-    taken = list(inspect.signature(build).parameters)[1:]
+    build, taken = module(name).build, settings_of(name)
     strange = [one for one in options if one not in taken]
     if strange:
-        raise DataError(f"{name}: this recipe has no setting {strange[0]!r}", known=", ".join(taken))
+        near = meant(strange[0], taken)
+        raise DataError(f"{name}: this recipe has no setting {strange[0]!r}{near}", known=", ".join(taken))
     given = {name: value for name, value in options.items() if value is not None}
     trainer: mlc.Trainer = build(data, device=device, **given)
     return trainer

@@ -66,6 +66,8 @@ def made(model: str, folder: Path | None) -> Iterator[Path]:
         folder = new_folder(Path(model).stem, ROOT)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise FileError(f"{folder}: is a file, not a folder", fix="name another folder with --out") from error
     except OSError as error:
         raise FileError(f"{folder}: cannot be made: {error.strerror}", fix="name another folder with --out") from error
     try:

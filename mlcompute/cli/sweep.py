@@ -14,6 +14,7 @@ from mlcompute.cli import train, trainers
 from mlcompute.cli.answer import FAILED, INTERRUPTED, SUCCESS, TERMINATED, Answer
 from mlcompute.cli.arguments import count, value_of
 from mlcompute.cli.parsing import Parser, meant
+from mlcompute.cli.recipes import RECIPES, settings_of
 from mlcompute.errors import DataError, ExecutionError
 from mlcompute.runs.comparing import best_of, compared, ordered
 from mlcompute.runs.folders import new_folder
@@ -82,7 +83,10 @@ def run(args: argparse.Namespace) -> Answer:
         sweep.save(folder)
     jobs = min(args.jobs or max(1, (os.cpu_count() or 2) // 2), len(sweep.trials))
     if not args.json:
-        print(f"{len(sweep.trials)} trials in {folder}, {jobs} at a time", flush=True)
+        print(
+            f"{len(sweep.trials)} trial{'' if len(sweep.trials) == 1 else 's'} in {folder}, {jobs} at a time",
+            flush=True,
+        )
     code, stopped = SUCCESS, ""
     try:
         with Processes(jobs) as processes:
@@ -143,6 +147,7 @@ def _planned(args: argparse.Namespace) -> Sweep:
             raise DataError(
                 f"--vary {name}: a sweep decides about it itself", fix=f"--{name}" if name == "epochs" else ""
             )
+        _expect_setting(args.model, name, options)
     has_range = any(isinstance(values, Range) for values in space.values())
     search = args.search or ("random" if has_range else "grid")
     if search == "grid" and args.trials:
@@ -164,6 +169,13 @@ def _trials(search: str, space: Space, args: argparse.Namespace) -> list[Setting
     if search == "halving" and args.trials is None and is_finite:
         return grid(space)
     return drawn(space, args.trials or 10, args.seed)
+
+
+def _expect_setting(model: str, name: str, options: set[str]) -> None:
+    """Refuse what neither `mlcompute train` nor the recipe knows, before the first trial."""
+    known = sorted(options - _OWN | set(settings_of(model))) if model in RECIPES else []
+    if known and name not in known:
+        raise DataError(f"--vary {name}: {model} has no such setting{meant(name, known)}", known=", ".join(known))
 
 
 def _expect_known(parser: Parser, words: list[str]) -> None:

@@ -92,7 +92,10 @@ def run(args: argparse.Namespace) -> Answer:
             )
         if not args.json:
             with _needing_a_reader("train with the output going to a file"):
-                print(fitted(f"{data}\n\n{summary_of(trainer.training)}\n"), flush=True)
+                held = (
+                    "" if data.validation else "\n  no sample is held out for validation (--validation SHARE or FILE)"
+                )
+                print(fitted(f"{data}{held}\n\n{summary_of(trainer.training)}\n"), flush=True)
     with run_choice.made(args.model, folder) as out:
         given = {"model": args.model, "seed": args.seed, "last_batch": args.last_batch, **dict(args.set)}
         run = mlc.Run(

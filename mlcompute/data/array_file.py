@@ -49,8 +49,14 @@ class ArrayPreprocessing(Preprocessing):
         elif len(self.shape) == 3 and is_images(place):
             x, names = read_images(place, self.shape)
             return Dataset(place.name, x, None, self, sample_names=names)
+        elif existing(place).suffix not in (".npz", ".npy"):
+            images = ", an image or a folder of images" if len(self.shape) == 3 else ""
+            raise DataError(
+                f"{place}: the model was trained on samples of shape {self.shape}, {place.suffix} files hold others",
+                expected=f"arrays in a .npz or .npy file{images}",
+            )
         else:
-            found = read_arrays(existing(place))
+            found = read_arrays(place)
         who, name = str(path), "test" if "x_test" in found else "train"
         if f"x_{name}" not in found:
             raise DataError(f"{who}: lacks x", found=listed(list(found)), expected="samples as x or x_test")

@@ -90,5 +90,10 @@ def _of_folder(place: FilePath) -> tuple[str, Callable[..., Dataset]]:
     inside = sorted(one for one in place.iterdir() if one.is_file() and one.suffix.lower() in _BY_SUFFIX)
     if inside and not is_images(place):
         names = listed([one.name for one in inside])
-        raise DataError(f"{place}: is a folder", found=names, fix=f"give the file: {inside[0]}")
+        raise DataError(
+            f"{place}: is a folder, and there are no images in it",
+            found=names,
+            expected="for images a folder per class",
+            fix=f"give the file: {inside[0]}",
+        )
     return "a folder of images", images

@@ -202,10 +202,15 @@ def _decided(
     parts = split.parts(who, len(raw), y if found.classes else None)
     found = found.standardized(y[parts.train])
     columns = tuple(learned(frame, one, given.get(one), parts.train) for one in frame.columns if one != name)
+    if not columns:
+        raise DataError(
+            f"{who}: {name!r} is the only column, there is nothing to predict it from",
+            fix="add columns; a time series is read with window=N (--window N)",
+        )
     if not any(column.features or column.is_embedded for column in columns):
         raise DataError(
             f"{who}: no column but {name!r} can be learned from",
-            columns="; ".join(f"{column.name}: {column.why}" for column in columns) or "none",
+            columns="; ".join(f"{column.name}: {column.why}" for column in columns),
             fix="give columns, or say what they are: kinds={'name': 'number'} (--column name=number)",
         )
     preprocessing = TablePreprocessing(who, found, split, columns, options)

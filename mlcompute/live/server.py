@@ -54,9 +54,10 @@ class Server:
 
         try:
             self._http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
+            why = error.strerror if isinstance(error, OSError) else "ports are numbers from 0 to 65535"
             raise ExecutionError(
-                f"port {port} of this machine cannot be used: {error.strerror}",
+                f"port {port} of this machine cannot be used: {why}",
                 fix="choose another port, or 0: a free one",
             ) from error
         self._http.daemon_threads = True

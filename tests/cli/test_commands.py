@@ -191,6 +191,7 @@ def test_convert_to_a_folder_of_the_hugging_face_hub(folder: Path, capsys: pytes
     assert "scores" in call(capsys, "inspect", "hub/iris")
     for command in ("predict", "evaluate"):  # on what was held out
         assert answer(capsys, command, "hub/iris") == answer(capsys, command, source)
+        assert answer(capsys, command, "runs/0001-tabular") == answer(capsys, command, source), "the best is the last"
     graph = mlc.Graph()
     graph.dense(graph.input((2, 3), "x"), 1)
     mlc.save("hub/plain.safetensors", mlc.InferenceGraph([graph]))
@@ -237,7 +238,13 @@ def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
         (["convert", "net.py", "net.onnx", "--hub"], "net.onnx: --hub writes a folder"),
         (["convert", "net.py", "net.txt"], "unknown kind of file"),
         (["convert", "net.py", "net.py"], "source and target are one file"),
-        (["train", "net.py", "--device", "gpu"], "there is no gpu device here"),
+        (["train", "net.py", "--device", "gpu"], "there is no gpu device here: "),
+        (["train", "net.py", "--out", "data.npz"], "data.npz: is a file, not a folder"),
+        (["train", "mlp", "--set", "hiden=3"], "mlp: this recipe has no setting 'hiden'; did you mean hidden?"),
+        (["train", "mlp", "--size", "8"], "mlp: --size says what --data is, and none was given"),
+        (["predict", "data.npz"], "data.npz: is not a checkpoint"),
+        (["predict", "runs/0009/best.safetensors"], "`mlcompute runs` lists runs"),
+        (["sweep", "mlp", "--vary", "rat=1,2"], "--vary rat: mlp has no such setting; did you mean rate?"),
     ],
 )  # fmt: skip
 def test_errors_are_one_message(
@@ -269,6 +276,7 @@ def test_errors_are_one_message(
         ("import sys\nsys.exit(3)", "SystemExit: 3", "line 2"),
         ("def build(:", "SyntaxError", "line 1"),
         ("def build():\n    return 3", "holds a int", ""),
+        ("def build():\n    return [].apend", "has no attribute 'apend'; did you mean append?", "line 2"),
         ("def build():\n    raise RuntimeError", "RuntimeError", "line 2"),
     ],
 )
@@ -365,11 +373,11 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "usage", "message"),
     [
-        (["train"], "usage: mlcompute train", "mlcompute train: error: the following arguments are required: model"),
+        (["train"], "usage: mlcompute train MODEL [options]; --help lists them\n", "arguments are required: model"),
         (["train", "mlp", "--epochs", "0"], "usage: mlcompute train", "--epochs: must be 1 or more, not 0"),
         (["train", "mlp", "--epochz", "3"], "usage: mlcompute train", "--epochz 3; did you mean --epochs?"),
-        (["trian", "mlp"], "usage: mlcompute [-h]", "there is no command 'trian'; did you mean train?"),
-        (["xyz"], "usage: mlcompute [-h]", "there is no command 'xyz'; --help lists them"),
+        (["trian", "mlp"], "usage: mlcompute COMMAND", "there is no command 'trian'; did you mean train?"),
+        (["xyz"], "usage: mlcompute COMMAND", "there is no command 'xyz'; --help lists them"),
         (["devices", "all"], "usage: mlcompute devices", "unrecognized arguments: all"),
     ],
 )

@@ -40,6 +40,8 @@ TABLES = [
     ("houses.csv", GOOD, ["lstm", "--target", "price", "--window", "60"],
      ["40 lines hold no window of 60", "shorter window"]),
     ("houses.csv", GOOD, ["lstm", "--target", "colour", "--window", "4"], ["'colour' is not made of numbers"]),
+    ("alone.csv", "y\n1.5\n2.5\n", ["tabular", "--target", "y"],
+     ["'y' is the only column, there is nothing to predict it from", "--window N"]),
     ("empty.csv", "", ["tabular", "--target", "y"], ["empty.csv: the file is empty", "column names"]),
     ("head.csv", "a,b,y\n", ["tabular", "--target", "y"], ["column names and no samples", "a, b, y"]),
     ("numbers.csv", "1,2,3\n4,5,6\n", ["tabular", "--target", "c3"],
@@ -175,7 +177,7 @@ def test_folders_of_images(capsys: pytest.CaptureFixture[str]) -> None:
 def test_words(capsys: pytest.CaptureFixture[str]) -> None:
     refused(["train", "ccn"], ["ccn: neither a recipe nor a Python file", "did you mean cnn?"], capsys)
     refused(["train", "mlp", "--data", "digits", "--validation", "x.npz"], ["'x.npz' is no share", "expected"], capsys)
-    refused(["train", "mlp", "--target", "y"], ["--target say what --data is", "give --data PATH"], capsys)
+    refused(["train", "mlp", "--target", "y"], ["--target says what --data is", "give --data PATH"], capsys)
     refused(["new", "resnt"], ["resnt: there is no such recipe; did you mean resnet?", "autoencoder"], capsys)
     refused(["new", "cnn", "cnn.txt"], ["a script is called something.py", "cnn.txt.py"], capsys)
     Path("cnn.py").write_text("mine")
