@@ -170,16 +170,16 @@ class Tensor(Exchanged):
         #: Did the caller supply that state? State an earlier graph left behind is not taken over.
         self.has_callers_optimizer_data = False
         if data is not None:
-            self.storage = Storage(owned(read_array(data, descriptor, f"Tensor '{self.label}'"), data))
+            self.storage = Storage.owning(owned(read_array(data, descriptor, f"Tensor '{self.label}'"), data))
         elif shared_data is not None:
             shared = shared_array(shared_data, descriptor, f"Tensor '{self.label}': shared_data")
             self.storage = Storage(shared, is_callers=True)
         elif fill_with_data is not None:
             element = element_of(fill_with_data, descriptor.data_type, self.label)
-            self.storage = Storage(np.full(descriptor.shape, element))
+            self.storage = Storage.owning(np.full(descriptor.shape, element))
         elif random_initializer_type is not None:
             array, self.unscaled = random_values(f"Tensor '{self.label}'", descriptor, random_initializer_type)
-            self.storage = Storage(array)
+            self.storage = Storage.owning(array)
 
     def set_fans(self, fan_in: float, fan_out: float) -> None:
         """Bring random values to a layer's true fans, once: (1, in*out, h, w) does not tell them."""
@@ -515,7 +515,7 @@ class Tensor(Exchanged):
     def __copy__(self) -> Tensor:
         copied = Tensor(self._descriptor)
         data = self.current_values()
-        copied.storage = None if data is None else Storage(data.copy())
+        copied.storage = None if data is None else Storage.owning(data.copy())
         copied.unscaled = self.unscaled
         copied.optimizer_storages = [state.copy() for state in self.optimizer_storages]
         copied.has_callers_optimizer_data = self.has_callers_optimizer_data

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from mlcompute.devices.aligned_memory import aligned_zeros
 from mlcompute.devices.device import Buffer
 from mlcompute.ops.op import Array
-
-#: Buffers begin at a cache line, so that vector loads never straddle two for no reason.
-ALIGNMENT = 64
 
 
 class HostBuffer(Buffer):
@@ -32,9 +30,7 @@ class HostBuffer(Buffer):
 
 def allocate(nbytes: int) -> HostBuffer:
     """Zeros that begin at a cache line."""
-    memory = np.zeros(nbytes + ALIGNMENT, np.uint8)
-    skip = -memory.__array_interface__["data"][0] % ALIGNMENT
-    return HostBuffer(memory[skip : skip + nbytes])
+    return HostBuffer(aligned_zeros(nbytes))
 
 
 def _bytes(array: Array) -> Array:

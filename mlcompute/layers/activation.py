@@ -58,11 +58,10 @@ class ActivationDescriptor:
     ) -> None:
         who = "ActivationDescriptor"
         self._activation_type = kind = member(who, "activation_type", ActivationType, activation_type)
-        defaults = (*_DEFAULTS.get(kind, (1.0, 1.0)), 1.0)
-        self._a, self._b, self._c = (
-            default if given is None else real(who, name, given)
-            for name, given, default in zip("abc", (a, b, c), defaults, strict=True)
-        )
+        default_a, default_b = _DEFAULTS.get(kind, (1.0, 1.0))
+        self._a = default_a if a is None else real(who, "a", a)
+        self._b = default_b if b is None else real(who, "b", b)
+        self._c = 1.0 if c is None else real(who, "c", c)
         self._exact = bool(exact)
         if kind == ActivationType.CELU and self._a == 0:
             raise DataError(f"{who}: CELU divides by a, and a is 0", fix="give another a, or use RELU")
@@ -127,7 +126,7 @@ class ActivationLayer(Layer):
         super().__init__()
         if not isinstance(descriptor, ActivationDescriptor):
             raise TypeError(f"ActivationLayer: needs an ActivationDescriptor, not {type(descriptor).__name__}")
-        self._descriptor = descriptor.copy()
+        self._descriptor = descriptor
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         return list(sources)

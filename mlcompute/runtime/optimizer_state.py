@@ -149,7 +149,7 @@ class OptimizerState:
                 self._buffers[tensor] = tensor.optimizer_storages
                 self.optimizer.fresh.pop(tensor, None)
             elif tensor not in self._buffers:
-                self._buffers[tensor] = [Storage(array) for array in self.initial(tensor)]
+                self._buffers[tensor] = [Storage.owning(array) for array in self.initial(tensor)]
                 if self.rule(tensor).followers:
                     self.optimizer.fresh[tensor] = None
             tensor.optimizer_storages = self._buffers[tensor]

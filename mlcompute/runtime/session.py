@@ -297,7 +297,7 @@ class Session:
                 found.update(zip(values, self.state.of(tensor), strict=True))
             for tensor, value in program.gradient_sums.items():
                 if tensor not in self.gradient_sums:
-                    self.gradient_sums[tensor] = Storage(np.zeros(value.shape, value.dtype))
+                    self.gradient_sums[tensor] = Storage.owning(np.zeros(value.shape, value.dtype))
                 found[value] = self.gradient_sums[tensor]
             if self.in_group is not None:
                 left = {**program.exchanged, **program.shared}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from mlcompute.devices.aligned_memory import aligned
 from mlcompute.ops.op import Array
 
 if TYPE_CHECKING:
@@ -74,6 +75,11 @@ class Storage:
         self._callers_on: AbstractSet[Engine] = frozenset()
         self._clocks: list[Clock] = []
 
+    @staticmethod
+    def owning(array: Array) -> Storage:
+        """For an array that nobody else has: where the CPU will write it, it begins at a cache line."""
+        return Storage(aligned(array))
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Extents of the values."""
@@ -128,7 +134,7 @@ class Storage:
     def memory(self) -> Array:
         """The newest values in memory that may be written."""
         if not self.array().flags.writeable:
-            self.bind(self._host.copy())
+            self.bind(aligned(self._host.copy()))
         return self._host
 
     def write(self, values: Array) -> None:
@@ -219,7 +225,7 @@ class Storage:
 
     def copy(self) -> Storage:
         """The newest values in memory of their own."""
-        return Storage(self.array().copy(), is_callers=False)
+        return Storage.owning(self.array().copy())
 
     def _moment_of_host(self) -> int:
         """When the values in host memory were written, by the host or by a device that shares it."""

@@ -21,7 +21,7 @@ from mlcompute.ops.op import Array
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 #: A thread's number and how many there are, made once: a small step notices what converting them takes.
-_FIRST, _ALONE = ctypes.c_int64(0), ctypes.c_int64(1)
+_FIRST, _THREADS = ctypes.c_int64(0), [ctypes.c_int64(count) for count in range(MAX_THREADS + 1)]
 
 #: Words of a program's run arguments: its entries, their number, the barrier, and OpenMP's two functions (or 0).
 TAPE, COUNT, BARRIER, OMP_GET, OMP_SET = range(5)
@@ -311,6 +311,7 @@ class Team:
         self._lead, self._stop = KERNEL(leader), KERNEL(stopper)
         self._state = allocate(8 * _STATE_WORDS).host.view(np.int64)
         self._address = self._state.ctypes.data
+        self._words, self._where = self._state.data, ctypes.c_void_p(self._address)  # for a small step, as above
         self._state[_RUN_TAPE] = run_tape
         self._lock = threading.Lock()
         if size > 1:
@@ -330,11 +331,11 @@ class Team:
     def run(self, job: int, threads: int) -> None:
         """Run a program (the address of its run arguments) on some of the threads."""
         if threads == 1 or self.size == 1:
-            self._run_tape(_FIRST, _ALONE, job)
+            self._run_tape(_FIRST, _THREADS[1], job)
             return
         with self._lock:
-            self._state[_JOB] = job
-            self._lead(0, min(threads, self.size), self._address)
+            self._words[_JOB] = job
+            self._lead(_FIRST, _THREADS[min(threads, self.size)], self._where)
 
     def forget(self) -> None:
         """The workers are gone, in a fork's child: there is nobody to stop."""
