@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import re
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 
@@ -20,6 +21,8 @@ from mlcompute.errors import ProcessError
 
 EXAMPLES = ("mlcompute launch -n 4 train.py", "mlcompute launch -n 2 train.py --epochs 10")
 
+#: Linux: what signal a process gets when its parent is gone.
+_PR_SET_PDEATHSIG = 1
 #: Seconds processes have to save and end after SIGTERM, before they are killed.
 _GRACE = 30.0
 
@@ -86,7 +89,9 @@ class _Launched:
     """mpirun and the processes it has started."""
 
     def __init__(self, command: list[str]) -> None:
-        self._mpirun = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
+        self._mpirun = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, errors="replace", preexec_fn=_ending_with(os.getpid())
+        )
         self._ranks: dict[int, str] = {}
         assert self._mpirun.stderr is not None
         self._reader = threading.Thread(target=_pass_on, args=(self._mpirun.stderr,), daemon=True)
@@ -122,6 +127,20 @@ class _Launched:
                     _kill(rank, getattr(signal, "SIGKILL", signal.SIGTERM))
         self._reader.join(1)
         return self._mpirun.returncode
+
+
+def _ending_with(parent: int) -> Callable[[], None] | None:
+    """What a child does before it becomes mpirun: ask Linux for SIGTERM when this process is gone, even by SIGKILL."""
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None)
+
+    def ask() -> None:
+        library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # gone before it was asked
+            os._exit(FAILED)
+
+    return ask
 
 
 def _pass_on(lines: IO[str]) -> None:

@@ -25,6 +25,7 @@ class Surprise(mlc.callbacks.Callback):
     def __init__(self):
         self.last = time.monotonic()
         self.longest = 0.0
+        self.size = group.size
 
     def on_train_batch_begin(self, batch, logs):
         now = time.monotonic()
@@ -38,6 +39,10 @@ class Surprise(mlc.callbacks.Callback):
                 raise ValueError("out of luck")
             elif WHAT == "leave":
                 sys.exit(0)
+        if group.size != self.size:
+            self.size = group.size
+            if group.is_first:
+                print(f"on with {group.size}", flush=True)
         if WHAT in ("long", "survive", "endless"):
             if self.trainer.step == 3 and group.is_first:
                 print("running", flush=True)
@@ -58,7 +63,7 @@ def trained(epochs, surprise):
 
 noted = Surprise()
 try:
-    trainer = trained({"long": 100_000, "survive": 40, "endless": 2}.get(WHAT, 3), noted)
+    trainer = trained({"long": 100_000, "survive": 120, "endless": 2}.get(WHAT, 3), noted)
     while WHAT == "endless":  # compile, train and save: a kill may come at any moment
         trainer.save(FILE)
         trainer = trained(2, noted)

@@ -104,6 +104,32 @@ def test_sigterm_saves_once_and_ends_all(tmp_path):
     assert not left_behind()
 
 
+def test_nothing_outlives_a_launcher_that_is_killed(tmp_path):
+    command = [sys.executable, "-m", "mlcompute", "launch", "-n", "2", PROGRAM, "long", str(tmp_path / "kept")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT) as launched:
+        read_until(launched.stdout, "running")
+        started = [child for child in children(launched.pid) for child in (child, *children(child))]
+        assert len(started) >= 3, "mpirun and two processes"
+        launched.kill()
+    end = time.monotonic() + 20
+    while any(map(is_running, started)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(map(is_running, started))
+
+
+def children(process):
+    with open(f"/proc/{process}/task/{process}/children") as file:
+        return [int(word) for word in file.read().split()]
+
+
+def is_running(process):
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def torchrun(rank, port):
     return {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
