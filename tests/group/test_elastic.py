@@ -10,9 +10,17 @@ from tests.group.test_trainer import X, Y, equal, learned, trainer
 
 
 @pytest.mark.parametrize(
-    ("dies", "at"), [(1, "before the step"), (2, "between gradients and parameters"), (0, "decide")]
+    ("dies", "at", "shares"),
+    [
+        (1, "before the step", True),
+        (2, "between gradients and parameters", True),
+        (2, "between gradients and parameters", False),
+        (0, "decide", False),
+    ],
 )
-def test_survivors_go_on_with_the_same_bits(dies, at):
+def test_survivors_go_on_with_the_same_bits(monkeypatch, dies, at, shares):
+    """Optimizer state of the one that is gone is found in shared memory, or the next process has it."""
+    monkeypatch.setenv("MLCOMPUTE_SHARED_MEMORY", str(int(shares)))
     groups = mlc.Group.local(3, timeout=20)
     hub = groups[0].exchange._link.hub
     found, errors = {}, []
@@ -68,6 +76,38 @@ def test_survivors_go_on_with_the_same_bits(dies, at):
         assert equal(weights, learned(whole))
         assert [one["loss"] for one in epochs] == [one["loss"] for one in history.epochs]
         np.testing.assert_array_equal([e["accuracy"] for e in epochs], [e["accuracy"] for e in history.epochs])
+
+
+def test_state_is_lost_with_a_process_and_the_next_one(monkeypatch):
+    """Without shared memory each process has the state of the one before it, and no other."""
+    monkeypatch.setenv("MLCOMPUTE_SHARED_MEMORY", "0")
+    groups, errors = mlc.Group.local(4, timeout=20), {}
+    hub = groups[0].exchange._link.hub
+
+    class Dies(mlc.callbacks.Callback):
+        runs_on_every_process = True
+
+        def on_train_batch_begin(self, batch, logs):
+            if self.trainer.step == 3 and self.rank in (1, 2):
+                hub.kill(self.rank)
+                raise KeyboardInterrupt
+
+    def work(rank):
+        try:
+            callback = Dies()
+            callback.rank = rank
+            trainer(groups[rank], elastic=True).fit(X, Y, epochs=1, callbacks=[callback], verbose=0)
+        except BaseException as error:
+            errors[rank] = error
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    for rank in (0, 3):
+        assert "rank 1 and the next one are gone, and with them their optimizer state" in str(errors[rank])
+        assert "start again from the last checkpoint" in str(errors[rank])
 
 
 def test_elastic_needs_a_group():

@@ -69,8 +69,9 @@ def loop_entry(step: Step, nest: LoopNest, threads: int) -> Entry:
     structure = nest.structure(), vector_lanes()
     code = _written.get(structure)
     if code is None:
-        code = _written[structure] = Code("elementwise", thorough=True)
+        code = Code("elementwise", thorough=True)
         _Writer(code, nest, first_arguments).write()
+        _written[structure] = code  # only now: another thread may compile what it finds here
     return Entry(
         step,
         code,
