@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -96,3 +97,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
         cuda_emulator.register()
     config.pluginmanager.register(UnusedMembers(config), "unused-members")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end: the cyclic collector need not look at half a million objects.
+
+    Many tests call it; each full collection takes a tenth of the time so.
+    """
+    gc.collect()
+    gc.freeze()

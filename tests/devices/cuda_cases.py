@@ -1,4 +1,4 @@
-"""Questions asked of every case of the layer table on a CUDA engine, real or emulated."""
+"""Questions asked of every case of the layer table on an engine; the CUDA engine, real or emulated, gets all of them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from tests.harness import assert_close
 from tests.test_layers import Built
 
 Answers = dict[str, "Array | None"]
+NO_OPTIONS = mlc.GraphCompilationOptions.NONE
 
 
 def split(case: Case, engine: Engine | None = None) -> Answers:
-    """Everything a case gives, pass by pass: results, gradients, statistics. Without an engine: the reference's."""
-    built = Built(case, engine=engine)
+    """Everything a case gives, pass by pass. Without an engine: the reference's."""
+    return answers(Built(case, engine=engine))
+
+
+def answers(built: Built) -> Answers:
+    """Everything a case gives, pass by pass: results, gradients, statistics."""
     mlc.Platform.set_rng_seed_to(11)
     found: Answers = {f"result {i}": array for i, array in enumerate(built.forward())}
-    if case.training is not False:
+    if built.case.training is not False:
         sources, parameters = built.gradients()
         found |= {f"gradient of source {i}": gradient for i, gradient in enumerate(sources)}
         found |= {f"gradient of {name}": gradient for name, gradient in parameters.items()}
@@ -27,7 +32,9 @@ def split(case: Case, engine: Engine | None = None) -> Answers:
     return found
 
 
-def fused(case: Case, engine: Engine, options: mlc.GraphCompilationOptions, times: int = 1) -> list[Answers]:
+def fused(
+    case: Case, engine: Engine, options: mlc.GraphCompilationOptions = NO_OPTIONS, times: int = 1
+) -> list[Answers]:
     """The results of full training steps, one after the other."""
     built = Built(case, options, engine)
     built.bind()
@@ -57,7 +64,7 @@ def check_split(case: Case, engine: Engine, scale: float = 4.0) -> None:
 def check_fused(case: Case, engine: Engine, times: int = 3) -> None:
     """A full step gives what the passes give, again and again; without merged loops nearly so."""
     expected = split(case, engine)
-    for turn, found in enumerate(fused(case, engine, mlc.GraphCompilationOptions.NONE, times)):
+    for turn, found in enumerate(fused(case, engine, times=times)):
         for name, array in found.items():
             np.testing.assert_array_equal(array, expected[name], err_msg=f"{name}, run {turn}")
     (unmerged,) = fused(case, engine, mlc.GraphCompilationOptions.DISABLE_LAYER_FUSION)

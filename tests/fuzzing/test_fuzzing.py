@@ -16,7 +16,7 @@ from tests.fuzzing.campaign import Campaign, Round
 from tests.fuzzing.choices import Choices
 from tests.fuzzing.target import AS_IT_IS, Target
 from tests.fuzzing.targets import TARGETS
-from tests.fuzzing.watch import BATCH, MEMORY_IS_KNOWN, Counts, Watch
+from tests.fuzzing.watch import BATCH, BYTES, MEMORY_IS_KNOWN, Counts, Watch
 
 RUNS = 400
 
@@ -135,14 +135,16 @@ def test_a_run_that_never_ends_is_interrupted(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.skipif(not MEMORY_IS_KNOWN, reason="the peak of the memory is read from /proc")
 def test_much_memory_is_found() -> None:
-    # In a process of its own: one that has run a thousand tests gives memory back at any time.
+    # In a process of its own: one that has run a thousand tests gives memory back at any time. Far from the limit on
+    # both sides: under pressure the system takes pages of libraries away meanwhile, and what is resident shrinks.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
-        findings, peak = fresh.submit(_taking, 100 << 20).result(timeout=120)
+        findings, peak = fresh.submit(_taking, 400 << 20).result(timeout=120)
+        assert findings
         assert findings[0].startswith("memory: ")
-        assert 95 << 20 < peak < 130 << 20  # the system counts pages in lots
-        findings, peak = fresh.submit(_taking, 40 << 20).result(timeout=120)
+        assert peak < 450 << 20
+        findings, peak = fresh.submit(_taking, 20 << 20).result(timeout=120)
         assert findings == []
-        assert 35 << 20 < peak < 60 << 20
+        assert peak < BYTES
 
 
 def _taking(size: int) -> tuple[list[str], int]:
