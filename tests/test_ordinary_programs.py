@@ -170,7 +170,7 @@ def test_leaving_with_runs_in_the_queue(how: str) -> None:
         """,
         how,
     )
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 300  # it ends at all
 
 
 def test_a_handler_that_exits_does_not_end_the_queue() -> None:
@@ -251,12 +251,12 @@ def test_ctrl_c_while_a_queued_run_is_waited_for() -> None:
     net, quiet = Regression(sgd()), Regression(sgd())
     x, t = normal(4, 3), normal(4, 2)
     go_on = threading.Event()
-    run = net.step(x, t, completion_handler=lambda *_: go_on.wait(10))
+    run = net.step(x, t, completion_handler=lambda *_: go_on.wait(120))
     threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run.wait()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 100
     go_on.set()
     net.step(x, t, options=SYNC)
     quiet.step(x, t, options=SYNC)

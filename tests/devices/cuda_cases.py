@@ -1,4 +1,4 @@
-"""Questions asked of every case of the layer table on an engine; the CUDA engine, real or emulated, gets all of them."""
+"""Questions asked of every case of the layer table on an engine; a CUDA engine, real or emulated, gets all of them."""
 
 from __future__ import annotations
 

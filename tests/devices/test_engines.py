@@ -1,4 +1,4 @@
-"""Every case of the layer table on the CPU engine, whatever the number of threads, and in memory that is not the host's.
+"""Every case of the layer table on the CPU engine, whatever the number of threads, and in memory of its own.
 
 Both agree with the reference, which tests/test_layers.py compares with PyTorch.
 """
@@ -38,7 +38,7 @@ def test_agrees_with_the_reference(case: Case) -> None:
             continue
         # Both may sum in another order: a few more roundings than the comparison with the oracle allows.
         assert_close(actual, array, 4 * case.scale, name)
-        assert_close(there, array, 4 * case.scale, f"{name}, in memory that is not the host's")
+        assert_close(there, array, 4 * case.scale, f"{name}, in memory of its own")
         for threads in (2, 5):
             np.testing.assert_array_equal(by_threads[threads][name], actual, err_msg=f"{name}, {threads} threads")
     if case.training is not False:

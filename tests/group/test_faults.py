@@ -211,7 +211,7 @@ def outcomes(size, work, timeout):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(90)
     return ends
 
 
@@ -221,8 +221,8 @@ def test_d4_one_process_does_something_else(work):
     for size in (2, 3, 4):
         for rank in range(1, size) if size < 4 else (3,):
             began = time.monotonic()
-            ends = outcomes(size, lambda group, rank=rank: work(group, rank), 10.0)
-            assert time.monotonic() - began < 10.0
+            ends = outcomes(size, lambda group, rank=rank: work(group, rank), 60.0)
+            assert time.monotonic() - began < 60.0  # nobody waited for the timeout
             others = [error for number, error in enumerate(ends) if number != rank]
             said = {re.search(CASES[work].format(rank=rank), str(error)) is not None for error in others}
             assert said == {True}, [str(error) for error in ends]

@@ -154,9 +154,9 @@ def test_a_thousand_layers_stay_below_a_megabyte_and_a_few_seconds(
     training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=x.descriptor.shape)})
     training.compile(device=mlc.Device(engine=_null()))
     names = [layer.name for layer in training.summary().layers if layer.parameters]
-    start = time.perf_counter()
+    start = time.process_time()
     path = mlc.report(tmp_path / "large.html", training, history_of(names))
-    assert time.perf_counter() - start < 10.0
+    assert time.process_time() - start < 10.0
     assert path.stat().st_size < 1_000_000
     assert "more" in path.read_text(encoding="utf-8")
 

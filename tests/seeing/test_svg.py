@@ -90,9 +90,9 @@ def test_boxes_never_overlap_and_arrows_point_down(seed: int) -> None:
 
 def test_a_thousand_layers_in_a_small_picture() -> None:
     graph = chain(1000)
-    start = time.perf_counter()
+    start = time.process_time()
     picture = graph.svg()
-    assert time.perf_counter() - start < 5.0
+    assert time.process_time() - start < 5.0
     assert len(picture) < 200_000
     diagram = diagram_of(graph, 120)
     assert len(diagram.boxes) <= 121

@@ -1,4 +1,7 @@
-"""Lines people write pass pyright: typed idioms in strict mode, the code of the guides in standard mode."""
+"""Type checkers: mypy accepts the package, pyright the lines people write.
+
+For pyright, typed idioms in strict mode, the code of the guides in standard mode.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,13 @@ ROOT = Path(__file__).parent.parent
 #: Guides whose code is checked; the others use names that no type checker can see, or other libraries' types.
 GUIDES = ("checkpoints", "custom", "optimizer-state", "optimizers", "sequences", "split-execution", "start", "trainer",
           "training-graph", "user-gradients")  # fmt: skip
+
+
+def test_mypy_accepts_the_package() -> None:
+    """With the settings of pyproject.toml, as `make lint` does."""
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    run = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert run.returncode == 0, run.stdout
 
 
 def test_pyright_accepts_what_people_write(tmp_path: Path) -> None:
