@@ -85,7 +85,6 @@ class Code:
         self._lines: list[str] = []
         self._count = 0
         self._declared: dict[str, str] = {}
-        self._terminated = False
         self._rest: tuple[str, Callable[[], None]] | None = None
         #: The key under which the compiled kernel is cached; set when it is compiled.
         self.key: str | None = None

@@ -28,7 +28,7 @@ from mlcompute.devices.cpu.codegen.loops import (
     vector_loop,
 )
 from mlcompute.devices.cpu.codegen.simd import SimdValue
-from mlcompute.devices.cpu.kernels.row_column import MIN_COLUMNS, UNITS, ColumnLoops, RowLoops
+from mlcompute.devices.cpu.kernels.row_column import MIN_COLUMNS, UNITS, WORTH_BLOCKS, ColumnLoops, RowLoops
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import (
     Axis,
@@ -42,8 +42,6 @@ from mlcompute.devices.loop_nest import (
 from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.op import FLOAT32, Shape, Step
 
-#: Fewer elements than this are not worth a second pass.
-_WORTH_BLOCKS = 1 << 16
 _NS_PER_ELEMENT = 0.4
 #: Columns worked on at once, and rows written at once.
 _TILE, _ROWS = 512, 4
@@ -103,7 +101,7 @@ def _blocks(axes: Sequence[Axis]) -> int:
     """Into how many blocks the rows are cut; each block joins all of them again, so not into too many."""
     rows = next(axis.extent for axis in axes if axis.reduced)
     others = iteration_count([axis for axis in axes[:-1] if not axis.reduced])
-    if iteration_count(axes) < _WORTH_BLOCKS or others * -(-axes[-1].extent // MIN_COLUMNS) >= UNITS // 2:
+    if iteration_count(axes) < WORTH_BLOCKS or others * -(-axes[-1].extent // MIN_COLUMNS) >= UNITS // 2:
         return 1
     return max(1, min(-(-UNITS // others), math.isqrt(rows // 16)))
 

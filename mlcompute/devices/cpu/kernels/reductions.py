@@ -32,7 +32,7 @@ from mlcompute.devices.cpu.codegen.loops import (
     vector_loop,
 )
 from mlcompute.devices.cpu.codegen.simd import SimdValue, select
-from mlcompute.devices.cpu.kernels.row_column import MIN_COLUMNS, UNITS, ColumnLoops, RowLoops
+from mlcompute.devices.cpu.kernels.row_column import MIN_COLUMNS, UNITS, WORTH_BLOCKS, ColumnLoops, RowLoops
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import (
     MIN_SHARED_ROWS,
@@ -47,8 +47,6 @@ from mlcompute.devices.loop_nest import (
 from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.op import Shape, Step
 
-#: Fewer elements than this are not worth a second pass.
-_WORTH_BLOCKS = 1 << 16
 _MOST_BLOCKS = 64
 _NS_PER_ELEMENT = 0.12
 
@@ -110,7 +108,7 @@ def _blocks(axes: Sequence[Axis]) -> int:
     reduced = [axis for axis in axes if axis.reduced]
     kept = [axis for axis in axes if not axis.reduced]
     rows = reduced[0].extent
-    if iteration_count(axes) < _WORTH_BLOCKS:
+    if iteration_count(axes) < WORTH_BLOCKS:
         return 1
     if axes[-1].reduced:
         units, least, accurate = iteration_count(kept), 1 if len(reduced) > 1 else 4096, 1

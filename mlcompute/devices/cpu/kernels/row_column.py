@@ -26,6 +26,8 @@ from mlcompute.devices.loop_nest import Axis, iteration_count
 MIN_COLUMNS = 64
 #: Units there should be, for threads to share them evenly.
 UNITS = 32
+#: Fewer elements than this are not worth a second pass.
+WORTH_BLOCKS = 1 << 16
 
 
 class ColumnTiles:
