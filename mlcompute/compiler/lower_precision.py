@@ -75,6 +75,10 @@ def _stored_narrow(steps: list[Step], context: Context, groups: dict[Step, int])
     losses = _loss_layers(steps, context)
     narrow: set[Value] = set()
     activations: set[Value] = set()  # and their gradients: worth half the memory
+    smallest = context.engine.smallest_bfloat16
+
+    def worth(value: Value) -> bool:
+        return value.size >= smallest
 
     def holds(value: Value, some: set[Value]) -> bool:
         return value in some or (some is activations and value.kind == "input")
@@ -98,12 +102,12 @@ def _stored_narrow(steps: list[Step], context: Context, groups: dict[Step, int])
             is_factor = any(reader.op.name in _PRODUCTS for reader, _ in readers)
             leaves_group = any(groups.get(reader) != groups[step] for reader, _ in readers)
             is_repeated = any(reader in groups and reader.results[0].shape != seen.shape for reader, seen in readers)
-            if leaves_group and not is_repeated and (result in activations or is_factor):
+            if leaves_group and not is_repeated and (result in activations or is_factor) and worth(result):
                 narrow.add(result)
                 activations.add(result)
         elif name in _PRODUCTS:
             activations.update(results)
-            narrow.update(v for v in results if v.dtype == FLOAT32 and v not in exact and uses.get(v))
+            narrow.update(v for v in results if v.dtype == FLOAT32 and v not in exact and uses.get(v) and worth(v))
         elif places := _follower_places(step):
             if any(holds(step.inputs[place], activations) for place in places):
                 activations.add(result)
@@ -113,7 +117,7 @@ def _stored_narrow(steps: list[Step], context: Context, groups: dict[Step, int])
             activations.add(result)
             # Converted once, instead of by each of those that want it so.
             wanted = any(reader.op.name in _PRODUCTS or _follower_places(reader) for reader, _ in uses.get(result, ()))
-            if wanted and result.dtype == FLOAT32 and result not in exact:
+            if wanted and result.dtype == FLOAT32 and result not in exact and worth(result):
                 narrow.add(result)
     return narrow
 

@@ -124,6 +124,8 @@ class Engine(ABC):
     traits: Traits = Traits()
     #: What activations may be stored in: "float32", "bf16". With "bf16" `supports` is asked about bfloat16 operands.
     precisions: tuple[str, ...] = ("float32",)
+    #: With "bf16", values of fewer elements stay float32: converting them would take longer than they take to move.
+    smallest_bfloat16: int = 0
 
     def facts(self) -> dict[str, str]:
         """What the engine is made of on this machine, for people to read."""

@@ -26,7 +26,10 @@ from tests.test_layers import CASES
 
 @functools.cache
 def engine(threads: int = 2) -> Cpu:
-    return Cpu(threads)
+    """Even the smallest values are stored in bfloat16."""
+    found = Cpu(threads)
+    found.smallest_bfloat16 = 0
+    return found
 
 
 def narrow(*shape: int, seed: int = 0) -> Array:

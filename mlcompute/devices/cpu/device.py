@@ -55,6 +55,7 @@ class Cpu(Engine):
     device_type = DeviceType.CPU
     traits = Traits(fuses_elementwise=True, channels_last=True, mixes_types=True)
     precisions = ("float32", "bf16")
+    smallest_bfloat16 = 1 << 14
 
     def __init__(self, threads: int | None = None) -> None:
         #: Threads that work together on one program.

@@ -26,6 +26,8 @@ from mlcompute.ops.op import FLOAT32, Step
 _NS_PER_FLOP = 1 / 80.0
 #: Rows that a block of sgemm should have at least.
 _FEWEST_ROWS = 8
+#: Rows of a up to which packing all of a float32 b costs more than converting a and the result.
+_FEW_ROWS = 128
 #: Bytes of b that a thread reads from its own cache, after the first time.
 _CACHED_B = 1 << 20
 #: What reading a row of a or a column of b costs a block, in elements of y it could compute meanwhile.
@@ -48,6 +50,12 @@ def is_mixed(step: Step) -> bool:
     """Is something bfloat16, and everything else float32?"""
     types = [value.dtype for value in (*step.inputs, *step.results)]
     return any(map(is_bfloat16, types)) and all(computed_type(dtype) == FLOAT32 for dtype in types)
+
+
+def reads_bfloat16(step: Step) -> bool:
+    """Is it better to convert while packing? With few rows not: sgemm packs less, and there is little to convert."""
+    a, b = step.inputs
+    return is_bfloat16(b.dtype) or len(b.shape) > 2 or a.shape[-2] >= _FEW_ROWS or onednn.load() is None
 
 
 def workspace(step: Step) -> int:

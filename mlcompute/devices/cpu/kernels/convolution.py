@@ -14,6 +14,7 @@ from typing import Any
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.codegen.arguments import Argument
 from mlcompute.devices.cpu.codegen.code import Code, vector, vector_lanes
+from mlcompute.devices.cpu.kernels.convolution_chunks import Chunks, chunks_entry
 from mlcompute.devices.cpu.kernels.convolution_columns import (
     Columns,
     columns_of,
@@ -22,13 +23,14 @@ from mlcompute.devices.cpu.kernels.convolution_columns import (
     gradient_entry,
     gradient_workspace,
 )
+from mlcompute.devices.cpu.kernels.widened import has_bfloat16
 from mlcompute.devices.cpu.kernels.winograd import winograd_entries, winograd_sizes, winograd_workspace
 from mlcompute.devices.cpu.onednn.entries import pointer_setter, primitives_entry, reorder_entry, unbound_call
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.bfloat16 import computed_type
-from mlcompute.ops.images import first_shape
+from mlcompute.ops.images import convolution_shapes, first_shape
 from mlcompute.ops.op import FLOAT32, Shape, Step
 
 _DIRECTIONS = {
@@ -92,9 +94,43 @@ def _is_native(step: Step) -> bool:
 
 
 def reads_bfloat16(step: Step) -> bool:
-    """Images in bfloat16 are converted as they are packed; weights, and their gradient, are float32."""
+    """Images in bfloat16 are converted a few at a time; weights, and their gradient, are float32."""
     weights = step.results[0] if step.op.name == "convolution_weight_gradient" else step.inputs[1]
-    return weights.dtype == FLOAT32 and _is_native(step) and winograd_sizes(step) is not None and not few_pixels(step)
+    if weights.dtype != FLOAT32 or not _is_native(step) or few_pixels(step):
+        return False
+    return winograd_sizes(step) is not None or onednn.load() is not None
+
+
+def _chunks(step: Step) -> Chunks | None:
+    """How the batch of a step is cut whose images are in bfloat16."""
+    if not has_bfloat16(step):
+        return None
+    direction, a, (x, w, _) = _DIRECTIONS[step.op.name], step.attributes, convolution_shapes(step)
+
+    def primitive(samples: int) -> onednn.Convolution:
+        shape = (samples, *x[1:])
+        return _primitive(direction, shape, w, a["strides"], a["dilations"], a["padding"], a["groups"])
+
+    return Chunks.of(step, direction, primitive)
+
+
+def _chunked_entries(step: Step, operands: Operands, chunks: Chunks) -> Sequence[Entry]:
+    """Weights into oneDNN's format, then all chunks; or these, then the sums of all groups."""
+    first, second, result = (operands[value] for value in (*step.inputs, step.results[0]))
+    nbytes = chunks.weights_bytes
+    _, w, y = convolution_shapes(step)
+    cost = 2.0 * y[0] * math.prod(y[2:]) * math.prod(w) * _NS_PER_FLOP
+    if not chunks.adds:
+        if chunks.primitive.weights_are_plain:
+            return [chunks_entry(step, operands, chunks, [first, result], [second], cost)]
+        packed = operands.workspace(step, 0, nbytes)
+        reorder = reorder_entry(step, chunks.primitive.weights_in(), second, packed)
+        return [reorder, chunks_entry(step, operands, chunks, [first, result], [packed], cost)]
+    parts = [operands.workspace(step, number * nbytes, nbytes) for number in range(2 * chunks.groups)]
+    entries = [chunks_entry(step, operands, chunks, [first, second], parts, cost)]
+    if chunks.groups > 1:
+        entries.append(_sum_entry(step, parts[1::2], chunks.primitive.weights_bytes // 4))
+    return [*entries, reorder_entry(step, chunks.primitive.weights_out(), parts[1], result)]
 
 
 def _slices_of(step: Step) -> int:
@@ -115,6 +151,8 @@ def workspace(step: Step) -> int:
         return winograd_workspace(step, sizes)
     if onednn.load() is None:
         return 0
+    if (chunks := _chunks(step)) is not None:
+        return chunks.nbytes
     plan = _Plan(step, _slices_of(step))
     columns = _as_columns(step, plan)
     return plan.nbytes if columns is None else gradient_workspace(columns)
@@ -148,6 +186,8 @@ def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
         return winograd_entries(step, operands, sizes)
     if onednn.load() is None:
         return None
+    if (chunks := _chunks(step)) is not None:
+        return _chunked_entries(step, operands, chunks)
     plan = _Plan(step, _slices_of(step))
     columns = _as_columns(step, plan)
     if columns is not None:

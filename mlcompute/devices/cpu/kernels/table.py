@@ -98,8 +98,8 @@ def always(step: Step) -> bool:
 #: copies (see `widened`).
 _BFLOAT16: dict[str, Callable[[Step], bool]] = {
     **dict.fromkeys(("fused_elementwise", "assign", *reductions.BFLOAT16, *softmax.KERNELS, *copies.KERNELS), always),
-    **dict.fromkeys((*matmul.KERNELS, *gemm_tn.KERNELS), always),
-    **dict.fromkeys((*normalization.KERNELS, *normalization_gradient.KERNELS), always),
+    **dict.fromkeys(matmul.KERNELS, matmul.reads_bfloat16),
+    **dict.fromkeys((*gemm_tn.KERNELS, *normalization.KERNELS, *normalization_gradient.KERNELS), always),
     **dict.fromkeys(pooling.KERNELS, pooling.reads_bfloat16),
     **dict.fromkeys(convolution.KERNELS, convolution.reads_bfloat16),
 }
