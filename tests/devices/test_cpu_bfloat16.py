@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from functools import partialmethod
 from typing import Any
@@ -12,7 +16,9 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import ops
+from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.device import Cpu
+from mlcompute.devices.cpu.onednn import bfloat16 as trial
 from mlcompute.devices.reference import Reference
 from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.op import FLOAT32, Array, Trace, Value, emit_all
@@ -185,3 +191,69 @@ def test_images(channels_last: bool) -> None:
 
     # What is rounded once already is rounded again: twice one unit, and sums of many of them.
     check(images, x, w, scale=400)
+
+
+@pytest.fixture
+def library_gemm(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """A stand-in for oneDNN's gemm of bfloat16, which needs instructions that this machine may lack; notes extents."""
+    seen: list[tuple[int, ...]] = []
+    i64, i8, f32, pointer = ctypes.c_int64, ctypes.c_char, ctypes.c_float, ctypes.c_void_p
+
+    def matrix(address: int, rows: int, columns: int, pitch: int) -> Array:
+        flat = (ctypes.c_uint16 * (pitch * (rows - 1) + columns)).from_address(address)
+        strided = np.lib.stride_tricks.as_strided(np.frombuffer(flat, np.uint16), (rows, columns), (2 * pitch, 2))
+        return strided.view(bfloat16()).astype(np.float32)
+
+    def gemm(ta: bytes, tb: bytes, m: int, n: int, k: int, _: float, *rest: Any) -> int:
+        a, lda, b, ldb, _, y, ldc = rest
+        seen.append((m, n, k))
+        left = matrix(a, m, k, lda) if ta == b"N" else matrix(a, k, m, lda).T
+        right = matrix(b, k, n, ldb) if tb == b"N" else matrix(b, n, k, ldb).T
+        target = (ctypes.c_float * (ldc * (m - 1) + n)).from_address(y)
+        place = np.lib.stride_tricks.as_strided(np.frombuffer(target, np.float32), (m, n), (4 * ldc, 4))
+        place[:] = left @ right
+        return 0
+
+    function = ctypes.CFUNCTYPE(
+        ctypes.c_int, i8, i8, i64, i64, i64, f32, pointer, i64, pointer, i64, f32, pointer, i64
+    )(gemm)
+    monkeypatch.setattr(onednn, "bfloat16_gemm", lambda: ctypes.cast(function, pointer).value)
+    monkeypatch.setattr(sys.modules[__name__], "_kept", function, raising=False)
+    return seen
+
+
+@pytest.mark.parametrize("types", ["bbb", "bff", "ffb"])
+def test_products_by_instructions_of_the_machine(types: str, library_gemm: list[tuple[int, ...]]) -> None:
+    """Factors are rounded where they are float32, results where they are bfloat16; small products stay ours."""
+    first, second, to = ({"b": bfloat16(), "f": FLOAT32}[kind] for kind in types)
+    a, b = narrow(2, 128, 96, seed=1).astype(first), narrow(96, 160, seed=2).astype(second)
+
+    def products(a: Value, b: Value, c: Value, d: Value) -> list[Value]:
+        turned = emit_all("matmul", ops.transpose(c), ops.transpose(d), to=to)[0]
+        return [emit_all("matmul", a, b, to=to)[0], turned]
+
+    check(products, a, b, a[0].T.copy(), b.T.copy(), scale=4)
+    assert {extents[2] for extents in library_gemm} == {96}
+
+
+@pytest.mark.skipif(not onednn.has_bfloat16_instructions(), reason="the CPU has neither AVX512_BF16 nor AMX")
+def test_instructions_are_used() -> None:
+    assert onednn.bfloat16_gemm()
+    assert onednn.has_bfloat16_convolutions()
+
+
+def test_instructions_can_be_hidden() -> None:
+    """ONEDNN_MAX_CPU_ISA hides them from oneDNN: products are then ours."""
+    ask = "from mlcompute.devices.cpu import onednn; print(onednn.bfloat16_gemm(), onednn.has_bfloat16_convolutions())"
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    ran = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["0", "False"]
+
+
+def test_the_test_of_convolutions_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked in float32 here, which every machine has."""
+    monkeypatch.setattr(trial, "has_bfloat16_instructions", lambda: True)
+    monkeypatch.setattr(trial, "bfloat16", lambda: FLOAT32)
+    assert trial.has_bfloat16_convolutions.__wrapped__()
+    monkeypatch.setattr(trial, "_is_close", lambda found, expected: False)
+    assert not trial.has_bfloat16_convolutions.__wrapped__()

@@ -35,6 +35,9 @@ from mlcompute.ops.op import Array, Step, Value, overwritten_by, run_meaning
 WORTH_SHARING = 15_000.0
 
 
+#: How bfloat16 is multiplied, for people to read: with and without instructions for it.
+_BFLOAT16_FACTS = {True: "multiplied by oneDNN (AVX512_BF16 or AMX)", False: "stored so, multiplied as float32"}
+
 _engines: weakref.WeakSet[Cpu] = weakref.WeakSet()
 
 
@@ -93,6 +96,7 @@ class Cpu(Engine):
         return {
             "loops": f"LLVM {version} for {llvm.get_host_cpu_name()}",
             "libraries": library.name if library else f"NumPy, because {onednn.why_missing()}",
+            "bfloat16": _BFLOAT16_FACTS[onednn.has_bfloat16_instructions()],
             "threads": str(self.threads),
         }
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.codegen.arguments import Argument
-from mlcompute.devices.cpu.codegen.code import Code, float_literal
+from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, float_literal
 from mlcompute.devices.cpu.codegen.loops import AxisRegisters, address_at, unravel_index
+from mlcompute.devices.cpu.gemm.gemm_bfloat16 import bfloat16_entries, bfloat16_workspace, suits
 from mlcompute.devices.cpu.gemm.gemm_mixed import gemm_mixed_entry, mixed_workspace
 from mlcompute.devices.cpu.gemm.gemm_nt import gemm_nt_entry
 from mlcompute.devices.cpu.gemm.gemm_tn import gemm_tn_entry, is_gemm_tn
@@ -37,6 +38,8 @@ _READING = 16
 def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """y = a b over leading axes."""
     a, b, y = (operands[value] for value in (*step.inputs, step.results[0]))
+    if is_mixed(step) and suits(*step.inputs):
+        return bfloat16_entries(step, operands, functools.partial(_library_entry, step, operands))
     if is_mixed(step):
         if not (y.size and a.size and _orientation(a) and _orientation(b)):
             return None
@@ -55,12 +58,16 @@ def is_mixed(step: Step) -> bool:
 def reads_bfloat16(step: Step) -> bool:
     """Is it better to convert while packing? With few rows not: sgemm packs less, and there is little to convert."""
     a, b = step.inputs
+    if suits(a, b):
+        return True
     return is_bfloat16(b.dtype) or len(b.shape) > 2 or a.shape[-2] >= _FEW_ROWS or onednn.load() is None
 
 
 def workspace(step: Step) -> int:
     """Bytes for packing and conversion, where bfloat16 is multiplied."""
-    return mixed_workspace(step.inputs[0], step.results[0]) if is_mixed(step) and step.results[0].size else 0
+    if not is_mixed(step) or not step.results[0].size:
+        return 0
+    return bfloat16_workspace(step) if suits(*step.inputs) else mixed_workspace(step.inputs[0], step.results[0])
 
 
 def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operand) -> Entry | None:
@@ -71,18 +78,29 @@ def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operan
     if library is None or any(operand.dtype != FLOAT32 for operand in (a, b, y)) or not y.is_dense or y.size == 0:
         return None
     m, n, k = y.shape[-2], y.shape[-1], a.shape[-1]
+    right = _orientation(b)
+    is_one = iteration_count(_batch(a, b, y)) == 1
+    if is_one and _orientation(a) and right and right[0] == ord("T") and min(m, k) >= 16 and n >= 8:
+        return gemm_nt_entry(step, operands, a, b, y)
+    _compile_sgemm(library)
+    return _library_entry(step, operands, a, b, y)
+
+
+def _library_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operand) -> Entry | None:
+    """By oneDNN's gemm of float32, or of bfloat16, in blocks that threads share."""
+    library = onednn.require()
+    m, n, k = y.shape[-2], y.shape[-1], a.shape[-1]
     left, right = _orientation(a), _orientation(b)
     if left is None or right is None or k == 0:
         return None
+    is_narrow = is_bfloat16(a.dtype)
+    function = onednn.bfloat16_gemm() if is_narrow else library.sgemm
     batch = _batch(a, b, y)
     count = iteration_count(batch)
-    if count == 1 and right[0] == ord("T") and min(m, k) >= 16 and n >= 8:
-        return gemm_nt_entry(step, operands, a, b, y)
-    _compile_sgemm(library)
     tall, wide = _block(count, m, n, k)
     status = np.zeros(1, np.int64)
     arguments: list[Argument] = [
-        library.sgemm, count, m, n, k, a, left[0], left[1], b, right[0], right[1], y, n,
+        function, count, m, n, k, a, left[0], left[1], b, right[0], right[1], y, n,
         a.strides[-2], b.strides[-1], tall, wide, address_of(status),
         *(number for each in batch for number in (each.extent, *each.strides)),
     ]  # fmt: skip
@@ -94,14 +112,14 @@ def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operan
         by_row.add(0)
     return Entry(
         step,
-        _sgemm_code(len(batch)),
+        _sgemm_code(len(batch), MEMORY_TYPES[a.dtype]),
         arguments,
         reads=[a, b],
         writes=[y],
         rows=rows,
         by_row=by_row,
         rows_for=operands.threads,
-        kernel="oneDNN sgemm",
+        kernel="oneDNN bfloat16 gemm" if is_narrow else "oneDNN sgemm",
         cost=2.0 * count * m * n * k * _NS_PER_FLOP + 300.0,
         status=status,
         reason=lambda code: f"oneDNN could not multiply {a.shape} by {b.shape}: {onednn.meaning(code)}",
@@ -177,7 +195,7 @@ def _batch(a: Operand, b: Operand, y: Operand) -> list[Axis]:
 
 
 @functools.cache
-def _sgemm_code(batch_axes: int) -> Code:
+def _sgemm_code(batch_axes: int, factor: str) -> Code:
     code = Code("matmul")
     function = code.argument(0, "ptr")
     count, m, n, k = (code.argument(index) for index in range(1, 5))
@@ -198,9 +216,11 @@ def _sgemm_code(batch_axes: int) -> Code:
         row, column = code.mul(code.rem(line, down), tall), code.mul(code.rem(number, across), wide)
         rows, columns = code.minimum(code.sub(m, row), tall), code.minimum(code.sub(n, column), wide)
         matrix = unravel_index(code, code.div(line, down), batch)
-        at_a, at_b, at_y = (address_at(code, p, i, batch, matrix, "float") for i, p in enumerate((a, b, y)))
-        at_a = code.at(at_a, code.mul(row, row_a), "float")
-        at_b = code.at(at_b, code.mul(column, column_b), "float")
+        at_a, at_b, at_y = (
+            address_at(code, p, i, batch, matrix, "float" if p == y else factor) for i, p in enumerate((a, b, y))
+        )
+        at_a = code.at(at_a, code.mul(row, row_a), factor)
+        at_b = code.at(at_b, code.mul(column, column_b), factor)
         at_y = code.at(at_y, code.add(code.mul(row, ldc), column), "float")
         status = code.let(
             f"call i32 {function}(i8 signext {letters[0]}, i8 signext {letters[1]}, i64 {rows}, i64 {columns}, "

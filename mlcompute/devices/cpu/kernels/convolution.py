@@ -29,7 +29,7 @@ from mlcompute.devices.cpu.onednn.entries import pointer_setter, primitives_entr
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
 from mlcompute.devices.loop_nest import Operand, Operands
-from mlcompute.ops.bfloat16 import computed_type
+from mlcompute.ops.bfloat16 import computed_type, is_bfloat16
 from mlcompute.ops.images import convolution_shapes, first_shape
 from mlcompute.ops.op import FLOAT32, Shape, Step
 
@@ -45,9 +45,9 @@ _MOST_SLICES = 1 << 20
 
 @functools.lru_cache(maxsize=512)
 def _primitive(
-    direction: Any, x: Shape, w: Shape, strides: Any, dilations: Any, padding: Any, groups: int
+    direction: Any, x: Shape, w: Shape, strides: Any, dilations: Any, padding: Any, groups: int, dtype: Any = FLOAT32
 ) -> onednn.Convolution:
-    return onednn.Convolution(direction, x, w, strides, dilations, padding, groups)
+    return onednn.Convolution(direction, x, w, strides, dilations, padding, groups, image=dtype, result=dtype)
 
 
 class _Plan:
@@ -67,7 +67,14 @@ class _Plan:
         self.ranges = list(itertools.pairwise(bounds))
         self.primitives = [
             _primitive(
-                self.direction, (end - begin, *x[1:]), w, a["strides"], a["dilations"], a["padding"], a["groups"]
+                self.direction,
+                (end - begin, *x[1:]),
+                w,
+                a["strides"],
+                a["dilations"],
+                a["padding"],
+                a["groups"],
+                step.inputs[0].dtype,
             )
             for begin, end in self.ranges
         ]
@@ -93,10 +100,18 @@ def _is_native(step: Step) -> bool:
     )
 
 
+def _has_instructions(step: Step) -> bool:
+    """Are all images bfloat16, and has the machine instructions for them?"""
+    images = (step.inputs[0], step.inputs[1] if step.op.name == "convolution_weight_gradient" else step.results[0])
+    return all(is_bfloat16(image.dtype) for image in images) and onednn.has_bfloat16_convolutions()
+
+
 def reads_bfloat16(step: Step) -> bool:
     """Images in bfloat16 are converted a few at a time; weights, and their gradient, are float32."""
     weights = step.results[0] if step.op.name == "convolution_weight_gradient" else step.inputs[1]
-    if weights.dtype != FLOAT32 or not _is_native(step) or few_pixels(step):
+    if weights.dtype != FLOAT32 or not _is_native(step):
+        return False
+    if few_pixels(step) and not _has_instructions(step):
         return False
     return winograd_sizes(step) is not None or onednn.load() is not None
 
@@ -144,6 +159,8 @@ def workspace(step: Step) -> int:
     """Bytes for the weights as oneDNN wants them, partial sums of their gradient, and its own working memory."""
     if not _is_native(step):
         return 0
+    if _has_instructions(step):
+        return _Plan(step, _slices_of(step)).nbytes
     if onednn.load() is not None and (columns := few_pixels(step)) is not None:
         return columns.nbytes
     sizes = winograd_sizes(step)
@@ -179,6 +196,8 @@ def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
     result = operands[step.results[0]]
     if not all(operand.is_dense for operand in (*images, result)):
         return None
+    if _has_instructions(step):
+        return _sliced_entries(step, operands, _Plan(step, _slices_of(step)), images, result)
     if onednn.load() is not None and (columns := few_pixels(step)) is not None:
         return few_pixels_entries(step, operands, columns, images[0], images[1], result)
     sizes = winograd_sizes(step)
@@ -192,6 +211,13 @@ def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
     columns = _as_columns(step, plan)
     if columns is not None:
         return [gradient_entry(step, operands, columns, images, result)]
+    return _sliced_entries(step, operands, plan, images, result)
+
+
+def _sliced_entries(
+    step: Step, operands: Operands, plan: _Plan, images: list[Operand], result: Operand
+) -> Sequence[Entry]:
+    """By oneDNN: weights into its format, then each slice; or slices, then the gradient of the weights from it."""
     if plan.direction == "backward_weights":
         return _weight_gradient(step, operands, plan, images, result)
     image, weights = images

@@ -131,26 +131,26 @@ def chunks_entry(
         between, floats = args.numbers([chunks.weights_bytes, chunks.primitive.weights_bytes // 4])
 
     begin, end = code.share(groups)
-    with code.loop(begin, end) as group:
-        call = code.let(f"load ptr, ptr {code.at('%arguments', code.add(group, first_call), 'i64')}")
-        execute, primitive, stream = (code.let(f"load ptr, ptr {code.at(call, number, 'i64')}") for number in range(3))
-        arguments = code.let(f"load ptr, ptr {code.at(call, 4, 'i64')}")
-        roles = code.let(f"trunc i64 {code.load(code.at(call, 3, 'i64'), 'i64')} to i32")
-        copies = [Line(code, code.at(place, code.mul(group, apart), "i8"), "float") for place in own]
-        first, last = (code.div(code.mul(count, bound), groups) for bound in (group, code.add(group, 1)))
+    with code.loop(begin, end) as number:
+        native = code.let(f"load ptr, ptr {code.at('%arguments', code.add(number, first_call), 'i64')}")
+        execute, primitive, stream = (code.let(f"load ptr, ptr {code.at(native, word, 'i64')}") for word in range(3))
+        arguments = code.let(f"load ptr, ptr {code.at(native, 4, 'i64')}")
+        roles = code.let(f"trunc i64 {code.load(code.at(native, 3, 'i64'), 'i64')} to i32")
+        copies = [Line(code, code.at(place, code.mul(number, apart), "i8"), "float") for place in own]
+        first, last = (code.div(code.mul(count, bound), groups) for bound in (number, code.add(number, 1)))
         with code.loop(first, last) as chunk:
             lines = [
                 Line(code, code.at(pointer, code.mul(chunk, length), type_), type_)
                 for pointer, length, type_ in zip(given, lengths, types, strict=True)
             ]
-            for number in reads:
-                copy_line(code, lines[number], copies[number], 0, lengths[number])
+            for image in reads:
+                copy_line(code, lines[image], copies[image], 0, lengths[image])
             found = code.let(f"call i32 {execute}(ptr {primitive}, ptr {stream}, i32 {roles}, ptr {arguments})")
             report_status(code, found, failed)
             if not chunks.adds:
                 copy_line(code, copies[1], lines[1], 0, lengths[1])
             else:
-                part = Line(code, code.at(parts, code.mul(code.mul(group, 2), between), "i8"), "float")
+                part = Line(code, code.at(parts, code.mul(code.mul(number, 2), between), "i8"), "float")
                 total = Line(code, code.at(part.pointer, between, "i8"), "float")
                 is_first = code.let(f"icmp eq i64 {chunk}, {first}")
                 with code.when(is_first):

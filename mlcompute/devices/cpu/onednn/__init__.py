@@ -8,11 +8,16 @@ calls may not.
     call = convolution.bind(x=x.ctypes.data, w=w.ctypes.data, y=y.ctypes.data, scratchpad=memory.ctypes.data)
 """
 
+from mlcompute.devices.cpu.onednn.bfloat16 import (
+    bfloat16_gemm,
+    has_bfloat16_convolutions,
+    has_bfloat16_instructions,
+)
 from mlcompute.devices.cpu.onednn.descriptors import Descriptor, Layout, strides_of
 from mlcompute.devices.cpu.onednn.library import OneDNN, load, meaning, require, why_missing
 from mlcompute.devices.cpu.onednn.primitives import Call, Convolution, Primitive, Reorder
 
 __all__ = [
-    "Call", "Convolution", "Descriptor", "Layout", "OneDNN", "Primitive", "Reorder", "load",
-    "meaning", "require", "strides_of", "why_missing",
+    "Call", "Convolution", "Descriptor", "Layout", "OneDNN", "Primitive", "Reorder", "bfloat16_gemm",
+    "has_bfloat16_convolutions", "has_bfloat16_instructions", "load", "meaning", "require", "strides_of", "why_missing",
 ]  # fmt: skip

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from ctypes import POINTER, byref, c_int, c_int64
 from typing import Any, Literal
 
+import numpy as np
+
 from mlcompute.devices.cpu.onednn.library import OneDNN, Shape, own, require
 from mlcompute.errors import DeviceError
+from mlcompute.ops.bfloat16 import FLOAT32, is_bfloat16
 
 #: Where elements lie: strides in elements, or the name of a layout. "any" lets oneDNN choose.
 Layout = Shape | Literal["plain", "channels_last", "any"]
 
-_FLOAT32 = 3
+_BFLOAT16, _FLOAT32 = 2, 3
 _TAG_ANY = 1
 _QUERY_STRIDES = 14
 _QUERY_RANK, _QUERY_DIMS, _QUERY_BLOCK_COUNT, _QUERY_BLOCKS, _QUERY_BLOCK_AXES = 256, 257, 263, 264, 265
@@ -20,18 +23,19 @@ _Dims = c_int64 * 12
 
 
 class Descriptor:
-    """How a float32 array lies in memory: its extents and strides, or a blocked format."""
+    """How an array of float32 or bfloat16 lies in memory: its extents and strides, or a blocked format."""
 
-    def __init__(self, shape: Sequence[int], layout: Layout = "plain") -> None:
+    def __init__(self, shape: Sequence[int], layout: Layout = "plain", dtype: np.dtype[Any] = FLOAT32) -> None:
         library, rank, shape = require(), len(shape), tuple(shape)
+        kind = _BFLOAT16 if is_bfloat16(dtype) else _FLOAT32
         doing = f"describe an array of {shape}, layout {layout}"
         if layout == "any":
             name = "memory_desc_create_with_tag"
-            handle = library.create(name, rank, dims(shape), _FLOAT32, _TAG_ANY, doing=doing)
+            handle = library.create(name, rank, dims(shape), kind, _TAG_ANY, doing=doing)
         else:
             strides = dims(strides_of(shape, layout))
             name = "memory_desc_create_with_strides"
-            handle = library.create(name, rank, dims(shape), _FLOAT32, strides, doing=doing)
+            handle = library.create(name, rank, dims(shape), kind, strides, doing=doing)
         self.adopt(library, handle)
 
     @classmethod

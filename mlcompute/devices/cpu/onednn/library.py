@@ -49,6 +49,7 @@ _P, _OUT, _D = c_void_p, POINTER(c_void_p), POINTER(c_int64)
 #: Arguments of every function used. All return a status, except those in _RETURNS.
 _SIGNATURES: dict[str, list[Any]] = {
     "version": [],
+    "get_effective_cpu_isa": [],
     "engine_create": [_OUT, c_int, c_size_t],
     "engine_destroy": [_P],
     "stream_create": [_OUT, _P, c_uint],
@@ -108,9 +109,19 @@ class OneDNN:
         own(self, library.dnnl_engine_destroy, self.engine)
         self._openmp = _openmp(library) if self.runtime == _OPENMP else None
         self.sgemm = _address(library.dnnl_sgemm)
+        #: The same of factors in bfloat16; 0 where the library keeps it to itself.
+        self.bfloat16_gemm = 0
+        if (narrow := getattr(library, "dnnl_gemm_bf16bf16f32", None)) is not None:
+            narrow.argtypes, narrow.restype = _SIGNATURES["sgemm"], c_int
+            self.bfloat16_gemm = _address(narrow)
         self.primitive_execute = _address(library.dnnl_primitive_execute)
         self.omp_set_num_threads = _address(self._openmp.omp_set_num_threads) if self._openmp else 0
         self.omp_get_max_threads = _address(self._openmp.omp_get_max_threads) if self._openmp else 0
+
+    @property
+    def effective_isa(self) -> int:
+        """Instruction sets the library uses, as bits of dnnl_cpu_isa_t."""
+        return int(self.value_of("get_effective_cpu_isa"))
 
     @property
     def name(self) -> str:

@@ -7,13 +7,14 @@ import ctypes
 import functools
 from collections.abc import Callable, Mapping
 from ctypes import byref
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from mlcompute.devices.cpu.onednn.descriptors import Descriptor, Layout, dims, strides_of
 from mlcompute.devices.cpu.onednn.library import Argument, OneDNN, Shape, own, require
 from mlcompute.errors import DeviceError
+from mlcompute.ops.bfloat16 import FLOAT32
 
 _IN_ORDER = 1
 _SCRATCHPAD_OF_USER = 1
@@ -99,6 +100,11 @@ class Call:
             [library.primitive_execute, primitive.handle, self._stream, len(arguments), place], np.int64
         )
 
+    def run(self) -> None:
+        """Execute it now, from Python."""
+        primitive = self.primitive.handle
+        self._library.call("primitive_execute", primitive, self._stream, len(self._arguments), self._arguments)
+
     def set_pointer(self, role: str, address: int) -> None:
         """Let a role's array start at an address. oneDNN may zero the padding of a blocked array there."""
         self._library.call("memory_set_data_handle", self._memory[role], address)
@@ -129,7 +135,10 @@ class Convolution(Primitive):
 
     x (N, C, H, W)   w (O, C / groups, kh, kw)   padding (top, bottom, left, right)   ->   y (N, O, OH, OW)
     Volumes have one axis more in front of H. Images are channels-last. The weights may end in a format oneDNN chose:
-    `weights_in` and `weights_out` convert from and to the plain one.
+    `weights_in` and `weights_out` convert from and to the plain one, which is float32.
+
+    image, result   types of x and y, and of their gradients: float32 or bfloat16. What is multiplied with bfloat16 is
+                    bfloat16, too; the gradient of the weights is float32
     """
 
     _ROLES: Final[dict[str, dict[str, int]]] = {
@@ -147,18 +156,23 @@ class Convolution(Primitive):
         dilations: Shape = (1, 1),
         padding: Shape = (0, 0, 0, 0),
         groups: int = 1,
+        *,
+        image: np.dtype[Any] = FLOAT32,
+        result: np.dtype[Any] = FLOAT32,
     ) -> None:
         y = (x[0], w[0], *_windows(x[2:], w[2:], strides, dilations, padding))
-        image, result = Descriptor(x, "channels_last"), Descriptor(y, "channels_last")
-        weights, self._plain = _weights(w, groups, "any"), _weights(w, groups, "plain")
+        images = Descriptor(x, "channels_last", image), Descriptor(y, "channels_last", result)
+        factor = FLOAT32 if direction == "backward_weights" else result if direction == "backward_data" else image
+        weights, self._plain = _weights(w, groups, "any", factor), _weights(w, groups, "plain")
         window = [dims(strides), dims([d - 1 for d in dilations]), dims(padding[::2]), dims(padding[1::2])]
         what = f"convolution {direction} {x} {w}"
         create: Callable[..., int] = functools.partial(require().create, doing=f"create {what}")
 
         def forward(library: OneDNN, attributes: int | None) -> int:
+            weights = _weights(w, groups, "any", image)
             return create(
                 "convolution_forward_primitive_desc_create", library.engine, _FORWARD_TRAINING, _CONVOLUTION_DIRECT,
-                image.handle, weights.handle, None, result.handle, *window, attributes,
+                images[0].handle, weights.handle, None, images[1].handle, *window, attributes,
             )  # fmt: skip
 
         def describe(library: OneDNN, attributes: int) -> int:
@@ -170,7 +184,7 @@ class Convolution(Primitive):
             bias = [None] if direction == "backward_weights" else []
             return create(
                 f"convolution_{direction}_primitive_desc_create", library.engine, _CONVOLUTION_DIRECT,
-                image.handle, weights.handle, *bias, result.handle, *window, hint, attributes,
+                images[0].handle, weights.handle, *bias, images[1].handle, *window, hint, attributes,
             )  # fmt: skip
 
         super().__init__(what, self._ROLES[direction], describe)
@@ -195,13 +209,13 @@ class Convolution(Primitive):
         return Reorder(self.weights, self._plain)
 
 
-def _weights(shape: Shape, groups: int, layout: Layout) -> Descriptor:
+def _weights(shape: Shape, groups: int, layout: Layout, dtype: np.dtype[Any] = FLOAT32) -> Descriptor:
     """Weights (O, C / groups, kh, kw) as oneDNN wants them: with an axis of groups in front where there are any."""
     if groups == 1:
-        return Descriptor(shape, layout)
+        return Descriptor(shape, layout, dtype)
     grouped = (groups, shape[0] // groups, *shape[1:])
     if layout == "any":
-        return Descriptor(grouped, layout)
+        return Descriptor(grouped, layout, dtype)
     strides = strides_of(shape, layout)
     return Descriptor(grouped, (shape[0] // groups * strides[0], *strides))
 
