@@ -11,6 +11,7 @@ import ast
 import importlib
 import importlib.util
 import io
+import re
 import subprocess
 import sys
 import tokenize
@@ -139,10 +140,14 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
     assert run.stdout.strip(), "an example shows what it learned"
 
 
-def test_the_gallery_counts_right() -> None:
-    text = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+def test_the_gallery_has_every_example_and_counts_right() -> None:
+    docs = ROOT / "docs"
+    text = (docs / "gallery.md").read_text(encoding="utf-8")
     for name in PROGRAMS:
         lines = f"{code_lines(EXAMPLES / f'{name}.py')} / {code_lines(HERE / f'{name}_torch.py')}"
-        assert f"| `{name}` |" in text, f"docs/gallery.md has no row for {name}"
-        row = next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
-        assert lines in row, f"docs/gallery.md: {name} has {lines} lines"
+        row = re.search(rf"^\| !\[{name}\]\((\S+)\) \| `{name}` \| .* \| (\d+ / \d+) \| [\d.]+ s \|$", text, re.M)
+        assert row is not None, f"docs/gallery.md has no row for {name}"
+        assert row[2] == lines, f"docs/gallery.md: {name} has {lines} lines"
+        assert 300 < (docs / row[1]).stat().st_size < 30_000, "python docs/gallery_pictures.py makes it"
+    for path in EXAMPLES.parent.glob("*.py"):
+        assert path.stem in ("blocks", "images") or f"| `{path.stem}` |" in text, f"docs/gallery.md: {path.stem}?"
