@@ -6,7 +6,7 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import numpy as np
 
@@ -45,6 +45,10 @@ __all__ = ["Tensor", "TensorDescriptor", "TensorOptimizerDeviceData", "TensorPar
 tensor_ids = itertools.count()
 #: Counts the moments at which data was attached or fed, to tell which came last.
 moments = itertools.count(1)
+
+
+#: What `==` and `!=` compare the numbers of a tensor with; beside anything else they ask whether both are the same.
+_COMPARED: tuple[type[Any], ...] = (int, float, np.generic, np.ndarray)
 
 
 class Resident(Protocol):
@@ -224,7 +228,7 @@ class Tensor(Exchanged):
     def __eq__(self, other: object) -> bool: ...
     def __eq__(self, other: object) -> Any:
         """x == 1, x == array: a BOOLEAN tensor. x == y: are both the same tensor? Tensors are keys of dictionaries."""
-        return NotImplemented if isinstance(other, Tensor) else operators.equal(self, cast("Any", other))
+        return operators.equal(self, other) if isinstance(other, _COMPARED) else NotImplemented
 
     @overload
     def __ne__(self, other: float | Array) -> Tensor: ...  # type: ignore[overload-overlap]
@@ -232,7 +236,7 @@ class Tensor(Exchanged):
     def __ne__(self, other: object) -> bool: ...
     def __ne__(self, other: object) -> Any:
         """x != 1, x != array: a BOOLEAN tensor. x != y: are they two tensors?"""
-        return NotImplemented if isinstance(other, Tensor) else operators.not_equal(self, cast("Any", other))
+        return operators.not_equal(self, other) if isinstance(other, _COMPARED) else NotImplemented
 
     if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 

@@ -342,6 +342,8 @@ def test_types_that_meet_become_the_wider_one() -> None:
         np.testing.assert_allclose(np.array(found.data).reshape(value.shape), value, rtol=1e-6, err_msg=name)
     assert [t, x].index(x) == 1
     assert x != "x"
+    assert x != None  # noqa: E711
+    assert x in ["x", None, (), x]
     with pytest.raises(TypeError, match=r"not bool; `x == y` asks whether two tensors are the same, x.equal\(y\)"):
         mlc.where(x == t, x, 0.0)  # type: ignore[arg-type]
     before = graph.node_count
