@@ -28,6 +28,14 @@ _DEFAULTS = {
     ActivationType.HARD_SHRINK: (0.5, 1.0),
     ActivationType.SOFT_SHRINK: (0.5, 1.0),
 }
+#: The constants that a function compares x with.
+_LIMITS = {
+    ActivationType.RELUN: ("b",),
+    ActivationType.CLAMP: ("a", "b"),
+    ActivationType.HARD_SHRINK: ("a",),
+    ActivationType.SOFT_SHRINK: ("a",),
+    ActivationType.THRESHOLD: ("a",),
+}
 
 
 class ActivationDescriptor:
@@ -219,10 +227,7 @@ def activate(descriptor: ActivationDescriptor, x: Value) -> Value:
     Every comparison is written so that a NaN takes the branch that passes it on.
     """
     kind, a, b = descriptor.activation_type, descriptor.a, descriptor.b
-    limits = {ActivationType.RELUN: (b,), ActivationType.CLAMP: (a, b)}
-    for compared in (ActivationType.HARD_SHRINK, ActivationType.SOFT_SHRINK, ActivationType.THRESHOLD):
-        limits[compared] = (a,)
-    if any(math.isnan(limit) for limit in limits.get(kind, ())):
+    if any(math.isnan(getattr(descriptor, limit)) for limit in _LIMITS.get(kind, ())):
         # Comparing with NaN is false everywhere, which would hide it; as arithmetic it spreads.
         return x * math.nan
     match kind:

@@ -188,8 +188,10 @@ class Layer(ABC):
 
         known  those of the sources. Unless a layer says otherwise, features stay on the axis they have
         """
-        stays = (axis for axis, shape in zip(known, sources, strict=True) if len(shape) == len(result))
-        return next((axis for axis in stays if axis is not None), None)
+        for axis, shape in zip(known, sources, strict=True):
+            if axis is not None and len(shape) == len(result):
+                return axis
+        return None
 
     def join(self, graph: Graph) -> None:
         self.graph_reference = weakref.ref(graph)

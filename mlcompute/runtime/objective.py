@@ -32,7 +32,10 @@ def objective_terms(
     used_elsewhere  tensors that later linked graphs or the caller's own code go on computing with
     """
     every = [*before, *nodes]
-    reached = reached_from({node for node in every if is_loss(node.layer)}, every, stopped)
+    losses = {node for node in every if is_loss(node.layer)}
+    if not losses:
+        return []
+    reached = reached_from(losses, every, stopped)
     users: defaultdict[Tensor, list[Node]] = defaultdict(list)
     for node in nodes:
         for tensor in {*node.sources, *node.labels}:
