@@ -12,6 +12,7 @@ import enum
 import functools
 import inspect
 import re
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -272,10 +273,15 @@ def answers_foreign_keywords(function: Function) -> Function:
     return call  # type: ignore[return-value]
 
 
+#: Whose constructors are not ours.
+_OTHERS = (BaseException, enum.Enum)
+
+
 def answer_foreign_keywords(classes: Iterable[object], methods: Iterable[str] = ()) -> None:
     """Let constructors of classes, and some of their methods, answer foreign keywords."""
     for cls in classes:
-        if not isinstance(cls, type) or issubclass(cls, (BaseException, enum.Enum)):
+        # Python 3.10 takes Callable[...] for an instance of type.
+        if isinstance(cls, types.GenericAlias) or not isinstance(cls, type) or issubclass(cls, _OTHERS):
             continue
         for name in ("__init__", *methods):
             own = vars(cls).get(name)

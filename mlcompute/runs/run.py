@@ -205,6 +205,7 @@ class Run(Callback):
             ended=None,
             seed=stream.seed,
             device=self.trainer.device.actual_device_type.name.lower(),
+            versions={**self.facts["versions"], **self.trainer.device.engine.facts()},
             parameters={**self.facts["parameters"], **known, **self._given},
             epochs=int(self.facts.get("epochs", 0)),
         )
@@ -228,7 +229,7 @@ def versions() -> dict[str, str]:
     from mlcompute import __version__
 
     found = {"mlcompute": __version__, "python": platform.python_version(), "platform": platform.platform()}
-    for name in ("numpy", "llvmlite", "onednn-cpu-gomp"):
+    for name in ("numpy", "llvmlite"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -198,7 +198,7 @@ _VARIABLE = "MLCOMPUTE_ONEDNN"
 
 
 def load() -> OneDNN | None:
-    """oneDNN from MLCOMPUTE_ONEDNN (a file), the installed wheel, or the system; None when there is none to use."""
+    """oneDNN from MLCOMPUTE_ONEDNN (a file), our wheel, oneDNN's own, or the system; None when there is none to use."""
     return _load()[0]
 
 
@@ -233,7 +233,8 @@ def _candidates() -> list[str]:
     if configured is not None:
         # Whoever names a file wants that one: never another in its place.
         return [configured] if configured else []
-    return [*_installed(), _FILE, *_versioned()]
+    bundled = os.path.join(os.path.dirname(os.path.abspath(__file__)), _FILE)  # by packaging/build_backend.py
+    return [*([bundled] if os.path.exists(bundled) else []), *_installed(), _FILE, *_versioned()]
 
 
 def _versioned() -> list[str]:
@@ -245,7 +246,7 @@ def _versioned() -> list[str]:
 
 
 def _installed() -> list[str]:
-    """Where the wheel's list of files says the library is.
+    """Where the list of files of oneDNN's wheel says the library is.
 
     `importlib.metadata` knows as well, but takes longer to import than everything else that a first step needs.
     """
