@@ -26,6 +26,7 @@ from mlcompute.group.exchange import Kind
 from mlcompute.group.slices import Node, cut, nodes_of
 from mlcompute.ops.op import Array
 from mlcompute.runtime.lanes import BLOCK, Lane
+from mlcompute.runtime.slice_passes import Part
 from mlcompute.runtime.step_device import StepDevice, Sums, fits_lane
 from mlcompute.runtime.storage import Clock
 from mlcompute.tensor import Tensor
@@ -169,8 +170,9 @@ class DeviceStep:
                         random.prepare(program.random_keys)
                     random.move_to(start + number)
                     training.has_begun = True
-                    inputs = training.slices.sliced(specification.inputs, whole, (first, last))
-                    started[number] = device.prepared(program, number, inputs, (last - first) / batch)
+                    part = Part(number, first, last, (last - first) / batch)
+                    inputs = training.slices.sliced(specification.inputs, whole, part)
+                    started[number] = device.prepared(program, number, inputs, part.share)
                 if first < last:
                     executable = started[number]
                     self._take_rows(ran, device)

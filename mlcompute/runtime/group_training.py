@@ -99,6 +99,14 @@ class GroupTraining:
             for entry in lane.entries
         }
         self.storages = {tensor: Storage(memory, is_callers=True) for tensor, memory in self._left.items()}
+        #: What is only added up, of the own shard: (lane, where the sum goes in each bank, its first element).
+        self._summed = []
+        for index, lane in enumerate(self.lanes):
+            first, last = lane.shard(group.rank)
+            start = max(first, lane.updated)
+            if start < last:
+                self._summed.append((index, [bank[start:last] for bank in lane.banks], start - first))
+        self._lane_of_loss = [(e.tensor, lane) for lane in self.lanes for e in lane.entries if e.role == "loss"]
         self.slices.forget()
         self._pending, self._spare = {}, []
         self.update = ShardUpdate(self.session, self.compiled, self.exchange, self.lanes, self.shared, layouts)
@@ -180,8 +188,9 @@ class GroupTraining:
 
     def _release(self, sums: Iterable[Sums]) -> None:
         """Memory that may hold other sums."""
-        lasting = [self._work, *self.shared.memory.values()]
-        self._spare += [arrays for arrays in sums if all(arrays is not one for one in lasting)]
+        for arrays in sums:
+            if arrays is not self._work and all(arrays is not one for one in self.shared.memory.values()):
+                self._spare.append(arrays)
 
     def store_statistics(self, values: Mapping[Tensor, Array]) -> None:
         """Statistics over the whole batch."""
@@ -202,25 +211,20 @@ class GroupTraining:
             self._reduce()
         if state is not None:
             self.update.run(state)
-        for index, lane in enumerate(self.lanes):
-            first, last = lane.shard(self.group.rank)
-            start = max(first, lane.updated)
-            if start < last:
-                out = lane.banks[lane.coming][start:last]
-                if self.update.adds:
-                    self.shared.reduce(index, out, start - first)
-                else:
-                    np.copyto(out, lane.reduced[start - first :])
+        for index, outs, start in self._summed:
+            lane = self.lanes[index]
+            if self.update.adds:
+                self.shared.reduce(index, outs[lane.coming], start)
+            else:
+                np.copyto(outs[lane.coming], lane.reduced[start:])
         if self.session.elastic:
             self.shared.mirror(Kind.STATE, self.update.bank + 1)
         self.shared.gather(Kind.PARAMETERS)
         if self.session.elastic:
             self.results.gather_rows()
         # Everything has arrived: from here on nothing can fail, and the step counts.
-        for lane in self.lanes if is_whole_step else ():
-            for entry in lane.entries:
-                if entry.role == "loss":
-                    self.results.losses[entry.tensor] = lane.views[entry.tensor][lane.coming].copy()
+        for tensor, lane in self._lane_of_loss if is_whole_step else ():
+            self.results.losses[tensor] = lane.views[tensor][lane.coming].copy()
         if state is not None and is_whole_step and self.compiled.shares_memory:
             self.alternating.switch()
         else:

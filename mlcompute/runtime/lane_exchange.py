@@ -85,6 +85,8 @@ class LaneExchange:
             self._nbytes += sum(array.nbytes for arrays in self._received for array in arrays)
         #: The mirror of the process before this one, where memory is not shared.
         self._previous = np.empty(0 if self.is_shared else mirrored[self._rank - 1], np.uint8)
+        #: Sums of nodes from some element of the own shard on, by lane and element.
+        self._tails: dict[tuple[int, int], dict[Node, Array]] = {}
         self.parts = [self._parts_of(index, lane) for index, lane in enumerate(lanes)]
 
     def _bytes_of(self, rank: int) -> int:
@@ -143,8 +145,12 @@ class LaneExchange:
 
         Once per exchange: sums of nodes are added in place.
         """
-        nodes = (node for nodes in self.nodes for node in nodes)
-        tree_sum({node: part[start:] for node, part in zip(nodes, self.parts[index], strict=True)}, self.root, out)
+        sums = self._tails.get((index, start))
+        if sums is None:
+            nodes = (node for nodes in self.nodes for node in nodes)
+            sums = {node: part[start:] for node, part in zip(nodes, self.parts[index], strict=True)}
+            self._tails[index, start] = sums
+        tree_sum(sums, self.root, out)
 
     def mirror(self, kind: Kind, bank: int) -> None:
         """Let the next process have the own mirror of a bank; where memory is shared, all have it."""

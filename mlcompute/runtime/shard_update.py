@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -66,10 +66,11 @@ class ShardUpdate:
         #: All states of all parameters, from all processes; None when an update has changed them since.
         self._whole: dict[Tensor, list[Array]] | None = None
         request = compiled.request
+        self._norm_names = [] if request.optimizer is None else norm_names(request.optimizer)
         self.adds = (
             compiled.shares_memory
             and request.optimizer is not None
-            and not norm_names(request.optimizer)
+            and not self._norm_names
             and is_elementwise(request.optimizer, request.groups.values())
             and all(len(parts) <= _MOST_PARTS for parts in shared.parts)
         )
@@ -120,6 +121,22 @@ class ShardUpdate:
         )
         self.program = program = compile_program(wanted, engine, "update")
         self._scalars = {name: (value, np.empty((), value.dtype)) for name, value in program.scalars.items()}
+        #: A memoryview is written twice as fast as its array.
+        self._cells: list[tuple[str, Any]] = [
+            (name, array.data if array.dtype.char in "fd" else array) for name, (_, array) in self._scalars.items()
+        ]
+        places = self._places
+        #: Parameters, their values in each bank, where the own piece lies in each, and which elements that is.
+        self._known = [
+            (piece.entry.tensor, lane.views[piece.entry.tensor], places[tensor], piece.inner)
+            for tensor, (lane, piece) in self.pieces.items()
+        ]
+        #: Pieces that the program does not leave in the lanes.
+        self._elsewhere = [
+            (tensor, lane, piece)
+            for tensor, (lane, piece) in self.pieces.items()
+            if not self._compiled.shares_memory or places[tensor][0].dtype != lane.dtype
+        ]
         parts = {tensor: self._parts(*place) for tensor, place in self.pieces.items()}
         self._gradients = [one for some in parts.values() for one in some]
         arena = engine.allocate(program.plan.nbytes)
@@ -180,8 +197,11 @@ class ShardUpdate:
         Looked at before every update: state that was restored or bound in between is another object.
         """
         for tensor in self._parameters:
+            adopted = self._adopted.get(tensor)
+            if tensor.optimizer_storages is adopted:  # as nearly always, and much faster to look at
+                continue
             buffers = state.of(tensor)
-            if buffers is self._adopted.get(tensor):
+            if buffers is adopted:
                 continue
             for number, buffer in enumerate(buffers):
                 self.set_state(tensor, number, buffer.array())
@@ -290,28 +310,26 @@ class ShardUpdate:
         numbers = self.numbers(state)
         if self.program is None:
             return
-        for name, (_, array) in self._scalars.items():
-            array[()] = numbers[name]
-        bank, shares = self.bank, self._compiled.shares_memory
-        for tensor, (lane, piece) in self.pieces.items():
-            owner = piece.entry.tensor.storage
-            assert owner is not None
+        for name, cell in self._cells:
+            cell[()] = numbers[name]
+        bank = self.bank
+        for owner, views, places, inner in self._known:
             # The last step left the parameters here, unless somebody has written them, or bound other memory, since.
-            if owner.host_memory() is lane.views[piece.entry.tensor][bank]:
-                continue
-            storage = self._places[tensor][bank]
-            np.copyto(storage.host_memory(), owner.array().reshape(-1)[piece.inner].reshape(storage.shape))
-            storage.touched()
+            assert owner.storage is not None
+            if owner.storage.host_memory() is not views[bank]:
+                storage = places[bank]
+                values = owner.storage.array().reshape(-1)[inner]
+                np.copyto(storage.host_memory(), values.reshape(storage.shape))
+                storage.touched()
         device = self._session.device
         assert device is not None
         execution = Execution(device.queue, self._carry_out)
         device.queue.submit(execution, True, None)
         execution.wait()
-        for tensor, (lane, piece) in self.pieces.items():
+        for tensor, lane, piece in self._elsewhere:
             new = self._places[tensor][lane.coming]
-            if not shares or new.dtype != lane.dtype:
-                lane.banks[lane.coming][piece.start : piece.stop] = new.array().reshape(-1)
-        if not shares and self._session.elastic:
+            lane.banks[lane.coming][piece.start : piece.stop] = new.array().reshape(-1)
+        if self._session.elastic and not self._compiled.shares_memory:
             self.fetch_states(bank + 1)
 
     def _carry_out(self) -> None:
@@ -336,7 +354,7 @@ class ShardUpdate:
         Groups with a norm of their own are clipped first; the norm of all is that of what is left.
         """
         optimizer, request = state.optimizer, self._compiled.request
-        names = norm_names(optimizer)
+        names = self._norm_names
         if not names:
             return {}
         squares, grouped = dict[Tensor, float](), dict[int, float]()

@@ -62,6 +62,10 @@ class SlicePasses:
         self.passes: dict[int, Passes] = {}
         self._parts: dict[int, list[Part]] = {}
         self._whole_batches: dict[tuple[RunSpecification, int], RunSpecification] = {}
+        #: What runs of a program share.
+        self._planned: dict[tuple[Program, tuple[str, ...]], tuple[RunSpecification, tuple[str, ...]]] = {}
+        #: The rows that slices read of the last batch: (tensor, slice) -> the whole, and its rows.
+        self._views: dict[tuple[Tensor, int], tuple[Array, Array]] = {}
         #: Sums over all slices, by the phase that ends with them.
         self._sums: dict[str, Storage] = {}
 
@@ -79,6 +83,8 @@ class SlicePasses:
     def forget(self) -> None:
         """The group has changed: other slices are this process's."""
         self._parts.clear()
+        self._planned.clear()
+        self._views.clear()
 
     def sum_storage(self, phase: str, value: Value) -> Storage:
         """Where a slice leaves what is added up, and finds the sum."""
@@ -139,7 +145,7 @@ class SlicePasses:
         factor: float,
     ) -> list[Run]:
         """A run for every own slice."""
-        session, compiled = self._training.session, self._training.compiled
+        training, session = self._training, self._training.session
         begins, sizes, own = "forward" in phases, session.sizes_of(data), self.parts(batch)
         whole: dict[Tensor, Array] | None = None
         runs = []
@@ -148,20 +154,21 @@ class SlicePasses:
                 program = session.program(style, part.last - part.first, sizes=sizes)
             else:
                 program = self.passes[part.number].program
-            specification = compiled.specification(program, phases, _SYNCHRONOUS)
+            planned = self._planned.get((program, phases))
+            if planned is None:
+                planned = self._planned[program, phases] = self._plan(program, style, phases, len(own))
+            specification, begins_with = planned
             if whole is None:
                 whole = self.whole_batch(specification, call, batch, data)
-            inputs = self.sliced(specification.inputs, whole, (part.first, part.last))
-            passes = None
+            inputs = self.sliced(specification.inputs, whole, part)
+            passes = executable = None
             if style == "phases":
                 passes = self._passes_of(part, program, begins)
             elif program.sums and len(own) > 1:
-                passes = Passes(program, compiled.executable_of_slice(program, part.number))
+                passes = Passes(program, training.compiled.executable_of_slice(program, part.number))
+            else:
+                executable = training.alternating.executable(program)
             one = Call(call.method, _SYNCHRONOUS, scalars={SHARE: part.share * factor, SLICE: part.share})
-            begins_with = program.parts(phases)[0][0]
-            if self._sends_early(program, style, phases, len(own)):
-                begins_with = begins_with[: begins_with.index("gradient") + 1]
-            executable = self._training.alternating.executable(program) if passes is None else None
             runs.append(
                 Run(
                     session,
@@ -175,6 +182,15 @@ class SlicePasses:
                 )
             )
         return runs
+
+    def _plan(
+        self, program: Program, style: str, phases: tuple[str, ...], count: int
+    ) -> tuple[RunSpecification, tuple[str, ...]]:
+        """What all runs of some phases share, and what they begin with."""
+        begins_with = program.parts(phases)[0][0]
+        if self._sends_early(program, style, phases, count):
+            begins_with = begins_with[: begins_with.index("gradient") + 1]
+        return self._training.compiled.specification(program, phases, _SYNCHRONOUS), begins_with
 
     def _sends_early(self, program: Program, style: str, phases: Sequence[str], count: int) -> bool:
         """Are gradients sent while others are computed? Not where slices are still to be added to them."""
@@ -217,21 +233,29 @@ class SlicePasses:
         arrays = resolved(collect_inputs(self._training.session, asked, data, call.method, copies=False))
         return {slot.tensor: np.asarray(arrays[slot.value]) for slot in asked.inputs}
 
-    def sliced(self, slots: Sequence[InputSlot], whole: Mapping[Tensor, Array], samples: tuple[int, int]) -> InputData:
+    def sliced(self, slots: Sequence[InputSlot], whole: Mapping[Tensor, Array], part: Part) -> InputData:
         """What one slice reads of the whole batch. What all samples share is read by every slice.
 
         A gradient that the caller feeds to something without samples is not one per slice: the first slice gets it.
         """
-        first, last = samples
         inputs: InputData = {}
         for tensor, value, _, _, per_sample in slots:
             array = whole[tensor]
             if per_sample:
-                array = array[first * per_sample : last * per_sample]
-            elif tensor in self._training.request.user_gradients and first > 0:
+                array = self._rows(array, (tensor, part.number), part.first * per_sample, part.last * per_sample)
+            elif tensor in self._training.request.user_gradients and part.first > 0:
                 array = np.zeros_like(array)
             inputs[value] = array
         return inputs
+
+    def _rows(self, array: Array, key: tuple[Tensor, int], first: int, last: int) -> Array:
+        """Some rows; of the same array as in the last step they are the same view, which need not be bound again."""
+        known = self._views.get(key)
+        if known is not None and known[0] is array and len(known[1]) == last - first:
+            return known[1]
+        view = array[first:last]
+        self._views[key] = array, view
+        return view
 
 
 def largest_slice(batch: int, slices: int) -> int:
