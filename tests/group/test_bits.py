@@ -262,3 +262,44 @@ def test_memory_is_shared_by_all_processes_or_by_none(monkeypatch):
     made = shared_memory._made
     monkeypatch.setattr(shared_memory, "_made", lambda nbytes: None if nbytes == 20 else made(nbytes))
     assert run_group(3, lambda group: group.exchange.share(10 * (1 + group.rank))) == [None] * 3
+
+
+def test_what_the_host_does_between_steps():
+    """Parameters lie in one of two places, turn by turn: whoever writes, binds or reads them sees the newest values."""
+
+    def work(group):
+        training = network("adam", normalizes=True)
+        training.compile(device=mlc.Device.cpu(), group=group)
+        first, last = (node.layer for node in training.nodes if "weights" in node.layer.parameters)
+        written, bound = first.weights, last.weights
+        mine = bound.data.copy()
+        seen = []
+
+        def step(number):
+            training.execute({"x": X[number]}, {"t": T[number]})
+
+        step(0)
+        bound.bind_and_write_data(mine, to=mlc.Device.cpu())  # memory of the caller, which every step updates
+        step(1)
+        assert np.array_equal(mine, bound.data)
+        before = written.data
+        written.data = before * 0.5
+        assert np.array_equal(written.data, before * 0.5)
+        step(2)
+        declared = training._definition.declared
+        declared.inputs["x"].bind_and_write_data(X[3], to=mlc.Device.cpu())
+        declared.labels["t"].bind_and_write_data(T[3], to=mlc.Device.cpu())
+        training.execute_forward()
+        training.execute_gradient()
+        training.execute_optimizer_update()
+        for number in (3, 1):
+            step(number)
+            assert np.array_equal(mine, bound.data)
+            seen.append(training.execute({"x": X[2]}, options=mlc.ExecutionOptions.FORWARD_FOR_INFERENCE).result.data.copy())
+        return seen, parameters(training)
+
+    (one,) = run_group(1, work)
+    for size in (2, 3):
+        for other in run_group(size, work):
+            assert all(np.array_equal(a, b) for a, b in zip(one[0], other[0], strict=True))
+            assert all(np.array_equal(a, b) for a, b in zip(one[1], other[1], strict=True))
