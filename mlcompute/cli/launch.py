@@ -38,6 +38,12 @@ def run(args: argparse.Namespace) -> Answer:
     """Start, wait, and leave no process behind."""
     if args.processes < 1:
         raise ProcessError(f"-n is {args.processes}", fix="start one process or more")
+    rank, size = (os.environ.get(f"OMPI_COMM_WORLD_{name}") for name in ("RANK", "SIZE"))
+    if rank is not None:  # mpirun would wait for the one around it, for ever
+        raise ProcessError(
+            f"this process is rank {rank} of {size} that were launched together",
+            fix=f"run {args.script} itself there, or launch it from a process that was not launched",
+        )
     if not Path(args.script).is_file():
         raise FileNotFoundError(f"there is no program {args.script}")
     command = [*mpirun_command(args.processes), sys.executable, args.script, *args.arguments]

@@ -65,8 +65,8 @@ class Trainer:
     learning_rate  for an optimizer given by name
     group          processes that train together, as `mlc.Group.world()`. All of them make the same calls with the same
                    data, and each runs its part of every batch; callbacks, progress and files are rank 0's
-    elastic        when processes of the group are gone, the others go on, and arrive at the same numbers; every process
-                   then keeps all optimizer state. Needs Open MPI's fault tolerance, as `mlcompute launch` has it
+    elastic        when processes of the group are gone, the others go on, and arrive at the same numbers. Optimizer
+                   state is then kept twice. Needs Open MPI's fault tolerance, as `mlcompute launch` has it
     device         where to train; "best": the device of a graph that is compiled, else the best there is (`Device()`)
 
     >>> import numpy as np, mlcompute as mlc

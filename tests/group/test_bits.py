@@ -295,7 +295,8 @@ def test_what_the_host_does_between_steps():
         for number in (3, 1):
             step(number)
             assert np.array_equal(mine, bound.data)
-            seen.append(training.execute({"x": X[2]}, options=mlc.ExecutionOptions.FORWARD_FOR_INFERENCE).result.data.copy())
+            predicted = training.execute({"x": X[2]}, options=mlc.ExecutionOptions.FORWARD_FOR_INFERENCE)
+            seen.append(predicted.result.data.copy())
         return seen, parameters(training)
 
     (one,) = run_group(1, work)

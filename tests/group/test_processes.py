@@ -160,6 +160,17 @@ def test_sockets_and_what_launchers_tell(told):
     assert len(set(digests)) == 1
 
 
+@pytest.mark.slow
+def test_torchrun_itself():
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    digests = re.findall(r"rank \d of 2: (\d+)", done.stdout)
+    assert len(digests) == 2
+    assert len(set(digests)) == 1
+
+
 @pytest.mark.parametrize(
     ("nodes", "first"),
     [("n1", "n1"), ("n1,n2", "n1"), ("n[3-5]", "n3"), ("n[03,07-9]-ib,m", "n03-ib"), ("a-b[1-2].net", "a-b1.net")],

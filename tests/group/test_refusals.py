@@ -1,5 +1,6 @@
 """What a group cannot do says so, and what it needs."""
 
+import argparse
 import os
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
+from mlcompute.cli import launch
 from mlcompute.cli.launch import _options
 from mlcompute.group.tcp import connect
 from tests.group.threads import BATCH, T, X, network, run_group
@@ -129,3 +131,12 @@ def test_an_mpirun_is_told_what_it_knows(version, told, untold):
     options = _options(version)
     assert not told or told in options
     assert untold not in options
+
+
+def test_a_launch_in_a_launch(monkeypatch):
+    """mpirun inside mpirun would wait for ever."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    with pytest.raises(mlc.ProcessError, match="rank 1 of 4 that were launched together") as caught:
+        launch.run(argparse.Namespace(processes=2, script=__file__, arguments=[]))
+    assert "run " + __file__ + " itself there" in str(caught.value)
