@@ -274,10 +274,8 @@ def test_running_again_and_fused_gives_the_same(case: Case) -> None:
         np.testing.assert_array_equal(a, c)
     if case.training is False:
         return
-    fused = Built(case)
-    fused.bind()
-    outputs = {f"y{i}": np.empty(t.descriptor.shape, t.descriptor.data_type.numpy) for i, t in enumerate(fused.results)}
-    fused.graph.execute(fused.feeds, fused.label_feeds, fused.weight_feeds, outputs_data=outputs).wait()
+    outputs = {f"y{i}": np.empty(t.descriptor.shape, t.descriptor.data_type.numpy) for i, t in enumerate(built.results)}
+    built.graph.execute(built.feeds, built.label_feeds, built.weight_feeds, outputs_data=outputs).wait()
     for index, a in enumerate(first):
         np.testing.assert_array_equal(a, outputs[f"y{index}"])
 
