@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import mmap
 import os
 import re
 import shutil
@@ -37,7 +38,7 @@ class Kernel:
 
     def __init__(self, library: Any, number: int, source: str) -> None:
         self._entry, self._source = library[f"entry{number}"], source
-        self._entry.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self._entry.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
         self._save, size = library[f"save{number}"], library[f"size{number}"]
         self._save.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         size.restype = ctypes.c_ulong
@@ -50,7 +51,7 @@ class Kernel:
         return memory
 
     def __call__(self, parameters: int, grid: Sequence[int], block: Sequence[int]) -> None:
-        failed = self._entry(parameters, (ctypes.c_uint * 6)(*grid, *block))
+        failed = self._entry(parameters, (ctypes.c_uint * 6)(*grid, *block), _stacks())
         if failed == 2:
             raise RuntimeError(f"a block of {tuple(block)} threads is too large")
         if failed:
@@ -106,8 +107,8 @@ def _wrapped(source: str, number: int) -> str:
     return (
         f"namespace n{number} {{\n{text}\n{saved}"
         f"static void body(void** a) {{ kernel{number}({arguments}); }}\n}}\n"
-        f'extern "C" int entry{number}(void** a, const unsigned int* extents) '
-        f"{{ return run_grid(n{number}::body, a, extents, {waits}); }}\n"
+        f'extern "C" int entry{number}(void** a, const unsigned int* extents, char* stacks) '
+        f"{{ return run_grid(n{number}::body, a, extents, stacks, {waits}); }}\n"
     )
 
 
@@ -116,6 +117,13 @@ def _type(parameter: str) -> str:
     text = parameter.replace("__restrict__", " ").replace("__grid_constant__ ", "").strip()
     type_ = re.sub(r"\w+$", "", text).strip()
     return type_.removeprefix("const ") if not type_.endswith("*") else type_
+
+
+@cache
+def _stacks() -> ctypes.Array[ctypes.c_char]:
+    """Memory for the stacks of all fibers; kernels run one at a time, and share it. Only what is used is resident."""
+    memory = mmap.mmap(-1, 1024 * (64 << 10), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return (ctypes.c_char * len(memory)).from_buffer(memory)
 
 
 @cache

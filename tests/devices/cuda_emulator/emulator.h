@@ -104,8 +104,6 @@ static inline bfloat16 to_bfloat16(float x) {
 }
 
 // Fibers ---------------------------------------------------------------------------------------------------------
-extern "C" void* malloc(size_t);
-extern "C" void free(void*);
 extern "C" void mlc_switch(void** from, void* to);
 #if defined(__x86_64__)
 asm(".text\n.weak mlc_switch\nmlc_switch:\n"
@@ -117,9 +115,10 @@ asm(".text\n.weak mlc_switch\nmlc_switch:\n"
 #endif
 
 enum { MAX_THREADS = 1024, STACK = 64 << 10, DONE = 0, READY = 1, AT_BLOCK = 2, AT_WARP = 3, AT_SOME = 4 };
-struct Fiber { void* stack; void* top; uint3 index; int state; unsigned int mask; };
+struct Fiber { void* top; uint3 index; int state; unsigned int mask; };
 static Fiber fibers[MAX_THREADS];
 static unsigned long long exchanged[MAX_THREADS];
+static char* stacks;  // of all fibers: every library of the process is given the same
 static void* scheduler;
 static int current, thread_count;
 static void (*run_body)(void** arguments);
@@ -141,8 +140,7 @@ static void wait_as(int state, unsigned int mask) {
 // Returns 0, or 1 when threads wait for others that will never come.
 static int run_fibers() {
     for (int i = 0; i < thread_count; ++i) {
-        if (!fibers[i].stack) fibers[i].stack = malloc(STACK);
-        void** top = (void**)(((size_t)fibers[i].stack + STACK) & ~(size_t)15);
+        void** top = (void**)(stacks + (size_t)(i + 1) * STACK);
         *--top = 0;
         *--top = (void*)fiber_main;
         for (int k = 0; k < 6; ++k) *--top = 0;
@@ -268,12 +266,12 @@ static inline void mma(float* c, const float* a, const float* b) {
 }
 
 // Runs a grid. Kernels whose threads never wait for each other need no fibers.
-static int run_grid(void (*body)(void**), void** arguments, const unsigned int* extents, int waits) {
+static int run_grid(void (*body)(void**), void** arguments, const unsigned int* extents, char* memory, int waits) {
     gridDim = {extents[0], extents[1], extents[2]};
     blockDim = {extents[3], extents[4], extents[5]};
     thread_count = blockDim.x * blockDim.y * blockDim.z;
     if (thread_count > MAX_THREADS) return 2;
-    run_body = body, body_arguments = arguments;
+    run_body = body, body_arguments = arguments, stacks = memory;
     for (unsigned int z = 0; z < gridDim.z; ++z)
         for (unsigned int y = 0; y < gridDim.y; ++y)
             for (unsigned int x = 0; x < gridDim.x; ++x) {
