@@ -25,13 +25,13 @@ class Forecaster:
     def __init__(self) -> None:
         mlc.Platform.set_rng_seed_to(4)
         widths = [1, *[HIDDEN] * (LAYERS - 1)]
-        self.gates = {
-            # Four gates per layer: input, forget, cell, output.
-            "input_weights": [weights(HIDDEN, width) for width in widths for _ in range(4)],
-            "hidden_weights": [weights(HIDDEN, HIDDEN) for _ in widths for _ in range(4)],
+        # Weights of the input, of the state, and biases; four gates per layer: input, forget, cell, output.
+        self.gates = (
+            [weights(HIDDEN, width) for width in widths for _ in range(4)],
+            [weights(HIDDEN, HIDDEN) for _ in widths for _ in range(4)],
             # A forget gate that starts open lets gradients reach far back.
-            "biases": [filled(1.0 if gate == 1 else 0.0, HIDDEN) for _ in widths for gate in range(4)],
-        }
+            [filled(1.0 if gate == 1 else 0.0, HIDDEN) for _ in widths for gate in range(4)],
+        )
         self.head = dense(HIDDEN, 1, "head")
         self.training_graph()
         self.stepping_graph()
@@ -39,7 +39,7 @@ class Forecaster:
     def lstm(self) -> mlc.LSTMLayer:
         """A layer over the same weights: sharing tensors is how weights are shared."""
         mode = mlc.LSTMResultMode.OUTPUT_AND_STATES
-        return mlc.LSTMLayer(mlc.LSTMDescriptor(1, HIDDEN, LAYERS, batch_first=True, result_mode=mode), **self.gates)
+        return mlc.LSTMLayer(mlc.LSTMDescriptor(1, HIDDEN, LAYERS, result_mode=mode), *self.gates)
 
     def training_graph(self) -> None:
         x, coming = mlc.Tensor(shape=(BATCH, TIMES, 1)), mlc.Tensor(shape=(BATCH, TIMES, 1))

@@ -48,11 +48,11 @@ def train_fused(steps: int) -> tuple[list[float], dict[str, mlc.Tensor]]:
 
 def train_split(steps: int) -> tuple[list[float], dict[str, mlc.Tensor]]:
     training, x, labels = build()
-    first = training.layers[0]
+    first = training.layer("fc1")
     losses = []
     for step, (images, classes) in enumerate(batches(steps)):
         training.bind_and_write_data(
-            {"x": images, "labels": classes}, for_inputs={"x": x, "labels": labels}, to=training.device
+            {"x": images, "labels": classes}, for_inputs={"x": x, "labels": labels}, to=mlc.Device.cpu()
         )
         loss = training.execute_forward()
         training.execute_gradient()

@@ -64,7 +64,7 @@ def main(epochs: int = 10) -> None:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         (scores,) = session.run(["scores"], {"image": turned_test})
 
-    np.testing.assert_allclose(scores, trainer.predict(turned_test), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(np.asarray(scores), trainer.predict(turned_test), rtol=1e-3, atol=1e-3)
     print(f"as PyTorch trained it: {upright:.1%} of upright digits, {before:.1%} of turned ones")
     print(f"fine-tuned: {after:.1%} of turned digits, with the same scores in onnxruntime")
     assert before < 0.5 < 0.9 < after

@@ -10,6 +10,7 @@ Ctrl-C saves where it is and says so; --resume goes on from there, bitwise as if
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import time
 from collections import Counter
@@ -178,7 +179,7 @@ if __name__ == "__main__":
     parser.add_argument("--out", default="runs", metavar="FOLDER", help="where checkpoint and report go")
     parser.add_argument("--resume", metavar="FILE", help="go on from a checkpoint")
     parser.add_argument("--device", choices=("cpu", "gpu", "any"), default="cpu", help="where to train (cpu)")
-    if hasattr(sys.stdout, "reconfigure"):
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without block characters still gets the numbers
     try:
         main(**vars(parser.parse_args()))

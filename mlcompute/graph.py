@@ -29,6 +29,7 @@ from mlcompute.building import (
 from mlcompute.devices.foreign_array import is_on_gpu
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError, ShapeError
+from mlcompute.foreign_names import GRAPH_ATTRIBUTES, advice_for_attribute
 from mlcompute.layers.concatenation import ConcatenationLayer
 from mlcompute.layers.indexing import GatherLayer, ScatterLayer
 from mlcompute.layers.layer import Layer
@@ -158,6 +159,12 @@ class Graph:
         where = "" if self.device is None else f", compiled for {self.device!r}"
         layers = "1 layer" if len(self.layers) == 1 else f"{len(self.layers)} layers"
         return f"{type(self).__name__}({layers}, {weights:,} parameters{where})"
+
+    if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+
+        def __getattr__(self, name: str) -> Any:
+            advice = advice_for_attribute(name, GRAPH_ATTRIBUTES)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     @classmethod
     def graph(cls) -> Graph:

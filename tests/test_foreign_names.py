@@ -66,6 +66,20 @@ def test_attributes(name: str) -> None:
         assert hasattr(mlc.Graph, said)
 
 
+def test_attributes_of_graphs_and_trainers() -> None:
+    things = ((mlc.Graph(), foreign_names.GRAPH_ATTRIBUTES), (trainer(), foreign_names.TRAINER_ATTRIBUTES))
+    for thing, table in things:
+        for name, answer in table.items():
+            with pytest.raises(AttributeError, match=f"no attribute '{name}': use {re.escape(answer)}"):
+                getattr(thing, name)
+            for said in re.findall(r"mlc\.(\w+)", answer):
+                assert hasattr(mlc, said)
+            for said in re.findall(r"graph\.(\w+)", answer):
+                assert hasattr(mlc.Graph, said)
+    with pytest.raises(AttributeError, match=r"'Graph' object has no attribute 'nobody'$"):
+        mlc.Graph().nobody  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_choices() -> None:
     g, image = net()
     g.flatten(image)

@@ -194,13 +194,18 @@ def test_of_several_and_of_parameters() -> None:
 
 
 def test_an_op_that_cannot_be_differentiated_twice_is_named() -> None:
-    graph = mlc.Graph()
-    x = graph.input((2, 3, 4), "x")
-    squared(graph, graph.gradient(graph.lstm(x, 3, name="memory"), x))
-    training = mlc.TrainingGraph([graph])
-    training.add_inputs({"x": x})
-    with pytest.raises(mlc.CompileError, match=r"layer 'memory': lstm_gradient has no derivative"):
-        training.compile(device=mlc.Device.cpu())
+    spelled = mlc.Tensor(shape=(2, 1), data=np.ones((2, 1), np.int32), data_type=mlc.DataType.INT32)
+    for build, says in (
+        (lambda g, x: g.lstm(x, 3, name="memory"), "layer 'memory': lstm_gradient has no derivative"),
+        (lambda g, x: g.ctc_loss(x, spelled, name="ctc"), "layer 'ctc': the gradient of ctc_loss has no derivative"),
+    ):
+        graph = mlc.Graph()
+        x = graph.input((2, 3, 4), "x")
+        squared(graph, graph.gradient(build(graph, x), x))
+        training = mlc.TrainingGraph([graph])
+        training.add_inputs({"x": x})
+        with pytest.raises(mlc.CompileError, match=says):
+            training.compile(device=mlc.Device.cpu())
 
 
 def test_refusals() -> None:

@@ -290,6 +290,8 @@ def build(
         if tensor.label.startswith("data"):  # else it is another layer's too
             tensor.label = f"{name}.{slot}"
     result.label = name
+    for number, other in enumerate(graph.result_tensors(layer)[1:], 1):
+        other.label = f"{name}_{number}"
     if followed is not None:
         word, activated = followed
         return build(graph, activated, [result], f"{name}_{word}", "activation")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
-from mlcompute.errors import CompileError
-from mlcompute.ops.op import Trace, Value
+from mlcompute.ops.op import Trace, Value, no_derivative
 
 
 def differentiate(
@@ -39,10 +38,7 @@ def differentiate(
         if dy.count(None) == len(dy):
             continue
         if derivative is None:
-            raise CompileError(
-                f"layer '{step.layer}': {step.op.name} has no derivative, and a gradient has to pass it",
-                fix="leave the layer out of what a gradient is taken of twice, or stop the gradient before it",
-            )
+            raise no_derivative(step.layer, step.op.name)
         trace.layer = step.layer
         if len(results) == 1:
             parts = derivative(dy[0], results[0], *inputs, **step.attributes)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from mlcompute.errors import CompileError
 from mlcompute.ops.bfloat16 import computed, is_bfloat16
 
 Shape = tuple[int, ...]
@@ -225,6 +226,14 @@ def register(name: str, family: str) -> Callable[[type[Op]], type[Op]]:
         return cls
 
     return add
+
+
+def no_derivative(layer: str, op: str) -> CompileError:
+    """The error for an op that no gradient passes."""
+    return CompileError(
+        f"layer '{layer}': {op} has no derivative, and a gradient has to pass it",
+        fix="leave the layer out of what a gradient is taken of twice, or stop the gradient before it",
+    )
 
 
 def emit(name: str, *inputs: Value | float, **attributes: Any) -> Value:

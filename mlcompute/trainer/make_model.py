@@ -196,7 +196,9 @@ def _optimizer(given: Optimizer | str | None, learning_rate: float | None) -> Op
         raise DataError(
             f"Trainer: optimizer is {given!r}",
             expected=f"an Optimizer, or one of {', '.join(_OPTIMIZERS)}",
-            fix=advice_for_choice(name, _OPTIMIZERS),
+            fix="L-BFGS repeats passes of a training graph: mlc.LBFGS(training)"
+            if str(name).lower().replace("-", "") == "lbfgs"
+            else advice_for_choice(name, _OPTIMIZERS),
         )
     rate = learning_rate if learning_rate is not None else _RATES.get(name, 1e-3)
     return _OPTIMIZERS[name](OptimizerDescriptor(learning_rate=rate))

@@ -7,13 +7,14 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from mlcompute.building.choices import OptimizerName
 from mlcompute.device import Device, expect_device
 from mlcompute.errors import DataError, ExecutionError, ShapeError
+from mlcompute.foreign_names import TRAINER_ATTRIBUTES, advice_for_attribute
 from mlcompute.graph import Graph
 from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
@@ -495,6 +496,13 @@ class Trainer:
             self._fitting.save(os.fspath(path))
         else:
             save(path, self.training, progress={}, arrays={})
+
+    if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"'Trainer' object has no attribute {name!r}{advice_for_attribute(name, TRAINER_ATTRIBUTES)}"
+            )
 
     def __reduce__(self) -> Any:
         """For pickle and deepcopy: graph, weights, optimizer, metrics and history. It is compiled where it arrives.

@@ -205,32 +205,38 @@ def cumulative_sum_entries(step: Step, operands: Operands) -> Sequence[Entry] | 
     extent = args.number(x.shape[axis])
     by_x, by_y = args.numbers([operand.strides[axis] for operand in (x, y)])
     axes = axis_registers(args, lines)
-    begin, end = code.share(args.number(x.size // x.shape[axis] // width))
+    count = x.size // x.shape[axis] // width
+    # A sum waits for the one before it: several lines at a time hide that.
+    chains = next(chains for chains in (8, 4, 2, 1) if count % chains == 0)
+    begin, end = code.share(args.number(count // chains))
     sum_type, widen, narrow, add, zero = _ADDED.get(element, (element, "", "", "add", "0"))
     wide, loaded = vector(sum_type, width), vector(element, width)
     between = vector("float" if element == "half" else element, width)
     start = zero if width == 1 else "zeroinitializer"
-    total = code.variable(wide, start)
-    with code.loop(begin, end) as line:
-        at = unravel_index(code, code.mul(line, width), axes)
-        seen, made = (address_at(code, pointer, k, axes, at, element) for k, pointer in enumerate((source, target)))
-        code.set(wide, total, start)
+    totals = [code.variable(wide, start) for _ in range(chains)]
+    with code.loop(begin, end) as group:
+        ends = []
+        for chain, total in enumerate(totals):
+            at = unravel_index(code, code.mul(code.add(code.mul(group, chains), chain), width), axes)
+            ends.append([address_at(code, one, k, axes, at, element) for k, one in enumerate((source, target))])
+            code.set(wide, total, start)
         with code.loop(0, extent) as number:
             index = code.sub(code.sub(extent, 1), number) if reverse else number
-            value = code.load(code.at(seen, code.mul(index, by_x), element), loaded)
-            if element == "half":
-                value = code.let(f"fpext {loaded} {value} to {vector('float', width)}")
-            if widen:
-                value = code.let(f"{widen} {between} {value} to {wide}")
-            before = code.get(wide, total)
-            after = code.let(f"{add} {wide} {before}, {value}")
-            code.set(wide, total, after)
-            shown = before if exclusive else after
-            if narrow:
-                shown = code.let(f"{narrow} {wide} {shown} to {between}")
-            if element == "half":
-                shown = code.let(f"fptrunc {between} {shown} to {loaded}")
-            code.store(code.at(made, code.mul(index, by_y), element), loaded, shown)
+            for (seen, made), total in zip(ends, totals, strict=True):
+                value = code.load(code.at(seen, code.mul(index, by_x), element), loaded)
+                if element == "half":
+                    value = code.let(f"fpext {loaded} {value} to {vector('float', width)}")
+                if widen:
+                    value = code.let(f"{widen} {between} {value} to {wide}")
+                before = code.get(wide, total)
+                after = code.let(f"{add} {wide} {before}, {value}")
+                code.set(wide, total, after)
+                shown = before if exclusive else after
+                if narrow:
+                    shown = code.let(f"{narrow} {wide} {shown} to {between}")
+                if element == "half":
+                    shown = code.let(f"fptrunc {between} {shown} to {loaded}")
+                code.store(code.at(made, code.mul(index, by_y), element), loaded, shown)
     return [
         Entry(
             step, code, args.values, reads=[x], writes=[y], kernel="cumulative sum", cost=x.size * 1.2 / width**0.5,
