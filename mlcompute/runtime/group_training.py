@@ -302,7 +302,7 @@ class GroupTraining:
         Whoever has not finished it takes its outcome from one that has: then True, and the step is not run again.
         """
         session, exchange, before = self.session, self.exchange, self.update
-        former = exchange.shrink()
+        exchange.shrink()
         mine = json.dumps([self.steps, before.bank]).encode()
         done = [json.loads(one) for one in exchange.gather_bytes(Kind.COMPILE, mine)]
         last, bank = max(done)
@@ -312,7 +312,7 @@ class GroupTraining:
             told = exchange.gather_bytes(Kind.COMPILE, self._outcome() if leads else b"")
             if is_behind:
                 self._take_outcome(next(one for one in told if one))
-        states = before.states_after(former, bank)
+        states = before.states_after(bank)
         self.alternating.release()
         self._pending = {}
         self.share_out()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -252,11 +251,8 @@ class ShardUpdate:
             for one in states:
                 one.array()
 
-    def states_after(self, survivors: Sequence[int], bank: int) -> dict[Tensor, list[Array]]:
-        """All states in a bank, of which processes that are gone have left mirrors. Collective among the survivors.
-
-        survivors   their former ranks; the exchange is theirs already
-        """
+    def states_after(self, bank: int) -> dict[Tensor, list[Array]]:
+        """All states in a bank, of which processes that are gone have left mirrors. Collective among the survivors."""
         ranks = range(len(self._layouts))
         known = {rank: self._shared.mirrored(rank, bank) for rank in ranks}
         if not self._shared.is_shared:

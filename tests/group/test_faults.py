@@ -1,4 +1,6 @@
-"""Faults of many processes, in numbers. Every run has a short form of each; the long ones (`-m slow`) take minutes.
+"""Faults of many processes, in numbers. Every run has a short form of each; the long ones take minutes:
+
+    python -m pytest tests/group/test_faults.py -m slow -k d1       (or d2, d3, d4, d5, d7)
 
 MLCOMPUTE_TEST_KILLS says how many kills the long ones try, instead of 200.
 """
@@ -111,7 +113,7 @@ def tell(capsys, row, took, count):
     if count > 1:
         with capsys.disabled():
             median, most = sorted(took)[len(took) // 2], max(took)
-            print(f"\r{row}: {len(took)} of {count} kills, seconds: median {median:.2f}, longest {most:.2f} ", end="")
+            print(f"\r{row}: {len(took)} of {count}, seconds: median {median:.2f}, longest {most:.2f} ", end="")
 
 
 ALL_OPTIMIZERS = ["adadelta", "adafactor", "adagrad", "adamw", "lamb", "lion", "muon", "nadam", "radam"]
@@ -244,15 +246,18 @@ def test_d4_another_version(monkeypatch, number):
 
 
 @pytest.mark.slow
-def test_d5_stopped_longer_than_the_timeout():
+def test_d5_stopped_longer_than_the_timeout(capsys):
     """SIGSTOP, twenty times: the others name the silent rank and the seconds they waited."""
+    waited = []
     for _ in range(20):
         done, _ = launch(3, "stop")
         assert done.returncode != 0
         heard = re.findall(r"rank (\d): ProcessError \(1,\) rank 1 did not answer rank \d within (\d+) s", done.stdout)
         assert {int(rank) for rank, _ in heard} >= {0} or {int(rank) for rank, _ in heard} >= {2}, done.stdout
         assert all(1 <= int(seconds) <= 2 + PATIENCE for _, seconds in heard)
+        waited.append(max(float(seconds) for _, seconds in heard))
         assert_nothing_is_left()
+        tell(capsys, "D5", waited, 20)
 
 
 def test_d6_another_size_at_the_same_port():
