@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", help=f"workloads, separated by commas: {', '.join(ALL)}")
     parser.add_argument("--modes", help=f"what to run, separated by commas: {', '.join(MODES)}")
     parser.add_argument("--contenders", help=f"separated by commas: {', '.join(CONTENDERS)}")
+    parser.add_argument("--precision", choices=["float32", "bf16"], default="float32", help="bf16: that, too")
     parser.add_argument("--threads", type=int, default=available_cores(), help="threads of every contender")
     parser.add_argument("--rounds", type=int, help="turns every contender has")
     parser.add_argument("--seconds", type=float, help="length of a turn")
@@ -43,8 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path.write_text(json.dumps({"machine": machine(), "processes": found}, indent=1))
         return 0
     modes = chosen(parser, "--modes", options.modes, MODES, ["train"] if options.quick else None)
-    fast = [name for name, contender in CONTENDERS.items() if not contender.slow]
-    names = chosen(parser, "--contenders", options.contenders, CONTENDERS, fast if options.quick else None)
+    usual = [
+        name
+        for name, contender in CONTENDERS.items()
+        if contender.precision in ("float32", options.precision) and not (options.quick and contender.slow)
+    ]
+    names = chosen(parser, "--contenders", options.contenders, CONTENDERS, usual)
     settings = Settings(
         modes=modes,
         threads=options.threads,
@@ -57,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table.heading(facts, options.threads), flush=True)
     for name in CONTENDERS:
         if name not in names:
-            print(f"left out: {name} ({'not asked for' if options.contenders else 'builds slowly: not in --quick'})")
+            reason = "bfloat16: --precision bf16" if CONTENDERS[name].precision == "bf16" else "slow to build"
+            print(f"left out: {name} ({'not asked for' if options.contenders else reason})")
     results: dict[str, Any] = {}
     path = Path(options.json)
     path.parent.mkdir(parents=True, exist_ok=True)

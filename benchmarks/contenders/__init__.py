@@ -36,6 +36,7 @@ class Contender:
     only       workloads it has, or differs on from the contender it is a variant of; empty: all
     lacks      modes it has no way to run, with the reason
     slow       left out by --quick unless asked for by name
+    precision  "bf16": left out unless --precision or its name asks for it
     """
 
     name: str
@@ -45,6 +46,7 @@ class Contender:
     only: tuple[str, ...] = ()
     lacks: tuple[tuple[str, str], ...] = ()
     slow: bool = False
+    precision: str = "float32"
 
 
 #: Where the order of channels in memory matters.
@@ -53,7 +55,9 @@ CONTENDERS = {
     contender.name: contender
     for contender in (
         Contender("mlcompute", "ours", "mlcompute"),
+        Contender("mlcompute-bf16", "ours", "mlcompute", "bf16", precision="bf16"),
         Contender("torch", "pytorch", "torch"),
+        Contender("torch-bf16", "pytorch", "torch", "bf16", precision="bf16"),
         Contender("torch-channels-last", "pytorch", "torch", "channels_last", only=IMAGES),
         Contender("torch-compile", "pytorch", "torch", "compile", slow=True),
         Contender("jax", "jax_jit", "jax", only=tuple(WORKLOADS)),

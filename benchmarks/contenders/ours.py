@@ -277,7 +277,7 @@ def training(workload: Workload) -> Training:
 
 
 def build(workload: Workload, mode: str, variant: str = "") -> Job:
-    device = mlc.Device.cpu()
+    device = mlc.Device.cpu(precision="bf16" if variant == "bf16" else "float32")
     if mode == "infer":
         network, x, y = described_network(workload)
         images = {"x": workload.batch()[0]}

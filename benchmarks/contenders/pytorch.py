@@ -244,14 +244,14 @@ def initialized(workload: Workload) -> tuple[nn.Module, list[nn.Parameter]]:
 
 
 def build(workload: Workload, mode: str, variant: str = "") -> Job:
-    """variant: "", "channels_last" or "compile"."""
+    """variant: "", "channels_last", "compile" or "bf16" (autocast)."""
     model: Any
     model, parameters = initialized(workload)
     inputs, classes = workload.batch()
     x, y = torch.from_numpy(inputs), torch.from_numpy(classes)
     if variant == "channels_last" and x.dim() == 4:
         model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
-    forward = torch.compile(model) if variant == "compile" else model
+    forward = torch.compile(model) if variant == "compile" else _narrowed(model) if variant == "bf16" else model
     results: list[Any] = [None]
 
     def infer() -> None:
@@ -275,6 +275,17 @@ def build(workload: Workload, mode: str, variant: str = "") -> Job:
     optimizer = torch.optim.Adam(parameters, LEARNING_RATE, (BETA1, BETA2), EPSILON, fused=True)
     # Eager steps are forward, gradient and update one by one already, with every gradient readable.
     return Job(train, result, lambda: {"bytes_live": live_bytes(train, optimizer)})
+
+
+def _narrowed(model: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Products in bfloat16, the loss in float32."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = model(x)
+        return scores.float()
+
+    return forward
 
 
 def live_bytes(step: Callable[[], None], optimizer: torch.optim.Optimizer) -> float:

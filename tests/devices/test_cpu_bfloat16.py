@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partialmethod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,10 @@ from mlcompute.ops.op import FLOAT32, Array, Trace, Value, emit_all
 from tests.cases.case import Case
 from tests.devices import cuda_cases
 from tests.devices.kernels import run_on_engine
+from tests.devices.models import make
+from tests.devices.test_cpu_guards import check_guard_bytes
 from tests.harness import assert_close, interpret
+from tests.nets import sgd
 from tests.test_bfloat16 import NETWORKS, ROUNDING, Network, Trained
 from tests.test_layers import CASES
 
@@ -111,7 +115,7 @@ def check_case(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         cuda_cases.check_fused(case, engine(), times=1)
 
 
-@pytest.mark.parametrize("case", CASES[::61])
+@pytest.mark.parametrize("case", CASES[::97])
 def test_layers(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     check_case(case, monkeypatch)
 
@@ -257,3 +261,90 @@ def test_the_test_of_convolutions_finds_what_is_wrong(monkeypatch: pytest.Monkey
     assert trial.has_bfloat16_convolutions.__wrapped__()
     monkeypatch.setattr(trial, "_is_close", lambda found, expected: False)
     assert not trial.has_bfloat16_convolutions.__wrapped__()
+
+
+def test_activations_take_half_the_memory() -> None:
+    """Of a network in which they take nearly all of it, on the engine as everybody has it."""
+
+    def size(precision: Any) -> int:
+        graph = mlc.Graph()
+        x = h = graph.input((32, 16, 48, 48), "x")
+        for _ in range(12):
+            h = graph.normalize(graph.convolution(h, 16, activation="tanh"), "batch")
+        scores = graph.dense(graph.flatten(h), 4)
+        loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN)
+        training = mlc.TrainingGraph([graph], loss, sgd())
+        training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=scores.descriptor.shape)})
+        training.compile(device=mlc.Device.cpu(precision=precision))
+        return training.device_memory_size
+
+    assert size("bf16") <= 0.55 * size("float32")
+
+
+def test_small_values_stay_float32() -> None:
+    """Converting them would take longer than they take to move; the printed program says what lies how."""
+    graph = mlc.Graph()
+    x = graph.input((64, 512), "x")
+    graph.dense(graph.dense(graph.dense(x, 512), 64), 4)
+    inference = mlc.InferenceGraph([graph])
+    inference.add_inputs({"x": x})
+    inference.compile(device=mlc.Device.cpu(precision="bf16"))
+    (program,) = inference.programs.values()
+    kinds = [step.results[0].dtype.name for step in program.steps if step.op.name == "matmul"]
+    assert kinds == ["bfloat16", "float32", "float32"]
+
+
+def test_refusals() -> None:
+    with pytest.raises(mlc.DeviceError, match="'fp8' is not a precision") as caught:
+        mlc.Device.cpu(precision="fp8")  # type: ignore[arg-type]
+    assert "'float32' or 'bf16'" in str(caught.value)
+    assert mlc.Device.cpu(precision="bf16").precision == "bf16"
+    assert "precision 'bf16'" in repr(mlc.Device.cpu(precision="bf16"))
+
+
+def digits(precision: Any, steps: int) -> list[float]:
+    """The losses of some steps on the digits, in batches of 64 that are the same for everybody."""
+    with np.load(Path(mlc.data.__file__).with_name("digits.npz")) as file:
+        pixels, classes = (file[name] for name in sorted(file.files, key=lambda name: -file[name].ndim)[:2])
+    images = (pixels.reshape(-1, 1, 8, 8) / pixels.max()).astype(np.float32)
+    mlc.Platform.set_rng_seed_to(0)
+    graph = mlc.Graph()
+    x = h = graph.input((64, 1, 8, 8), "image")
+    for channels in (16, 32):
+        h = graph.pool(graph.convolution(h, channels, activation="relu"))
+    scores = graph.dense(graph.dense(graph.flatten(h), 64, activation="relu"), 10)
+    t = mlc.Tensor(shape=scores.descriptor.shape)
+    loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN)
+    rate = mlc.OptimizerDescriptor(learning_rate=2e-3)
+    training = mlc.TrainingGraph([graph], loss, mlc.AdamOptimizer(rate))
+    training.add_inputs({"x": x}, {"t": t})
+    training.compile(device=mlc.Device(engine=engine(), precision=precision))
+    found = []
+    for step in range(steps):
+        rows = np.arange(64 * step, 64 * (step + 1)) % len(images)
+        labels = np.eye(10, dtype=np.float32)[classes[rows].astype(int)]
+        training.execute({"x": images[rows]}, {"t": labels}).wait()
+        found.append(float(np.asarray(training.result_tensors(loss)[0].data).reshape(-1)[0]))
+    return found
+
+
+def check_curves(steps: int) -> None:
+    """Averages over 20 steps stay within 8 roundings of the first loss, which all later ones are smaller than."""
+    exact, rounded = (np.array(digits(precision, steps)).reshape(-1, 20).mean(1) for precision in ("float32", "bf16"))
+    assert exact[-1] < 0.5 * exact[0]
+    np.testing.assert_allclose(rounded, exact, atol=8 * ROUNDING * exact[0])
+
+
+def test_digits_are_learned_as_in_float32() -> None:
+    check_curves(80)
+
+
+@pytest.mark.slow
+def test_digits_are_learned_as_in_float32_for_long() -> None:
+    check_curves(2000)
+
+
+@pytest.mark.parametrize("kind", ["convolutions", "transformer"])
+def test_guard_bytes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlc.Device, "__init__", partialmethod(mlc.Device.__init__, precision="bf16"))
+    check_guard_bytes(make(kind, engine()), engine())
