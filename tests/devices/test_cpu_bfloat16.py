@@ -173,7 +173,7 @@ def test_moves_leave_numbers_alone() -> None:
 def test_images(channels_last: bool) -> None:
     """Pooling with and without overlap, and a convolution by Winograd's algorithm; other forms get float32 copies."""
     x = narrow(2, 10, 12, 8) if channels_last else narrow(2, 8, 10, 12)
-    w = narrow(8, 8, 3, 3).astype(np.float32)
+    w = narrow(16, 8, 3, 3).astype(np.float32)
 
     def images(x: Value, w: Value) -> list[Value]:
         found = []

@@ -169,13 +169,13 @@ def workspace(step: Step) -> int:
     if onednn.load() is None:
         return 0
     if (chunks := _chunks(step)) is not None:
-        return chunks.nbytes
+        return chunks.nbytes if (columns := _as_columns(step, chunks)) is None else gradient_workspace(step, columns)
     plan = _Plan(step, _slices_of(step))
     columns = _as_columns(step, plan)
-    return plan.nbytes if columns is None else gradient_workspace(columns)
+    return plan.nbytes if columns is None else gradient_workspace(step, columns)
 
 
-def _as_columns(step: Step, plan: _Plan) -> Columns | None:
+def _as_columns(step: Step, plan: _Plan | Chunks) -> Columns | None:
     """A weight gradient that is faster as a matmul, or whose slices would need too much memory."""
     if plan.direction != "backward_weights":
         return None
@@ -206,6 +206,9 @@ def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
     if onednn.load() is None:
         return None
     if (chunks := _chunks(step)) is not None:
+        columns = _as_columns(step, chunks)
+        if columns is not None:
+            return [gradient_entry(step, operands, columns, images, result)]
         return _chunked_entries(step, operands, chunks)
     plan = _Plan(step, _slices_of(step))
     columns = _as_columns(step, plan)

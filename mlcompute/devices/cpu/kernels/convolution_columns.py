@@ -22,13 +22,14 @@ from dataclasses import dataclass
 
 from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_floats
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
-from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
-from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat_constant
+from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
+from mlcompute.devices.cpu.codegen.loops import Line, Variable, copy_line, splat_constant
 from mlcompute.devices.cpu.gemm.matmul import gemm_entry
 from mlcompute.devices.cpu.gemm.packed_gemm import DEPTH, FLOPS_PER_NS, call_packed_gemm, packed_gemm, panel_width
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.threads import planned_threads
 from mlcompute.devices.loop_nest import Operand, Operands
+from mlcompute.ops.bfloat16 import is_bfloat16
 from mlcompute.ops.images import convolution_shapes
 from mlcompute.ops.op import FLOAT32, Shape, Step
 
@@ -230,20 +231,25 @@ class _Windows:
 # The gradient of the filters -----------------------------------------------------------------------------------------
 
 
-def gradient_workspace(sizes: Columns) -> int:
+def gradient_workspace(step: Step, sizes: Columns) -> int:
     """Bytes for the sums of every thread."""
-    return 4 * thread_floats(_sums(sizes)) * planned_threads()
+    return 4 * thread_floats(_sums(step, sizes)) * planned_threads()
 
 
-def _sums(sizes: Columns) -> dict[str, int]:
-    return {"sums": sizes.outputs * sizes.taps * sizes.panel}
+def _sums(step: Step, sizes: Columns) -> dict[str, int]:
+    """A thread's own memory: sums, and where dy is bfloat16 a block of it in float32."""
+    parts = {"sums": sizes.outputs * sizes.taps * sizes.panel}
+    if is_bfloat16(step.inputs[1].dtype):
+        parts["dy"] = DEPTH * sizes.outputs
+    return parts
 
 
 def gradient_entry(step: Step, operands: Operands, sizes: Columns, images: Sequence[Operand], result: Operand) -> Entry:
     """For operands that are dense."""
     code = Code("convolution_columns")
     args = KernelArguments(code)
-    memory = ThreadWorkspace(args, operands.workspace(step, 0, gradient_workspace(sizes)), _sums(sizes))
+    memory = ThreadWorkspace(args, operands.workspace(step, 0, gradient_workspace(step, sizes)), _sums(step, sizes))
+    types = [MEMORY_TYPES[image.dtype] for image in images]
     windows, lanes, panel = _Windows(args, step, sizes), vector_lanes(), sizes.panel
     inputs, taps = windows.inputs, windows.taps
     pixels, outputs, block = args.numbers([sizes.pixels, sizes.w[0], sizes.outputs])
@@ -264,21 +270,28 @@ def gradient_entry(step: Step, operands: Operands, sizes: Columns, images: Seque
             with code.loop(0, steps) as index:
                 for corner, place in zip(corners, windows.corner(code.add(start, index)), strict=True):
                     code.store(code.at(corner, index, "i64"), "i64", place)
-            source = code.at(dy, code.add(code.mul(start, outputs), output), "float")
+            source = code.at(dy, code.add(code.mul(start, outputs), output), types[1])
+            a: tuple[str, str | int, str | int] = (source, 1, outputs)
+            if types[1] != "float":
+                with code.loop(0, steps) as index:
+                    line = Line(code, code.at(source, code.mul(index, outputs), types[1]), types[1])
+                    copied = Line(code, code.at(memory["dy"], code.mul(index, block), "float"), "float")
+                    copy_line(code, line, copied, 0, tall)
+                a = (memory["dy"], 1, block)
             with code.loop(0, taps) as tap:
                 with code.loop(0, steps) as index:
                     sample, top, left = (code.load(code.at(corner, index, "i64"), "i64") for corner in corners)
                     inside, at = windows.pixel_under(sample, top, left, tap)
                     target = Line(code, code.at(packed, code.mul(index, panel), "float"), "float")
                     with code.when(inside):
-                        pixel = Line(code, code.at(x, code.add(at, channel), "float"), "float")
+                        pixel = Line(code, code.at(x, code.add(at, channel), types[0]), types[0])
                         with code.loop(0, wide, lanes) as vector:
                             target.store(vector, pixel.load(vector))
                     with code.when(code.let(f"xor i1 {inside}, true")), code.loop(0, wide, lanes) as vector:
                         target.store(vector, splat_constant(code, 0.0))
                 sums = code.at(memory["sums"], code.mul(tap, panel), "float"), code.mul(taps, panel)
                 extents = (tall, wide, steps)
-                call_packed_gemm(code, multiply, extents, (source, 1, outputs), packed, sums, accumulate=start)
+                call_packed_gemm(code, multiply, extents, a, packed, sums, accumulate=start)
         with code.loop(0, tall) as row, code.loop(0, taps) as tap, code.loop(0, wide, lanes) as vector:
             at = code.add(code.mul(code.add(code.mul(row, taps), tap), panel), vector)
             value = Line(code, code.at(memory["sums"], at, "float"), "float").load(0)
