@@ -116,6 +116,7 @@ def main(count: int = 200, batch: int = 32, epochs: int = 7) -> None:
     short, padded = Classifier(batch), Classifier(batch)
     print(short.graph.summary())
     print(f"\n{count} drawings in batches of {batch}: the last has {count % batch or batch}")
+    loss = same = first = 0.0
     for epoch in range(1, epochs + 1):
         loss, same = short.train(images, kinds, pads=False), padded.train(images, kinds, pads=True)
         print(f"epoch {epoch}   loss {loss:.4f} with a smaller batch, {same:.4f} padded")

@@ -59,7 +59,7 @@ def load(path: Path) -> mlc.TrainingGraph:
     with safe_open(path, framework="numpy") as file:
         training = build(seed=99, time_step=int(file.metadata()["time_step"]))  # other weights, until they are bound
         for name, tensor in parameters_of(training).items():
-            tensor.bind_and_write_data(file.get_tensor(name), to=training.device)
+            tensor.bind_and_write_data(file.get_tensor(name), to=mlc.Device.cpu())
             states = [file.get_tensor(f"{name}/state{number}") for number in range(len(tensor.optimizer_data))]
             training.bind_optimizer_data(states, tensor=tensor)
     return training
