@@ -80,12 +80,14 @@ def gemm_nt_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Ope
     extents = rows, args.number(panels)
     (first_row, last_row), (first_panel, last_panel) = share_part(args, extents, (down, across), operands.threads)
     count = code.sub(last_row, first_row)
+    # Few rows read a panel once: it is multiplied while it is in the first-level cache.
+    at_once = args.number(_PANELS if -(-m // down) > _ROWS else 1)
     block = code.aligned_buffer(DEPTH * panel * _PANELS)
     with code.when(code.let(f"icmp sgt i64 {count}, 0")), code.loop(0, depth, DEPTH) as start:
         steps = code.minimum(code.sub(depth, start), DEPTH)
-        with code.loop(first_panel, last_panel, _PANELS) as number:
+        with code.loop(first_panel, last_panel, at_once) as number:
             column = code.mul(number, panel)
-            last = code.mul(code.minimum(code.add(number, _PANELS), last_panel), panel)
+            last = code.mul(code.minimum(code.add(number, at_once), last_panel), panel)
             width = code.sub(code.minimum(last, columns), column)
             source = code.at(from_b, code.add(code.mul(column, b_row), start), "float")
             call_pack(code, pack, (0, width), steps, (source, b_row), block)
