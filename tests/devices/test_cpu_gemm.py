@@ -108,3 +108,33 @@ def test_products_with_turned_weights(m: int, n: int, k: int, turned: bool) -> N
     assert bench.entries is not None
     assert [entry.kernel for entry in bench.entries] == ["gemm_nt"]
     bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * k))
+
+
+SHAPES = [
+    ((1, 7), (7, 5)), ((2, 300), (300, 33)), ((3, 1100), (1100, 70)), ((9, 5), (5, 1)), ((1, 1), (1, 1)),
+    ((40, 130), (130, 100)), ((6, 4, 12), (12, 20)), ((5, 3, 8, 9), (3, 9, 11)), ((2, 1, 20, 16), (1, 5, 16, 24)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
+@pytest.mark.parametrize(("left", "right"), SHAPES)
+def test_products_without_a_library(
+    left: tuple[int, ...], right: tuple[int, ...], turned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmul.onednn, "load", lambda: None)
+    rng = np.random.default_rng(len(left))
+
+    def lying(shape: tuple[int, ...], name: str) -> Array:
+        shape = (*shape[:-2], shape[-1], shape[-2]) if name in turned else shape
+        return rng.standard_normal(shape).astype("f")
+
+    def views(*values: Value) -> list[Value]:
+        return [
+            transpose(v, (*range(len(v.shape) - 2), len(v.shape) - 1, len(v.shape) - 2)) if name in turned else v
+            for name, v in zip("ab", values, strict=True)
+        ]
+
+    bench = Bench(matmul.KERNELS, "matmul", [lying(left, "a"), lying(right, "b")], views=views)
+    assert bench.entries is not None
+    assert all("gemm" in entry.kernel and "oneDNN" not in entry.kernel for entry in bench.entries)
+    bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * left[-1]))

@@ -52,7 +52,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Cpu(Engine):
-    """oneDNN for matmul and convolution, LLVM loops for everything else."""
+    """oneDNN, where there is one, for matmul and convolution; LLVM loops for everything else."""
 
     name = "cpu"
     device_type = DeviceType.CPU
@@ -95,7 +95,7 @@ class Cpu(Engine):
         version = ".".join(map(str, llvm.llvm_version_info))
         return {
             "loops": f"LLVM {version} for {llvm.get_host_cpu_name()}",
-            "libraries": library.name if library else f"NumPy, because {onednn.why_missing()}",
+            "libraries": library.name if library else f"our own kernels; {onednn.why_missing()}",
             "bfloat16": _BFLOAT16_FACTS[onednn.has_bfloat16_instructions()],
             "threads": str(self.threads),
         }

@@ -1,4 +1,4 @@
-"""matmul: by oneDNN's sgemm called from native code, or by our own gemm kernels where sgemm is slow."""
+"""matmul: by oneDNN's sgemm called from native code, or by our own gemm kernels where it is slow, or missing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mlcompute.devices.cpu.codegen.arguments import Argument
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, float_literal
 from mlcompute.devices.cpu.codegen.loops import AxisRegisters, address_at, unravel_index
 from mlcompute.devices.cpu.gemm.gemm_bfloat16 import bfloat16_entries, bfloat16_workspace, suits
+from mlcompute.devices.cpu.gemm.gemm_blocked import gemm_blocked_entry
 from mlcompute.devices.cpu.gemm.gemm_mixed import gemm_mixed_entry, mixed_workspace
 from mlcompute.devices.cpu.gemm.gemm_nt import gemm_nt_entry
 from mlcompute.devices.cpu.gemm.gemm_tn import gemm_tn_entry, is_gemm_tn
@@ -75,13 +76,17 @@ def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operan
     library = onednn.load()
     if is_gemm_tn(a, b, y):
         return gemm_tn_entry(step, a, b, y)
-    if library is None or any(operand.dtype != FLOAT32 for operand in (a, b, y)) or not y.is_dense or y.size == 0:
+    if any(operand.dtype != FLOAT32 for operand in (a, b, y)) or not y.is_dense or y.size == 0:
         return None
     m, n, k = y.shape[-2], y.shape[-1], a.shape[-1]
     right = _orientation(b)
     is_one = iteration_count(_batch(a, b, y)) == 1
     if is_one and _orientation(a) and right and right[0] == ord("T") and min(m, k) >= 16 and n >= 8:
         return gemm_nt_entry(step, operands, a, b, y)
+    if library is None:
+        if k == 0 or right is None:
+            return None
+        return gemm_blocked_entry(step, operands, a, b, y, _batch(a, b, y), by_columns=right[0] == ord("T"))
     _compile_sgemm(library)
     return _library_entry(step, operands, a, b, y)
 

@@ -1,6 +1,7 @@
 """Convolution and its gradients on channels-last images.
 
-As a matmul where filters are large, by Winograd's algorithm, or by oneDNN slice by slice.
+As a matmul where filters are large, by Winograd's algorithm, by oneDNN slice by slice, or by our own loops where it is
+missing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.codegen.arguments import Argument
 from mlcompute.devices.cpu.codegen.code import Code, vector, vector_lanes
+from mlcompute.devices.cpu.gemm.matmul import gemm_entry
+from mlcompute.devices.cpu.kernels import convolution_depthwise, convolution_gemm
 from mlcompute.devices.cpu.kernels.convolution_chunks import Chunks, chunks_entry
 from mlcompute.devices.cpu.kernels.convolution_columns import (
     Columns,
@@ -23,12 +26,13 @@ from mlcompute.devices.cpu.kernels.convolution_columns import (
     gradient_entry,
     gradient_workspace,
 )
+from mlcompute.devices.cpu.kernels.convolution_windows import Windows
 from mlcompute.devices.cpu.kernels.widened import has_bfloat16
 from mlcompute.devices.cpu.kernels.winograd import winograd_entries, winograd_sizes, winograd_workspace
 from mlcompute.devices.cpu.onednn.entries import pointer_setter, primitives_entry, reorder_entry, unbound_call
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
-from mlcompute.devices.loop_nest import Operand, Operands
+from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
 from mlcompute.ops.bfloat16 import computed_type, is_bfloat16
 from mlcompute.ops.images import convolution_shapes, first_shape
 from mlcompute.ops.op import FLOAT32, Shape, Step
@@ -161,13 +165,13 @@ def workspace(step: Step) -> int:
         return 0
     if _has_instructions(step):
         return _Plan(step, _slices_of(step)).nbytes
-    if onednn.load() is not None and (columns := few_pixels(step)) is not None:
+    if (columns := few_pixels(step)) is not None:
         return columns.nbytes
     sizes = winograd_sizes(step)
     if sizes is not None:
         return winograd_workspace(step, sizes)
     if onednn.load() is None:
-        return 0
+        return _own_workspace(step)
     if (chunks := _chunks(step)) is not None:
         return chunks.nbytes if (columns := _as_columns(step, chunks)) is None else gradient_workspace(step, columns)
     plan = _Plan(step, _slices_of(step))
@@ -198,13 +202,13 @@ def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
         return None
     if _has_instructions(step):
         return _sliced_entries(step, operands, _Plan(step, _slices_of(step)), images, result)
-    if onednn.load() is not None and (columns := few_pixels(step)) is not None:
+    if (columns := few_pixels(step)) is not None:
         return few_pixels_entries(step, operands, columns, images[0], images[1], result)
     sizes = winograd_sizes(step)
     if sizes is not None:
         return winograd_entries(step, operands, sizes)
     if onednn.load() is None:
-        return None
+        return _own_entries(step, operands, images, result)
     if (chunks := _chunks(step)) is not None:
         columns = _as_columns(step, chunks)
         if columns is not None:
@@ -246,6 +250,60 @@ def _sliced_entries(
     if len(plan.ranges) == operands.threads:  # slices are then exactly the rows other kernels give each thread
         entry.rows, entry.by_row, entry.rows_for = samples, {0, 2}, operands.threads
     return [*entries, entry]
+
+
+# Without oneDNN -------------------------------------------------------------------------------------------------------
+
+
+def _own_columns(step: Step) -> Columns | None:
+    """A weight gradient over several taps, in blocks that threads share."""
+    is_gradient = step.op.name == "convolution_weight_gradient"
+    return columns_of(step) if is_gradient and math.prod(step.attributes["shape"][2:]) > 1 else None
+
+
+def _own_workspace(step: Step) -> int:
+    if (columns := _own_columns(step)) is not None:
+        return gradient_workspace(columns)
+    windows = Windows(step)
+    kernels = convolution_depthwise if convolution_depthwise.is_depthwise(windows) else convolution_gemm
+    is_gradient, is_matmul = step.op.name == "convolution_weight_gradient", _is_pointwise(step)
+    nbytes: int = kernels.gradient_workspace(windows) if is_gradient else kernels.image_workspace(windows)
+    return nbytes if is_gradient or not is_matmul else 0
+
+
+def _own_entries(step: Step, operands: Operands, images: Sequence[Operand], result: Operand) -> Sequence[Entry]:
+    if (columns := _own_columns(step)) is not None:
+        return [gradient_entry(step, operands, columns, images, result)]
+    windows = Windows(step)
+    kernels = convolution_depthwise if convolution_depthwise.is_depthwise(windows) else convolution_gemm
+    entries: list[Entry]
+    if step.op.name == "convolution_weight_gradient":
+        entries = kernels.gradient_entries(step, operands, windows, images, result)
+        return entries
+    image, weights = images
+    if not _is_pointwise(step):
+        entries = kernels.image_entries(step, operands, windows, image, weights, result)
+        return entries
+    a, y = (_as_matrix(operand, (windows.pixels, operand.shape[-1])) for operand in (image, result))
+    w = _as_matrix(weights, weights.shape[:2])
+    if step.op.name == "convolution":
+        w = Operand(w.base, w.offset, w.shape[::-1], w.strides[::-1], w.dtype)
+    multiply = gemm_entry(step, operands, a, w, y)
+    assert multiply is not None
+    return [multiply]
+
+
+def _is_pointwise(step: Step) -> bool:
+    """Is every pixel of the result a product with one pixel?"""
+    a, (_, w, _) = step.attributes, convolution_shapes(step)
+    return math.prod(w[2:]) == a["groups"] == 1 and set(a["strides"]) == {1} and set(a["padding"]) == {0}
+
+
+def _as_matrix(operand: Operand, shape: Shape) -> Operand:
+    return Operand(operand.base, operand.offset, shape, dense_strides(shape), operand.dtype)
+
+
+# By oneDNN ------------------------------------------------------------------------------------------------------------
 
 
 def _weight_gradient(

@@ -1,0 +1,57 @@
+"""Convolutions and their gradients without a library: every kind, in guarded memory, on any number of threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlcompute.devices.cpu.gemm import matmul
+from mlcompute.devices.cpu.kernels import convolution
+from mlcompute.ops.images import last_shape
+from mlcompute.ops.matmul_and_convolution import Convolution
+from mlcompute.ops.op import ArrayType
+from tests.devices.kernels import Bench
+
+#: x, w, strides, dilations, padding, groups
+KINDS: dict[str, tuple[Any, ...]] = {
+    "one input": ((2, 1, 12, 12), (6, 1, 5, 5), (1, 1), (1, 1), (0, 0, 0, 0), 1),
+    "three inputs": ((3, 3, 11, 9), (20, 3, 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 1),
+    "strided": ((2, 5, 13, 10), (7, 5, 3, 3), (2, 3), (1, 1), (1, 0, 2, 1), 1),
+    "dilated": ((2, 4, 14, 13), (9, 4, 3, 3), (1, 2), (2, 3), (2, 2, 3, 3), 1),
+    "strided and dilated": ((1, 3, 15, 15), (5, 3, 3, 2), (2, 2), (3, 2), (1, 2, 0, 1), 1),
+    "pixels without taps": ((2, 3, 9, 9), (4, 3, 1, 1), (3, 2), (1, 1), (0, 0, 0, 0), 1),
+    "pointwise": ((2, 10, 6, 5), (17, 10, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 1),
+    "patches": ((2, 3, 16, 16), (24, 3, 8, 8), (8, 8), (1, 1), (0, 0, 0, 0), 1),
+    "groups": ((2, 12, 8, 9), (8, 3, 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 4),
+    "depthwise": ((3, 19, 10, 9), (19, 1, 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 19),
+    "depthwise, strided": ((2, 8, 11, 11), (8, 1, 5, 3), (2, 2), (1, 1), (2, 2, 1, 1), 8),
+    "depthwise, two outputs": ((2, 6, 7, 7), (12, 1, 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 6),
+    "many channels": ((1, 100, 6, 6), (33, 100, 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 1),
+    "volumes": ((2, 2, 5, 6, 7), (4, 2, 2, 3, 3), (1, 2, 1), (1, 1, 2), (0, 1, 1, 1, 2, 2), 1),
+    "volumes, depthwise": ((1, 5, 5, 4, 6), (5, 1, 3, 2, 3), (2, 1, 1), (1, 1, 1), (1, 1, 0, 0, 1, 1), 5),
+    "sequences": ((2, 6, 1, 40), (10, 6, 1, 7), (1, 2), (1, 1), (0, 0, 3, 3), 1),
+}
+
+
+@pytest.mark.parametrize("op", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_library(kind: str, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (convolution, matmul):
+        monkeypatch.setattr(module.onednn, "load", lambda: None)
+    monkeypatch.setenv("MLCOMPUTE_WINOGRAD", "0")
+    x, w, strides, dilations, padding, groups = KINDS[kind]
+    window = {"strides": strides, "dilations": dilations, "padding": padding, "groups": groups}
+    y = Convolution.result(ArrayType(x, np.dtype("f")), ArrayType(w, np.dtype("f")), **window).shape
+    rng = np.random.default_rng(0)
+    images = {"x": last_shape(x), "w": w, "y": last_shape(y)}
+    roles = {"convolution": "xw", "convolution_input_gradient": "yw", "convolution_weight_gradient": "xy"}[op]
+    arrays = [rng.standard_normal(images[role]).astype("f") for role in roles]
+    attributes = {**window, "channels_last": True}
+    if op != "convolution":
+        attributes["shape"] = x if op == "convolution_input_gradient" else w
+    bench = Bench(convolution.KERNELS, op, arrays, attributes, workspaces=convolution.WORKSPACES)
+    assert bench.entries is not None
+    assert all("oneDNN" not in entry.kernel for entry in bench.entries)
+    bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4))
