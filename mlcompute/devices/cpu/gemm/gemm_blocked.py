@@ -20,6 +20,7 @@ from mlcompute.devices.cpu.codegen.loops import (
     Variable,
     address_at,
     axis_registers,
+    copy_line,
     splat,
     splat_constant,
     unravel_index,
@@ -40,8 +41,8 @@ from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, iteration_count
 from mlcompute.ops.op import Step
 
-#: Panels that are packed at a time, and rows of a that are multiplied with them while they are in the cache.
-_PANELS, _ROWS = 4, 48
+#: Columns of b that are packed at a time, and rows of a that are multiplied with them while they are in the cache.
+_WIDE, _ROWS = 256, 48
 #: Rows for which b is not packed.
 _FEW_ROWS = 3
 #: Columns that are summed side by side where b is not packed: vectors of them, or rows of bᵀ.
@@ -69,7 +70,10 @@ def gemm_blocked_entry(
     matrices = args.number(count)
     axes = axis_registers(args, batch)
     begin, end = code.share(code.mul(matrices, code.mul(row_parts, column_parts)))
-    block = "" if few else code.aligned_buffer(DEPTH * width * _PANELS)
+    block = "" if few else code.aligned_buffer(DEPTH * _WIDE)
+    # Rows of a that are read for many panels are brought together first: a distance of a power of two leaves them few
+    # places in the cache.
+    a_block = code.aligned_buffer(DEPTH * _ROWS) if a.strides[-1] == 1 and n >= _WIDE and not few else None
     functions = (
         [] if few else [args.pointer(one(n)) for one in (packed_gemm, pack_columns if by_columns else pack_rows)]
     )
@@ -87,7 +91,7 @@ def gemm_blocked_entry(
         if few:
             _few_rows(code, here, *lies, by_columns)
         else:
-            _blocks(code, here, *lies, by_columns, width, block, functions)
+            _blocks(code, here, *lies, by_columns, width, (block, a_block), functions)
     by_row = {2} | ({0} if a.is_dense else set())
     is_plain = across == 1 and len(y.shape) == 2 and (operands.threads == 1 or tall * operands.threads == m)
     return Entry(
@@ -126,14 +130,14 @@ class _Part:
 
 def _blocks(
     code: Code, part: _Part, a: tuple[str, str, str], b: tuple[str, str], y: str, by_columns: bool,
-    panel: int, block: str, functions: Sequence[str],
+    panel: int, buffers: tuple[str, str | None], functions: Sequence[str],
 ) -> None:  # fmt: skip
     (from_a, a_row, a_depth), (from_b, b_stride), (multiply, pack) = a, b, functions
-    first_row, last_row = part.rows
+    (first_row, last_row), (block, a_block) = part.rows, buffers
     with code.loop(0, part.depth, DEPTH) as start:
         steps = code.minimum(code.sub(part.depth, start), DEPTH)
-        with code.loop(*part.columns, panel * _PANELS) as column:
-            wide = code.minimum(code.sub(part.columns[1], column), panel * _PANELS)
+        with code.loop(*part.columns, _WIDE // panel * panel) as column:
+            wide = code.minimum(code.sub(part.columns[1], column), _WIDE // panel * panel)
             lies = (column, start) if by_columns else (start, column)
             source = code.at(from_b, code.add(code.mul(lies[0], b_stride), lies[1]), "float")
             call_pack(code, pack, (0, wide), steps, (source, b_stride), block)
@@ -142,7 +146,14 @@ def _blocks(
                 rows = code.at(from_a, code.add(code.mul(row, a_row), code.mul(start, a_depth)), "float")
                 target = code.at(y, code.add(code.mul(row, part.width), column), "float")
                 extents, c = (height, wide, steps), (target, part.width)
-                call_packed_gemm(code, multiply, extents, (rows, a_row, a_depth), block, c, accumulate=start)
+                seen: tuple[str, str | int, str] = rows, a_row, a_depth
+                if a_block is not None:
+                    with code.loop(0, height) as index:
+                        line = Line(code, code.at(rows, code.mul(index, a_row), "float"), "float")
+                        to = Line(code, code.at(a_block, code.mul(index, DEPTH), "float"), "float")
+                        copy_line(code, line, to, 0, steps)
+                    seen = a_block, DEPTH, a_depth
+                call_packed_gemm(code, multiply, extents, seen, block, c, accumulate=start)
 
 
 # b as it lies ---------------------------------------------------------------------------------------------------------

@@ -69,12 +69,12 @@ def _transpose_entry(step: Step, windows: Windows, weights: Operand, filters: Op
     code = Code("depthwise_filters")
     args = KernelArguments(code)
     order = np.array(windows.taps, np.int64)
-    taps, channels = args.numbers([len(windows.taps), windows.groups])
+    taps, filter_taps, channels = args.numbers([len(windows.taps), windows.filter_taps, windows.groups])
     source, target, taps_at = args.pointer(weights), args.pointer(filters), args.pointer(address_of(order))
     begin, end = code.share(taps)
     with code.loop(begin, end) as number, code.loop(0, channels) as channel:
         tap = code.load(code.at(taps_at, number, "i64"), "i64")
-        value = code.load(code.at(source, code.add(code.mul(channel, taps), tap), "float"), "float")
+        value = code.load(code.at(source, code.add(code.mul(channel, filter_taps), tap), "float"), "float")
         code.store(code.at(target, code.add(code.mul(number, channels), channel), "float"), "float", value)
     cost = 1.0 * len(windows.taps) * windows.groups
     return Entry(

@@ -63,7 +63,8 @@ class Windows:
 
     source, target   shapes of the images, channels last: (samples, ..., channels)
     depth, columns   channels of the source, and of the target, in one group
-    taps             of a filter, in the order in which its elements are packed
+    taps             of a filter, in the order in which its elements are packed; with strides beyond the image not all
+                     `filter_taps` of them
     """
 
     def __init__(self, step: Step) -> None:
@@ -83,6 +84,7 @@ class Windows:
         # How far the target and the source move from one pixel of a class to the next.
         self.target_steps: Shape = tuple(a["strides"]) if self.is_gradient else (1,) * rank
         self.source_steps: Shape = (1,) * rank if self.is_gradient else tuple(a["strides"])
+        self.filter_taps = math.prod(kernel)
         self.taps: list[int] = []
         self.runs: list[Run] = []
         self.chunks: list[Chunk] = []
