@@ -263,7 +263,7 @@ def _own_columns(step: Step) -> Columns | None:
 
 def _own_workspace(step: Step) -> int:
     if (columns := _own_columns(step)) is not None:
-        return gradient_workspace(columns)
+        return gradient_workspace(step, columns)
     windows = Windows(step)
     kernels = convolution_depthwise if convolution_depthwise.is_depthwise(windows) else convolution_gemm
     is_gradient, is_matmul = step.op.name == "convolution_weight_gradient", _is_pointwise(step)
