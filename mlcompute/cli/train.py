@@ -14,6 +14,7 @@ import mlcompute as mlc
 from mlcompute.cli import datasets, finishing, models, run_choice, trainers
 from mlcompute.cli.answer import INTERRUPTED, TERMINATED, Answer, fitted, summary_of
 from mlcompute.cli.arguments import count, setting
+from mlcompute.cli.recipes import RECIPES
 from mlcompute.cli.streams import stop_showing
 from mlcompute.errors import DataError, ExecutionError
 from mlcompute.runs.folders import clear
@@ -92,10 +93,7 @@ def run(args: argparse.Namespace) -> Answer:
             )
         if not args.json:
             with _needing_a_reader("train with the output going to a file"):
-                held = (
-                    "" if data.validation else "\n  no sample is held out for validation (--validation SHARE or FILE)"
-                )
-                print(fitted(f"{data}{held}\n\n{summary_of(trainer.training)}\n"), flush=True)
+                print(fitted(f"{data}{_remarks(args, trainer, data)}\n\n{summary_of(trainer.training)}\n"), flush=True)
     with run_choice.made(args.model, folder) as out:
         given = {"model": args.model, "seed": args.seed, "last_batch": args.last_batch, **dict(args.set)}
         run = mlc.Run(
@@ -103,6 +101,17 @@ def run(args: argparse.Namespace) -> Answer:
         )
         with run, _live(args, run, data, trainer) as live:
             return _train(args, trainer, data, resume, run, live)
+
+
+def _remarks(args: argparse.Namespace, trainer: mlc.Trainer, data: mlc.data.Dataset) -> str:
+    """What about the data is likely not meant, a line each."""
+    steps = _steps(trainer, data)
+    few = args.model in RECIPES and args.batch is None and len(data) >= 16 and steps < 4
+    remarks = {
+        "no sample is held out for validation (--validation SHARE or FILE)": not data.validation,
+        f"an epoch has {steps} steps of up to {trainer.model.feed.batch} samples: try --batch 16": few,
+    }
+    return "".join(f"\n  {remark}" for remark, applies in remarks.items() if applies)
 
 
 def _train(

@@ -199,6 +199,16 @@ def test_convert_to_a_folder_of_the_hugging_face_hub(folder: Path, capsys: pytes
     assert "holds an InferenceGraph without a loss" in capsys.readouterr().err
 
 
+def test_what_is_likely_not_meant_is_remarked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    none_held, few = "no sample is held out for validation", "an epoch has 2 steps of up to 64 samples: try --batch 16"
+    text = call(capsys, "train", "mlp", "--data", "data.npz", "--epochs", "1")
+    assert few in text
+    assert none_held not in text
+    text = call(capsys, "train", "mlp", "--data", "data.npz", "--epochs", "1", "--batch", "48", "--validation", "0.001")
+    assert few not in text
+    assert none_held in text
+
+
 def test_epochs_of_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "two.py").write_text(f"EPOCHS = 2\n{MODEL}")
     assert "epoch 2/2" in call(capsys, "train", "two.py")
