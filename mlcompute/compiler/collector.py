@@ -6,6 +6,9 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
+#: Fewer new objects than this are walked in less time than it takes to find out whether any are frozen.
+_MANY = 10_000
+
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
@@ -16,7 +19,7 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if pauses:
-            if not gc.get_freeze_count():
+            if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
                 # What was made meanwhile counts as old, as if the collector had walked it already.
                 gc.freeze()
                 gc.unfreeze()

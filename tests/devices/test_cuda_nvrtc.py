@@ -57,20 +57,12 @@ def test_what_cannot_be_compiled_is_shown() -> None:
         cache.machine_code([GOOD], "sm_1")
 
 
-def check_compiles(sources: list[str], everywhere: bool) -> None:
-    """Every kernel is compiled: for all architectures, or each kernel for one of them, in turn."""
-    for number, architecture in enumerate(ARCHITECTURES):
-        chosen = sources if everywhere else sources[number :: len(ARCHITECTURES)]
-        assert all(cache.machine_code(chosen, architecture))
+def check_compiles(sources: list[str]) -> None:
+    for architecture in ARCHITECTURES:
+        assert all(cache.machine_code(sources, architecture))
 
 
-EVERYWHERE = pytest.mark.parametrize(
-    "everywhere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one architecture each", "all"]
-)
-
-
-@EVERYWHERE
-def test_kernels_that_the_emulator_runs(everywhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_the_emulator_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.devices import test_cuda_normalization as fused
     from tests.devices.cuda_emulator import bench
     from tests.devices.cuda_emulator.compiling import COMPILER
@@ -131,11 +123,10 @@ def test_kernels_that_the_emulator_runs(everywhere: bool, monkeypatch: pytest.Mo
     monkeypatch.setattr(segments, "_MOST_LOOKS", 0)
     bench.check(bench.op("take_gradient", axis=0, extent=4), x[:3], indices)
     assert len(sources) > 30  # small launches are one kernel
-    check_compiles(list(sources), everywhere)
+    check_compiles(list(sources))
 
 
-@EVERYWHERE
-def test_kernels_for_bfloat16(everywhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.devices import test_cuda_bfloat16 as narrow
     from tests.devices.cuda_emulator import bench
     from tests.devices.cuda_emulator.compiling import COMPILER
@@ -154,4 +145,4 @@ def test_kernels_for_bfloat16(everywhere: bool, monkeypatch: pytest.MonkeyPatch)
     narrow.test_convolutions(4)
     narrow.test_attention(8, True)
     assert len(sources) > 20
-    check_compiles(list(sources), everywhere)
+    check_compiles(list(sources))
