@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def test_a_folder_that_cannot_be_written(obstacle: str, tmp_path: Path, monkeypa
     elif obstacle == "no rights":
         place.mkdir(mode=0o555)
         if os.geteuid() == 0:  # root may write anywhere
-            monkeypatch.setattr(kernel_files.tempfile, "mkstemp", _refuse)
+            monkeypatch.setattr(tempfile, "mkstemp", _refuse)
     else:
         monkeypatch.setattr(kernel_files.os, "replace", _refuse)
     monkeypatch.setenv("MLCOMPUTE_CACHE", str(place))
