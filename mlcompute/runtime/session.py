@@ -333,13 +333,18 @@ class Session:
         """Raise what an earlier run failed with, if nobody was told."""
         if self.unsettled:
             with self._settling:
-                while self.unsettled:
-                    run = self.unsettled[0]
+                while (run := self._unsettled_at(0)) is not None:
                     if not run.is_done or (run.undo is not None and not run.is_settled):
                         break
-                    self.unsettled.popleft()
+                    self.has_seen(run)
                     if not run.error_was_seen:
                         run.raise_error()
+
+    def _unsettled_at(self, place: int) -> Execution | None:
+        try:
+            return self.unsettled[place]
+        except IndexError:  # or another thread has just taken the last one
+            return None
 
     def has_seen(self, run: Execution) -> None:
         """Somebody has waited for a run and knows how it went."""
@@ -363,7 +368,7 @@ class Session:
         Inside a completion handler it returns at once: what the run computed can be read there.
         """
         with self._settling:
-            last = self.unsettled[-1] if self.unsettled else None
+            last = self._unsettled_at(-1)
         if last is not None:
             if not last.queue.is_running_here():
                 last.queue.wait_for(last)
