@@ -20,6 +20,9 @@ def write_pages(folder: Path) -> None:
     """All generated pages, rewritten only when they change, so that Sphinx rebuilds no more than it must."""
     pages = {"names.md": _names(), "messages.md": messages.page(), "onnx-operators.md": _operators(), **api.pages()}
     (folder / "api").mkdir(parents=True, exist_ok=True)
+    for path in [*folder.glob("*.*"), *folder.glob("api/*.*")]:
+        if path.relative_to(folder).as_posix() not in pages:
+            path.unlink()  # of an earlier version
     for name, text in pages.items():
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
