@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mlcompute.devices.device import DeviceMemory, Engine, GpuDevice
 
 #: (sys.platform, machine) on which the tests of the library are run.
-TESTED = {("linux", "x86_64"), ("linux", "aarch64")}
+TESTED = {("linux", "x86_64")}
 #: What activations may be stored in.
 PRECISIONS = ("float32", "bf16")
 #: One queue per device, which its engine's name tells: graphs that share weights on it also share the order of runs.
