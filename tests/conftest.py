@@ -99,6 +99,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(UnusedMembers(config), "unused-members")
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Bytes are named by their length: a test's name must not hold what a file format puts there (times of day)."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) else None
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected stays to the end: the cyclic collector need not look at half a million objects.
 

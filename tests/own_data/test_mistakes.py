@@ -68,7 +68,7 @@ TABLES = [
     ("latin.csv", "größe,y\n1,2\n".encode("latin-1"), ["tabular", "--target", "y"],
      ["line 1 is not utf-8 text", "UTF-8"]),
     ("binary.csv", b"a,b\n\0\0\0", ["tabular", "--target", "y"], ["contains zero bytes"]),
-    ("broken.csv.gz", gzip.compress(GOOD.encode())[:40],
+    ("broken.csv.gz", gzip.compress(GOOD.encode(), mtime=0)[:40],
      ["tabular", "--target", "y"], ["broken.csv.gz: cannot be read"]),
     ("sheet.xlsx", b"PK", ["tabular"], [".xlsx files are not read", "save the sheet as CSV"]),
     ("data.json", "[]", ["tabular"], [".json files are not read", "CSV, a line per sample"]),
