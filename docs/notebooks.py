@@ -14,6 +14,7 @@ DOCS = Path(__file__).parent
 #: Pages that are tutorials; the tests run them as notebooks and compare what they print with the page.
 TUTORIALS = [DOCS / "start.md", *sorted((DOCS / "tutorials").glob("*.md"))]
 _PYTHON = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+_IMAGE = re.compile(r"^!\[[^\]]*\]\((?!https?:)[^)]*\)\n", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]*\)")
 _DOWNLOAD = re.compile(r"^\{download\}.*\n", re.MULTILINE)
 
@@ -23,8 +24,9 @@ def cells(page: Path) -> list[tuple[str, str, str]]:
     text = page.read_text(encoding="utf-8")
     found, at = [], 0
     for block in [*_PYTHON.finditer(text), None]:
-        # Links between pages lead nowhere from a notebook: their words stay.
-        words = _LINK.sub(r"\1", _DOWNLOAD.sub("", text[at : block.start() if block else len(text)])).strip()
+        # Links between pages lead nowhere from a notebook: their words stay. Pictures are not beside it.
+        words = _IMAGE.sub("", _DOWNLOAD.sub("", text[at : block.start() if block else len(text)]))
+        words = _LINK.sub(r"\1", words).strip()
         found += [("markdown", words, "")] if words else []
         if block:
             found.append(("code", block[1].rstrip("\n"), block[2] or ""))

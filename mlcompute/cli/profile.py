@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help=models.HELP)
     parser.add_argument("--data", metavar="FILE", help=samples.HELP)
     parser.add_argument("--steps", type=count, default=10, metavar="N", help="steps to time (10)")
-    parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev or chrome://tracing")
+    parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where it runs (cpu)")
 
 

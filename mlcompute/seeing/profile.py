@@ -144,7 +144,7 @@ class GraphProfile:
         return for_notebook(f"{head}{self.table(MOST_ROWS).html()}")
 
     def save_trace(self, path: str | PathLike[str]) -> Path:
-        """Write the runs as a trace-event file, for ui.perfetto.dev or chrome://tracing. Gives the path."""
+        """Write the runs as a trace-event file, for ui.perfetto.dev. Gives the path."""
         from mlcompute.seeing.trace import write_trace
 
         return write_trace(self, Path(path))

@@ -160,11 +160,12 @@ def summarize(graph: Graph) -> Summary:
         return Summary(title, tuple(layer_facts(graph)), note=f"{note}: kernels and memory are not known yet")
     engine, kind = session.device.engine, session.device.actual_device_type.name
     threads = engine.facts().get("threads", "")
+    plural = "thread" if threads == "1" else "threads"
     step, most = program.plan.nbytes + session.state_bytes(), session.memory_size()
     return Summary(
         title,
         tuple(layer_facts(graph, program, kind)),
-        f"{kind}, engine '{engine.name}'" + (f", {threads} threads" if threads else ""),
+        f"{kind}, engine '{engine.name}'" + (f", {threads} {plural}" if threads else ""),
         step,
         session.state_bytes(),
         program.batch_size,

@@ -1,4 +1,4 @@
-"""A profile as a trace-event file: what Perfetto and Chrome's tracing page read.
+"""A profile as a trace-event file: what Perfetto (ui.perfetto.dev) reads.
 
 One track per pass with layers and, nested in them, their kernels; one track with the runs; one counter with the
 memory in use. Times are microseconds from the start of the first run.
