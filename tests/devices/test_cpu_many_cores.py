@@ -15,7 +15,7 @@ import pytest
 from benchmarks.workloads import ALL
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.gemm import matmul
-from mlcompute.devices.cpu.gemm.gemm_nt import cut_rows_and_panels
+from mlcompute.devices.cpu.gemm.gemm_blocked import cut_rows_and_panels
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.kernels import convolution, convolution_columns, winograd
 from mlcompute.devices.cpu.runtime.threads import BARRIER_WORDS, WAIT, Team

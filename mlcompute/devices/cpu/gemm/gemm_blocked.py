@@ -1,32 +1,24 @@
-"""gemm_blocked: y = a b over leading axes, in any orientation: what multiplies where there is no library.
+"""gemm_blocked: y = a b over leading axes, b packed a block at a time, just before it is used.
 
-    a (.., m, k), any strides     b (.., k, n), rows or columns contiguous     ->     y (.., m, n), dense
+    a (.., m, k) and b (.., k, n), rows or columns contiguous     ->     y (.., m, n), dense
 
-As `gemm_nt`, but b may lie either way, and there may be many matrices. With few rows, packing b would take longer than
-multiplying: b is then read as it lies, once for every row. An element is summed in the same order on any thread.
+A block of b, `DEPTH` deep and a few panels wide, becomes panels in a buffer of the thread's own that fits its
+second-level cache, and the thread's rows of a are multiplied with it there, some at a time. What is bfloat16 becomes
+float32 on the way, and a result in bfloat16 is summed in a block of float32, and rounded once, at the end. Elements are
+summed as in `packed_gemm`, on any thread.
+
+Fully connected layers have a transposed b (`gemm_nt`). A library's gemm reads it badly: it reached a third of its
+usual rate with a long depth.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
+from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_floats
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
-from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
-from mlcompute.devices.cpu.codegen.combiners import reduce_lanes
-from mlcompute.devices.cpu.codegen.loops import (
-    AxisRegisters,
-    Line,
-    Variable,
-    address_at,
-    axis_registers,
-    copy_line,
-    splat,
-    splat_constant,
-    unravel_index,
-    vector_loop,
-)
-from mlcompute.devices.cpu.gemm.gemm_nt import cut_rows_and_panels
+from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
+from mlcompute.devices.cpu.codegen.loops import Line, address_at, axis_registers, copy_line, unravel_index
 from mlcompute.devices.cpu.gemm.packed_gemm import (
     DEPTH,
     FLOPS_PER_NS,
@@ -35,190 +27,170 @@ from mlcompute.devices.cpu.gemm.packed_gemm import (
     pack_columns,
     pack_rows,
     packed_gemm,
+    padded,
     panel_width,
 )
 from mlcompute.devices.cpu.runtime.entry import Entry
+from mlcompute.devices.cpu.runtime.threads import planned_threads
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, iteration_count
-from mlcompute.ops.op import Step
+from mlcompute.ops.bfloat16 import is_bfloat16
+from mlcompute.ops.op import Step, Value
 
-#: Columns of b that are packed at a time, and rows of a that are multiplied with them while they are in the cache.
-_WIDE, _ROWS = 256, 48
-#: Rows for which b is not packed.
-_FEW_ROWS = 3
-#: Columns that are summed side by side where b is not packed: vectors of them, or rows of bᵀ.
-_TOGETHER = 4
+#: Columns of b packed, rows of a multiplied with them, and rows of a result summed elsewhere, at a time.
+_WIDE, _ROWS, _TALL = 256, 48, 288
+#: What packing a panel costs, in rows of a that could be multiplied with it meanwhile.
+_PACKING = 12
+
+
+def cut_rows_and_panels(threads: int, rows: int, panels: int) -> tuple[int, int]:
+    """Into how many parts threads cut the rows of y, and its panels: the product is at most the number of threads.
+
+    Sharing rows alone lets other kernels go on with the same rows without a barrier: it is chosen unless it is slower.
+    """
+
+    def cost(grid: tuple[int, int]) -> float:
+        down, across = grid
+        return -(-panels // across) * (-(-rows // down) + _PACKING) * (1.0 if across == 1 else 1.05)
+
+    return min(((threads // across, across) for across in range(1, threads + 1)), key=cost)
+
+
+def _share_part(
+    args: KernelArguments, extents: Sequence[str], parts: tuple[int, int], threads: int
+) -> tuple[list[str], list[str]]:
+    """[first, last) of this thread's rows and panels, which `threads` threads cut into so many parts."""
+    code = args.code
+    planned, row_parts, panel_parts = args.numbers([threads, *parts])
+    # A program that is too small for all threads runs on fewer; threads beyond those planned have nothing to do.
+    is_planned = code.let(f"icmp sge i64 %threads, {planned}")
+    row_parts = code.let(f"select i1 {is_planned}, i64 {row_parts}, i64 %threads")
+    panel_parts = code.let(f"select i1 {is_planned}, i64 {panel_parts}, i64 1")
+    part, other = code.div("%thread", panel_parts), code.rem("%thread", panel_parts)
+    return _part(code, extents[0], part, row_parts), _part(code, extents[1], other, panel_parts)
+
+
+def _part(code: Code, extent: str, number: str, parts: str) -> list[str]:
+    """[first, last) of part `number` of an extent; parts beyond the last are empty."""
+    bounds = (code.minimum(bound, parts) for bound in (number, code.add(number, 1)))
+    return [code.div(code.mul(extent, bound), parts) for bound in bounds]
+
+
+def blocked_workspace(y: Value) -> int:
+    """Bytes for every thread's sums, where the result is bfloat16."""
+    return 4 * thread_floats(_sums(*y.shape[-2:])) * planned_threads() if is_bfloat16(y.dtype) else 0
+
+
+def _sums(m: int, n: int) -> dict[str, int]:
+    return {"y": _tall(m) * _block_columns(n)}
+
+
+def _block_columns(n: int) -> int:
+    """Columns of b that are packed at a time, in full panels."""
+    panel = panel_width(n) * vector_lanes()
+    return min(padded(n), max(1, _WIDE // panel) * panel)
+
+
+def _tall(m: int) -> int:
+    """Rows of a result that are summed at a time: no more than threads have each, so that many need little memory."""
+    return min(m, _TALL, max(_ROWS, -(-m // planned_threads())))
 
 
 def gemm_blocked_entry(
-    step: Step, operands: Operands, a: Operand, b: Operand, y: Operand, batch: Sequence[Axis], by_columns: bool
+    step: Step,
+    operands: Operands,
+    a: Operand,
+    b: Operand,
+    y: Operand,
+    batch: Sequence[Axis],
+    buffer: Operand | None = None,
 ) -> Entry:
-    """`batch`: axes along which matrices follow each other; `by_columns`: those of b are contiguous."""
-    (m, n), k = y.shape[-2:], a.shape[-1]
-    count = iteration_count(batch)
-    reads_depth = by_columns and (a.strides[-1] == 1 or k == 1)
-    few = m <= _FEW_ROWS and (reads_depth or not by_columns)
-    code = Code("gemm_few_rows" if few else "gemm_blocked")
+    """`batch`: axes along which matrices follow each other, with the strides of a, b and y; `buffer`: the workspace."""
+    (m, n), k, count = y.shape[-2:], a.shape[-1], iteration_count(batch)
+    by_columns = b.strides[-1] != 1 and n > 1
+    name = "gemm_nt" if by_columns and count == 1 else "gemm_blocked"
+    code = Code(name)
     args = KernelArguments(code)
-    width = _TOGETHER * (1 if by_columns else vector_lanes()) if few else panel_width(n) * vector_lanes()
-    panels = -(-n // width)
-    down, across = cut_rows_and_panels(-(-operands.threads // count), m, panels)
-    down = min(down, m)
-    tall, wide = -(-m // down), -(-panels // across) * width
-    rows, columns, depth, row_parts, column_parts, height, reach = args.numbers([m, n, k, down, across, tall, wide])
-    a_row, a_depth, b_stride = *args.numbers(a.strides[-2:]), args.number(b.strides[-1 if by_columns else -2])
-    from_a, from_b, to_y = (args.pointer(operand) for operand in (a, b, y))
-    matrices = args.number(count)
+    types = [MEMORY_TYPES[operand.dtype] for operand in (a, b, y)]
+    memory = None if buffer is None else ThreadWorkspace(args, buffer, _sums(m, n))
+    panel = panel_width(n) * vector_lanes()
+    panels = -(-n // panel)
+    threads = operands.threads if memory is None else min(operands.threads, memory.count)
+    down, across = cut_rows_and_panels(-(-threads // count), m, panels)
+    rows, columns, depth, all_panels = args.numbers([m, n, k, panels])
+    a_row, a_depth, b_depth, b_column = args.numbers([*a.strides[-2:], *b.strides[-2:]])
+    b_stride = b_column if by_columns else b_depth
+    pointers = [args.pointer(operand) for operand in (a, b, y)]
+    multiply = args.pointer(packed_gemm(n))
+    pack = args.pointer((pack_columns if by_columns else pack_rows)(n, types[1]))
     axes = axis_registers(args, batch)
-    begin, end = code.share(code.mul(matrices, code.mul(row_parts, column_parts)))
-    block = "" if few else code.aligned_buffer(DEPTH * _WIDE)
+    # Few rows read a panel once: it is multiplied while it is in the first-level cache.
+    at_once = _block_columns(n) // panel if -(-m // down) > _ROWS or not by_columns else 1
+    row_step = args.number(max(1, m) if memory is None else _tall(m))
+    b_block = code.aligned_buffer(DEPTH * at_once * panel)
     # Rows of a that are read for many panels are brought together first: a distance of a power of two leaves them few
     # places in the cache.
-    a_block = code.aligned_buffer(DEPTH * _ROWS) if a.strides[-1] == 1 and n >= _WIDE and not few else None
-    functions = (
-        [] if few else [args.pointer(one(n)) for one in (packed_gemm, pack_columns if by_columns else pack_rows)]
-    )
-    with code.loop(begin, end) as unit:
-        line = code.div(unit, column_parts)
-        row, column = code.mul(code.rem(line, row_parts), height), code.mul(code.rem(unit, column_parts), reach)
-        last_row, last_column = (
-            code.minimum(code.add(row, height), rows),
-            code.minimum(code.add(column, reach), columns),
-        )
-        place = unravel_index(code, code.div(line, row_parts), axes)
-        at = _Matrices(code, axes, place)
-        here = _Part((row, last_row), (column, last_column), depth, columns)
-        lies = (at(0, from_a), a_row, a_depth), (at(1, from_b), b_stride), at(2, to_y)
-        if few:
-            _few_rows(code, here, *lies, by_columns)
-        else:
-            _blocks(code, here, *lies, by_columns, width, (block, a_block), functions)
-    by_row = {2} | ({0} if a.is_dense else set())
-    is_plain = across == 1 and len(y.shape) == 2 and (operands.threads == 1 or tall * operands.threads == m)
+    in_rows = a.strides[-1] == 1 or k == 1
+    copies_a = is_bfloat16(a.dtype) or (in_rows and at_once * panel >= _WIDE)
+    a_block = code.aligned_buffer(DEPTH * _ROWS) if copies_a else ""
+
+    def block_of_a(source: str, height: str, steps: str) -> tuple[str, str | int, str | int]:
+        """Some rows of a from a depth on, as float32; copied in the order in which they lie."""
+        if not copies_a:
+            return source, a_row, a_depth
+        lines, length, by, pitch = (height, steps, a_row, DEPTH) if in_rows else (steps, height, a_depth, _ROWS)
+        with code.loop(0, lines) as index:
+            line = Line(code, code.at(source, code.mul(index, by), types[0]), types[0])
+            copy_line(code, line, Line(code, code.at(a_block, code.mul(index, pitch), "float"), "float"), 0, length)
+        return (a_block, DEPTH, 1) if in_rows else (a_block, 1, _ROWS)
+
+    def part(matrix: str, row_bounds: Sequence[str], panel_bounds: Sequence[str]) -> None:
+        """Some rows and panels of one matrix."""
+        place = unravel_index(code, matrix, axes)
+        at_a, at_b, at_y = (address_at(code, p, i, axes, place, types[i]) for i, p in enumerate(pointers))
+        with code.loop(*row_bounds, row_step) as top, code.loop(*panel_bounds, at_once) as group:
+            tall = code.minimum(code.sub(row_bounds[1], top), row_step)
+            column = code.mul(group, panel)
+            end = code.mul(code.minimum(code.add(group, at_once), panel_bounds[1]), panel)
+            width = code.sub(code.minimum(end, columns), column)
+            target = code.at(at_y, code.add(code.mul(top, columns), column), types[2])
+            sums, between = (target, columns) if memory is None else (memory["y"], _block_columns(n))
+            with code.loop(0, depth, DEPTH) as start:
+                steps = code.minimum(code.sub(depth, start), DEPTH)
+                corner = code.at(at_b, code.add(code.mul(column, b_column), code.mul(start, b_depth)), types[1])
+                call_pack(code, pack, (0, width), steps, (corner, b_stride), b_block)
+                with code.loop(0, tall, _ROWS) as row:
+                    height = code.minimum(code.sub(tall, row), _ROWS)
+                    offset = code.add(code.mul(code.add(top, row), a_row), code.mul(start, a_depth))
+                    rows_of_a = block_of_a(code.at(at_a, offset, types[0]), height, steps)
+                    c = code.at(sums, code.mul(row, between), "float"), between
+                    call_packed_gemm(code, multiply, (height, width, steps), rows_of_a, b_block, c, accumulate=start)
+            if memory is not None:
+                with code.loop(0, tall) as row:
+                    seen = Line(code, code.at(sums, code.mul(row, between), "float"), "float")
+                    made = Line(code, code.at(target, code.mul(row, columns), types[2]), types[2])
+                    copy_line(code, seen, made, 0, width)
+
+    if count == 1:
+        row_bounds, panel_bounds = _share_part(args, (rows, all_panels), (down, across), threads)
+        with code.when(code.let(f"icmp slt i64 {row_bounds[0]}, {row_bounds[1]}")):
+            part("0", row_bounds, panel_bounds)
+    else:
+        units, row_parts, panel_parts = args.numbers([count * down * across, down, across])
+        first, last = code.share(units, 1, None if memory is None else memory.max_threads)
+        with code.loop(first, last) as unit:
+            line = code.div(unit, panel_parts)
+            row_bounds = _part(code, rows, code.rem(line, row_parts), row_parts)
+            panel_bounds = _part(code, all_panels, code.rem(unit, panel_parts), panel_parts)
+            part(code.div(line, row_parts), row_bounds, panel_bounds)
     return Entry(
         step,
         code,
         args.values,
         reads=[a, b],
         writes=[y],
-        rows=m if is_plain else 0,
-        by_row=by_row if is_plain else set(),
-        rows_for=operands.threads,
-        kernel="gemm of few rows" if few else "gemm_blocked",
-        cost=2.0 * count * m * n * k / (FLOPS_PER_NS / (8 if few else 1)) + 300.0,
+        rows=m if count == across == 1 and len(y.shape) == 2 and threads == operands.threads else 0,
+        by_row={0, 2} if a.is_dense else {2},
+        kernel=name,
+        cost=2.0 * count * m * n * k / FLOPS_PER_NS + 300.0,
+        scratch=[] if memory is None else [memory.buffer],
     )
-
-
-class _Matrices:
-    """Addresses of one matrix of every operand."""
-
-    def __init__(self, code: Code, axes: Sequence[AxisRegisters], place: Sequence[str]) -> None:
-        self._code, self._axes, self._place = code, axes, place
-
-    def __call__(self, operand: int, pointer: str) -> str:
-        return address_at(self._code, pointer, operand, self._axes, self._place, "float")
-
-
-class _Part:
-    """Rows and columns of y that a thread computes at a time, in registers; its depth, and all of its columns."""
-
-    def __init__(self, rows: tuple[str, str], columns: tuple[str, str], depth: str, width: str) -> None:
-        self.rows, self.columns, self.depth, self.width = rows, columns, depth, width
-
-
-# b packed a block at a time -------------------------------------------------------------------------------------------
-
-
-def _blocks(
-    code: Code, part: _Part, a: tuple[str, str, str], b: tuple[str, str], y: str, by_columns: bool,
-    panel: int, buffers: tuple[str, str | None], functions: Sequence[str],
-) -> None:  # fmt: skip
-    (from_a, a_row, a_depth), (from_b, b_stride), (multiply, pack) = a, b, functions
-    (first_row, last_row), (block, a_block) = part.rows, buffers
-    with code.loop(0, part.depth, DEPTH) as start:
-        steps = code.minimum(code.sub(part.depth, start), DEPTH)
-        with code.loop(*part.columns, _WIDE // panel * panel) as column:
-            wide = code.minimum(code.sub(part.columns[1], column), _WIDE // panel * panel)
-            lies = (column, start) if by_columns else (start, column)
-            source = code.at(from_b, code.add(code.mul(lies[0], b_stride), lies[1]), "float")
-            call_pack(code, pack, (0, wide), steps, (source, b_stride), block)
-            with code.loop(first_row, last_row, _ROWS) as row:
-                height = code.minimum(code.sub(last_row, row), _ROWS)
-                rows = code.at(from_a, code.add(code.mul(row, a_row), code.mul(start, a_depth)), "float")
-                target = code.at(y, code.add(code.mul(row, part.width), column), "float")
-                extents, c = (height, wide, steps), (target, part.width)
-                seen: tuple[str, str | int, str] = rows, a_row, a_depth
-                if a_block is not None:
-                    with code.loop(0, height) as index:
-                        line = Line(code, code.at(rows, code.mul(index, a_row), "float"), "float")
-                        to = Line(code, code.at(a_block, code.mul(index, DEPTH), "float"), "float")
-                        copy_line(code, line, to, 0, steps)
-                    seen = a_block, DEPTH, a_depth
-                call_packed_gemm(code, multiply, extents, seen, block, c, accumulate=start)
-
-
-# b as it lies ---------------------------------------------------------------------------------------------------------
-
-
-def _few_rows(code: Code, part: _Part, a: tuple[str, str, str], b: tuple[str, str], y: str, by_columns: bool) -> None:
-    from_a, a_row, a_depth = a
-    with code.loop(*part.rows) as row:
-        source = code.at(from_a, code.mul(row, a_row), "float")
-        target = Line(code, code.at(y, code.mul(row, part.width), "float"), "float")
-        if by_columns:
-            _dot_products(code, part, Line(code, source, "float"), b, target)
-        else:
-            _sums_of_rows(code, part, Line(code, source, "float", a_depth), b, target)
-
-
-def _sums_of_rows(code: Code, part: _Part, a: Line, b: tuple[str, str], y: Line) -> None:
-    """y = Σ a_k b_k, some vectors at a time; the depth in blocks, so that errors grow with their number."""
-    lanes = vector_lanes()
-
-    def tile(column: str, masks: Sequence[str | None]) -> None:
-        totals = [Variable(splat_constant(code, 0.0)) for _ in masks]
-        with code.loop(0, part.depth, DEPTH) as start:
-            sums = [Variable(splat_constant(code, 0.0)) for _ in masks]
-            with code.loop(start, code.minimum(code.add(start, DEPTH), part.depth)) as k:
-                element = splat(a.load(k, lanes=1))
-                row = Line(code, code.at(b[0], code.add(code.mul(k, b[1]), column), "float"), "float")
-                for v, (total, mask) in enumerate(zip(sums, masks, strict=True)):
-                    total.set(element.intrinsic("fmuladd", row.load(v * lanes, mask), total.get()))
-            for total, block in zip(totals, sums, strict=True):
-                total.set(total.get() + block.get())
-        for v, (total, mask) in enumerate(zip(totals, masks, strict=True)):
-            y.store(code.add(column, v * lanes), total.get(), mask)
-
-    first, last = part.columns
-    wide = _TOGETHER * lanes
-    full = code.add(first, code.mul(code.div(code.sub(last, first), wide), wide))
-    with code.loop(first, full, wide) as column:
-        tile(column, [None] * _TOGETHER)
-    vector_loop(code, full, last, lambda column, mask: tile(column, [mask]))
-
-
-def _dot_products(code: Code, part: _Part, a: Line, b: tuple[str, str], y: Line) -> None:
-    """y_j = a . b_j, some columns at a time."""
-    first, last = part.columns
-
-    def tile(columns: Sequence[str]) -> None:
-        rows = [Line(code, code.at(b[0], code.mul(column, b[1]), "float"), "float") for column in columns]
-        totals = [Variable(splat_constant(code, 0.0)) for _ in columns]
-        with code.loop(0, part.depth, DEPTH * vector_lanes()) as start:
-            sums = [Variable(splat_constant(code, 0.0)) for _ in columns]
-
-            def step(k: str, mask: str | None) -> None:
-                element = a.load(k, mask)
-                for row, total in zip(rows, sums, strict=True):
-                    total.set(element.intrinsic("fmuladd", row.load(k, mask), total.get()))
-
-            vector_loop(code, start, code.minimum(code.add(start, DEPTH * vector_lanes()), part.depth), step)
-            for total, block in zip(totals, sums, strict=True):
-                total.set(total.get() + block.get())
-        for column, total in zip(columns, totals, strict=True):
-            y.store(column, reduce_lanes(total.get(), operator.add))
-
-    full = code.add(first, code.mul(code.div(code.sub(last, first), _TOGETHER), _TOGETHER))
-    with code.loop(first, full, _TOGETHER) as column:
-        tile([code.add(column, i) for i in range(_TOGETHER)])
-    with code.loop(full, last) as column:
-        tile([column])

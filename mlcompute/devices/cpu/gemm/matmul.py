@@ -12,9 +12,8 @@ from mlcompute.devices.cpu.codegen.arguments import Argument
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, float_literal
 from mlcompute.devices.cpu.codegen.loops import AxisRegisters, address_at, unravel_index
 from mlcompute.devices.cpu.gemm.gemm_bfloat16 import bfloat16_entries, bfloat16_workspace, suits
-from mlcompute.devices.cpu.gemm.gemm_blocked import gemm_blocked_entry
-from mlcompute.devices.cpu.gemm.gemm_mixed import gemm_mixed_entry, mixed_workspace
-from mlcompute.devices.cpu.gemm.gemm_nt import gemm_nt_entry
+from mlcompute.devices.cpu.gemm.gemm_blocked import blocked_workspace, gemm_blocked_entry
+from mlcompute.devices.cpu.gemm.gemm_few_rows import few_rows_entry, has_few_rows
 from mlcompute.devices.cpu.gemm.gemm_tn import gemm_tn_entry, is_gemm_tn
 from mlcompute.devices.cpu.onednn.entries import report_status
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
@@ -44,8 +43,9 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     if is_mixed(step):
         if not (y.size and a.size and _orientation(a) and _orientation(b)):
             return None
-        buffer = operands.workspace(step, 0, workspace(step))
-        return [gemm_mixed_entry(step, operands, a, b, y, _batch(a, b, y), buffer)]
+        nbytes = workspace(step)
+        buffer = operands.workspace(step, 0, nbytes) if nbytes else None
+        return [gemm_blocked_entry(step, operands, a, b, y, _batch(a, b, y), buffer)]
     entry = gemm_entry(step, operands, a, b, y)
     return None if entry is None else [entry]
 
@@ -68,7 +68,7 @@ def workspace(step: Step) -> int:
     """Bytes for packing and conversion, where bfloat16 is multiplied."""
     if not is_mixed(step) or not step.results[0].size:
         return 0
-    return bfloat16_workspace(step) if suits(*step.inputs) else mixed_workspace(step.inputs[0], step.results[0])
+    return bfloat16_workspace(step) if suits(*step.inputs) else blocked_workspace(step.results[0])
 
 
 def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operand) -> Entry | None:
@@ -79,14 +79,16 @@ def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operan
     if any(operand.dtype != FLOAT32 for operand in (a, b, y)) or not y.is_dense or y.size == 0:
         return None
     m, n, k = y.shape[-2], y.shape[-1], a.shape[-1]
-    right = _orientation(b)
-    is_one = iteration_count(_batch(a, b, y)) == 1
-    if is_one and _orientation(a) and right and right[0] == ord("T") and min(m, k) >= 16 and n >= 8:
-        return gemm_nt_entry(step, operands, a, b, y)
+    right, batch = _orientation(b), _batch(a, b, y)
+    by_columns = right is not None and right[0] == ord("T")
+    if _orientation(a) and by_columns and iteration_count(batch) == 1 and min(m, k) >= 16 and n >= 8:
+        return gemm_blocked_entry(step, operands, a, b, y, batch)
     if library is None:
         if k == 0 or right is None:
             return None
-        return gemm_blocked_entry(step, operands, a, b, y, _batch(a, b, y), by_columns=right[0] == ord("T"))
+        if has_few_rows(a, by_columns):
+            return few_rows_entry(step, operands, a, b, y, batch, by_columns)
+        return gemm_blocked_entry(step, operands, a, b, y, batch)
     _compile_sgemm(library)
     return _library_entry(step, operands, a, b, y)
 
