@@ -87,27 +87,13 @@ def _multiply_entry(
 ) -> Entry:
     code = Code("depthwise")
     args = KernelArguments(code)
-    places = Places(args, windows, BLOCK)
+    places = Places(args, windows, BLOCK, 1)  # all channels together
     memory = ThreadWorkspace(args, rest, _parts(windows))
     source, weights, target = (args.pointer(operand) for operand in (image, filters, result))
-    # The tables count units of one group; here all channels are computed together.
-    begin, end = code.share(args.number(int(places.tables[0][:, 2].sum())), 1, memory.max_threads)
-    before = code.variable("i64", "0")
-    with code.loop(0, args.number(len(windows.classes))) as number:
-        row = places.class_row(number)
-        blocks, pixels, first_chunk, last_chunk = row[2:6]
-        done = code.get("i64", before)
-        is_later = code.let(f"icmp sgt i64 {done}, {begin}")
-        first = code.let(f"select i1 {is_later}, i64 {done}, i64 {begin}")
-        code.set("i64", before, code.add(done, blocks))
-        with code.loop(first, code.minimum(code.add(done, blocks), end)) as unit:
-            start = code.mul(code.sub(unit, done), BLOCK)
-            count = code.minimum(code.sub(pixels, start), BLOCK)
-            places.find(start, count, row)
-            with code.loop(0, count) as index:
-                taps = _taps_inside(places, index, first_chunk, last_chunk, memory["taps"])
-                to = Line(code, code.at(target, places.target_of(index), "float"), "float")
-                _sum_over(places, taps, memory["taps"], source, weights, to)
+    with places.blocks(memory.max_threads) as (_, count, first_chunk, last_chunk), code.loop(0, count) as index:
+        taps = _taps_inside(places, index, first_chunk, last_chunk, memory["taps"])
+        to = Line(code, code.at(target, places.target_of(index), "float"), "float")
+        _sum_over(places, taps, memory["taps"], source, weights, to)
     return Entry(
         step,
         code,
@@ -180,7 +166,7 @@ def gradient_entries(
     blocks = operands.workspace(step, 4 * slices * floats, 4 * slices * floats)
     code = Code("depthwise_filter_gradient")
     args = KernelArguments(code)
-    places = Places(args, windows, DEPTH)
+    places = Places(args, windows, DEPTH, 1)
     count, pixels, floats_at, elements = args.numbers(
         [slices, windows.pixels, floats, len(windows.taps) * windows.groups]
     )

@@ -9,7 +9,8 @@ input and one output channel per group are in `convolution_depthwise`. Sums run 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -41,12 +42,14 @@ _SUMS = 1 << 20
 class Places:
     """Inside a kernel: the tables of windows, and where the pixels of a block lie and begin."""
 
-    def __init__(self, args: KernelArguments, windows: Windows, block: int) -> None:
+    def __init__(self, args: KernelArguments, windows: Windows, block: int, groups: int) -> None:
+        """`block`: pixels that are noted at a time; `groups`: those that are computed one by one."""
         self.code = code = args.code
         self.windows, self.rank = windows, len(windows.source)
-        self.tables: list[Array] = [windows.class_table(), windows.chunk_table(), windows.run_table()]
+        self.tables: list[Array] = [windows.class_table(groups), windows.chunk_table(), windows.run_table()]
         self._classes, self._chunks, self._runs = (args.pointer(address_of(table)) for table in self.tables)
         self._widths = [table.shape[1] for table in self.tables]
+        self._class_count, self._units = args.numbers([len(windows.classes), int(self.tables[0][-1, 1])])
         self.source, self.target = args.numbers(windows.source), args.numbers(windows.target)
         self._source_steps, self._target_steps = args.numbers(windows.source_steps), args.numbers(windows.target_steps)
         self.depth, self.groups = args.number(windows.depth), args.number(windows.groups)
@@ -88,6 +91,23 @@ class Places:
                 self._note(self._starts[axis], index, code.mul(place, self._source_steps[axis]))
             self._note(self._samples, index, sample)
             self._note(self._targets, index, code.mul(at, self.target_channels))
+
+    @contextlib.contextmanager
+    def blocks(self, max_threads: str) -> Iterator[tuple[str, str, str, str]]:
+        """A thread's blocks of pixels, noted: group, number of pixels, first and last chunk of the taps they see."""
+        code = self.code
+        begin, end = code.share(self._units, 1, max_threads)
+        with code.loop(0, self._class_count) as number:
+            row = self.class_row(number)
+            first_unit, last_unit, blocks, pixels, first_chunk, last_chunk = row[:6]
+            is_later = code.let(f"icmp sgt i64 {first_unit}, {begin}")
+            first = code.let(f"select i1 {is_later}, i64 {first_unit}, i64 {begin}")
+            with code.loop(first, code.minimum(last_unit, end)) as unit:
+                local = code.sub(unit, first_unit)
+                group, start = code.div(local, blocks), code.mul(code.rem(local, blocks), BLOCK)
+                count = code.minimum(code.sub(pixels, start), BLOCK)
+                self.find(start, count, row)
+                yield group, count, first_chunk, last_chunk
 
     def _note(self, slot: str, index: str, value: str) -> None:
         self.code.store(self.code.at(slot, index, "i64"), "i64", value)
@@ -202,41 +222,30 @@ def _multiply_entry(
 ) -> Entry:
     code = Code("convolution_gemm")
     args = KernelArguments(code)
-    places = Places(args, windows, BLOCK)
+    places = Places(args, windows, BLOCK, windows.groups)
     memory = ThreadWorkspace(args, rest, _parts(windows))
     panel = panel_width(windows.columns) * vector_lanes()
     columns, elements, per_group = args.numbers([windows.columns, windows.elements, _filter_floats(windows)])
     source, filters, target = (args.pointer(operand) for operand in (image, packed, result))
     multiply = args.pointer(packed_gemm(windows.columns))
-    units = int(places.tables[0][-1, 1])
-    begin, end = code.share(args.number(units), 1, memory.max_threads)
-    with code.loop(0, args.number(len(windows.classes))) as number:
-        row = places.class_row(number)
-        first_unit, last_unit, blocks, pixels, first_chunk, last_chunk = row[:6]
-        is_later = code.let(f"icmp sgt i64 {first_unit}, {begin}")
-        first = code.let(f"select i1 {is_later}, i64 {first_unit}, i64 {begin}")
-        with code.loop(first, code.minimum(last_unit, end)) as unit:
-            local = code.sub(unit, first_unit)
-            group, start = code.div(local, blocks), code.mul(code.rem(local, blocks), BLOCK)
-            count = code.minimum(code.sub(pixels, start), BLOCK)
-            places.find(start, count, row)
-            with code.when(code.let(f"icmp eq i64 {first_chunk}, {last_chunk}")):
-                fill_line(code, Line(code, memory["sums"], "float"), 0, code.mul(count, columns))
-            from_group = code.at(source, code.mul(group, places.depth), "float")
-            with code.loop(first_chunk, last_chunk) as chunk_number:
-                chunk = places.chunk_row(chunk_number)
-                places.copy(from_group, count, chunk, memory["pixels"])
-                at = code.add(code.mul(group, per_group), code.mul(chunk[2], panel))
-                call_packed_gemm(
-                    code, multiply, (count, columns, chunk[3]), (memory["pixels"], chunk[3], 1),
-                    code.at(filters, at, "float"), (memory["sums"], columns),
-                    accumulate=code.sub(chunk_number, first_chunk), packed_depth=elements,
-                )  # fmt: skip
-            to_group = code.at(target, code.mul(group, columns), "float")
-            with code.loop(0, count) as index:
-                sums = Line(code, code.at(memory["sums"], code.mul(index, columns), "float"), "float")
-                to = Line(code, code.at(to_group, places.target_of(index), "float"), "float")
-                copy_line(code, sums, to, 0, columns)
+    with places.blocks(memory.max_threads) as (group, count, first_chunk, last_chunk):
+        with code.when(code.let(f"icmp eq i64 {first_chunk}, {last_chunk}")):
+            fill_line(code, Line(code, memory["sums"], "float"), 0, code.mul(count, columns))
+        from_group = code.at(source, code.mul(group, places.depth), "float")
+        with code.loop(first_chunk, last_chunk) as chunk_number:
+            chunk = places.chunk_row(chunk_number)
+            places.copy(from_group, count, chunk, memory["pixels"])
+            at = code.add(code.mul(group, per_group), code.mul(chunk[2], panel))
+            call_packed_gemm(
+                code, multiply, (count, columns, chunk[3]), (memory["pixels"], chunk[3], 1),
+                code.at(filters, at, "float"), (memory["sums"], columns),
+                accumulate=code.sub(chunk_number, first_chunk), packed_depth=elements,
+            )  # fmt: skip
+        to_group = code.at(target, code.mul(group, columns), "float")
+        with code.loop(0, count) as index:
+            sums = Line(code, code.at(memory["sums"], code.mul(index, columns), "float"), "float")
+            to = Line(code, code.at(to_group, places.target_of(index), "float"), "float")
+            copy_line(code, sums, to, 0, columns)
     return Entry(
         step,
         code,
@@ -293,7 +302,7 @@ def _sums_entry(step: Step, windows: Windows, images: Sequence[Operand], sums: O
     """For every slice and group: (tap and input, output)."""
     code = Code("convolution_gemm_filters")
     args = KernelArguments(code)
-    places = Places(args, windows, DEPTH)
+    places = Places(args, windows, DEPTH, windows.groups)
     memory = ThreadWorkspace(args, rest, _gradient_parts(windows))
     outputs, elements, per_slice = args.numbers([windows.outputs, windows.elements, _gradient_floats(windows)])
     slices, chunks, pixels = args.numbers([_slices(windows), len(windows.chunks), windows.pixels])

@@ -151,16 +151,16 @@ class Windows:
         """(first run, last run, start, depth) of every chunk."""
         return _table([(c.first, c.last, c.start, c.depth) for c in self.chunks], 4)
 
-    def class_table(self) -> Array:
+    def class_table(self, groups: int) -> Array:
         """(first unit, last unit, blocks, pixels, first chunk, last chunk, remainders..., counts...) of every class.
 
-        A unit is a block of pixels of one group.
+        A unit is a block of pixels of one of `groups`.
         """
         rows, unit = [], 0
         for one in self.classes:
             pixels = self.samples * math.prod(one.counts)
             blocks = -(-pixels // BLOCK)
-            rows.append((unit, unit + self.groups * blocks, blocks, pixels, *one.chunks, *one.remainders, *one.counts))
+            rows.append((unit, unit + groups * blocks, blocks, pixels, *one.chunks, *one.remainders, *one.counts))
             unit = rows[-1][1]
         return _table(rows, 6 + 2 * len(self.source))
 
