@@ -56,8 +56,8 @@ def cut_rows_and_panels(threads: int, rows: int, panels: int) -> tuple[int, int]
 
 
 def _share_part(
-    args: KernelArguments, extents: Sequence[str], parts: tuple[int, int], threads: int
-) -> tuple[list[str], list[str]]:
+    args: KernelArguments, extents: tuple[str, str], parts: tuple[int, int], threads: int
+) -> tuple[tuple[str, str], tuple[str, str]]:
     """[first, last) of this thread's rows and panels, which `threads` threads cut into so many parts."""
     code = args.code
     planned, row_parts, panel_parts = args.numbers([threads, *parts])
@@ -69,10 +69,10 @@ def _share_part(
     return _part(code, extents[0], part, row_parts), _part(code, extents[1], other, panel_parts)
 
 
-def _part(code: Code, extent: str, number: str, parts: str) -> list[str]:
+def _part(code: Code, extent: str, number: str, parts: str) -> tuple[str, str]:
     """[first, last) of part `number` of an extent; parts beyond the last are empty."""
-    bounds = (code.minimum(bound, parts) for bound in (number, code.add(number, 1)))
-    return [code.div(code.mul(extent, bound), parts) for bound in bounds]
+    first, last = (code.minimum(bound, parts) for bound in (number, code.add(number, 1)))
+    return code.div(code.mul(extent, first), parts), code.div(code.mul(extent, last), parts)
 
 
 def blocked_workspace(y: Value) -> int:
@@ -143,7 +143,7 @@ def gemm_blocked_entry(
             copy_line(code, line, Line(code, code.at(a_block, code.mul(index, pitch), "float"), "float"), 0, length)
         return (a_block, DEPTH, 1) if in_rows else (a_block, 1, _ROWS)
 
-    def part(matrix: str, row_bounds: Sequence[str], panel_bounds: Sequence[str]) -> None:
+    def part(matrix: str, row_bounds: tuple[str, str], panel_bounds: tuple[str, str]) -> None:
         """Some rows and panels of one matrix."""
         place = unravel_index(code, matrix, axes)
         at_a, at_b, at_y = (address_at(code, p, i, axes, place, types[i]) for i, p in enumerate(pointers))
