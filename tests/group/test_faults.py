@@ -5,6 +5,7 @@
 MLCOMPUTE_TEST_KILLS says how many kills the long ones try, instead of 200.
 """
 
+import contextlib
 import os
 import random
 import re
@@ -22,53 +23,96 @@ from mlcompute.group import messages
 from mlcompute.group.exchange import Kind
 from mlcompute.group.tcp import connect
 from mlcompute.runtime import group_start
+from tests.group.rounds import rounds_of
 from tests.group.test_processes import ENVIRONMENT, PROGRAM, ROOT, launch, left_behind, read_until
 from tests.group.test_trainer import X, Y, equal, learned, trainer
 from tests.group.threads import run_group
 
 pytest.importorskip("mpi4py", reason="the extra 'mpi' is not installed")
+ROUNDS = os.path.join(os.path.dirname(__file__), "rounds.py")
 KILLS = int(os.environ.get("MLCOMPUTE_TEST_KILLS", "200"))
 #: How much slower than on a quiet machine things may be.
 PATIENCE = float(os.environ.get("MLCOMPUTE_TEST_PATIENCE", "3"))
 
 
-def killed(what, moment, path, times=1):
-    """Start four and kill one of them, or several one after the other, at moments after training has begun.
+def killed(what, moment, path):
+    """Start four and kill one of them, at a moment after training has begun.
 
-    returns  who was killed and when, what was said on both streams, the exit code
+    returns  who was killed and when, what was said, the exit code
     """
-    command = [sys.executable, "-m", "mlcompute", "launch", "-n", "4", PROGRAM, what, str(path)]
-    launched = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT
-    )
-    kills = []
-    try:
+    with started("-n", "4", PROGRAM, what, str(path)) as launched:
         before = "".join(read_until(launched.stdout, "running"))
         processes = {int(r): int(p) for r, p in re.findall(r"rank (\d) is process (\d+)", before)}
         assert len(processes) == 4, before
-        for number in range(times):
-            if number:
-                read_until(launched.stdout, f"on with {4 - number}")
-            time.sleep(moment.uniform(0.0, 1.0))
-            victim = moment.choice(sorted(processes))
-            kills.append((victim, time.time()))
-            os.kill(processes.pop(victim), signal.SIGKILL)
-        said, errors = launched.communicate(timeout=40 * PATIENCE)
+        time.sleep(moment.uniform(0.0, 1.0))
+        victim = moment.choice(sorted(processes))
+        at = time.time()
+        os.kill(processes[victim], signal.SIGKILL)
+        said, _ = launched.communicate()
+    return victim, at, said, launched.returncode
+
+
+@contextlib.contextmanager
+def started(*arguments, seconds=40):
+    """A launch, which ends with the block, or when it has taken far too long."""
+    launched = subprocess.Popen(
+        [sys.executable, "-m", "mlcompute", "launch", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        cwd=ROOT,
+    )
+    watchdog = threading.Timer(seconds * PATIENCE, launched.kill)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield launched
     finally:
+        watchdog.cancel()
         launched.kill()
-    return kills, said, errors, launched.returncode
 
 
-def assert_all_heard(kills, said, errors, code):
-    """Seconds until the last one knew."""
-    ((victim, at),) = kills
+def killed_in_rounds(what, moment, path, sizes):
+    """Start as many processes as the rounds need (rounds.py), each of which kills so many of its group of four.
+
+    gives  by round: who was killed, by rank in the group, when the last one was, and what was said from then on
+    """
+    size, alive, victims = sum(sizes) + 4, list(range(sum(sizes) + 4)), []
+    for count in sizes:
+        victims.append(moment.sample(alive[:4], count))
+        alive = [one for one in alive if one not in victims[-1]]
+    text = ";".join(",".join(map(str, lost)) for lost in victims)
+    with started("-n", str(size), ROUNDS, what, str(path), text, seconds=60 + 20 * len(sizes)) as launched:
+        processes = {}
+        while len(processes) < size:
+            line = launched.stdout.readline()
+            assert line, launched.stderr.read()
+            processes.update({int(r): int(p) for r, p in re.findall(r"rank (\d+) is process (\d+)", line)})
+        for number, (four, lost) in enumerate(zip(rounds_of(size, victims), victims, strict=True)):
+            path.with_name(f"{path.name}.{number}").touch()
+            for place, victim in enumerate(lost):
+                read_until(launched.stdout, f"on with {4 - place}" if place else "running")
+                time.sleep(moment.uniform(0.0, 1.0 if what == "endless" else 0.5))
+                at = time.time()
+                os.kill(processes[victim], signal.SIGKILL)
+            said = []
+            while sum(bool(re.match(r"rank \d(: ProcessError| of \d: )", line)) for line in said) < 4 - len(lost):
+                said.append(launched.stdout.readline())
+                assert said[-1], "".join(said) + launched.stderr.read()
+            yield [four.index(victim) for victim in lost], at, "".join(said)
+        path.with_name(f"{path.name}.{len(sizes)}").touch()
+        launched.communicate()
+        assert launched.returncode != 0
+    assert_nothing_is_left()
+
+
+def seconds_until_all_heard(victim, at, said):
     heard = re.findall(r"rank (\d): ProcessError \(([\d, ]*)\) (.*) at ([\d.]+)", said)
-    assert {int(rank) for rank, *_ in heard} == {0, 1, 2, 3} - {victim}, said + errors
+    assert {int(rank) for rank, *_ in heard} == {0, 1, 2, 3} - {victim}, said
     for _, ranks, message, _ in heard:
         assert ranks.strip(",") == str(victim), message
         assert f"rank {victim} of 4 ended without a word" in message
-    assert code != 0
-    assert_nothing_is_left()
     return max(float(when) for *_, when in heard) - at
 
 
@@ -79,13 +123,22 @@ def assert_nothing_is_left():
     assert not left_behind()
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(KILLS, marks=pytest.mark.slow)])
-def test_d1_killed_at_any_moment(tmp_path, count, capsys):
+def test_d1_killed_at_any_moment(tmp_path):
     """In the compilation, in the exchange, in the checkpoint: survivors say at once who it was, and nothing is left."""
-    moment, took = random.Random(count), []
-    for _ in range(count):
-        took.append(assert_all_heard(*killed("endless", moment, tmp_path / "kept.safetensors")))
-        tell(capsys, "D1", took, count)
+    victim, at, said, code = killed("endless", random.Random(1), tmp_path / "kept.safetensors")
+    assert seconds_until_all_heard(victim, at, said) < 1.0 * PATIENCE
+    assert code != 0
+    assert_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_d1_killed_at_any_moment_many_times(tmp_path, capsys):
+    moment, took = random.Random(KILLS), []
+    while len(took) < KILLS:
+        path = tmp_path / f"from-{len(took)}"
+        for (victim,), at, said in killed_in_rounds("endless", moment, path, [1] * min(20, KILLS - len(took))):
+            took.append(seconds_until_all_heard(victim, at, said))
+            tell(capsys, "D1", took, KILLS)
     assert max(took) < 1.0 * PATIENCE
 
 
@@ -93,27 +146,28 @@ def test_d1_killed_at_any_moment(tmp_path, count, capsys):
 def test_d2_killed_at_any_moment_with_recovery(tmp_path, capsys):
     """The others go on within seconds, and arrive at the bits of a run that lost nobody. (Short: test_elastic.py.)
 
-    Of four processes three are killed, one after the other.
+    Of four processes one, two or three are killed, one after the other.
     """
     whole, _ = launch(1, "survive")
     (expected,) = re.findall(r"rank 0 of 1: (\d+)", whole.stdout)
     moment, took = random.Random(0), []
     while len(took) < KILLS:
-        times = min(3, KILLS - len(took))
-        _, said, errors, _ = killed("survive", moment, tmp_path / "kept", times)
-        assert re.findall(rf"rank \d of {4 - times}: (\d+)", said) == [expected] * (4 - times), said + errors
-        took += [max(map(float, re.findall(r"longest ([\d.]+)", said)))] * times
-        assert_nothing_is_left()
-        tell(capsys, "D2", took, KILLS)
+        path, sizes = tmp_path / f"from-{len(took)}", []
+        while sum(sizes) < min(20, KILLS - len(took)):
+            sizes.append(min(moment.randint(1, 3), KILLS - len(took) - sum(sizes)))
+        for lost, _, said in killed_in_rounds("survive", moment, path, sizes):
+            left = 4 - len(lost)
+            assert re.findall(rf"rank \d of {left}: (\d+)", said) == [expected] * left, said
+            took += [max(map(float, re.findall(r"longest ([\d.]+)", said)))] * len(lost)
+            tell(capsys, "D2", took, KILLS)
     assert max(took) < 2.0 * PATIENCE
 
 
 def tell(capsys, row, took, count):
     """Long tests say how far they are, and how long it took until all knew, or went on."""
-    if count > 1:
-        with capsys.disabled():
-            median, most = sorted(took)[len(took) // 2], max(took)
-            print(f"\r{row}: {len(took)} of {count}, seconds: median {median:.2f}, longest {most:.2f} ", end="")
+    with capsys.disabled():
+        median, most = sorted(took)[len(took) // 2], max(took)
+        print(f"\r{row}: {len(took)} of {count}, seconds: median {median:.2f}, longest {most:.2f} ", end="")
 
 
 ALL_OPTIMIZERS = ["adadelta", "adafactor", "adagrad", "adamw", "lamb", "lion", "muon", "nadam", "radam"]

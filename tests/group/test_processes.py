@@ -190,6 +190,7 @@ def left_behind():
                 state = file.read().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if PROGRAM.encode() in words and b"launch" not in words and b"-n" not in words and state != "Z":
+        is_ours = any(word.startswith(os.path.dirname(PROGRAM).encode()) for word in words)
+        if is_ours and b"launch" not in words and b"-n" not in words and state != "Z":
             found.append(int(name))
     return found
