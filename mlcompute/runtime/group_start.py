@@ -10,6 +10,7 @@ import numpy as np
 from mlcompute.compiler.request import Request
 from mlcompute.enums import ReductionType
 from mlcompute.errors import CompileError, ProcessError
+from mlcompute.group.agreement import difference, packed
 from mlcompute.group.exchange import Kind
 from mlcompute.layers.names import layer_names, slot_name, slots_of
 from mlcompute.platform import RandomPasses
@@ -98,21 +99,12 @@ def _description(training: GroupTraining) -> list[tuple[str, str]]:
 
 def compare(training: GroupTraining) -> None:
     """Refuse graphs that are not the same on all processes."""
-    mine = _description(training)
-    gathered = training.exchange.gather_bytes(Kind.COMPILE, json.dumps(mine).encode())
-    if len(set(gathered)) == 1:
-        return
-    first = [tuple(row) for row in json.loads(gathered[0])]
-    for rank, message in enumerate(gathered):
-        theirs = [tuple(row) for row in json.loads(message)]
-        for number in range(max(len(first), len(theirs))):
-            one = first[number] if number < len(first) else ("nothing", "it ends here")
-            other = theirs[number] if number < len(theirs) else ("nothing", "it ends here")
-            if one != other:
-                raise ProcessError(
-                    f"rank {rank} has another graph than rank 0: {other[0]} is {other[1]}, "
-                    f"on rank 0 {one[0]} is {one[1]}",
-                    fix="let all processes build the same graph, with the same version of mlcompute",
-                    ranks=(rank,),
-                    is_told=True,
-                )
+    found = difference(training.exchange.gather_bytes(Kind.COMPILE, packed(_description(training))))
+    if found is not None:
+        rank, how = found
+        raise ProcessError(
+            f"rank {rank} has another graph than rank 0: {how}",
+            fix="let all processes build the same graph, with the same version of mlcompute",
+            ranks=(rank,),
+            is_told=True,
+        )

@@ -9,6 +9,7 @@ import numpy as np
 from mlcompute.errors import DataError
 from mlcompute.trainer.columns import Column
 from mlcompute.trainer.data import Batch, Data, Epoch
+from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.prefetch import Prefetch
 from mlcompute.trainer.shuffling import order_of
 
@@ -64,6 +65,9 @@ class Arrays(Data):
         part = Arrays(who, inputs, labels, weights)
         part.preprocessing = self.preprocessing
         return part
+
+    def in_memory(self) -> dict[str, Array]:
+        return {one.name: one.array for columns in self._columns for one in columns}
 
     @property
     def labels(self) -> list[Column]:

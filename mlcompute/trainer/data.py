@@ -122,5 +122,9 @@ class Data(ABC):
     def check(self, epochs: int, batch_size: int | None) -> None:
         """Refuse before training what could only fail in the middle of it, or be ignored."""
 
+    def in_memory(self) -> Mapping[str, Array]:
+        """The arrays of all samples, by name, where it has them."""
+        return {}
+
     def close(self) -> None:  # noqa: B027  most have nothing to let go of
         """Training has ended."""

@@ -8,12 +8,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlcompute.errors import DataError, Error, warn
+from mlcompute.group.agreement import Rows
 from mlcompute.trainer.callbacks.callback import Callback
 from mlcompute.trainer.callbacks.rates import GroupSchedules
 from mlcompute.trainer.checkpoint import (
@@ -41,6 +43,7 @@ from mlcompute.trainer.nan_warning import NaNWarning
 from mlcompute.trainer.prefetch import StoppedError
 from mlcompute.trainer.progress import Display
 from mlcompute.trainer.rates import Rates, rate_logs, rates_of, set_rates
+from mlcompute.trainer.same_data import describe_batch, describe_run
 from mlcompute.trainer.schedules import Length
 from mlcompute.trainer.signals import Interrupted, Signals, Terminated
 from mlcompute.trainer.snapshot import Snapshot
@@ -154,6 +157,7 @@ class Fitting:
         with self.signals:
             if resume is not None:
                 self._check_settings(resume)  # before the callbacks forget the last run
+            self.together.compare(self._described)
             for callback in plan.callbacks:
                 callback.trainer = trainer
             for callback in self.together.called:
@@ -177,6 +181,12 @@ class Fitting:
             logs = self.history.epochs[-1] if self.history.epochs else {}
             self._end(logs)
         return self.history
+
+    def _described(self) -> Rows:
+        """What must be the same on all processes of a group."""
+        plan = self.plan
+        validation = None if plan.validation is None else plan.validation[0]
+        return describe_run({"epochs": plan.epochs, **self.settings()}, plan.data, validation)
 
     def _expect_saveable(self) -> None:
         """Refuse now what could not be saved at the end; without anything that saves, say what Ctrl-C could not do."""
@@ -243,6 +253,8 @@ class Fitting:
         for group in _grouped(map(self._runnable, batches), plan.accumulate):
             if not group[0].labels and trainer.model.feed.labels:
                 raise DataError("Trainer.fit: the data has no labels", fix="give y, or batches of (inputs, labels)")
+            if is_first and self.step == 0 and not plan.data.in_memory():
+                self.together.compare_first(partial(describe_batch, group[0]))
             is_first = False
             if self.signals.caught:
                 raise StoppedError

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 
 from mlcompute.errors import DataError
 from mlcompute.trainer.data import Batch, Data, Epoch
+from mlcompute.trainer.metrics import Array
 
 
 class Rounds(Data):
@@ -24,6 +25,9 @@ class Rounds(Data):
 
     def batch_count(self, size: int, least: int = 1) -> int | None:
         return self._per_epoch
+
+    def in_memory(self) -> Mapping[str, Array]:
+        return self._data.in_memory()
 
     def check(self, epochs: int, batch_size: int | None) -> None:
         self._data.check(1, batch_size)

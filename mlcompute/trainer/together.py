@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from mlcompute.errors import ProcessError
+from mlcompute.errors import ProcessError, warn
+from mlcompute.group.agreement import Rows, difference, packed
 from mlcompute.group.exchange import Kind
 from mlcompute.runtime.session import session_of
 from mlcompute.trainer.callbacks.callback import Callback
@@ -66,14 +67,46 @@ class Together:
             return
         trainer = self._trainer
         mine = [trainer.stop_training, trainer.stopped_by, trainer.learning_rate, signals.noticed]
-        try:
-            gathered = self._group.exchange.gather_bytes(Kind.TRAINER, json.dumps(mine).encode())
-        except ProcessError as error:
-            if not error.is_lost or not session_of(trainer.training).goes_on_without_others():
-                raise
+        said = [json.loads(one) for one in self._gathered(json.dumps(mine).encode())]
+        if not said:
             return  # what was decided here holds: callbacks that change the run see the same everywhere
-        said = [json.loads(one) for one in gathered]
         trainer.stop_training, trainer.stopped_by, rate, _ = said[0]
         if rate != trainer.learning_rate:
             trainer.optimizer.schedule_rate(rate)
         signals.agree(noticed for *_, noticed in said)
+
+    def compare(self, run: Callable[[], Rows]) -> None:
+        """Refuse a run whose arguments or data in memory are not the same on all processes."""
+        found = self._differing(run)
+        if found is not None:
+            rank, how = found
+            raise ProcessError(
+                f"Trainer.fit: rank {rank} has other data or arguments than rank 0: {how}",
+                fix="give all processes the same ones: each takes its own part of every batch",
+                ranks=(rank,),
+                is_told=True,
+            )
+
+    def compare_first(self, batch: Callable[[], Rows]) -> None:
+        """Warn where the first batch of an iterable is not the same on all processes: it may be meant so."""
+        found = self._differing(batch)
+        if found is not None and self.is_first:
+            warn(
+                f"Trainer.fit: the first batch of rank {found[0]} is another than that of rank 0: {found[1]}; each "
+                "process takes its own part of every batch, so the result depends on the number of processes. Give "
+                "all of them the same batches in the same order, with the same random numbers"
+            )
+
+    def _differing(self, rows: Callable[[], Rows]) -> tuple[int, str] | None:
+        gathered = self._gathered(packed(rows())) if self._group is not None else []
+        return difference(gathered) if gathered else None
+
+    def _gathered(self, message: bytes) -> list[bytes]:
+        """What all processes say; nothing when some are gone, and the others go on without them."""
+        assert self._group is not None
+        try:
+            return self._group.exchange.gather_bytes(Kind.TRAINER, message)
+        except ProcessError as error:
+            if not error.is_lost or not session_of(self._trainer.training).goes_on_without_others():
+                raise
+            return []

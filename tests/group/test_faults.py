@@ -204,9 +204,19 @@ def raises(group, rank):
 
 
 def runs_out(group, rank):
-    one, rows = trainer(group), 32 if group.rank == rank else 80
-    one.fit(X[:rows], Y[:rows], epochs=1, verbose=0)
+    batches = [(X[:16], Y[:16])] * (2 if group.rank == rank else 5)
+    trainer(group).fit((one for one in batches), epochs=1, verbose=0)
     group.exchange.leave()
+
+
+def other_values(group, rank):
+    x = X.copy()
+    x[70, 2] += group.rank == rank
+    trainer(group).fit(X, Y, epochs=1, validation=(x, Y), verbose=0)
+
+
+def other_order(group, rank):
+    trainer(group).fit(X, Y, epochs=1, shuffle_seed=int(group.rank == rank), verbose=0)
 
 
 def other_batch(group, rank):
@@ -244,6 +254,8 @@ def other_graph(group, rank):
 CASES = {
     raises: "rank {rank} failed: .*out of luck",
     runs_out: "rank {rank} (has ended its program|is in)|rank . is in",
+    other_values: r"rank {rank} has other data or arguments than rank 0: validation 'x' is float32 \(90, 6\) with",
+    other_order: "rank {rank} has other data or arguments than rank 0: shuffle_seed is 1, on rank 0 shuffle_seed is 0",
     other_batch: "rank {rank} has another graph than rank 0: batch size is",
     other_optimizer: "rank {rank} has another graph than rank 0: optimizer is",
     other_type: "rank {rank} has another graph than rank 0",
@@ -273,7 +285,7 @@ def outcomes(size, work, timeout):
 
 @pytest.mark.parametrize("work", CASES)
 def test_d4_one_process_does_something_else(work):
-    """Seven kinds, each with 2 to 4 processes, rank after rank (rank 0 is who the others are compared with)."""
+    """Nine kinds, each with 2 to 4 processes, rank after rank (rank 0 is who the others are compared with)."""
     for size in (2, 3, 4):
         for rank in range(1, size) if size < 4 else (3,):
             began = time.monotonic()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
+from mlcompute.trainer.same_data import describe
 from tests.group.threads import run_group
 
 RNG = np.random.default_rng(5)
@@ -128,6 +129,29 @@ def test_a_signal_on_one_process_stops_all_after_the_same_step(tmp_path):
     assert run_group(2, work) == [3, 3]
     with mlc.Checkpoint(tmp_path / "stopped.safetensors") as saved:
         assert saved.progress["trainer"]["step"] == 3
+
+
+def test_batches_of_an_iterable_that_differ_are_a_warning():
+    """Random changes of its own on every process may be meant."""
+
+    def work(group):
+        x = X[:16] + (group.rank == 1)
+        return trainer(group).fit(iter([(x, Y[:16])]), epochs=1, verbose=0)
+
+    with pytest.warns(UserWarning, match="the first batch of rank 1 is another than that of rank 0: 'x' is float32"):
+        run_group(2, work)
+
+
+def test_large_data_is_compared_by_some_of_its_samples():
+    """From the first to the last, about a megabyte of them."""
+    data = np.zeros((3000, 1000), np.float32)
+    first = describe(data)
+    data[1] = 1
+    assert describe(data) == first  # not looked at
+    for rows in (slice(0, 1), slice(1500, 1512), slice(2999, 3000)):
+        changed = data.copy()
+        changed[rows] = 1
+        assert describe(changed) != first
 
 
 def test_a_group_is_a_group():
