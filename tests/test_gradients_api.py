@@ -507,3 +507,44 @@ def test_user_gradients_of_foreign_tensors_are_refused() -> None:
     for foreign in (net.x, mlc.Tensor(shape=(4, 5)), net.first.weights):
         with pytest.raises(mlc.GraphError, match="is no result of this graph"):
             net.training.allocate_user_gradient(foreign)
+
+
+def test_a_fed_gradient_is_read_where_it_was_fed() -> None:
+    """The gradient of the tensor it was fed for; that of a tensor which merely has the same one is a copy."""
+    graph = mlc.TrainingGraph()
+    x = graph.input((2, 3), "x")
+    y = graph.add(x, x)
+    z = graph.add(y, mlc.Tensor(shape=(2, 3), fill_with_data=1.0))
+    graph.add_inputs({"x": x})
+    fed = graph.allocate_user_gradient(z)
+    device = mlc.Device.cpu()
+    graph.compile(options=ALL_GRADIENTS, device=device)
+    dz = normal(2, 3)
+    graph.bind_and_write_data({"x": normal(2, 3), "dz": dz}, for_inputs={"x": x, "dz": fed}, to=device)
+    graph.execute_forward(options=mlc.ExecutionOptions.SYNCHRONOUS)
+    graph.execute_gradient(options=mlc.ExecutionOptions.SYNCHRONOUS)
+    before = dz.copy()
+    assert_close(graph.gradient_tensor(z).data, before)
+    dz[:] = 0
+    assert_close(graph.gradient_tensor(y).data, before)
+    assert_close(graph.gradient_tensor(x).data, 2 * before)
+
+
+def test_what_the_caller_writes_between_the_passes_changes_no_gradient() -> None:
+    graph = mlc.TrainingGraph()
+    x = graph.input((2, 3), "x")
+    y = graph.activation(x, "silu")
+    graph.add_inputs({"x": x})
+    fed, device = graph.allocate_user_gradient(y), mlc.Device.cpu()
+    graph.compile(options=ALL_GRADIENTS, device=device)
+    data, dy = normal(2, 3), normal(2, 3)
+    sigmoid = 1 / (1 + np.exp(-data))
+    expected = dy * sigmoid * (1 + data * (1 - sigmoid))
+    graph.bind_and_write_data({"x": data, "dy": dy}, for_inputs={"x": x, "dy": fed}, to=device)
+    for options in (mlc.ExecutionOptions.SYNCHRONOUS, mlc.ExecutionOptions.NONE):
+        before = data.copy()
+        graph.execute_forward(options=options)
+        data[:] = 7
+        graph.execute_gradient(options=options).wait()
+        assert_close(graph.gradient_tensor(x).data, expected)
+        data[:] = before

@@ -98,6 +98,10 @@ def _is_fused_whole(context: Context) -> bool:
     return _is_fused(context) and not context.program.sums
 
 
+def _recomputes(context: Context) -> bool:
+    return _is_fused_whole(context) or (context.style == "split" and _fuses_elementwise(context))
+
+
 def _fuses_elementwise(context: Context) -> bool:
     return context.fuses_elementwise
 
@@ -149,7 +153,7 @@ PASSES = [
     Pass(pool_indices, when=_is_fused_whole),
     Pass(lower_precision, when=_asks_for_bfloat16),  # supported steps, on bfloat16 where the device supports that
     Pass(attention_by_token, when=_keeps_logarithms),
-    Pass(rematerialize, when=_is_fused_whole),
+    Pass(rematerialize, when=_recomputes),
     Pass(unmerge_aliased_updates),
     Pass(fuse_epilogues, when=_fuses_epilogues),
     Pass(fuse_normalization, when=_fuses_normalization),

@@ -185,17 +185,19 @@ def views_of(steps: list[Step]) -> dict[Value, Value]:
         if step.op.name == "reshape":
             if source in scattered:
                 continue
-        elif source in scattered or step.op.name != "slice" or not _is_leading(step):
+        elif source in scattered or scatters(step):
             scattered.add(result)
         views[result] = views.get(source, source)
     return views
 
 
-def _is_leading(step: Step) -> bool:
-    """Does a slice keep the whole of every axis but the first, without gaps?"""
+def scatters(step: Step) -> bool:
+    """Does a view other than a reshape leave row-major order? All do but a slice of whole rows, without gaps."""
+    if step.op.name != "slice":
+        return True
     a, shape = step.attributes, step.inputs[0].shape
-    return all(k == 1 for k in a["stride"]) and all(
-        s == 0 and e == extent for s, e, extent in zip(a["start"][1:], a["end"][1:], shape[1:], strict=True)
+    return any(k != 1 for k in a["stride"]) or any(
+        s != 0 or e != extent for s, e, extent in zip(a["start"][1:], a["end"][1:], shape[1:], strict=True)
     )
 
 

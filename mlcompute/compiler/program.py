@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -77,6 +78,12 @@ class Program:
     def phases(self) -> list[str]:
         """Phases that have steps, in order."""
         return list(dict.fromkeys(step.phase for step in self.steps))
+
+    @functools.cached_property
+    def read_after_forward(self) -> frozenset[Value]:
+        """Values of any kind that later phases, or whoever reads what is kept, read: by themselves or through views."""
+        later = {self.plan.base(value) for step in self.steps if step.phase != "forward" for value in step.inputs}
+        return frozenset(later | {self.plan.base(value) for value in self.kept})
 
     def parts(self, phases: Sequence[str]) -> list[tuple[tuple[str, ...], Value | None]]:
         """(phases that run without a stop, what is then added up over all slices) of the named phases."""

@@ -5,6 +5,9 @@
 Elementwise ops run at the speed of memory, and memory is what a training step runs out of: such values are computed
 twice. On devices with much memory (`Traits.recomputes_factors` is False) only those are that elementwise steps alone
 read: they need not be written again.
+
+Where no memory is won, time is: a value the gradient pass reads soon, or that lasts because phases are run one by one,
+is computed again if it is large and one op away from what the gradient pass reads in any case.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from mlcompute.ops.op import Step, Value
 _LEAST_BYTES = 1024
 #: A value that is read so many steps after its making takes its memory for a short time only.
 _SOON = 10
+#: Bytes of a value that no cache keeps until it is read again.
+_LARGE = 1 << 20
 #: Elementwise ops between a value and what it is computed from again: three shortcuts of a residual network.
 _MOST_OPS = 16
 
@@ -36,8 +41,10 @@ def rematerialize(steps: list[Step], context: Context) -> list[Step]:
 class _Rematerialize:
     def __init__(self, steps: list[Step], context: Context) -> None:
         self.steps, self.trace, self.keep = steps, context.trace, context.kept
+        self.in_phases = context.program.runs_in_phases
         index = context.index(steps)
-        self.lasting: set[Value] = set()  # what is kept because others than elementwise steps read it
+        self.lasting: set[Value] = set()  # what others than elementwise steps of the gradient pass read
+        self.recomputes_factors = context.engine.traits.recomputes_factors
         self.makers, self.positions, self.aliases = index.makers, index.positions, index.aliases
         self.first: dict[Value, int] = {}  # where the gradient pass first reads a value
         self.last: dict[Value, int] = {}
@@ -50,7 +57,7 @@ class _Rematerialize:
                 for value in {index.base(value) for value in step.inputs} | set(step.inputs):
                     self.first.setdefault(value, position)
                     self.last[value] = position
-                if not (context.engine.traits.recomputes_factors or step.op.family == "elementwise" or step.op.is_view):
+                if step.op.family != "elementwise" and not step.op.is_view:
                     self.lasting.update(index.base(value) for value in step.inputs)
         self.kept = {index.base(value) for value in self.keep} | self.keep
         self.dropped: set[Value] = set()
@@ -62,11 +69,17 @@ class _Rematerialize:
         (value,) = step.results
         place = self.first.get(value)
         samples = value.shape[0] if value.shape else 1
-        if place is None or value in self.kept or value in self.lasting or value.nbytes < _LEAST_BYTES * samples:
+        if place is None or value in self.kept or value.nbytes < _LEAST_BYTES * samples:
             return
-        if place - self.positions[step] < _SOON:
+        saves_memory = not self.in_phases and place - self.positions[step] >= _SOON
+        if value in self.lasting and not (saves_memory and self.recomputes_factors):
             return
-        chain = self._chain(step, place)
+        if saves_memory:
+            chain = self._chain(step, place)
+        elif value.nbytes >= _LARGE and all(self._is_read(each, place) for each in step.inputs):
+            chain = [step]
+        else:
+            chain = None
         if chain is None:
             return
         self.dropped.add(value)
@@ -103,6 +116,12 @@ class _Rematerialize:
                     return None
                 pending.append(maker)
         return sorted(chain, key=lambda part: self.positions[part])
+
+    def _is_read(self, value: Value, place: int) -> bool:
+        """Does the gradient pass read a value in any case, at a place or later?"""
+        return self._exists(value, place) and (
+            not value.shape or self.last.get(self.aliases.get(value, value), -1) >= place
+        )
 
     def _exists(self, value: Value, place: int) -> bool:
         value = self.aliases.get(value, value)

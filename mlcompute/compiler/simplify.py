@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.compiler.context import Context
+from mlcompute.compiler.plan_memory import scatters
 from mlcompute.compiler.substitution import Substitution
 from mlcompute.ops.op import TABLE, Array, Step, Trace, Value, overwritten_by, run_meaning
 
@@ -61,6 +62,7 @@ class _Simplification:
         self.changed: set[Value] = set()  # what was overwritten, and the views of it
         self.views: dict[Value, list[Value]] = {value: [] for value in self.overwritten}
         self.roots: dict[Value, Value] = {}  # view -> the value whose memory it shows
+        self.scattered: set[Value] = set()  # views that do not lie in row-major order: a reshape of one is a copy
         self.producers: dict[Value, Step] = {}  # of those ops that undo or follow each other
         self.seen: dict[Hashable, tuple[Value, ...]] = {}
         self.scalars: dict[Value, Value] = {}
@@ -101,16 +103,19 @@ class _Simplification:
             kept.append(step)
             if op.name in _PAIRED:
                 self.producers[step.results[0]] = step
-            if op.is_view:
-                self._see(step.results[0], self.root(step.inputs[0]))
+            if op.is_view and not (op.name == "reshape" and step.inputs[0] in self.scattered):
+                self._see(step)
                 self._replace(step, step.results)
 
     def _overwrite(self, target: Value) -> None:
         self.versions[target] = self.versions.get(target, 0) + 1
         self.changed.update((target, *self.views[target]))
 
-    def _see(self, view: Value, root: Value) -> None:
+    def _see(self, step: Step) -> None:
+        view, root = step.results[0], self.root(step.inputs[0])
         self.roots[view] = root
+        if step.inputs[0] in self.scattered or (step.op.name != "reshape" and scatters(step)):
+            self.scattered.add(view)
         if root in self.views:
             self.views[root].append(view)
             if root in self.changed:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlcompute.errors import DataError, ShapeError
+from mlcompute.ops.op import Value
 from mlcompute.runtime.inputs import InputData, Named
 from mlcompute.runtime.run_specification import RunSpecification
 from mlcompute.tensor import Tensor
@@ -66,11 +68,11 @@ def collect_inputs(
     specification: RunSpecification,
     data: Mapping[Tensor, Any],
     method: str,
-    copies: bool | None = None,
+    copies: bool | AbstractSet[Value] | None = None,
 ) -> InputData:
     """Something for every input of the phases that will run.
 
-    copies  by default as the specification says
+    copies  all of it, none, or these values; by default as the specification says
     """
     assert session.compiled is not None
     prefixes = session.compiled.error_prefixes

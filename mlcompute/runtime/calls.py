@@ -112,8 +112,9 @@ def execute_forward(session: Session, call: Call, batch_size: int) -> Execution:
     program = session.program("split", batch)
     assert session.compiled is not None
     specification = session.compiled.specification(program, ("forward",), call.options)
-    # Copied in any case: the gradient pass needs the same numbers, whatever becomes of the caller's memory.
-    inputs = collect_inputs(session, specification, {}, call.method, copies=True)
+    # The gradient pass needs the same numbers, whatever becomes of the caller's memory.
+    copies = specification.copies or program.read_after_forward
+    inputs = collect_inputs(session, specification, {}, call.method, copies=copies)
     passes = Passes(program, session.compiled.executable(program))
     return Run(session, specification, inputs, call, passes).submit()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,10 +43,10 @@ class Inputs:
         linked: Linked,
         *,
         skips: bool,
-        copies: bool,
+        copies: bool | AbstractSet[Value],
         engine: Engine | None = None,
     ) -> InputData:
-        """Something for every input: `skips` what was fed before; `copies` what is read after the call has returned.
+        """Something for every input: `skips` what was fed before; `copies` all, or what is read after the call's end.
 
         engine   of the device that will run, which reads what lies there already without a copy on the host
         """
@@ -76,7 +77,8 @@ class Inputs:
                         fix="give data of this size with the call",
                     )
                 array = _fitting(standing, value, who(tensor), per_sample)
-            inputs[value] = array.copy() if copies else array
+            is_copied = copies if isinstance(copies, bool) else value in copies
+            inputs[value] = array.copy() if is_copied else array
         return inputs
 
     def remember(self, slots: Sequence[InputSlot], inputs: InputData) -> None:

@@ -78,7 +78,7 @@ def test_which_passes_apply() -> None:
     assert plain[0] == "lower"
     assert plain[-1] == "plan_memory"
     split = applied("split", Capable(), optimizer=False)
-    for absent in ("add_updates", "schedule_updates", "rematerialize", "pool_indices", "fuse_update_into_matmul"):
+    for absent in ("add_updates", "schedule_updates", "pool_indices", "fuse_update_into_matmul"):
         assert absent not in split
 
 

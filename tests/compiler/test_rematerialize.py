@@ -118,3 +118,26 @@ def test_lasting_memory_that_changes_meanwhile_is_not_used_again() -> None:
     gradient = differentiate(trace, {y: dy}, [x], set())[x]
     apply(rematerialize, trace, [gradient])
     assert not [step for step in trace.steps if step.op.name == "tanh" and step.phase == "gradient"]
+
+
+def test_what_is_large_and_one_op_away_is_made_again_even_soon() -> None:
+    """x sigmoid(x): its gradient reads x anyway, so that the sigmoid costs an op and saves a way through memory."""
+    for width, made_again in ((1 << 17, True), (1 << 12, False)):
+        trace = Trace()
+        x, dy = feed(trace, (4, width)), feed(trace, (4, width))
+        y = x * ops.sigmoid(x)
+        trace.phase = "gradient"
+        gradient = differentiate(trace, {y: dy}, [x], set())[x]
+        check(trace, [x, dy], [y, gradient])
+        again = [step for step in trace.steps if step.op.name == "sigmoid" and step.phase == "gradient"]
+        assert bool(again) == made_again
+
+
+def test_what_needs_more_than_one_op_is_not_made_again_soon() -> None:
+    trace = Trace()
+    x, dy = feed(trace, (4, 1 << 17)), feed(trace, (4, 1 << 17))
+    y = x * ops.tanh(ops.softplus(x))
+    trace.phase = "gradient"
+    gradient = differentiate(trace, {y: dy}, [x], set())[x]
+    check(trace, [x, dy], [y, gradient])
+    assert not [step for step in trace.steps if step.op.name == "tanh" and step.phase == "gradient"]

@@ -217,3 +217,12 @@ def test_a_second_time_finds_nothing_more(drawn: Drawn) -> None:
     once = [repr(step) for step in drawn.steps]
     apply(simplify, drawn.trace, kept)
     assert [repr(step) for step in drawn.steps] == once
+
+
+def test_a_kept_reshape_that_is_a_copy_anyway_needs_no_second_one() -> None:
+    trace = Trace()
+    x = feed(trace, (2, 3, 4))
+    scattered = ops.transpose(x, (0, 2, 1))
+    kept = [ops.reshape(scattered, (8, 3)), ops.reshape(x, (6, 4))]
+    apply(simplify, trace, kept)
+    assert names(trace) == ["transpose", "reshape", "reshape", "copy"], "only the second shows the memory of x"
