@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,6 +25,7 @@ from mlcompute.building import (
     sequences,
     shapes,
 )
+from mlcompute.building.contents import Contents, contents_of
 from mlcompute.devices.foreign_array import is_on_gpu
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError, ShapeError
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from mlcompute.device import Device
 
 _order = itertools.count()
-#: More than there will ever be nodes: what this is taken off comes before all others.
-_FIRST = 1 << 60
 
 
 @dataclass(eq=False)
@@ -114,20 +112,13 @@ class Graph:
     """
 
     def __init__(self) -> None:
-        self._nodes: list[Node] = []
-        self._node_of: dict[Layer, Node] = {}
-        #: What `input` made, in that order.
-        self._inputs: list[Tensor] = []
-        #: The names that builders have given.
-        self.layer_names = builder.LayerNames()
-        #: What `predict` has compiled, by what was asked for.
-        self.predictors = predicting.Predictors()
+        self._contents = Contents()
 
     def __copy__(self) -> Self:
         """Another graph over the same layers and weights: layers added to one are not in the other."""
         copied = type(self).__new__(type(self))
         for name, value in vars(self).items():
-            shares = not isinstance(value, (list, dict, set, builder.LayerNames))
+            shares = not isinstance(value, (list, dict, set, Contents))
             vars(copied)[name] = value if shares else copy.copy(value)
         return copied
 
@@ -139,11 +130,11 @@ class Graph:
             copy.deepcopy(node, memo)
         for name, value in vars(self).items():
             vars(copied)[name] = copy.deepcopy(value, memo)
-        for node in vars(copied)["_nodes"]:
+        for node in contents_of(copied).nodes:
             node.layer.join(copied)
             for tensor in (*node.sources, *node.labels):
                 tensor.join(copied)
-        for tensor in vars(copied)["_inputs"]:
+        for tensor in contents_of(copied).inputs:
             tensor.join(copied)
         return copied
 
@@ -181,21 +172,21 @@ class Graph:
     @property
     def nodes(self) -> list[Node]:
         """The layers with their sources and results, in an order in which they can be computed."""
-        return list(self._nodes)
+        return list(self._contents.nodes)
 
     @property
     def layers(self) -> list[Layer]:
         """The layers, each once, in the order they were added."""
-        return [node.layer for node in self._nodes]
+        return [node.layer for node in self._contents.nodes]
 
     @property
     def node_count(self) -> int:
         """Number of nodes. They are never removed, so more of them is all that can change."""
-        return len(self._nodes)
+        return len(self._contents.nodes)
 
     def node_of(self, layer: Layer) -> Node | None:
         """The node of a layer; None for a layer the graph does not contain."""
-        return self._node_of.get(layer)
+        return self._contents.node_of.get(layer)
 
     @property
     def graph_objects(self) -> list[Graph]:
@@ -209,15 +200,7 @@ class Graph:
         computed = {result for node in nodes for result in node.results}
         read = (tensor for node in nodes for tensor in (*node.sources, *node.labels))
         others = (t for t in read if t not in computed and not t.keeps_data)
-        return list(dict.fromkeys((*self._inputs, *others)))
-
-    def add_input(self, tensor: Tensor) -> None:
-        """Count a tensor among what has to be fed; expressions of it are added to this graph."""
-        self._inputs.append(tensor)
-        tensor.join(self)
-
-    def before_loss(self, source: Tensor) -> None:
-        """A loss is about to be put on one of its results: the place to say that others were possible."""
+        return list(dict.fromkeys((*self._contents.inputs, *others)))
 
     @property
     def stopped_tensors(self) -> frozenset[Tensor]:
@@ -278,38 +261,12 @@ class Graph:
                 "or pass the same Graph to several training and inference graphs",
             )
         node = Node.of(layer, sources, labels, updates)
-        self._nodes.append(node)
-        self._node_of[layer] = node
+        self._contents.nodes.append(node)
+        self._contents.node_of[layer] = node
         layer.join(self)
         for tensor in (*sources, *labels):
             tensor.join(self)
         return node.results
-
-    def put_first(self, layer: Layer) -> None:
-        """Let a layer without sources come before all others: what a graph computes in the end is not its."""
-        node = self._node_of[layer]
-        self._nodes.remove(node)
-        node.order -= _FIRST
-        self._nodes.insert(sum(one.order < 0 for one in self._nodes), node)
-
-    @contextmanager
-    def undone_on_error(self) -> Iterator[None]:
-        """Nodes and names that are added inside are taken back when it fails."""
-        nodes, names = list(self._nodes), copy.copy(self.layer_names)
-        try:
-            yield
-        except BaseException:
-            self._nodes[:], self.layer_names = nodes, names
-            self._node_of.clear()
-            self._node_of.update((node.layer, node) for node in nodes)
-            raise
-
-    def discard(self, nodes: Collection[Node]) -> None:
-        """Take back nodes that nothing reads any more, and their names."""
-        self._nodes[:] = [node for node in self._nodes if node not in nodes]
-        for node in nodes:
-            del self._node_of[node.layer]
-            self.layer_names.free(node.layer.label)
 
     def split(
         self,

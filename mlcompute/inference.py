@@ -37,7 +37,7 @@ class InferenceGraph(Graph):
 
     def __init__(self, graph_objects: Sequence[Graph] = ()) -> None:
         super().__init__()
-        self._definition = Definition(type(self).__name__, self._nodes, graph_objects)
+        self._definition = Definition(type(self).__name__, self._contents.nodes, graph_objects)
         self._session = Session(self._definition)
 
     # What training and inference graphs share ---------------------------------------------------------------------

@@ -65,7 +65,7 @@ class TrainingGraph(Graph):
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise TypeError(f"{who}: optimizer must be an Optimizer, not {type(optimizer).__name__}")
         super().__init__()
-        self._definition = Definition(who, self._nodes, graph_objects, Learning(loss_layer, optimizer))
+        self._definition = Definition(who, self._contents.nodes, graph_objects, Learning(loss_layer, optimizer))
         self._session = Session(self._definition)
 
     # What training and inference graphs share ---------------------------------------------------------------------

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
+from mlcompute.building.contents import contents_of
 
 X = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
 CPU = mlc.Device.cpu()
@@ -36,7 +37,7 @@ def test_answers_in_one_call(tmp_path: Path) -> None:
     np.testing.assert_allclose(graph.predict(X, outputs="h", device=CPU), h, rtol=1e-5, atol=1e-6)
     both = graph.predict({"x": X}, outputs=["h", graph.nodes[-1].results[0]], batch_size=7, device=CPU)
     assert {name: array.shape for name, array in both.items()} == {"h": (50, 5), "head": (50, 3)}
-    assert len(graph.predictors) == 3
+    assert len(contents_of(graph).predictors) == 3
     for copied in (copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
         assert np.array_equal(copied.predict(X, device=CPU), graph.predict(X, device=CPU))
     trainer = mlc.Trainer(graph, loss="softmax_cross_entropy", device=CPU)

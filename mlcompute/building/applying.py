@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlcompute.building.builder import build
+from mlcompute.building.contents import contents_of, undone_on_error
 from mlcompute.building.expressions import graph_of
 from mlcompute.enums import PaddingPolicy
 from mlcompute.errors import GraphError
@@ -75,7 +76,7 @@ def apply(
     target = graph_of(who, *inputs)
     now = dict(zip(fed, inputs, strict=True))
     present = set(target.nodes)
-    with target.undone_on_error():
+    with undone_on_error(target):
         for node in nodes:
             if not (isinstance(node.layer, ParameterLayer) and node in present):
                 _add(target, node, now, updates, name)
@@ -91,7 +92,7 @@ def _add(target: Graph, node: Node, now: dict[Tensor, Tensor], updates: bool, na
     sources = [now.get(tensor, tensor) for tensor in node.sources]
     shapes = [(old.shape, new.shape) for old, new in zip(node.sources, sources, strict=True)]
     layer = _fitted(node.layer, *shapes[0]) if shapes else copy.copy(node.layer)
-    layer.label = target.layer_names.like(f"{name}_{node.layer.label}" if name else node.layer.label)
+    layer.label = contents_of(target).names.like(f"{name}_{node.layer.label}" if name else node.layer.label)
     target.node(layer, sources=sources, disable_update=not (updates and node.updates))
     results = target.result_tensors(layer)
     for number, (old, new) in enumerate(zip(node.results, results, strict=True)):
@@ -99,7 +100,7 @@ def _add(target: Graph, node: Node, now: dict[Tensor, Tensor], updates: bool, na
         if number == 0:
             new.label = layer.label
     if isinstance(layer, ParameterLayer):
-        target.put_first(layer)
+        contents_of(target).put_first(layer)
 
 
 def _fitted(layer: Layer, before: Shape, after: Shape) -> Layer:

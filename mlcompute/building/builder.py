@@ -1,4 +1,4 @@
-"""What every builder needs: names, fresh parameters, and adding a layer to the graph."""
+"""What every builder needs: choices by name, fresh parameters, and adding a layer to the graph."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from mlcompute.building.choices import ActivationName
+from mlcompute.building.contents import contents_of
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, GraphError, ShapeError
 from mlcompute.foreign_names import advice_for_choice
@@ -73,73 +74,6 @@ def chosen(who: str, name: str, choices: dict[str, Choice], given: object, fix: 
     raise GraphError(f"{who}: {name} is {given!r}", expected=", ".join(choices), fix=fix)
 
 
-class LayerNames:
-    """The names in use in one graph, and the next number of every kind."""
-
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
-        self._numbers: dict[str, int] = {}
-
-    def __copy__(self) -> LayerNames:
-        copied = LayerNames()
-        copied._taken, copied._numbers = set(self._taken), dict(self._numbers)
-        return copied
-
-    def reserve(self, names: Iterable[str]) -> None:
-        """Names that somebody else gave."""
-        self._taken.update(names)
-
-    def has(self, name: str) -> bool:
-        """Is the name in use?"""
-        return name in self._taken
-
-    def like(self, name: str) -> str:
-        """The name, or where it is taken the next free one of name_1, name_2 ..., as files number equal names."""
-        found, number = name, 0
-        while found in self._taken:
-            number += 1
-            found = f"{name}_{number}"
-        self._taken.add(found)
-        return found
-
-    def take(self, who: str, given: str, kind: str, followed_by: str = "") -> str:
-        """The given name, which nothing else built here may have, or the kind with the next free number.
-
-        followed_by  `name_<this>` must be free too: a second layer gets it
-        """
-        if given:
-            if not isinstance(given, str):
-                raise TypeError(f"{who}.{kind}: name must be a string, not {type(given).__name__}")
-            if used := self._used(given, followed_by):
-                raise GraphError(
-                    f"{who}.{kind}: something in this graph is already named {used!r}",
-                    fix="give every layer its own name, or leave the name out",
-                )
-            name = given
-        else:
-            while True:
-                self._numbers[kind] = self._numbers.get(kind, 0) + 1
-                name = f"{kind}{self._numbers[kind]}"
-                if not self._used(name, followed_by):
-                    break
-        self._taken.add(name)
-        return name
-
-    def _used(self, name: str, followed_by: str) -> str:
-        both = (name, f"{name}_{followed_by}") if followed_by else (name,)
-        return next((one for one in both if one in self._taken), "")
-
-    def free(self, name: str) -> None:
-        """The layer with this name is gone."""
-        self._taken.discard(name)
-
-    def give_back(self, name: str, given: str, kind: str) -> None:
-        """The call that took the name failed: it is free again, and so is its number."""
-        self._taken.discard(name)
-        if not given:
-            self._numbers[kind] -= 1
-
-
 def building() -> tuple[Graph, ...]:
     """The graphs of the `with graph:` blocks around, the innermost last."""
     return _BUILDING.get()
@@ -195,8 +129,10 @@ def input(
         wrong = "the batch, which may be of any size as it is" if 0 in axes else f"not one of {rank} axes"
         raise ShapeError(f"{who}: varies is {list(varies)}: {wrong}", expected=f"1 to {rank - 1}, or negative")
     tensor.varies = tuple(sorted(set(axes)))
-    tensor.label = self.layer_names.take(type(self).__name__, name, "input")
-    self.add_input(tensor)
+    contents = contents_of(self)
+    tensor.label = contents.names.take(type(self).__name__, name, "input")
+    contents.inputs.append(tensor)
+    tensor.join(self)
     return tensor
 
 
@@ -239,7 +175,7 @@ def parameter(
     layer = ParameterLayer(tensor)
     tensor.label = build(self, layer, [], name, "parameter", updates=updates).label
     tensor.join(self)
-    self.put_first(layer)
+    contents_of(self).put_first(layer)
     return tensor
 
 
@@ -276,12 +212,12 @@ def build(
     who = type(graph).__name__
     followed = None if activation is None else _activation(f"{who}.{kind}", activation)
     given = name
-    name = graph.layer_names.take(who, given, kind, followed_by if followed is None else followed[0])
+    name = contents_of(graph).names.take(who, given, kind, followed_by if followed is None else followed[0])
     layer.label = name
     try:
         result = graph.node(layer, sources=list(sources), disable_update=not updates, loss_labels=labels)
     except Exception:
-        graph.layer_names.give_back(name, given, kind)
+        contents_of(graph).names.give_back(name, given, kind)
         raise
     for slot, parameter in layer.parameters.items():
         if parameter.tensor.keeps_data and parameter.tensor.label.startswith("data"):

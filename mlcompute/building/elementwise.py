@@ -17,6 +17,7 @@ from mlcompute.building.builder import (
     own_layer,
 )
 from mlcompute.building.choices import AnyActivationName, ArithmeticName, ComparisonName
+from mlcompute.building.contents import undone_on_error
 from mlcompute.enums import ArithmeticOperation, ComparisonOperation, DataType, SoftmaxOperation
 from mlcompute.errors import ShapeError
 from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
@@ -190,7 +191,7 @@ def arithmetic(self: Graph, kind: ArithmeticName, x: Operand, y: Operand | None 
         return build(self, ArithmeticLayer(operation), [_one_tensor(who, first)], name, kind)
     second = number_or_tensor(who, y, x)
     if widest := _widest(first, second, divides=kind == "divide", adds=True):
-        with self.undone_on_error():
+        with undone_on_error(self):
             return self.arithmetic(kind, *(_cast(self, one, widest) for one in (first, second)), name=name)
     if kind in _COMMUTATIVE and not isinstance(first, Tensor):
         first, second = second, first
@@ -215,7 +216,7 @@ def compare(self: Graph, kind: ComparisonName, x: Operand, y: Operand | None = N
         return build(self, ComparisonLayer(operation), [_one_tensor(who, first)], name, kind)
     second = number_or_tensor(who, y, x)
     if widest := _widest(first, second):
-        with self.undone_on_error():
+        with undone_on_error(self):
             return self.compare(kind, *(_cast(self, one, widest) for one in (first, second)), name=name)
     if kind in _EXCHANGED and not isinstance(first, Tensor):
         kind = _EXCHANGED[kind]
@@ -238,7 +239,7 @@ def where(self: Graph, condition: Tensor, x: Operand, y: Operand, *, name: str =
         raise TypeError(f"{who}: the condition must be a Tensor, not {type(condition).__name__}{about}")
     first, second = constant_like(who, x, y), constant_like(who, y, x)
     if widest := _widest(first, second):
-        with self.undone_on_error():
+        with undone_on_error(self):
             return self.where(condition, _cast(self, first, widest), _cast(self, second, widest), name=name)
     result = build(self, SelectionLayer(), [condition, first, second], name, "where")
     return label_constants(result, (first, second), (x, y))

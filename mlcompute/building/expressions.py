@@ -16,6 +16,7 @@ import numpy as np
 
 from mlcompute.building.builder import Operand, build, building, constant_like, is_operand, label_constants
 from mlcompute.building.choices import AnyActivationName, ArithmeticName, ComparisonName, LossReduction, ReductionName
+from mlcompute.building.contents import undone_on_error
 from mlcompute.enums import DataType, SoftmaxOperation
 from mlcompute.errors import GraphError, ShapeError
 from mlcompute.layers.arguments import whole
@@ -100,7 +101,7 @@ def matmul(x: Tensor | Array, y: Tensor | Array) -> Tensor:
         return _NOT_MINE
     graph = graph_of("Tensor.matmul", x, y)
     first, second = constant_like("Tensor.matmul", x, y), constant_like("Tensor.matmul", y, x)
-    with graph, graph.undone_on_error():
+    with graph, undone_on_error(graph):
         # A vector is a row on the left and a column on the right; the axis it was given goes again.
         rows = index(first, (None, ...)) if len(first.shape) == 1 else first
         columns = index(second, (..., None)) if len(second.shape) == 1 else second
@@ -197,7 +198,7 @@ def argmax(x: Tensor, axis: int, keepdims: bool) -> Tensor:
 def variance(x: Tensor, axis: int | Sequence[int] | None, correction: int, keepdims: bool) -> Tensor:
     """mean (x - mean x)^2, for a correction times n / (n - correction)."""
     graph = graph_of("Tensor.var", x)
-    with graph.undone_on_error():
+    with undone_on_error(graph):
         difference = x - reduce("mean", x, axis, True)
         result = reduce("mean", difference**2, axis, keepdims)
         if whole("Tensor.var", "correction", correction) == 0:
@@ -319,7 +320,7 @@ def stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
                 expected="equal shapes",
                 fix="mlc.concatenate joins along an axis that is there",
             )
-    with graph_of("stack", *listed) as graph, graph.undone_on_error():
+    with graph_of("stack", *listed) as graph, undone_on_error(graph):
         axes = [[axis] for axis in range(rank)]
         axes.insert(place, [])
         longer = [build(graph, _arranged(tensor.shape, axes), [tensor], "", "reshape") for tensor in listed]

@@ -10,16 +10,6 @@ if TYPE_CHECKING:
     from mlcompute.graph import Graph
 
 
-class Predictors(dict[tuple[Any, ...], Any]):
-    """Those of a graph, by what was asked for. A copy of the graph has none."""
-
-    def __copy__(self) -> Predictors:
-        return Predictors()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Predictors:
-        return Predictors()
-
-
 def predict(
     self: Graph,
     x: Any,

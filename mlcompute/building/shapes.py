@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mlcompute.building.builder import build, chosen, expect_rank
 from mlcompute.building.choices import ReductionName
+from mlcompute.building.contents import undone_on_error
 from mlcompute.enums import DataType, ReductionType
 from mlcompute.layers.reduction import ReductionLayer
 from mlcompute.layers.shaping import ReshapeLayer, SliceLayer
@@ -68,7 +69,7 @@ def reduce(
     """
     which = chosen(f"{type(self).__name__}.reduce", "kind", _REDUCTIONS, kind)
     if kind in ("sum", "mean") and isinstance(x, Tensor) and x.descriptor.data_type == DataType.BOOLEAN:
-        with self.undone_on_error():  # they count as 0 and 1
+        with undone_on_error(self):  # they count as 0 and 1
             numbers = self.cast(x, DataType.FLOAT32)
             return self.reduce(numbers, kind, dimensions=dimensions, keeps_dimensions=keeps_dimensions, name=name)
     axes = dimensions if isinstance(dimensions, Iterable) else [dimensions]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mlcompute.building.contents import contents_of
 from mlcompute.errors import warn
 from mlcompute.graph import Graph
 from mlcompute.onnx.weights import Judgement
@@ -52,8 +53,9 @@ class ImportedGraph(Graph):
         self.loss_output: str | None = None
         #: Is it the only one, or did the caller choose it?
         self.is_output_chosen = True
+        contents_of(self).before_loss = self._before_loss
 
-    def before_loss(self, source: Tensor) -> None:
+    def _before_loss(self, source: Tensor) -> None:
         if self.loss_output is None or self.is_output_chosen or self.outputs[self.loss_output] is not source:
             return
         others = ", ".join(f"'{name}'" for name in self.outputs if name != self.loss_output)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, overload
 
+from mlcompute.building.contents import contents_of
 from mlcompute.graph import Graph, Node
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
@@ -139,7 +140,8 @@ class Definition:
         if known and learning.placed_on == [source, *labels]:
             return known
         for graph in self.graphs:
-            graph.before_loss(source)
+            if (told := contents_of(graph).before_loss) is not None:
+                told(source)
         if loss is not None:
             found = [Node.of(loss, [source], labels)]
         else:

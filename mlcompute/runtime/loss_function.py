@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from mlcompute.building.contents import contents_of, undone_on_error
 from mlcompute.errors import GraphError
 from mlcompute.graph import Graph, Node
 from mlcompute.layers.loss import LossLayer
@@ -35,10 +36,11 @@ def apply_loss(
     parts  the graphs that one is made of: a function that adds to them is refused, it may be called again
     """
     graph = Graph()
-    graph.layer_names.reserve(node.layer.label for node in nodes)
+    names = contents_of(graph).names
+    names.reserve(node.layer.label for node in nodes)
     with ExitStack() as stack:
         for part in parts:  # what cannot be placed leaves nothing behind
-            stack.enter_context(part.undone_on_error())
+            stack.enter_context(undone_on_error(part))
         stack.enter_context(graph)
         counts = [part.node_count for part in parts]
         loss = function(prediction, *labels)
@@ -48,7 +50,7 @@ def apply_loss(
                 fix="write it without that graph: mlc.cross_entropy(y, t) for graph.cross_entropy(y, t), y - t for "
                 "graph.subtract(y, t); or build the loss in the graph, with graph.minimize(loss), and give none",
             )
-        minimize_result(f"{who}: the loss function", graph, loss, "" if graph.layer_names.has("loss") else "loss")
+        minimize_result(f"{who}: the loss function", graph, loss, "" if names.has("loss") else "loss")
     return graph
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from mlcompute.building.contents import contents_of
 from mlcompute.compiler.program import Program
 from mlcompute.enums import GraphCompilationOptions
 from mlcompute.graph import Graph, Node
@@ -148,7 +149,7 @@ def copied(self: AnyCompiledGraph) -> AnyCompiledGraph:
     A training graph shares its optimizer, and so moments and step count, with its copy.
     """
     copy = Graph.__copy__(self)
-    definition = self._definition.copied(vars(copy)["_nodes"])
+    definition = self._definition.copied(contents_of(copy).nodes)
     vars(copy).update(_definition=definition, _session=self._session.copied(definition))
     return copy
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlcompute.building.applying import Outputs, last_nodes, name_of_result, nodes_behind, result_named, without_losses
+from mlcompute.building.contents import contents_of
 from mlcompute.device import Device, expect_device
 from mlcompute.errors import Error, GraphError
 from mlcompute.inference import InferenceGraph
@@ -81,9 +82,10 @@ def answers(graph: Graph, x: Any, outputs: Outputs, batch_size: int | None, devi
     wanted = _wanted(who, graph, outputs)
     chosen = (graph.device or Device()) if device == "best" else expect_device(who, "device", device)
     key = (graph.node_count, *wanted.items(), chosen.actual_device_type)
-    if key not in graph.predictors:
-        graph.predictors[key] = Predictor(graph, wanted, chosen)
-    predictor = graph.predictors[key]
+    known = contents_of(graph).predictors
+    if key not in known:
+        known[key] = Predictor(graph, wanted, chosen)
+    predictor = known[key]
     data = data_from(who, predictor.feed, x, only_inputs=True)
     data.check(1, batch_size)
     size = predictor.feed.batch if batch_size is None else whole(who, "batch_size", batch_size, 1)

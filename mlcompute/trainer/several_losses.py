@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 
 from mlcompute.building.applying import result_named
 from mlcompute.building.choices import LossName
+from mlcompute.building.contents import contents_of, undone_on_error
 from mlcompute.building.losses import LOSSES
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError
@@ -118,8 +119,8 @@ def _with_loss(
     mine: list[Node] = []
 
     def place(*labels: Tensor) -> None:
-        with graph.undone_on_error(), training.undone_on_error(), training:
-            training.discard(mine)
+        with undone_on_error(graph), undone_on_error(training), training:
+            contents_of(training).discard(mine)
             others = set(training.nodes)
             result = function(prediction, *labels)
             minimize_result(f"Trainer: the loss function of '{name}'", training, result, term, weight)
