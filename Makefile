@@ -75,7 +75,7 @@ $(PY):
 # One stamp per extra of pyproject.toml, newer than it once the extra is installed.
 $(VENV)/.has-%: pyproject.toml | $(PY)
 	@echo "installing into $(VENV), once: mlcompute and what its extra '$*' needs"
-	@$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[$*,onednn]"
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
 	@touch $@
 
 clean:

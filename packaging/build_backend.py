@@ -1,9 +1,9 @@
-"""setuptools, and in the wheel for Linux on x86-64 one copy of oneDNN.
+"""setuptools, and on Linux on x86-64 oneDNN.
 
 oneDNN's own wheel holds the library three times, as links cannot be stored in a wheel: 164 MB that a dependency on it
 would cost every user. It is a requirement of the build instead; the wheel built here holds the library once, without
-the symbols that only debuggers read, 44 MB. Elsewhere, and in a clone that is installed to be edited, nothing is added:
-there the extra `onednn` of pyproject.toml brings the library.
+the symbols that only debuggers read, 44 MB. A clone that is installed to be edited holds nothing but a path: there, and
+there alone, oneDNN's wheel is a dependency.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from typing import Any
 
 from setuptools import build_meta
 from setuptools.build_meta import (  # noqa: F401  # what a build frontend asks for
-    build_editable,
     build_sdist,
     get_requires_for_build_editable,
     get_requires_for_build_sdist,
-    prepare_metadata_for_build_editable,
     prepare_metadata_for_build_wheel,
 )
 
 WHEEL = "onednn-cpu-gomp"
+NEEDED = f"{WHEEL}>=2023"
 LIBRARY = "libdnnl.so.3"
 #: Where mlcompute/devices/cpu/onednn/library.py looks first.
 PLACE = "mlcompute/devices/cpu/onednn"
@@ -46,7 +45,7 @@ def is_bundled() -> bool:
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
     """What setuptools wants, and the library."""
     wanted = build_meta.get_requires_for_build_wheel(config_settings)
-    return [*wanted, f"{WHEEL}>=2023"] if is_bundled() else wanted
+    return [*wanted, NEEDED] if is_bundled() else wanted
 
 
 def build_wheel(folder: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
@@ -60,6 +59,25 @@ def build_wheel(folder: str, config_settings: Any = None, metadata_directory: st
     with tempfile.TemporaryDirectory() as scratch:
         files[LIBRARY] = stripped(files[LIBRARY], Path(scratch))
         return with_files(Path(folder) / name, {f"{PLACE}/{name}": path.read_bytes() for name, path in files.items()})
+
+
+def prepare_metadata_for_build_editable(folder: str, config_settings: Any = None) -> str:
+    """The metadata of a clone that is installed to be edited; it depends on oneDNN's wheel."""
+    name = build_meta.prepare_metadata_for_build_editable(folder, config_settings)
+    if is_bundled():
+        file = Path(folder) / name / "METADATA"
+        headers, _, text = file.read_text(encoding="utf-8").partition("\n\n")
+        file.write_text(f"{headers}\nRequires-Dist: {NEEDED}\n\n{text}", encoding="utf-8")
+    return name
+
+
+def build_editable(folder: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
+    """The name of the wheel that was written into the folder, with the metadata of above."""
+    if metadata_directory is not None:
+        return str(build_meta.build_editable(folder, config_settings, metadata_directory))
+    with tempfile.TemporaryDirectory() as scratch:
+        prepare_metadata_for_build_editable(scratch, config_settings)
+        return str(build_meta.build_editable(folder, config_settings, scratch))
 
 
 def stripped(library: Path, folder: Path) -> Path:

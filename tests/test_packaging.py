@@ -60,3 +60,20 @@ def test_the_library_lies_where_it_is_looked_for(
     (tmp_path / library._FILE).touch()
     monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
     assert library._candidates()[0] == str(tmp_path / library._FILE)
+
+
+def test_a_clone_to_be_edited_depends_on_onednn(
+    backend: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plain(folder: str, settings: object = None) -> str:
+        (Path(folder) / "net.dist-info").mkdir()
+        (Path(folder) / "net.dist-info" / "METADATA").write_text("Name: net\nRequires-Dist: numpy\n\nThe\n\ntext.\n")
+        return "net.dist-info"
+
+    monkeypatch.setattr(backend.build_meta, "prepare_metadata_for_build_editable", plain)
+    for bundled, line in ((True, "Requires-Dist: onednn-cpu-gomp>=2023\n"), (False, "")):
+        monkeypatch.setattr(backend, "is_bundled", lambda bundled=bundled: bundled)
+        (folder := tmp_path / str(bundled)).mkdir()
+        assert backend.prepare_metadata_for_build_editable(str(folder)) == "net.dist-info"
+        said = (folder / "net.dist-info" / "METADATA").read_text()
+        assert said == f"Name: net\nRequires-Dist: numpy\n{line}\nThe\n\ntext.\n"

@@ -128,7 +128,7 @@ class Engine(ABC):
     smallest_bfloat16: int = 0
 
     def facts(self) -> dict[str, str]:
-        """What the engine is made of on this machine, for people to read."""
+        """What the engine is made of on this machine, for people to read; "note" is shown below summaries too."""
         return {}
 
     @property

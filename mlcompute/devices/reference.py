@@ -34,8 +34,8 @@ class Reference(Engine):
         self._reason = reason
 
     def facts(self) -> dict[str, str]:
-        because = {"because": self._reason} if self._reason else {}
-        return {**because, "loops": f"NumPy {np.__version__}", "libraries": "NumPy"}
+        note = {"note": f"slow; {self._reason}"} if self._reason else {}
+        return {"loops": f"NumPy {np.__version__}", "libraries": "NumPy", **note}
 
     def supports(self, step: Step) -> bool:
         return True

@@ -159,7 +159,8 @@ def summarize(graph: Graph) -> Summary:
         note = "the graph has changed since it was compiled" if changed else "the loss still waits for its labels"
         return Summary(title, tuple(layer_facts(graph)), note=f"{note}: kernels and memory are not known yet")
     engine, kind = session.device.engine, session.device.actual_device_type.name
-    threads = engine.facts().get("threads", "")
+    facts = engine.facts()
+    threads = facts.get("threads", "")
     plural = "thread" if threads == "1" else "threads"
     step, most = program.plan.nbytes + session.state_bytes(), session.memory_size()
     return Summary(
@@ -169,6 +170,7 @@ def summarize(graph: Graph) -> Summary:
         step,
         session.state_bytes(),
         program.batch_size,
+        note=facts.get("note", ""),
         minimises=minimises(session),
         passes_memory=most if most > step else 0,
     )

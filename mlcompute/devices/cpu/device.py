@@ -93,12 +93,13 @@ class Cpu(Engine):
 
         library = onednn.load()
         version = ".".join(map(str, llvm.llvm_version_info))
-        return {
+        facts = {
             "loops": f"LLVM {version} for {llvm.get_host_cpu_name()}",
-            "libraries": library.name if library else f"our own kernels; {onednn.why_missing()}",
+            "libraries": library.name if library else "our own kernels",
             "bfloat16": _BFLOAT16_FACTS[onednn.has_bfloat16_instructions()],
             "threads": str(self.threads),
         }
+        return facts if library else facts | {"note": f"can be slower; {onednn.why_missing()}"}
 
     def supports(self, step: Step) -> bool:
         supports = SUPPORTS.get(step.op.name)

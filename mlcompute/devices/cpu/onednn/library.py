@@ -194,6 +194,8 @@ def own(owner: object, destroy: Callable[[int], int], handle: int) -> None:
 
 _FILE = {"darwin": "libdnnl.3.dylib", "win32": "dnnl.dll"}.get(sys.platform, "libdnnl.so.3")
 _WHEEL = "onednn-cpu-gomp"
+_HAS_WHEEL = sys.platform == "linux" and platform.machine() == "x86_64"
+_GET = f"pip install {_WHEEL}" if _HAS_WHEEL else "install oneDNN 3.x"
 _VARIABLE = "MLCOMPUTE_ONEDNN"
 
 
@@ -225,7 +227,7 @@ def _load() -> tuple[OneDNN | None, str]:
         reasons.append(f"{path}: {found}")
     if not reasons:
         return None, f"oneDNN: switched off, {_VARIABLE} is empty"
-    return None, "oneDNN cannot be used:\n  " + "\n  ".join(reasons)
+    return None, "oneDNN cannot be used: " + ("\n  " * (len(reasons) > 1) + "\n  ".join(reasons))
 
 
 def _candidates() -> list[str]:
@@ -272,9 +274,9 @@ def _open(path: str) -> OneDNN | str:
     except AttributeError:
         return "not a oneDNN library (it has no dnnl_version)"
     if version.major != 3:
-        return f"is oneDNN {version.major}.{version.minor}; 3.x is needed: pip install {_WHEEL}"
+        return f"is oneDNN {version.major}.{version.minor}; 3.x is needed: {_GET}"
     if version.cpu_runtime not in (_SEQUENTIAL, _OPENMP):
-        return f"was built for another threading library than OpenMP; pip install {_WHEEL}"
+        return f"was built for another threading library than OpenMP; {_GET}"
     try:
         return OneDNN(library, path)
     except AttributeError as error:
@@ -285,5 +287,5 @@ def _advice(path: str, error: str) -> str:
     if "libgomp" in error:
         return f"{error}; install GCC's OpenMP runtime: apt install libgomp1, or dnf install libgomp"
     if path == _FILE:
-        return f"not on this system; pip install {_WHEEL}, or set {_VARIABLE} to the file of a oneDNN 3.x"
+        return f"not on this system; {_GET}, or set {_VARIABLE} to the file of a oneDNN 3.x"
     return error
