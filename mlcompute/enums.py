@@ -28,16 +28,22 @@ class DataType(enum.IntEnum):
     INT8 = 8
     UINT8 = 9
     COUNT = 10
+    # Not in ML Compute: numbered behind its sentinel, so that its own values stay as they are.
+    BFLOAT16 = 11
 
     @property
     def numpy(self) -> np.dtype[np.generic]:
-        """The NumPy dtype with the same memory layout."""
+        """The NumPy dtype with the same memory layout; BFLOAT16's is `ml_dtypes.bfloat16`."""
+        if self is DataType.BFLOAT16 and self not in _NUMPY:
+            from mlcompute.ops.bfloat16 import bfloat16  # most programs need no extension types
+
+            _NUMPY[self] = bfloat16()
         return _NUMPY[self]
 
     @property
     def is_floating(self) -> bool:
-        """True for FLOAT32 and FLOAT16."""
-        return self in (DataType.FLOAT32, DataType.FLOAT16)
+        """True for FLOAT32, FLOAT16 and BFLOAT16."""
+        return self in (DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16)
 
 
 class RandomInitializerType(enum.IntEnum):

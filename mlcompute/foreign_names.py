@@ -137,7 +137,7 @@ ATTRIBUTES: dict[str, str] = {
     "Softmax": f"{_LAYERS}graph.softmax(x)",
     "SparseCategoricalCrossentropy": "Trainer(loss='softmax_cross_entropy'), or graph.cross_entropy(y, labels)",
     "Variable": "mlc.Tensor(shape=..., data=...)",
-    "bfloat16": "mlc.Device.gpu(precision='bf16')",
+    "bfloat16": "mlc.DataType.BFLOAT16, or mlc.Device.gpu(precision='bf16') for all activations",
     "cat": "mlc.concatenate([x, y], axis)",
     "compile": "mlc.Trainer(graph, loss=..., optimizer=...), or TrainingGraph.compile: every graph is compiled",
     "cuda": "mlc.Device.gpu()",

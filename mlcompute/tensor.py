@@ -15,6 +15,7 @@ from mlcompute.devices.foreign_array import Lying, is_on_gpu
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.foreign_names import TENSOR_ATTRIBUTES, advice_for_attribute
+from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.runtime import quantization
 from mlcompute.runtime.array_protocols import Exchanged
 from mlcompute.runtime.random_values import Redrawn, Rescaled, random_values
@@ -394,7 +395,7 @@ class Tensor(Exchanged):
     def has_valid_numerics(self) -> bool:
         """True when there is no NaN and no infinity in the data; also without data."""
         data = self.current_values()
-        return data is None or data.dtype.kind != "f" or bool(np.isfinite(data).all())
+        return data is None or not is_floating(data.dtype) or bool(np.isfinite(data).all())
 
     @property
     def optimizer_data(self) -> list[TensorData]:
@@ -470,7 +471,7 @@ class Tensor(Exchanged):
 
     @property
     def state_descriptor(self) -> TensorDescriptor:
-        """What each buffer of optimizer state is: the tensor's shape in FLOAT32, also for a FLOAT16 tensor."""
+        """What each buffer of optimizer state is: the tensor's shape in FLOAT32, whatever its type."""
         return TensorDescriptor(self._descriptor.shape)
 
     def bind_optimizer_data(

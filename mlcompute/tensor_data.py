@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.devices.foreign_array import is_on_gpu
+from mlcompute.devices.foreign_array import host_array, is_on_gpu
 from mlcompute.enums import DataType
 from mlcompute.errors import DataError
+from mlcompute.ops.bfloat16 import is_bfloat16, is_floating, is_numeric
 
 if TYPE_CHECKING:
     from mlcompute.tensor import TensorDescriptor
@@ -49,7 +50,7 @@ class TensorData:
             raise DataError("TensorData: give exactly one of bytes_no_copy and immutable_bytes_no_copy")
         exporter = immutable_bytes_no_copy if bytes_no_copy is None else bytes_no_copy
         try:
-            view = memoryview(exporter)
+            view = memoryview(_with_buffer(exporter))
         except TypeError:
             raise DataError(
                 f"TensorData: {type(exporter).__name__} exports no memory",
@@ -96,6 +97,12 @@ class TensorData:
         return f"TensorData({self.length} bytes{'' if self.is_writable else ', immutable'})"
 
 
+def _with_buffer(exporter: Any) -> Any:
+    """The same memory as an object with the buffer protocol, which has no code for bfloat16."""
+    is_extension = isinstance(exporter, np.ndarray) and is_bfloat16(exporter.dtype)
+    return exporter.view(np.uint16) if is_extension else exporter
+
+
 def read_array(
     data: ArrayLike, descriptor: TensorDescriptor, who: str, batch_size: int = 0, *, rows_per_sample: int = 0
 ) -> Array:
@@ -118,7 +125,7 @@ def read_array(
     for wanted in (shape, whole) if shape[0] <= whole[0] else (shape,):
         if array.size == math.prod(wanted) and (array.ndim <= 1 or _long(array.shape) == _long(wanted)):
             return np.ascontiguousarray(np.ascontiguousarray(array).reshape(wanted)[: shape[0]])
-    kind = "" if isinstance(data, TensorData) or is_on_gpu(data) else np.asarray(data).dtype.kind
+    kind = "" if isinstance(data, TensorData) or is_on_gpu(data) else host_array(data).dtype.kind
     raise _misfit(array, kind, shape, whole, who, rows_per_sample)
 
 
@@ -171,9 +178,7 @@ def _memory(data: ArrayLike) -> Array:
         return np.frombuffer(data, np.uint8)
     if is_on_gpu(data):
         return np.empty(0, np.uint8)  # none of the host's memory is the caller's
-    if not isinstance(data, np.ndarray) and hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
-        data = np.from_dlpack(data)
-    return np.asarray(data)
+    return host_array(data)
 
 
 def expect_apart(named: Mapping[str, Array], who: str) -> None:
@@ -209,20 +214,18 @@ def _typed(data: ArrayLike, descriptor: TensorDescriptor, who: str) -> Array:
             view = memoryview(data).cast("B")
             whole = view.nbytes // dtype.itemsize * dtype.itemsize
             return np.frombuffer(view[:whole], dtype)
-        if not isinstance(data, np.ndarray) and hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
-            data = np.from_dlpack(data)
-        array = np.asarray(data)
+        array = host_array(data)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise DataError(f"{who}: {type(data).__name__} cannot be read as an array", reason=error) from None
     if array.dtype == dtype:
         return array
-    if array.dtype.kind not in "biuf":
+    if not is_numeric(array.dtype):
         raise DataError(f"{who}: data of type {array.dtype} cannot be used", expected=str(dtype))
     # Widening, narrowing within a kind, and integers into floats keep the meaning of the numbers; floats do not
     # become integers, and numbers do not become booleans, behind the caller's back.
     with np.errstate(all="ignore"):
         exact = isinstance(data, (int, float, list, tuple)) and np.array_equal(array.astype(dtype), array)
-    if not exact and not np.can_cast(array.dtype, dtype, "same_kind"):
+    if not exact and not can_convert(array.dtype, dtype):
         raise DataError(
             f"{who}: {array.dtype} data for a {dtype} tensor",
             fix=f"convert it yourself, e.g. array.astype({dtype.name!r})",
@@ -233,6 +236,11 @@ def _typed(data: ArrayLike, descriptor: TensorDescriptor, who: str) -> Array:
             raise DataError(f"{who}: values {array.min()}..{array.max()} do not fit into {dtype}")
     with np.errstate(all="ignore"):  # what is too large becomes infinity, which is a number like others
         return array.astype(dtype)
+
+
+def can_convert(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Do numbers keep their meaning, apart from digits? NumPy converts bfloat16 to wider types only."""
+    return np.can_cast(source, target, "same_kind") or (is_bfloat16(source) and is_floating(target))
 
 
 def _long(shape: Sequence[int]) -> list[int]:
@@ -252,7 +260,7 @@ def _misfit(
         several = f" with {rows_per_sample} rows a sample" if rows_per_sample > 1 else ""
         fix = _row_advice(rows, shape[0], whole[0], rows_per_sample)
         return DataError(f"{who}: {rows} rows were given, {wanted}{several}", given=given, expected=expected, fix=fix)
-    if kind in ("i", "u") and array.dtype.kind == "f" and rows_per_sample and array.ndim:
+    if kind in ("i", "u") and is_floating(array.dtype) and rows_per_sample and array.ndim:
         one_hot = _one_hot_advice(array.shape, shape, whole[0])
         if one_hot:
             return DataError(
@@ -323,14 +331,14 @@ def rearrangement(given: Sequence[int], wanted: Sequence[int]) -> str:
 def shape_of_data(data: ArrayLike) -> tuple[int, ...]:
     """The shape of data."""
     try:
-        array = np.asarray(data)
-    except (TypeError, ValueError, RuntimeError) as error:
+        array = host_array(data)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise DataError("Tensor: data has no shape to be taken over", reason=error, fix="give shape=...") from None
     if isinstance(data, (TensorData, bytes)) or array.dtype == object or not array.ndim:
         raise DataError(
             f"Tensor: {type(data).__name__} has no shape to be taken over", fix="give shape=..., (1,) for one number"
         )
-    return array.shape
+    return tuple(array.shape)
 
 
 def element_of(number: float, data_type: DataType, label: str) -> Any:
@@ -338,7 +346,7 @@ def element_of(number: float, data_type: DataType, label: str) -> Any:
     if isinstance(number, (str, bytes)) or np.ndim(number) != 0:
         raise TypeError(f"Tensor '{label}': fill_with_data must be a number, not {number!r}")
     given = np.asarray(number)
-    if given.dtype.kind not in "biuf":
+    if not is_numeric(given.dtype):
         raise TypeError(f"Tensor '{label}': fill_with_data must be a number, not {number!r}")
     with np.errstate(all="ignore"):
         element = given.astype(data_type.numpy)[()]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.compiler.differentiate import differentiate
-from mlcompute.ops.bfloat16 import is_bfloat16
+from mlcompute.ops.bfloat16 import is_bfloat16, is_floating
 from mlcompute.ops.op import TABLE, Array, Step, Trace, Value, run_meaning
 
 #: The one table of tolerances: relative and absolute error by dtype. Chosen from the dtype's rounding error (a
@@ -28,7 +28,7 @@ def assert_close(actual: Any, expected: Any, scale: float = 1.0, what: str = "")
     assert actual.shape == expected.shape, f"{what}: shape {actual.shape}, expected {expected.shape}"
     is_narrow = is_bfloat16(actual.dtype)
     if is_narrow:
-        assert is_bfloat16(expected.dtype), f"{what}: {actual.dtype}, expected {expected.dtype}"
+        assert is_floating(expected.dtype), f"{what}: {actual.dtype}, expected {expected.dtype}"
         actual, expected = actual.astype(np.float32), expected.astype(np.float32)
     if actual.dtype.kind != "f":
         np.testing.assert_array_equal(actual, expected, err_msg=what)

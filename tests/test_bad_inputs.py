@@ -9,6 +9,7 @@ import mmap
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -80,6 +81,9 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "float32": lambda: X,
     "float64": lambda: X.astype(np.float64),
     "float16": lambda: X.astype(np.float16),
+    "bfloat16": lambda: X.astype(ml_dtypes.bfloat16),
+    "PyTorch bfloat16": lambda: torch.tensor(X).bfloat16(),
+    "PyTorch bfloat16, transposed": lambda: torch.tensor(X.T.copy()).bfloat16().T,
     "integers": lambda: X.astype(np.int64),
     "bytes of integers": lambda: X.astype(np.int8),
     "big-endian": lambda: X.astype(">f4"),
@@ -158,7 +162,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a released view": (lambda: released(), "memoryview cannot be read as an array"),
     "a closed map": (lambda: closed(), "mmap cannot be read as an array"),
     "PyTorch with a gradient": (lambda: torch.ones(2, 3, requires_grad=True), "Tensor cannot be read as an array"),
-    "PyTorch bfloat16": (lambda: torch.ones(2, 3, dtype=torch.bfloat16), "Tensor cannot be read as an array"),
     "PyTorch sparse": (lambda: torch.eye(3)[:2].to_sparse(), "Tensor cannot be read as an array"),
     "an array-like that fails": (lambda: Broken(RuntimeError("no")), "Broken cannot be read as an array"),
     "masked numbers": (lambda: np.ma.array(X, mask=X > 2), "some of the data is masked"),

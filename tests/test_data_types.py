@@ -82,7 +82,7 @@ def test_gather_takes_every_type(kind: mlc.DataType, indices: mlc.DataType) -> N
     np.testing.assert_array_equal(picked, np.take_along_axis(x, places.astype(np.int64), 1))
 
 
-@pytest.mark.parametrize("kind", [T.FLOAT32, T.FLOAT16, *INTEGERS], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [T.FLOAT32, T.FLOAT16, T.BFLOAT16, *INTEGERS], ids=lambda kind: kind.name)
 def test_arithmetic_keeps_the_type_where_it_is_allowed(kind: mlc.DataType) -> None:
     if not mlc.ArithmeticLayer.supports_data_type(kind, on=cpu()):
         with pytest.raises(mlc.DataError, match="is not supported"):
@@ -93,7 +93,7 @@ def test_arithmetic_keeps_the_type_where_it_is_allowed(kind: mlc.DataType) -> No
     a, b = sample(kind, 2, 3), sample(kind, 2, 3, seed=1)
     (total,) = evaluate(mlc.ArithmeticLayer(mlc.ArithmeticOperation.ADD), a, b, kinds=[kind, kind])
     assert total.dtype == kind.numpy
-    assert_close(total, (a.astype(np.float64) + b).astype(kind.numpy))
+    assert_close(total, (a.astype(np.float64) + b.astype(np.float64)).astype(kind.numpy))
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
@@ -133,30 +133,35 @@ def half_net(kind: mlc.DataType, optimizer: mlc.Optimizer) -> tuple[mlc.Training
     return training, w, y
 
 
-def test_half_precision_computes_in_single_and_rounds() -> None:
-    half, w16, y16 = half_net(T.FLOAT16, sgd(0.5, momentum_scale=0.5))
+HALVES = pytest.mark.parametrize("kind", [T.FLOAT16, T.BFLOAT16], ids=lambda kind: kind.name)
+
+
+@HALVES
+def test_half_precision_computes_in_single_and_rounds(kind: mlc.DataType) -> None:
+    half, w16, y16 = half_net(kind, sgd(0.5, momentum_scale=0.5))
     single, w32, y32 = half_net(T.FLOAT32, sgd(0.5, momentum_scale=0.5))
-    assert y16.descriptor.data_type == T.FLOAT16
+    assert y16.descriptor.data_type == kind
     assert y32.descriptor.data_type == T.FLOAT32
     for step in range(5):
-        x, t = normal(4, 3, seed=step).astype(np.float16), normal(4, 2, seed=step).astype(np.float16)
+        x, t = normal(4, 3, seed=step).astype(kind.numpy), normal(4, 2, seed=step).astype(kind.numpy)
         loss16 = half.execute({"x": x}, {"t": t}).result.data
         loss32 = single.execute({"x": x.astype(np.float32)}, {"t": t.astype(np.float32)}).result.data
-        assert loss16.dtype == np.float16
-        assert_close(loss16, loss32.astype(np.float16))
-    assert w16.data.dtype == np.float16
-    assert_close(w16.data, w32.data.astype(np.float16), scale=3.0)
+        assert loss16.dtype == kind.numpy
+        assert_close(loss16, loss32.astype(kind.numpy), scale=4.0)  # of weights that were rounded after every step
+    assert w16.data.dtype == kind.numpy
+    assert_close(w16.data, w32.data.astype(kind.numpy), scale=4.0)
     assert [state.length for state in w16.optimizer_data] == [24], "state is kept in float32"
 
 
-def test_half_precision_split_is_fused() -> None:
+@HALVES
+def test_half_precision_split_is_fused(kind: mlc.DataType) -> None:
     results = []
     for split in (False, True):
-        training, w, _ = half_net(T.FLOAT16, sgd(0.5, momentum_scale=0.5))
+        training, w, _ = half_net(kind, sgd(0.5, momentum_scale=0.5))
         device = training.device
         x, t = training._definition.declared.inputs["x"], training._definition.declared.labels["t"]
         for step in range(3):
-            feeds = {"x": normal(4, 3, seed=step).astype(np.float16), "t": normal(4, 2, seed=step).astype(np.float16)}
+            feeds = {name: normal(4, n, seed=step).astype(kind.numpy) for name, n in (("x", 3), ("t", 2))}
             if split:
                 training.bind_and_write_data(feeds, for_inputs={"x": x, "t": t}, to=device)
                 training.execute_forward()
@@ -193,6 +198,10 @@ def reader(kind: mlc.DataType) -> mlc.InferenceGraph:
         (T.FLOAT32, np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))),
         (T.FLOAT32, np.arange(6, dtype=np.float32).tobytes()),
         (T.FLOAT16, np.arange(6, dtype=np.float32)),
+        (T.FLOAT16, np.arange(6).astype(T.BFLOAT16.numpy)),
+        (T.BFLOAT16, np.arange(6, dtype=np.float16)),
+        (T.BFLOAT16, np.arange(6).astype(T.BFLOAT16.numpy).tobytes()),
+        (T.BFLOAT16, mlc.TensorData(np.arange(6).astype(T.BFLOAT16.numpy))),
         (T.INT32, np.arange(6)),
         (T.INT8, np.arange(6, dtype=np.int64)),
         (T.UINT8, np.arange(6, dtype=np.uint32)),
@@ -212,6 +221,7 @@ def test_data_that_means_the_same_numbers(kind: mlc.DataType, data: Any) -> None
     ("kind", "data", "says"),
     [
         (T.INT32, np.arange(6.0), "float64 data for a int32 tensor"),
+        (T.INT64, np.arange(6).astype(T.BFLOAT16.numpy), "bfloat16 data for a int64 tensor"),
         (T.BOOLEAN, np.arange(6), "int64 data for a bool tensor"),
         (T.INT8, np.arange(6) * 100, "do not fit into int8"),
         (T.UINT8, np.arange(6), "int64 data for a uint8 tensor"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -62,10 +63,10 @@ def test_what_has_no_text(value: object) -> None:
 def test_values_are_plain_numbers_too() -> None:
     assert mlc.PoolingType.MAX == 1
     assert mlc.PoolingType(2) is mlc.PoolingType.AVERAGE
-    assert [int(kind) for kind in mlc.DataType] == [0, 1, 3, 4, 5, 7, 8, 9, 10]
+    assert [int(kind) for kind in mlc.DataType] == [0, 1, 3, 4, 5, 7, 8, 9, 10, 11]
 
 
-@pytest.mark.parametrize("gap", [2, 6, 11])
+@pytest.mark.parametrize("gap", [2, 6, 12])
 def test_gaps_are_no_data_types(gap: int) -> None:
     with pytest.raises(ValueError, match="is not a valid DataType"):
         mlc.DataType(gap)
@@ -87,6 +88,7 @@ def test_flags_combine() -> None:
     [
         (mlc.DataType.FLOAT32, np.float32, True),
         (mlc.DataType.FLOAT16, np.float16, True),
+        (mlc.DataType.BFLOAT16, ml_dtypes.bfloat16, True),
         (mlc.DataType.BOOLEAN, np.bool_, False),
         (mlc.DataType.INT64, np.int64, False),
         (mlc.DataType.INT32, np.int32, False),

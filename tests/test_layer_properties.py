@@ -213,7 +213,7 @@ def test_the_text_of_a_layer_names_it(name: str) -> None:
 # Data types ---------------------------------------------------------------------------------------------------------
 
 
-FLOATS = {mlc.DataType.FLOAT32, mlc.DataType.FLOAT16}
+FLOATS = {mlc.DataType.FLOAT32, mlc.DataType.FLOAT16, mlc.DataType.BFLOAT16}
 INDICES = {mlc.DataType.INT32, mlc.DataType.INT64}
 EVERYTHING = set(TYPES.values())
 MORE_THAN_FLOATS = {

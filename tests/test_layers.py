@@ -22,10 +22,11 @@ from mlcompute.devices.host_memory import HostBuffer
 from mlcompute.devices.reference import Reference
 from mlcompute.enums import DataType
 from mlcompute.layers.layer import Layer
+from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.ops.op import TABLE, Array, Step
 from mlcompute.runtime.call_data import collect_inputs
 from tests import cases as case_package
-from tests.cases.case import Case, Refusal
+from tests.cases.case import Case, Refusal, bfloat16_twins
 from tests.harness import assert_close, interpret
 
 torch.set_num_threads(1)
@@ -35,7 +36,11 @@ FAMILIES = [
     for module in pkgutil.iter_modules(case_package.__path__)
     if module.name != "case"
 ]
-CASES = [pytest.param(c, id=f"{f.__name__.split('.')[-1]}-{c.name}") for f in FAMILIES for c in f.CASES]
+CASES = [
+    pytest.param(c, id=f"{f.__name__.split('.')[-1]}-{c.name}")
+    for f in FAMILIES
+    for c in (*f.CASES, *bfloat16_twins(f.CASES))
+]
 REFUSALS = [pytest.param(r, id=f"{f.__name__.split('.')[-1]}-{r.name}") for f in FAMILIES for r in f.REFUSALS]
 
 F64 = np.dtype(np.float64)
@@ -142,7 +147,7 @@ def oracle_arguments(case: Case, layer: Layer) -> tuple[dict[str, torch.Tensor],
         arrays.append(weights)
     tensors = []
     for index, array in enumerate(arrays):
-        is_float = array.dtype.kind == "f"
+        is_float = is_floating(array.dtype)
         tensor = torch.tensor(array.astype(np.float64) if is_float else array)
         tensors.append(tensor.requires_grad_(is_float and index < len(case.sources)))
     return slots, tensors

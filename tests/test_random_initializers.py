@@ -46,7 +46,7 @@ def check_normal(values: np.ndarray, sigma: float) -> None:
     assert abs(np.mean(np.abs(values) < sigma) - 0.6827) < 5 * math.sqrt(0.6827 * 0.3173 / n)
 
 
-@pytest.mark.parametrize("data_type", [FLOAT32, FLOAT16])
+@pytest.mark.parametrize("data_type", [FLOAT32, FLOAT16, mlc.DataType.BFLOAT16])
 def test_uniform_is_at_least_0_and_below_1(data_type: mlc.DataType) -> None:
     values = drawn(UNIFORM, 400, 500, data_type=data_type)
     check_uniform(values, 0.0, 1.0)

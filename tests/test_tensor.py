@@ -11,9 +11,10 @@ import pytest
 
 import mlcompute as mlc
 
-FLOAT32, FLOAT16, INT32, UINT8, INT8 = (
+FLOAT32, FLOAT16, BFLOAT16, INT32, UINT8, INT8 = (
     mlc.DataType.FLOAT32,
     mlc.DataType.FLOAT16,
+    mlc.DataType.BFLOAT16,
     mlc.DataType.INT32,
     mlc.DataType.UINT8,
     mlc.DataType.INT8,
@@ -149,6 +150,8 @@ def test_what_makes_no_tensor(arguments: dict[str, Any], error: type[Exception],
         (True, mlc.DataType.BOOLEAN, True),
         (0, mlc.DataType.BOOLEAN, False),
         (0.1, FLOAT16, np.float16(0.1)),
+        (0.1, BFLOAT16, 0.10009765625),
+        (70000, BFLOAT16, 70144),
         (np.float32(1.5), FLOAT32, 1.5),
         (math.inf, FLOAT32, math.inf),
         (math.nan, FLOAT16, math.nan),
@@ -172,6 +175,7 @@ def test_a_number_is_converted(number: float, kind: mlc.DataType, expected: Any)
         (math.inf, INT8),
         (2, mlc.DataType.BOOLEAN),
         (70000, FLOAT16),
+        (3.4e38, BFLOAT16),
         (1e300, FLOAT32),
     ],
 )
@@ -236,6 +240,8 @@ def test_read_only_properties() -> None:
         ([math.inf, 0.0], FLOAT32, False),
         ([-math.inf, 0.0], FLOAT16, False),
         ([65504.0, 0.0], FLOAT16, True),
+        ([math.nan, 0.0], BFLOAT16, False),
+        ([3e38, 0.0], BFLOAT16, True),
         ([1, 2], INT32, True),
         ([0, 1], mlc.DataType.BOOLEAN, True),
     ],

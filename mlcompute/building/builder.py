@@ -10,6 +10,7 @@ import numpy as np
 
 from mlcompute.building.choices import ActivationName
 from mlcompute.building.contents import contents_of
+from mlcompute.devices.foreign_array import host_array
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, GraphError, ShapeError
 from mlcompute.foreign_names import advice_for_choice
@@ -17,6 +18,7 @@ from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
 from mlcompute.layers.arguments import whole_list
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.parameter import ParameterLayer
+from mlcompute.ops.bfloat16 import is_numeric
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import Array, ArrayLike
 
@@ -163,7 +165,7 @@ def parameter(
     """
     who = f"{type(self).__name__}.parameter"
     if shape is None and data is not None:
-        shape = np.shape(np.asarray(data)) or (1,)
+        shape = np.shape(host_array(data)) or (1,)
     if shape is None:
         raise ShapeError(f"{who}: neither shape nor data is given", fix="give the shape, or the values themselves")
     if data is not None:
@@ -260,8 +262,8 @@ def own_layer(activation: object) -> str:
 
 def is_operand(given: object) -> bool:
     """Can it take part in arithmetic? Tensors, numbers and arrays can; lists and strings cannot."""
-    is_number = isinstance(given, (int, float, np.number)) and not isinstance(given, bool)
-    return is_number or isinstance(given, Tensor) or _is_array(given)
+    is_number = isinstance(given, (int, float)) or (isinstance(given, np.generic) and is_numeric(given.dtype))
+    return (is_number and not isinstance(given, (bool, np.bool_))) or isinstance(given, Tensor) or _is_array(given)
 
 
 def _is_array(given: object) -> bool:
@@ -288,10 +290,10 @@ def constant_like(who: str, given: Any, other: Any) -> Tensor:
     """A tensor as it is; an array or number as constants of the type the other operand has."""
     if isinstance(given, Tensor):
         return given
-    array = np.asarray(given)
+    array = host_array(given)
     kind = other.descriptor.data_type if isinstance(other, Tensor) else DataType.FLOAT32
-    fits = "biuf" if kind.is_floating else "b" if kind == DataType.BOOLEAN else "iu"
-    if array.dtype.kind not in fits:
+    whole = "b" if kind == DataType.BOOLEAN else "iu"
+    if not (is_numeric(array.dtype) if kind.is_floating else array.dtype.kind in whole):
         raise DataError(
             f"{who}: an array of {array.dtype} beside a tensor of {kind.name}",
             fix=f"give an array of {kind.numpy}, or make the tensor another type first",

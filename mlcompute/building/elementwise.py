@@ -246,7 +246,9 @@ def where(self: Graph, condition: Tensor, x: Operand, y: Operand, *, name: str =
 
 
 #: Types that meet in one expression, the widest last: narrower operands become of that type.
-_WIDTHS = (DataType.BOOLEAN, DataType.INT32, DataType.INT64, DataType.FLOAT16, DataType.FLOAT32)
+_WIDTHS = (
+    DataType.BOOLEAN, DataType.INT32, DataType.INT64, DataType.BFLOAT16, DataType.FLOAT16, DataType.FLOAT32,
+)  # fmt: skip
 
 
 def _widest(*operands: Tensor | float, divides: bool = False, adds: bool = False) -> DataType | None:
@@ -260,6 +262,8 @@ def _widest(*operands: Tensor | float, divides: bool = False, adds: bool = False
         return None
     widest = max(found, key=_WIDTHS.index)
     numbers = [operand for operand in operands if not isinstance(operand, Tensor)]
+    if found >= {DataType.FLOAT16, DataType.BFLOAT16}:  # one has more digits, the other larger numbers
+        widest = DataType.FLOAT32
     if adds and widest is DataType.BOOLEAN:
         widest = DataType.FLOAT32
     if not widest.is_floating and (divides or (adds and not all(number.is_integer() for number in numbers))):

@@ -12,6 +12,7 @@ from mlcompute.building.shared_weights import SharedWeights, Weights
 from mlcompute.layers.attention import MultiheadAttentionDescriptor, MultiheadAttentionLayer
 from mlcompute.layers.embedding import EmbeddingDescriptor, EmbeddingLayer
 from mlcompute.layers.rotary import RotaryEmbeddingLayer
+from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _warn_of_misunderstood_mask(who: str, mask: Tensor, has_more_keys: bool) -> 
                 UserWarning,
                 stacklevel=3,
             )
-    elif numbers.dtype.kind == "f" and {0.0, 1.0} == set(np.unique(numbers[:64]).tolist()):
+    elif is_floating(numbers.dtype) and {0.0, 1.0} == set(np.unique(numbers[:64]).tolist()):
         warnings.warn(
             f"{who}: the mask '{mask.label}' holds zeros and ones, and floating masks are added to the scores. "
             "To forbid keys, give a BOOLEAN mask in which True forbids",

@@ -11,6 +11,7 @@ import mlcompute as mlc
 from mlcompute.data.array_file import named_arrays
 from mlcompute.errors import DataError
 from mlcompute.layers.embedding import EmbeddingLayer
+from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.runtime.definition import definition_of
 
 HELP = "arrays named like the graph's inputs and labels, in a .npz file; without it random numbers are used"
@@ -37,7 +38,7 @@ def samples_for(
 
 def _made_up(graph: mlc.Graph, tensor: mlc.Tensor, rng: np.random.Generator) -> Any:
     shape, dtype = tensor.descriptor.shape, tensor.descriptor.data_type.numpy
-    if dtype.kind == "f":
+    if is_floating(dtype):
         return rng.standard_normal(shape).astype(dtype)
     limits = [
         node.layer.descriptor.embedding_count
@@ -50,7 +51,7 @@ def _made_up(graph: mlc.Graph, tensor: mlc.Tensor, rng: np.random.Generator) -> 
 def _label(tensor: mlc.Tensor, rng: np.random.Generator) -> Any:
     """Rows that add up to 1: labels every loss accepts."""
     shape, dtype = tensor.descriptor.shape, tensor.descriptor.data_type.numpy
-    if dtype.kind != "f":
+    if not is_floating(dtype):
         return np.zeros(shape, dtype)
     drawn = np.exp(rng.standard_normal(shape))
     axis = 1 if len(shape) > 1 else 0

@@ -18,10 +18,9 @@ from mlcompute.compiler.expand import expanded
 from mlcompute.errors import CompileError, ShapeError
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.names import LayerNames, slot_name, slots_of
+from mlcompute.ops.bfloat16 import is_half
 from mlcompute.ops.op import FLOAT32, Shape, Step, Trace, Value, emit
 from mlcompute.tensor import Tensor
-
-FLOAT16 = np.dtype(np.float16)
 
 
 def lower(steps: list[Step], context: Context) -> list[Step]:
@@ -131,7 +130,7 @@ class Lowering:
             value = self.value_of(tensor)
             # A parameter that is trained elsewhere gets no gradient from a layer that is not trained.
             value = value if self.updates or tensor not in self.trained else ops.stop_gradient(value)
-        if value.dtype == FLOAT16:
+        if is_half(value.dtype):
             value = ops.convert(value, FLOAT32)
         return value if shape is None else ops.reshape(value, shape)
 
@@ -192,7 +191,7 @@ class Lowering:
         values = [self.value_of(source) for source in sources]
         inputs = values
         if not layer.moves_data:
-            inputs = [ops.convert(value, FLOAT32) if value.dtype == FLOAT16 else value for value in values]
+            inputs = [ops.convert(value, FLOAT32) if is_half(value.dtype) else value for value in values]
         answers = layer.forward(self, *inputs)
         answers = [answers] if isinstance(answers, Value) else list(answers)
         if len(answers) != len(results):

@@ -1,6 +1,6 @@
-"""Arrays of other libraries in the memory of a GPU: what DLPack and `__cuda_array_interface__` say of them.
+"""Arrays of other libraries: what DLPack and `__cuda_array_interface__` say of them.
 
-Only plain numbers are read here; whoever uses the memory must have a driver for it.
+Of memory of a GPU only plain numbers are read here; whoever uses it must have a driver for it.
 """
 
 from __future__ import annotations
@@ -12,22 +12,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mlcompute.errors import DataError
-from mlcompute.ops.op import Shape
+from mlcompute.ops.bfloat16 import bfloat16, is_bfloat16
+from mlcompute.ops.op import Array, Shape
 
 if TYPE_CHECKING:
     from mlcompute.devices.device import Buffer
 
-#: DLPack's number for the memory of NVIDIA's GPUs.
-CUDA_DEVICE = 2
+#: DLPack's numbers for the host's memory, that of NVIDIA's GPUs, and the host's that GPUs read, too.
+HOST, CUDA_DEVICE, PINNED_HOST = 1, 2, 3
 #: The stream that all others wait for by default, as DLPack and the driver call it.
 DEFAULT_STREAM = 1
 _KINDS = {0: "i", 1: "u", 2: "f", 6: "b"}
+_BFLOAT = 4
 _NAME, _USED = b"dltensor", b"used_dltensor"
 
 
 @dataclass(eq=False)
 class ForeignArray:
-    """An array on a GPU.
+    """An array on a GPU, or on the host where NumPy cannot read it.
 
     strides   in elements
     owner     keeps the memory
@@ -66,11 +68,48 @@ def is_on_gpu(data: object) -> bool:
     return hasattr(data, "__cuda_array_interface__")
 
 
+def host_array(data: Any) -> Array:
+    """Anything array-like on the host as an array, without a copy where possible: `__array__`, DLPack, buffers, lists.
+
+    NumPy's readers do not know the bfloat16 of other libraries; ours does.
+    """
+    if isinstance(data, np.ndarray) or not hasattr(data, "__dlpack__"):
+        return np.asarray(data)
+    try:
+        return np.asarray(data) if hasattr(data, "__array__") else np.from_dlpack(data)
+    except (TypeError, RuntimeError, BufferError):
+        found = _bfloat16_on_host(data)
+        if found is None:
+            raise
+        return found
+
+
+def _bfloat16_on_host(data: Any) -> Array | None:
+    """An array of bfloat16 that only DLPack can hand over; None when it is anything else."""
+    try:
+        device = int(data.__dlpack_device__()[0])
+        found = _from_dlpack(data, None) if device in (HOST, PINNED_HOST) else None
+    except (AttributeError, BufferError, TypeError, RuntimeError):
+        return None
+    return np.asarray(_Bits(found)).view(found.dtype) if found is not None and is_bfloat16(found.dtype) else None
+
+
+class _Bits:
+    """Elements of two bytes for NumPy to see as whole numbers; keeps their owner."""
+
+    def __init__(self, array: ForeignArray) -> None:
+        self._owner = array.owner
+        strides = tuple(2 * stride for stride in array.strides)
+        self.__array_interface__ = {
+            "version": 3, "typestr": "<u2", "shape": array.shape, "strides": strides, "data": (array.address, False),
+        }  # fmt: skip
+
+
 def foreign_array(data: Any, who: str) -> ForeignArray:
     """Where an array on a GPU lies. What its library still has to do is in the default stream from now on."""
     try:
         if hasattr(data, "__dlpack__"):
-            return _from_dlpack(data)
+            return _from_dlpack(data, DEFAULT_STREAM)
         return _from_interface(data)
     except (BufferError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{who}: {type(data).__name__} on a GPU cannot be read", reason=error) from error
@@ -128,15 +167,16 @@ class _Owner:
             managed.deleter(self.address)
 
 
-def _from_dlpack(data: Any) -> ForeignArray:
-    owner = _Owner(data.__dlpack__(stream=DEFAULT_STREAM))
+def _from_dlpack(data: Any, stream: int | None) -> ForeignArray:
+    owner = _Owner(data.__dlpack__() if stream is None else data.__dlpack__(stream=stream))
     tensor = owner.managed.tensor
+    is_bfloat = (tensor.code, tensor.bits) == (_BFLOAT, 16)
     kind = _KINDS.get(tensor.code)
-    if kind is None or tensor.lanes != 1:
-        raise TypeError("its elements are neither booleans, whole numbers nor float16 to float64")
+    if (kind is None and not is_bfloat) or tensor.lanes != 1:
+        raise TypeError("its elements are neither booleans, whole numbers, bfloat16 nor float16 to float64")
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _dense(shape)
-    dtype = np.dtype(f"{kind}{tensor.bits // 8}")
+    dtype = bfloat16() if is_bfloat else np.dtype(f"{kind}{tensor.bits // 8}")
     return ForeignArray(tensor.device_id, (tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, owner)
 
 
@@ -166,14 +206,20 @@ _give_back = _DELETER(_forget)
 _destroyed = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_forget_unused)
 
 
-def exported(array: ForeignArray) -> Any:
-    """An array on a GPU as a DLPack capsule, which keeps its owner until the receiver is done with it."""
+def exported_from_host(array: Array) -> Any:
+    """An array on the host as a DLPack capsule, of the receiver's own from now on. NumPy has none of bfloat16."""
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    return exported(ForeignArray(0, array.ctypes.data, array.shape, strides, array.dtype, array), HOST)
+
+
+def exported(array: ForeignArray, device: int = CUDA_DEVICE) -> Any:
+    """An array as a DLPack capsule, which keeps its owner until the receiver is done with it."""
     rank = len(array.shape)
     extents, strides = (ctypes.c_int64 * max(rank, 1))(*array.shape), (ctypes.c_int64 * max(rank, 1))(*array.strides)
     codes = {kind: code for code, kind in _KINDS.items()}
+    code = _BFLOAT if is_bfloat16(array.dtype) else codes[array.dtype.kind]
     tensor = _Tensor(
-        array.address, CUDA_DEVICE, array.ordinal, rank, codes[array.dtype.kind], 8 * array.dtype.itemsize, 1,
-        extents, strides, 0,
+        array.address, device, array.ordinal, rank, code, 8 * array.dtype.itemsize, 1, extents, strides, 0,
     )  # fmt: skip
     managed = _Managed(tensor, None, _give_back)
     address = ctypes.addressof(managed)

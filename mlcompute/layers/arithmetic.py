@@ -148,7 +148,7 @@ class ArithmeticLayer(Layer):
         self.expect(
             kind.is_floating or self._operation in _ON_INTEGERS,
             f"{self._operation.name} is not defined for {kind.name}",
-            expected="FLOAT32 or FLOAT16",
+            expected="FLOAT32, FLOAT16 or BFLOAT16",
             error=DataError,
         )
         if self._constant is not None:

@@ -92,7 +92,7 @@ class EmbeddingLayer(Layer):
             weights.descriptor.data_type in FLOATS,
             f"weights are {weights.descriptor.data_type.name}",
             error=DataError,
-            expected="FLOAT32 or FLOAT16",
+            expected="FLOAT32, FLOAT16 or BFLOAT16",
         )
         self._weights.set_fans(count, dimension)
         if d.padding_index is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _ids = itertools.count()
 
-FLOATS = frozenset({DataType.FLOAT32, DataType.FLOAT16})
+FLOATS = frozenset(kind for kind in DataType if kind.is_floating)
 NUMBERS = frozenset(set(DataType) - {DataType.INVALID, DataType.COUNT, DataType.BOOLEAN})
 ALL_TYPES = NUMBERS | {DataType.BOOLEAN}
 INDICES = frozenset({DataType.INT32, DataType.INT64})
@@ -75,7 +75,7 @@ class Layer(ABC):
     #: Data types its sources may have; `supports_data_type` answers from it.
     source_types: ClassVar[frozenset[DataType]] = frozenset()
     #: True for layers that only move elements: they run in the sources' own type. All others compute
-    #: FLOAT16 sources in float32 and round the results back.
+    #: FLOAT16 and BFLOAT16 sources in float32 and round the results back.
     moves_data: ClassVar[bool] = False
     #: How many sources the layer takes: (least, most).
     source_count: ClassVar[tuple[int, int]] = (1, 1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlcompute import ops
+from mlcompute.devices.foreign_array import host_array
 from mlcompute.enums import LossType, ReductionType
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import between, class_axis_of, member, whole
@@ -17,6 +18,7 @@ from mlcompute.layers.class_labels import INDEXED, along_classes, are_indices, f
 from mlcompute.layers.factories import factory
 from mlcompute.layers.layer import FLOATS, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
+from mlcompute.ops.bfloat16 import is_numeric
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor
 from mlcompute.tensor_data import ArrayLike
@@ -130,8 +132,8 @@ def _class_weights(given: Tensor | ArrayLike | None) -> Tensor | None:
     """A tensor of the loss's own, from numbers."""
     if given is None or isinstance(given, Tensor):
         return given
-    numbers = np.asarray(given)
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iuf":
+    numbers = host_array(given)
+    if numbers.ndim != 1 or not is_numeric(numbers.dtype) or numbers.dtype == np.bool_:
         raise DataError(
             f"LossLayer: class_weights are {numbers.dtype} of shape {numbers.shape}", expected="one number per class"
         )

@@ -44,7 +44,8 @@ class Normalization(Layer):
         if tensor is None:
             return None
         kind = self.sized(tensor, slot, count, meaning).descriptor.data_type
-        self.expect(kind.is_floating, f"{slot} is {kind.name}", expected="FLOAT32 or FLOAT16", error=DataError)
+        expected = "FLOAT32, FLOAT16 or BFLOAT16"
+        self.expect(kind.is_floating, f"{slot} is {kind.name}", expected=expected, error=DataError)
         return tensor
 
     @property

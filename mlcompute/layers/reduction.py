@@ -89,7 +89,7 @@ class ReductionLayer(Layer):
         self.expect(
             kind in _LOGICAL or x.data_type in FLOATS,
             f"{kind.name} is not defined for {x.data_type.name}",
-            expected="FLOAT32 or FLOAT16",
+            expected="FLOAT32, FLOAT16 or BFLOAT16",
             error=DataError,
         )
         axes = tuple(axis_of(self.who, axis, x.dimension_count) for axis in self._axes)

@@ -28,6 +28,21 @@ def is_bfloat16(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "V" and dtype.name == "bfloat16"
 
 
+def is_floating(dtype: np.dtype[Any]) -> bool:
+    """Are its elements floating-point numbers? NumPy itself does not count bfloat16 among them."""
+    return dtype.kind == "f" or is_bfloat16(dtype)
+
+
+def is_numeric(dtype: np.dtype[Any]) -> bool:
+    """Are its elements booleans, whole or floating-point numbers?"""
+    return dtype.kind in "biuf" or is_bfloat16(dtype)
+
+
+def is_half(dtype: np.dtype[Any]) -> bool:
+    """Is it float16 or bfloat16? Layers compute both in float32."""
+    return dtype.itemsize == 2 and is_floating(dtype)
+
+
 def computed_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The type that is computed with: float32 for bfloat16, any other is its own."""
     return FLOAT32 if is_bfloat16(dtype) else dtype

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from mlcompute.errors import CompileError
-from mlcompute.ops.bfloat16 import computed, is_bfloat16
+from mlcompute.ops.bfloat16 import computed, is_floating
 
 Shape = tuple[int, ...]
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -70,7 +70,7 @@ class Value:
 
     @property
     def is_floating(self) -> bool:
-        return self.dtype.kind == "f" or is_bfloat16(self.dtype)
+        return is_floating(self.dtype)
 
     def __repr__(self) -> str:
         return f"%{self.index}:{self.dtype}[{','.join(map(str, self.shape))}]"

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.devices.foreign_array import CUDA_DEVICE
+from mlcompute.devices.foreign_array import CUDA_DEVICE, exported_from_host
 from mlcompute.errors import DataError
+from mlcompute.ops.bfloat16 import is_bfloat16
 from mlcompute.ops.op import Array
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class Exchanged:
             )
         if dl_device is not None:
             options["dl_device"] = dl_device  # NumPy knows it from 2.1 on
-        return self._values().copy().__dlpack__(stream=stream, **options)
+        copied = self._values().copy()
+        return exported_from_host(copied) if is_bfloat16(copied.dtype) else copied.__dlpack__(stream=stream, **options)
 
     def _on_gpu(self, ordinal: int, stream: Any, *, shares: bool) -> Any:
         from mlcompute.device import gpu_engines, why_no_gpu
@@ -90,4 +92,10 @@ class Exchanged:
         return 1, 0  # host memory
 
     def __buffer__(self, flags: int) -> memoryview:  # asked from Python 3.12 on; before, use memoryview(tensor.data)
-        return self._values().data
+        values = self._values()
+        if is_bfloat16(values.dtype):
+            raise BufferError(
+                f"Tensor '{self.label}' is BFLOAT16, which the buffer protocol has no code for: "
+                "memoryview(np.asarray(tensor).view(np.uint16)) has its bits"
+            )
+        return values.data

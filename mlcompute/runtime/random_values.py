@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlcompute.enums import RandomInitializerType
+from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError
+from mlcompute.ops.bfloat16 import is_numeric
 from mlcompute.ops.op import Array
 from mlcompute.platform import stream
 from mlcompute.tensor_descriptor import TensorDescriptor
 
 if TYPE_CHECKING:
     from mlcompute.initializers import Initializer
+
+#: Significant bits.
+_DIGITS = {DataType.FLOAT32: 24, DataType.FLOAT16: 11, DataType.BFLOAT16: 8}
 
 
 def random_values(
@@ -31,7 +35,7 @@ def random_values(
         return redrawn.values(None, fan_in, fan_out), redrawn
     if kind == RandomInitializerType.UNIFORM:
         # Rounding to the nearest number of few digits could give 1; cutting digits off cannot.
-        steps = 2.0 ** (np.finfo(d.data_type.numpy.str).nmant + 1)
+        steps = 2.0 ** _DIGITS[d.data_type]
         values, scale = np.floor(stream.uniform(d.element_count) * steps) / steps, 1.0
     elif kind == RandomInitializerType.GLOROT_UNIFORM:
         values, scale = 2.0 * stream.uniform(d.element_count) - 1.0, math.sqrt(6.0 / (fan_in + fan_out))
@@ -67,7 +71,7 @@ class Redrawn:
         shape, dtype = self.descriptor.shape, self.descriptor.data_type.numpy
         made = self.initializer(shape, (fan_in, fan_out), np.random.default_rng(self.key))
         found = np.asarray(made)
-        if found.shape != shape or found.dtype.kind not in "fiu":
+        if found.shape != shape or not is_numeric(found.dtype) or found.dtype == np.bool_:
             raise DataError(
                 f"Tensor: the initializer {_name_of(self.initializer)} gives {found.dtype} of shape {found.shape}",
                 expected=f"numbers of shape {shape}",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.device import Device
+from mlcompute.devices.foreign_array import host_array
 from mlcompute.errors import DataError, ExecutionError, FileError, GraphError, ProcessError
 from mlcompute.graph import Graph
 from mlcompute.group.exchange import Kind
@@ -139,7 +140,7 @@ def _checked_arrays(arrays: Mapping[str, ArrayLike]) -> dict[str, Array]:
             name.encode()
         except UnicodeEncodeError:
             raise DataError(f"mlcompute.save: {name!r} is no name for an array: it is not valid Unicode") from None
-        array: Array = np.asarray(given.data if isinstance(given, Tensor) else given)
+        array = host_array(given.data if isinstance(given, Tensor) else given)
         if type_name(array.dtype) is None:
             raise DataError(
                 f"mlcompute.save: the array '{name}' has the type {array.dtype}, which safetensors files do not have",

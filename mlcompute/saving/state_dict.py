@@ -4,7 +4,8 @@
     mlc.from_state_dict(graph, model.state_dict())
 
 Names are a layer's name and PyTorch's own for the parameter: `dense1.weight`, `norm1.running_mean`,
-`lstm1.weight_ih_l0`. Layers are called as builders name them, or by their label.
+`lstm1.weight_ih_l0`. Layers are called as builders name them, or by their label. Arrays of BFLOAT16 tensors, which
+`torch.from_numpy` does not take, are `torch.tensor(array.astype("float32"))` for PyTorch.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from mlcompute.devices.foreign_array import host_array
 from mlcompute.errors import DataError
 from mlcompute.graph import Graph
 from mlcompute.layers.attention import MultiheadAttentionLayer
@@ -30,6 +32,7 @@ from mlcompute.layers.parameter import ParameterLayer
 from mlcompute.ops.op import Array, Shape
 from mlcompute.saving.names import layer_names_of
 from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import can_convert
 
 
 def _same(array: Array) -> Array:
@@ -102,7 +105,7 @@ def from_state_dict(graph: Graph, state: Mapping[str, Any], *, strict: bool = Tr
         wanted, kind = entries[name].whole, entries[name].tensors[0].descriptor.data_type.numpy
         if array.shape != wanted:
             problems.append(f"{name} is {array.shape}, the graph's is {wanted}")
-        if not np.can_cast(array.dtype, kind, "same_kind"):
+        if not can_convert(array.dtype, kind):
             problems.append(f"{name} holds {array.dtype}, the graph's {kind}")
         arrays[name] = array
     if problems:
@@ -115,18 +118,16 @@ def from_state_dict(graph: Graph, state: Mapping[str, Any], *, strict: bool = Tr
     fresh: dict[Tensor, Array] = {}
     for name in sorted(arrays, key=lambda name: entries[name].adds):
         for tensor, part in entries[name].split(arrays[name]):
-            fresh[tensor] = fresh.get(tensor, _values(tensor)) + part if entries[name].adds else part
+            if entries[name].adds:
+                part = fresh.get(tensor, _values(tensor)).astype(np.float32) + part.astype(np.float32)
+            fresh[tensor] = part
     for tensor, part in fresh.items():
         tensor.data = part
     return [name for name in entries if name in arrays]
 
 
 def _array(value: Any) -> Array:
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":  # NumPy has no such type; float32 holds all its numbers
-            value = value.float()
-    return np.asarray(value)
+    return host_array(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
 # PyTorch's names --------------------------------------------------------------------------------------------------

@@ -21,13 +21,14 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from mlcompute.errors import FileError
+from mlcompute.ops.bfloat16 import bfloat16, is_bfloat16
 from mlcompute.saving.plain import JSON, from_text, shortened, to_text
 from mlcompute.tensor_data import Array
 
 #: Longer headers are refused before they are read, as other readers do.
 LONGEST_HEADER = 100_000_000
 
-#: The types NumPy has, by the format's name.
+#: The types NumPy itself has, by the format's name. BF16 is an extension type.
 NUMPY = {
     name: np.dtype(code).newbyteorder("<")
     for name, code in {
@@ -71,7 +72,7 @@ class Header:
 
 def type_name(dtype: np.dtype[Any]) -> str | None:
     """The format's name for a NumPy type; None when it has none."""
-    return _NAMES.get(dtype.newbyteorder("<"))
+    return "BF16" if is_bfloat16(dtype) else _NAMES.get(dtype.newbyteorder("<"))
 
 
 def lay_out(arrays: Mapping[str, Array]) -> dict[str, Entry]:
@@ -149,11 +150,10 @@ def _entry(name: str, entry: JSON, who: str) -> Entry:
 
 
 def decoded(raw: Array, entry: Entry, who: str) -> Array:
-    """The elements of a tensor from its bytes, in this machine's byte order. BF16 becomes float32, exactly."""
+    """The elements of a tensor from its bytes, in this machine's byte order."""
     if entry.dtype == "BF16":
-        wide: Array = raw.view("<u2").astype(np.uint32) << 16
-        widened: Array = wide.view(np.float32).reshape(entry.shape)
-        return widened
+        bits: Array = raw.view("<u2").astype(np.uint16, copy=False)
+        return bits.view(bfloat16()).reshape(entry.shape)
     if entry.dtype not in NUMPY:
         raise FileError(f"{who} has the type {entry.dtype}, which has no NumPy counterpart")
     if entry.dtype == "BOOL" and raw.size and raw.max() > 1:

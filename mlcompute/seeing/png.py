@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from mlcompute.ops.bfloat16 import is_numeric
+
 #: Longer sides are thinned out: a page shows many pictures.
 MOST_PIXELS = 96
 
@@ -19,7 +21,7 @@ def picture_of(sample: Any) -> str:
     Numbers from 0 to 1, or bytes, are taken as they are; others are spread from black to white.
     """
     pixels = _channels_last(np.asarray(sample))
-    if pixels is None or pixels.dtype.kind not in "fiub":
+    if pixels is None or not is_numeric(pixels.dtype):
         return ""
     pixels = pixels[:: -(-pixels.shape[0] // MOST_PIXELS), :: -(-pixels.shape[1] // MOST_PIXELS)]
     if pixels.dtype != np.uint8:

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from mlcompute.devices.foreign_array import host_array
 from mlcompute.errors import DataError
+from mlcompute.ops.bfloat16 import is_numeric
 from mlcompute.tensor import Tensor
-from mlcompute.tensor_data import TensorData, rearrangement
+from mlcompute.tensor_data import TensorData, can_convert, rearrangement
 from mlcompute.trainer.metrics import Array
 
 
@@ -19,11 +21,9 @@ def as_array(data: Any, who: str) -> Array:
     if isinstance(data, TensorData):
         raise DataError(f"{who}: TensorData has no shape", fix="pass an array of shape (samples, ...)")
     try:
-        if not isinstance(data, np.ndarray) and hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
-            data = np.from_dlpack(data)
-        array = np.asarray(data)
+        array = host_array(data)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        fix = "data must be in the CPU's memory, detached from any gradient, and of a type NumPy has, e.g. float32"
+        fix = "data must be in the CPU's memory, detached from any gradient, and of a tensor's type, e.g. float32"
         if isinstance(data, (list, tuple)):
             fix = "give all samples one shape: cut or pad those that differ"
         raise DataError(f"{who}: {type(data).__name__} cannot be read as an array", reason=error, fix=fix) from None
@@ -32,7 +32,7 @@ def as_array(data: Any, who: str) -> Array:
             f"{who}: {int(np.ma.getmaskarray(data).sum())} elements are masked",
             fix="fill them: array.filled(value), or leave their samples out",
         )
-    if array.dtype.kind not in "biuf":
+    if not is_numeric(array.dtype):
         raise DataError(
             f"{who}: data of type {array.dtype} cannot be used", expected="numbers", fix=_readable(data, array)
         )
@@ -234,7 +234,7 @@ def _has_one_entry_for(array: Array, shape: tuple[int, ...], class_axis: int) ->
 
 def _castable(array: Array, tensor: Tensor, who: str) -> Array:
     dtype = tensor.descriptor.data_type.numpy
-    if not np.can_cast(array.dtype, dtype, "same_kind"):
+    if not can_convert(array.dtype, dtype):
         raise DataError(
             f"{who}: {array.dtype} data for a {dtype} tensor",
             fix=f"convert it yourself, e.g. array.astype({dtype.name!r})",

@@ -10,6 +10,7 @@ import numpy as np
 
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, ShapeError
+from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.arrays import Arrays
 from mlcompute.trainer.data import Batch, Data
@@ -97,7 +98,7 @@ def padded(batch: Batch, model: Predictor, size: int, *, differently: bool = Fal
         samples = array.reshape(rows, extent // feed.batch, *array.shape[1:])
         filling = samples[picked]
         if differently and rows == 1:
-            filling = (filling / 2 if filling.dtype.kind == "f" else np.zeros_like(filling)).astype(filling.dtype)
+            filling = (filling / 2 if is_floating(filling.dtype) else np.zeros_like(filling)).astype(filling.dtype)
         whole: Array = np.concatenate([samples, filling]).reshape(size * samples.shape[1], *array.shape[1:])
         return whole
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlcompute.errors import warn
+from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.trainer.callbacks.callback import Callback
 from mlcompute.trainer.callbacks.nan import TerminateOnNaN, find_nan_in
 from mlcompute.trainer.metrics import Array
@@ -89,4 +90,4 @@ class NaNWarning:
 
 
 def _are_finite(arrays: list[Array]) -> bool:
-    return all(bool(np.isfinite(array).all()) for array in arrays if array.dtype.kind == "f")
+    return all(bool(np.isfinite(array).all()) for array in arrays if is_floating(array.dtype))

@@ -6,6 +6,7 @@ import copy
 
 import numpy as np
 
+from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.runtime.session import session_of
 from mlcompute.runtime.storage import Storage
 from mlcompute.trainer.model import Model
@@ -41,7 +42,7 @@ class Snapshot:
 def is_finite(model: Model) -> bool:
     """Is there no NaN and no infinity in what a snapshot would hold?"""
     model.training.wait()
-    arrays = (storage.array() for storage in _storages(model) if storage.dtype.kind == "f")
+    arrays = (storage.array() for storage in _storages(model) if is_floating(storage.dtype))
     return all(bool(np.isfinite(array).all()) for array in arrays)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from mlcompute.errors import Error
 from mlcompute.layers.layer import Layer
+from mlcompute.ops.bfloat16 import bfloat16
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: A shape (filled with seeded standard normal float32 numbers) or the very array to feed.
@@ -82,6 +83,26 @@ def numbers(*shape: int, seed: int = 0, low: float | None = None, high: float | 
     if low is not None and high is not None:
         return rng.uniform(low, high, shape).astype(np.float32)
     return rng.standard_normal(shape).astype(np.float32)
+
+
+def bfloat16_twins(cases: Sequence[Case]) -> list[Case]:
+    """Those with float16 sources once more, on bfloat16."""
+    return [
+        replace(case, name=f"{case.name} as bfloat16", sources=_narrowed(case.sources), labels=_narrowed(case.labels))
+        for case in cases
+        if any(_is_half(source) for source in (*case.sources, *case.labels))
+    ]
+
+
+def _narrowed(sources: Sequence[Source]) -> list[Source]:
+    return [
+        source.astype(bfloat16()) if isinstance(source, np.ndarray) and _is_half(source) else source
+        for source in sources
+    ]
+
+
+def _is_half(source: Source) -> bool:
+    return isinstance(source, np.ndarray) and source.dtype == np.float16
 
 
 def _fill(source: Source, seed: int) -> Array:

@@ -16,13 +16,19 @@ _WORDS = np.array([[-3, 0, 1, 127]], np.int32)
 
 
 def case(name: str, to: DataType, source: object, kind: torch.dtype) -> Case:
-    return Case(name, partial(CastLayer, to), [source], lambda p, x: x.to(kind), smooth=False, note="rounds or cuts")  # type: ignore[list-item]
+    def oracle(p: object, x: torch.Tensor) -> torch.Tensor:
+        return x.to(kind).double() if kind == torch.bfloat16 else x.to(kind)  # NumPy reads no bfloat16 of PyTorch
+
+    return Case(name, partial(CastLayer, to), [source], oracle, smooth=False, note="rounds or cuts")  # type: ignore[list-item]
 
 
 CASES: list[Case] = [
     Case("to the same type", partial(CastLayer, DataType.FLOAT32), [(3, 4)], lambda p, x: x * 1),
     case("float32 to float16", DataType.FLOAT16, (3, 4), torch.float16),
     case("float16 to float32", DataType.FLOAT32, numbers(3, 4).astype(np.float16), torch.float64),
+    case("float32 to bfloat16", DataType.BFLOAT16, (3, 4), torch.bfloat16),
+    case("int32 to bfloat16", DataType.BFLOAT16, _WORDS, torch.bfloat16),
+    case("float16 to bfloat16", DataType.BFLOAT16, numbers(3, 4).astype(np.float16), torch.bfloat16),
     case("float to int32 cuts", DataType.INT32, _HALVES, torch.int32),
     case("float to int64 cuts", DataType.INT64, _HALVES, torch.int64),
     case("float to int8 cuts", DataType.INT8, _HALVES, torch.int8),

@@ -76,6 +76,7 @@ CASES = [
     Case("weights of rank 4", layer(shape=(1, COUNT, 1, DIMENSION)), [SENTENCES], found()),
     Case("flat weights", layer(shape=(COUNT * DIMENSION,)), [SENTENCES], found()),
     Case("float16 weights", layer(data_type=DataType.FLOAT16), [SENTENCES], found()),
+    Case("bfloat16 weights", layer(data_type=DataType.BFLOAT16), [SENTENCES], found()),
     Case(
         "padding",
         layer(padding_index=3),

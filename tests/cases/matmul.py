@@ -12,6 +12,7 @@ import torch
 
 from mlcompute.errors import DataError
 from mlcompute.layers.matmul import MatMulDescriptor, MatMulLayer
+from mlcompute.ops.bfloat16 import bfloat16
 from tests.cases.case import Case, Refusal, numbers
 
 ONE_TO_FOUR = np.array([[1, 2], [3, 4]], np.float32)
@@ -72,4 +73,8 @@ REFUSALS = [
     Refusal("one source", layer(), "takes 2 source(s), 1", [(3, 4)]),
     Refusal("integers", layer(), "a source of type INT32", [np.zeros((2, 2), np.int32)] * 2, error=DataError),
     Refusal("types differ", layer(), "different types", [ONE_TO_FOUR, ONE_TO_FOUR.astype(np.float16)], error=DataError),
+    Refusal(
+        "two halves", layer(), "different types: FLOAT16, BFLOAT16",
+        [ONE_TO_FOUR.astype(np.float16), ONE_TO_FOUR.astype(bfloat16())], error=DataError,
+    ),
 ]

@@ -116,7 +116,14 @@ CASES = [
         mirrored(ONES, "reflect"),
     ),
     Case("boolean", partial(CONSTANT, [1], 1.0), [np.zeros((2, 1, 2, 2), np.bool_)], bordered(ONES, True)),
-    Case("float16", partial(SYMMETRIC, [1]), [numbers(2, 1, 3, 2).astype(np.float16)], mirrored(ONES, "symmetric")),
+    Case(
+        "float16",
+        partial(SYMMETRIC, [1]),
+        [numbers(2, 1, 3, 2).astype(np.float16)],
+        mirrored(ONES, "symmetric"),
+        scale=2.0,
+        note="up to four gradients are added in the narrow type",
+    ),
 ]
 
 REFUSALS = [

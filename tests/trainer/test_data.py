@@ -117,7 +117,7 @@ REFUSALS: dict[str, tuple[Any, str]] = {
     "nothing to evaluate": (lambda m: m.evaluate([]), "evaluate: there are no samples"),
     "nothing to validate": (lambda m: m.fit(X, Y, validation=[]), "there are no samples"),
     "samples of many shapes": (lambda m: m.fit([[1, 2], [3]], [0, 1]), r"(?s)list cannot be read.*one shape"),
-    "bfloat16": (lambda m: m.fit(torch.tensor(X).bfloat16(), Y), r"(?s)Tensor cannot be read.*float32"),
+    "a gradient": (lambda m: m.fit(torch.tensor(X).requires_grad_(), Y), r"(?s)Tensor cannot be read.*float32"),
     "floating classes": (lambda m: m.fit(X, Y.astype(np.float32)), r"(?s)samples of shape \(\).*labels\.astype\(int\)"),
     "weights in batches": (
         lambda m: m.fit(lambda epoch: iter([(X[:16], Y[:16], np.ones(16))])),

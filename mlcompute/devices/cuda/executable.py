@@ -24,6 +24,7 @@ from mlcompute.devices.device import Buffer, Completion, Engine, Executable, Pro
 from mlcompute.devices.foreign_array import Lying
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.errors import DeviceError
+from mlcompute.ops.bfloat16 import is_numeric
 from mlcompute.ops.op import Array, Step, Value, run_meaning
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ class CudaExecutable(Executable):
     def lying(self, value: Value) -> Lying | None:
         operand = self._operands[value]
         address = self._address(operand)
-        if address is None or not operand.is_dense or operand.dtype.kind not in "fiub":
+        if address is None or not operand.is_dense or not is_numeric(operand.dtype):
             return None
         owners = self._arena, self._buffers.get(operand.base), self._lent
         return Lying(CudaBuffer.over(self.engine.staging, address, value.nbytes, owners), operand.shape, operand.dtype)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.ops.bfloat16 import is_bfloat16
+from mlcompute.ops.bfloat16 import is_floating as is_floating  # one of the questions kernels ask
 
 DType = np.dtype[Any]
 
@@ -40,11 +41,6 @@ def _key(dtype: DType) -> str:
 def is_element(dtype: DType) -> bool:
     """Can kernels read and write elements of this type?"""
     return _key(dtype) in _NAMES and dtype.isnative
-
-
-def is_floating(dtype: DType) -> bool:
-    """Are elements floating-point numbers?"""
-    return dtype.kind == "f" or is_bfloat16(dtype)
 
 
 def is_factor(dtype: DType) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from mlcompute.devices.cuda.codegen.checked_indices import VALID, checked, is_index
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.kernel_source import KernelSource
-from mlcompute.devices.cuda.codegen.types import is_element, loaded, register_type, stored
+from mlcompute.devices.cuda.codegen.types import is_element, is_floating, loaded, register_type, stored
 from mlcompute.devices.cuda.kernels.launch import Launch, Row
 from mlcompute.devices.loop_nest import Operand, Operands, collapsed_axes
 from mlcompute.ops.op import Step
@@ -138,7 +138,7 @@ def _workspace(step: Step) -> int:
 
 def _supports_table(step: Step) -> bool:
     table, indices = step.inputs
-    return table.dtype.kind == "f" and is_element(table.dtype) and is_index(indices.dtype)
+    return is_floating(table.dtype) and is_element(table.dtype) and is_index(indices.dtype)
 
 
 KERNELS: dict[str, Row] = {

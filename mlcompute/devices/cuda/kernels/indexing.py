@@ -279,7 +279,7 @@ def _moves(step: Step) -> bool:
 
 
 def _adds(step: Step) -> bool:
-    return _moves(step) and step.inputs[0].dtype.kind in "fiu"
+    return _moves(step) and step.inputs[0].dtype.kind != "b"
 
 
 KERNELS: dict[str, Row] = {
