@@ -439,7 +439,10 @@ def test_image_descriptors() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "size"),
-    [("FLOAT32", 4), ("FLOAT16", 2), ("BFLOAT16", 2), ("BOOLEAN", 1), ("INT64", 8), ("INT32", 4), ("INT8", 1), ("UINT8", 1)],
+    [
+        ("FLOAT32", 4), ("FLOAT16", 2), ("BFLOAT16", 2), ("BOOLEAN", 1), ("INT64", 8), ("INT32", 4), ("INT8", 1),
+        ("UINT8", 1),
+    ],
 )
 def test_sizes_of_elements(kind: str, size: int) -> None:
     d = mlc.TensorDescriptor((2, 3, 4, 5), data_type=mlc.DataType[kind])
