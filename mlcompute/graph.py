@@ -247,7 +247,8 @@ class Graph:
         listed = [source] if source is not None else list(sources or ())
         for tensor in listed:
             if not isinstance(tensor, Tensor):
-                raise TypeError(f"{layer.who}: a source must be a Tensor, not {type(tensor).__name__}")
+                advice = "; numbers are mlc.Tensor(data=...)" if hasattr(tensor, "__array__") else ""
+                raise TypeError(f"{layer.who}: a source must be a Tensor, not {type(tensor).__name__}{advice}")
         return listed
 
     def _add(self, layer: Layer, sources: list[Tensor], labels: list[Tensor], updates: bool) -> list[Tensor]:

@@ -341,6 +341,13 @@ def shape_of_data(data: ArrayLike) -> tuple[int, ...]:
     return tuple(array.shape)
 
 
+def is_boolean(data: ArrayLike) -> bool:
+    """Is it data of a boolean type, of whatever library, or a list of True and False?"""
+    while isinstance(data, (list, tuple)) and data:
+        data = data[0]
+    return isinstance(data, bool) or str(getattr(data, "dtype", "")).rpartition(".")[2] == "bool"
+
+
 def element_of(number: float, data_type: DataType, label: str) -> Any:
     """`number` as an element of that type; DataError when the type cannot hold it."""
     if isinstance(number, (str, bytes)) or np.ndim(number) != 0:

@@ -118,7 +118,8 @@ def input(
     >>> inference.execute({"words": np.ones((4, 25, 8), np.float32)}).result.data.shape
     (4, 25, 3)
     """
-    who, extents = f"{type(self).__name__}.input", list(shape)
+    who = f"{type(self).__name__}.input"
+    extents = list(shape) if isinstance(shape, Iterable) else list(whole_list(who, "shape", shape))
     if None in extents:
         open_axes = [axis for axis, extent in enumerate(extents) if extent is None]
         raise ShapeError(
@@ -168,6 +169,9 @@ def parameter(
         shape = np.shape(host_array(data)) or (1,)
     if shape is None:
         raise ShapeError(f"{who}: neither shape nor data is given", fix="give the shape, or the values themselves")
+    if isinstance(shape, np.ndarray):
+        raise TypeError(f"{who}: shape is an array; values are parameter(data=...)")
+    shape = whole_list(who, "shape", shape, 1)
     if data is not None:
         tensor = Tensor(shape=shape, data=data, data_type=data_type)
     elif isinstance(initializer, (int, float)) and not isinstance(initializer, RandomInitializerType):

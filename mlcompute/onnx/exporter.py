@@ -99,6 +99,7 @@ def _model(graph: Any, name: str, any_batch: bool) -> Model:
         raise GraphError(
             f"onnx.save: cannot write a {type(graph).__name__}",
             expected="an InferenceGraph, a TrainingGraph or a graph made by onnx.load",
+            fix="trainer.inference is that of a Trainer, mlc.InferenceGraph([graph]) that of a Graph",
         )
     model.check(full=not isinstance(graph, TrainingGraph))
     return model

@@ -69,7 +69,8 @@ def _declare_inputs(
 ) -> None:
     fed = dict.fromkeys(definition.declared.fed)
     used = dict.fromkeys(t for node in request.nodes for t in (*node.sources, *node.labels))
-    for tensor in used:
+    weights = (node.layer.weights for node in request.nodes if isinstance(node.layer, LossLayer))
+    for tensor in (*used, *(one for one in weights if one is not None)):
         # What nobody computes and nobody gave data to must be fed, declared or not.
         if tensor not in produced and not tensor.keeps_data:
             if tensor not in fed:

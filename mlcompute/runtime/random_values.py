@@ -33,6 +33,12 @@ def random_values(
         # A key of its own: drawn again with the true fans, the numbers do not depend on what was drawn meanwhile.
         redrawn = Redrawn(kind, d, stream.key())
         return redrawn.values(None, fan_in, fan_out), redrawn
+    if not isinstance(kind, int):
+        raise DataError(
+            f"{who}: a {type(kind).__name__} is not an initializer",
+            expected="a RandomInitializerType, an object of mlc.initializers, or a function of (shape, fans, random)",
+            fix="values themselves are data=..., or weights=mlc.Tensor(data=...) of a layer",
+        )
     if kind == RandomInitializerType.UNIFORM:
         # Rounding to the nearest number of few digits could give 1; cutting digits off cannot.
         steps = 2.0 ** _DIGITS[d.data_type]

@@ -24,6 +24,10 @@ _names: dict[type, str] = {}
 _SCHEDULES = "mlcompute.trainer.schedules"
 
 
+class UnknownClassError(ValueError):
+    """A file names a class that nobody has defined or imported: (message, what to do)."""
+
+
 @overload
 def register(kind: Kind) -> Kind: ...
 @overload
@@ -92,9 +96,9 @@ def custom_class(name: str, given: Custom = ()) -> type:
     found: list[type] = [kind for kind in known if _path(kind) == name and not inspect.isabstract(kind)]
     if not found:
         module, _, short = name.rpartition(".")
-        raise ValueError(
-            f"the class {name[:200]!r} is not there: import {module[:100] or 'its module'} before loading, or pass "
-            f"custom=[{short[:100]}]"
+        raise UnknownClassError(
+            f"the class {name[:200]!r} is not there",
+            f"import {module[:100] or 'its module'} before loading, or pass custom=[{short[:100]}]",
         )
     return found[-1]  # a notebook's cell that was run again has defined it again
 

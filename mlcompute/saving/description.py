@@ -29,7 +29,7 @@ from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.runtime.definition import Learning, definition_of
 from mlcompute.runtime.session import Session, session_of
 from mlcompute.saving.construction import constructed, described
-from mlcompute.saving.custom import Custom
+from mlcompute.saving.custom import Custom, UnknownClassError
 from mlcompute.saving.names import layer_names_of, names_of, nodes_of
 from mlcompute.saving.plain import JSON, shortened, to_text
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
@@ -337,6 +337,8 @@ def rebuild(description: JSON, who: str, custom: Custom = ()) -> Rebuilt:
     """The graph a description stands for, without data; FileError when it stands for none."""
     try:
         return Rebuilt(description, custom)
+    except UnknownClassError as error:
+        raise FileError(f"{who}: the graph in it cannot be built: {error.args[0]}", fix=error.args[1]) from error
     except (Error, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         raise FileError(
             f"{who}: the graph in it cannot be built: {shortened(error)}",

@@ -53,6 +53,11 @@ def save(
     """
     if not isinstance(graph, Graph):
         raise TypeError(f"mlcompute.save: graph must be a Graph, not {type(graph).__name__}")
+    if os.fsdecode(path).endswith(".onnx"):
+        raise FileError(
+            f"mlcompute.save: '{os.fsdecode(path)}' would be a safetensors file that is called .onnx",
+            fix="mlc.onnx.save(trainer.inference, path) writes ONNX; checkpoints end with .safetensors",
+        )
     runs = _finished_runs(graph)
     names = names_of(graph)
     description = describe(graph)
