@@ -179,6 +179,29 @@ def test_inputs_with_different_batches_run_only_whole() -> None:
         graph.execute({"a": x, "b": y}, batch_size=2)
 
 
+def test_samples_that_move_to_another_axis() -> None:
+    """Layers that have the length first, and attention between samples: trained with a smaller last batch."""
+    graph = mlc.Graph()
+    first = graph.gru(graph.input((8, 5, 4), "x"), 3, name="gru").transpose(1, 0, 2)  # (length, n, 3)
+    graph.minimize((first.tanh() @ first.transpose(0, 2, 1)).softmax(-1).max(-1), name="loss")
+    trainer = mlc.Trainer(graph, optimizer="sgd", learning_rate=0.5, outputs={"y": first.mean(0)})
+    gru, data = torch.nn.GRU(4, 3, batch_first=True), normal(13, 5, 4)
+    gru.load_state_dict({k.removeprefix("gru."): torch.tensor(v) for k, v in mlc.to_state_dict(graph).items()})
+    losses = []
+    for rows in torch.from_numpy(data).split(8):
+        moved = gru(rows)[0].transpose(0, 1)
+        loss = (moved.tanh() @ moved.transpose(1, 2)).softmax(-1).amax(-1).mean()
+        gru.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in gru.parameters():
+                parameter -= 0.5 * parameter.grad
+        losses.append(loss.item() * len(rows))
+    history = trainer.fit(data, shuffle=False, verbose=0)
+    assert history["loss"][0] == pytest.approx(sum(losses) / 13, rel=1e-5)
+    assert_close(trainer.predict(data), gru(torch.from_numpy(data))[0].mean(1).detach().numpy())
+
+
 def test_which_input_counts_the_samples() -> None:
     """The first one declared, but the one the labels agree with where there are labels."""
     w, x, t = mlc.Tensor(shape=(3, 2)), mlc.Tensor(shape=(4, 3)), mlc.Tensor(shape=(4, 2))

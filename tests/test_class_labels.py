@@ -195,3 +195,18 @@ def test_an_array_of_labels_is_a_constant(tmp_path: Path) -> None:
     assert graph.nodes[1].labels[0].label == "constant.constant"
     with pytest.raises(TypeError, match="labels must be a Tensor or an array, not list"):
         graph.cross_entropy(logits, [1, 2, 3])  # type: ignore[arg-type]
+
+
+def test_weights_of_labels_are_an_input_like_any_other() -> None:
+    graph = mlc.Graph()
+    logits = graph.parameter(data=np.arange(12.0).reshape(2, 3, 2) % 5, name="logits")
+    labels = graph.input((2, 2), "labels", data_type=mlc.DataType.INT64)
+    graph.cross_entropy(logits, labels, class_axis=1, weights=graph.input((2, 2), "weights"))
+    training = mlc.TrainingGraph([graph], optimizer=mlc.SGDOptimizer(learning_rate=0.1))
+    training.compile(device=mlc.Device.cpu())
+    classes, weights = np.array([[0, 1], [2, 2]]), np.array([[1.0, 0.5], [2.0, 0.0]])
+    losses = torch.nn.functional.cross_entropy(
+        torch.from_numpy(np.array(logits.data)), torch.from_numpy(classes), reduction="none"
+    )
+    found = training.execute({"labels": classes, "weights": weights}).result.data.item()
+    assert found == pytest.approx((losses.numpy() * weights).mean(), rel=1e-6)

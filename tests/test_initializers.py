@@ -147,3 +147,16 @@ def test_refusals(make: Callable[[], Any], error: type[Exception], says: str) ->
     with pytest.raises(error) as caught:
         make()
     assert says in str(caught.value)
+
+
+def test_values_are_no_initializer() -> None:
+    graph = mlc.Graph()
+    x, values = graph.input((2, 3), "x"), np.ones((4, 3), np.float32)
+    for build in (lambda: graph.dense(x, 4, initializer=values), lambda: graph.parameter((4, 3), values)):  # type: ignore[arg-type]
+        with pytest.raises(mlc.DataError, match=r"(?s)a ndarray is not an initializer.*fix .*data=..., or weights="):
+            build()
+    with pytest.raises(TypeError, match=r"shape is an array; values are parameter\(data=...\)"):
+        graph.parameter(values)
+    for make in (graph.parameter, graph.input):
+        with pytest.raises(TypeError, match="shape must be a list of whole numbers, not 3"):
+            make(3)  # type: ignore[operator]

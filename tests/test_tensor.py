@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import mlcompute as mlc
 
@@ -375,3 +376,21 @@ def test_parameters() -> None:
         mlc.TensorParameter(m)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
         parameter.tensor = tensor  # type: ignore[misc]
+
+
+def test_boolean_data_stays_boolean() -> None:
+    """A mask that became 0.0 and 1.0 would be added to the scores of an attention."""
+    mask = np.triu(np.ones((3, 3), bool), 1)
+    for data in (mask, mask.tolist(), torch.from_numpy(mask)):
+        assert mlc.Tensor(data=data).descriptor.data_type == mlc.DataType.BOOLEAN
+    assert mlc.Tensor(data=mask, data_type=mlc.DataType.FLOAT32).data.sum() == 3.0
+    assert mlc.Tensor(data=np.arange(3)).descriptor.data_type == mlc.DataType.FLOAT32
+    graph = mlc.Graph()
+    x = graph.input((1, 3, 4), "x")
+    with pytest.raises(TypeError, match=r"must be a Tensor, not ndarray; numbers are mlc.Tensor\(data=...\)"):
+        graph.attention(x, heads=2, mask=mask)  # type: ignore[arg-type]
+    graph.attention(x, heads=2, mask=mlc.Tensor(data=mask))
+    data = np.random.default_rng(0).normal(size=(1, 3, 4))
+    later = data.copy()
+    later[:, 1:] += 1
+    np.testing.assert_array_equal(graph.predict(data)[:, 0], graph.predict(later)[:, 0])

@@ -97,6 +97,8 @@ class Lowering:
         self.share: Value | None = None
         #: What tensors will hold when the pass has succeeded, as far as it is described.
         self._written: dict[Tensor, Value] = {}
+        #: Tensors whose samples do not lie along their first axis.
+        self._moved: set[Tensor] = set()
         self._name_of = LayerNames()
         #: Tensors of the layers added so far by name.
         self._slot_names: dict[Tensor, str] = {}
@@ -199,8 +201,11 @@ class Lowering:
                 f"{layer.who}: gives {len(answers)} results for this batch size, {len(results)} for the full one",
                 fix="pass batch_size=0",
             )
+        moves = layer.any_batch_axis
+        if not self.is_slice:  # where it is one, what is computed across samples would be of the slice alone
+            moves = moves or layer.moves_axes or not self._moved.isdisjoint(sources)
         for index, (tensor, answer) in enumerate(zip(results, answers, strict=True)):
-            self._check(layer, index, tensor, answer)
+            self._check(layer, index, tensor, answer, moves)
             answer = ops.convert(answer, self.dtype_of(tensor))
             if answer in values or answer.kind != "temporary":
                 # A tensor of its own needs a value of its own: stopping its gradient must not stop the source's.
@@ -208,14 +213,19 @@ class Lowering:
             self.values[tensor] = answer
         self.trace.layer = ""
 
-    def _check(self, layer: Layer, index: int, tensor: Tensor, answer: Value) -> None:
-        """The extents a layer computes are those it promised, apart from the number of samples."""
+    def _check(self, layer: Layer, index: int, tensor: Tensor, answer: Value, moves: bool) -> None:
+        """The extents a layer computes are those it promised, apart from the number of samples.
+
+        moves  these may lie along any axis
+        """
         full = self.shape_with_full_batch(tensor)
         if full == answer.shape:
             return
         axis = layer.batch_axes[index] if index < len(layer.batch_axes) else 0
         promised, computed = list(full), list(answer.shape)
-        if layer.any_batch_axis and len(promised) == len(computed):
+        if moves and len(promised) == len(computed):
+            if promised[1:] != computed[1:]:
+                self._moved.add(tensor)
             promised = computed
         elif len(promised) == len(computed):
             promised[axis] = computed[axis]

@@ -85,6 +85,8 @@ class Layer(ABC):
     source_feature_axes: tuple[int | None, ...] = ()
     #: True where any axis of a result may count samples: layers that move axes as they are told.
     any_batch_axis: ClassVar[bool] = False
+    #: True where axes change places: the samples of a result may lie along another axis than those of the source.
+    moves_axes: ClassVar[bool] = False
 
     layer_id = ReadOnly[int]("A number no other layer of the process has.")
     device_type = ReadOnly[DeviceType | None](

@@ -129,6 +129,7 @@ class TransposeLayer(Layer):
     default_label = "Transpose"
     source_types = ALL_TYPES
     moves_data = True
+    moves_axes = True
 
     def __init__(self, dimensions: Sequence[int]) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,6 +31,10 @@ def describe_operator(layer: OperatorLayer, names: Mapping[Tensor, str]) -> dict
     names  what its tensors are called
     """
     outputs = [[index, list(shape), dtype.name] for index, shape, dtype in layer.outputs]
+    node = layer.node_reference() if layer.node_reference is not None else None
+    pairs = [] if node is None else list(zip(layer.sources, node.sources, strict=True))
+    if any(source.tensor is not now for source, now in pairs):  # of a graph that was applied to other tensors
+        names = ChainMap({source.tensor: names[now] for source, now in pairs}, dict(names))
     return {**_describe_use(layer.use, layer.who, names), "outputs": outputs}
 
 

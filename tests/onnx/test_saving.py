@@ -62,6 +62,18 @@ def test_training_goes_on_bit_by_bit(tmp_path: Path) -> None:
     assert {name.rsplit(".", 1)[-1] for name in mlc.Checkpoint(path).names if "/" not in name} >= {"w", "scale", "head"}
 
 
+def test_a_model_applied_to_other_tensors(tmp_path: Path) -> None:
+    """A backbone in a graph of one's own: trained, saved and loaded."""
+    backbone = mlc.onnx.load(network(), batch=8)
+    graph = mlc.Graph()
+    graph.dense(backbone(2.0 * graph.input((8, 2, 6, 6), "image")), 2)
+    trainer = mlc.Trainer(graph, loss="softmax_cross_entropy")
+    images = np.random.default_rng(1).normal(size=(11, 2, 6, 6)).astype(np.float32)
+    trainer.fit(images, np.arange(11) % 2, verbose=0)
+    trainer.save(tmp_path / "net.safetensors")
+    np.testing.assert_array_equal(mlc.load(tmp_path / "net.safetensors").predict(images), trainer.predict(images))
+
+
 def imported(case: suite.Case) -> tuple[Any, dict[str, Any]] | None:
     """A case of ONNX's suite as a graph, and its inputs; None when nothing of it is left to compute."""
     inputs = [None if array is None or isinstance(array, list) else np.asarray(array) for array in case.data[0][0]]

@@ -144,7 +144,7 @@ import sys, mlcompute as mlc
 try:
     mlc.load({str(path)!r})
 except mlc.FileError as error:
-    assert "import tests.saving.test_custom before loading, or pass custom=[" in str(error), error
+    assert "fix  import tests.saving.test_custom before loading, or pass custom=[" in str(error), error
     assert "tests.saving.test_custom" not in sys.modules
     print("refused")
 """
