@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import GraphError
 from mlcompute.execution import Execution, GraphCompletionHandler
 from mlcompute.graph import Graph
-from mlcompute.layers.arguments import whole
-from mlcompute.layers.read_only import Shared
+from mlcompute.layers.read_only import Settable, Shared
 from mlcompute.runtime import calls, members
 from mlcompute.runtime.definition import Definition
 from mlcompute.runtime.inputs import Named
 from mlcompute.runtime.run import Call
 from mlcompute.runtime.session import Session, session_of
 from mlcompute.tensor import Tensor
-
-if TYPE_CHECKING:
-    pass
 
 
 class InferenceGraph(Graph):
@@ -56,24 +51,9 @@ class InferenceGraph(Graph):
     layers = Shared(members.layers)
     graph_objects = Shared(members.graph_objects)
     node_count = Shared(members.node_count)
+    size_limit = Settable(members.size_limit, members.set_size_limit)
     __copy__ = members.copied
-
-    @property
-    def size_limit(self) -> int:
-        """Of how many sizes of inputs that vary programs are kept, besides the inputs' own; 32 unless it is set.
-
-        Those used longest ago go first, and are compiled again when their size comes back. All share one piece of
-        memory, as large as the largest needs: `device_memory_size`.
-        """
-        return self._session.size_limit
-
-    @size_limit.setter
-    def size_limit(self, limit: int) -> None:
-        self._session.set_size_limit(whole(f"{type(self).__name__}", "size_limit", limit, 1))
-
-    def _rows_per_sample(self, tensor: Tensor) -> int:
-        known = self._session.rows_per_sample(tensor)
-        return super()._rows_per_sample(tensor) if known is None else known
+    _rows_per_sample = members.rows_per_sample
 
     def link(self, graphs: Sequence[InferenceGraph]) -> bool:
         """Join later graphs to this one: they may use its results as sources without feeding them."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError, ExecutionError, GraphError
 from mlcompute.execution import Execution, GraphCompletionHandler
 from mlcompute.graph import Graph
-from mlcompute.layers.arguments import whole
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
-from mlcompute.layers.read_only import Shared
+from mlcompute.layers.read_only import Settable, Shared
 from mlcompute.ops.op import Array
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.runtime import apply_gradients, averages, calls, members
@@ -24,9 +23,6 @@ from mlcompute.runtime.run import Call
 from mlcompute.runtime.session import Session, session_of
 from mlcompute.tensor import Tensor, TensorOptimizerDeviceData, TensorParameter
 from mlcompute.tensor_data import ArrayLike
-
-if TYPE_CHECKING:
-    pass
 
 
 class TrainingGraph(Graph):
@@ -84,20 +80,9 @@ class TrainingGraph(Graph):
     layers = Shared(members.layers)
     graph_objects = Shared(members.graph_objects)
     node_count = Shared(members.node_count)
+    size_limit = Settable(members.size_limit, members.set_size_limit)
     __copy__ = members.copied
-
-    @property
-    def size_limit(self) -> int:
-        """Of how many sizes of inputs that vary programs are kept, besides the inputs' own; 32 unless it is set.
-
-        Those used longest ago go first, and are compiled again when their size comes back. All share one piece of
-        memory, as large as the largest needs: `device_memory_size`.
-        """
-        return self._session.size_limit
-
-    @size_limit.setter
-    def size_limit(self, limit: int) -> None:
-        self._session.set_size_limit(whole(f"{type(self).__name__}", "size_limit", limit, 1))
+    _rows_per_sample = members.rows_per_sample
 
     @property
     def _learning(self) -> Learning:
@@ -109,10 +94,6 @@ class TrainingGraph(Graph):
     def stopped_tensors(self) -> frozenset[Tensor]:
         """Tensors no gradient passes: those given to `stop_gradient`."""
         return frozenset(self._learning.stopped)
-
-    def _rows_per_sample(self, tensor: Tensor) -> int:
-        known = self._session.rows_per_sample(tensor)
-        return super()._rows_per_sample(tensor) if known is None else known
 
     def link(self, graphs: Sequence[TrainingGraph]) -> bool:
         """Join later sub-graphs to this one, the first.

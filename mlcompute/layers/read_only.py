@@ -1,4 +1,4 @@
-"""ReadOnly: a property in one line. Shared: a function as a property of several classes."""
+"""ReadOnly: a property in one line. Shared, Settable: functions as a property of several classes."""
 
 from __future__ import annotations
 
@@ -66,3 +66,12 @@ class Shared(property, Generic[T]):
         def __get__(self, instance: object, owner: type | None = None, /) -> T: ...
         def __get__(self, instance: object, owner: type | None = None, /) -> Shared[T] | T: ...
         def __set__(self, instance: object, value: NoReturn, /) -> None: ...  # nothing can be assigned
+
+
+class Settable(Shared[T]):
+    """`Shared` that can be assigned to."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, get: Callable[[Any], T], set: Callable[[Any, T], None]) -> None: ...
+        def __set__(self, instance: object, value: T, /) -> None: ...

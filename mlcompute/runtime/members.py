@@ -10,6 +10,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.enums import GraphCompilationOptions
 from mlcompute.graph import Graph, Node
 from mlcompute.group.group import Group
+from mlcompute.layers.arguments import whole
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.objective import is_loss
 from mlcompute.runtime.compile_session import compile_graph
@@ -136,6 +137,26 @@ def graph_objects(self: CompiledGraphs) -> list[Graph]:
 def node_count(self: CompiledGraphs) -> int:
     """Number of nodes without the loss. They are never removed, so more of them is all that can change."""
     return self._definition.node_count
+
+
+def size_limit(self: CompiledGraphs) -> int:
+    """Of how many sizes of inputs that vary programs are kept, besides the inputs' own; 32 unless it is set.
+
+    Those used longest ago go first, and are compiled again when their size comes back. All share one piece of
+    memory, as large as the largest needs: `device_memory_size`.
+    """
+    return self._session.size_limit
+
+
+def set_size_limit(self: CompiledGraphs, limit: int) -> None:
+    """Assign to `size_limit`."""
+    self._session.set_size_limit(whole(type(self).__name__, "size_limit", limit, 1))
+
+
+def rows_per_sample(self: CompiledGraphs, tensor: Tensor) -> int:
+    """How many rows of a tensor belong to one sample, as the graph was compiled; 0: none, as in a parameter."""
+    known = self._session.rows_per_sample(tensor)
+    return int(not tensor.keeps_data) if known is None else known
 
 
 def node_of(self: CompiledGraphs, layer: Layer) -> Node | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
 import time
@@ -47,7 +48,7 @@ from mlcompute.trainer.same_data import describe_batch, describe_run
 from mlcompute.trainer.schedules import Length
 from mlcompute.trainer.signals import Interrupted, Signals, Terminated
 from mlcompute.trainer.snapshot import Snapshot
-from mlcompute.trainer.steps import Outcome, Steps
+from mlcompute.trainer.steps import Outcome, Steps, repeated_step
 from mlcompute.trainer.together import Together
 
 if TYPE_CHECKING:
@@ -309,7 +310,8 @@ class Fitting:
         before = Snapshot(trainer.model)
 
         def outcome(differently: bool) -> list[Any]:
-            loss = trainer.repeat([padded(batch, trainer.model, self._padded_size, differently=differently)])
+            filled = padded(batch, trainer.model, self._padded_size, differently=differently)
+            loss = repeated_step(trainer.model, [filled])
             weights = trainer.copy_weights()
             before.restore()
             return [loss, *weights]
@@ -353,7 +355,7 @@ class Fitting:
         try:
             for callback in self.together.called:
                 callback.on_test_begin({})
-            metrics = self.trainer.fresh_metrics()
+            metrics = [copy.copy(metric) for metric in self.trainer.metrics]
             with self.evaluated_weights():
                 found = evaluate(self.trainer.model, data, size, metrics, lambda: bool(self.signals.caught))
         finally:

@@ -157,3 +157,10 @@ class Steps:
         for outcome in self._running:
             if outcome.execution is not None:
                 outcome.execution.wait()
+
+
+def repeated_step(model: Model, batches: Sequence[Batch]) -> float:
+    """The loss of one training step on these batches, outside the run: nothing is counted."""
+    steps = Steps(model, keeps_predictions=False, may_queue=False)
+    steps.start(batches)
+    return steps.finished(0)[0].loss

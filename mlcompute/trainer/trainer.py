@@ -39,7 +39,6 @@ from mlcompute.trainer.progress import Display, display_for
 from mlcompute.trainer.rounds import Rounds
 from mlcompute.trainer.schedules import Length
 from mlcompute.trainer.several_losses import Loss, LossWeights
-from mlcompute.trainer.steps import Steps
 from mlcompute.training import TrainingGraph
 
 Path = str | os.PathLike[str]
@@ -420,7 +419,8 @@ class Trainer:
         data = data_from("Trainer.evaluate", self.model.feed, x, y, sample_weight)
         self.model.look_at(data)
         data.check(1, batch_size)
-        return evaluate(self.model, data, self._size(batch_size, "Trainer.evaluate"), self.fresh_metrics())
+        metrics = [copy.copy(metric) for metric in self.metrics]
+        return evaluate(self.model, data, self._size(batch_size, "Trainer.evaluate"), metrics)
 
     def predict(self, x: Any, *, batch_size: int | None = None) -> Any:
         """What the graph answers for x, samples on axis 0: an array, or of several outputs a dictionary of them.
@@ -433,13 +433,6 @@ class Trainer:
         data.check(1, batch_size)
         found = predict(self.model, data, self._size(batch_size, "Trainer.predict"), "Trainer.predict")
         return found if len(found) > 1 else next(iter(found.values()))
-
-    def fresh_metrics(self) -> list[Metric]:
-        """The metrics, with nothing counted."""
-        fresh = [copy.copy(metric) for metric in self.metrics]
-        for metric in fresh:
-            metric.reset()
-        return fresh
 
     # Weights --------------------------------------------------------------------------------------------------------
 
@@ -474,12 +467,6 @@ class Trainer:
     def has_final_weights(self) -> bool:
         """Has a callback chosen the weights that the run ends with?"""
         return self._fitting is not None and self._fitting.has_final_weights
-
-    def repeat(self, batches: Sequence[Batch]) -> float:
-        """One training step on these batches, outside the run: nothing is counted. Its loss."""
-        steps = Steps(self.model, keeps_predictions=False, may_queue=False)
-        steps.start(batches)
-        return steps.finished(0)[0].loss
 
     # Saving ---------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import mlcompute as mlc
 from mlcompute.devices.reference import Reference
 from mlcompute.trainer.data import Batch
 from mlcompute.trainer.snapshot import Snapshot
+from mlcompute.trainer.steps import repeated_step
 from tests.trainer.nets import assert_same, everything, points
 
 X, Y = points()  # 70 samples in batches of 16 leave 6
@@ -155,6 +156,6 @@ def test_a_repeated_first_step_drops_the_same(device: mlc.Device) -> None:
     trainer = model(device, fixed=False)
     batch = Batch({"x": X[:16]}, {"labels": Y[:16]}, {}, 16)
     before = Snapshot(trainer.model)
-    first = trainer.repeat([batch])
+    first = repeated_step(trainer.model, [batch])
     before.restore()
-    assert trainer.repeat([batch]) == first
+    assert repeated_step(trainer.model, [batch]) == first

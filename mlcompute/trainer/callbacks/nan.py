@@ -15,6 +15,7 @@ from mlcompute.trainer.callbacks.callback import Callback, Logs
 from mlcompute.trainer.data import Batch
 from mlcompute.trainer.rates import Rates, rates_of, set_rates
 from mlcompute.trainer.snapshot import Snapshot, is_finite
+from mlcompute.trainer.steps import repeated_step
 
 
 class NaNError(ExecutionError):
@@ -99,7 +100,7 @@ class TerminateOnNaN(Callback):
         for number, (batches, rates) in enumerate(self._since):
             before = Snapshot(model)
             set_rates(trainer.optimizer, rates)
-            loss = trainer.repeat(batches)
+            loss = repeated_step(model, batches)
             if math.isfinite(loss) and is_finite(model):
                 continue
             before.restore()
