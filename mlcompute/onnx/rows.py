@@ -27,6 +27,17 @@ LayerRule = Callable[["Call"], "Layer | None"]
 INT64 = np.dtype(np.int64)
 
 
+def through_double(x: Value, function: Callable[[Value], Value]) -> Value:
+    """function(x); of integers in float64, cut toward zero and kept in the range of their type."""
+    if x.is_floating:
+        return function(x)
+    y = function(ops.convert(x, np.dtype(np.float64)))
+    if x.dtype.kind in "iu":
+        bounds = np.iinfo(x.dtype.str)
+        y = ops.minimum(ops.maximum(y, float(bounds.min)), float(bounds.max))
+    return ops.convert(y, x.dtype)
+
+
 class NeedsValueError(CompileError):
     """An operator has to know the numbers of an operand at import, and they are not known."""
 

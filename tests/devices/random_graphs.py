@@ -93,7 +93,6 @@ def trained(seed: int, engine: Engine, off: float = 0.0) -> list[Array]:
     outputs = {f"y{i}": tensor for i, tensor in enumerate(tensor for node in f.nodes for tensor in node.results)}
     training.add_outputs(outputs)
     training.compile(device=mlc.Device(engine.device_type, engine=engine))
-    assert engine.name != "cpu" or all("NumPy" not in str(program) for program in training.programs.values())
     results = {name: np.empty(t.descriptor.shape, t.descriptor.data_type.numpy) for name, t in outputs.items()}
     for _ in range(STEPS):
         training.execute(

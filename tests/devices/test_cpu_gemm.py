@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -108,6 +110,23 @@ def test_products_with_turned_weights(m: int, n: int, k: int, turned: bool) -> N
     assert bench.entries is not None
     assert [entry.kernel for entry in bench.entries] == ["gemm_nt"]
     bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * k))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64, np.float64])
+@pytest.mark.parametrize(("left", "right"), [((5, 7), (7, 33)), ((2, 1, 4, 3), (3, 3, 1)), ((3, 0), (0, 4))])
+def test_products_of_other_types(left: tuple[int, ...], right: tuple[int, ...], dtype: Any) -> None:
+    """Integers wrap, whatever the strides; without depth zeros."""
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-90, 90, shape).astype(dtype) for shape in (left, right))
+    for turned in (False, True):
+
+        def views(a: Value, b: Value, turned: bool = turned) -> list[Value]:
+            return [a, transpose(b, (*range(b.rank - 2), b.rank - 1, b.rank - 2)) if turned else b]
+
+        arrays = [a, np.ascontiguousarray(np.swapaxes(b, -1, -2)) if turned else b]
+        bench = Bench(matmul.KERNELS, "matmul", arrays, views=views)
+        assert bench.entries is not None
+        bench.check(np.testing.assert_array_equal)
 
 
 SHAPES = [

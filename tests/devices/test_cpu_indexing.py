@@ -18,7 +18,7 @@ from tests.devices.kernels import Bench, run_on_engine
 from tests.harness import assert_close
 
 SHAPES = [(1,), (7,), (33,), (1000,), (5, 7), (9, 17), (16, 3, 5), (2, 40, 3, 3)]
-DTYPES = (np.float32, np.float16, np.float64, np.int32, np.int64, np.bool_)
+DTYPES = (np.float32, np.float16, np.float64, np.int32, np.int64, np.int8, np.uint8, np.bool_)
 
 
 def normal(*shape: int, dtype: Any = np.float32) -> Array:
@@ -99,7 +99,7 @@ def test_take_from_views() -> None:
     check("take_gradient", [normal(70, 9), some(4, 9)], views=columns, exact=False, axis=0, extent=4)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32, np.int64])
+@pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_sums_of_any_dtype(dtype: Any) -> None:
     dy, indices = np.ones((30, 20), dtype), some(6, 30)
     check("take_gradient", [dy, indices], axis=0, extent=6)

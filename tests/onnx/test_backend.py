@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
+from mlcompute.devices.cpu.device import Cpu
+from tests.devices.native import only_native
 from tests.onnx import published
 from tests.onnx.networks import LIGHT, MODELS, expected
-from tests.onnx.suite import CHUNKS, Outcome, all_cases, outcomes, run_case
+from tests.onnx.suite import CHUNKS, Case, Outcome, all_cases, outcomes, run_case
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -45,22 +47,39 @@ def test_all_training_cases_pass() -> None:
     assert {by_name[name] for name in names} == {"passed"}
 
 
-@pytest.mark.slow
-def test_the_cpu_engine_gives_the_same() -> None:
-    every = [run_case(case, mlc.Device.cpu()) for case in all_cases()]
+def check_natively(cases: list[Case], with_onednn: bool) -> None:
+    """The CPU engine gives the same, and leaves no step of any program to NumPy."""
+    with only_native(with_onednn):
+        every = [run_case(case, mlc.Device(engine=Cpu(2))) for case in cases]
     assert [outcome for outcome in every if outcome.kind == "wrong"] == []
+
+
+@pytest.mark.parametrize("with_onednn", [True, False])
+def test_one_case_in_sixteen_is_native(with_onednn: bool) -> None:
+    check_natively(all_cases()[int(with_onednn) :: 16], with_onednn)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_onednn", [True, False])
+def test_every_case_is_native(with_onednn: bool) -> None:
+    check_natively(all_cases(), with_onednn)
 
 
 # Full-size networks -------------------------------------------------------------------------------------------------
 
-#: Small enough for every run of the tests; the others are asked with --slow.
-QUICK = ("squeezenet", "shufflenet", "resnet50")
+#: Small enough for every run of the tests, with oneDNN or without it; the others are asked with --slow.
+QUICK = {("squeezenet", True), ("shufflenet", True), ("resnet50", True), ("squeezenet", False)}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
+    ("name", "with_onednn"),
+    [
+        pytest.param(name, with_onednn, marks=() if (name, with_onednn) in QUICK else pytest.mark.slow)
+        for name in MODELS
+        for with_onednn in (True, False)
+    ],
 )
-def test_full_size_network(name: str) -> None:
+def test_full_size_network(name: str, with_onednn: bool) -> None:
     graph = mlc.onnx.load(os.path.join(LIGHT, f"light_{name}.onnx"))
     (given,) = graph.inputs
     shape = graph.shapes[given]
@@ -69,8 +88,8 @@ def test_full_size_network(name: str) -> None:
     run = mlc.InferenceGraph([graph])
     run.add_inputs(graph.inputs)
     run.add_outputs(graph.outputs)
-    run.compile(device=mlc.Device.cpu())
-    assert all("NumPy" not in str(program) for program in run.programs.values()), "every step has a native kernel"
+    with only_native(with_onednn):
+        run.compile(device=mlc.Device(engine=Cpu(2)))
     run.execute({given: x}, options=mlc.ExecutionOptions.SYNCHRONOUS)
     (y,) = (tensor.data for tensor in graph.outputs.values())
     assert len(graph.weights) > 15

@@ -174,10 +174,13 @@ class CpuExecutable(Executable):
             maker = KERNELS.get(step.op.name)
             if maker is not None and not reads_bfloat16(step):
                 maker = functools.partial(widened_entries, maker=maker)
-            made = maker(step, self._operands) if maker is not None else None
+            is_empty = bool(step.results) and not any(value.size for value in step.results)
+            made = [] if is_empty else maker(step, self._operands) if maker is not None else None
             self._entries.extend(made if made is not None else [step])
             names = dict.fromkeys(entry.kernel for entry in made or ())
-            self.kernels[step] = ", ".join(names) if made is not None else "NumPy (no native kernel)"
+            self.kernels[step] = (
+                "no elements" if is_empty else ", ".join(names) if made is not None else "NumPy (no native kernel)"
+            )
             shares = dict.fromkeys(f"rows {entry.rows}" if entry.rows else "shared" for entry in made or ())
             self.notes[step] = ", ".join(shares) or "one thread"
         self._entries = _needed(self._entries, program, self._operands)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute import ops
-from mlcompute.onnx.rows import Call, operator
+from mlcompute.onnx.rows import Call, operator, through_double
 from mlcompute.onnx.types import carried, is_carried, numpy_type
 from mlcompute.ops.op import Array, Value
 
@@ -106,8 +106,8 @@ def hard_sigmoid(call: Call) -> Value:
 
 @operator("Shrink")
 def shrink(call: Call) -> Value:
-    x, bias, lambd = call[0], call.attribute("bias", 0.0), call.attribute("lambd", 0.5)
-    return ops.select(x < -lambd, x + bias, ops.select(x > lambd, x - bias, 0.0))
+    bias, lambd = call.attribute("bias", 0.0), call.attribute("lambd", 0.5)
+    return through_double(call[0], lambda x: ops.select(x < -lambd, x + bias, ops.select(x > lambd, x - bias, 0.0)))
 
 
 @operator("Gelu")

@@ -14,7 +14,7 @@ from mlcompute.errors import ShapeError
 from mlcompute.onnx.budget import affordable
 from mlcompute.onnx.operators.shapes import limited, padded
 from mlcompute.onnx.operators.windows import Ints, pads_of, spatial
-from mlcompute.onnx.rows import Call, operator
+from mlcompute.onnx.rows import Call, operator, through_double
 from mlcompute.ops.op import Shape, Value
 
 # Products -------------------------------------------------------------------------------------------------------------
@@ -47,18 +47,22 @@ def gemm(call: Call) -> Value:
         a = ops.transpose(a)
     if call.attribute("transB", 0):
         b = ops.transpose(b)
-    y = ops.matmul(a, b)
-    alpha, beta = call.attribute("alpha", 1.0), call.attribute("beta", 1.0)
-    if alpha != 1.0:
-        y = y * alpha
-    c = call.optional(2)
-    if c is None:
+    y, c = ops.matmul(a, b), call.optional(2)
+    alpha, beta = float(call.attribute("alpha", 1.0)), float(call.attribute("beta", 1.0))
+    is_fractional = not (y.is_floating or (alpha.is_integer() and beta.is_integer()))
+
+    def scaled(y: Value) -> Value:
+        if alpha != 1.0:
+            y = y * alpha
+        if c is None:
+            return y
+        shape, added = y.shape, ops.convert(c, y.dtype) if is_fractional else c
+        y = y + (added if beta == 1.0 else added * beta)
+        if y.shape != shape:
+            raise ShapeError(f"Gemm: C of shape {c.shape} does not broadcast to {shape}")
         return y
-    shape = y.shape
-    y = y + (c if beta == 1.0 else c * beta)
-    if y.shape != shape:
-        raise ShapeError(f"Gemm: C of shape {c.shape} does not broadcast to {shape}")
-    return y
+
+    return through_double(y, scaled) if is_fractional else scaled(y)
 
 
 @operator("Einsum")

@@ -11,7 +11,7 @@ from mlcompute import ops
 from mlcompute.errors import ShapeError
 from mlcompute.onnx.budget import affordable
 from mlcompute.onnx.operators.shapes import reversed_along
-from mlcompute.onnx.rows import Call, front, operator
+from mlcompute.onnx.rows import Call, front, operator, through_double
 from mlcompute.ops.op import Value
 
 Axes = tuple[int, ...]
@@ -91,7 +91,7 @@ _reduction("ReduceMax", _extreme(ops.max_), -math.inf)
 _reduction("ReduceMin", _extreme(ops.min_), math.inf)
 _reduction("ReduceProd", product, 1.0)
 _reduction("ReduceL1", lambda x, axes: ops.sum_(ops.abs_(x), axes), 0.0)
-_reduction("ReduceL2", lambda x, axes: ops.sqrt(ops.sum_(x * x, axes)), 0.0)
+_reduction("ReduceL2", lambda x, axes: through_double(ops.sum_(x * x, axes), ops.sqrt), 0.0)
 _reduction("ReduceSumSquare", lambda x, axes: ops.sum_(x * x, axes), 0.0)
 _reduction("ReduceLogSum", lambda x, axes: ops.log(ops.sum_(x, axes) if axes else x), -math.inf)
 _reduction("ReduceLogSumExp", _log_sum_exp, -math.inf)

@@ -15,7 +15,7 @@ from mlcompute import ops
 from mlcompute.errors import ShapeError
 from mlcompute.onnx.budget import affordable
 from mlcompute.onnx.operators.shapes import limited
-from mlcompute.onnx.rows import Call, NotImportedError, front, operator
+from mlcompute.onnx.rows import Call, NotImportedError, front, operator, through_double
 from mlcompute.ops.op import Array, Value
 
 INT64 = np.dtype(np.int64)
@@ -165,6 +165,15 @@ def resize(call: Call) -> Value:
         raise ShapeError(f"{call.kind}: there is no mode {mode!r}")
     crops = call.attribute("coordinate_transformation_mode") == "tf_crop_and_resize"
     roi = call.array(1).reshape(-1).astype(float) if crops else np.array([0.0] * len(axes) + [1.0] * len(axes))
+    if mode == "nearest" or x.is_floating:
+        return _resized(call, x, mode, axes, sizes, scales, roi, crops)
+    return through_double(x, lambda x: ops.round_(_resized(call, x, mode, axes, sizes, scales, roi, crops)))
+
+
+def _resized(
+    call: Call, x: Value, mode: str, axes: list[int], sizes: list[int], scales: list[float], roi: Array, crops: bool
+) -> Value:
+    """Axis after axis."""
     outside = np.zeros((1,) * x.rank, bool)
     for k, (axis, size, scale) in enumerate(zip(axes, sizes, scales, strict=True)):
         extent = x.shape[axis]

@@ -118,15 +118,22 @@ def combiner_for(name: str, dtype: np.dtype[Any]) -> Combiner | None:
         prepare: Callable[[SimdValue], SimdValue] = _same if dtype.kind == "b" else _is_not_zero
         return Combiner(name, "i8", int(name == "all"), _or if name == "any" else _and, prepare=prepare)
     dtype = computed_type(dtype)
-    if dtype not in (np.float32, np.int32, np.int64):
+    if dtype not in MEMORY_TYPES or dtype.kind == "b" or dtype == np.float16:
         return None
     element, floating = MEMORY_TYPES[dtype], dtype.kind == "f"
     if name == "sum":
         return Combiner("sum", element, 0, add, is_sum=floating)
+    if dtype.kind == "u":  # all bits set are the largest
+        unsigned = functools.partial(_unsigned_extreme, "ugt" if name == "max" else "ult")
+        return Combiner(name, element, 0 if name == "max" else -1, unsigned)
     bounds = (-math.inf, math.inf) if floating else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     if name == "max":
         return Combiner("max", element, bounds[0], larger, largest)
     return Combiner("min", element, bounds[1], smaller, smallest)
+
+
+def _unsigned_extreme(predicate: str, a: SimdValue, b: SimdValue) -> SimdValue:
+    return select(a.compare("", predicate, b), a, b)
 
 
 def _same(x: SimdValue) -> SimdValue:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -231,7 +232,7 @@ def to_float(code: Code, integer: str) -> SimdValue:
 # Copying lines ----------------------------------------------------------------------------------------------------
 
 
-def _each_vector_or_element(
+def each_vector_or_element(
     code: Code, begin: str | int, end: str, body: Callable[[str, str | None, int], None]
 ) -> None:
     """body(index, mask, lanes) along a line, for bodies that only load and store.
@@ -255,17 +256,18 @@ def copy_line(code: Code, source: Line, target: Line, begin: str | int, end: str
     def body(index: str, mask: str | None, lanes: int) -> None:
         target.store(index, source.load(index, mask, lanes=lanes), mask)
 
-    _each_vector_or_element(code, begin, end, body)
+    each_vector_or_element(code, begin, end, body)
 
 
-def add_line(code: Code, source: Line, target: Line, begin: str | int, end: str) -> None:
-    """target[i] += source[i]"""
+def add_line(
+    code: Code, source: Line, target: Line, begin: str | int, end: str, add: Callable[..., SimdValue] = operator.add
+) -> None:
+    """target[i] += source[i], or what `add` makes of both."""
 
     def body(index: str, mask: str | None, lanes: int) -> None:
-        total = target.load(index, mask, lanes=lanes) + source.load(index, mask, lanes=lanes)
-        target.store(index, total, mask)
+        target.store(index, add(target.load(index, mask, lanes=lanes), source.load(index, mask, lanes=lanes)), mask)
 
-    _each_vector_or_element(code, begin, end, body)
+    each_vector_or_element(code, begin, end, body)
 
 
 def fill_line(code: Code, target: Line, begin: str | int, end: str, value: float = 0) -> None:
@@ -274,4 +276,4 @@ def fill_line(code: Code, target: Line, begin: str | int, end: str, value: float
     def body(index: str, mask: str | None, lanes: int) -> None:
         target.store(index, splat_constant(code, value, target.register, lanes), mask)
 
-    _each_vector_or_element(code, begin, end, body)
+    each_vector_or_element(code, begin, end, body)

@@ -13,6 +13,7 @@ from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, float_literal
 from mlcompute.devices.cpu.codegen.loops import AxisRegisters, address_at, unravel_index
 from mlcompute.devices.cpu.gemm.gemm_bfloat16 import bfloat16_entries, bfloat16_workspace, suits
 from mlcompute.devices.cpu.gemm.gemm_blocked import blocked_workspace, gemm_blocked_entry
+from mlcompute.devices.cpu.gemm.gemm_by_rows import gemm_by_rows_entry
 from mlcompute.devices.cpu.gemm.gemm_few_rows import few_rows_entry, has_few_rows
 from mlcompute.devices.cpu.gemm.gemm_tn import gemm_tn_entry, is_gemm_tn
 from mlcompute.devices.cpu.onednn.entries import report_status
@@ -76,15 +77,18 @@ def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operan
     library = onednn.load()
     if is_gemm_tn(a, b, y):
         return gemm_tn_entry(step, a, b, y)
-    if any(operand.dtype != FLOAT32 for operand in (a, b, y)) or not y.is_dense or y.size == 0:
+    if not y.is_dense or y.size == 0:
         return None
     m, n, k = y.shape[-2], y.shape[-1], a.shape[-1]
-    right, batch = _orientation(b), _batch(a, b, y)
+    batch = _batch(a, b, y)
+    if k == 0 or any(operand.dtype != FLOAT32 for operand in (a, b, y)):
+        return gemm_by_rows_entry(step, a, b, y, batch)
+    right = _orientation(b)
     by_columns = right is not None and right[0] == ord("T")
     if _orientation(a) and by_columns and iteration_count(batch) == 1 and min(m, k) >= 16 and n >= 8:
         return gemm_blocked_entry(step, operands, a, b, y, batch)
     if library is None:
-        if k == 0 or right is None:
+        if right is None:
             return None
         if has_few_rows(a, by_columns):
             return few_rows_entry(step, operands, a, b, y, batch, by_columns)
@@ -98,7 +102,7 @@ def _library_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Op
     library = onednn.require()
     m, n, k = y.shape[-2], y.shape[-1], a.shape[-1]
     left, right = _orientation(a), _orientation(b)
-    if left is None or right is None or k == 0:
+    if left is None or right is None:
         return None
     is_narrow = is_bfloat16(a.dtype)
     function = onednn.bfloat16_gemm() if is_narrow else library.sgemm

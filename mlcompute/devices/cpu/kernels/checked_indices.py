@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES
+from mlcompute.devices.cpu.codegen.simd import SimdValue
 from mlcompute.devices.loop_nest import Operand
 from mlcompute.ops.op import Array
 
-#: What can be added up.
-SUMMED = tuple(np.dtype(name) for name in ("float32", "float16", "float64", "int32", "int64"))
+
+def adding(dtype: np.dtype[Any]) -> Callable[[SimdValue, SimdValue], SimdValue]:
+    """How two elements of a dtype are added up; booleans as NumPy does: either."""
+    return operator.or_ if dtype.kind == "b" else operator.add
 
 
 def is_index(dtype: np.dtype[Any]) -> bool:

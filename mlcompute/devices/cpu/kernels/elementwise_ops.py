@@ -68,7 +68,7 @@ def supports_elementwise(op_name: str, operand_types: Sequence[DType], result_ty
     if op_name in ("copy", "stop_gradient"):
         return True
     if op_name in _ARITHMETIC or op_name == "divide":
-        return result_type != _BOOL
+        return result_type != _BOOL or op_name in _OF_BOOLEANS
     if op_name in _FLOATING:
         return result_type.kind == "f" or is_bfloat16(result_type)
     return (op_name in _FUNCTIONS or op_name == "pow") and computed_type(result_type) in (_FLOAT, _HALF)
@@ -109,6 +109,8 @@ def _emit(op_name: str, values: list[SimdValue], types: list[DType], result_type
         return result if result_type == _BOOL else _convert(result, _FLOAT, types[0])
     if op_name in _COMPARISONS:
         return _compare(_COMPARISONS[op_name], types[0], *values)
+    if types[0] == _BOOL:
+        return _LOGIC[_OF_BOOLEANS[op_name]](*values)
     if op_name in _ARITHMETIC:
         return _ARITHMETIC[op_name](types[0], *values)
     if op_name == "divide" and types[0].kind != "f":  # as NumPy: in float64, then cut
@@ -214,6 +216,9 @@ _LOGIC: dict[str, Callable[..., SimdValue]] = {
     "logical_xor": lambda a, b: a ^ b,
     "logical_not": lambda a: ~a,
 }
+
+#: What arithmetic means for booleans.
+_OF_BOOLEANS = {"add": "logical_or", "maximum": "logical_or", "multiply": "logical_and", "minimum": "logical_and"}
 
 
 # Conversion -----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code
 from mlcompute.devices.cpu.codegen.loops import Line, add_line, copy_line, fill_line, line_stride, share_units
-from mlcompute.devices.cpu.kernels.checked_indices import SUMMED, CheckedIndices, is_index
+from mlcompute.devices.cpu.kernels.checked_indices import CheckedIndices, adding, is_index
 from mlcompute.devices.cpu.kernels.indexing import read_by_index
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import Operand, Operands, enough_rows, single_axis
@@ -96,7 +96,7 @@ def take_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     dy, indices, y = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
     axis = step.attributes["axis"]
     lines = _rows_of(dy, indices, axis, len(indices.shape))
-    if lines is None or not (dy.size and y.size) or dy.dtype not in SUMMED or not is_index(indices.dtype):
+    if lines is None or not (dy.size and y.size) or dy.dtype not in MEMORY_TYPES or not is_index(indices.dtype):
         return None
     by_sample = axis > 0 and enough_rows(dy.shape[0], operands.threads)
     by_outer = by_sample or (axis > 0 and enough_rows(lines.outer[0], operands.threads))
@@ -117,7 +117,7 @@ def take_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
 def _add_rows(
     args: KernelArguments, shared: str, dy: Operand, indices: Operand, y: Operand, lines: _Rows, rows: int, extent: int
 ) -> CheckedIndices:
-    code, element = args.code, MEMORY_TYPES[dy.dtype]
+    code, element, add = args.code, MEMORY_TYPES[dy.dtype], adding(dy.dtype)
     source, target = args.pointer(dy), args.pointer(y)
     checked = CheckedIndices(args, indices, extent)
     outer_stride, along_stride, index_stride = args.numbers([lines.outer[1], lines.along[1], lines.indices[1]])
@@ -149,9 +149,9 @@ def _add_rows(
                 block = code.let(f"udiv i64 {index}, {_OWNED}")
                 owner = code.let(f"urem i64 {block}, %threads")
                 with code.when(code.let(f"icmp eq i64 {owner}, %thread")):
-                    add_line(code, line, row_of(address, index), begin, end)
+                    add_line(code, line, row_of(address, index), begin, end, add)
             else:
-                add_line(code, line, row_of(address, index), begin, end)
+                add_line(code, line, row_of(address, index), begin, end, add)
     return checked
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code
 from mlcompute.devices.cpu.codegen.loops import axis_registers, loop_over, share_units
 from mlcompute.devices.cpu.codegen.simd import SimdValue
-from mlcompute.devices.cpu.kernels.checked_indices import SUMMED, CheckedIndices, is_index
+from mlcompute.devices.cpu.kernels.checked_indices import CheckedIndices, adding, is_index
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Axis, Operand, Operands, Strides, collapsed_axes, enough_rows
 from mlcompute.ops.op import Step
@@ -63,8 +63,8 @@ def scatter_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """A copy of the base, then one element per index. Threads own parts of an axis that indices do not cross."""
     updates, indices, base = (operands[value] for value in step.inputs)
     y, axis = operands[step.results[0]], step.attributes["axis"]
-    adds = step.op.name == "scatter_add"
-    if not y.size or base.dtype not in (SUMMED if adds else MEMORY_TYPES) or not is_index(indices.dtype):
+    add = adding(y.dtype) if step.op.name == "scatter_add" else None
+    if not y.size or base.dtype not in MEMORY_TYPES or not is_index(indices.dtype):
         return None
     others = [d for d in range(len(y.shape)) if d != axis and y.shape[d] > 1]
     # The leading axis if it is long enough, else the longest; with no other axis, ranges of the indexed axis itself.
@@ -103,7 +103,7 @@ def scatter_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
             index = checked.load(address, "0")
             low, high = code.let(f"icmp sge i64 {index}, {begin}"), code.let(f"icmp slt i64 {index}, {end}")
             with code.when(code.let(f"and i1 {low}, {high}")):
-                _put(code, element, seen, code.at(made, code.mul(index, along), element), adds)
+                _put(code, element, seen, code.at(made, code.mul(index, along), element), add)
     else:
         last = code.minimum(end, args.number(indices.shape[owned]))
         steps = args.numbers([indices.strides[owned], updates.strides[owned], y.strides[owned]])
@@ -114,7 +114,7 @@ def scatter_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
             ]
             with loop_over(code, inner, starts, types) as (address, seen, made):
                 index = checked.load(address, "0")
-                _put(code, element, seen, code.at(made, code.mul(index, along), element), adds)
+                _put(code, element, seen, code.at(made, code.mul(index, along), element), add)
     rows, by_row = _scatter_rows(updates, indices, base, y, owned, axis)
     return [
         Entry(
@@ -124,10 +124,10 @@ def scatter_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     ]  # fmt: skip
 
 
-def _put(code: Code, element: str, source: str, target: str, adds: bool) -> None:
+def _put(code: Code, element: str, source: str, target: str, add: Callable[..., SimdValue] | None) -> None:
     value = SimdValue(code, code.load(source, element), element, 1)
-    if adds:
-        value = SimdValue(code, code.load(target, element), element, 1) + value
+    if add is not None:
+        value = add(SimdValue(code, code.load(target, element), element, 1), value)
     code.store(target, element, value.name)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from mlcompute.devices.cpu.codegen.loops import (
     splat_constant,
     vector_loop,
 )
-from mlcompute.devices.cpu.codegen.simd import SimdValue, select
+from mlcompute.devices.cpu.codegen.simd import FLOATING, SimdValue, select
 from mlcompute.devices.cpu.kernels.row_column import MIN_COLUMNS, UNITS, WORTH_BLOCKS, ColumnLoops, RowLoops
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import (
@@ -181,11 +182,7 @@ _NOWHERE = 2**31 - 1
 def extreme_index_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """argmax, argmin: the first extreme, NaN before all others."""
     x, y = operands[step.inputs[0]], operands[step.results[0]]
-    if (
-        computed_type(x.dtype) not in (np.float32, np.int32)
-        or not x.size
-        or x.shape[step.attributes["axis"]] >= _NOWHERE
-    ):
+    if _compared_type(x.dtype) is None or not x.size or x.shape[step.attributes["axis"]] >= _NOWHERE:
         return None
     along = (step.attributes["axis"],)
     axes = _axes(x.shape, x.strides, y.strides, along)
@@ -201,14 +198,23 @@ def extreme_index_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     ]  # fmt: skip
 
 
+def _compared_type(dtype: np.dtype[Any]) -> str | None:
+    """The type in which elements are compared: small ones are widened, so that signed comparisons do."""
+    if dtype.kind in "iub" and dtype.itemsize == 1:
+        return "i32"
+    dtype = computed_type(dtype)
+    return MEMORY_TYPES[dtype] if dtype in (np.float32, np.float64, np.int32, np.int64) else None
+
+
 class _Extreme:
     """The best element seen in every lane, and where it was."""
 
-    def __init__(self, code: Code, name: str, element: str) -> None:
-        self.code = code
-        worst: float = -math.inf if element == "float" else -(2**31)
-        if name == "argmin":
-            worst = math.inf if element == "float" else 2**31 - 1
+    def __init__(self, code: Code, name: str, dtype: np.dtype[Any]) -> None:
+        element = _compared_type(dtype)
+        assert element is not None
+        self.code, self._element, self._is_signed = code, element, dtype.kind == "i"
+        highest: float = math.inf if element in FLOATING else 2 ** (int(element[1:]) - 1) - 1
+        worst = highest if name == "argmin" else -highest if element in FLOATING else -highest - 1
         self.value, self.index = (
             Variable(splat_constant(code, worst, element)),
             Variable(splat_constant(code, _NOWHERE, "i32")),
@@ -225,6 +231,10 @@ class _Extreme:
         return wins
 
     def see(self, value: SimdValue, index: SimdValue, mask: str | None = None) -> None:
+        if value.element != self._element:
+            wide = vector(self._element, value.lanes)
+            cast = "sext" if self._is_signed else "zext"
+            value = value.let(f"{cast} {value.type} {value.name} to {wide}", self._element)
         wins = self.better(value, self.value.get())
         if mask is not None:
             wins = wins & SimdValue(self.code, mask, "i1", value.lanes)
@@ -258,7 +268,7 @@ def _index_rows(args: KernelArguments, name: str, x: Operand, y: Operand, axes: 
     loops = RowLoops(args, axes, rows, operands=1)
     with loops.each_unit():
         line = Line(code, loops.address(source, 0, element), element, loops.strides[0])
-        best = _Extreme(code, name, MEMORY_TYPES[computed_type(x.dtype)])
+        best = _Extreme(code, name, x.dtype)
 
         def look(index: str, mask: str | None) -> None:
             here = SimdValue(code, code.splat(code.let(f"trunc i64 {index} to i32"), "i32", lanes), "i32", lanes)
@@ -277,7 +287,7 @@ def _index_columns(args: KernelArguments, name: str, x: Operand, y: Operand, axe
         to = Line(code, loops.address(target, 1, "i64"), "i64", loops.strides[1])
 
         def column(index: str, mask: str | None) -> None:
-            best = _Extreme(code, name, MEMORY_TYPES[computed_type(x.dtype)])
+            best = _Extreme(code, name, x.dtype)
             with code.loop(0, loops.along.extent) as row:
                 line = loops.row(0, address, row, element)
                 here = SimdValue(code, code.splat(code.let(f"trunc i64 {row} to i32"), "i32", lanes), "i32", lanes)
