@@ -122,17 +122,23 @@ class Code:
 
     # Integers -------------------------------------------------------------------------------------------------
 
+    # Zeros and ones are common here, from offsets and strides; every line that is not written need not be compiled.
+
     def add(self, a: str | int, b: str | int) -> str:
+        if str(a) == "0" or str(b) == "0":
+            return str(b if str(a) == "0" else a)
         return self.let(f"add i64 {a}, {b}")
 
     def sub(self, a: str | int, b: str | int) -> str:
-        return self.let(f"sub i64 {a}, {b}")
+        return str(a) if str(b) == "0" else self.let(f"sub i64 {a}, {b}")
 
     def mul(self, a: str | int, b: str | int) -> str:
-        return self.let(f"mul i64 {a}, {b}")
+        if str(a) == "1" or str(b) == "1":
+            return str(b if str(a) == "1" else a)
+        return "0" if "0" in (str(a), str(b)) else self.let(f"mul i64 {a}, {b}")
 
     def div(self, a: str | int, b: str | int) -> str:
-        return self.let(f"sdiv i64 {a}, {b}")
+        return str(a) if str(b) == "1" else self.let(f"sdiv i64 {a}, {b}")
 
     def rem(self, a: str | int, b: str | int) -> str:
         return self.let(f"srem i64 {a}, {b}")

@@ -158,11 +158,13 @@ def _finish(code: Code, tile: list[list[SimdValue]], c_rows: list[Line], adds: s
     lanes, width = vector_lanes(), len(tile[0])
 
     def store(masks: Sequence[str | None]) -> None:
-        for c_row, sums in zip(c_rows, tile, strict=True):
-            for v, (total, mask) in enumerate(zip(sums, masks, strict=True)):
-                final = Variable(total)
-                with code.when(adds):
-                    final.set(c_row.load(v * lanes, mask) + total)
+        finals = [[Variable(total) for total in sums] for sums in tile]
+        with code.when(adds):
+            for c_row, sums in zip(c_rows, finals, strict=True):
+                for v, (final, mask) in enumerate(zip(sums, masks, strict=True)):
+                    final.set(c_row.load(v * lanes, mask) + final.get())
+        for c_row, sums in zip(c_rows, finals, strict=True):
+            for v, (final, mask) in enumerate(zip(sums, masks, strict=True)):
                 c_row.store(v * lanes, final.get(), mask)
 
     full = code.let(f"icmp sge i64 {remaining}, {width * lanes}")

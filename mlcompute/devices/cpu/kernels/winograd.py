@@ -222,9 +222,14 @@ def _filters_entry(step: Step, sizes: Sizes, weights: Operand, buffer: Operand, 
     def write() -> None:
         matrix = code.mul(depth, channels)
         begin, end = code.share(depth)
+        # Gathered in a loop and not one by one: a gather is many instructions, which take long to compile.
+        gathered = Line(code, code.aligned_buffer(taps * vector_lanes()), "float")
         with code.loop(begin, end) as k, code.loop(0, channels, vector_lanes()) as channel:
             first = code.at(source, code.add(code.mul(k, by_depth), code.mul(channel, by_channel)), "float")
-            pixels = [Line(code, code.at(first, tap, "float"), "float", by_channel).load(0) for tap in range(taps)]
+            with code.loop(0, taps) as tap:
+                value = Line(code, code.at(first, tap, "float"), "float", by_channel).load(0)
+                gathered.store(code.mul(tap, vector_lanes()), value)
+            pixels = [gathered.load(tap * vector_lanes()) for tap in range(taps)]
             address = code.at(target, _packed(code, sizes, k, channel, depth), "float")
             for point, value in enumerate(_transform(f.from_w, pixels[::-1] if backwards else pixels)):
                 Line(code, address, "float").store(code.mul(matrix, point), value)
@@ -514,17 +519,22 @@ def _points_entry(step: Step, sizes: Sizes, slices_: int, sums: Operand, result:
     def write() -> None:
         matrix = code.mul(depth, channels)
         begin, end = code.share(depth)
-        with code.loop(begin, end) as k, code.loop(0, channels, vector_lanes()) as channel:
+        lanes = vector_lanes()
+        totals, taken = (Line(code, code.aligned_buffer(count * lanes), "float") for count in (sizes.points, taps))
+        with code.loop(begin, end) as k, code.loop(0, channels, lanes) as channel:
             offset = code.add(code.mul(k, channels), channel)
-            totals = []
-            for point in range(sizes.points):
+            with code.loop(0, sizes.points) as point:
                 line = Line(code, code.at(source, code.add(offset, code.mul(matrix, point)), "float"), "float")
                 total = Variable(line.load(0))
                 with code.loop(1, slices) as part:
                     total.set(total.get() + line.load(code.mul(part, floats)))
-                totals.append(total.get())
+                totals.store(code.mul(point, lanes), total.get())
+            values = [totals.load(point * lanes) for point in range(sizes.points)]
+            for tap, value in enumerate(_transform(transposed(f.from_w), values)):
+                taken.store(tap * lanes, value)
             first = code.at(target, code.add(code.mul(k, taps), code.mul(channel, by_channel)), "float")
-            for tap, value in enumerate(_transform(transposed(f.from_w), totals)):
+            with code.loop(0, taps) as tap:
+                value = taken.load(code.mul(tap, lanes))
                 Line(code, code.at(first, tap, "float"), "float", by_channel).store(0, value)
 
     code.later(sizes.code_key, write)
