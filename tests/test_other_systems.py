@@ -113,7 +113,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> None:
 def _compiled(code: Code, name: str) -> bytes:
     body = code.text().replace(f"@{code.name}(", f"@{name}(", 1)
     text = "\n".join([*(f"declare {one}" for one in code.declarations.values()), body])
-    return emit.emit([text])[0]
+    return emit.emit([(text, 0)], 1)[0]
 
 
 @X86

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.jit import emit
 
 
-def modules() -> list[str]:
-    """A few modules with a loop each."""
+def modules() -> list[tuple[str, int]]:
+    """A few modules with a loop each, for all levels."""
     texts = []
     for number in range(5):
         code = Code(f"k{number}")
@@ -19,7 +20,7 @@ def modules() -> list[str]:
         with code.loop(0, code.argument(1)) as index:
             place = code.at(address, index, "i64")
             code.store(place, "i64", code.add(code.load(place, "i64"), number))
-        texts.append(code.text())
+        texts.append((code.text(), (0, 2, 3)[number % 3]))
     return texts
 
 
@@ -54,11 +55,11 @@ def test_this_llvmlite_has_what_parallel_compilation_needs() -> None:
 )
 def test_the_public_way_compiles_the_same_code(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = modules()
-    expected = emit.emit(texts, thorough={1, 3})
+    expected = emit.emit(texts, len(texts))
     hidden = None if missing == "lib" else Without(emit._library(), missing)
     monkeypatch.setattr(emit, "_library", lambda: hidden)
     assert emit._private_functions() is None
-    assert emit.emit(texts, thorough={1, 3}) == expected
+    assert emit.emit(texts, len(texts)) == expected
 
 
 @pytest.mark.parametrize("private", [True, False])
@@ -66,4 +67,13 @@ def test_what_llvm_refuses_is_raised(private: bool, monkeypatch: pytest.MonkeyPa
     if not private:
         monkeypatch.setattr(emit, "_library", lambda: None)
     with pytest.raises(RuntimeError, match="parsing error"):
-        emit.emit(["define void @k() {"])
+        emit.emit([("define void @k() {", 0)], 1)
+
+
+def test_what_a_text_raises_while_it_is_written_is_raised() -> None:
+    def texts() -> Iterator[tuple[str, int]]:
+        yield modules()[0]
+        raise KeyError("written")
+
+    with pytest.raises(KeyError, match="written"):
+        emit.emit(texts(), 2)

@@ -63,7 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @needs_x86
 def test_constants_and_outside_functions_are_reached() -> None:
-    (compiled,) = emit.emit([cache._module_text("", calling())])
+    (compiled,) = emit.emit([(cache._module_text("", calling()), 0)], 1)
     linked = link(compiled, "k")
     assert linked is not None
     assert set(linked.imports) == {"getpid"}
@@ -89,11 +89,11 @@ def test_other_files_are_left_to_llvm(cut: bytes) -> None:
 
 
 def test_the_number_of_threads_does_not_change_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [cache._module_text(str(times), calling(times)) for times in range(1, 9)]
+    modules = [(cache._module_text(str(times), calling(times)), 0) for times in range(1, 9)]
     monkeypatch.setenv("MLCOMPUTE_NUM_THREADS", "1")
-    alone = emit.emit(texts)
+    alone = emit.emit(modules, 8)
     monkeypatch.setenv("MLCOMPUTE_NUM_THREADS", "4")
-    assert emit.emit(texts) == alone
+    assert emit.emit(modules, 8) == alone
 
 
 @pytest.mark.parametrize("threads", ["1", "3"])
@@ -101,7 +101,7 @@ def test_wrong_code_is_an_error_of_the_caller(threads: str, monkeypatch: pytest.
     monkeypatch.setenv("MLCOMPUTE_NUM_THREADS", threads)
     good = cache._module_text("", calling())
     with pytest.raises(RuntimeError, match="undefined value"):
-        emit.emit([good, good.replace("%v2 =", "%nobody ="), good])
+        emit.emit([(text, 0) for text in (good, good.replace("%v2 =", "%nobody ="), good)], 3)
 
 
 # Code that is written later ---------------------------------------------------------------------------------------

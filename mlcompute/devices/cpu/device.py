@@ -22,7 +22,7 @@ from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.machine import default_thread_count
 from mlcompute.devices.cpu.runtime.memory import address_of, touch
 from mlcompute.devices.cpu.runtime.schedule import schedule
-from mlcompute.devices.cpu.runtime.threads import ALONE, BARRIER_WORDS, ENTRY_WORDS, FAILED, Team
+from mlcompute.devices.cpu.runtime.threads import ALONE, BARRIER_WORDS, ENTRY_WORDS, FAILED, Team, team_codes
 from mlcompute.devices.device import Buffer, Engine, Executable, Profile, Traits
 from mlcompute.devices.host_memory import HostBuffer, allocate
 from mlcompute.devices.interrupts import held
@@ -187,6 +187,7 @@ class CpuExecutable(Executable):
         native = [entry for entry in self._entries if isinstance(entry, Entry)]
         codes = [entry.code for entry in native]
         codes += [argument for entry in native for argument in entry.arguments if isinstance(argument, Code)]
+        codes += team_codes()
         kernels = dict(zip(codes, kernel_cache.addresses(codes), strict=True))
         self._kernels = {entry: kernels[entry.code] for entry in native}
         # The arguments of all entries, one after the other; external addresses are set when they are bound.

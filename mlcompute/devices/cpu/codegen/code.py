@@ -77,10 +77,11 @@ def generator() -> str | None:
 class Code:
     """The body of one kernel, written line by line. Register names are returned as strings."""
 
-    def __init__(self, name: str, thorough: bool = False) -> None:
+    def __init__(self, name: str, level: int = 0) -> None:
         self.name = name
-        #: Whether to run all of LLVM's passes: for functions in which programs spend much of their time.
-        self.thorough = thorough
+        #: Which of LLVM's passes are run: 0 a few, which most functions are content with; 2 or 3 those of that
+        #: optimization level. 3 copies loops for every outcome of what they ask (unswitching), and compiles for longer.
+        self.level = level
         self._entry: list[str] = []
         self._lines: list[str] = []
         self._count = 0

@@ -55,7 +55,7 @@ def call_gemm_tn(
 
 @functools.cache
 def _code(lanes: int) -> Code:
-    code = Code("gemm_tn", thorough=True)
+    code = Code("gemm_tn", level=2)
     rows, columns, depth, a_row, b_row, c_row = (code.argument(index) for index in range(6))
     a, b, c = (code.argument(index, "ptr") for index in range(6, 9))
     width, tallest = tile_size()

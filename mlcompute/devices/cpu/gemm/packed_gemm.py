@@ -108,7 +108,7 @@ def call_pack(
 
 
 def _packed_gemm_code(width: int) -> Code:
-    code = Code("packed_gemm", thorough=True)
+    code = Code("packed_gemm", level=2)
     code.later(f"{width} {vector_lanes()} {registers()}", lambda: _write_packed_gemm(code, width))
     return code
 

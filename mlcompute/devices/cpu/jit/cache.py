@@ -79,27 +79,18 @@ def _engine(objects: Iterable[bytes]) -> Any:
 
 def _compiled(kernels: Mapping[str, Code]) -> dict[str, bytes]:
     """Kernels as they are kept: found on disk, or compiled now."""
-    prints = "ir" in os.environ.get("MLC_DEBUG", "").split(",")
-    known: dict[str, bytes] = {}
-    texts: dict[str, str] = {}
-    for key, code in kernels.items():
-        found = kernel_files.read(_digest(key))
-        if found is not None:
-            known[key] = found
-        if found is None or prints:
-            texts[key] = _module_text(key, code)
-    if prints:
-        print("\n".join(texts.values()), file=sys.stderr)
+    if "ir" in os.environ.get("MLC_DEBUG", "").split(","):
+        print("\n".join(_module_text(key, code) for key, code in kernels.items()), file=sys.stderr)
+    found = {key: kernel_files.read(_digest(key)) for key in kernels}
+    known = {key: kept for key, kept in found.items() if kept is not None}
     missing = [key for key in kernels if key not in known]
     if missing:
         from mlcompute.devices.cpu.jit.emit import emit
 
-        thorough = {index for index, key in enumerate(missing) if kernels[key].thorough}
-        objects = emit([texts[key] for key in missing], thorough)
-        made = dict(zip(missing, map(_kept, objects, missing), strict=True))
-        for key, kept in made.items():
-            kernel_files.write(_digest(key), kept)
-        known |= made
+        modules = ((_module_text(key, kernels[key]), kernels[key].level) for key in missing)
+        for key, compiled in zip(missing, emit(modules, len(missing)), strict=True):
+            known[key] = _kept(compiled, key)
+            kernel_files.write(_digest(key), known[key])
     return known
 
 

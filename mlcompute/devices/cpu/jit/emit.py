@@ -7,7 +7,7 @@ import functools
 import queue
 import sys
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from mlcompute.devices.cpu.runtime.machine import default_thread_count
@@ -18,30 +18,38 @@ from mlcompute.devices.cpu.runtime.machine import default_thread_count
 PASSES = ("sroa", "simplify_cfg", "instruction_combine", "loop_simplify", "loop_rotate", "new_gvn", "simplify_cfg")
 
 
-def emit(texts: Sequence[str], thorough: Collection[int] = ()) -> list[bytes]:
-    """The object file of every module; `thorough`: the numbers of those that all of LLVM's passes are worth."""
-    _initialize()
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+def emit(modules: Iterable[tuple[str, int]], count: int) -> list[bytes]:
+    """The object file of every module, `count` of them: (text, level), see `Code.level`.
+
+    Threads begin with the first texts while later ones are still being written.
+    """
     # The longest first, so that no thread is still at a long one when the others have finished.
-    for index in sorted(range(len(texts)), key=lambda index: -len(texts[index])):
-        waiting.put(index)
-    objects: list[bytes] = [b""] * len(texts)
+    waiting: queue.PriorityQueue[tuple[int, int, str, int]] = queue.PriorityQueue()
+    end = (1, 0, "", 0)  # after everything else
+    objects: list[bytes] = [b""] * count
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
             emitter = _Emitter()
-            while not failures:
-                index = waiting.get_nowait()
-                objects[index] = emitter.emit(texts[index], index in thorough)
-        except queue.Empty:
-            pass
+            while not failures and (found := waiting.get()) != end:
+                _, index, text, level = found
+                objects[index] = emitter.emit(text, level)
         except BaseException as failure:
             failures.append(failure)
 
-    helpers = [threading.Thread(target=work) for _ in range(min(default_thread_count(), len(texts)) - 1)]
-    for helper in helpers:
-        helper.start()
+    helpers: list[threading.Thread] = []
+    try:
+        while len(helpers) < min(default_thread_count(), count) - 1:
+            helper = threading.Thread(target=work)
+            helper.start()
+            helpers.append(helper)
+        for index, (text, level) in enumerate(modules):
+            waiting.put((-len(text), index, text, level))
+    except BaseException as failure:
+        failures.append(failure)
+    for _ in range(len(helpers) + 1):
+        waiting.put(end)
     work()
     for helper in helpers:
         helper.join()
@@ -79,33 +87,35 @@ class _Emitter:
 
         self._llvm = llvm
         self._machine = target_machine()
-        options = llvm.create_pipeline_tuning_options(speed_level=3)
-        options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
-        self._builder = llvm.create_pass_builder(self._machine, options)
+        self._builders = {}
+        for level in (2, 3):
+            options = llvm.create_pipeline_tuning_options(speed_level=level)
+            options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+            self._builders[level] = llvm.create_pass_builder(self._machine, options)
         self._passes = llvm.create_new_function_pass_manager()
         for name in PASSES:
             getattr(self._passes, f"add_{name}_pass")()
 
-    def emit(self, text: str, thorough: bool) -> bytes:
+    def emit(self, text: str, level: int) -> bytes:
         """The object file of a module."""
-        llvm = self._llvm
+        llvm, builder = self._llvm, self._builders[level or 3]
         module = llvm.parse_assembly(text, llvm.create_context())
         module.verify()
         private = _private_functions()
-        if thorough:
-            passes = self._builder.getModulePassManager()
+        if level:
+            passes = builder.getModulePassManager()
             if private is None:
-                passes.run(module, self._builder)
+                passes.run(module, builder)
             else:
-                private.run_on_module(passes, module, self._builder)
+                private.run_on_module(passes, module, builder)
         else:
             for function in module.functions:
                 if function.is_declaration:
                     continue
                 if private is None:
-                    self._passes.run(function, self._builder)
+                    self._passes.run(function, builder)
                 else:
-                    private.run_on_function(self._passes, function, self._builder)
+                    private.run_on_function(self._passes, function, builder)
         if private is None:
             compiled: bytes = self._machine.emit_object(module)
             return compiled

@@ -69,7 +69,7 @@ def loop_entry(step: Step, nest: LoopNest, threads: int) -> Entry:
     structure = nest.structure(), vector_lanes()
     code = _written.get(structure)
     if code is None:
-        code = Code("elementwise", thorough=True)
+        code = Code("elementwise", level=2)
         _Writer(code, nest, first_arguments).write()
         _written[structure] = code  # only now: another thread may compile what it finds here
     return Entry(

@@ -100,7 +100,7 @@ def _entry(
     write: Callable[[KernelArguments, int], None],
 ) -> Entry:
     rows = windows.samples if enough_rows(windows.samples, operands.threads) else 0
-    code = Code(step.op.name, thorough=True)
+    code = Code(step.op.name, level=3)
     args = KernelArguments(code)
     write(args, rows)
     visits = windows.samples * windows.channels * windows.counts[0] * windows.counts[1] * len(windows.taps)

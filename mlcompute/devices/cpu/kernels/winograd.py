@@ -25,7 +25,7 @@ from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat_constant
 from mlcompute.devices.cpu.codegen.simd import SimdValue
 from mlcompute.devices.cpu.gemm.packed_gemm import FLOPS_PER_NS, call_packed_gemm, packed_gemm, panel_width
-from mlcompute.devices.cpu.kernels.winograd_transforms import Form, Matrix, apply_2d, forms, transposed
+from mlcompute.devices.cpu.kernels.winograd_transforms import Form, Matrix, apply, apply_2d, forms, transposed
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
 from mlcompute.devices.loop_nest import Operand, Operands, enough_rows
@@ -318,21 +318,32 @@ class _Tiles:
         with code.loop(0, count) as row:
             pixels = self.copy_pixels(image, code.add(start, row), (channel, self.depth), f.inputs, top, left)
             with code.loop(0, self.row_tiles) as tile, code.loop(0, self.depth, vector_lanes()) as channel:
-                values = self.square(pixels, tile, channel, f.inputs)
                 number_ = code.add(code.mul(row, self.row_tiles), tile)
                 offset = code.add(code.mul(number_, self.depth), channel)
-                for point, value in enumerate(_transform(f.from_x, values)):
-                    at = code.add(offset, code.mul(self.x_points, point))
-                    Line(code, self.memory["x"], "float").store(at, value)
+                self.transform(f.from_x, (pixels, tile, channel), self.memory["x"], offset, self.x_points)
 
-    def square(self, pixels: DenseArray, tile: str, channel: str, extent: int) -> list[SimdValue]:
-        """The pixels of a tile, row by row."""
-        code, column = self.code, self.code.mul(tile, self.form.outputs)
-        values = []
-        for i in range(extent):
-            line = pixels.line(str(i), column)
-            values += [line.load(code.add(channel, code.mul(pixels.extents[1], j))) for j in range(extent)]
-        return values
+    def transform(
+        self, matrix: Matrix, tile: tuple[DenseArray, str, str], target: str, offset: str, points: str
+    ) -> None:
+        """The points of a tile (pixels, its number, a channel), which lie `points` apart from an offset on.
+
+        Columns and rows are loops: written out, they would take several times as long to compile and no less to run.
+        """
+        code, lanes = self.code, vector_lanes()
+        (pixels, number, channel), (results, extent) = tile, (len(matrix), len(matrix[0]))
+        buffer = Line(code, code.aligned_buffer(results * extent * lanes), "float")
+        corner = code.mul(number, self.form.outputs)
+        with code.loop(0, extent) as j:
+            column = [pixels.line(str(i), code.add(corner, j)).load(channel) for i in range(extent)]
+            at = code.mul(j, lanes)
+            for i, value in enumerate(apply(matrix, column)):
+                buffer.store(code.add(at, i * extent * lanes), value)
+        with code.loop(0, results) as i:
+            at = code.mul(i, extent * lanes)
+            row = [buffer.load(code.add(at, j * lanes)) for j in range(extent)]
+            line = Line(code, code.at(target, code.add(offset, code.mul(code.mul(i, results), points)), "float"), "float")
+            for j, value in enumerate(apply(matrix, row)):
+                line.store(code.mul(points, j), value)
 
 
 def _images_entry(
@@ -500,11 +511,9 @@ def _transform_dy(tiles: _Tiles, dy: DenseArray, start: str, rows: str, count: s
     with code.loop(0, rows) as row:
         pixels = tiles.copy_pixels(dy, code.add(start, row), (channel, tiles.channels), f.outputs, 0, 0)
         with code.loop(0, tiles.row_tiles) as tile, code.loop(0, tiles.channels, vector_lanes()) as channel:
-            values = tiles.square(pixels, tile, channel, f.outputs)
             number_ = code.add(code.mul(row, tiles.row_tiles), tile)
             offset = _packed(code, tiles.sizes, number_, channel, count)
-            for point, value in enumerate(_transform(transposed(f.to_y), values)):
-                Line(code, tiles.memory["y"], "float").store(code.add(offset, code.mul(tiles.y_points, point)), value)
+            tiles.transform(transposed(f.to_y), (pixels, tile, channel), tiles.memory["y"], offset, tiles.y_points)
 
 
 def _points_entry(step: Step, sizes: Sizes, slices_: int, sums: Operand, result: Operand) -> Entry:

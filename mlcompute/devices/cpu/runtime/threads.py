@@ -295,6 +295,12 @@ def _stopper() -> Code:
     return code
 
 
+@functools.cache
+def team_codes() -> list[Code]:
+    """What a team's threads run: they are compiled with the kernels of the first program."""
+    return [tape_runner(), _worker(), _leader(), _stopper()]
+
+
 def _serve(run: Any, thread: int, size: int, state: Array) -> None:
     """Run a worker. It keeps the team's state alive: memory it sleeps in must not be reused."""
     run(thread, size, state.ctypes.data)
@@ -305,8 +311,7 @@ class Team:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        codes = [tape_runner(), _worker(), _leader(), _stopper()]
-        run_tape, worker, leader, stopper = kernel_cache.addresses(codes)
+        run_tape, worker, leader, stopper = kernel_cache.addresses(team_codes())
         self._run_tape = KERNEL(run_tape)
         self._lead, self._stop = KERNEL(leader), KERNEL(stopper)
         self._state = allocate(8 * _STATE_WORDS).host.view(np.int64)
