@@ -327,7 +327,7 @@ class _Tiles:
     ) -> None:
         """The points of a tile (pixels, its number, a channel), which lie `points` apart from an offset on.
 
-        Columns and rows are loops: written out, they take several times as long to compile, and 5 to 20 % longer to run.
+        Columns and rows are loops: written out, they take several times as long to compile, and longer to run.
         """
         code, lanes = self.code, vector_lanes()
         (pixels, number, channel), (results, extent) = tile, (len(matrix), len(matrix[0]))
