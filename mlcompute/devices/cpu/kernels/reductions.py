@@ -149,12 +149,16 @@ def _rows(
     code, element = args.code, MEMORY_TYPES[x.dtype]
     source, target = args.pointer(x), args.pointer(y)
     loops = RowLoops(args, axes, rows, operands=1, full=cut)
-    with loops.each_unit():
-        total = LineReduction(code, combiner)
-        *outer, innermost = loops.reduced
-        with loop_over(code, outer, [loops.address(source, 0, element)], [element]) as (inner,):
-            total.add(Line(code, inner, element, loops.strides[0]), innermost.extent)
-        code.store(loops.address(target, 1, combiner.element), combiner.element, total.result().name)
+
+    def write() -> None:
+        with loops.each_unit():
+            total = LineReduction(code, combiner)
+            *outer, innermost = loops.reduced
+            with loop_over(code, outer, [loops.address(source, 0, element)], [element]) as (inner,):
+                total.add(Line(code, inner, element, loops.strides[0]), innermost.extent)
+            code.store(loops.address(target, 1, combiner.element), combiner.element, total.result().name)
+
+    code.later(_structure(combiner, x, axes, loops.strides, cut), write)
 
 
 def _columns(
@@ -164,13 +168,26 @@ def _columns(
     code, element = args.code, MEMORY_TYPES[x.dtype]
     source, target = args.pointer(x), args.pointer(y)
     loops = ColumnLoops(args, axes, rows, full=cut)
-    with loops.each_unit() as columns:
-        to = Line(code, loops.address(target, 1, combiner.element), combiner.element, loops.strides[1])
-        fill(code, to, columns, combiner.identity_value(code))
-        *outer, innermost = loops.reduced
-        with loop_over(code, outer, [loops.address(source, 0, element)], [element]) as (inner,):
-            line = Line(code, inner, element, loops.strides[0])
-            reduce_columns(code, combiner, innermost.extent, innermost.strides[0], line, columns, to)
+
+    def write() -> None:
+        with loops.each_unit() as columns:
+            to = Line(code, loops.address(target, 1, combiner.element), combiner.element, loops.strides[1])
+            fill(code, to, columns, combiner.identity_value(code))
+            *outer, innermost = loops.reduced
+            with loop_over(code, outer, [loops.address(source, 0, element)], [element]) as (inner,):
+                line = Line(code, inner, element, loops.strides[0])
+                reduce_columns(code, combiner, innermost.extent, innermost.strides[0], line, columns, to)
+
+    code.later(_structure(combiner, x, axes, loops.strides, cut), write)
+
+
+def _structure(
+    combiner: Combiner, x: Operand, axes: Sequence[Axis], strides: Sequence[str | None], cut: int | None
+) -> str:
+    """What a kernel's code depends on, beside the arguments it reads."""
+    reduced, apart = [axis.reduced for axis in axes], [stride is not None for stride in strides]
+    prepare = combiner.prepare.__qualname__
+    return f"{combiner.name} {combiner.element} {prepare} {x.dtype} {reduced} {apart} {cut is None} {vector_lanes()}"
 
 
 # Index of the extreme ---------------------------------------------------------------------------------------------

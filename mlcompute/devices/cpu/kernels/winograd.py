@@ -330,18 +330,19 @@ class _Tiles:
         Columns and rows are loops: written out, they take several times as long to compile, and longer to run.
         """
         code, lanes = self.code, vector_lanes()
-        (pixels, number, channel), (results, extent) = tile, (len(matrix), len(matrix[0]))
+        (pixels, which, channel), (results, extent) = tile, (len(matrix), len(matrix[0]))
         buffer = Line(code, code.aligned_buffer(results * extent * lanes), "float")
-        corner = code.mul(number, self.form.outputs)
-        with code.loop(0, extent) as j:
-            column = [pixels.line(str(i), code.add(corner, j)).load(channel) for i in range(extent)]
-            at = code.mul(j, lanes)
+        corner = code.mul(which, self.form.outputs)
+        with code.loop(0, extent) as number_:
+            place = code.add(corner, number_)
+            column = [pixels.line(str(i), place).load(channel) for i in range(extent)]
+            at = code.mul(number_, lanes)
             for i, value in enumerate(apply(matrix, column)):
                 buffer.store(code.add(at, i * extent * lanes), value)
-        with code.loop(0, results) as i:
-            at = code.mul(i, extent * lanes)
+        with code.loop(0, results) as number_:
+            at = code.mul(number_, extent * lanes)
             row = [buffer.load(code.add(at, j * lanes)) for j in range(extent)]
-            first = code.add(offset, code.mul(code.mul(i, results), points))
+            first = code.add(offset, code.mul(code.mul(number_, results), points))
             line = Line(code, code.at(target, first, "float"), "float")
             for j, value in enumerate(apply(matrix, row)):
                 line.store(code.mul(points, j), value)
@@ -540,8 +541,8 @@ def _points_entry(step: Step, sizes: Sizes, slices_: int, sums: Operand, result:
                     total.set(total.get() + line.load(code.mul(part, floats)))
                 totals.store(code.mul(point, lanes), total.get())
             values = [totals.load(point * lanes) for point in range(sizes.points)]
-            for tap, value in enumerate(_transform(transposed(f.from_w), values)):
-                taken.store(tap * lanes, value)
+            for index, value in enumerate(_transform(transposed(f.from_w), values)):
+                taken.store(index * lanes, value)
             first = code.at(target, code.add(code.mul(k, taps), code.mul(channel, by_channel)), "float")
             with code.loop(0, taps) as tap:
                 value = taken.load(code.mul(tap, lanes))
