@@ -16,6 +16,7 @@ from mlcompute.onnx.operators.quantized import limits
 from mlcompute.onnx.rows import ROWS, NotImportedError
 from mlcompute.onnx.types import numpy_type
 from mlcompute.onnx.weights import judge_all
+from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.ops.op import Array
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def dequantize(importer: Importer, use: Use, outputs: list[str], name: str) -> l
     """A stored tensor as the numbers it stands for, a weight where it is used as one; a value as it is."""
     x = use.operands[0]
     if not isinstance(x, Known):
-        if isinstance(x, Source) and x.dtype.kind != "f":
+        if isinstance(x, Source) and not is_floating(x.dtype):
             raise NotImportedError("dequantize=True needs whole numbers that are stored or were rounded before")
         assert x is not None
         return [x]

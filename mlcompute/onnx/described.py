@@ -13,6 +13,7 @@ from mlcompute.errors import GraphError
 from mlcompute.onnx.layer import OperatorLayer
 from mlcompute.onnx.operands import Derived, Known, Operand, Source, Use, Weight
 from mlcompute.onnx.rows import ROWS, load_rows
+from mlcompute.ops.bfloat16 import bfloat16, is_bfloat16
 from mlcompute.ops.op import Array
 from mlcompute.tensor import Tensor
 
@@ -23,6 +24,7 @@ _MOST_USES = 64
 _NUMPYS_OWN = {"|b1", "|i1", "|u1", *(f"<{kind}{size}" for kind in "iu" for size in (2, 4, 8)), "<f2", "<f4", "<f8"}
 #: The same by what stands in files, their codes and their names.
 _DTYPES = {word: dtype for dtype in map(np.dtype, _NUMPYS_OWN) for word in (dtype.str, dtype.name)}
+_DTYPES["bfloat16"] = bfloat16()
 
 
 def describe_operator(layer: OperatorLayer, names: Mapping[Tensor, str]) -> dict[str, JSON]:
@@ -98,10 +100,11 @@ def _describe(value: object, who: str) -> JSON:
     if isinstance(value, np.generic):
         value = np.asarray(value)
     if isinstance(value, np.ndarray):
-        if value.dtype.str not in _NUMPYS_OWN:
+        word = value.dtype.name if is_bfloat16(value.dtype) else value.dtype.str
+        if word not in _DTYPES:
             raise GraphError(f"{who}: {value.dtype} cannot be described in a file", fix="save it as ONNX")
         raw = np.ascontiguousarray(value).tobytes()
-        return {"array": [value.dtype.str, list(value.shape), base64.b64encode(raw).decode()]}
+        return {"array": [word, list(value.shape), base64.b64encode(raw).decode()]}
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, float):

@@ -517,7 +517,7 @@ def _same_meaning(name: str, version: int, ceil: bool) -> bool:
 
 
 #: Types of constants that are written as they are.
-_PLAIN = {"float32", "float16", "bool", "int8", "uint8", "int32", "int64"}
+_PLAIN = {"float32", "float16", "bfloat16", "bool", "int8", "uint8", "int32", "int64"}
 
 
 def _host(tensor: Tensor) -> Any:

@@ -39,6 +39,7 @@ from mlcompute.onnx.types import (
 )  # fmt: skip
 from mlcompute.onnx.uses import Uses
 from mlcompute.onnx.weights import Judgement, chosen
+from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.ops.op import Array, Shape
 from mlcompute.tensor import Tensor
 
@@ -344,7 +345,7 @@ class Importer:
         if not computed:
             return results
         if not use.has_source():
-            if all(dtype.kind != "f" for _, _, dtype in computed):
+            if not any(is_floating(dtype) for _, _, dtype in computed):
                 return self.all_folded(use, outputs)
             for index, shape, dtype in computed:
                 results[index] = Derived(use, index, shape, dtype)
@@ -381,7 +382,9 @@ class Importer:
         """A shape filled with one number, used where a weight is expected, stands for one; so do running statistics."""
         array = known.array
         fewest = 2 if known.is_fill else 1  # one filled number is a number, but one channel has statistics
-        if array.ndim == 0 or array.size < fewest or not is_carried(array.dtype) or carried(array.dtype).kind != "f":
+        if array.ndim == 0 or array.size < fewest or not is_carried(array.dtype):
+            return known
+        if not is_floating(carried(array.dtype)):
             return known
         if id(known) not in self.lifted:
             name = known.name or f"constant{len(self.lifted)}"

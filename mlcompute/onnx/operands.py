@@ -15,6 +15,7 @@ from mlcompute.onnx.budget import Budget, LimitedTrace, bytes_needed, operations
 from mlcompute.onnx.rows import Answer, Call, Row
 from mlcompute.onnx.types import carried, constant_type, element_type, is_carried
 from mlcompute.onnx.uniform import CopiedTensor
+from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.ops.op import Array, Shape, Trace, Value, run_meaning
 from mlcompute.tensor import Tensor
 
@@ -246,7 +247,7 @@ class Scope:
         to = constant_type(array.dtype)
         if self.shapes_only:
             return self.trace.value(array.shape, to, "constant")
-        if self.float_type is not None and to.kind == "f":
+        if self.float_type is not None and is_floating(to):
             to = self.float_type
         if array.dtype != to:
             with np.errstate(all="ignore"):

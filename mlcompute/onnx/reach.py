@@ -6,6 +6,7 @@ from mlcompute.graph import Node
 from mlcompute.onnx.imported import ImportedGraph
 from mlcompute.onnx.layer import OperatorLayer
 from mlcompute.onnx.uses import Uses, weight_slots
+from mlcompute.ops.bfloat16 import is_bfloat16
 from mlcompute.ops.op import Array
 from mlcompute.tensor import Tensor
 
@@ -47,7 +48,7 @@ def quantized_weights(arrays: dict[str, Array], uses: Uses) -> list[str]:
     """Stored tensors of whole numbers that operators compute with as weights."""
     found = []
     for name, array in arrays.items():
-        if array.dtype.kind not in "iuV" or array.ndim < 2:
+        if array.dtype.kind not in "iuV" or is_bfloat16(array.dtype) or array.ndim < 2:
             continue
         if any(site.node.operator in QUANTIZED or site.slot in weight_slots(site.node) for site in _behind(name, uses)):
             found.append(name)

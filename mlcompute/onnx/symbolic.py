@@ -17,6 +17,7 @@ import numpy as np
 
 from mlcompute.onnx.types import element_type
 from mlcompute.onnx.writing import Writer
+from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.ops.op import Array
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Rewriter:
 
     def _stored(self, name: str, a: Array, b: Array, slot: tuple[str, int]) -> str:
         """The name of numbers that are the same for both, or are worked out from the batch."""
-        if a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
+        if a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b, equal_nan=is_floating(a.dtype)):
             return name
         if a.dtype == np.int64 and a.shape == b.shape and a.ndim == 1:
             return self._numbers(a.tolist(), b.tolist(), slot in _OPEN_SHAPE)

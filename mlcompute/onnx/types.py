@@ -1,7 +1,7 @@
 """Element types: what ONNX has, and what it is carried in here.
 
-Tensors have seven element types and one to eight axes. Types and shapes that lie outside are carried by the nearest
-ones: a scalar as one element, nine axes as eight, uint16 as INT32, double and bfloat16 as FLOAT32.
+Tensors have eight element types and one to eight axes. Types and shapes that lie outside are carried by the nearest
+ones: a scalar as one element, nine axes as eight, uint16 as INT32, double as FLOAT32.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mlcompute.enums import DataType
 from mlcompute.errors import DataError, ShapeError
+from mlcompute.ops.bfloat16 import bfloat16
+from mlcompute.ops.bfloat16 import is_floating as is_floating_type
 from mlcompute.ops.op import Array, Shape
 from mlcompute.tensor_descriptor import TensorDescriptor
 
 #: NumPy dtype names of ONNX types -> the dtype values of that type are computed in.
-_CARRIED = {
+_CARRIED: dict[str, npt.DTypeLike] = {
     "float32": np.float32,
     "float64": np.float32,
-    "bfloat16": np.float32,
+    "bfloat16": bfloat16(),
     "float16": np.float16,
     "bool": np.bool_,
     "int8": np.int8,
@@ -41,8 +44,8 @@ _STORED = {
     "float8_e5m2fnuz": np.float32, "float8_e8m0fnu": np.float32,
 }  # fmt: skip
 
-#: Types whose numbers are computed with fewer or more digits than the model says.
-INEXACT = {"float64": "double is computed in float32", "bfloat16": "bfloat16 is computed in float32"}
+#: Types whose numbers are computed with fewer digits than the model says.
+INEXACT = {"float64": "double is computed in float32"}
 
 _MOST = TensorDescriptor.max_tensor_dimensions
 #: The axis that carries all that are too many.
@@ -78,7 +81,7 @@ def is_carried(dtype: np.dtype[Any]) -> bool:
 
 def is_floating(array: Array) -> bool:
     """Could these numbers be a weight's?"""
-    return bool(array.size) and is_carried(array.dtype) and carried(array.dtype).kind == "f"
+    return bool(array.size) and is_carried(array.dtype) and is_floating_type(carried(array.dtype))
 
 
 def numpy_type(element_type: int) -> np.dtype[Any]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from mlcompute.errors import CompileError
 from mlcompute.onnx.types import element_type
+from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.ops.op import Array, Step, Trace, Value
 
 BOOL = np.dtype(np.bool_)
@@ -55,7 +56,7 @@ class Writer:
     def constant(self, array: Any, dtype: Any = None) -> str:
         """The name of stored numbers; small equal ones are stored once."""
         data = np.ascontiguousarray(np.asarray(array, dtype)) if np.ndim(array) else np.asarray(array, dtype)
-        key = (data.shape, data.dtype.str, data.tobytes()) if data.size <= 64 else (id(data),)
+        key = (data.shape, data.dtype.name, data.tobytes()) if data.size <= 64 else (id(data),)
         if key not in self._constants:
             self._constants[key] = self.unique("constant")
             self.stored[self._constants[key]] = data
@@ -363,7 +364,7 @@ def _sort(writer: Writer, step: Step) -> None:
     a, (x,), dtype = step.attributes, _in(writer, step), step.inputs[0].dtype
     values, indices = (writer.name(value) for value in step.results)
     # Few programs order other types than these.
-    ordered = dtype if dtype in (FLOAT32, INT32) else FLOAT32 if dtype.kind == "f" else INT32
+    ordered = dtype if dtype in (FLOAT32, INT32) else FLOAT32 if is_floating(dtype) else INT32
     if dtype != ordered:
         x, values = writer.value("Cast", x, to=element_type(ordered)), writer.unique("sorted")
     writer.node(
