@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlcompute import ops
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES
 from mlcompute.devices.cpu.kernels import ordering
 from mlcompute.ops.op import Array
@@ -30,6 +31,21 @@ def test_sort(dtype: np.dtype[Any], descending: bool, count: int) -> None:
     attributes = {"axis": 1, "descending": descending, "count": count}
     bench = Bench(ordering.KERNELS, "sort", [numbers(dtype, (3, 90, 2))], attributes, workspaces=ordering.WORKSPACES)
     bench.check(np.testing.assert_array_equal)
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(name) for name in ("f4", "f2", "i1", "u4")], ids=str)
+@pytest.mark.parametrize(("descending", "count"), [(True, 5), (False, 200)])
+def test_the_first_of_a_long_line(dtype: np.dtype[Any], descending: bool, count: int) -> None:
+    """Lines that lie in one piece and lines that do not; values that get ever better, and equal ones."""
+    x = numbers(dtype, (3, 1203))
+    x[1] = np.sort(x[1])[:: 1 if descending else -1]
+    attributes = {"axis": 1, "descending": descending, "count": count}
+    for views in (None, lambda value: [ops.transpose(value, (1, 0))]):
+        array = x if views is None else np.ascontiguousarray(x.T)
+        bench = Bench(
+            ordering.KERNELS, "sort", [array], attributes, views=views, workspaces=ordering.WORKSPACES
+        )
+        bench.check(np.testing.assert_array_equal)
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in MEMORY_TYPES if dtype.kind != "b"], ids=str)

@@ -24,10 +24,16 @@ CASES = [
     (1, 2, 2, 40, 20, 3, (2, 0, 1, 2)),
     (8, 2, 4, 14, 14, 5, (2, 2, 2, 2)),
     (3, 1, 2, 23, 17, 5, (4, 0, 1, 3)),
+    (5, 8, 8, 1, 70, (1, 3), (0, 0, 1, 1)),
+    (2, 8, 4, 1, 501, (1, 5), (0, 0, 2, 2)),  # sections of a long row
+    (3, 8, 8, 2, 401, (1, 5), (0, 0, 0, 4)),
+    (3, 4, 8, 45, 3, (5, 1), (4, 1, 0, 0)),
 ]
 
 
-@pytest.mark.parametrize("form", [*forms(3), *forms(5)])
+@pytest.mark.parametrize(
+    "form", [across for taps in ((3, 3), (5, 5), (1, 3), (1, 5), (1, 1)) for _, across in forms(*taps)]
+)
 def test_forms_are_convolutions(form: Form) -> None:
     """In exact enough arithmetic, one dimension: y = Aᵀ ((G w) * (Bᵀ x)), and its gradient of w."""
     rng = np.random.default_rng(0)
@@ -44,10 +50,11 @@ def arrays_of(case: tuple[Any, ...]) -> dict[str, tuple[list[Array], dict[str, A
     """The op and its two gradients for one case: arrays and attributes, channels-last."""
     samples, c, o, height, width, kernel, padding = case
     c, o = c * vector_lanes(), o * vector_lanes()
+    kernel = kernel if isinstance(kernel, tuple) else (kernel, kernel)
     rng = np.random.default_rng(height)
     x = rng.standard_normal((samples, height, width, c)).astype("f")
-    w = (rng.standard_normal((o, c, kernel, kernel)) / kernel).astype("f")
-    extents = (height + padding[0] + padding[1] - kernel + 1, width + padding[2] + padding[3] - kernel + 1)
+    w = (rng.standard_normal((o, c, *kernel)) / kernel[1]).astype("f")
+    extents = (height + padding[0] + padding[1] - kernel[0] + 1, width + padding[2] + padding[3] - kernel[1] + 1)
     dy = rng.standard_normal((samples, *extents, o)).astype("f")
     common = {"strides": (1, 1), "dilations": (1, 1), "padding": padding, "groups": 1, "channels_last": True}
     return {
@@ -100,3 +107,11 @@ def test_the_form_follows_from_what_it_wastes() -> None:
         arrays, attributes = arrays_of((64, 1, 1, extent, extent, 3, (1, 1, 1, 1)))["convolution"]
         bench = Bench(convolution.KERNELS, "convolution", arrays, attributes, workspaces=convolution.WORKSPACES)
         assert [entry.kernel for entry in bench.entries or ()] == ["winograd filter transform", form]
+
+
+def test_filters_of_one_direction_need_channels() -> None:
+    """Transforms take their time per channel, products per pair of channels."""
+    for channels, is_winograd in ((1, False), (8, True)):
+        arrays, attributes = arrays_of((8, channels, channels, 1, 64, (1, 3), (0, 0, 1, 1)))["convolution"]
+        bench = Bench(convolution.KERNELS, "convolution", arrays, attributes, workspaces=convolution.WORKSPACES)
+        assert any(entry.kernel == "winograd 1x4" for entry in bench.entries or ()) == is_winograd

@@ -1,10 +1,11 @@
-"""Convolutions of 3x3 and 5x5 at stride one by Winograd's algorithm: less than half the multiplications.
+"""Convolutions of 3x3 and 5x5, or 3 and 5 in one direction, at stride one by Winograd's algorithm: less than half the
+multiplications.
 
     forward, dx   transform filters | per block of tiles: transform x, a matmul per point, inverse transform to y
     dw            per slice, part of the filters and block of tiles: transform x and dy, a matmul per point |
                   inverse transform to dw
 
-A bar is a barrier; a point is one of the n x n values of a transformed tile. Images lie channels-last, a register holds
+A bar is a barrier; a point is one of the values of a transformed tile. Images lie channels-last, a register holds
 neighbouring channels of one pixel, and a block of tiles stays in the thread's cache from the first step to the last.
 The gradient of the input is the convolution of dy with the filters rotated and their channels exchanged.
 Matrices are multiplied by `packed_gemm`: how samples are shared changes nothing.
@@ -14,6 +15,7 @@ What is not finite spreads within its tile: where a plain sum gives one infinity
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +38,8 @@ from mlcompute.ops.op import Shape, Step
 _TILES, _CACHE = 48, 400_000
 #: Bytes for the points of all threads' blocks, about.
 _ALL_BLOCKS = 3 << 20
+#: Of the time of a plain sum, what a filter with extent in one direction only may be estimated to take.
+_GAIN = 0.75
 #: Fewer tiles than this do not pay for transforming the filters.
 _LEAST_TILES = 64
 #: Bytes for the sums of all slices of the gradient of filters; a single one may take more.
@@ -51,9 +55,13 @@ _MOST_FILTERS = 256 * 256
 
 @dataclass(frozen=True)
 class Sizes:
-    """A convolution as tiles: image in (samples, height, width, depth), image out (..., rows, columns, channels)."""
+    """A convolution as tiles: image in (samples, height, width, depth), image out (..., rows, columns, channels).
 
-    form: Form
+    down, across   the forms in both directions
+    """
+
+    down: Form
+    across: Form
     samples: int
     source: Shape
     depth: int
@@ -64,24 +72,36 @@ class Sizes:
 
     @property
     def points(self) -> int:
-        return self.form.inputs**2
+        return self.down.inputs * self.across.inputs
+
+    @property
+    def sections(self) -> int:
+        """Parts in which a row of pixels is cut: a sequence is one long row."""
+        return -(-self._width_tiles // max(8, self._cached_tiles)) if self.down.taps == 1 else 1
 
     @property
     def tile_rows(self) -> int:
-        """Rows of tiles in one sample."""
-        return -(-self.result[0] // self.form.outputs)
+        """Rows of tiles in one sample: as many per row of pixels as it has sections."""
+        return -(-self.result[0] // self.down.outputs) * self.sections
 
     @property
     def row_tiles(self) -> int:
         """Tiles in one row."""
-        return -(-self.result[1] // self.form.outputs)
+        return -(-self._width_tiles // self.sections)
+
+    @property
+    def _width_tiles(self) -> int:
+        return -(-self.result[1] // self.across.outputs)
+
+    @property
+    def _cached_tiles(self) -> int:
+        cache = min(_CACHE, _ALL_BLOCKS // planned_threads())
+        return min(_TILES, cache // (4 * self.points * (self.depth + self.channels)))
 
     @property
     def block(self) -> int:
         """Rows of tiles that are worked on together."""
-        cache = min(_CACHE, _ALL_BLOCKS // planned_threads())
-        tiles = min(_TILES, cache // (4 * self.points * (self.depth + self.channels)))
-        return max(1, round(tiles / self.row_tiles))
+        return max(1, round(self._cached_tiles / self.row_tiles))
 
     @property
     def block_tiles(self) -> int:
@@ -98,7 +118,7 @@ class Sizes:
     @property
     def code_key(self) -> str:
         """Everything a kernel's code depends on; extents are arguments."""
-        return f"{self.form} {panel_width(self.channels)} {vector_lanes()}"
+        return f"{self.down} {self.across} {panel_width(self.channels)} {vector_lanes()}"
 
     @property
     def cost(self) -> float:
@@ -110,20 +130,25 @@ class Sizes:
 def winograd_sizes(step: Step) -> Sizes | None:
     """The sizes of a step that this form suits, None for all others. Depth and channels are those of the product."""
     a, (x, w, y) = step.attributes, convolution_shapes(step)
-    if len(w) != 4 or w[2] != w[3] or not is_allowed():
+    if len(w) != 4 or not forms(*w[2:]) or not is_allowed():
         return None
     if a["groups"] != 1 or (*a["strides"], *a["dilations"]) != (1, 1, 1, 1):
         return None
-    lanes, (top, _, left, _), most = vector_lanes(), a["padding"], w[2] - 1
-    if w[0] % lanes or w[1] % lanes or w[0] * w[1] > _MOST_FILTERS or max(a["padding"]) > most:
+    lanes, (top, bottom, left, right), (most_down, most_across) = vector_lanes(), a["padding"], (w[2] - 1, w[3] - 1)
+    if w[0] % lanes or w[1] % lanes or w[0] * w[1] > _MOST_FILTERS:
+        return None
+    if max(top, bottom) > most_down or max(left, right) > most_across:
         return None
     if step.op.name == "convolution_input_gradient":
-        top, left = most - top, most - left
+        top, left = most_down - top, most_across - left
         (source, depth), (result, channels) = (y[2:], w[0]), (x[2:], w[1])
     else:
         (source, depth), (result, channels) = (x[2:], w[1]), (y[2:], w[0])
-    fitting = [Sizes(form, x[0], source, depth, result, channels, top, left) for form in forms(w[2])]
+    fitting = [Sizes(*both, x[0], source, depth, result, channels, top, left) for both in forms(*w[2:])]
     fitting = [sizes for sizes in fitting if sizes.tiles >= _LEAST_TILES]
+    if w[2] != w[3]:  # less is saved in one direction: not enough for few channels
+        plain = 2.0 * math.prod(y) * math.prod(w[1:]) / FLOPS_PER_NS
+        fitting = [sizes for sizes in fitting if sizes.cost < _GAIN * plain]
     return min(fitting, key=lambda sizes: sizes.cost, default=None)
 
 
@@ -134,10 +159,10 @@ def is_allowed() -> bool:
 
 def _parts(sizes: Sizes) -> dict[str, int]:
     """A thread's own memory: pixels under a row of tiles with their border, and the points of a block."""
-    f = sizes.form
-    width = sizes.row_tiles * f.outputs + f.taps - 1
+    down, across = sizes.down, sizes.across
+    width = sizes.row_tiles * across.outputs + across.taps - 1
     return {
-        "pixels": max(f.inputs * width * sizes.depth, f.outputs * width * sizes.channels),
+        "pixels": max(down.inputs * width * sizes.depth, down.outputs * width * sizes.channels),
         "x": sizes.points * sizes.point_floats(sizes.depth),
         "y": sizes.points * sizes.point_floats(sizes.channels),
     }
@@ -209,11 +234,11 @@ def winograd_entries(step: Step, operands: Operands, sizes: Sizes) -> Sequence[E
 
 
 def _filters_entry(step: Step, sizes: Sizes, weights: Operand, buffer: Operand, backwards: bool) -> Entry:
-    """w (O, C, r, r) to points (point, depth, channel), packed for the gemm; backwards: rotated."""
-    code, f = Code("winograd_filters"), sizes.form
+    """w (O, C, r, s) to points (point, depth, channel), packed for the gemm; backwards: rotated."""
+    code, down, across = Code("winograd_filters"), sizes.down, sizes.across
     args = KernelArguments(code)
     depth, channels = args.numbers([sizes.depth, sizes.channels])
-    taps = f.taps**2
+    taps = down.taps * across.taps
     # Forward a product runs over a filter's inputs, backwards over the filters.
     steps = (taps, weights.shape[1] * taps)
     by_depth, by_channel = args.numbers(steps[::-1] if backwards else steps)
@@ -231,7 +256,9 @@ def _filters_entry(step: Step, sizes: Sizes, weights: Operand, buffer: Operand, 
                 gathered.store(code.mul(tap, vector_lanes()), value)
             pixels = [gathered.load(tap * vector_lanes()) for tap in range(taps)]
             address = code.at(target, _packed(code, sizes, k, channel, depth), "float")
-            for point, value in enumerate(_transform(f.from_w, pixels[::-1] if backwards else pixels)):
+            for point, value in enumerate(
+                _transform(down.from_w, across.from_w, pixels[::-1] if backwards else pixels)
+            ):
                 Line(code, address, "float").store(code.mul(matrix, point), value)
 
     code.later(f"{sizes.code_key} {backwards}", write)
@@ -246,11 +273,11 @@ def _packed(code: Code, sizes: Sizes, k: str, channel: str, depth: str) -> str:
     return code.add(code.mul(code.sub(channel, within), depth), code.add(code.mul(k, panel), within))
 
 
-def _transform(matrix: Matrix, values: Sequence[SimdValue]) -> list[SimdValue]:
-    """A square of values, row by row, transformed in both directions."""
-    extent = len(matrix[0])
-    square = [values[row * extent : (row + 1) * extent] for row in range(extent)]
-    return [value for row in apply_2d(matrix, square) for value in row]
+def _transform(down: Matrix, across: Matrix, values: Sequence[SimdValue]) -> list[SimdValue]:
+    """A tile of values, row by row, transformed in both directions."""
+    extent = len(across[0])
+    tile = [values[row * extent : (row + 1) * extent] for row in range(len(down[0]))]
+    return [value for row in apply_2d(down, across, tile) for value in row]
 
 
 # Images -------------------------------------------------------------------------------------------------------------
@@ -260,9 +287,10 @@ class _Tiles:
     """What kernels over blocks of tiles share: how pixels are transformed in the thread's own workspace."""
 
     def __init__(self, args: KernelArguments, sizes: Sizes, memory: ThreadWorkspace) -> None:
-        self.code, self.form, self.memory = args.code, sizes.form, memory
+        self.code, self.down, self.across, self.memory = args.code, sizes.down, sizes.across, memory
         self.sizes, self.args = sizes, args
         self.tile_rows, self.row_tiles, self.block = args.numbers([sizes.tile_rows, sizes.row_tiles, sizes.block])
+        self.sections = args.number(sizes.sections)
         self.depth, self.channels = args.numbers([sizes.depth, sizes.channels])
         self.x_points, self.y_points = args.numbers(
             [sizes.point_floats(sizes.depth), sizes.point_floats(sizes.channels)]
@@ -273,29 +301,42 @@ class _Tiles:
         extents = tuple(self.args.numbers(operand.shape[1:]))
         return DenseArray(self.code, self.args.pointer(operand), extents, MEMORY_TYPES[operand.dtype])
 
+    def place(self, row: str) -> tuple[str, str, str]:
+        """Of a row of tiles, counted through all samples: its sample, and its first row and column of pixels."""
+        code = self.code
+        within = code.rem(row, self.tile_rows)
+        top = code.mul(code.div(within, self.sections), self.down.outputs)
+        left = code.mul(code.mul(code.rem(within, self.sections), self.row_tiles), self.across.outputs)
+        return code.div(row, self.tile_rows), top, left
+
     def copy_pixels(
-        self, image: DenseArray, row: str, part: tuple[str | int, str], extent: int, top: str | int, left: str | int
+        self, image: DenseArray, row: str, part: tuple[str | int, str], extents: Shape, top: str | int, left: str | int
     ) -> DenseArray:
-        """Copy the pixels under a row of tiles, `extent` rows high, to the thread's memory; zeros where there are none.
+        """Copy the pixels under a row of tiles to the thread's memory; zeros where there are none.
 
         row        which row of tiles, counted through all samples
         part       which channels: the first, and how many
+        extents    height and width of a tile
         top, left  rows and columns of zeros before the image
         """
-        code, outputs = self.code, self.form.outputs
+        code = self.code
         height, width, _ = image.extents
         channel, channels = part
-        columns = code.add(code.mul(self.row_tiles, outputs), extent - outputs)
-        sample, first = code.div(row, self.tile_rows), code.mul(code.rem(row, self.tile_rows), outputs)
+        columns = code.add(code.mul(self.row_tiles, self.across.outputs), extents[1] - self.across.outputs)
+        sample, first, first_column = self.place(row)
+        before = code.sub(left, code.minimum(first_column, left))
+        skipped = code.sub(code.add(first_column, before), left)  # columns of the image on the left of the section
+        there = code.add(before, code.sub(width, code.minimum(skipped, width)))
         target = DenseArray(code, self.memory["pixels"], (columns, channels))
-        with code.loop(0, extent) as offset:
+        with code.loop(0, extents[0]) as offset:
             y = code.sub(code.add(first, offset), top)
             # An unsigned comparison: a row before the first is a very large number.
             exists = code.let(f"icmp ult i64 {y}, {height}")
-            begin = code.let(f"select i1 {exists}, i64 {left}, i64 {columns}")
-            end = code.let(f"select i1 {exists}, i64 {code.minimum(code.add(width, left), columns)}, i64 {columns}")
+            begin = code.let(f"select i1 {exists}, i64 {code.minimum(before, columns)}, i64 {columns}")
+            end = code.let(f"select i1 {exists}, i64 {code.minimum(there, columns)}, i64 {columns}")
             self._write(target.address(offset, "0"), None, begin, channels)
-            source = Line(code, code.at(image.address(sample, y, "0"), channel, image.element), image.element)
+            corner = image.address(sample, y, code.minimum(skipped, width))
+            source = Line(code, code.at(corner, channel, image.element), image.element)
             self._write(target.address(offset, begin), source, code.sub(end, begin), channels, image.extents[2])
             self._write(target.address(offset, end), None, code.sub(columns, end), channels)
         return target
@@ -314,37 +355,44 @@ class _Tiles:
         self, image: DenseArray, start: str, count: str, top: str, left: str, channel: str | int = 0
     ) -> None:
         """Points (point, tile, channel) of the input, from a channel on, under `count` rows of tiles."""
-        code, f = self.code, self.form
+        code, extents = self.code, (self.down.inputs, self.across.inputs)
         with code.loop(0, count) as row:
-            pixels = self.copy_pixels(image, code.add(start, row), (channel, self.depth), f.inputs, top, left)
+            pixels = self.copy_pixels(image, code.add(start, row), (channel, self.depth), extents, top, left)
             with code.loop(0, self.row_tiles) as tile, code.loop(0, self.depth, vector_lanes()) as channel:
                 number_ = code.add(code.mul(row, self.row_tiles), tile)
                 offset = code.add(code.mul(number_, self.depth), channel)
-                self.transform(f.from_x, (pixels, tile, channel), self.memory["x"], offset, self.x_points)
+                both = self.down.from_x, self.across.from_x
+                self.transform(both, (pixels, tile, channel), self.memory["x"], offset, self.x_points)
 
     def transform(
-        self, matrix: Matrix, tile: tuple[DenseArray, str, str], target: str, offset: str, points: str
+        self, both: tuple[Matrix, Matrix], tile: tuple[DenseArray, str, str], target: str, offset: str, points: str
     ) -> None:
         """The points of a tile (pixels, its number, a channel), which lie `points` apart from an offset on.
 
         Columns and rows are loops: written out, they take several times as long to compile, and longer to run.
         """
-        code, lanes = self.code, vector_lanes()
-        (pixels, which, channel), (results, extent) = tile, (len(matrix), len(matrix[0]))
-        buffer = Line(code, code.aligned_buffer(results * extent * lanes), "float")
-        corner = code.mul(which, self.form.outputs)
-        with code.loop(0, extent) as number_:
+        code, lanes, (down, across) = self.code, vector_lanes(), both
+        (pixels, which, channel), (results, width) = tile, (len(down), len(across[0]))
+        corner = code.mul(which, self.across.outputs)
+        if down == ((1.0,),):  # nothing to be done with columns
+            places = [code.add(corner, j) for j in range(width)]
+            line = Line(code, code.at(target, offset, "float"), "float")
+            for j, value in enumerate(apply(across, [pixels.line("0", place).load(channel) for place in places])):
+                line.store(code.mul(points, j), value)
+            return
+        buffer = Line(code, code.aligned_buffer(results * width * lanes), "float")
+        with code.loop(0, width) as number_:
             place = code.add(corner, number_)
-            column = [pixels.line(str(i), place).load(channel) for i in range(extent)]
+            column = [pixels.line(str(i), place).load(channel) for i in range(len(down[0]))]
             at = code.mul(number_, lanes)
-            for i, value in enumerate(apply(matrix, column)):
-                buffer.store(code.add(at, i * extent * lanes), value)
+            for i, value in enumerate(apply(down, column)):
+                buffer.store(code.add(at, i * width * lanes), value)
         with code.loop(0, results) as number_:
-            at = code.mul(number_, extent * lanes)
-            row = [buffer.load(code.add(at, j * lanes)) for j in range(extent)]
-            first = code.add(offset, code.mul(code.mul(number_, results), points))
+            at = code.mul(number_, width * lanes)
+            row = [buffer.load(code.add(at, j * lanes)) for j in range(width)]
+            first = code.add(offset, code.mul(code.mul(number_, len(across)), points))
             line = Line(code, code.at(target, first, "float"), "float")
-            for j, value in enumerate(apply(matrix, row)):
+            for j, value in enumerate(apply(across, row)):
                 line.store(code.mul(points, j), value)
 
 
@@ -361,11 +409,11 @@ def _images_entry(
     tiles = _Tiles(args, part, memory)
     x, y = tiles.image(image), tiles.image(result)
     packed, multiply = args.pointer(filters), args.pointer(packed_gemm(part.channels))
-    top, left, tile_rows = args.numbers([sizes.top, sizes.left, sizes.samples * sizes.tile_rows])
+    top, left, tile_rows = args.numbers([sizes.top, sizes.left, sizes.samples * part.tile_rows])
     # By samples, as other kernels share them, or where those are few by rows of tiles, for one part after the other.
     by_sample = parts == 1 and enough_rows(sizes.samples, operands.threads) and memory.count >= operands.threads
-    units = args.number(sizes.samples if by_sample else parts * sizes.samples * sizes.tile_rows)
-    per_unit = args.number(sizes.tile_rows if by_sample else 1)
+    units = args.number(sizes.samples if by_sample else parts * sizes.samples * part.tile_rows)
+    per_unit = args.number(part.tile_rows if by_sample else 1)
     begin, end = (code.mul(bound, per_unit) for bound in code.share(units, 1, memory.max_threads))
 
     def write() -> None:
@@ -395,7 +443,7 @@ def _images_entry(
         writes=[result],
         rows=sizes.samples if by_sample else 0,
         by_row={0, 2},
-        kernel=f"winograd {sizes.form.outputs}x{sizes.form.outputs}",
+        kernel=f"winograd {sizes.down.outputs}x{sizes.across.outputs}",
         cost=sizes.cost,
         scratch=[memory.buffer],
     )
@@ -420,20 +468,19 @@ def _channel_parts(sizes: Sizes) -> int:
 
 def _inverse_transform(tiles: _Tiles, y: DenseArray, start: str, rows: str, first: str) -> None:
     """Transform the products of all points back to pixels, from a channel on; tiles may reach beyond the image."""
-    code, f, memory = tiles.code, tiles.form, tiles.memory
+    code, down, across, memory = tiles.code, tiles.down, tiles.across, tiles.memory
     height, width, _ = y.extents
     with code.loop(0, rows) as row:
-        there = code.add(start, row)
-        sample, top = code.div(there, tiles.tile_rows), code.mul(code.rem(there, tiles.tile_rows), f.outputs)
+        sample, top, first_column = tiles.place(code.add(start, row))
         with code.loop(0, tiles.row_tiles) as tile, code.loop(0, tiles.channels, vector_lanes()) as channel:
             offset = code.add(code.mul(code.add(code.mul(row, tiles.row_tiles), tile), tiles.channels), channel)
             products = [
                 Line(code, memory["y"], "float").load(code.add(offset, code.mul(tiles.y_points, point)))
-                for point in range(f.inputs**2)
+                for point in range(tiles.sizes.points)
             ]
-            left = code.mul(tile, f.outputs)
-            for index, value in enumerate(_transform(f.to_y, products)):
-                i, j = code.add(top, index // f.outputs), code.add(left, index % f.outputs)
+            left = code.add(first_column, code.mul(tile, across.outputs))
+            for index, value in enumerate(_transform(down.to_y, across.to_y, products)):
+                i, j = code.add(top, index // across.outputs), code.add(left, index % across.outputs)
                 inside = [code.let(f"icmp slt i64 {i}, {height}"), code.let(f"icmp slt i64 {j}, {width}")]
                 with code.when(code.let(f"and i1 {inside[0]}, {inside[1]}")):
                     y.line(sample, i, j).store(code.add(first, channel), value)
@@ -457,7 +504,7 @@ def _sums_entry(
     step: Step, operands: Operands, sizes: Sizes, cut: _Cut, images: tuple[Operand, Operand], sums: Operand
 ) -> Entry:
     """Per slice and part: sums over its tiles of the products of x and dy at every point, (point, depth, channel)."""
-    code, f = Code("winograd_gradient"), sizes.form
+    code = Code("winograd_gradient")
     args = KernelArguments(code)
     buffer = operands.workspace(step, sums.size, 4 * thread_floats(_parts(cut.part)) * planned_threads())
     memory = ThreadWorkspace(args, buffer, _parts(cut.part))
@@ -494,14 +541,14 @@ def _sums_entry(
                     call_packed_gemm(code, multiply, extents, a, b, c, accumulate=code.sub(start, begin))
 
     code.later(f"{cut.part.code_key} {x.element} {dy.element}", write)
-    parts = cut.depth_parts * cut.channel_parts
+    parts, outputs = cut.depth_parts * cut.channel_parts, f"{sizes.down.outputs}x{sizes.across.outputs}"
     return Entry(
         step,
         code,
         args.values,
         reads=list(images),
         writes=[sums],
-        kernel=f"winograd {f.outputs}x{f.outputs}, sums of {cut.slices} slices" + f" in {parts} parts" * (parts > 1),
+        kernel=f"winograd {outputs}, sums of {cut.slices} slices" + f" in {parts} parts" * (parts > 1),
         cost=sizes.cost,
         scratch=[memory.buffer],
     )
@@ -509,21 +556,22 @@ def _sums_entry(
 
 def _transform_dy(tiles: _Tiles, dy: DenseArray, start: str, rows: str, count: str, channel: str) -> None:
     """Points of the output's gradient from a channel on, packed for a product over `count` tiles."""
-    code, f = tiles.code, tiles.form
+    code, to_y = tiles.code, (transposed(tiles.down.to_y), transposed(tiles.across.to_y))
+    extents = (tiles.down.outputs, tiles.across.outputs)
     with code.loop(0, rows) as row:
-        pixels = tiles.copy_pixels(dy, code.add(start, row), (channel, tiles.channels), f.outputs, 0, 0)
+        pixels = tiles.copy_pixels(dy, code.add(start, row), (channel, tiles.channels), extents, 0, 0)
         with code.loop(0, tiles.row_tiles) as tile, code.loop(0, tiles.channels, vector_lanes()) as channel:
             number_ = code.add(code.mul(row, tiles.row_tiles), tile)
             offset = _packed(code, tiles.sizes, number_, channel, count)
-            tiles.transform(transposed(f.to_y), (pixels, tile, channel), tiles.memory["y"], offset, tiles.y_points)
+            tiles.transform(to_y, (pixels, tile, channel), tiles.memory["y"], offset, tiles.y_points)
 
 
 def _points_entry(step: Step, sizes: Sizes, slices_: int, sums: Operand, result: Operand) -> Entry:
-    """The slices' sums added in order and brought back from points to dw (O, C, r, r)."""
-    code, f = Code("winograd_points"), sizes.form
+    """The slices' sums added in order and brought back from points to dw (O, C, r, s)."""
+    code, down, across = Code("winograd_points"), sizes.down, sizes.across
     args = KernelArguments(code)
     depth, channels, slices, floats = args.numbers([sizes.depth, sizes.channels, slices_, _filter_floats(sizes)])
-    taps = f.taps**2
+    taps = down.taps * across.taps
     by_channel = args.number(sizes.depth * taps)
     source, target = args.pointer(sums), args.pointer(result)
 
@@ -541,7 +589,7 @@ def _points_entry(step: Step, sizes: Sizes, slices_: int, sums: Operand, result:
                     total.set(total.get() + line.load(code.mul(part, floats)))
                 totals.store(code.mul(point, lanes), total.get())
             values = [totals.load(point * lanes) for point in range(sizes.points)]
-            for index, value in enumerate(_transform(transposed(f.from_w), values)):
+            for index, value in enumerate(_transform(transposed(down.from_w), transposed(across.from_w), values)):
                 taken.store(index * lanes, value)
             first = code.at(target, code.add(code.mul(k, taps), code.mul(channel, by_channel)), "float")
             with code.loop(0, taps) as tap:

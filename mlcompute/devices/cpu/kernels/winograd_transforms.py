@@ -2,7 +2,8 @@
 
     y = Aᵀ ((G w) * (Bᵀ x))     m outputs of an r-tap filter from n = m + r - 1 inputs, n multiplications instead of m r
 
-In two dimensions every matrix is applied to the columns and then to the rows. The gradient of the filter is the same
+In two dimensions a matrix is applied to the columns and then one to the rows; a filter that has extent in one direction
+only leaves the other as it is: F(1, 1). The gradient of the filter is the same
 form read backwards: dw = Gᵀ ((A dy) * (Bᵀ x)).
 """
 
@@ -31,7 +32,7 @@ class Form:
 
     @property
     def inputs(self) -> int:
-        """Extent of the input tile; its square is the number of points at which products are taken."""
+        """Extent of the input tile: as many points at which products are taken."""
         return self.outputs + self.taps - 1
 
 
@@ -67,10 +68,22 @@ _SIX = ("0", "1", "-1", "2", "-1/2")
 _POINTS: dict[int, list[tuple[int, tuple[str, ...]]]] = {3: [(2, ("0", "1", "-1")), (4, _SIX)], 5: [(2, _SIX)]}
 
 
+#: The same in one direction only, where errors do not multiply: more points stay as accurate.
+_LINE_POINTS = {3: [(4, _SIX)], 5: [(4, (*_SIX, "1/2", "-2"))]}
+_UNCHANGED = Form(1, 1, ((1.0,),), ((1.0,),), ((1.0,),))
+
+
 @functools.cache
-def forms(taps: int) -> tuple[Form, ...]:
-    """Those for a filter of so many taps, the one with fewer outputs per tile first; none for most."""
-    return tuple(form(outputs, taps, *points) for outputs, points in _POINTS.get(taps, ()))
+def forms(down: int, across: int) -> tuple[tuple[Form, Form], ...]:
+    """Those for a filter of so many taps in both directions, few outputs per tile first; none for most."""
+    if down == across:
+        both = [form(outputs, down, *points) for outputs, points in _POINTS.get(down, ())]
+        return tuple((each, each) for each in both)
+    if 1 not in (down, across):
+        return ()
+    taps = max(down, across)
+    line = [form(outputs, taps, *points) for outputs, points in _LINE_POINTS.get(taps, ())]
+    return tuple((each, _UNCHANGED) if across == 1 else (_UNCHANGED, each) for each in line)
 
 
 def transposed(matrix: Matrix) -> Matrix:
@@ -78,10 +91,10 @@ def transposed(matrix: Matrix) -> Matrix:
     return tuple(zip(*matrix, strict=True))
 
 
-def apply_2d(matrix: Matrix, square: Sequence[Sequence[SimdValue]]) -> list[list[SimdValue]]:
-    """matrix square matrixᵀ: applied to every column, then to every row."""
-    columns = [apply(matrix, column) for column in zip(*square, strict=True)]
-    return [apply(matrix, row) for row in zip(*columns, strict=True)]
+def apply_2d(down: Matrix, across: Matrix, tile: Sequence[Sequence[SimdValue]]) -> list[list[SimdValue]]:
+    """down tile acrossᵀ: one is applied to every column, then the other to every row."""
+    columns = [apply(down, column) for column in zip(*tile, strict=True)]
+    return [apply(across, row) for row in zip(*columns, strict=True)]
 
 
 def apply(matrix: Matrix, vectors: Sequence[SimdValue]) -> list[SimdValue]:
