@@ -69,7 +69,7 @@ _POINTS: dict[int, list[tuple[int, tuple[str, ...]]]] = {3: [(2, ("0", "1", "-1"
 
 
 #: The same in one direction only, where errors do not multiply: more points stay as accurate.
-_LINE_POINTS = {3: [(4, _SIX)], 5: [(4, (*_SIX, "1/2", "-2"))]}
+_LINE_POINTS: dict[int, list[tuple[int, tuple[str, ...]]]] = {3: [(4, _SIX)], 5: [(4, (*_SIX, "1/2", "-2"))]}
 _UNCHANGED = Form(1, 1, ((1.0,),), ((1.0,),), ((1.0,),))
 
 
