@@ -4,7 +4,8 @@ python -m benchmarks --processes 1,2,4 --only mlp64,lenet,resnet20
 
 Every process computes with one thread and has the workload's own batch, so P processes run P times as many samples.
 One process runs without a group, as a program for one process would. A group has as many slices as processes: as in
-DDP, each runs its own part in one pass.
+DDP, each runs its own part in one pass. "without exchange" are as many processes at once, each training by itself: what
+the memory and the clock of the machine leave of the efficiency. What a group has less is the cost of its exchange.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 
 from benchmarks.workloads import WORKLOADS
 
-KINDS = ("mlcompute", "PyTorch DDP")
+KINDS = ("mlcompute", "without exchange", "PyTorch DDP")
 
 
 def measured(
@@ -53,16 +54,17 @@ def measured(
     return statistics.median(times)
 
 
-def ours(name: str, seconds: float) -> float:
-    """Seconds of a step of the group this process belongs to."""
+def ours(name: str, seconds: float, *, exchanges: bool = True) -> float:
+    """Seconds of a step of the group this process belongs to, or of this process by itself beside the others."""
     import mlcompute as mlc
     from benchmarks.contenders.ours import SYNCHRONOUS, training
 
     size = mlc.Group.world().size
     group = mlc.Group.world(slices=size, timeout=120) if size > 1 else None
     workload = WORKLOADS[name]
-    described = training(replace(workload, input_shape=(workload.input_shape[0] * size, *workload.input_shape[1:])))
-    described.graph.compile(device=mlc.Device.cpu(), group=group)
+    batch = workload.input_shape[0] * (size if exchanges else 1)
+    described = training(replace(workload, input_shape=(batch, *workload.input_shape[1:])))
+    described.graph.compile(device=mlc.Device.cpu(), group=group if exchanges else None)
 
     def step() -> None:
         described.graph.execute(described.inputs, described.labels, options=SYNCHRONOUS)
@@ -134,8 +136,8 @@ def run(kind: str, name: str, processes: int, seconds: float) -> float | None:
 def compare(names: Sequence[str], counts: Sequence[int], seconds: float) -> dict[str, dict[str, dict[int, float]]]:
     """Print a table as it grows; all numbers."""
     results: dict[str, dict[str, dict[int, float]]] = {}
-    print("| workload | processes | mlcompute samples/s | efficiency | DDP samples/s | efficiency | ratio |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print(f"| workload | processes | {' | '.join(f'{kind} samples/s | efficiency' for kind in KINDS)} | ratio |")
+    print("| " + "--- | " * (2 * len(KINDS) + 3))
     for name in names:
         found = results[name] = {kind: {} for kind in KINDS}
         for count in counts:
@@ -149,7 +151,7 @@ def compare(names: Sequence[str], counts: Sequence[int], seconds: float) -> dict
                 one = found[kind].get(1)
                 cells.append(f"{rate:,.0f} | " + (f"{rate / one / count:.2f}" if one else "-"))
             rates = [found[kind].get(count) for kind in KINDS]
-            ratio = f"{rates[0] / rates[1]:.2f}" if rates[0] and rates[1] else "-"
+            ratio = f"{rates[0] / rates[-1]:.2f}" if rates[0] and rates[-1] else "-"
             print(f"| {name} | {count} | {' | '.join(cells)} | {ratio} |", flush=True)
     return results
 
@@ -160,5 +162,8 @@ if __name__ == "__main__":
     parser.add_argument("--workload", choices=list(WORKLOADS), required=True)
     parser.add_argument("--seconds", type=float, default=2.0)
     given = parser.parse_args()
-    took = (ours if given.work == "mlcompute" else ddp)(given.workload, given.seconds)
+    if given.work == "PyTorch DDP":
+        took = ddp(given.workload, given.seconds)
+    else:
+        took = ours(given.workload, given.seconds, exchanges=given.work == "mlcompute")
     print(json.dumps({"seconds": took}), flush=True)
