@@ -71,10 +71,10 @@ def run(group):
     except mlc.ProcessError as error:
         print(f"rank {group.rank}: {type(error).__name__} {error.ranks} {error.message} at {time.time()}", flush=True)
         raise
-    digest = b"".join(array.tobytes() for array in trainer.copy_weights())
-    print(f"rank {group.rank} of {group.size}: {np.frombuffer(digest, np.uint32).sum(dtype=np.uint64)}", flush=True)
     if WHAT == "survive":
         print(f"longest {noted.longest:.2f}", flush=True)
+    digest = b"".join(array.tobytes() for array in trainer.copy_weights())
+    print(f"rank {group.rank} of {group.size}: {np.frombuffer(digest, np.uint32).sum(dtype=np.uint64)}", flush=True)
 
 
 if __name__ == "__main__":

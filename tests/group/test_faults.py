@@ -55,22 +55,22 @@ def killed(what, moment, path):
 @contextlib.contextmanager
 def started(*arguments, seconds=40):
     """A launch, which ends with the block, or when it has taken far too long."""
-    launched = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "mlcompute", "launch", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=ENVIRONMENT,
         cwd=ROOT,
-    )
-    watchdog = threading.Timer(seconds * PATIENCE, launched.kill)
-    watchdog.daemon = True
-    watchdog.start()
-    try:
-        yield launched
-    finally:
-        watchdog.cancel()
-        launched.kill()
+    ) as launched:
+        watchdog = threading.Timer(seconds * PATIENCE, launched.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            yield launched
+        finally:
+            watchdog.cancel()
+            launched.kill()
 
 
 def killed_in_rounds(what, moment, path, sizes):

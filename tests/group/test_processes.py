@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 import pytest
 
 import mlcompute as mlc
+from mlcompute.devices.cpu.runtime import machine
 from mlcompute.group.tcp import first_node
 
 pytest.importorskip("mpi4py", reason="the extra 'mpi' is not installed")
@@ -171,12 +173,36 @@ def test_torchrun_itself():
     assert len(set(digests)) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mpi", ["none", "pmix"])
+def test_srun_itself(mpi):
+    if shutil.which("srun") is None or subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
+        pytest.skip("there is no Slurm here")
+    command = ["srun", "-n", "2", "--overcommit", f"--mpi={mpi}", sys.executable, PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    digests = re.findall(r"rank \d of 2: (\d+)", done.stdout)
+    assert len(digests) == 2
+    assert len(set(digests)) == 1
+
+
 @pytest.mark.parametrize(
     ("nodes", "first"),
     [("n1", "n1"), ("n1,n2", "n1"), ("n[3-5]", "n3"), ("n[03,07-9]-ib,m", "n03-ib"), ("a-b[1-2].net", "a-b1.net")],
 )
 def test_the_first_node_of_slurms_list(nodes, first):
     assert first_node(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("tasks", "node", "here"), [("16(x2)", "1", 16), ("2(x3),1", "3", 1), ("4", "0", 4), ("", "", 1), ("4", "1", 1)]
+)
+def test_processes_that_srun_starts_share_the_cores_of_their_node(monkeypatch, tasks, node, here):
+    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", tasks)
+    monkeypatch.setenv("SLURM_NODEID", node)
+    assert machine._processes_here() == here
 
 
 def left_behind():

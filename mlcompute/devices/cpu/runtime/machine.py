@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import re
 
 #: More threads than this are never used together.
 MAX_THREADS = 64
@@ -80,15 +81,25 @@ def default_thread_count() -> int:
     return max(1, min(usable, (_cgroup_cores() or os.cpu_count() or 1) // _processes_here()))
 
 
-#: What mpirun (Open MPI, MPICH) and torchrun tell a process about the number of them on its machine. Slurm binds its
-#: processes to their cores.
+#: What mpirun (Open MPI, MPICH) and torchrun tell a process about the number of them on its machine.
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
 
 
 def _processes_here() -> int:
     """How many processes were started together on this machine."""
     told = (os.environ.get(name, "") for name in _LOCAL_SIZES)
-    return next((int(text) for text in told if text.isdigit() and int(text) > 0), 1)
+    return next((int(text) for text in told if text.isdigit() and int(text) > 0), _slurm_tasks_here())
+
+
+def _slurm_tasks_here() -> int:
+    """How many srun has started on this node: it binds them to cores of their own only where it is told to.
+
+    The variable has a number for every node, as "2(x3),1".
+    """
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    tasks = [int(count) for count, times in found for _ in range(int(times or 1))]
+    node = os.environ.get("SLURM_NODEID", "")
+    return max(1, tasks[int(node)]) if node.isdigit() and int(node) < len(tasks) else 1
 
 
 def _cgroup_cores() -> int | None:
