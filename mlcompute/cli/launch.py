@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> Answer:
         )
     if not Path(args.script).is_file():
         raise FileNotFoundError(f"there is no program {args.script}")
-    command = [*mpirun_command(args.processes), sys.executable, args.script, *args.arguments]
+    command = [*mpirun_command(args.processes), *_ending_with_mpirun(), sys.executable, args.script, *args.arguments]
     code = _Launched(command).wait()
     known = {SUCCESS: SUCCESS, TERMINATED: TERMINATED}
     said = "" if code == SUCCESS else f"mlcompute launch: {_reason(code)}"
@@ -147,6 +147,20 @@ def _ending_with(parent: int) -> Callable[[], None] | None:
             os._exit(FAILED)
 
     return ask
+
+
+def _ending_with_mpirun() -> list[str]:
+    """What a process runs before its program: ask Linux for SIGTERM when mpirun is gone.
+
+    mpirun ends its processes when it is told to end; but where the launcher was killed, it was seen to go before them.
+    """
+    if sys.platform != "linux":
+        return []
+    ask = (
+        f"import ctypes, os, sys; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGTERM)}); "
+        "os.getppid() == 1 and sys.exit(1); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    return [sys.executable, "-I", "-S", "-c", ask]
 
 
 def _pass_on(lines: IO[str]) -> None:

@@ -106,13 +106,17 @@ def test_sigterm_saves_once_and_ends_all(tmp_path):
     assert not left_behind()
 
 
-def test_nothing_outlives_a_launcher_that_is_killed(tmp_path):
+@pytest.mark.parametrize("with_mpirun", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_nothing_outlives_a_launcher_that_is_killed(tmp_path, with_mpirun):
+    """Nor one that is killed together with mpirun, which then tells nobody to end."""
     command = [sys.executable, "-m", "mlcompute", "launch", "-n", "2", PROGRAM, "long", str(tmp_path / "kept")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT) as launched:
         read_until(launched.stdout, "running")
         started = [child for child in children(launched.pid) for child in (child, *children(child))]
         assert len(started) >= 3, "mpirun and two processes"
         launched.kill()
+        if with_mpirun:
+            os.kill(started[0], signal.SIGKILL)
     end = time.monotonic() + 20
     while any(map(is_running, started)) and time.monotonic() < end:
         time.sleep(0.1)
