@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from mlcompute import ops
@@ -147,7 +148,40 @@ class ConvolutionDescriptor(WindowDescriptor):
         return self._convolution_type == ConvolutionType.DEPTHWISE
 
 
-class ConvolutionLayer(Layer):
+class WeightsAndBiases(Layer):
+    """What layers of a `ConvolutionDescriptor` share: weights, and perhaps biases, one per output channel."""
+
+    source_types = FLOATS
+
+    weights_parameter = ReadOnly[TensorParameter]("The weights as the optimizer sees them.")
+    biases_parameter = ReadOnly[TensorParameter | None](
+        "The biases as the optimizer sees them; None when there are none."
+    )
+
+    def __init__(self, weights: Tensor, biases: Tensor | None, descriptor: ConvolutionDescriptor) -> None:
+        super().__init__()
+        if not isinstance(descriptor, ConvolutionDescriptor):
+            given = type(descriptor).__name__
+            raise TypeError(f"{type(self).__name__}: descriptor must be a ConvolutionDescriptor, not {given}")
+        self._descriptor = copy.copy(descriptor)
+        outputs, (fan_in, fan_out, meaning) = descriptor.output_feature_channel_count, self._fans()
+        self._weights = self.sized(weights, "weights", outputs * fan_in, f"{outputs} outputs x {meaning}")
+        self._weights.set_fans(fan_in, fan_out)
+        self._biases = biases if biases is None else self.sized(biases, "biases", outputs, f"{outputs} outputs")
+        self._weights_parameter = TensorParameter(weights)
+        self._biases_parameter = parameter_of(biases)
+
+    @abstractmethod
+    def _fans(self) -> tuple[int, int, str]:
+        """Weights per output, weights per input, and what the former are."""
+
+    @property
+    def parameters(self) -> dict[str, TensorParameter]:
+        slots = {"weights": self._weights_parameter, "biases": self._biases_parameter}
+        return {name: slot for name, slot in slots.items() if slot is not None}
+
+
+class ConvolutionLayer(WeightsAndBiases):
     """y[n,o,i,j] = b[o] + sum over c,u,v of w[o,c,u,v] x[n, c, i*sy + u*dy - top, j*sx + v*dx - left].
 
     x (n, in, h, w)   w (out, in/groups, kernel height, kernel width)   b (out)   ->   y (n, out, h', w')
@@ -159,38 +193,19 @@ class ConvolutionLayer(Layer):
     """
 
     default_label = "Convolution"
-    source_types = FLOATS
 
     descriptor = ReadOnly[ConvolutionDescriptor]("What the layer was made with.")
     weights = ReadOnly[Tensor]("Elements in (out, in/groups, kernel height, kernel width) order.")
     biases = ReadOnly[Tensor | None]("One element per output channel; None when there are none.")
-    weights_parameter = ReadOnly[TensorParameter]("The weights as the optimizer sees them.")
-    biases_parameter = ReadOnly[TensorParameter | None](
-        "The biases as the optimizer sees them; None when there are none."
-    )
 
-    def __init__(self, weights: Tensor, biases: Tensor | None, descriptor: ConvolutionDescriptor) -> None:
-        super().__init__()
-        if not isinstance(descriptor, ConvolutionDescriptor):
-            raise TypeError(
-                f"ConvolutionLayer: descriptor must be a ConvolutionDescriptor, not {type(descriptor).__name__}"
-            )
-        d = self._descriptor = copy.copy(descriptor)
-        inputs, outputs = d.input_feature_channel_count, d.output_feature_channel_count
+    def _fans(self) -> tuple[int, int, str]:
+        d = self._descriptor
+        inputs, outputs = (
+            d.input_feature_channel_count // d.group_count,
+            d.output_feature_channel_count // d.group_count,
+        )
         area = math.prod(d.kernel_sizes)
-        fan_in, fan_out = inputs // d.group_count * area, outputs // d.group_count * area
-        kernel = " x ".join(map(str, d.kernel_sizes))
-        meaning = f"{outputs} outputs x {inputs // d.group_count} inputs x {kernel}"
-        self._weights = self.sized(weights, "weights", outputs * fan_in, meaning)
-        self._weights.set_fans(fan_in, fan_out)
-        self._biases = biases if biases is None else self.sized(biases, "biases", outputs, f"{outputs} outputs")
-        self._weights_parameter = TensorParameter(weights)
-        self._biases_parameter = parameter_of(biases)
-
-    @property
-    def parameters(self) -> dict[str, TensorParameter]:
-        slots = {"weights": self._weights_parameter, "biases": self._biases_parameter}
-        return {name: slot for name, slot in slots.items() if slot is not None}
+        return inputs * area, outputs * area, f"{inputs} inputs x {' x '.join(map(str, d.kernel_sizes))}"
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources

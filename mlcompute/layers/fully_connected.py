@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 from mlcompute import ops
-from mlcompute.layers.convolution import ConvolutionDescriptor
-from mlcompute.layers.layer import FLOATS, Forward, Layer, parameter_of
+from mlcompute.layers.convolution import ConvolutionDescriptor, WeightsAndBiases
+from mlcompute.layers.layer import Forward
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
-from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
+from mlcompute.tensor import Tensor, TensorDescriptor
 
 
-class FullyConnectedLayer(Layer):
+class FullyConnectedLayer(WeightsAndBiases):
     """y = x wᵀ + b.   x (*, in) or (n, in, 1, 1)   w (out, in)   b (out)   ->   y (*, out) or (n, out, 1, 1)
 
     * stands for one to three axes
@@ -23,34 +22,15 @@ class FullyConnectedLayer(Layer):
     """
 
     default_label = "FullyConnected"
-    source_types = FLOATS
 
     descriptor = ReadOnly[ConvolutionDescriptor]("The channel counts the layer was made with.")
     weights = ReadOnly[Tensor]("in * out elements in (out, in) order.")
     biases = ReadOnly[Tensor | None]("out elements; None when there are none.")
-    weights_parameter = ReadOnly[TensorParameter]("The weights as the optimizer sees them.")
-    biases_parameter = ReadOnly[TensorParameter | None](
-        "The biases as the optimizer sees them; None when there are none."
-    )
 
-    def __init__(self, weights: Tensor, biases: Tensor | None, descriptor: ConvolutionDescriptor) -> None:
-        super().__init__()
-        if not isinstance(descriptor, ConvolutionDescriptor):
-            raise TypeError(
-                f"FullyConnectedLayer: descriptor must be a ConvolutionDescriptor, not {type(descriptor).__name__}"
-            )
-        self._descriptor = copy.copy(descriptor)
-        inputs, outputs = descriptor.input_feature_channel_count, descriptor.output_feature_channel_count
-        self._weights = self.sized(weights, "weights", inputs * outputs, f"{outputs} outputs x {inputs} inputs")
-        self._weights.set_fans(inputs, outputs)
-        self._biases = biases if biases is None else self.sized(biases, "biases", outputs, f"{outputs} outputs")
-        self._weights_parameter = TensorParameter(weights)
-        self._biases_parameter = parameter_of(biases)
-
-    @property
-    def parameters(self) -> dict[str, TensorParameter]:
-        slots = {"weights": self._weights_parameter, "biases": self._biases_parameter}
-        return {name: slot for name, slot in slots.items() if slot is not None}
+    def _fans(self) -> tuple[int, int, str]:
+        d = self._descriptor
+        inputs = d.input_feature_channel_count
+        return inputs, d.output_feature_channel_count, f"{inputs} inputs"
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources

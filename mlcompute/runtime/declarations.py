@@ -75,6 +75,16 @@ class Declarations:
         self.check("add_outputs", outputs)
         self.outputs.update(outputs)
 
+    def output(self, method: str, name: str) -> Tensor:
+        """The output with that name; others are refused."""
+        if name not in self.outputs:
+            raise DataError(
+                f"{self.who}.{method}: '{name}' is not a declared output",
+                declared=", ".join(self.outputs) or "none",
+                fix="declare it with add_outputs",
+            )
+        return self.outputs[name]
+
     def check(self, method: str, given: Mapping[str, Tensor]) -> None:
         """Refuse anything but names and tensors."""
         for name, tensor in given.items():

@@ -171,15 +171,10 @@ def _carried_out(session: Session, call: Call, work: Callable[[], Tensor | None]
 def _write_outputs(training: GroupTraining, call: Call) -> None:
     """Values of the whole batch into the caller's memory."""
     session = training.session
-    declared, who = session.definition.declared.outputs, f"{session.definition.who}.{call.method}"
+    definition = session.definition
+    who = f"{definition.who}.{call.method}"
     for name, buffer in (call.outputs_data or {}).items():
-        if name not in declared:
-            raise DataError(
-                f"{who}: '{name}' is not a declared output",
-                declared=", ".join(declared) or "none",
-                fix="declare it with add_outputs",
-            )
-        tensor = declared[name]
+        tensor = definition.declared.output(call.method, name)
         values = session.fetch(tensor)
         if values is None:
             raise DataError(f"{who}: output '{name}' is not computed by this call")

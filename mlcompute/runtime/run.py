@@ -270,18 +270,10 @@ class Run:
 def output_targets(session: Session, specification: RunSpecification, call: Call) -> list[tuple[Value, Array]]:
     """(value, the caller's memory it is written to) pairs."""
     definition, program = session.definition, specification.program
-    method = f"{definition.who}.{call.method}"
     targets: list[tuple[Value, Array]] = []
     for name, buffer in (call.outputs_data or {}).items():
-        who = f"{method}: output '{name}'"
-        declared = definition.declared.outputs
-        if name not in declared:
-            raise DataError(
-                f"{method}: '{name}' is not a declared output",
-                declared=", ".join(declared) or "none",
-                fix="declare it with add_outputs",
-            )
-        tensor = declared[name]
+        who = f"{definition.who}.{call.method}: output '{name}'"
+        tensor = definition.declared.output(call.method, name)
         source = definition.source_of(tensor)
         if source is not None and "gradient" not in specification.phases:
             raise DataError(f"{who} is a gradient, which this call does not compute")
@@ -297,5 +289,5 @@ def output_targets(session: Session, specification: RunSpecification, call: Call
     if len(targets) > 1:
         names = (f"output '{name}'" for name in call.outputs_data or {})
         memory = (target for _, target in targets)
-        expect_apart(dict(zip(names, memory, strict=True)), method)
+        expect_apart(dict(zip(names, memory, strict=True)), f"{definition.who}.{call.method}")
     return targets
