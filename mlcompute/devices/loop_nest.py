@@ -15,6 +15,7 @@ between vector loads, broadcasts and gathers.
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -100,6 +101,7 @@ class Operands:
         return Operand(planned, offset, (nbytes,), (1,), np.dtype(np.uint8))
 
 
+@functools.lru_cache(4096)
 def dense_strides(shape: Shape) -> Strides:
     """Row-major strides in elements; extents of 1 get whatever they would have, too."""
     strides = []
@@ -112,10 +114,14 @@ def dense_strides(shape: Shape) -> Strides:
 
 def broadcast_strides(operand: Operand, shape: Shape) -> Strides:
     """Strides with which an operand is read along a larger shape, by NumPy's rules: 0 where it is repeated."""
-    extra = len(shape) - len(operand.shape)
+    return _broadcast(operand.shape, operand.strides, shape)
+
+
+def _broadcast(own_shape: Shape, own_strides: Strides, shape: Shape) -> Strides:
+    extra = len(shape) - len(own_shape)
     own = (
         0 if extent == 1 and wanted != 1 else stride
-        for extent, wanted, stride in zip(operand.shape, shape[extra:], operand.strides, strict=True)
+        for extent, wanted, stride in zip(own_shape, shape[extra:], own_strides, strict=True)
     )
     return (0,) * extra + tuple(own)
 
@@ -213,6 +219,14 @@ class NestOperand:
         return {0: Access.FIXED, 1: Access.CONTIGUOUS}.get(self.strides[-1], Access.STRIDED)
 
 
+@functools.lru_cache(4096)  # the layers of a deep network are alike
+def _loops(shape: Shape, operands: tuple[tuple[Shape, Strides], ...]) -> tuple[Shape, tuple[Strides, ...]]:
+    """Extents of the loops over a shape, and along them the strides of operands that are broadcast to it."""
+    axes = collapsed_axes(shape, [_broadcast(*own, shape) for own in operands])
+    strides = (tuple([axis.strides[number] for axis in axes]) for number in range(len(operands)))
+    return tuple([axis.extent for axis in axes]), tuple(strides)
+
+
 @dataclass(frozen=True)
 class LoopNest:
     """Fused elementwise ops in one pass over memory: load every input, apply the ops in order, store the results.
@@ -239,12 +253,9 @@ class LoopNest:
         stores: Sequence[tuple[Value, Operand]],
     ) -> LoopNest:
         """The nest over `shape`, to which all operands are broadcast."""
-        axes = collapsed_axes(shape, [broadcast_strides(operand, shape) for _, operand in (*loads, *stores)])
-        all_ = tuple(
-            NestOperand(value, operand, tuple(axis.strides[number] for axis in axes))
-            for number, (value, operand) in enumerate((*loads, *stores))
-        )
-        extents = tuple(axis.extent for axis in axes)
+        given = (*loads, *stores)
+        extents, strides = _loops(tuple(shape), tuple([(operand.shape, operand.strides) for _, operand in given]))
+        all_ = tuple([NestOperand(value, operand, own) for (value, operand), own in zip(given, strides, strict=True)])
         return cls(tuple(shape), extents, all_[: len(loads)], tuple(ops), all_[len(loads) :])
 
     @property
@@ -298,7 +309,8 @@ class LoopNest:
         for step in self.ops:
             sources = tuple(numbers[value] for value in step.inputs)
             types = tuple(value.dtype.char for value in (*step.inputs, *step.results))
-            applied.append((step.op.name, repr(sorted(step.attributes.items())), sources, types))
+            attributes = repr(sorted(step.attributes.items())) if step.attributes else ""
+            applied.append((step.op.name, attributes, sources, types))
             for value in step.results:
                 numbers[value] = len(numbers)
         loaded, stored = (tuple(numbers[each.value] for each in some) for some in (self.loads, self.stores))

@@ -159,7 +159,7 @@ class CpuExecutable(Executable):
         self.engine, self.program = engine, program
         self.kernels: dict[Step, str] = {}
         self.notes: dict[Step, str] = {}
-        self._arena = arena
+        self._arena, self._arena_address = arena, address_of(arena)
         self._build()
 
     def _build(self) -> None:
@@ -230,7 +230,7 @@ class CpuExecutable(Executable):
 
     def _address(self, operand: Operand) -> int | None:
         placement = self.program.plan.placements.get(operand.base)
-        return None if placement is None else address_of(self._arena) + placement.offset + operand.byte_offset
+        return None if placement is None else self._arena_address + placement.offset + operand.byte_offset
 
     def bind(self, value: Value, buffer: Buffer) -> None:
         array = buffer.host

@@ -56,6 +56,11 @@ def call_gemm_tn(
 @functools.cache
 def _code(lanes: int) -> Code:
     code = Code("gemm_tn", level=2)
+    code.later(f"{lanes} {tile_size()}", lambda: _write(code, lanes))
+    return code
+
+
+def _write(code: Code, lanes: int) -> None:
     rows, columns, depth, a_row, b_row, c_row = (code.argument(index) for index in range(6))
     a, b, c = (code.argument(index, "ptr") for index in range(6, 9))
     width, tallest = tile_size()
@@ -74,7 +79,6 @@ def _code(lanes: int) -> Code:
                 masks = [tail_mask(code, code.sub(rest, v * lanes), lanes) for v in range(width)]
                 _tile(code, depth, from_a, (code.at(b, full, "float"), b_row), to_c, full, masks)
         begin = end
-    return code
 
 
 def _tile(

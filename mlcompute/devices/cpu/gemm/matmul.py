@@ -196,13 +196,15 @@ def _orientation(operand: Operand) -> tuple[int, int] | None:
 def _batch(a: Operand, b: Operand, y: Operand) -> list[Axis]:
     """The axes along which matrices follow each other, with the strides of a, b and y."""
     leading = y.shape[:-2]
+    if not leading:
+        return [Axis(1, (0, 0, 0))]
     strides = []
     for operand in (a, b, y):
         own = operand.shape[:-2]
         extra = len(leading) - len(own)
         steps = tuple(0 if extent == 1 else stride for extent, stride in zip(own, operand.strides, strict=False))
         strides.append((0,) * extra + steps)
-    return collapsed_axes(leading, strides) if leading else [Axis(1, (0, 0, 0))]
+    return collapsed_axes(leading, strides)
 
 
 @functools.cache

@@ -67,11 +67,7 @@ def loop_entry(step: Step, nest: LoopNest, threads: int) -> Entry:
         first_arguments.append(len(arguments))
         arguments += [each.operand, *each.strides]
     structure = nest.structure(), vector_lanes()
-    code = _written.get(structure)
-    if code is None:
-        code = Code("elementwise", level=2)
-        _Writer(code, nest, first_arguments).write()
-        _written[structure] = code  # only now: another thread may compile what it finds here
+    code = _written.get(structure) or _code(structure, nest, first_arguments)
     return Entry(
         step,
         code,
@@ -83,6 +79,13 @@ def loop_entry(step: Step, nest: LoopNest, threads: int) -> Entry:
         kernel=_name(nest),
         cost=nest.iterations * (0.02 * len(nest.operands) + 0.013 * len(nest.ops)),
     )
+
+
+def _code(structure: object, nest: LoopNest, first_arguments: list[int]) -> Code:
+    code = Code("elementwise", level=2)
+    code.later(repr(structure), lambda: _Writer(code, nest, first_arguments).write())
+    _written[structure] = code  # only now: another thread may compile what it finds here
+    return code
 
 
 def _name(nest: LoopNest) -> str:
