@@ -55,7 +55,11 @@ def checked(source, target):  # as on Windows
     replace(source, target)
 os.open, os.close, os.replace = note, forget, checked
 
+import importlib, pkgutil
 import mlcompute as mlc
+for module in pkgutil.walk_packages(mlc.__path__, "mlcompute."):
+    if module.name.partition(".")[2].split(".")[0] in ("cli", "data", "group", "live", "onnx", "runs", "saving", "seeing"):
+        importlib.import_module(module.name)
 graph = mlc.Graph()
 x = graph.input((8, 1, 8, 8))
 y = graph.dense(graph.flatten(graph.convolution(x, 4, kernel=3, activation="relu")), 3)
@@ -83,6 +87,33 @@ def test_without_what_only_posix_has(engine: str, tmp_path: Path, monkeypatch: p
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.endswith("fine\n")
+
+
+SMALL_STACKS = """
+import threading
+threading.stack_size(1 << 16)
+import numpy as np
+import mlcompute as mlc
+graph = mlc.Graph()
+x = graph.input((256, 300), "x")
+y = graph.dense(graph.dense(x, 512), 100)
+run = mlc.InferenceGraph([graph])
+run.add_inputs({"x": x})
+run.add_outputs({"y": y})
+run.compile(device=mlc.Device.cpu())
+for _ in range(3):
+    run.execute({"x": np.ones((256, 300), np.float32)}).wait()
+assert "gemm" in str(run.programs["inference 256"]) and threading.stack_size() == 1 << 16
+print("fine")
+"""
+
+
+def test_programs_whose_threads_have_small_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ONEDNN", ""), ("NUM_THREADS", "2"), ("CACHE", str(tmp_path)), ("ENGINE", "cpu")):
+        monkeypatch.setenv(f"MLCOMPUTE_{name}", value)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    ran = subprocess.run([sys.executable, "-c", SMALL_STACKS], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout) == (0, "fine\n"), ran.stderr
 
 
 def test_files_of_dead_writers_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

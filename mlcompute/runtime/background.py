@@ -6,6 +6,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+from mlcompute.devices import native_threads
+
 
 class Background:
     """A thread for some work, started when there is any."""
@@ -21,7 +23,7 @@ class Background:
         if self._thread is None:
             # A daemon: a process that fails need not wait for what others may never send.
             self._thread = threading.Thread(target=_run, args=(self._work, self._done), daemon=True)
-            self._thread.start()
+            native_threads.start(self._thread)
         self._begun += 1
         self._work.put(work)
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from mlcompute.devices import native_threads
 from mlcompute.devices.interrupts import held
 from mlcompute.errors import ExecutionError
 
@@ -69,7 +70,7 @@ class WorkQueue:
                 if self._worker is None:
                     # It may be that no more threads can be started: then the queue is as it was.
                     worker = threading.Thread(target=self._work, name="mlcompute", daemon=True)
-                    worker.start()
+                    native_threads.start(worker)
                     self._worker = worker
                 self._jobs.append(job)
                 self._tell_all()

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from mlcompute.devices import native_threads
 from mlcompute.devices.cpu.runtime.machine import default_thread_count
 
 #: The passes run on most kernels. They are written in vectors and unrolled already, so LLVM's vectorizers and unrollers
@@ -42,7 +43,7 @@ def emit(modules: Iterable[tuple[str, int]], count: int) -> list[bytes]:
     try:
         while len(helpers) < min(default_thread_count(), count) - 1:
             helper = threading.Thread(target=work)
-            helper.start()
+            native_threads.start(helper)
             helpers.append(helper)
         for index, (text, level) in enumerate(modules):
             waiting.put((-len(text), index, text, level))

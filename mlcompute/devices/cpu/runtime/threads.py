@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mlcompute.devices import native_threads
 from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.runtime import system
@@ -311,7 +312,7 @@ class Team:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        run_tape, worker, leader, stopper = kernel_cache.addresses(team_codes())
+        run_tape, serve, leader, stopper = kernel_cache.addresses(team_codes())
         self._run_tape = KERNEL(run_tape)
         self._lead, self._stop = KERNEL(leader), KERNEL(stopper)
         self._state = allocate(8 * _STATE_WORDS).host.view(np.int64)
@@ -322,10 +323,11 @@ class Team:
         if size > 1:
             for thread in range(size):
                 system.create_semaphore(self._address + 8 * (_SEMAPHORES + 8 * thread))
-            run = KERNEL(worker)
+            run = KERNEL(serve)
             for thread in range(1, size):
+                worker = threading.Thread(target=_serve, args=(run, thread, size, self._state), daemon=True)
                 try:
-                    threading.Thread(target=_serve, args=(run, thread, size, self._state), daemon=True).start()
+                    native_threads.start(worker)
                 except RuntimeError as error:  # the system lets this process have no more
                     self.stop()
                     raise DeviceError(
