@@ -58,7 +58,7 @@ os.open, os.close, os.replace = note, forget, checked
 import importlib, pkgutil
 import mlcompute as mlc
 for module in pkgutil.walk_packages(mlc.__path__, "mlcompute."):
-    if module.name.partition(".")[2].split(".")[0] in ("cli", "data", "group", "live", "onnx", "runs", "saving", "seeing"):
+    if module.name.split(".")[1] in ("cli", "data", "group", "live", "onnx", "runs", "saving", "seeing"):
         importlib.import_module(module.name)
 graph = mlc.Graph()
 x = graph.input((8, 1, 8, 8))
