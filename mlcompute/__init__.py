@@ -324,3 +324,7 @@ answer_foreign_keywords(
     [value for name, value in globals().items() if name in __all__ and value is not Execution],  # one per step
     [name for name, value in vars(Graph).items() if getattr(value, "__module__", "").startswith("mlcompute.building")],
 )
+answer_foreign_keywords(
+    [Tensor],
+    [name for name, value in vars(Tensor).items() if getattr(value, "__module__", "") == "mlcompute.tensor_operators"],
+)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlcompute.enums import DataType
 from mlcompute.errors import GraphError
@@ -31,7 +31,7 @@ else:
 
 Operand = "Tensor | float | Array"
 Axis = int | Sequence[int] | None
-Index = int | slice | EllipsisType | None
+Index: TypeAlias = "int | slice | EllipsisType | list[int] | Array | None"
 
 
 def graph(self: Tensor) -> Graph | None:
@@ -219,22 +219,22 @@ def not_equal(self: Tensor, other: Tensor | float | Array) -> Tensor:
 
 def logical_and(self: Tensor, other: Tensor | Array) -> Tensor:
     """BOOLEAN: are both true?"""
-    return expressions.compare("logical_and", self, other)
+    return expressions.logical("logical_and", "&", self, other)
 
 
 def logical_or(self: Tensor, other: Tensor | Array) -> Tensor:
     """BOOLEAN: is one of them true?"""
-    return expressions.compare("logical_or", self, other)
+    return expressions.logical("logical_or", "|", self, other)
 
 
 def logical_xor(self: Tensor, other: Tensor | Array) -> Tensor:
     """BOOLEAN: is exactly one of them true?"""
-    return expressions.compare("logical_xor", self, other)
+    return expressions.logical("logical_xor", "^", self, other)
 
 
 def logical_not(self: Tensor) -> Tensor:
     """BOOLEAN: is it false?"""
-    return expressions.compare("logical_not", self)
+    return expressions.logical("logical_not", "~", self)
 
 
 def truth(self: Tensor) -> bool:
@@ -323,5 +323,7 @@ def gather(self: Tensor, axis: int, indices: Tensor) -> Tensor:
 
 
 def index(self: Tensor, key: Index | tuple[Index, ...]) -> Tensor:
-    """x[:, 1:], x[:, -1], x[..., None], x[:, ::2]: as in NumPy, with whole numbers, slices, `...` and None."""
-    return expressions.index(self, key)
+    """x[:, 1:], x[:, -1], x[..., None], x[:, ::-1], x[:, [0, 2]]: as in NumPy; one list of whole numbers at most."""
+    from mlcompute.building.indexing import index as indexed  # as `expressions`, which it is made of
+
+    return indexed(self, key)

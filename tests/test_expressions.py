@@ -55,6 +55,8 @@ SAME: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "where": lambda m, x, y, w: m.where(x > y, x * 2, y),
     "where with a number": lambda m, x, y, w: m.where(x <= 0.1, x, 0.0),
     "comparisons": lambda m, x, y, w: m.where(((x < y) & (x > -1)) | ~(0 < y), x, y),  # noqa: SIM300  (the number may stand on the left)
+    "x[:, [4, 0, 2]]": lambda m, x, y, w: x[:, [4, 0, 2]],
+    "x[..., [-1, 1, 1]]": lambda m, x, y, w: x[None, ..., [-1, 1, 1]],
     "chunk": lambda m, x, y, w: x.chunk(2, 1)[1] * 2,
     "split": lambda m, x, y, w: x.split([1, 5], -1)[1] * 2,
     "stack": lambda m, x, y, w: m.stack([x, y, x], -1),
@@ -197,6 +199,25 @@ def test_which_graph_an_expression_is_added_to() -> None:
     assert all(tensor.graph is copied for node in copied.nodes for tensor in (*node.sources, *node.results))
 
 
+def test_backwards_and_lists_of_indices() -> None:
+    graph = mlc.Graph()
+    x = graph.input((4, 3, 5), "x")
+    array = np.arange(60, dtype=np.float32).reshape(4, 3, 5)
+    keys: list[Any] = [np.s_[:, ::-1], np.s_[..., 3:0:-2], np.s_[:, 1, ::-1], np.s_[:, [True, False, True]]]
+    inference = mlc.InferenceGraph([graph])
+    outputs = [x[key] for key in keys]
+    inference.add_outputs({str(number): output for number, output in enumerate(outputs)})
+    inference.compile(device=mlc.Device.cpu())
+    inference.execute({"x": array[:3]}, batch_size=3).wait()
+    for output, key in zip(outputs, keys, strict=True):
+        np.testing.assert_array_equal(output.data, array[:3][key])
+    varying = mlc.Graph()
+    with pytest.raises(mlc.ShapeError, match="a run may have another number of elements"):
+        varying.input((4, 3), "x", varies=[1])[:, ::-1]
+    with pytest.raises(mlc.ShapeError, match=r"(?s)100 pieces along axis 1.*at most 64.*x.gather"):
+        varying.input((4, 100), "y")[:, list(range(99, -1, -1))]
+
+
 REFUSED: dict[str, tuple[Callable[[mlc.Tensor], object], type[Exception], str]] = {
     "no graph": (lambda x: mlc.Tensor(shape=(4, 6)) * 2, mlc.GraphError, "belongs to no graph"),
     "a list": (lambda x: x / [1, 2], TypeError, "unsupported operand"),
@@ -204,11 +225,17 @@ REFUSED: dict[str, tuple[Callable[[mlc.Tensor], object], type[Exception], str]] 
     "a truth": (lambda x: bool(x > 0), mlc.GraphError, "whether it is true is known only when the graph runs"),
     "a chain": (lambda x: 0 < x < 1, mlc.GraphError, "whether it is true"),
     "a loop": (lambda x: list(x), TypeError, "not iterable"),  # type: ignore[call-overload]
-    "backwards": (lambda x: x[:, ::-1], mlc.ShapeError, "the step along axis 1 is -1"),
+    "samples backwards": (lambda x: x[::-1], mlc.ShapeError, "the step along axis 0 is -1, and a run may have another"),
+    "two lists": (lambda x: x[[0, 1], [0, 1]], mlc.ShapeError, "a list of indices beside other indices"),
+    "outside, in a list": (lambda x: x[:, [0, 6]], mlc.ShapeError, "index 6 along axis 1, which has 6"),
+    "a mask": (lambda x: x[np.ones((4, 6), bool)], TypeError, "mlc.where chooses by a condition"),
+    "bits": (lambda x: x & 3, TypeError, "& of the tensor 'x', which is FLOAT32: it is for BOOLEAN"),
+    "bits of one": (lambda x: ~x, TypeError, r"compare first, as in \(x > 0\)"),
+    "nothing": (lambda x: x + None, TypeError, r"unsupported operand type\(s\) for \+"),  # type: ignore[operator]
     "nothing left": (lambda x: x[:, 3:3], mlc.ShapeError, "nothing is left of axis 1"),
     "outside": (lambda x: x[:, 6], mlc.ShapeError, "index 6 along axis 1, which has 6"),
     "too many": (lambda x: x[0, 0, 0], mlc.ShapeError, "3 indices, the tensor has 2 axes"),
-    "an array": (lambda x: x[:, np.array([1, 2])], TypeError, "graph.gather picks elements"),
+    "a tensor": (lambda x: x[:, x], TypeError, r"x.gather\(axis, indices\) picks elements"),  # type: ignore[index]
     "a word": (lambda x: x["a"], TypeError, "a str cannot be an index"),  # type: ignore[index]
     "an axis": (lambda x: x.mean(2), mlc.ShapeError, "dimension is 2, the source has 2 axes"),
     "two dots": (lambda x: x[..., 0, ...], mlc.ShapeError, "more than once"),

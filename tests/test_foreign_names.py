@@ -36,6 +36,10 @@ WORDS: dict[str, tuple[Callable[[], Any], str]] = {
     "trainer lr": (lambda: mlc.Trainer(g, loss="mse", lr=0.1), "use learning_rate="),  # type: ignore[call-arg]
     "validation_data": (lambda: trainer().fit(1, validation_data=2), "use validation="),  # type: ignore[call-arg]
     "nearly": (lambda: trainer().fit(1, epoch=2), "use epochs="),  # type: ignore[call-arg]
+    "dim": (lambda: image.mean(dim=1), "use axis="),  # type: ignore[call-arg]
+    "keepdim": (lambda: image.sum(1, keepdim=True), "use keepdims="),  # type: ignore[call-arg]
+    "cat's dim": (lambda: mlc.concatenate([image], dim=1), "use axis="),  # type: ignore[call-arg]
+    "max_new_tokens": (lambda: mlc.generate(g, [1], max_new_tokens=2), "use count="),  # type: ignore[call-arg]
     "dtype": (lambda: mlc.Tensor(shape=(1,), dtype=1), "use data_type="),  # type: ignore[call-arg]
 }
 
@@ -67,7 +71,13 @@ def test_attributes(name: str) -> None:
 
 
 def test_attributes_of_graphs_and_trainers() -> None:
-    things = ((mlc.Graph(), foreign_names.GRAPH_ATTRIBUTES), (trainer(), foreign_names.TRAINER_ATTRIBUTES))
+    things = (
+        (mlc.Graph(), foreign_names.GRAPH_ATTRIBUTES),
+        (trainer(), foreign_names.TRAINER_ATTRIBUTES),
+        (image, {**foreign_names.TENSOR_ATTRIBUTES, "floor": "graph.arithmetic('floor', x)"}),
+        (image, {"gelu": "graph.activation(x, 'gelu')"}),
+        (mlc, {"mean": "x.mean(...)", "ceil": "graph.arithmetic('ceil', x)"}),
+    )
     for thing, table in things:
         for name, answer in table.items():
             with pytest.raises(AttributeError, match=f"no attribute '{name}': use {re.escape(answer)}"):

@@ -176,6 +176,16 @@ def test_how_it_is_said() -> None:
         graph.input((4, 6), varies=[2])
 
 
+def test_one_sample_of_another_size_in_a_list() -> None:
+    graph = mlc.Graph()
+    x = graph.input((4, 1, 8, 8), "x", varies=[2, 3])
+    graph.global_pool(graph.convolution(x, 2, kernel=3))
+    images = [np.random.default_rng(k).normal(size=(1, 8, size)).astype(np.float32) for k, size in enumerate((12, 8))]
+    both = graph.predict(images)
+    for image, expected in zip(images, both, strict=True):
+        np.testing.assert_allclose(graph.predict([image])[0], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_it_is_kept_in_files_and_copies(tmp_path: Path) -> None:
     training = built(open_reshape, (4, 6, 8), [1])
     mlc.save(tmp_path / "net", training)

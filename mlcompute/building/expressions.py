@@ -8,7 +8,6 @@ tensors belong to.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,10 +18,11 @@ from mlcompute.building.choices import AnyActivationName, ArithmeticName, Compar
 from mlcompute.building.contents import undone_on_error
 from mlcompute.enums import DataType, SoftmaxOperation
 from mlcompute.errors import GraphError, ShapeError
+from mlcompute.foreign_names import answers_foreign_keywords
 from mlcompute.layers.arguments import whole
 from mlcompute.layers.concatenation import ConcatenationLayer
 from mlcompute.layers.indexing import GatherLayer
-from mlcompute.layers.shaping import ReshapeLayer, SliceLayer, TransposeLayer
+from mlcompute.layers.shaping import ReshapeLayer, TransposeLayer
 from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.layers.split import SplitLayer
 from mlcompute.layers.stop_gradient import StopGradientLayer
@@ -76,18 +76,31 @@ def _tensor(who: str, x: object) -> Tensor:
 # Element by element ---------------------------------------------------------------------------------------------------
 
 
-def arithmetic(kind: ArithmeticName, x: Operand, y: Operand | None = None) -> Tensor:
+def arithmetic(kind: ArithmeticName, *operands: Operand) -> Tensor:
     """One operation on one or two operands; NotImplemented, for Python to say so, where one cannot be an operand."""
-    if not (is_operand(x) and (y is None or is_operand(y))):
+    if not all(map(is_operand, operands)):
         return _NOT_MINE
-    return graph_of(f"Tensor.{kind}", x, y).arithmetic(kind, x, y)
+    return graph_of(f"Tensor.{kind}", *operands).arithmetic(kind, *operands)
 
 
-def compare(kind: ComparisonName, x: Operand, y: Operand | None = None) -> Tensor:
-    """One comparison, or logical operation."""
-    if not (is_operand(x) and (y is None or is_operand(y))):
+def compare(kind: ComparisonName, *operands: Operand) -> Tensor:
+    """One comparison."""
+    if not all(map(is_operand, operands)):
         return _NOT_MINE
-    return graph_of(f"Tensor.{kind}", x, y).compare(kind, x, y)
+    return graph_of(f"Tensor.{kind}", *operands).compare(kind, *operands)
+
+
+def logical(kind: ComparisonName, sign: str, *operands: Operand) -> Tensor:
+    """& | ^ ~ of what is true or false. Of whole numbers they would be operations on bits, which there are none of."""
+    for one in operands:
+        if isinstance(one, Tensor) and one.descriptor.data_type != DataType.BOOLEAN:
+            raise TypeError(
+                f"{sign} of the tensor '{one.label}', which is {one.descriptor.data_type.name}: it is for BOOLEAN "
+                "tensors; compare first, as in (x > 0) & (y != 3), with parentheses"
+            )
+        if not isinstance(one, Tensor) and np.ndim(one) == 0:
+            return _NOT_MINE
+    return compare(kind, *operands)
 
 
 def activation(kind: AnyActivationName, x: Tensor, **constants: Any) -> Tensor:
@@ -103,15 +116,15 @@ def matmul(x: Tensor | Array, y: Tensor | Array) -> Tensor:
     first, second = constant_like("Tensor.matmul", x, y), constant_like("Tensor.matmul", y, x)
     with graph, undone_on_error(graph):
         # A vector is a row on the left and a column on the right; the axis it was given goes again.
-        rows = index(first, (None, ...)) if len(first.shape) == 1 else first
-        columns = index(second, (..., None)) if len(second.shape) == 1 else second
+        rows = first[None, ...] if len(first.shape) == 1 else first
+        columns = second[..., None] if len(second.shape) == 1 else second
         result = label_constants(graph.matmul(rows, columns), (first, second), (x, y))
         rank = len(result.shape)
         kept = [axis for axis in range(rank) if not (axis == rank - 2 and rows is not first)]
         kept = [axis for axis in kept if not (axis == rank - 1 and columns is not second)]
         if len(kept) == rank:
             return result
-        return build(graph, _arranged(result.shape, [[axis] for axis in kept]), [result], "", "reshape")
+        return build(graph, arranged(result.shape, [[axis] for axis in kept]), [result], "", "reshape")
 
 
 def clip(x: Tensor, low: float | None, high: float | None) -> Tensor:
@@ -228,6 +241,13 @@ def _flat(who: str, numbers: Sequence[Any]) -> tuple[int, ...]:
     return tuple(whole(who, "an axis or extent", number, -(1 << 62)) for number in numbers)
 
 
+def arranged(shape: Sequence[int], axes: Sequence[Sequence[int]]) -> ReshapeLayer:
+    """The layer whose axes are made of these, for every size they have in a run; [] is a new one."""
+    if not axes:
+        return ReshapeLayer([1], [[]])
+    return ReshapeLayer([math.prod(shape[axis] for axis in group) for group in axes], axes)
+
+
 def gather(x: Tensor, axis: int, indices: Tensor) -> Tensor:
     """Elements of x at indices along an axis."""
     layer = GatherLayer(axis)
@@ -246,7 +266,7 @@ def flatten(x: Tensor, first: int) -> Tensor:
     if not -rank <= whole("Tensor.flatten", "first", first, -rank) < rank:
         raise ShapeError(f"Tensor.flatten: first is {first}, the tensor has {rank} axes", expected=f"0 to {rank - 1}")
     axes = range(rank)
-    layer = _arranged(x.shape, [*([axis] for axis in axes[:first]), axes[first:]])
+    layer = arranged(x.shape, [*([axis] for axis in axes[:first]), axes[first:]])
     return build(graph_of("Tensor.flatten", x), layer, [x], "", "flatten")
 
 
@@ -290,12 +310,14 @@ def split(x: Tensor, axis: int, *, lengths: Sequence[int] | None = None, count: 
     return graph.result_tensors(layer)
 
 
+@answers_foreign_keywords
 def concatenate(tensors: Sequence[Tensor], axis: int) -> Tensor:
     """Tensors one after another along an axis, where their extents add up; all others are equal."""
     listed = [_tensor("concatenate", tensor) for tensor in tensors]
     return build(graph_of("concatenate", *listed), ConcatenationLayer(axis), listed, "", "concatenate")
 
 
+@answers_foreign_keywords
 def stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
     """Tensors of one shape side by side along an axis of their own.
 
@@ -323,84 +345,5 @@ def stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
     with graph_of("stack", *listed) as graph, undone_on_error(graph):
         axes = [[axis] for axis in range(rank)]
         axes.insert(place, [])
-        longer = [build(graph, _arranged(tensor.shape, axes), [tensor], "", "reshape") for tensor in listed]
+        longer = [build(graph, arranged(tensor.shape, axes), [tensor], "", "reshape") for tensor in listed]
         return longer[0] if len(longer) == 1 else concatenate(longer, place)
-
-
-# x[...] ---------------------------------------------------------------------------------------------------------------
-
-
-def index(x: Tensor, key: Any) -> Tensor:
-    """x[key]: a slice, and where axes go or come a reshape."""
-    who, given = f"Tensor '{x.label}'[...]", key if isinstance(key, tuple) else (key,)
-    cuts, order = _resolved(who, x.shape, given)
-    graph, result = graph_of(who, x), x
-    if any(cut != _WHOLE_AXIS for cut in cuts):
-        layer = SliceLayer([start for start, _, _ in cuts], [end for _, end, _ in cuts], [step for _, _, step in cuts])
-        result = build(graph, layer, [x], "", "slice")
-    if order == [[axis] for axis in range(len(x.shape))]:
-        return result
-    name = "" if result is x else f"{result.label}_reshape"
-    return build(graph, _arranged(result.shape, order), [result], name, "reshape")
-
-
-#: (start, end, step) along one axis, as SliceLayer takes them.
-_Cut = tuple[int, int | None, int]
-_WHOLE_AXIS: _Cut = (0, None, 1)
-
-
-def _arranged(shape: Sequence[int], axes: Sequence[Sequence[int]]) -> ReshapeLayer:
-    """The layer whose axes are made of these, for every size they have in a run; [] is a new one."""
-    if not axes:
-        return ReshapeLayer([1], [[]])
-    return ReshapeLayer([math.prod(shape[axis] for axis in group) for group in axes], axes)
-
-
-def _resolved(who: str, shape: tuple[int, ...], key: tuple[Any, ...]) -> tuple[list[_Cut], list[list[int]]]:
-    """(what is cut out of every axis, the axis of the source that each of the result is; [] for new ones)"""
-    named = sum(one is not None and one is not Ellipsis for one in key)
-    if named > len(shape):
-        raise ShapeError(f"{who}: {named} indices, the tensor has {len(shape)} axes", source=shape)
-    if sum(one is Ellipsis for one in key) > 1:
-        raise ShapeError(f"{who}: ... is there more than once")
-    whole_axes = (slice(None),) * (len(shape) - named)
-    place = next((place for place, one in enumerate(key) if one is Ellipsis), len(key))
-    key = (*key[:place], *whole_axes, *key[place + 1 :])
-    cuts: list[_Cut] = []
-    order: list[list[int]] = []
-    for one in key:
-        if one is None:
-            order.append([])
-            continue
-        axis = len(cuts)
-        cuts.append(_along(who, axis, shape[axis], one))
-        order += [[axis]] if isinstance(one, slice) else []
-    return cuts, order
-
-
-def _along(who: str, axis: int, extent: int, one: Any) -> _Cut:
-    """What is cut out of one axis. What counts from its end goes on doing so where other sizes run."""
-    if isinstance(one, slice):
-        start, end, step = one.indices(extent)
-        if step < 0:
-            raise ShapeError(f"{who}: the step along axis {axis} is {step}", expected="1 or more")
-        if start >= end:
-            raise ShapeError(f"{who}: nothing is left of axis {axis}, which has {extent}")
-        first = 0 if one.start is None else operator.index(one.start)
-        last = None if one.stop is None else operator.index(one.stop)
-        return max(first, -extent) if first < 0 else first, None if last is None or last > extent else last, step
-    if isinstance(one, (Tensor, np.ndarray, list)):
-        raise TypeError(
-            f"{who}: a {type(one).__name__} cannot be an index; graph.gather picks elements along an axis, "
-            "graph.embedding rows of a table, mlc.where chooses by a condition"
-        )
-    try:
-        if isinstance(one, (bool, np.bool_)):
-            raise TypeError
-        place = operator.index(one)
-    except TypeError:
-        expected = "whole numbers, slices, ... and None can"
-        raise TypeError(f"{who}: a {type(one).__name__} cannot be an index: {expected}") from None
-    if not -extent <= place < extent:
-        raise ShapeError(f"{who}: index {place} along axis {axis}, which has {extent}")
-    return place, None if place == -1 else place + 1, 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlcompute.errors import DataError
+from mlcompute.foreign_names import answers_foreign_keywords
 from mlcompute.generation.next_token import NextToken
 from mlcompute.generation.search import Sampling, beam_search, sample
 from mlcompute.graph import Graph
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from mlcompute.trainer import Trainer
 
 
+@answers_foreign_keywords
 def generate(
     model: Graph | Trainer | NextToken | Callable[[Array], Any],
     prompt: Any,
@@ -55,7 +57,12 @@ def generate(
     array([3, 4, 5, 6, 7, 8])
     """
     who = "generate"
-    given = np.asarray(prompt)
+    try:
+        given = np.asarray(prompt)
+    except ValueError:
+        raise DataError(
+            f"{who}: the prompts have different lengths", fix="continue prompts of one length at a time"
+        ) from None
     if given.dtype.kind not in "iu" or given.ndim not in (1, 2) or given.shape[-1] == 0 or given.shape[0] == 0:
         raise DataError(
             f"{who}: prompt has shape {given.shape} and type {given.dtype}",

@@ -162,5 +162,8 @@ def _are_samples(array: Any, tensor: Tensor) -> bool:
     axes = getattr(array, "ndim", None)
     if axes is None:
         return isinstance(array, (list, tuple)) and as_array(array, f"'{tensor.label}'").ndim >= len(shape)
+    if len(array.shape) + 1 == len(shape) and tensor.varies:  # one sample, of any size
+        pairs = enumerate(zip(array.shape, shape[1:], strict=True), 1)
+        return not all(one == other or axis in tensor.varies for axis, (one, other) in pairs)
     given, sample = (tuple(extent for extent in extents if extent != 1) for extents in (array.shape, shape[1:]))
     return bool(axes >= len(shape) or (axes and given != sample))
