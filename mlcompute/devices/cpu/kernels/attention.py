@@ -42,6 +42,8 @@ from mlcompute.ops.op import FLOAT32, Shape, Step
 
 #: Scores of a block of queries, at most, if a block is to have more than two dozen.
 _BLOCK_SCORES = 32768
+#: Dozens of queries of a block, at most, where a mask may forbid keys to all of them: a smaller block leaves out more.
+_MASKED_TILES = 4
 #: Queries whose softmax is computed together.
 _TOGETHER = 4
 #: Blocks of a mask's gradient, if it has so many queries.
@@ -66,6 +68,8 @@ class _Sizes:
         q, k, v = step.inputs[:3] if step.op.name == "attention" else step.inputs[1:4]
         (samples, heads, queries, width), keys = q.shape, k.shape[2]
         tiles = max(2, _BLOCK_SCORES // (12 * padded(keys)))
+        if _has_mask_of_pairs(step):
+            tiles = min(tiles, _MASKED_TILES)
         if step.op.name == "attention_mask_gradient":
             # Threads share the blocks of the mask: a mask that all samples share needs several.
             n, m, rows, _ = _four(step.results[0].shape)
@@ -84,13 +88,18 @@ def _four(mask: Shape) -> Shape:
     return (1,) * (4 - len(mask)) + mask
 
 
-def _skips_keys(step: Step) -> bool:
-    """May some blocks of queries have fewer keys than others, by a mask that all heads of all samples share?"""
-    s = _Sizes.of(step)
+def _has_mask_of_pairs(step: Step) -> bool:
+    """Is there a mask of queries and keys that all heads of all samples share? It may be a causal one."""
     if not step.attributes["has_mask"] or step.op.name == "attention_mask_gradient":
         return False
     mask = _four(step.inputs[3 if step.op.name == "attention" else 4].shape)
-    return mask[:2] == (1, 1) and mask[2] > 1 and mask[3] > _KEYS_AT_ONCE and s.queries > s.block
+    return mask[:2] == (1, 1) and mask[2] > 1 and mask[3] > _KEYS_AT_ONCE
+
+
+def _skips_keys(step: Step) -> bool:
+    """May some blocks of queries have fewer keys than others?"""
+    s = _Sizes.of(step)
+    return _has_mask_of_pairs(step) and s.queries > s.block
 
 
 def _parts(step: Step) -> dict[str, int]:
