@@ -11,7 +11,7 @@ import numpy as np
 from mlcompute.errors import CompileError
 from mlcompute.onnx.types import element_type
 from mlcompute.ops.bfloat16 import is_floating
-from mlcompute.ops.op import Array, Step, Trace, Value
+from mlcompute.ops.op import Array, Step, Value
 
 BOOL = np.dtype(np.bool_)
 INT32 = np.dtype(np.int32)
@@ -551,8 +551,3 @@ def _rnn(writer: Writer, step: Step) -> bool:
     writer.node("Transpose", [y], [writer.name(step.results[0])], perm=[1, 0, 2])
     writer.node("Squeeze", [outputs[1], axis], [writer.name(step.results[1])])
     return True
-
-
-def unsupported(trace: Trace) -> list[str]:
-    """Ops of a trace that have neither a row nor an expansion."""
-    return sorted({s.op.name for s in trace.steps if s.op.name not in STEPS and s.op.expansion is None})

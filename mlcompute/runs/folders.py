@@ -76,14 +76,14 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in (FACTS, LAST, BEST))
 
 
-def found_run(text: str, root: str | Path = "runs") -> Path:
+def found_run(text: str) -> Path:
     """The folder a user means: a path, the beginning of one (runs/0003), or a number (3)."""
     path = Path(text)
     if path.is_dir() and is_run(path):
         return path
     if path.is_file() and path.name in FILES:
         return path.parent
-    inside = Path(root) if path.parent == Path() and not path.is_dir() else path.parent
+    inside = Path("runs") if path.parent == Path() and not path.is_dir() else path.parent
     if path.name.isdecimal() and inside.is_dir():
         found = [one for one in run_folders(inside) if number_of(one) == int(path.name)]
         if found:

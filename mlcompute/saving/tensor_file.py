@@ -66,11 +66,6 @@ class Header:
     entries: dict[str, Entry]
     metadata: dict[str, str]
 
-    @property
-    def data_size(self) -> int:
-        """Bytes of all tensors."""
-        return max((entry.end for entry in self.entries.values()), default=0)
-
 
 def type_name(dtype: np.dtype[Any]) -> str | None:
     """The format's name for a NumPy type; None when it has none."""

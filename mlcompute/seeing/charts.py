@@ -69,11 +69,9 @@ def condensed(curve: Curve) -> list[Point]:
     return points
 
 
-def line_chart(
-    title: str, lines: Sequence[Line], x_label: str, width: int = 540, height: int = 250, legend: str = ""
-) -> Chart:
+def line_chart(title: str, lines: Sequence[Line], x_label: str, legend: str = "") -> Chart:
     """Curves over the same axis, with their names above; `legend`: this text instead, where a table has the names."""
-    right, top, bottom = 14, 34, 34
+    width, height, right, top, bottom = 540, 250, 14, 34, 34
     drawn = [point for line in lines for point in line.points if math.isfinite(point.y)]
     lows, highs = [point.low for point in drawn] or [0.0], [point.high for point in drawn] or [1.0]
     ticks = nice_ticks(min(lows), max(highs))
@@ -186,7 +184,7 @@ def _whole_ticks(first: float, last: float) -> list[int]:
     return list(dict.fromkeys(found)) or [round(first)]
 
 
-def norm_map(norms: dict[str, Curve], width: int = 1090) -> str:
+def norm_map(norms: dict[str, Curve]) -> str:
     """Gradient norms: a row per layer, time from left to right, darker for larger (powers of ten)."""
     rows = _condensed_rows(norms)
     columns = max(len(row) for _, row in rows)
@@ -196,7 +194,7 @@ def norm_map(norms: dict[str, Curve], width: int = 1090) -> str:
         low, high = low - 0.25, high + 0.25
     labels = [shortened(visible(name), WIDEST_LABEL, 12.0) for name, _ in rows]
     left = 14 + round(max(text_width(label, 12.0) for label in labels) * 1.06)
-    right, line = 84, 18 if len(rows) <= 24 else 14
+    width, right, line = 1090, 84, 18 if len(rows) <= 24 else 14
     cell, height = (width - left - right) / columns, line * len(rows) + 46
     parts = [f'<svg class="chart heat" viewBox="0 0 {width} {height}" role="img" aria-label="gradient norm per layer">']
     parts.append(f'<text class="tick" x="{left}" y="12">first step</text>')

@@ -249,8 +249,9 @@ class _Image:
         return ops.select(ops.broadcast(valid, found.shape), found, 0.0)
 
 
-def _cubic_weights(t: Value, a: float = -0.75) -> list[Value]:
+def _cubic_weights(t: Value) -> list[Value]:
     """Keys' kernel at distances 1 + t, t, 1 - t and 2 - t."""
+    a = -0.75
 
     def near(x: Value) -> Value:
         return ((a + 2) * x - (a + 3)) * x * x + 1.0

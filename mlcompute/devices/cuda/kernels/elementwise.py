@@ -21,7 +21,6 @@ from mlcompute.devices.loop_nest import (
     Access,
     LoopNest,
     NestOperand,
-    Operand,
     Operands,
     copy_nest,
     elementwise_nest,
@@ -35,14 +34,7 @@ WIDEST = 16
 def elementwise_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     """One elementwise op, an assign, or a fused group of them."""
     steps = inner_steps(step) if isinstance(step.op, FusedElementwise) else (step,)
-    return fused_launches(step, steps, operands)
-
-
-def fused_launches(
-    step: Step, steps: Sequence[Step], operands: Operands, elsewhere: Mapping[Value, Operand] | None = None
-) -> Sequence[Launch]:
-    """Elementwise steps and assigns in one pass; `elsewhere`: values that lie in other memory than planned."""
-    return nest_launches(step, elementwise_nest(step, steps, operands, elsewhere))
+    return nest_launches(step, elementwise_nest(step, steps, operands))
 
 
 def copy_launches(step: Step, operands: Operands) -> Sequence[Launch]:
