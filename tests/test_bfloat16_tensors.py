@@ -17,6 +17,7 @@ import mlcompute as mlc
 from mlcompute.devices.device import Engine
 from mlcompute.devices.reference import Reference
 from mlcompute.devices.remote import Remote
+from tests.group.threads import run_group
 from tests.nets import Array, cpu, needs_shared_memory, normal
 
 B = mlc.DataType.BFLOAT16
@@ -182,6 +183,36 @@ def test_files(tmp_path: Path) -> None:
     mlc.from_state_dict(other, theirs)
     for name, array in mlc.to_state_dict(other).items():
         np.testing.assert_array_equal(array, weights[name])
+
+
+def test_processes_arrive_at_the_same_bits() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((64, 6)), rng.integers(0, 3, 64)
+
+    def work(group: mlc.Group) -> list[Array]:
+        graph = small()
+        mlc.Trainer(graph, loss="softmax_cross_entropy", group=group).fit(x, y, epochs=1, shuffle=False, verbose=0)
+        return [bits(array) for array in mlc.to_state_dict(graph).values()]
+
+    (one,) = run_group(1, work)
+    for other in run_group(2, work):
+        for a, b in zip(other, one, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_metrics_and_datasets() -> None:
+    """Sums of many bfloat16 numbers are not bfloat16 numbers."""
+    rng = np.random.default_rng(0)
+    x = torch.tensor(rng.standard_normal((400, 6))).bfloat16()
+    data = mlc.data.arrays(x, x[:, 0].float().numpy() > 0)
+    assert data.x.dtype == np.float32
+    metrics = ["mse", "mae", "r2"]
+    trainer = mlc.Trainer(small(), loss="mean_squared_error", metrics=metrics)
+    target = x[:, :3].float().numpy()
+    found, prediction = trainer.evaluate(x, target), trainer.predict(x).astype(np.float64)
+    assert found["mse"] == pytest.approx(np.square(prediction - target).mean(), rel=1e-6)
+    assert found["mae"] == pytest.approx(np.abs(prediction - target).mean(), rel=1e-6)
+    assert found["loss"] == pytest.approx(found["mse"], rel=2**-7)
 
 
 def test_the_package_starts_without_the_extension_types() -> None:

@@ -19,6 +19,7 @@ from mlcompute.data import Dataset, preprocessing_of
 from mlcompute.data.target import Array
 from mlcompute.data.text_file import TextPreprocessing, read_file
 from mlcompute.errors import DataError
+from mlcompute.ops.bfloat16 import computed
 from mlcompute.runs.evaluation import probabilities_of
 from mlcompute.saving.atomic import replace_file
 
@@ -87,6 +88,7 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _table(trainer: mlc.Trainer, data: Dataset, found: Array) -> tuple[list[str], list[list[Any]]]:
     """Predictions as people read them: the class and its probability, numbers in their own units, or errors."""
+    found = computed(found)
     names: Sequence[Any] = data.sample_names or range(1, len(data) + 1)
     if trainer.model.feed.compared:  # what comes out is compared with what went in
         x = data.values(np.arange(len(data)))

@@ -17,7 +17,9 @@ from mlcompute.data.paths import existing
 from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import Array, Target, Task, listed
+from mlcompute.devices.foreign_array import host_array
 from mlcompute.errors import DataError
+from mlcompute.ops.bfloat16 import computed
 
 Layout = Literal["images", "channels last images", "grey images", "samples"]
 _HERE = FilePath(__file__).parent
@@ -104,7 +106,7 @@ def arrays(
     images       are samples with two axes, (n, h, w), images? By default those of bytes are
     standardize  features get mean 0 and standard deviation 1, images of bytes values from 0 to 1
     """
-    given = {"x_train": np.asarray(x), "y_train": np.asarray(y)}
+    given = {"x_train": computed(host_array(x)), "y_train": computed(host_array(y))}
     return dataset_of(name, given, task, images, standardize, Split(validation, test, seed))
 
 

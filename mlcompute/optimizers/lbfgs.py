@@ -173,7 +173,7 @@ class LBFGS:
 
 
 def _joined(arrays: list[Array]) -> Array:
-    return np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
+    return np.concatenate([array.ravel().astype(np.float64) for array in arrays])
 
 
 def _write(tensors: list[Tensor], weights: Array) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from mlcompute.data import Dataset
 from mlcompute.errors import DataError, FileError
+from mlcompute.ops.bfloat16 import computed
 from mlcompute.runs.folders import write_json
 from mlcompute.seeing.png import picture_of
 
@@ -125,6 +126,7 @@ class Evaluation:
 
 def probabilities_of(predicted: Any, is_on_logits: bool) -> Any:
     """(n, classes): as they are where they are probabilities already, else the softmax; yes and no are two classes."""
+    predicted = computed(predicted)
     if predicted.ndim == 1 or predicted.shape[1] == 1:
         yes = predicted.reshape(-1)
         yes = 1 / (1 + np.exp(-np.clip(yes, -700, 700))) if is_on_logits else np.clip(yes, 0, 1)

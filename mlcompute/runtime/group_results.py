@@ -17,6 +17,7 @@ from mlcompute.devices.device import Executable
 from mlcompute.devices.foreign_array import Lying
 from mlcompute.group.exchange import Kind
 from mlcompute.group.slices import Node, cut, tree_sum
+from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.op import Array
 from mlcompute.runtime.last_run import LastRun
 from mlcompute.runtime.run_result import RunResult
@@ -139,7 +140,7 @@ class GroupResults:
     def _total(self) -> Array | None:
         """The sum of all losses of the whole batch."""
         terms = [self.value(tensor) for tensor in self._training.request.minimised]
-        numbers = [term.sum() for term in terms if term is not None]
+        numbers = [term.sum(dtype=computed_type(term.dtype)) for term in terms if term is not None]
         return np.array([sum(numbers)], np.float32) if len(numbers) == len(terms) else None
 
     @property

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlcompute.errors import DataError
+from mlcompute.ops.bfloat16 import computed
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.callbacks.callback import Callback, Logs
 from mlcompute.trainer.metrics import Array
@@ -125,6 +126,7 @@ class TensorBoard(Callback):
         self._writer.flush()
 
     def _histogram(self, name: str, values: Any, step: int) -> None:
+        values = computed(values)
         if math.isfinite(float(abs(values).sum())):  # a histogram of NaN has no bins
             self._writer.add_histogram(name, values, step)
 

@@ -39,8 +39,9 @@ class Perplexity(ClassMetric):
         scores, right, counted = self.class_labels(prediction, labels)
         picked = np.take_along_axis(scores, np.expand_dims(right, 1), 1)[:, 0].astype(np.float64)
         if self.from_logits:
+            scores = scores.astype(np.float64)
             largest = scores.max(axis=1)
-            powers = np.exp((scores - np.expand_dims(largest, 1)).astype(np.float64))
+            powers = np.exp(scores - np.expand_dims(largest, 1))
             surprise = largest + np.log(powers.sum(axis=1)) - picked
         else:
             with np.errstate(divide="ignore"):
