@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat_constant
 from mlcompute.devices.cpu.codegen.simd import SimdValue
 from mlcompute.devices.cpu.gemm.packed_gemm import FLOPS_PER_NS, call_packed_gemm, packed_gemm, panel_width
-from mlcompute.devices.cpu.kernels.winograd_transforms import Form, Matrix, apply, apply_2d, forms, transposed
+from mlcompute.devices.cpu.kernels.winograd_transforms import Form, Matrix, apply, forms, transposed
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
 from mlcompute.devices.loop_nest import Operand, Operands, enough_rows
@@ -248,18 +248,17 @@ def _filters_entry(step: Step, sizes: Sizes, weights: Operand, buffer: Operand, 
         matrix = code.mul(depth, channels)
         begin, end = code.share(depth)
         # Gathered in a loop and not one by one: a gather is many instructions, which take long to compile.
-        gathered = Line(code, code.aligned_buffer(taps * vector_lanes()), "float")
-        with code.loop(begin, end) as k, code.loop(0, channels, vector_lanes()) as channel:
+        lanes = vector_lanes()
+        gathered = Line(code, code.aligned_buffer(taps * lanes), "float")
+        with code.loop(begin, end) as k, code.loop(0, channels, lanes) as channel:
             first = code.at(source, code.add(code.mul(k, by_depth), code.mul(channel, by_channel)), "float")
             with code.loop(0, taps) as tap:
                 value = Line(code, code.at(first, tap, "float"), "float", by_channel).load(0)
-                gathered.store(code.mul(tap, vector_lanes()), value)
-            pixels = [gathered.load(tap * vector_lanes()) for tap in range(taps)]
-            address = code.at(target, _packed(code, sizes, k, channel, depth), "float")
-            for point, value in enumerate(
-                _transform(down.from_w, across.from_w, pixels[::-1] if backwards else pixels)
-            ):
-                Line(code, address, "float").store(code.mul(matrix, point), value)
+                place = code.sub(taps - 1, tap) if backwards else tap
+                gathered.store(code.mul(place, lanes), value)
+            points = Line(code, code.at(target, _packed(code, sizes, k, channel, depth), "float"), "float")
+            load, store = _loading(gathered, across.taps, lanes), _storing(points, across.inputs, matrix)
+            _transform(code, (down.from_w, across.from_w), load, store)
 
     code.later(f"{sizes.code_key} {backwards}", write)
     cost = 2.0 * sizes.depth * sizes.channels * sizes.points / vector_lanes()
@@ -273,11 +272,43 @@ def _packed(code: Code, sizes: Sizes, k: str, channel: str, depth: str) -> str:
     return code.add(code.mul(code.sub(channel, within), depth), code.add(code.mul(k, panel), within))
 
 
-def _transform(down: Matrix, across: Matrix, values: Sequence[SimdValue]) -> list[SimdValue]:
-    """A tile of values, row by row, transformed in both directions."""
-    extent = len(across[0])
-    tile = [values[row * extent : (row + 1) * extent] for row in range(len(down[0]))]
-    return [value for row in apply_2d(down, across, tile) for value in row]
+#: Of a tile of vectors: load from a row and column, store into a row and column.
+_Load = Callable[[int, str | int], SimdValue]
+_Store = Callable[[str | int, int, SimdValue], None]
+
+
+def _transform(code: Code, both: tuple[Matrix, Matrix], load: _Load, store: _Store) -> None:
+    """down tile acrossᵀ: one is applied to every column, then the other to every row.
+
+    Columns and rows are loops: written out, they take several times as long to compile, and longer to run.
+    """
+    lanes, (down, across) = vector_lanes(), both
+    results, height, width = len(down), len(down[0]), len(across[0])
+    if down == ((1.0,),):  # nothing to be done with columns
+        for j, value in enumerate(apply(across, [load(0, j) for j in range(width)])):
+            store(0, j, value)
+        return
+    buffer = Line(code, code.aligned_buffer(results * width * lanes), "float")
+    with code.loop(0, width) as column:
+        at = code.mul(column, lanes)
+        for i, value in enumerate(apply(down, [load(i, column) for i in range(height)])):
+            buffer.store(code.add(at, i * width * lanes), value)
+    with code.loop(0, results) as row:
+        at = code.mul(row, width * lanes)
+        for j, value in enumerate(apply(across, [buffer.load(code.add(at, j * lanes)) for j in range(width)])):
+            store(row, j, value)
+
+
+def _loading(line: Line, width: int, apart: str | int) -> _Load:
+    """Loads from a tile that lies row by row, its vectors so many floats apart."""
+    code = line.code
+    return lambda row, column: line.load(code.mul(code.add(column, row * width), apart))
+
+
+def _storing(line: Line, width: int, apart: str | int) -> _Store:
+    """Stores into a tile that lies row by row, its vectors so many floats apart."""
+    code = line.code
+    return lambda row, column, value: line.store(code.mul(code.add(code.mul(row, width), column), apart), value)
 
 
 # Images -------------------------------------------------------------------------------------------------------------
@@ -367,33 +398,15 @@ class _Tiles:
     def transform(
         self, both: tuple[Matrix, Matrix], tile: tuple[DenseArray, str, str], target: str, offset: str, points: str
     ) -> None:
-        """The points of a tile (pixels, its number, a channel), which lie `points` apart from an offset on.
-
-        Columns and rows are loops: written out, they take several times as long to compile, and longer to run.
-        """
-        code, lanes, (down, across) = self.code, vector_lanes(), both
-        (pixels, which, channel), (results, width) = tile, (len(down), len(across[0]))
+        """The points of a tile (pixels, its number, a channel), which lie `points` apart from an offset on."""
+        code, (pixels, which, channel) = self.code, tile
         corner = code.mul(which, self.across.outputs)
-        if down == ((1.0,),):  # nothing to be done with columns
-            places = [code.add(corner, j) for j in range(width)]
-            line = Line(code, code.at(target, offset, "float"), "float")
-            for j, value in enumerate(apply(across, [pixels.line("0", place).load(channel) for place in places])):
-                line.store(code.mul(points, j), value)
-            return
-        buffer = Line(code, code.aligned_buffer(results * width * lanes), "float")
-        with code.loop(0, width) as number_:
-            place = code.add(corner, number_)
-            column = [pixels.line(str(i), place).load(channel) for i in range(len(down[0]))]
-            at = code.mul(number_, lanes)
-            for i, value in enumerate(apply(down, column)):
-                buffer.store(code.add(at, i * width * lanes), value)
-        with code.loop(0, results) as number_:
-            at = code.mul(number_, width * lanes)
-            row = [buffer.load(code.add(at, j * lanes)) for j in range(width)]
-            first = code.add(offset, code.mul(code.mul(number_, len(across)), points))
-            line = Line(code, code.at(target, first, "float"), "float")
-            for j, value in enumerate(apply(across, row)):
-                line.store(code.mul(points, j), value)
+        line = Line(code, code.at(target, offset, "float"), "float")
+
+        def load(row: int, column: str | int) -> SimdValue:
+            return pixels.line(str(row), code.add(corner, column)).load(channel)
+
+        _transform(code, both, load, _storing(line, len(both[1]), points))
 
 
 def _images_entry(
@@ -474,16 +487,16 @@ def _inverse_transform(tiles: _Tiles, y: DenseArray, start: str, rows: str, firs
         sample, top, first_column = tiles.place(code.add(start, row))
         with code.loop(0, tiles.row_tiles) as tile, code.loop(0, tiles.channels, vector_lanes()) as channel:
             offset = code.add(code.mul(code.add(code.mul(row, tiles.row_tiles), tile), tiles.channels), channel)
-            products = [
-                Line(code, memory["y"], "float").load(code.add(offset, code.mul(tiles.y_points, point)))
-                for point in range(tiles.sizes.points)
-            ]
+            products = Line(code, code.at(memory["y"], offset, "float"), "float")
             left = code.add(first_column, code.mul(tile, across.outputs))
-            for index, value in enumerate(_transform(down.to_y, across.to_y, products)):
-                i, j = code.add(top, index // across.outputs), code.add(left, index % across.outputs)
+
+            def store(down_: str | int, across_: int, value: SimdValue) -> None:
+                i, j = code.add(top, down_), code.add(left, across_)
                 inside = [code.let(f"icmp slt i64 {i}, {height}"), code.let(f"icmp slt i64 {j}, {width}")]
                 with code.when(code.let(f"and i1 {inside[0]}, {inside[1]}")):
                     y.line(sample, i, j).store(code.add(first, channel), value)
+
+            _transform(code, (down.to_y, across.to_y), _loading(products, across.inputs, tiles.y_points), store)
 
 
 # The gradient of the filters ----------------------------------------------------------------------------------------
@@ -588,9 +601,8 @@ def _points_entry(step: Step, sizes: Sizes, slices_: int, sums: Operand, result:
                 with code.loop(1, slices) as part:
                     total.set(total.get() + line.load(code.mul(part, floats)))
                 totals.store(code.mul(point, lanes), total.get())
-            values = [totals.load(point * lanes) for point in range(sizes.points)]
-            for index, value in enumerate(_transform(transposed(down.from_w), transposed(across.from_w), values)):
-                taken.store(index * lanes, value)
+            both = transposed(down.from_w), transposed(across.from_w)
+            _transform(code, both, _loading(totals, across.inputs, lanes), _storing(taken, across.taps, lanes))
             first = code.at(target, code.add(code.mul(k, taps), code.mul(channel, by_channel)), "float")
             with code.loop(0, taps) as tap:
                 value = taken.load(code.mul(tap, lanes))

@@ -91,12 +91,6 @@ def transposed(matrix: Matrix) -> Matrix:
     return tuple(zip(*matrix, strict=True))
 
 
-def apply_2d(down: Matrix, across: Matrix, tile: Sequence[Sequence[SimdValue]]) -> list[list[SimdValue]]:
-    """down tile acrossᵀ: one is applied to every column, then the other to every row."""
-    columns = [apply(down, column) for column in zip(*tile, strict=True)]
-    return [apply(across, row) for row in zip(*columns, strict=True)]
-
-
 def apply(matrix: Matrix, vectors: Sequence[SimdValue]) -> list[SimdValue]:
     """The matrix times a column of registers. Two rows that differ only in signs share their sums."""
     results: list[SimdValue] = []
