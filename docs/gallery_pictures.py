@@ -1,12 +1,14 @@
-"""Run every program of the gallery, and put its picture and its time into docs/gallery.md.
+"""Run every program of the gallery, and put its picture and its time into docs/gallery.md; or some: `... gan mlp`.
 
 Each program runs in a process of its own. Times are processor time on one core, from the import of the program to its
-end, with no kernel compiled before.
+end, with no kernel compiled before. The picture of a program in `examples/programs/` is its loss or what it made, that
+of another example the end of what it prints.
 """
 
 from __future__ import annotations
 
 import contextlib
+import html
 import io
 import os
 import platform
@@ -25,7 +27,10 @@ import numpy as np
 from mlcompute.seeing.png import picture_of
 
 DOCS = Path(__file__).parent
-PROGRAMS = DOCS.parent / "examples" / "programs"
+EXAMPLES = DOCS.parent / "examples"
+PROGRAMS = EXAMPLES / "programs"
+#: Parts of other examples.
+SHARED = ("blocks", "images")
 PICTURES = DOCS / "_static" / "gallery"
 WIDTH, HEIGHT = 240, 100
 _MAIN = 'if __name__ == "__main__":\n'
@@ -52,12 +57,33 @@ def run(name: str) -> tuple[dict[str, Any], list[float], str, float]:
     return names, losses, printed.getvalue().strip().splitlines()[-1], time.process_time() - start
 
 
+def demonstrate(name: str) -> tuple[str, float]:
+    """What an example prints, and seconds of its process and of those it starts."""
+    command = [sys.executable, str(EXAMPLES / f"{name}.py")]
+    before = os.times()
+    with tempfile.TemporaryDirectory() as folder:
+        ended = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", check=True)
+    after = os.times()
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    return ended.stdout.rstrip(), seconds
+
+
 def svg(parts: list[str], label: str) -> str:
     """A picture that is light or dark as the reader prefers."""
     style = ".c{fill:none;stroke:#2f6fd0;stroke-width:1.5}.d{fill:#2f6fd0}.a{stroke:#999;fill:none;stroke-width:.7}"
-    style += "text{font:10px sans-serif;fill:#777}"
+    style += "text{font:10px sans-serif;fill:#777}.t{font:7.5px monospace;white-space:pre}"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
     return f"{head}<style>{style}</style>{''.join(parts)}</svg>\n"
+
+
+def lines(printed: str) -> list[str]:
+    """The end of what was printed; a line that is too long ends in an ellipsis."""
+    most, columns = 10, 51
+    shown = [line if len(line) <= columns else line[: columns - 1] + "…" for line in printed.splitlines()[-most:]]
+    return [
+        f'<text class="t" x="6" y="{9 + 9.5 * number:g}">{html.escape(line)}</text>'
+        for number, line in enumerate(shown)
+    ]
 
 
 def curve(losses: list[float]) -> list[str]:
@@ -115,9 +141,13 @@ def machine() -> str:
 def make(name: str) -> None:
     """Write a program's picture, and rewrite its row of gallery.md."""
     PICTURES.mkdir(parents=True, exist_ok=True)
-    made, losses, line, seconds = run(name)
-    parts = SHOWN[name](made) if name in SHOWN else curve(losses)
-    (PICTURES / f"{name}.svg").write_text(svg(parts, f"{name}: {line}".replace('"', "")), encoding="utf-8")
+    if (PROGRAMS / f"{name}.py").exists():
+        made, losses, line, seconds = run(name)
+        parts = SHOWN[name](made) if name in SHOWN else curve(losses)
+    else:
+        printed, seconds = demonstrate(name)
+        parts, line = lines(printed), printed.splitlines()[-1]
+    (PICTURES / f"{name}.svg").write_text(svg(parts, html.escape(f"{name}: {line}")), encoding="utf-8")
     print(f"{name:18} {seconds:5.1f} s  {line}", flush=True)
     page = DOCS / "gallery.md"
     row = re.compile(rf"^(\| !\[{name}\]\S* \| .*\| ).*? s \|$", re.MULTILINE)
@@ -128,9 +158,12 @@ def make(name: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
+    if os.environ.get("MLCOMPUTE_GALLERY"):
         make(sys.argv[1])
-    for program in sorted(PROGRAMS.glob("*.py")) if not sys.argv[1:] else ():
+        sys.exit()
+    everything = [path.stem for path in sorted(PROGRAMS.glob("*.py")) + sorted(EXAMPLES.glob("*.py"))]
+    for program in sys.argv[1:] or (name for name in everything if name not in SHARED):
         with tempfile.TemporaryDirectory() as cache:
             settings = {"OMP_NUM_THREADS": "1", "MLCOMPUTE_NUM_THREADS": "1", "MLCOMPUTE_CACHE": cache}
-            subprocess.run([sys.executable, __file__, program.stem], env=os.environ | settings, check=True)
+            settings["MLCOMPUTE_GALLERY"] = "1"  # the process that runs one of them
+            subprocess.run([sys.executable, __file__, program], env=os.environ | settings, check=True)

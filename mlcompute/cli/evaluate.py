@@ -17,7 +17,7 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, on what."""
-    parser.add_argument("model", help="a checkpoint, the folder of a run (its best one), or a folder of the Hub")
+    parser.add_argument("model", help="a checkpoint, a run by folder or number (its best one), or a folder of the Hub")
     parser.add_argument("--data", metavar="PATH", help=f"{datasets.HELP}; without it what was held out in training")
     parser.add_argument("--all", action="store_true", help="on all samples, not only those held out for testing")
     parser.add_argument("--device", choices=("cpu", "gpu", "any"), default="cpu", help="where it runs (cpu)")

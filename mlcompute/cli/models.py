@@ -17,7 +17,7 @@ from mlcompute.cli.parsing import meant
 from mlcompute.data import Dataset
 from mlcompute.device import why_no_gpu
 from mlcompute.errors import DataError, Error, FileError
-from mlcompute.runs.folders import BEST, LAST
+from mlcompute.runs.folders import BEST, LAST, found_run
 from mlcompute.saving.checkpoint import HUB_MODEL
 
 HELP = "a checkpoint (.safetensors), an ONNX model (.onnx), or a Python file that defines `build()`"
@@ -205,8 +205,13 @@ _DATA = {".csv", ".tsv", ".parquet", ".npz", ".npy", ".txt", ".jpg", ".jpeg", ".
 
 
 def checkpoint_at(path: str) -> str:
-    """The checkpoint a user means: a file, a folder of the Hub, or the best one (else the last) of a run's folder."""
+    """The checkpoint a user means: a file, a folder of the Hub, or the best one (else the last) of a run.
+
+    A run is named by its folder, or by its number: runs/0003, or 3.
+    """
     place = Path(path)
+    if not place.suffix and not place.exists():
+        place = found_run(path)
     if place.suffix in (".py", ".onnx"):
         raise FileError(f"{path}: is not a checkpoint", fix="train it first: `mlcompute train` says where it puts them")
     of_run = [str(place / name) for name in (BEST, LAST) if (place / name).is_file()]

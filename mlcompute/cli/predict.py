@@ -38,7 +38,7 @@ _SHOWN = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, on what, and where the predictions go."""
-    parser.add_argument("model", help="a checkpoint, the folder of a run (its best one), or a folder of the Hub")
+    parser.add_argument("model", help="a checkpoint, a run by folder or number (its best one), or a folder of the Hub")
     parser.add_argument("data", nargs="?", metavar="FILE", help=HELP)
     parser.add_argument(
         "--output",
@@ -151,6 +151,8 @@ def _continued(args: argparse.Namespace, trainer: mlc.Trainer, preprocessing: Te
         padded[0, : len(read)] = read
         tokens = np.append(tokens, trainer.predict(padded)[0, len(read) - 1].argmax())
     text = preprocessing.decode(tokens)
+    shown = tokens[-args.count - preprocessing.length :]  # of a long beginning what the model has read of it
+    shortened = "…" * (len(shown) < len(tokens)) + preprocessing.decode(shown)
     if args.output is not None:
         replace_file(args.output, lambda file: file.write(text.encode("utf-8")), "predict")
-    return Answer(text, {"text": text})
+    return Answer(shortened, {"text": text})

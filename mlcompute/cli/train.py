@@ -16,6 +16,7 @@ from mlcompute.cli.answer import INTERRUPTED, TERMINATED, Answer, fitted, summar
 from mlcompute.cli.arguments import count, setting
 from mlcompute.cli.recipes import RECIPES
 from mlcompute.cli.streams import stop_showing
+from mlcompute.data.text_file import TextPreprocessing
 from mlcompute.errors import DataError, ExecutionError
 from mlcompute.runs.folders import clear
 from mlcompute.trainer.last_batch import CHOICES
@@ -160,7 +161,8 @@ def _train(
         answer["best"] = str(best)
     lines += [line for line in [_report(args, run, trainer, data, answer)] if line]
     used = best if data.validation is not None else last
-    lines.append(f"predict     mlcompute predict {shlex.quote(str(used))} FILE")
+    given = "--prompt TEXT" if isinstance(data.preprocessing, TextPreprocessing) else "FILE"
+    lines.append(f"predict     mlcompute predict {shlex.quote(str(used))} {given}")
     lines.append(f"go on with  {_command(args, 2 * args.epochs)}")
     return Answer("\n".join(lines), answer)
 

@@ -63,7 +63,8 @@ def emitted(name: str, arrays: Sequence[Array], result: np.dtype[Any]) -> Array:
         body(index, 1)
     found = np.full(arrays[0].size + 1, 99).astype(result)
     words = [array.ctypes.data for array in (*arrays, found)]
-    KERNEL(kernel_cache.addresses([code])[0])(0, 1, np.array([*words, arrays[0].size], np.int64).ctypes.data)
+    arguments = np.array([*words, arrays[0].size], np.int64)  # alive until the call is over
+    KERNEL(kernel_cache.addresses([code])[0])(0, 1, arguments.ctypes.data)
     assert found[-1] == np.array(99).astype(result), "written past the end"
     return found[:-1]
 

@@ -34,7 +34,8 @@ def run(code: Code) -> float:
     """What the code makes of 1, in a process that has not seen it yet."""
     number = np.ones(1, np.float32)
     (address,) = fresh().addresses([code])
-    KERNEL(address)(0, 1, np.array([number.ctypes.data], np.int64).ctypes.data)
+    arguments = np.array([number.ctypes.data], np.int64)  # alive until the call is over
+    KERNEL(address)(0, 1, arguments.ctypes.data)
     return float(number[0])
 
 

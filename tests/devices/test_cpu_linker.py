@@ -39,7 +39,8 @@ def calling(times: int = 1) -> Code:
 def run(code: Code, library: cache.KernelCache, value: int) -> int:
     number = np.array([value], np.int64)
     (address,) = library.addresses([code])
-    KERNEL(address)(0, 1, np.array([number.ctypes.data], np.int64).ctypes.data)
+    arguments = np.array([number.ctypes.data], np.int64)  # alive until the call is over
+    KERNEL(address)(0, 1, arguments.ctypes.data)
     return int(number[0])
 
 
@@ -72,7 +73,8 @@ def test_constants_and_outside_functions_are_reached() -> None:
     loaded = ExecutableMemory([linked, linked, linked])
     for address in loaded.addresses:
         number = np.array([-9], np.int64)
-        KERNEL(address)(0, 1, np.array([number.ctypes.data], np.int64).ctypes.data)
+        arguments = np.array([number.ctypes.data], np.int64)  # alive until the call is over
+        KERNEL(address)(0, 1, arguments.ctypes.data)
         assert int(number[0]) == expected(-9)
 
 

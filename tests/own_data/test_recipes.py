@@ -101,6 +101,8 @@ def test_series_text_and_autoencoder(capsys: pytest.CaptureFixture[str]) -> None
     trained = answer(capsys, "train", "gpt", "--data", "abc.txt", "--length", "12", "--epochs", "12", "--batch", "8")
     assert main(["predict", trained["checkpoint"], "--prompt", "abcab", "--count", "6"]) == 0
     assert capsys.readouterr().out.strip() == "abcabcabcab"
+    assert main(["predict", "2", "abc.txt", "--count", "3"]) == 0, "the run's number"
+    assert capsys.readouterr().out.strip() == "…" + "abc" * 5, "of a long text what the model reads"
 
     trained = answer(capsys, "train", "autoencoder", "--data", "iris", "--epochs", "2")
     errors = answer(capsys, "predict", trained["checkpoint"])["predictions"]
