@@ -143,7 +143,8 @@ def compare(names: Sequence[str], counts: Sequence[int], seconds: float) -> dict
         for count in counts:
             cells = []
             for kind in KINDS:
-                rate = run(kind, name, count, seconds)
+                is_known = kind == "without exchange" and count == 1  # one process has nobody to exchange with
+                rate = found["mlcompute"].get(1) if is_known else run(kind, name, count, seconds)
                 if rate is None:
                     cells.append("- | -")
                     continue
