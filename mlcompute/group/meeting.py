@@ -39,14 +39,15 @@ class Meeting:
         mine, slots = self._slots[self._exchange.rank], self._slots
         mine[at + 1], mine[at + 2], mine[at + 3] = kind, same, word
         mine[at] = number  # last: whoever sees it finds the others
-        waiting, spins, begun = self._peers, 0, time.monotonic()
+        waiting, spins, asked, begun = self._peers, 0, 0, time.monotonic()
         while True:
             waiting = [peer for peer in waiting if slots[peer][at] != number]
             if not waiting:
                 break
             spins += 1
             if spins > _SPINS // len(waiting):
-                self._exchange.look_for(kind, waiting, lambda peer: slots[peer][at] != number, begun, spins)
+                asked += 1  # from 1 on: sleeps begin short
+                self._exchange.look_for(kind, waiting, lambda peer: slots[peer][at] != number, begun, asked)
         words = [0] * len(slots)
         for rank, slot in enumerate(slots):
             if rank != self._exchange.rank and (slot[at + 1] != kind or slot[at + 2] != same):
