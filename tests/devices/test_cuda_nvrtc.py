@@ -11,6 +11,7 @@ from mlcompute import ops
 from mlcompute.devices.cuda.jit import cache
 from mlcompute.devices.cuda.kernels import segments
 from mlcompute.errors import DeviceError
+from mlcompute.ops.bfloat16 import bfloat16
 
 nvrtc = pytest.importorskip("mlcompute.devices.cuda.jit.nvrtc")
 try:
@@ -138,6 +139,18 @@ def test_kernels_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     functions = driver.functions
     monkeypatch.setattr(driver, "functions", lambda some: (sources.update(dict.fromkeys(some)), functions(some))[1])
     narrow.test_conversions_are_those_of_numpy()
+    rng = np.random.default_rng(0)
+    x, lines_of = rng.random((2, 40)).astype(bfloat16()), rng.integers(0, 40, (2, 40))
+    for name, arrays, attributes in (
+        ("take_gradient", [x, np.array([1, 0])], {"axis": 0, "extent": 4}),
+        ("gather", [x, lines_of], {"axis": 1}),
+        ("scatter", [x, lines_of, x], {"axis": 1}),
+        ("scatter_add", [x, lines_of, x], {"axis": 1}),
+        ("renormalize", [x, np.array([1])], {"maximum_norm": 1.0, "p": 2.0}),
+        ("sort", [x], {"axis": 1, "descending": True, "count": 3}),
+        ("cumulative_sum", [x], {"axis": 1, "exclusive": False, "reverse": True}),
+    ):
+        bench.check(bench.op(name, **attributes), *arrays, scale=4)
     narrow.test_moves_leave_numbers_alone()
     narrow.test_rows_and_columns((8, 64))
     narrow.test_pooling(True)
