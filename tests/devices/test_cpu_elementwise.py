@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlcompute import ops
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.kernels.elementwise_ops import (
@@ -17,7 +18,9 @@ from mlcompute.devices.cpu.kernels.elementwise_ops import (
     store_element,
     supports_elementwise,
 )
+from mlcompute.devices.cpu.kernels.table import KERNELS
 from mlcompute.ops.op import TABLE, Array
+from tests.devices.kernels import Bench
 from tests.devices.test_cpu_math import KERNEL, ROWS, ulps
 
 SIZES = (1, 7, 16, 33, 1000)
@@ -218,3 +221,15 @@ def test_what_is_not_supported_is_said() -> None:
     assert not supports_elementwise("less", [INT32, FLOAT32], BOOL)
     assert not supports_elementwise("matmul", [FLOAT32, FLOAT32], FLOAT32)
     assert not supports_elementwise("copy", [np.dtype(np.complex64)], np.dtype(np.complex64))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((3, 24, 1, 40), (0, 2, 3, 1)), ((5, 17, 23), (0, 2, 1)), ((37, 19), (1, 0)), ((2, 8, 9, 33), (3, 2, 0, 1))],
+)
+def test_copies_that_exchange_axes(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    """Squares of elements, and what is left over at their edges; other sizes of elements go one by one."""
+    for dtype in ("f4", "i4", "f8", "u1"):
+        x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+        bench = Bench(KERNELS, "copy", [x], views=lambda value: [ops.transpose(value, axes)])
+        bench.check(np.testing.assert_array_equal)

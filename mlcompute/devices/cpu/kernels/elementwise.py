@@ -1,10 +1,12 @@
 """Elementwise kernels: single ops, fused groups of them, assigns, and copies of views that need memory of their own.
 
-A step becomes a `LoopNest`, and `_Writer` writes any nest: vectors along the innermost loop, then the rest one by one.
+A step becomes a `LoopNest`, and `_Writer` writes any nest: vectors along the innermost loop, then the rest one by one;
+copies that exchange axes go by squares (`transposes`).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 from mlcompute.compiler.fuse_elementwise import FusedElementwise
@@ -17,6 +19,7 @@ from mlcompute.devices.cpu.kernels.elementwise_ops import (
     store_element,
     supports_elementwise,
 )
+from mlcompute.devices.cpu.kernels.transposes import Transpose, source_axis
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import Access, LoopNest, Operand, Operands, copy_nest, elementwise_nest
 from mlcompute.ops.op import TABLE, Step, Value, inner_steps
@@ -66,7 +69,7 @@ def loop_entry(step: Step, nest: LoopNest, threads: int) -> Entry:
     for each in nest.operands:
         first_arguments.append(len(arguments))
         arguments += [each.operand, *each.strides]
-    structure = nest.structure(), vector_lanes()
+    structure = nest.structure(), source_axis(nest), vector_lanes()
     code = _written.get(structure) or _code(structure, nest, first_arguments)
     return Entry(
         step,
@@ -113,6 +116,10 @@ class _Writer:
         begin, end = code.share(units)
         begin = code.mul(begin, per_unit)
         end = code.minimum(code.mul(end, per_unit), extents[0])
+        axis = source_axis(self.nest)
+        if axis is not None:
+            self._by_squares(axis, begin, end, extents)
+            return
         self._hoist(Access.CONSTANT, self.pointers)
         self._loops(0, begin, end, extents, self.pointers)
 
@@ -131,6 +138,19 @@ class _Writer:
                 step = code.mul(index, self.strides[number][axis])
                 inner.append(code.at(pointer, step, MEMORY_TYPES[self.dtypes[number]]))
             self._loops(axis + 1, "0", extents[axis + 1], extents, inner)
+
+    def _by_squares(self, axis: int, begin: str, end: str, extents: list[str]) -> None:
+        """A copy whose source lies in one piece along another axis than its target."""
+        code, pointers, element = self.code, self.pointers, MEMORY_TYPES[self.dtypes[0]]
+        bounds = [(begin, end), *(("0", extent) for extent in extents[1:])]
+        with contextlib.ExitStack() as loops:
+            for outer in range(self.rank - 1):
+                if outer != axis:
+                    index = loops.enter_context(code.loop(*bounds[outer]))
+                    steps = [code.mul(index, strides[outer]) for strides in self.strides]
+                    pointers = [code.at(*at, element) for at in zip(pointers, steps, strict=True)]
+            transpose = Transpose(code, element, self.strides[0][-1], self.strides[1][axis])
+            transpose.write(pointers[0], pointers[1], bounds[axis], extents[-1])
 
     def _hoist(self, access: Access, pointers: list[str]) -> None:
         """Load what does not change along the innermost loop once, before it."""

@@ -1,0 +1,101 @@
+"""Copies that exchange axes: what lies side by side is not what is written side by side.
+
+Squares of elements are loaded as vectors along the axis on which the source lies in one piece, turned round in
+registers, and stored as vectors along the axis on which the target does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector, vector_lanes
+from mlcompute.devices.loop_nest import LoopNest
+
+#: Rows of a square, if a vector holds so many elements of four bytes.
+_SQUARE = 8
+#: Elements of a cache line.
+_LINE = 16
+
+
+def square() -> int:
+    """Rows and columns of the squares that are turned round."""
+    return min(_SQUARE, vector_lanes())
+
+
+def source_axis(nest: LoopNest) -> int | None:
+    """The loop along which the source of a copy lies in one piece, if the copy should go by squares; else None."""
+    if (
+        any(step.op.name != "copy" for step in nest.ops)
+        or len(nest.loads) != 1
+        or len(nest.stores) != 1
+        or len(nest.extents) < 2
+    ):
+        return None
+    (load,), (store,), inner = nest.loads, nest.stores, len(nest.extents) - 1
+    dtypes = {load.operand.dtype, store.operand.dtype}
+    if len(dtypes) != 1 or load.operand.dtype not in MEMORY_TYPES or load.operand.dtype.itemsize != 4:
+        return None
+    least = square()
+    if store.strides[inner] != 1 or load.strides[inner] in (0, 1) or nest.extents[inner] < least:
+        return None
+    return next((axis for axis in range(inner) if load.strides[axis] == 1 and nest.extents[axis] >= least), None)
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """The innermost two loops of such a copy: over the source's axis, from a begin to an end, and over the target's.
+
+    from_source, from_target   strides of the source along the target's axis, and of the target along the source's
+    """
+
+    code: Code
+    element: str
+    from_source: str
+    from_target: str
+
+    def write(self, source: str, target: str, bounds: tuple[str, str], extent: str) -> None:
+        """Copy target[i, j] = source[j, i] for i within bounds and all j below an extent."""
+        code, side = self.code, square()
+        columns = code.mul(code.div(extent, side), side)
+        start, end = bounds
+        for group in (_LINE, side):  # whole cache lines of the source, which it might not see again in the cache
+            stop = code.add(start, code.mul(code.div(code.sub(end, start), group), group))
+            with code.loop(start, stop, group) as first:
+                with code.loop(0, columns, side) as j:
+                    for number in range(0, group, side):
+                        self._square(source, target, code.add(first, number), j, side)
+                with code.loop(columns, extent) as j, code.loop(first, code.add(first, group)) as i:
+                    self._element(source, target, i, j)
+            start = stop
+        with code.loop(start, end) as i, code.loop(0, extent) as j:
+            self._element(source, target, i, j)
+
+    def _source(self, source: str, i: str, j: str) -> str:
+        return self.code.at(self.code.at(source, i, self.element), self.code.mul(j, self.from_source), self.element)
+
+    def _target(self, target: str, i: str, j: str) -> str:
+        return self.code.at(self.code.at(target, j, self.element), self.code.mul(i, self.from_target), self.element)
+
+    def _element(self, source: str, target: str, i: str, j: str) -> None:
+        value = self.code.load(self._source(source, i, j), self.element)
+        self.code.store(self._target(target, i, j), self.element, value)
+
+    def _square(self, source: str, target: str, i: str, j: str, side: int) -> None:
+        code, type_ = self.code, vector(self.element, side)
+        rows = [code.load(self._source(source, i, code.add(j, number)), type_) for number in range(side)]
+        step = 1
+        while step < side:  # exchange the halves of 2 x 2 squares whose elements are `step` wide
+            for number in range(side):
+                if number & step:
+                    continue
+                a, b = rows[number], rows[number + step]
+                low = [lane if not lane & step else side + lane - step for lane in range(side)]
+                high = [lane + step if not lane & step else side + lane for lane in range(side)]
+                rows[number], rows[number + step] = self._shuffled(a, b, low), self._shuffled(a, b, high)
+            step *= 2
+        for number, row in enumerate(rows):
+            code.store(self._target(target, code.add(i, number), j), type_, row)
+
+    def _shuffled(self, a: str, b: str, lanes: list[int]) -> str:
+        type_, mask = vector(self.element, len(lanes)), ", ".join(f"i32 {lane}" for lane in lanes)
+        return self.code.let(f"shufflevector {type_} {a}, {type_} {b}, <{len(lanes)} x i32> <{mask}>")
