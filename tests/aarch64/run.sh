@@ -3,8 +3,9 @@
 #
 # Sets up a Debian arm64 file tree with Python, oneDNN and the library's wheels in FOLDER (0.5 GB, once; as root, with the Debian
 # packages mmdebstrap and qemu-user-static, and unzip), then runs the self-test with and without oneDNN, and the tests of
-# kernels and threads that need neither PyTorch nor other processes. Emulation is 20 to 50 times slower than a real machine: about 15 minutes
-# of a quiet core. On a real aarch64 machine, `make test` runs everything.
+# kernels and threads that need neither PyTorch nor other processes. Emulation is 20 to 50 times slower than a real machine: half an hour
+# of a quiet core, or more. Arguments name other tests: tests/aarch64/run.sh FOLDER tests/devices/test_cpu_pooling.py. On a real aarch64
+# machine, `make test` runs everything.
 set -euo pipefail
 folder=$(realpath -m "${1:-$HOME/.cache/mlcompute-aarch64}")
 shift || true
@@ -42,6 +43,6 @@ fi
 emulated -c "import platform; assert platform.machine() == 'aarch64'; import mlcompute as mlc; print(mlc.Platform.describe())"
 emulated -m mlcompute.debug.self_test
 MLCOMPUTE_ONEDNN="" emulated -m mlcompute.debug.self_test
-emulated -m pytest -q -p no:cacheprovider tests/devices/test_cpu_gemm.py tests/devices/test_cpu_convolution.py \
-    tests/devices/test_cpu_winograd.py tests/devices/test_cpu_schedule.py tests/devices/test_cpu_math.py \
-    tests/devices/test_cpu_ordering.py tests/devices/test_cpu_elementwise.py
+emulated -m pytest -q -p no:cacheprovider -m "not slow" tests/devices/test_cpu_schedule.py tests/devices/test_cpu_ordering.py \
+    tests/devices/test_cpu_gemm.py tests/devices/test_cpu_convolution.py tests/devices/test_cpu_winograd.py \
+    tests/devices/test_cpu_math.py tests/devices/test_cpu_elementwise.py
