@@ -197,16 +197,26 @@ def test_an_array_of_labels_is_a_constant(tmp_path: Path) -> None:
         graph.cross_entropy(logits, [1, 2, 3])  # type: ignore[arg-type]
 
 
-def test_weights_of_labels_are_an_input_like_any_other() -> None:
+def test_weights_of_labels_are_an_input_like_any_other(tmp_path: Path) -> None:
+    """Fed by name, in a training graph and in a Trainer, whose last batch is smaller; and no part of the state."""
+    rng = np.random.default_rng(0)
+    x, classes = rng.normal(size=(7, 6)).astype(np.float32), rng.integers(0, 3, 7)
+    weights = rng.random(7).astype(np.float32)
+    data = {"x": x, "labels": classes, "weights": weights}
     graph = mlc.Graph()
-    logits = graph.parameter(data=np.arange(12.0).reshape(2, 3, 2) % 5, name="logits")
-    labels = graph.input((2, 2), "labels", data_type=mlc.DataType.INT64)
-    graph.cross_entropy(logits, labels, class_axis=1, weights=graph.input((2, 2), "weights"))
+    labels = graph.input((4,), "labels", data_type=DataType.INT64)
+    y = graph.dense(graph.input((4, 6), "x"), 3, name="out")
+    graph.cross_entropy(y, labels, weights=graph.input((4,), "weights"))
+    assert list(mlc.to_state_dict(graph)) == ["out.weight", "out.bias"]
+    w, b = (torch.tensor(array) for array in mlc.to_state_dict(graph).values())
+    losses = F.cross_entropy(F.linear(torch.from_numpy(x), w, b), torch.from_numpy(classes), reduction="none").numpy()
+
     training = mlc.TrainingGraph([graph], optimizer=mlc.SGDOptimizer(learning_rate=0.1))
     training.compile(device=mlc.Device.cpu())
-    classes, weights = np.array([[0, 1], [2, 2]]), np.array([[1.0, 0.5], [2.0, 0.0]])
-    losses = torch.nn.functional.cross_entropy(
-        torch.from_numpy(np.array(logits.data)), torch.from_numpy(classes), reduction="none"
-    )
-    found = training.execute({"labels": classes, "weights": weights}).result.data.item()
-    assert found == pytest.approx((losses.numpy() * weights).mean(), rel=1e-6)
+    found = mlc.Trainer(graph, outputs={"y": y}).evaluate(data)["loss"]
+    assert found == pytest.approx((losses * weights).mean(), rel=1e-5)
+    found = training.execute({name: array[:4] for name, array in data.items()}).result.data.item()
+    assert found == pytest.approx((losses * weights)[:4].mean(), rel=1e-5)
+    mlc.save(tmp_path / "a.safetensors", training)
+    for trained in (training, mlc.load(tmp_path / "a.safetensors")):
+        assert mlc.Trainer(trained).evaluate(data) == mlc.Trainer(graph).evaluate(data)

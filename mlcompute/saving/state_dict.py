@@ -25,6 +25,7 @@ from mlcompute.layers.embedding import EmbeddingLayer
 from mlcompute.layers.fully_connected import FullyConnectedLayer
 from mlcompute.layers.gru import GRULayer, RNNLayer
 from mlcompute.layers.layer import Layer
+from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.lstm import LSTMLayer
 from mlcompute.layers.names import slot_name, slots_of
 from mlcompute.layers.normalization import Normalization
@@ -159,6 +160,8 @@ def _of_layer(layer: Layer) -> dict[str, _Entry]:
     if isinstance(layer, MultiheadAttentionLayer):
         return _attention(layer)
     slots = slots_of(layer)
+    if isinstance(layer, LossLayer):  # weights of labels that are fed or computed are no state
+        slots = {slot: tensor for slot, tensor in slots.items() if tensor.keeps_data}
     found = {_NAMES.get(slot, slot): _plain(tensor) for slot, tensor in slots.items()}
     if isinstance(layer, FullyConnectedLayer):
         d = layer.descriptor

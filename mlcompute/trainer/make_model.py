@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mlcompute.building.losses import LOSSES
 from mlcompute.device import Device
@@ -85,6 +85,12 @@ def model_from(
         fed = declared.inputs or {name: t for name, t in _inputs_of(graph.nodes).items() if name not in declared.labels}
         if not fed:
             raise GraphError("Trainer: the training graph has no inputs", fix="declare them with add_inputs first")
+        known = {*fed.values(), *declared.fed}
+        compared = [label for node in graph.nodes if is_loss(node.layer) for label in node.labels]
+        undeclared = [t for t in compared if t not in known and not t.keeps_data and t.producer is None]
+        weights = _weights_of(graph.nodes, known)
+        if undeclared or weights:
+            graph.add_inputs({}, _by_label("labels", undeclared), weights)
         return Model(graph, fed, device, outputs_of(outputs), group=group)
     if isinstance(graph, InferenceGraph) or not isinstance(graph, Graph):
         raise TypeError(f"Trainer: needs a Graph or a TrainingGraph, not {type(graph).__name__}")
@@ -100,7 +106,7 @@ def model_from(
         training = TrainingGraph([graph], None, chosen)
         named, made = several_losses(training, graph, loss, loss_weights, outputs)
         fed = {output.name: output.labels for output in named if output.labels is not None}
-        training.add_inputs(found, {**labels, **fed})
+        training.add_inputs(found, {**labels, **fed}, _weights_of(own, found.values()))
     else:
         if own and loss is not None:
             raise GraphError(
@@ -111,7 +117,7 @@ def model_from(
             raise DataError("Trainer: loss_weights are for several losses", fix="give loss={output: loss, ...}")
         layer = None if own else _loss(loss)
         training = TrainingGraph([graph], layer, chosen)
-        training.add_inputs(found, labels)
+        training.add_inputs(found, labels, _weights_of(own, found.values()))
         if layer is not None:
             made = _place_labels(training, layer, nodes[-1].results[0])
         named = outputs_of(outputs)
@@ -132,6 +138,14 @@ def _labels_of(nodes: Sequence[Node], own: Sequence[Node], inputs: Mapping[str, 
     wanted = [label for label in compared if not label.keeps_data and label.producer is None]
     wanted += [tensor for tensor in _inputs_of(nodes).values() if tensor not in known] if own else []
     return _by_label("labels", list(dict.fromkeys(wanted)))
+
+
+def _weights_of(nodes: Sequence[Node], fed: Iterable[Tensor]) -> dict[str, Tensor]:
+    """What weighs labels of the graph's own losses, and is neither computed nor constant nor fed already, by label."""
+    weights = [node.layer.weights for node in nodes if isinstance(node.layer, LossLayer)]
+    known = set(fed)
+    found = [t for t in weights if t is not None and not t.keeps_data and t.producer is None and t not in known]
+    return _by_label("weights", list(dict.fromkeys(found)))
 
 
 def _place_labels(
