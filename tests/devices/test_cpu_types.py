@@ -34,7 +34,8 @@ def retyped(case: Case, kind: mlc.DataType) -> Case:
     def converted(array: Array) -> Array:
         if kind.numpy.kind in "iu" and array.dtype.kind != "b":
             array = np.clip(np.nan_to_num(array), 0 if kind.numpy.kind == "u" else -100, 100)
-        return array.astype(kind.numpy)
+        with np.errstate(all="ignore"):  # what is beyond float16's range becomes infinite
+            return array.astype(kind.numpy)
 
     return dataclasses.replace(case, sources=[converted(a) if a.dtype == first else a for a in arrays])
 
