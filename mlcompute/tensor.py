@@ -101,7 +101,7 @@ class Tensor(Exchanged):
     Weights and other parameters are given data (which is copied), shared_data (the caller's memory itself, which is
     then trained), fill_with_data or random_initializer_type; graph inputs and labels none of them. The shape comes from
     one of: a descriptor; `shape`; the image sizes; one `sequence_length`; several `sequence_lengths`; else that of the
-    data. The type is FLOAT32 unless said, but BOOLEAN for boolean data: a mask stays one.
+    data. The type is FLOAT32 unless said; boolean data must say: a mask that became 0.0 and 1.0 would mask nothing.
 
     >>> import mlcompute as mlc
     >>> mlc.Tensor(shape=(2, 3), fill_with_data=1.0).data.sum()
@@ -117,7 +117,7 @@ class Tensor(Exchanged):
         shared_data: ArrayLike = None,
         fill_with_data: float | None = None,
         random_initializer_type: RandomInitializerType | Initializer | None = None,
-        data_type: DataType | None = None,
+        data_type: DataType = DataType.FLOAT32,
         width: int | None = None,
         height: int | None = None,
         feature_channel_count: int | None = None,
@@ -131,9 +131,13 @@ class Tensor(Exchanged):
         if descriptor is None and array is not None and all(size is None for size in sizes):
             shape = shape_of_data(array)
         if descriptor is None:
-            kind = (DataType.BOOLEAN if is_boolean(array) else DataType.FLOAT32) if data_type is None else data_type
+            if data_type == DataType.FLOAT32 and is_boolean(array):
+                raise DataError(
+                    "Tensor: boolean data for a FLOAT32 tensor",
+                    fix="data_type=mlc.DataType.BOOLEAN keeps a mask; data.astype('float32') makes numbers 0 and 1 of it",
+                )
             descriptor = describe(
-                shape, kind, width, height, feature_channel_count, batch_size,
+                shape, data_type, width, height, feature_channel_count, batch_size,
                 sequence_length, sequence_lengths, sorted_sequences,
             )  # fmt: skip
         elif not isinstance(descriptor, TensorDescriptor):
@@ -141,7 +145,7 @@ class Tensor(Exchanged):
             raise TypeError(f"Tensor: descriptor must be a TensorDescriptor, not {given}; numbers are Tensor(data=...)")
         elif sorted_sequences or any(size is not None for size in sizes):
             raise ShapeError("Tensor: give either a descriptor or sizes, not both")
-        elif data_type not in (None, DataType.FLOAT32, descriptor.data_type):
+        elif data_type not in (DataType.FLOAT32, descriptor.data_type):
             raise DataError(
                 f"Tensor: data_type is {data_type!r}, the descriptor says {descriptor.data_type.name}",
                 fix="leave data_type out",

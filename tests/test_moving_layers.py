@@ -229,7 +229,7 @@ def test_split_of_a_smaller_batch_stays_even() -> None:
     [
         (ReshapeLayer, set(DataType) - {DataType.INVALID, DataType.COUNT}),
         (EmbeddingLayer, {DataType.INT32, DataType.INT64}),
-        (MatMulLayer, {DataType.FLOAT32, DataType.FLOAT16}),
+        (MatMulLayer, {DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16}),
     ],
 )
 def test_supported_types(layer: type[Layer], types: set[DataType]) -> None:

@@ -378,18 +378,19 @@ def test_parameters() -> None:
         parameter.tensor = tensor  # type: ignore[misc]
 
 
-def test_boolean_data_stays_boolean() -> None:
+def test_boolean_data_says_what_it_is() -> None:
     """A mask that became 0.0 and 1.0 would be added to the scores of an attention."""
     mask = np.triu(np.ones((3, 3), bool), 1)
     for data in (mask, mask.tolist(), torch.from_numpy(mask)):
-        assert mlc.Tensor(data=data).descriptor.data_type == mlc.DataType.BOOLEAN
-    assert mlc.Tensor(data=mask, data_type=mlc.DataType.FLOAT32).data.sum() == 3.0
+        with pytest.raises(mlc.DataError, match=r"(?s)boolean data for a FLOAT32 tensor.*BOOLEAN keeps a mask; .*astype"):
+            mlc.Tensor(data=data)
+        assert mlc.Tensor(data=data, data_type=mlc.DataType.BOOLEAN).data.sum() == 3
     assert mlc.Tensor(data=np.arange(3)).descriptor.data_type == mlc.DataType.FLOAT32
     graph = mlc.Graph()
     x = graph.input((1, 3, 4), "x")
     with pytest.raises(TypeError, match=r"must be a Tensor, not ndarray; numbers are mlc.Tensor\(data=...\)"):
         graph.attention(x, heads=2, mask=mask)  # type: ignore[arg-type]
-    graph.attention(x, heads=2, mask=mlc.Tensor(data=mask))
+    graph.attention(x, heads=2, mask=mlc.Tensor(data=mask, data_type=mlc.DataType.BOOLEAN))
     data = np.random.default_rng(0).normal(size=(1, 3, 4))
     later = data.copy()
     later[:, 1:] += 1

@@ -101,6 +101,9 @@ def check_case(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the reference gives with the same precision, up to a few roundings; a full step gives what passes give."""
     monkeypatch.setattr(mlc.Device, "__init__", partialmethod(mlc.Device.__init__, precision="bf16"))
     expected, found = cuda_cases.split(case, Reference()), cuda_cases.split(case, engine())
+    # Gradients may be sums that cancel (of keys' biases, always): as exact as what was added, which others show.
+    floats = [array for array in expected.values() if array is not None and array.dtype.kind == "f"]
+    size = max([1.0, *(float(np.abs(array[np.isfinite(array)]).max(initial=0.0)) for array in floats)])
     for name, array in expected.items():
         other = found[name]
         assert (array is None) == (other is None), name
@@ -108,7 +111,6 @@ def check_case(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
             assert (other.dtype, other.shape) == (array.dtype, array.shape), name
             if array.dtype.kind != "f":
                 continue
-            size = max(1.0, float(np.abs(array[np.isfinite(array)]).max(initial=0.0)))
             limit = 4 * ROUNDING * size * case.scale
             np.testing.assert_allclose(other, array, atol=limit, rtol=4 * ROUNDING, err_msg=name)
     if case.training is not False:
