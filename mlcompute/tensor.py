@@ -134,7 +134,7 @@ class Tensor(Exchanged):
             if data_type == DataType.FLOAT32 and is_boolean(array):
                 raise DataError(
                     "Tensor: boolean data for a FLOAT32 tensor",
-                    fix="data_type=mlc.DataType.BOOLEAN keeps a mask; data.astype('float32') makes numbers 0 and 1 of it",
+                    fix="data_type=mlc.DataType.BOOLEAN keeps a mask; data.astype('float32') makes it 0 and 1",
                 )
             descriptor = describe(
                 shape, data_type, width, height, feature_channel_count, batch_size,

@@ -382,7 +382,7 @@ def test_boolean_data_says_what_it_is() -> None:
     """A mask that became 0.0 and 1.0 would be added to the scores of an attention."""
     mask = np.triu(np.ones((3, 3), bool), 1)
     for data in (mask, mask.tolist(), torch.from_numpy(mask)):
-        with pytest.raises(mlc.DataError, match=r"(?s)boolean data for a FLOAT32 tensor.*BOOLEAN keeps a mask; .*astype"):
+        with pytest.raises(mlc.DataError, match=r"(?s)boolean data for a FLOAT32 .*BOOLEAN keeps a mask; .*astype"):
             mlc.Tensor(data=data)
         assert mlc.Tensor(data=data, data_type=mlc.DataType.BOOLEAN).data.sum() == 3
     assert mlc.Tensor(data=np.arange(3)).descriptor.data_type == mlc.DataType.FLOAT32
