@@ -58,7 +58,7 @@ _RATES = {"adadelta": 1.0, "adafactor": 0.01, "adagrad": 0.01, "lion": 1e-4, "sg
 
 def model_from(
     graph: Graph,
-    loss: Loss | Mapping[str, Loss] | None,
+    loss: Loss | Tensor | Mapping[str, Loss] | None,
     loss_weights: Mapping[str, float] | None,
     outputs: Mapping[str, Tensor] | None,
     optimizer: Optimizer | str | None,
@@ -102,6 +102,7 @@ def model_from(
     chosen = _optimizer(optimizer, learning_rate)
     labels = _labels_of(nodes, own, found)
     made: dict[str, Place | None] = {}
+    minimised = loss if isinstance(loss, Tensor) else None
     if isinstance(loss, Mapping):
         training = TrainingGraph([graph], None, chosen)
         named, made = several_losses(training, graph, loss, loss_weights, outputs)
@@ -115,8 +116,10 @@ def model_from(
             )
         if loss_weights is not None:
             raise DataError("Trainer: loss_weights are for several losses", fix="give loss={output: loss, ...}")
-        layer = None if own else _loss(loss)
+        layer = None if own or isinstance(loss, Tensor) else _loss(loss)
         training = TrainingGraph([graph], layer, chosen)
+        if minimised is not None:
+            training.minimize(minimised)
         training.add_inputs(found, labels, _weights_of(own, found.values()))
         if layer is not None:
             made = _place_labels(training, layer, nodes[-1].results[0])
@@ -125,7 +128,7 @@ def model_from(
         of_losses = [node for node in own if isinstance(node.layer, LossLayer)]
         last = of_losses[0].sources[0] if of_losses else nodes[-1].results[0]
         kept = {output.name: output.prediction for output in named} or (
-            {} if own and not of_losses else {"prediction": last}
+            {} if (own and not of_losses) or minimised is not None else {"prediction": last}
         )
         training.add_outputs(kept)
     return Model(training, found, device, named, made_labels=made, group=group)
@@ -193,7 +196,7 @@ def _loss(given: Loss | None) -> LossLayer | Callable[..., Tensor]:
         return given
     if isinstance(given, str) and given in LOSSES:
         return LossLayer(LossDescriptor(LOSSES[given], ReductionType.MEAN))
-    expected = f"a LossLayer, a function of tensors, or one of {', '.join(LOSSES)}"
+    expected = f"a tensor of the graph, a LossLayer, a function of tensors, or one of {', '.join(LOSSES)}"
     advice = "give one; for predictions alone: graph.predict(x)" if given is None else advice_for_choice(given, LOSSES)
     raise DataError(f"Trainer: loss is {given!r}", expected=expected, fix=advice)
 

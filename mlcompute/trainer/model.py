@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mlcompute.building.applying import nodes_behind
 from mlcompute.compiler import Request
 from mlcompute.device import Device
 from mlcompute.enums import DataType, LossType, ReductionType
@@ -83,6 +84,7 @@ class Model(Predictor):
         self._made_labels = made_labels
         self._named = list(outputs)
         self._inference: InferenceGraph | None = None
+        self._without_losses: Predictor | None = None
         if training.device is None:
             training.compile(device=device or Device(), group=group)
         elif device is not None and device.actual_device_type != training.device.actual_device_type:
@@ -180,7 +182,7 @@ class Model(Predictor):
             for output in self._named
         ]
         self.training.add_inputs({}, others)
-        self._inference = None
+        self._inference = self._without_losses = None
         self.__dict__.pop("reduction", None)
         self.__dict__.pop("_reductions", None)
         self._read(feed.inputs)
@@ -239,6 +241,22 @@ class Model(Predictor):
         graph.compile(device=self.device)
         return graph
 
+    def answering(self, x: Any) -> Predictor:
+        """What predicts from x: the model, or a graph of the outputs alone, where x lacks what only losses read."""
+        if len(self.feed.inputs) == 1 or isinstance(x, (list, tuple)):
+            return self
+        nodes = nodes_behind([output.prediction for output in self.outputs.values()], self.training.nodes)
+        read = {tensor for node in nodes for tensor in (*node.sources, *node.labels)}
+        needed = [name for name, tensor in self.feed.inputs.items() if tensor in read]
+        is_array = hasattr(x, "__array__") or hasattr(x, "shape")
+        lacks = set(needed) <= set(x) < set(self.feed.inputs) if isinstance(x, Mapping) else is_array
+        if len(needed) == len(self.feed.inputs) or not lacks:
+            return self
+        if self._without_losses is None:
+            outputs = {name: output.prediction for name, output in self.outputs.items()}
+            self._without_losses = Predictor(self.training, outputs, self.device, self.feed.weights)
+        return self._without_losses
+
     def weigh_samples(self, given: Any = None, *, who: str = "Trainer") -> None:
         """Let every loss take a weight for each sample, or for every label of it if such are given.
 
@@ -271,7 +289,7 @@ class Model(Predictor):
         if len(self.feed.labels) == len(weights) == 1:
             weighed = dict.fromkeys(self.feed.labels, ONLY)
         self.feed = replace(self.feed, weights=weights, weighs_alike=True, weighed=weighed)
-        self._inference = None  # made anew, with the weights
+        self._inference = self._without_losses = None  # made anew, with the weights
         self._refusals = {}
 
     def _weighable(self, who: str) -> dict[str, Node]:

@@ -36,13 +36,19 @@ class Predictor:
     feed: Feed
     outputs: dict[str, Output]
 
-    def __init__(self, graph: Graph, outputs: Mapping[str, Tensor], device: Device) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        outputs: Mapping[str, Tensor],
+        device: Device,
+        label_weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
         needed = nodes_behind(list(outputs.values()), graph.nodes)
         read = {tensor for node in needed for tensor in (*node.sources, *node.labels)}
         inputs = {tensor.label: tensor for tensor in graph.input_tensors if tensor in read}
         others = {tensor.label: tensor for tensor in graph.input_tensors if tensor not in read}
         self._inference: InferenceGraph | None = (inference := InferenceGraph([graph]))
-        inference.add_inputs(inputs, others)
+        inference.add_inputs(inputs, others, label_weights)
         self.outputs = {name: Output(name, tensor) for name, tensor in outputs.items()}
         inference.add_outputs(outputs)
         inference.compile(device=device)

@@ -50,9 +50,9 @@ class Trainer:
     graph          a Graph whose last layer gives the prediction (or that has loss layers of its own), or a
                    TrainingGraph with inputs, labels, loss and optimizer
     loss           a LossLayer, or a name: "softmax_cross_entropy", "mse" ...; averaged over the samples; or a function
-                   of tensors, lambda y, t: ((y - t) ** 2).mean(). For several outputs a loss each, by name:
-                   {"digit": "softmax_cross_entropy", "box": "mse"}, where layers have these names or `outputs` does;
-                   labels are then fed as a dictionary, and the sum is minimised
+                   of tensors, lambda y, t: ((y - t) ** 2).mean(); or a tensor of the graph: its mean is minimised. For
+                   several outputs a loss each, by name: {"digit": "softmax_cross_entropy", "box": "mse"}, where layers
+                   have these names or `outputs` does; labels are then fed as a dictionary, and the sum is minimised
     loss_weights   what these losses are multiplied by, {"box": 0.1}; `trainer.loss_weights["box"] = 0.2` changes one
                    that was given, between steps
     optimizer      an Optimizer, or a name: "adam", "adamw", "sgd", "rmsprop"
@@ -83,7 +83,7 @@ class Trainer:
         self,
         graph: Graph,
         *,
-        loss: Loss | Mapping[str, Loss] | None = None,
+        loss: Loss | Tensor | Mapping[str, Loss] | None = None,
         loss_weights: Mapping[str, float] | None = None,
         optimizer: Optimizer | OptimizerName | None = None,
         metrics: Metrics | Mapping[str, Metrics] = (),
@@ -427,11 +427,12 @@ class Trainer:
 
         Unless outputs were named, it is the tensor the first loss looks at.
 
-        x  as for `fit`; labels that come with batches are left alone
+        x  as for `fit`; labels that come with batches are left alone, inputs that only losses read may be left out
         """
-        data = data_from("Trainer.predict", self.model.feed, x, only_inputs=True)
+        model = self.model.answering(x)
+        data = data_from("Trainer.predict", model.feed, x, only_inputs=True)
         data.check(1, batch_size)
-        found = predict(self.model, data, self._size(batch_size, "Trainer.predict"), "Trainer.predict")
+        found = predict(model, data, self._size(batch_size, "Trainer.predict"), "Trainer.predict")
         return found if len(found) > 1 else next(iter(found.values()))
 
     # Weights --------------------------------------------------------------------------------------------------------

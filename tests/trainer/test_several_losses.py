@@ -156,3 +156,35 @@ def test_weights_travel(tmp_path: Path) -> None:
     expected = trainer.evaluate(X, LABELS, sample_weight=weights)["loss"]
     assert copied.evaluate(X, LABELS, sample_weight=weights)["loss"] == expected
     assert read.evaluate(X, LABELS, sample_weight=weights)["loss"] == expected
+
+
+def test_any_tensor_is_a_loss() -> None:
+    """As `minimize` before it; `predict` wants only what its outputs are computed from, and takes all as well."""
+    rng = np.random.default_rng(0)
+    x, t = rng.normal(size=(20, 3)).astype(np.float32), rng.normal(size=(20, 2)).astype(np.float32)
+
+    def trained(as_loss: bool) -> tuple[mlc.Trainer, list[float]]:
+        mlc.Platform.set_rng_seed_to(3)
+        graph = mlc.Graph()
+        y = graph.dense(graph.input((8, 3), "x"), 2, name="y")
+        error = ((y - graph.input((8, 2), "t")) ** 2).sum(-1)
+        if not as_loss:
+            graph.minimize(error)
+        given = error if as_loss else None
+        trainer = mlc.Trainer(graph, loss=given, outputs={"y": y}, device=mlc.Device.cpu())
+        return trainer, trainer.fit({"x": x, "t": t}, epochs=3, verbose=0)["loss"]
+
+    trainer, losses = trained(True)
+    assert losses == trained(False)[1]
+    expected = trainer.predict({"x": x, "t": t})
+    assert expected.shape == (20, 2)
+    for given in (x, {"x": x}, {"x": x[:5]}):
+        found = trainer.predict(given)
+        np.testing.assert_array_equal(found, expected[: len(found)])
+    assert trainer.evaluate({"x": x, "t": t})["loss"] == pytest.approx(((expected - t) ** 2).sum(-1).mean(), rel=1e-5)
+    with pytest.raises(mlc.DataError, match="'t'"):
+        trainer.evaluate({"x": x})
+    elsewhere = mlc.Graph()
+    other = elsewhere.dense(elsewhere.input((8, 3)), 1)
+    with pytest.raises(mlc.Error, match="of another graph"):
+        mlc.Trainer(trainer.model.training.graph_objects[0], loss=other)
