@@ -509,27 +509,6 @@ def test_user_gradients_of_foreign_tensors_are_refused() -> None:
             net.training.allocate_user_gradient(foreign)
 
 
-def test_a_fed_gradient_is_read_where_it_was_fed() -> None:
-    """The gradient of the tensor it was fed for; that of a tensor which merely has the same one is a copy."""
-    graph = mlc.TrainingGraph()
-    x = graph.input((2, 3), "x")
-    y = graph.add(x, x)
-    z = graph.add(y, mlc.Tensor(shape=(2, 3), fill_with_data=1.0))
-    graph.add_inputs({"x": x})
-    fed = graph.allocate_user_gradient(z)
-    device = mlc.Device.cpu()
-    graph.compile(options=ALL_GRADIENTS, device=device)
-    dz = normal(2, 3)
-    graph.bind_and_write_data({"x": normal(2, 3), "dz": dz}, for_inputs={"x": x, "dz": fed}, to=device)
-    graph.execute_forward(options=mlc.ExecutionOptions.SYNCHRONOUS)
-    graph.execute_gradient(options=mlc.ExecutionOptions.SYNCHRONOUS)
-    before = dz.copy()
-    assert_close(graph.gradient_tensor(z).data, before)
-    dz[:] = 0
-    assert_close(graph.gradient_tensor(y).data, before)
-    assert_close(graph.gradient_tensor(x).data, 2 * before)
-
-
 def test_what_the_caller_writes_between_the_passes_changes_no_gradient() -> None:
     graph = mlc.TrainingGraph()
     x = graph.input((2, 3), "x")

@@ -36,12 +36,9 @@ def add_gradients(steps: list[Step], context: Context) -> list[Step]:
     sources = [values[tensor] for tensor in (*request.parameters, *request.wanted) if tensor in values]
     stopped = {values[tensor] for tensor in request.stopped if tensor in values}
     gradients = differentiate(trace, seeds, sources, stopped)
-    declared = {values[tensor] for tensor in (*request.kept_gradients, *request.debugged) if tensor in values}
     for value, gradient in gradients.items():
-        # Fed memory is the caller's; a gradient that may be read later needs its own. What was fed for the very tensor
-        # can be read where it was fed: one who asks for that knows what he fed.
-        is_own = program.name == "split" and seeds.get(value) is gradient and value not in declared
-        if gradient.kind == "input" and not is_own:
+        if gradient.kind == "input":
+            # Fed memory is the caller's; a gradient that may be read later needs its own.
             gradients[value] = ops.copy(gradient)
     program.gradients = {tensor: gradients[value] for tensor, value in values.items() if value in gradients}
     return trace.steps

@@ -198,6 +198,10 @@ class ConvolutionLayer(WeightsAndBiases):
     weights = ReadOnly[Tensor]("Elements in (out, in/groups, kernel height, kernel width) order.")
     biases = ReadOnly[Tensor | None]("One element per output channel; None when there are none.")
 
+    # Python begins its message about a wrong argument with the class the constructor stands in.
+    def __init__(self, weights: Tensor, biases: Tensor | None, descriptor: ConvolutionDescriptor) -> None:
+        super().__init__(weights, biases, descriptor)
+
     def _fans(self) -> tuple[int, int, str]:
         d = self._descriptor
         inputs, outputs = (

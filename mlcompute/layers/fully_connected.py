@@ -27,6 +27,10 @@ class FullyConnectedLayer(WeightsAndBiases):
     weights = ReadOnly[Tensor]("in * out elements in (out, in) order.")
     biases = ReadOnly[Tensor | None]("out elements; None when there are none.")
 
+    # Python begins its message about a wrong argument with the class the constructor stands in.
+    def __init__(self, weights: Tensor, biases: Tensor | None, descriptor: ConvolutionDescriptor) -> None:
+        super().__init__(weights, biases, descriptor)
+
     def _fans(self) -> tuple[int, int, str]:
         d = self._descriptor
         inputs = d.input_feature_channel_count

@@ -385,6 +385,8 @@ def test_layers_run_with_fewer_and_with_more_samples(family: str) -> None:
     for case in cases[::3]:
         arrays = case.arrays()
         run, outputs = inference_of(case, arrays)
+        if mlc.DataType.BFLOAT16 in {tensor.descriptor.data_type for tensor in outputs.values()}:
+            continue  # onnxruntime gives no arrays of it
         model = exported(run)
         sizes = {array.shape[0] for array in arrays}
         if model.metadata_props[0].value != "any" or len(sizes) != 1 or min(sizes) < 2 or "batch" in case.name:
