@@ -230,13 +230,19 @@ def _load() -> tuple[OneDNN | None, str]:
     return None, "oneDNN cannot be used: " + ("\n  " * (len(reasons) > 1) + "\n  ".join(reasons))
 
 
-def _candidates() -> list[str]:
+def _candidates() -> Iterator[str]:
+    """Files to try, the best first: folders are read only when nothing before them could be used."""
     configured = os.environ.get(_VARIABLE)
     if configured is not None:
         # Whoever names a file wants that one: never another in its place.
-        return [configured] if configured else []
+        yield from [configured] if configured else []
+        return
     bundled = os.path.join(os.path.dirname(os.path.abspath(__file__)), _FILE)  # by packaging/build_backend.py
-    return [*([bundled] if os.path.exists(bundled) else []), *_installed(), _FILE, *_versioned()]
+    if os.path.exists(bundled):
+        yield bundled
+    yield from _installed()
+    yield _FILE
+    yield from _versioned()
 
 
 def _versioned() -> list[str]:
@@ -247,20 +253,18 @@ def _versioned() -> list[str]:
     return sorted(found, key=lambda path: numbers[path], reverse=True)
 
 
-def _installed() -> list[str]:
+def _installed() -> Iterator[str]:
     """Where the list of files of oneDNN's wheel says the library is.
 
     `importlib.metadata` knows as well, but takes longer to import than everything else that a first step needs.
     """
-    found = []
     for folder in sys.path:
         pattern = os.path.join(glob.escape(folder or os.curdir), f"{_WHEEL.replace('-', '_')}-*.dist-info", "RECORD")
         for record in glob.glob(pattern):
             with open(record, encoding="utf-8") as lines:
                 names = [line.split(",")[0] for line in lines]
             places = (os.path.join(os.path.dirname(record), os.pardir, name) for name in names)
-            found += [os.path.realpath(place) for place in places if os.path.basename(place) == _FILE]
-    return found
+            yield from [os.path.realpath(place) for place in places if os.path.basename(place) == _FILE]
 
 
 def _open(path: str) -> OneDNN | str:
