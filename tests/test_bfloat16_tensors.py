@@ -17,7 +17,7 @@ import mlcompute as mlc
 from mlcompute.devices.device import Engine
 from mlcompute.devices.reference import Reference
 from mlcompute.devices.remote import Remote
-from tests.group.threads import run_group
+from tests.group.threads import building, run_group
 from tests.nets import Array, cpu, needs_shared_memory, normal
 
 B = mlc.DataType.BFLOAT16
@@ -136,10 +136,11 @@ def test_types_that_meet() -> None:
 
 
 def small(kind: mlc.DataType = B) -> mlc.Graph:
-    mlc.Platform.set_rng_seed_to(5)
-    graph = mlc.Graph()
-    x = graph.input((16, 6), "x", data_type=kind)
-    graph.dense(graph.normalize(graph.dense(x, 8, activation="tanh"), "layer"), 3, name="scores")
+    with building:
+        mlc.Platform.set_rng_seed_to(5)
+        graph = mlc.Graph()
+        x = graph.input((16, 6), "x", data_type=kind)
+        graph.dense(graph.normalize(graph.dense(x, 8, activation="tanh"), "layer"), 3, name="scores")
     return graph
 
 

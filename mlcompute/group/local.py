@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -18,7 +18,8 @@ class Hub:
     def __init__(self, size: int) -> None:
         self.size = size
         self.changed = threading.Condition()
-        self.boxes: defaultdict[tuple[int, int], deque[Array]] = defaultdict(deque)
+        # All of them are made before the threads start: two that asked for one at once could get two.
+        self.boxes = {(source, to): deque[Array]() for source in range(size) for to in range(size)}
         self.dead: set[int] = set()
         #: Those who want to go on without the dead, and the hub they agreed on.
         self.arrived: set[int] = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from mlcompute.ops.op import Array
 from mlcompute.runtime import device_step
 from tests.devices.cuda_emulator import EmulatedCuda
 from tests.devices.cuda_emulator.fake_nccl import FakeNccl
-from tests.group.threads import optimizer, run_group
+from tests.group.threads import building, optimizer, run_group
 
 RNG = np.random.default_rng(3)
 BATCH = 16
@@ -26,11 +25,10 @@ X = RNG.standard_normal((4, BATCH, 1, 6, 6)).astype(np.float32)
 T = RNG.integers(0, 3, (4, BATCH))
 #: Samples of each step: a short batch leaves slices without any.
 SAMPLES = (BATCH, BATCH, 5, BATCH)
-_building = threading.Lock()
 
 
 def network() -> mlc.Graph:
-    with _building:  # the random stream belongs to the process
+    with building:
         mlc.Platform.set_rng_seed_to(5)
         graph = mlc.Graph()
         x = graph.input((BATCH, 1, 6, 6), "x")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
-from tests.group.threads import BATCH, T, X, _building, optimizer, run_group
+from tests.group.threads import BATCH, T, X, building, optimizer, run_group
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CODE = """
@@ -32,7 +32,7 @@ def test_an_engine_gives_the_same_bits_with_any_number_of_processes(engine):
 
 def halves():
     """Two linked graphs, the first half of a network and the second."""
-    with _building:
+    with building:
         mlc.Platform.set_rng_seed_to(8)
         first, second = mlc.Graph(), mlc.Graph()
         x = first.input((BATCH, 10), "x")
@@ -78,7 +78,7 @@ def test_linked_graphs():
 
 
 def own_gradient(group):
-    with _building:
+    with building:
         mlc.Platform.set_rng_seed_to(8)
         graph = mlc.Graph()
         x = graph.input((BATCH, 10), "x")

@@ -1,23 +1,21 @@
 """Trainer on several processes: the same samples in the same order, the same history, files from rank 0."""
 
 import os
-import threading
 
 import numpy as np
 import pytest
 
 import mlcompute as mlc
 from mlcompute.trainer.same_data import describe
-from tests.group.threads import run_group
+from tests.group.threads import building, run_group
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((90, 6)).astype(np.float32)
 Y = X[:, :3].argmax(1)
-_building = threading.Lock()
 
 
 def trainer(group, optimizer="adam", batch=16, **settings):
-    with _building:
+    with building:
         mlc.Platform.set_rng_seed_to(2)
         graph = mlc.Graph()
         y = graph.dense(graph.input((batch, 6), "x"), 24, activation="relu")

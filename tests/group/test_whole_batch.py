@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
-from tests.group.threads import BATCH, T, X, _building, network, optimizer, parameters, run_group, same, train
+from tests.group.threads import BATCH, T, X, building, network, optimizer, parameters, run_group, same, train
 
 RNG = np.random.default_rng(11)
 LABELS = RNG.integers(-1, 3, (4, BATCH))  # -1: no label; how many there are differs from slice to slice
@@ -89,7 +89,7 @@ def test_gradients_against_finite_differences():
 
 def weighed(group, ignore, weights):
     """Steps with labels of which some do not count, or not the same."""
-    with _building:
+    with building:
         mlc.Platform.set_rng_seed_to(3)
         graph = mlc.Graph()
         x = graph.input((BATCH, 10), "x")

@@ -61,14 +61,15 @@ def optimizer(kind: str) -> mlc.Optimizer:
     return mlc.AdamOptimizer(descriptor)
 
 
-_building = threading.Lock()
+#: The random stream belongs to the process: one thread at a time sets it and draws the weights of a network.
+building = threading.Lock()
 
 
 def network(
     kind: str = "adam", *, normalizes: bool = False, across: bool = False, drops: bool = False, sums: bool = False
 ) -> mlc.TrainingGraph:
     """A small classifier with the same weights each time."""
-    with _building:  # the random stream belongs to the process
+    with building:
         mlc.Platform.set_rng_seed_to(3)
         graph = mlc.Graph()
         x = graph.input((BATCH, 10), "x")
@@ -118,7 +119,7 @@ def same(one: Any, other: Any) -> bool:
 
 def two_losses() -> mlc.TrainingGraph:
     """A network with a mean and a sum to minimise."""
-    with _building:
+    with building:
         mlc.Platform.set_rng_seed_to(3)
         graph = mlc.Graph()
         x = graph.input((BATCH, 10), "x")
