@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mlcompute import debug, onnx
+from mlcompute import onnx
 from mlcompute.building.expressions import concatenate, cross_entropy, maximum, minimum, stack, where
 from mlcompute.device import Device
 from mlcompute.enums import (
@@ -48,8 +48,6 @@ from mlcompute.errors import (
 from mlcompute.execution import Execution, GraphCompletionHandler
 from mlcompute.foreign_names import advice_for_attribute, answer_foreign_keywords
 from mlcompute.graph import Graph
-from mlcompute.group import Group
-from mlcompute.inference import InferenceGraph
 from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
 from mlcompute.layers.arithmetic import ArithmeticLayer
 from mlcompute.layers.attention import MultiheadAttentionDescriptor, MultiheadAttentionLayer
@@ -93,39 +91,41 @@ from mlcompute.layers.split import SplitLayer
 from mlcompute.layers.stop_gradient import StopGradientLayer
 from mlcompute.layers.upsample import UpsampleLayer
 from mlcompute.layers.yolo_loss import YOLOLossDescriptor, YOLOLossLayer
-from mlcompute.optimizers import (
-    AdadeltaOptimizer,
-    AdafactorOptimizer,
-    AdagradOptimizer,
-    AdamOptimizer,
-    AdamWOptimizer,
-    LAMBOptimizer,
-    LionOptimizer,
-    MuonOptimizer,
-    NAdamOptimizer,
-    Optimizer,
-    OptimizerDescriptor,
-    ParameterGroup,
-    RAdamOptimizer,
-    RMSPropOptimizer,
-    SGDOptimizer,
-)
 from mlcompute.platform import Platform
-from mlcompute.seeing.report import report
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorOptimizerDeviceData, TensorParameter
 from mlcompute.tensor_data import TensorData
-from mlcompute.training import TrainingGraph
 
 if TYPE_CHECKING:
-    from mlcompute import data, initializers
+    from mlcompute import data, debug, initializers
     from mlcompute.debug.gradients import GradientReport, check_gradients
     from mlcompute.generation import NextToken, generate
+    from mlcompute.group import Group
+    from mlcompute.inference import InferenceGraph
+    from mlcompute.optimizers import (
+        AdadeltaOptimizer,
+        AdafactorOptimizer,
+        AdagradOptimizer,
+        AdamOptimizer,
+        AdamWOptimizer,
+        LAMBOptimizer,
+        LionOptimizer,
+        MuonOptimizer,
+        NAdamOptimizer,
+        Optimizer,
+        OptimizerDescriptor,
+        ParameterGroup,
+        RAdamOptimizer,
+        RMSPropOptimizer,
+        SGDOptimizer,
+    )
     from mlcompute.optimizers.lbfgs import LBFGS
     from mlcompute.runs import Evaluation, Run
     from mlcompute.saving import Checkpoint, RestoreReport, load, restore, save
     from mlcompute.saving.custom import register
     from mlcompute.saving.state_dict import from_state_dict, to_state_dict
+    from mlcompute.seeing.report import report
     from mlcompute.trainer import History, Trainer, callbacks, metrics, schedules
+    from mlcompute.training import TrainingGraph
 
 __version__ = "0.1.0"
 
@@ -281,31 +281,29 @@ __all__ = [
     "where",
 ]
 
-#: Names that are imported at their first use: `import mlcompute` stays quick for those who do without them.
-_LATER = {
-    "LBFGS": "mlcompute.optimizers.lbfgs",
-    "GradientReport": "mlcompute.debug.gradients",
-    "NextToken": "mlcompute.generation",
-    "generate": "mlcompute.generation",
-    "History": "mlcompute.trainer",
-    "Trainer": "mlcompute.trainer",
-    "callbacks": "mlcompute.trainer",
-    "metrics": "mlcompute.trainer",
-    "schedules": "mlcompute.trainer",
-    "check_gradients": "mlcompute.debug.gradients",
-    "data": "mlcompute.data",
-    "initializers": "mlcompute.initializers",
-    "Checkpoint": "mlcompute.saving",
-    "RestoreReport": "mlcompute.saving",
-    "Evaluation": "mlcompute.runs",
-    "Run": "mlcompute.runs",
-    "from_state_dict": "mlcompute.saving.state_dict",
-    "load": "mlcompute.saving",
-    "register": "mlcompute.saving.custom",
-    "restore": "mlcompute.saving",
-    "save": "mlcompute.saving",
-    "to_state_dict": "mlcompute.saving.state_dict",
+#: Names that are imported at their first use, by module: `import mlcompute` stays quick for those who do without them,
+#: and describing a network needs neither the compiler nor what runs it.
+_MODULES = {
+    "mlcompute.data": "data",
+    "mlcompute.debug": "debug",
+    "mlcompute.debug.gradients": "GradientReport check_gradients",
+    "mlcompute.generation": "NextToken generate",
+    "mlcompute.group": "Group",
+    "mlcompute.inference": "InferenceGraph",
+    "mlcompute.initializers": "initializers",
+    "mlcompute.optimizers": "AdadeltaOptimizer AdafactorOptimizer AdagradOptimizer AdamOptimizer AdamWOptimizer "
+    "LAMBOptimizer LionOptimizer MuonOptimizer NAdamOptimizer Optimizer OptimizerDescriptor ParameterGroup "
+    "RAdamOptimizer RMSPropOptimizer SGDOptimizer",
+    "mlcompute.optimizers.lbfgs": "LBFGS",
+    "mlcompute.runs": "Evaluation Run",
+    "mlcompute.saving": "Checkpoint RestoreReport load restore save",
+    "mlcompute.saving.custom": "register",
+    "mlcompute.saving.state_dict": "from_state_dict to_state_dict",
+    "mlcompute.seeing.report": "report",
+    "mlcompute.trainer": "History Trainer callbacks metrics schedules",
+    "mlcompute.training": "TrainingGraph",
 }
+_LATER = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import GraphError
 from mlcompute.execution import Execution, GraphCompletionHandler
+from mlcompute.foreign_names import answers_foreign_keywords
 from mlcompute.graph import Graph
 from mlcompute.layers.read_only import Settable, Shared
 from mlcompute.runtime import calls, members
@@ -30,6 +31,7 @@ class InferenceGraph(Graph):
     array([[0., 2., 0., 4.]], dtype=float32)
     """
 
+    @answers_foreign_keywords
     def __init__(self, graph_objects: Sequence[Graph] = ()) -> None:
         super().__init__()
         self._definition = Definition(type(self).__name__, self._contents.nodes, graph_objects)

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError, ExecutionError, GraphError
 from mlcompute.execution import Execution, GraphCompletionHandler
+from mlcompute.foreign_names import answers_foreign_keywords
 from mlcompute.graph import Graph
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
@@ -48,6 +49,7 @@ class TrainingGraph(Graph):
     array([1.], dtype=float32)
     """
 
+    @answers_foreign_keywords
     def __init__(
         self,
         graph_objects: Sequence[Graph] = (),

@@ -252,7 +252,7 @@ def test_an_optimizer_says_where_the_rate_belongs(kind: Any) -> None:
 
 def test_messages_of_constructors_name_a_public_class() -> None:
     """Python begins the message about a wrong argument with the class the constructor stands in."""
-    for name, kind in vars(mlc).items():
+    for name, kind in ((name, getattr(mlc, name)) for name in mlc.__all__):
         if inspect.isclass(kind) and kind.__module__.startswith("mlcompute"):
             owner = getattr(kind.__init__, "__qualname__", "").split(".")[0]
             assert not owner.startswith("_") or issubclass(kind, mlc.Optimizer), f"{name} says {owner}"

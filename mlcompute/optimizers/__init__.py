@@ -1,5 +1,6 @@
 """Optimizers: settings, the state they keep per parameter, and one update rule each, written in ops."""
 
+from mlcompute.foreign_names import answer_foreign_keywords
 from mlcompute.optimizers.adadelta import AdadeltaOptimizer
 from mlcompute.optimizers.adafactor import AdafactorOptimizer
 from mlcompute.optimizers.adagrad import AdagradOptimizer
@@ -32,3 +33,5 @@ __all__ = [
     "RMSPropOptimizer",
     "SGDOptimizer",
 ]
+
+answer_foreign_keywords([globals()[name] for name in __all__])

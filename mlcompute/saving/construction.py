@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlcompute import enums
+from mlcompute import enums, optimizers
 from mlcompute.errors import Error, GraphError
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import CLASS_SUMMED
@@ -72,7 +72,10 @@ def kinds() -> dict[str, type]:
     import mlcompute
 
     # Not getattr, which would import everything that is imported at its first use.
-    found = (vars(mlcompute).get(name) for name in mlcompute.__all__)
+    found = [
+        *(vars(mlcompute).get(name) for name in mlcompute.__all__),
+        *(getattr(optimizers, name) for name in optimizers.__all__),
+    ]
     classes = (kind for kind in found if isinstance(kind, type) and not inspect.isabstract(kind))
     return {
         kind.__name__: kind
