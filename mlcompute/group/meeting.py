@@ -28,29 +28,34 @@ class Meeting:
     def __init__(self, exchange: Exchange, memory: Sequence[Array]) -> None:
         self._exchange, self._number = exchange, 0
         # Plain integers are read much faster through a memoryview than through an array.
-        self._slots = [part[:MEETING_BYTES].view(np.int64).data for part in memory]
-        self._peers = [rank for rank in range(exchange.size) if rank != exchange.rank]
+        slots = [part[:MEETING_BYTES].view(np.int64).data for part in memory]
+        self._mine, self._size = slots[exchange.rank], exchange.size
+        self._others = [(rank, slot) for rank, slot in enumerate(slots) if rank != exchange.rank]
 
     def meet(self, kind: Kind, *, same: int = 0, word: int = 0) -> list[int]:
         """Return when all processes have called it; the `word` of every process, by rank (see `Exchange.alltoall`)."""
         self._exchange.expect_usable()
-        self._number += 1
-        number, at = self._number, 8 * (self._number % 2)
-        mine, slots = self._slots[self._exchange.rank], self._slots
+        self._number = number = self._number + 1
+        at, mine = 8 * (number % 2), self._mine
         mine[at + 1], mine[at + 2], mine[at + 3] = kind, same, word
         mine[at] = number  # last: whoever sees it finds the others
-        waiting, spins, asked, begun = self._peers, 0, 0, time.monotonic()
-        while True:
-            waiting = [peer for peer in waiting if slots[peer][at] != number]
-            if not waiting:
-                break
-            spins += 1
-            if spins > _SPINS // len(waiting):
-                asked += 1  # from 1 on: sleeps begin short
-                self._exchange.look_for(kind, waiting, lambda peer: slots[peer][at] != number, begun, asked)
-        words = [0] * len(slots)
-        for rank, slot in enumerate(slots):
-            if rank != self._exchange.rank and (slot[at + 1] != kind or slot[at + 2] != same):
+        words = [word] * self._size
+        for rank, slot in self._others:
+            if slot[at] != number:
+                self._wait(slot, at, kind)
+            if slot[at + 1] != kind or slot[at + 2] != same:
                 self._exchange.refuse(rank, kind, Kind(slot[at + 1]), same, slot[at + 2])
             words[rank] = slot[at + 3]
         return words
+
+    def _wait(self, slot: memoryview, at: int, kind: Kind) -> None:
+        """Return when a process has come; raise where one is gone, or does something else."""
+        number, begun, asked = self._number, time.monotonic(), 0
+        for _ in range(_SPINS):
+            if slot[at] == number:
+                return
+        slots = dict(self._others)
+        while slot[at] != number:
+            asked += 1  # from 1 on: sleeps begin short
+            waiting = [rank for rank, other in self._others if other[at] != number]
+            self._exchange.look_for(kind, waiting, lambda peer: slots[peer][at] != number, begun, asked)

@@ -60,22 +60,24 @@ class GroupResults:
             own.clear()
         self._gradients = None
 
+    @property
+    def are_of_passes(self) -> bool:
+        """Are passes run one by one, whose losses and statistics are exchanged by themselves?"""
+        return self._style == "phases"
+
     def add_loss(self, number: int, tensor: Tensor, value: Array) -> None:
         """What a slice contributes to a loss."""
-        if self._style == "phases":
-            self._losses[tensor][number] = value.copy()
+        self._losses[tensor][number] = value.copy()
 
     def add_statistic(self, number: int, tensor: Tensor, value: Array) -> None:
         """What a slice contributes to a statistic."""
-        if self._style == "phases":
-            self._statistics[tensor][number] = value.copy()
+        self._statistics[tensor][number] = value.copy()
 
     def add_rows(self, number: int, executable: Executable, program: Program) -> None:
         """Outputs of a slice, before the next one overwrites them."""
-        if self._style == "slice":
-            for tensor in self._training.request.kept:
-                if self._has_rows(tensor) and program.values.get(tensor) in program.kept:
-                    self._rows[tensor][number] = executable.keep(program.values[tensor])
+        for tensor in self._training.request.kept:
+            if self._has_rows(tensor) and program.values.get(tensor) in program.kept:
+                self._rows[tensor][number] = executable.keep(program.values[tensor])
 
     def _has_rows(self, tensor: Tensor) -> bool:
         """Is it an output, and no loss?"""

@@ -87,6 +87,7 @@ class GroupTraining:
         mirrored = [2 * layout.nbytes if elastic else 0 for layout in layouts]
         self.shared = LaneExchange(group, self.lanes, banks=banks, mirrored=mirrored)
         first, last = group.slices_of(group.rank)
+        self._own_slices, self._own_nodes = range(first, last), frozenset(self.shared.nodes[group.rank])
         # The only slice leaves its gradients where the others look for them.
         own = self.shared.memory.get(first)
         self._work = (
@@ -158,11 +159,13 @@ class GroupTraining:
     def take_values(self, number: int, run: Run) -> None:
         """What a slice's forward pass has left: its part of losses and statistics, and outputs."""
         program = run.specification.program
-        for tensor in (*self.losses, *self.statistics):
-            if tensor in program.shared:
-                add = self.results.add_loss if tensor in self.losses else self.results.add_statistic
-                add(number, tensor, self.storages[tensor].array())
-        self.results.add_rows(number, run.executable, program)
+        if self.results.are_of_passes:  # a whole step exchanges them with the gradients
+            for tensor in (*self.losses, *self.statistics):
+                if tensor in program.shared:
+                    add = self.results.add_loss if tensor in self.losses else self.results.add_statistic
+                    add(number, tensor, self.storages[tensor].array())
+        else:
+            self.results.add_rows(number, run.executable, program)
 
     def take_gradients(self, number: int, *, is_only: bool) -> None:
         """Add what a slice has left to what waits for the update.
@@ -259,10 +262,8 @@ class GroupTraining:
 
     def own_sums(self) -> dict[Node, Sums]:
         """Sums of the own nodes of the tree; what was pending is used up."""
-        rank, sums = self.group.rank, dict[Node, Sums]()
-        first, last = self.group.slices_of(rank)
-        own = set(self.shared.nodes[rank])
-        for number in range(first, last):
+        sums, own = dict[Node, Sums](), self._own_nodes
+        for number in self._own_slices:
             node: Node = (number, number + 1)
             arrays = self._pending.pop(number, None)
             if arrays is None:  # fewer samples than slices

@@ -77,6 +77,8 @@ class ShardUpdate:
         #: Where each piece lies, by bank of its lane.
         self._places: dict[Tensor, list[Storage]] = {}
         self.program: Program | None = None
+        #: How many rebindings there had been when all parameters were found in the banks.
+        self._found_at = -1
         if request.optimizer is not None:
             for lane in lanes:
                 for piece in lane.pieces(exchange.rank):
@@ -309,14 +311,8 @@ class ShardUpdate:
         for name, cell in self._cells:
             cell[()] = numbers[name]
         bank = self.bank
-        for owner, views, places, inner in self._known:
-            # The last step left the parameters here, unless somebody has written them, or bound other memory, since.
-            assert owner.storage is not None
-            if owner.storage.host_memory() is not views[bank]:
-                storage = places[bank]
-                values = owner.storage.array().reshape(-1)[inner]
-                np.copyto(storage.host_memory(), values.reshape(storage.shape))
-                storage.touched()
+        if self._found_at != Storage.rebindings:
+            self._find_parameters(bank)
         device = self._session.device
         assert device is not None
         execution = Execution(device.queue, self._carry_out)
@@ -327,6 +323,18 @@ class ShardUpdate:
             lane.banks[lane.coming][piece.start : piece.stop] = new.array().reshape(-1)
         if self._session.elastic and not self._compiled.shares_memory:
             self.fetch_states(bank + 1)
+
+    def _find_parameters(self, bank: int) -> None:
+        """The last step left them in the bank, unless somebody has written them, or bound other memory, since."""
+        self._found_at = Storage.rebindings
+        for owner, views, places, inner in self._known:
+            assert owner.storage is not None
+            if owner.storage.host_memory() is not views[bank]:
+                storage = places[bank]
+                values = owner.storage.array().reshape(-1)[inner]
+                np.copyto(storage.host_memory(), values.reshape(storage.shape))
+                storage.touched()
+                self._found_at = -1  # it may be the caller's memory, who may write it at any time
 
     def _carry_out(self) -> None:
         engine, clock = self._compiled.engine, self._compiled.clock
