@@ -79,19 +79,20 @@ class Operands:
         workspaces: dict[Step, Value] | None = None,
         threads: int = 1,
     ) -> None:
-        self._known: dict[Value, Operand] = {}
+        #: What each view shows; every other value owns its memory.
+        self.views: dict[Value, Operand] = {}
         self._workspaces = workspaces or {}
         #: Threads that will share each kernel.
         self.threads = threads
         for step in steps:
             if step.op.is_view and step.results[0] in views:
-                self._known[step.results[0]] = view_of(self[step.inputs[0]], step)
+                self.views[step.results[0]] = view_of(self[step.inputs[0]], step)
 
     def __getitem__(self, value: Value) -> Operand:
-        known = self._known.get(value)
-        if known is None:
-            known = self._known[value] = Operand(value, 0, value.shape, dense_strides(value.shape), value.dtype)
-        return known
+        view = self.views.get(value)
+        if view is not None:
+            return view
+        return Operand(value, 0, value.shape, dense_strides(value.shape), value.dtype)
 
     def workspace(self, step: Step, offset: int, nbytes: int) -> Operand:
         """Part of the workspace planned for a step, as bytes."""

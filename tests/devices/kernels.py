@@ -15,6 +15,7 @@ from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.cpu.runtime.memory import address_of
 from mlcompute.devices.cpu.runtime.threads import KERNEL
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import Array, Step, Trace, Value, emit_all, run_meaning
@@ -91,7 +92,9 @@ class Bench:
     def _word(self, argument: Argument) -> int:
         if isinstance(argument, Code):
             return kernel_cache.addresses([argument])[0]
-        return self._address(argument) if isinstance(argument, Operand) else argument
+        if isinstance(argument, Operand):
+            return self._address(argument)
+        return address_of(argument) if isinstance(argument, np.ndarray) else argument
 
     def _address(self, operand: Operand) -> int:
         return int(self._memory[operand.base].ctypes.data) + operand.byte_offset

@@ -39,7 +39,7 @@ def bookkeeping(job: Job) -> int:
         assert isinstance(executable, CpuExecutable)
         arrays: list[Any] = [executable._words, executable._barrier, *executable.program.constants.values()]
         arrays += [part for tape in executable._tapes.values() for one in tape for part in (one.job, one.tape)]
-        arrays += [entry.status for entry in executable._watched]
+        arrays += [call.status for call in executable._watched]
         total += sum(array.nbytes for array in arrays if array is not None)
         # oneDNN's calls: five words each, one call per slice.
         calls = {id(call): call for entry in executable._kernels for call in entry.keeps_alive}

@@ -18,11 +18,12 @@ from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.kernels.table import KERNELS, READS, SUPPORTS, WORKSPACES, reads_bfloat16
 from mlcompute.devices.cpu.kernels.widened import widened, widened_entries, widened_workspace
-from mlcompute.devices.cpu.runtime.entry import Entry
+from mlcompute.devices.cpu.runtime.entry import Entry, KernelCall
+from mlcompute.devices.cpu.runtime.like_steps import LikeSteps
 from mlcompute.devices.cpu.runtime.machine import default_thread_count
 from mlcompute.devices.cpu.runtime.memory import address_of, touch
 from mlcompute.devices.cpu.runtime.schedule import schedule
-from mlcompute.devices.cpu.runtime.threads import ALONE, BARRIER_WORDS, ENTRY_WORDS, FAILED, Team, team_codes
+from mlcompute.devices.cpu.runtime.threads import ALONE, BARRIER_WORDS, FAILED, Team, team_codes
 from mlcompute.devices.device import Buffer, Engine, Executable, Profile, Traits
 from mlcompute.devices.host_memory import HostBuffer, allocate
 from mlcompute.devices.interrupts import held
@@ -167,54 +168,40 @@ class CpuExecutable(Executable):
         # The engine's number may change meanwhile: barriers are placed for this one.
         self._threads = engine.threads
         self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces, self._threads)
-        self._entries: list[Entry | Step] = []
-        for step in program.steps:
-            if step.op.is_view and step.results[0] in program.plan.views:
-                continue
-            maker = KERNELS.get(step.op.name)
-            if maker is not None and not reads_bfloat16(step):
-                maker = functools.partial(widened_entries, maker=maker)
-            is_empty = bool(step.results) and not any(value.size for value in step.results)
-            made = [] if is_empty else maker(step, self._operands) if maker is not None else None
-            self._entries.extend(made if made is not None else [step])
-            names = dict.fromkeys(entry.kernel for entry in made or ())
-            self.kernels[step] = (
-                "no elements" if is_empty else ", ".join(names) if made is not None else "NumPy (no native kernel)"
-            )
-            shares = dict.fromkeys(f"rows {entry.rows}" if entry.rows else "shared" for entry in made or ())
-            self.notes[step] = ", ".join(shares) or "one thread"
-        self._entries = _needed(self._entries, program, self._operands)
-        native = [entry for entry in self._entries if isinstance(entry, Entry)]
-        codes = [entry.code for entry in native]
-        codes += [argument for entry in native for argument in entry.arguments if isinstance(argument, Code)]
+        self._calls = _needed(self._made(), program, self._operands)
+        native = [call for call in self._calls if isinstance(call, KernelCall)]
+        entries = list(dict.fromkeys(call.entry for call in native))
+        codes = [entry.code for entry in entries]
+        codes += [argument for entry in entries for argument in entry.arguments if isinstance(argument, Code)]
         codes += team_codes()
         kernels = dict(zip(codes, kernel_cache.addresses(codes), strict=True))
-        self._kernels = {entry: kernels[entry.code] for entry in native}
-        # The arguments of all entries, one after the other; external addresses are set when they are bound.
-        self._starts: dict[Entry, int] = {}
+        self._kernels = {entry: kernels[entry.code] for entry in entries}
+        places = {base: self._arena_address + at.offset for base, at in program.plan.placements.items()}
+        # The arguments of all calls, one after the other; external addresses are set when they are bound.
         words: list[int] = []
         self._patches: dict[Value, list[tuple[int, int]]] = {}
-        for entry in native:
-            self._starts[entry] = len(words)
-            for argument in entry.arguments:
-                if isinstance(argument, Operand):
-                    address = self._address(argument)
-                    if address is None:
-                        self._patches.setdefault(argument.base, []).append((len(words), argument.byte_offset))
-                    words.append(address or 0)
-                elif isinstance(argument, Code):
-                    words.append(kernels[argument])
+        numbers = {entry: _numbers(entry, kernels) for entry in entries}
+        for call in native:
+            entry, bases, start = call.entry, call.bases, len(words)
+            call.start = start
+            words += numbers[entry]
+            for argument, base, offset in entry.addresses:
+                address = places.get(bases[base])
+                if address is None:
+                    self._patches.setdefault(bases[base], []).append((start + argument, offset))
                 else:
-                    words.append(argument)
+                    words[start + argument] = address + offset
+            if call.status is not None and entry.status_argument is not None:
+                words[start + entry.status_argument] = address_of(call.status)
         self._setters: dict[Value, list[tuple[int, Callable[[int], None]]]] = {}
-        for entry in native:
+        for entry in entries:
             for operand, setter in entry.pointers:
-                address = self._address(operand)
+                address = places.get(operand.base)
                 if address is None:
                     self._setters.setdefault(operand.base, []).append((operand.byte_offset, setter))
                 else:
-                    setter(address)
-        self._watched = [entry for entry in native if entry.status is not None]
+                    setter(address + operand.byte_offset)
+        self._watched = [call for call in native if call.status is not None]
         self._words = np.array(words or [0], np.int64)
         self._barrier = np.zeros(BARRIER_WORDS, np.int64)
         self._flags = self._barrier.data  # much cheaper to read than the array
@@ -226,11 +213,19 @@ class CpuExecutable(Executable):
             self._bind_array(value, array)
         self._tapes: dict[tuple[str, ...], list[_Segment]] = {}
 
-    # Addresses --------------------------------------------------------------------------------------------------
+    def _made(self) -> list[KernelCall | Step]:
+        """The calls of all steps in order; steps without a kernel as they are."""
+        views, like = self.program.plan.views, LikeSteps(self._operands, self.program.plan.workspaces)
+        made: list[KernelCall | Step] = []
+        for step in self.program.steps:
+            if step.op.is_view and step.results[0] in views:
+                continue
+            kind, calls = like.calls(step, _entries)
+            made += [step] if kind.entries is None else calls
+            self.kernels[step], self.notes[step] = kind.texts
+        return made
 
-    def _address(self, operand: Operand) -> int | None:
-        placement = self.program.plan.placements.get(operand.base)
-        return None if placement is None else self._arena_address + placement.offset + operand.byte_offset
+    # Addresses --------------------------------------------------------------------------------------------------
 
     def bind(self, value: Value, buffer: Buffer) -> None:
         array = buffer.host
@@ -279,36 +274,35 @@ class CpuExecutable(Executable):
         segments = self._tapes.get(key)
         if segments is None:
             segments = []
-            run: list[Entry] = []
-            for entry in self._entries:
-                step = entry if isinstance(entry, Step) else entry.step
-                if step.phase not in phases:
+            run: list[KernelCall] = []
+            for call in self._calls:
+                if _step_of(call).phase not in phases:
                     continue
-                if isinstance(entry, Entry):
-                    run.append(entry)
+                if isinstance(call, KernelCall):
+                    run.append(call)
                     continue
                 if run:
                     segments.append(self._native(run))
                     run = []
-                segments.append(_Segment(step=entry))
+                segments.append(_Segment(step=call))
             if run:
                 segments.append(self._native(run))
             self._tapes[key] = segments  # only now: memory may not have sufficed for all of them
         return segments
 
-    def _native(self, entries: list[Entry]) -> _Segment:
-        cost = sum(entry.cost for entry in entries)
+    def _native(self, calls: list[KernelCall]) -> _Segment:
+        cost = sum(call.entry.cost for call in calls)
         threads = min(self._threads, 1 + int(cost / WORTH_SHARING))
-        tape = np.zeros((len(entries), ENTRY_WORDS), np.int64)
-        base = address_of(self._words)
-        for row, entry, turn in zip(tape, entries, schedule(entries, self.program, threads), strict=True):
-            status = 0 if entry.status is None else address_of(entry.status)
-            row[:] = self._kernels[entry], base + 8 * self._starts[entry], turn, status
+        base, rows = address_of(self._words), []
+        for call, turn in zip(calls, schedule(calls, self.program, threads), strict=True):
+            status = 0 if call.status is None else address_of(call.status)
+            rows.append((self._kernels[call.entry], base + 8 * call.start, turn, status))
             if turn & ALONE:
-                self.notes[entry.step] = "one thread"
+                self.notes[call.step] = "one thread"
+        tape = np.array(rows, np.int64)
         library = onednn.load()
         openmp = (library.omp_get_max_threads, library.omp_set_num_threads) if library is not None else (0, 0)
-        job = np.array([address_of(tape), len(entries), address_of(self._barrier), *openmp], np.int64)
+        job = np.array([address_of(tape), len(calls), address_of(self._barrier), *openmp], np.int64)
         return _Segment(job, tape, address_of(job), threads)
 
     # Running ----------------------------------------------------------------------------------------------------
@@ -337,15 +331,15 @@ class CpuExecutable(Executable):
     def _fail(self, phases: Sequence[str]) -> None:
         """Kernels cannot raise: one has stopped the pass. Say which and why, and be ready for the next pass."""
         self._barrier[:] = 0
-        statuses = {entry: int(entry.status[0]) for entry in self._watched if entry.status is not None}
-        for entry in self._watched:
-            assert entry.status is not None
-            entry.status[0] = 0
-        failed = next(entry for entry, status in statuses.items() if status)
-        step = failed.step
-        if failed.reason is None:
+        statuses = {call: int(call.status[0]) for call in self._watched if call.status is not None}
+        for call in self._watched:
+            assert call.status is not None
+            call.status[0] = 0
+        failed = next(call for call, status in statuses.items() if status)
+        step, meaning = failed.step, failed.entry.reason
+        if meaning is None:
             self._fall_back(step)
-        reason = "failed in native code" if failed.reason is None else failed.reason(statuses[failed])
+        reason = "failed in native code" if meaning is None else meaning(statuses[failed])
         raise ExecutionError(
             f"layer '{step.layer}': {reason}",
             step=step.op.name,
@@ -353,17 +347,16 @@ class CpuExecutable(Executable):
             changed=", ".join(self._changed_before(failed, phases)),
         )
 
-    def _changed_before(self, failed: Entry, phases: Sequence[str]) -> list[str]:
+    def _changed_before(self, failed: KernelCall, phases: Sequence[str]) -> list[str]:
         """What a pass that ended at an entry had already written: an update does not wait for the last gradient."""
-        steps = [entry if isinstance(entry, Step) else entry.step for entry in self._entries]
+        steps = [_step_of(call) for call in self._calls]
         done = (step for step in steps[: steps.index(failed.step)] if step.phase in phases and not step.op.is_pure)
         return list(dict.fromkeys(f"{value.kind} '{value.label}'" for step in done for value in overwritten_by(step)))
 
     def _run_profiled(self, phases: Sequence[str], profile: Profile) -> None:
         """Entry by entry, each timed by itself; all are prepared before the first clock is read."""
-        steps = [entry if isinstance(entry, Step) else entry.step for entry in self._entries]
-        wanted = [(entry, step) for entry, step in zip(self._entries, steps, strict=True) if step.phase in phases]
-        alone = [(step, None if isinstance(entry, Step) else self._native([entry])) for entry, step in wanted]
+        wanted = [call for call in self._calls if _step_of(call).phase in phases]
+        alone = [(_step_of(call), None if isinstance(call, Step) else self._native([call])) for call in wanted]
         team = self.engine.team_of(self._threads)
         for step, segment in alone:
             start = time.perf_counter()
@@ -386,23 +379,50 @@ class CpuExecutable(Executable):
             np.copyto(self._array(value), array)
 
 
-def _needed(entries: list[Entry | Step], program: Program, operands: Operands) -> list[Entry | Step]:
-    """Entries without those that only write results that are never read: a step may return more than is used."""
-    read = {operands[value].base for value in program.kept}
-    for entry in entries:
-        if isinstance(entry, Entry):
-            read.update(operand.base for operand in entry.reads)
+def _entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
+    """The kernels of a step; None where it has none."""
+    if step.results and not any(value.size for value in step.results):
+        return []
+    maker = KERNELS.get(step.op.name)
+    if maker is None:
+        return None
+    return maker(step, operands) if reads_bfloat16(step) else widened_entries(step, operands, maker)
+
+
+def _numbers(entry: Entry, kernels: Mapping[Code, int]) -> list[int]:
+    """The arguments of an entry, with 0 for the addresses of operands."""
+    numbers: list[int] = []
+    for argument in entry.arguments:
+        if isinstance(argument, np.ndarray):
+            numbers.append(address_of(argument))
+        elif isinstance(argument, Code):
+            numbers.append(kernels[argument])
         else:
-            read.update(operands[value].base for value in entry.inputs)
+            numbers.append(0 if isinstance(argument, Operand) else argument)
+    return numbers
+
+
+def _step_of(call: KernelCall | Step) -> Step:
+    return call if isinstance(call, Step) else call.step
+
+
+def _needed(calls: list[KernelCall | Step], program: Program, operands: Operands) -> list[KernelCall | Step]:
+    """Calls without those that only write results that are never read: a step may return more than is used."""
+    read = {operands[value].base for value in program.kept}
+    for call in calls:
+        if isinstance(call, KernelCall):
+            read.update([call.bases[number] for number in call.entry.read_bases])
+        else:
+            read.update(operands[value].base for value in call.inputs)
     workspaces = set(program.plan.workspaces.values())
 
-    def is_needed(entry: Entry | Step) -> bool:
-        if isinstance(entry, Step) or not entry.writes:
+    def is_needed(call: KernelCall | Step) -> bool:
+        if isinstance(call, Step) or not call.entry.writes:
             return True
-        bases = [operand.base for operand in entry.writes]
+        bases = [call.bases[number] for number in call.entry.written_bases]
         return any(base in read or base in workspaces or base not in program.plan.placements for base in bases)
 
-    return [entry for entry in entries if is_needed(entry)]
+    return [call for call in calls if is_needed(call)]
 
 
 register("cpu", lambda: [Cpu()])

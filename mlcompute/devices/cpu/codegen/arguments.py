@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.loop_nest import Operand
+from mlcompute.ops.op import Array
 
-#: One argument: the address of an operand or of another kernel, or an integer.
-Argument = Operand | int | Code
+#: One argument: the address of an operand, of another kernel or of an array that its entry keeps, or an integer.
+Argument = Operand | int | Code | Array
 
 
 class KernelArguments:
@@ -18,8 +19,8 @@ class KernelArguments:
         self.code = code
         self.values: list[Argument] = []
 
-    def pointer(self, operand: Operand | int | Code) -> str:
-        """A register with the address of an operand, of another kernel, or one given as an integer."""
+    def pointer(self, operand: Argument) -> str:
+        """A register with an address, which may be given as an integer."""
         self.values.append(operand)
         return self.code.argument(len(self.values) - 1, "ptr")
 

@@ -112,7 +112,7 @@ def _library_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Op
     status = np.zeros(1, np.int64)
     arguments: list[Argument] = [
         function, count, m, n, k, a, left[0], left[1], b, right[0], right[1], y, n,
-        a.strides[-2], b.strides[-1], tall, wide, address_of(status),
+        a.strides[-2], b.strides[-1], tall, wide, status,
         *(number for each in batch for number in (each.extent, *each.strides)),
     ]  # fmt: skip
     # Blocks of rows are then exactly the rows other kernels give each thread.

@@ -34,7 +34,7 @@ class CheckedIndices:
         self.status: Array = np.zeros(2, np.int64)
         self.pointer = args.pointer(indices)
         self._extent = args.number(extent)
-        self._status = args.pointer(int(self.status.ctypes.data))
+        self._status = args.pointer(self.status)
 
     def read(self, pointer: str, offset: str) -> str:
         """The index at an offset from an address, as an i64, unchecked."""

@@ -98,7 +98,7 @@ def chunks_entry(
     code = Code("convolution_chunks")
     args = KernelArguments(code)
     status = np.zeros(1, np.int64)
-    groups, failed = args.number(chunks.groups), args.pointer(address_of(status))
+    groups, failed = args.number(chunks.groups), args.pointer(status)
     calls, pointers, scratch = [], [], []
     first_call = len(args.values)
     for group in range(chunks.groups):

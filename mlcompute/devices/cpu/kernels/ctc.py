@@ -50,7 +50,7 @@ def ctc_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     args = KernelArguments(code)
     buffer = operands.workspace(step, 0, _workspace(step))
     sample_kernel = _Sample(args, step, ThreadWorkspace(args, buffer, _parts(step)))
-    failed = args.pointer(status.ctypes.data)
+    failed = args.pointer(status)
     n, steps, classes = x.shape
     samples, t_count, c_count, longest = args.numbers([n, steps, classes, targets.shape[1]])
     scores, to_loss, to_gradient = StridedArray.of(args, x), args.pointer(loss), args.pointer(gradient)
@@ -85,7 +85,6 @@ def ctc_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
         rows=0,
         kernel="ctc loss",
         cost=n * steps * (20.0 * states + 0.3 * classes),
-        keeps_alive=[status],
         scratch=[buffer],
         status=status,
     )

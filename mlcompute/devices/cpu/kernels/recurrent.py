@@ -106,7 +106,6 @@ def recurrent_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
         by_row=owned_by_row([*reads, *results], r.samples, but=(buffers["wx"], buffers["wh"], b)),
         kernel=r.kernel(),
         cost=r.product_cost(r.inputs + r.hidden) + (r.gate_count + 1) * r.cell_cost,
-        keeps_alive=[status],
         status=status if lengths else None,
     )
     return [pack, entry]

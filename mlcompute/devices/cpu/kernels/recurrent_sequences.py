@@ -231,7 +231,7 @@ class Sequences:
 
     def check_lengths(self, begin: str, end: str, status: Array) -> None:
         """Set the status if a length is below 1 or beyond the times. Times are never addressed by a length."""
-        code, address = self.code, self.args.pointer(status.ctypes.data)
+        code, address = self.code, self.args.pointer(status)
         with code.loop(begin, end) as sample:
             outside = code.let(f"icmp uge i64 {code.sub(self.length(sample), 1)}, {self.steps}")
             with code.when(outside):

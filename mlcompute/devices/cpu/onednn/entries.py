@@ -47,7 +47,7 @@ def primitives_entry(
 ) -> Entry:
     """Calls of primitives, which threads share; `pointers`: operands whose addresses go into the calls."""
     status = np.zeros(1, np.int64)
-    arguments: list[Argument] = [len(calls), address_of(status), *(address_of(call.native_arguments) for call in calls)]
+    arguments: list[Argument] = [len(calls), status, *(address_of(call.native_arguments) for call in calls)]
     return Entry(
         step,
         _primitives_code(),

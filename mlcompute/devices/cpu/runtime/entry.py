@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from mlcompute.devices.cpu.codegen.arguments import Argument
 from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.loop_nest import Operand, Operands
-from mlcompute.ops.op import Array, Step
+from mlcompute.ops.op import Array, Step, Value
 
-Argument = Operand | int | Code
+
+class Touch(NamedTuple):
+    """Memory that an entry reads or writes.
+
+    base      which of the entry's bases it lies in
+    written   is it written?
+    rows      rows that threads own (0: any thread touches anything), where there are `rows_for` threads (0: any number)
+    nbytes    of the operand; `is_whole`: it starts where the base does
+    """
+
+    base: int
+    written: bool
+    rows: int
+    rows_for: int
+    nbytes: int
+    is_whole: bool
 
 
 @dataclass(eq=False)
 class Entry:
     """A kernel call.
 
-    code       the kernel; in `arguments` operands and other kernels become pointers, integers stay
+    code       the kernel; in `arguments` operands, arrays and other kernels become pointers, integers stay
     reads, writes   memory it touches
     scratch    memory it also writes, which no other kernel reads
     rows       when not 0: threads share these rows (leading extents) and touch only their own in `by_row` operands
@@ -43,6 +61,68 @@ class Entry:
     status: Array | None = None
     #: What a status means; without it, the kernel found invalid data, and the step's NumPy meaning says which.
     reason: Callable[[int], str] | None = None
+
+    @functools.cached_property
+    def bases(self) -> dict[Value, int]:
+        """Values in whose memory its operands lie, numbered."""
+        operands = [argument for argument in self.arguments if isinstance(argument, Operand)]
+        operands += [*self.reads, *self.writes, *self.scratch, *(operand for operand, _ in self.pointers)]
+        return {base: number for number, base in enumerate(dict.fromkeys(operand.base for operand in operands))}
+
+    @functools.cached_property
+    def addresses(self) -> list[tuple[int, int, int]]:
+        """(argument, number of its base, offset in bytes) of the arguments that are operands."""
+        return [
+            (place, self.bases[argument.base], argument.byte_offset)
+            for place, argument in enumerate(self.arguments)
+            if isinstance(argument, Operand)
+        ]
+
+    @functools.cached_property
+    def read_bases(self) -> list[int]:
+        """Numbers of the bases it reads."""
+        return [self.bases[operand.base] for operand in self.reads]
+
+    @functools.cached_property
+    def written_bases(self) -> list[int]:
+        """Numbers of the bases it writes, scratch apart."""
+        return [self.bases[operand.base] for operand in self.writes]
+
+    @functools.cached_property
+    def touches(self) -> list[Touch]:
+        """Memory it reads, and behind it what it writes."""
+        found = []
+        for number, operand in enumerate([*self.reads, *self.writes, *self.scratch]):
+            rows = self.rows if number in self.by_row else 0
+            nbytes = operand.size * operand.dtype.itemsize
+            base, written = self.bases[operand.base], number >= len(self.reads)
+            found.append(Touch(base, written, rows, self.rows_for, nbytes, operand.offset == 0))
+        return found
+
+    @functools.cached_property
+    def status_argument(self) -> int | None:
+        """Which argument is the address of the status."""
+        return next((place for place, argument in enumerate(self.arguments) if argument is self.status), None)
+
+    @property
+    def is_shareable(self) -> bool:
+        """May steps like its own call it, too? Not where it keeps addresses of its own operands or status elsewhere."""
+        return not self.pointers and (self.status is None or self.status_argument is not None)
+
+
+class KernelCall:
+    """An entry on the memory of one step. Steps that are alike share their entries (`LikeSteps`).
+
+    bases    values in whose memory the entry's operands lie, in the order of `Entry.bases`
+    status   a word of its own, where the entry can fail
+    """
+
+    __slots__ = ("bases", "entry", "start", "status", "step")
+
+    def __init__(self, entry: Entry, step: Step, bases: Sequence[Value], status: Array | None) -> None:
+        self.entry, self.step, self.bases, self.status = entry, step, bases, status
+        #: Where its arguments begin among those of all calls.
+        self.start = 0
 
 
 #: Makes the entries of a step; None when there is no kernel for it (a dtype, a layout).

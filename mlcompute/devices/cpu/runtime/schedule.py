@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlcompute.compiler.program import Program
-from mlcompute.devices.cpu.runtime.entry import Entry
+from mlcompute.devices.cpu.runtime.entry import KernelCall
 from mlcompute.devices.cpu.runtime.threads import ALONE, WAIT
-from mlcompute.devices.loop_nest import Operand
+from mlcompute.ops.op import Value
 
-#: What an entry touches: operand, whether it is written, rows threads own (0: any), first and last byte.
-_Touch = tuple[Operand, bool, int, int, int]
+#: What a call touches: is it written, its first and last byte, rows that threads own (0: any) and their bytes.
+_Touch = tuple[bool, int, int, int, int]
 #: A barrier is cheaper than looking through more than this many of them.
 _MOST_TOUCHED = 512
 
 
-def schedule(entries: Sequence[Entry], program: Program, threads: int) -> list[int]:
-    """For every entry, whether threads wait before it (`WAIT`) and whether only the first runs it (`ALONE`)."""
-    touches = [_touches(entry, program, threads) for entry in entries]
-    waits = _barriers(entries, touches, [False] * len(entries))
+def schedule(calls: Sequence[KernelCall], program: Program, threads: int) -> list[int]:
+    """For every call, whether threads wait before it (`WAIT`) and whether only the first runs it (`ALONE`)."""
+    touches = _touches(calls, program, threads)
+    waits = _barriers(calls, touches, [False] * len(calls))
     if threads == 1:
         return [WAIT * wait for wait in waits]
-    alone = _small_chains(entries, waits, threads)
+    alone = _small_chains(calls, waits, threads)
     if any(alone):
-        waits = _barriers(entries, touches, alone)
+        waits = _barriers(calls, touches, alone)
     return [WAIT * wait + ALONE * single for wait, single in zip(waits, alone, strict=True)]
 
 
@@ -36,80 +36,76 @@ def barrier_cost(threads: int) -> float:
     return 250.0 + 20.0 * threads
 
 
-def _small_chains(entries: Sequence[Entry], waits: Sequence[bool], threads: int) -> list[bool]:
-    """Entries in a row that one thread runs sooner than all threads that wait for each other between them."""
+def _small_chains(calls: Sequence[KernelCall], waits: Sequence[bool], threads: int) -> list[bool]:
+    """Calls in a row that one thread runs sooner than all threads that wait for each other between them."""
     barrier, lost = barrier_cost(threads), 1.0 - 1.0 / threads
-    alone = [False] * len(entries)
+    costs = [call.entry.cost for call in calls]
+    alone = [False] * len(calls)
     begin = 0
-    while begin < len(entries):
+    while begin < len(calls):
         end = begin
-        # To share an entry takes a barrier before it, and mostly another one behind it.
-        while end < len(entries) and entries[end].cost * lost < 1.5 * barrier:
+        # To share a call takes a barrier before it, and mostly another one behind it.
+        while end < len(calls) and costs[end] * lost < 1.5 * barrier:
             end += 1
         if end - begin > 1:
             inside = sum(waits[begin + 1 : end])
             # Others wait before and after the chain, also where they did not have to.
-            added = (begin > 0 and not waits[begin]) + (end < len(entries) and not waits[end])
-            if (inside - added) * barrier > lost * sum(entry.cost for entry in entries[begin:end]):
+            added = (begin > 0 and not waits[begin]) + (end < len(calls) and not waits[end])
+            if (inside - added) * barrier > lost * sum(costs[begin:end]):
                 alone[begin:end] = [True] * (end - begin)
         begin = end + 1
     return alone
 
 
-def _barriers(entries: Sequence[Entry], touches: Sequence[list[_Touch]], alone: Sequence[bool]) -> list[bool]:
-    """Before which entries all threads must synchronize: where one may touch memory another has not finished with."""
+def _barriers(calls: Sequence[KernelCall], touches: Sequence[list[_Touch]], alone: Sequence[bool]) -> list[bool]:
+    """Before which calls all threads must synchronize: where one may touch memory another has not finished with."""
     waits: list[bool] = []
-    failures = [False, False]  # may an entry have failed since the last barrier: a shared one, one that is alone
-    touched: tuple[list[_Touch], list[_Touch]] = ([], [])  # since then, by shared entries and by those alone
-    for entry, mine, single in zip(entries, touches, alone, strict=True):
+    failures = [False, False]  # may a call have failed since the last barrier: a shared one, one that is alone
+    touched: tuple[list[_Touch], list[_Touch]] = ([], [])  # since then, by shared calls and by those alone
+    for call, mine, single in zip(calls, touches, alone, strict=True):
         # No parameter or state is changed before it is known that every kernel before it succeeded. The first thread
         # knows about those it ran alone.
         unknown = failures[0] or (failures[1] and not single)
-        meets = _overlaps if single else _conflicts
         wait = (
-            (unknown and not entry.step.op.is_pure)
-            or any(meets(new, old) for new in mine for old in touched[0])
-            or (not single and any(_overlaps(new, old) for new in mine for old in touched[1]))
+            (unknown and not call.step.op.is_pure)
+            or _conflict(mine, touched[0], by_rows=not single)
+            or (not single and _conflict(mine, touched[1], by_rows=False))
             or len(touched[0]) + len(touched[1]) > _MOST_TOUCHED
         )
         waits.append(wait)
         if wait:
             touched, failures = ([], []), [False, False]
         touched[single].extend(mine)
-        failures[single] |= entry.status is not None
+        failures[single] |= call.status is not None
     return waits
 
 
-def _touches(entry: Entry, program: Program, threads: int) -> list[_Touch]:
-    found: list[_Touch] = []
-    for number, operand in enumerate([*entry.reads, *entry.writes, *entry.scratch]):
-        rows = entry.rows if number in entry.by_row and entry.rows_for in (0, threads) else 0
-        found.append((operand, number >= len(entry.reads), rows, *_range(operand, program)))
+def _touches(calls: Sequence[KernelCall], program: Program, threads: int) -> list[list[_Touch]]:
+    """What each call touches: in the arena, or (as a made-up range) in a base of its own."""
+    ranges = {base: (at.offset, at.offset + at.nbytes) for base, at in program.plan.placements.items()}
+    found = []
+    for call in calls:
+        bases = [ranges.get(base) or _outside(base) for base in call.bases]
+        found.append(
+            [
+                (written, *bases[base], rows if is_whole and rows_for in (0, threads) else 0, nbytes)
+                for base, written, rows, rows_for, nbytes, is_whole in call.entry.touches
+            ]
+        )
     return found
 
 
-def _range(operand: Operand, program: Program) -> tuple[int, int]:
-    """Bytes an operand may touch: in the arena, or (as a made-up range) in a base of its own."""
-    placement = program.plan.placements.get(operand.base)
-    if placement is not None:
-        return placement.offset, placement.offset + placement.nbytes
-    return -1 - operand.base.index, -operand.base.index
+def _outside(base: Value) -> tuple[int, int]:
+    return -1 - base.index, -base.index
 
 
-def _overlaps(new: _Touch, old: _Touch) -> bool:
-    """Do two entries touch the same bytes, one of them writing?"""
-    _, written, _, begin, end = new
-    _, was_written, _, other_begin, other_end = old
-    return (written or was_written) and begin < other_end and other_begin < end
-
-
-def _conflicts(new: _Touch, old: _Touch) -> bool:
-    """Do they, other than each thread in rows of its own?"""
-    if not _overlaps(new, old):
-        return False
-    operand, _, rows, begin, _ = new
-    other, _, other_rows, other_begin, _ = old
-    # Threads that share the same rows of the same bytes only touch their own work.
-    same_bytes = begin == other_begin and operand.offset == other.offset == 0
-    same_width = operand.size * operand.dtype.itemsize == other.size * other.dtype.itemsize
-    return not (rows and rows == other_rows and same_bytes and same_width)
+def _conflict(mine: list[_Touch], touched: list[_Touch], by_rows: bool) -> bool:
+    """Do calls touch the same bytes, one of them writing? `by_rows`: other than each thread in rows of its own."""
+    for written, begin, end, rows, nbytes in mine:
+        for was_written, other_begin, other_end, other_rows, other_nbytes in touched:
+            if (written or was_written) and begin < other_end and other_begin < end:
+                # Threads that share the same rows of the same bytes only touch their own work.
+                own = rows and rows == other_rows and begin == other_begin and nbytes == other_nbytes
+                if not (by_rows and own):
+                    return True
+    return False
