@@ -11,7 +11,7 @@ import mlcompute as mlc
 from mlcompute.cli.answer import Answer
 from mlcompute.cli.parsing import meant
 from mlcompute.errors import DataError
-from mlcompute.runs.comparing import best_of, compared, known_orders, ordered
+from mlcompute.runs.comparing import best_of, comparable, compared, known_orders, ordered
 from mlcompute.runs.folders import found_run, is_run, run_folders
 from mlcompute.seeing.setup import value_text
 from mlcompute.seeing.table import Table
@@ -45,11 +45,13 @@ def run(args: argparse.Namespace) -> Answer:
         return Answer(
             f"no runs in {args.which[0] if args.which else 'runs'} yet: `mlcompute train cnn` begins one", data
         )
-    best = best_of(runs)
-    text = ""
-    if best is not None and len(runs) > 1:
-        text = f"\nbest {best[1]}: {best[0].folder}"
-    return Answer(text, data, table=_fitting(compared(runs)))
+    lines = []
+    for group in comparable(runs):
+        best = best_of(group)
+        if best is not None and len(group) > 1:
+            name = best[0].facts.get("data", {}).get("name")
+            lines.append(f"best {best[1]}{f' on {name}' if name else ''}: {best[0].folder}")
+    return Answer("\n".join(["", *lines]) if lines else "", data, table=_fitting(compared(runs)))
 
 
 def chosen_runs(which: list[str]) -> list[mlc.Run]:

@@ -280,7 +280,8 @@ def _command(args: argparse.Namespace, epochs: int) -> str:
             option = f"--{name.replace('_', '-')}"
             several = value if isinstance(value, list) else [value]
             several = [f"{one[0]}={json.dumps(one[1])}" if isinstance(one, tuple) else str(one) for one in several]
-            words += [option] if value is True else [word for one in several for word in (option, one)]
+            is_alone = value is True or (name == "live" and value == 0)  # any port
+            words += [option] if is_alone else [word for one in several for word in (option, one)]
     if args.report is not None:
         words += ["--report", args.report] if args.report else ["--report"]
     return shlex.join([*words, "--resume"])

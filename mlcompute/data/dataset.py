@@ -158,11 +158,13 @@ class Dataset:
     def summary(self) -> dict[str, Any]:
         """What it is, as plain data."""
         held = {"validation": self.validation, "test": self.test}
+        target = self.preprocessing.target if self.preprocessing is not None else None
         return {
             "name": self.name,
             "samples": len(self),
             **{name: len(part) for name, part in held.items() if part is not None},
             "shape": list(self.shape),
+            "target": target.name if target else None,
             "classes": list(self.classes),
             "notes": list(self.notes),
         }

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.data.columns import Column, Frame, Kind, columns_from, guessed, learned
+from mlcompute.data.columns import Column, Frame, Kind, columns_from, learned
 from mlcompute.data.dataset import Dataset
 from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Parts, Split
@@ -83,8 +83,8 @@ def series(
     rows = np.arange(first[-1] + window)
     target = Target.of(who, name, values, "regression", False)
     target = target.standardized(values[window - 1 + horizon :][first][:, None])
-    asked: dict[str, Kind] = {one: "number" for one in frame.columns if guessed(frame, one) == "number"}
-    columns = [learned(frame, one, kinds.get(one, asked.get(one)), rows) for one in frame.columns]
+    kinds = {name: "number", **kinds}  # its past, even where it only counts
+    columns = [learned(frame, one, kinds.get(one), rows) for one in frame.columns]
     preprocessing = SeriesPreprocessing(who, target, split, tuple(columns), options, window, horizon)
     whole = preprocessing.dataset(frame)
     width = max(len(one) for one in frame.columns)

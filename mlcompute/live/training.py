@@ -119,7 +119,10 @@ class TrainingSite:
         rate = (trainer.step - before) / (now - then) if now > then else 0.0
         if is_over:
             why = trainer.history.stopped
-            how = f"stopped ({why})" if why else "finished" if trainer.epoch >= length.epochs else "ended early"
+            if why and not self._stopping:
+                how = f"stopped ({why})"
+            else:
+                how = "stopped" if why else "finished" if trainer.epoch >= length.epochs else "ended early"
             text = f"{how} after {trainer.step:,} steps"
         else:
             steps = f"step {trainer.step:,}" + (f" of {total:,}" if total else "")

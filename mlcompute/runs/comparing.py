@@ -48,6 +48,17 @@ def best_of(runs: Sequence[Run], metric: str | None = None) -> tuple[Run, str, f
     return run, metric, value
 
 
+def comparable(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs together whose numbers say something about each other: the same data, target and metric."""
+    groups: dict[object, list[Run]] = {}
+    for run in runs:
+        data, metric = run.facts.get("data", {}), main_metric([run])
+        if metric is not None:
+            same = (metric, *(str(data.get(fact)) for fact in ("path", "name", "target", "classes")))
+            groups.setdefault(same, []).append(run)
+    return list(groups.values())
+
+
 def ordered(runs: Sequence[Run], by: str) -> list[Run]:
     """Sorted: the best first by a metric, the smallest first by anything else; without a number at the end."""
     if by in {name for run in runs for name in run.best}:

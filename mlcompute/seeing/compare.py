@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from mlcompute.runs.comparing import best_of, compared, differing
+from mlcompute.runs.comparing import best_of, comparable, compared, differing
 from mlcompute.runs.evaluation import Evaluation
 from mlcompute.seeing.charts import Line, condensed, line_chart
 from mlcompute.seeing.figures import Figure
@@ -36,7 +36,8 @@ def compare_page(runs: Sequence[Run], link: Callable[[Run], str], title: str = "
     if 0 < len(drawn) <= MOST_MATRICES:
         parts.append(_mistakes(drawn))
     parts.append(setup_section(runs))
-    best = best_of(runs)
+    alike = comparable(runs)
+    best = best_of(runs) if len(alike) == 1 else None
     score = None
     if best is not None:
         run, name, value = best

@@ -30,9 +30,10 @@ def setup_section(runs: Sequence[Run]) -> Section:
 
 
 def _circumstances(run: Run) -> dict[str, Any]:
-    facts = run.facts
+    facts, status = run.facts, run.status
     known = {
-        "status": f"{run.status}: {facts['reason']}" if facts.get("reason") else run.status,
+        # A page that is written while it trains is looked at afterwards, too.
+        "status": None if status == "running" else f"{status}: {facts['reason']}" if facts.get("reason") else status,
         "started": str(facts.get("started") or "").replace("T", " ")[:19],
         "device": facts.get("device"),
         "random seed": facts.get("seed"),

@@ -71,7 +71,7 @@ class Signals:
     def interrupt(self) -> None:
         """As if Ctrl-C had come, from any thread; once more does nothing more."""
         if not self.noticed:
-            self._note(signal.SIGINT, None)
+            self._note(signal.SIGINT, None, "stopped by the program")
 
     def agree(self, numbers: Iterable[int]) -> None:
         """What all processes of a group have noticed: the first of them counts, for everybody."""
@@ -79,7 +79,7 @@ class Signals:
         if noticed and not self.caught:
             self.caught = signal.Signals(noticed[0]).name
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note(self, number: int, frame: FrameType | None, said: str = "") -> None:
         if self.caught and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.noticed = self.noticed or number
@@ -87,7 +87,7 @@ class Signals:
             return  # it counts when all processes know of it
         self.caught = self.caught or signal.Signals(number).name
         with contextlib.suppress(Exception):  # a closed standard error is no reason to lose the run
-            print(f"\n{self.caught}: finishing the step, then saving ...", file=sys.stderr, flush=True)
+            print(f"\n{said or self.caught}: finishing the step, then saving ...", file=sys.stderr, flush=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -174,7 +174,10 @@ def test_what_is_learned_comes_from_the_training_samples() -> None:
 def test_windows_of_a_series() -> None:
     values = np.arange(30) ** 2
     Path("series.csv").write_text("t,value\n" + "".join(f"{k},{v}\n" for k, v in enumerate(values)))
-    data = mlc.data.read_csv("series.csv", "value", window=4, horizon=2, validation=0.2)
+    bare = mlc.data.read_csv("series.csv", "value", window=4)
+    assert bare.shape == (4, 1), "a column that only counts the lines is left out"
+    assert "left out: it only counts" in str(bare)
+    data = mlc.data.read_csv("series.csv", "value", window=4, horizon=2, validation=0.2, kinds={"t": "number"})
     held = data.validation
     assert held is not None
     assert data.shape == (4, 2)

@@ -64,6 +64,29 @@ def test_listing(folder: Path, capsys: Any) -> None:
     assert "--sort val_los: unknown; did you mean val_loss?" in wrong
 
 
+def test_the_best_is_one_of_several_on_the_same_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def ran(data: str, **numbers: float) -> None:
+        with mlc.Run("net", data={"name": data}) as run:
+            run.update(best=numbers)
+
+    ran("houses", val_r2=0.9)
+    ran("digits", val_accuracy=0.8, val_loss=0.3)
+    assert "best" not in call(capsys, "runs"), "one alone is not the best"
+    ran("digits", val_loss=0.1)  # an autoencoder
+    assert "best" not in call(capsys, "runs"), "nor one that measures something else"
+    ran("digits", val_accuracy=0.9, val_loss=0.4)
+    ran("houses", val_r2=0.7)
+    said = call(capsys, "runs").splitlines()
+    assert said[-2:] == ["best val_r2 on houses: runs/0001-net", "best val_accuracy on digits: runs/0004-net"]
+    call(capsys, "report", "1", "2"), call(capsys, "report", "2", "4", "--output", "same.html")
+    assert "at best" not in Path("comparison.html").read_text(), "numbers that cannot be compared"
+    assert "at best, 0004-net" in Path("same.html").read_text()
+
+
 def test_comparing(folder: Path, capsys: Any) -> None:
     text = call(capsys, "runs", "1", "runs/0002")
     assert text.split()[:2] == ["0001-net", "0002-net"]
