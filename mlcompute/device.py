@@ -201,6 +201,12 @@ class Device:
     def __deepcopy__(self, memo: dict[int, Any]) -> Device:
         return self.__copy__()  # there is one engine and one queue
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Device cannot be pickled, it belongs to its process: make it again where it is needed, with "
+            f"mlc.Device{'.cpu()' if self.actual_device_type is DeviceType.CPU else '.gpu()'}"
+        )
+
     def __repr__(self) -> str:
         precision = "" if self.precision == "float32" else f", precision '{self.precision}'"
         names = ", ".join(f"'{engine.name}'" for engine in self.engines)

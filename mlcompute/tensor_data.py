@@ -238,6 +238,15 @@ def _typed(data: ArrayLike, descriptor: TensorDescriptor, who: str) -> Array:
         return array.astype(dtype)
 
 
+def expect_no_booleans(data: ArrayLike, who: str) -> None:
+    """Refuse truth values where numbers are added: as 0 and 1 they would be taken for something else than is meant."""
+    if str(data.dtype if hasattr(data, "dtype") else np.asarray(data).dtype).endswith("bool"):  # PyTorch's, too
+        raise DataError(
+            f"{who}: boolean data for a mask of numbers, which are added to the scores",
+            fix="build the input with data_type=mlc.DataType.BOOLEAN, where True forbids; or give 0 and -inf",
+        )
+
+
 def can_convert(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     """Do numbers keep their meaning, apart from digits? NumPy converts bfloat16 to wider types only."""
     return np.can_cast(source, target, "same_kind") or (is_bfloat16(source) and is_floating(target))

@@ -266,3 +266,21 @@ def test_a_trainer_feeds_one_mask_to_all_batches(last_batch: str) -> None:
             expected = torch_attention(torch.tensor(given), parameters, torch.tensor(causal)).numpy()
         np.testing.assert_allclose(trainer.predict(data), expected, rtol=1e-4, atol=1e-5)
         assert trainer.evaluate(data, t)["loss"] == pytest.approx(np.square(expected - t).mean(), rel=1e-4)
+
+
+def test_truth_values_are_not_added_to_scores() -> None:
+    """A floating mask is added: 1 for "forbidden" would be taken for a number like any other."""
+    graph = mlc.Graph()
+    x, mask = graph.input((2, 4, 8), "x"), graph.input((2, 1, 4, 4), "mask")
+    graph.attention(x, heads=2, mask=mask)
+    data, forbidden = np.ones((2, 4, 8), np.float32), np.zeros((2, 1, 4, 4), bool)
+    said = "'mask': boolean data for a mask of numbers.*\n.*data_type=mlc.DataType.BOOLEAN"
+    for given in (forbidden, forbidden.tolist()):
+        with pytest.raises(mlc.DataError, match=said):
+            graph.predict({"x": data, "mask": given})
+    inference = mlc.InferenceGraph([graph])
+    inference.add_inputs({"x": x, "mask": mask})
+    inference.compile(device=mlc.Device.cpu())
+    with pytest.raises(mlc.DataError, match=said):
+        inference.execute({"x": data, "mask": forbidden})
+    assert graph.predict({"x": data, "mask": forbidden.astype(np.float32)}).shape == (2, 4, 8)

@@ -332,3 +332,12 @@ def test_adam_on_half_precision_parameters_moves_by_the_learning_rate() -> None:
         graph.execute_gradient()
         graph.execute_optimizer_update()
     assert w.data.item() == pytest.approx(-64 * 2.0**-10, rel=2e-3)
+
+
+def test_what_only_floats_have_says_how_to_get_them() -> None:
+    graph = mlc.Graph()
+    x = graph.input((4, 3), "x", data_type=mlc.DataType.INT32)
+    for call in (x.sum, x.max, lambda: abs(x), lambda: x**2, x.exp, lambda: x @ x):
+        with pytest.raises(mlc.DataError, match=r"(?s)INT32.*fix .*graph\.cast\(x, mlc\.DataType\.FLOAT32\)"):
+            call()
+    assert len(graph.nodes) == 0

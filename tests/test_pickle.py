@@ -123,3 +123,8 @@ def test_what_cannot_travel_says_so() -> None:
                 pickle.dumps(self.trainer)
 
     model.fit(X, Y, callbacks=[Copying()], verbose=0)
+
+
+def test_a_device_says_what_to_do_instead() -> None:
+    with pytest.raises(TypeError, match=r"a Device cannot be pickled.*mlc\.Device\.cpu\(\)"):
+        pickle.dumps(mlc.Device.cpu())

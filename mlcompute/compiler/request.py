@@ -25,6 +25,7 @@ class Request:
     kept            tensors that stay readable after every run; `kept_gradients`: tensors whose gradients do
     debugged        tensors that stay readable together with their gradients
     shared          inputs and constants of which no axis counts samples
+    added           floating tensors that are added to others as they are: see Layer.adds_source
     result          what a run gives
     minimised       the sum of these is: the gradient pass starts from them, with ones
     total           that sum as a tensor of its own, where there are several
@@ -53,6 +54,7 @@ class Request:
     kept_gradients: list[Tensor] = field(default_factory=list)
     debugged: list[Tensor] = field(default_factory=list)
     shared: set[Tensor] = field(default_factory=set)
+    added: set[Tensor] = field(default_factory=set)
     result: Tensor | None = None
     minimised: list[Tensor] = field(default_factory=list)
     averaged: set[Tensor] = field(default_factory=set)

@@ -8,7 +8,7 @@ from mlcompute import ops
 from mlcompute.enums import ArithmeticOperation
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.arguments import constant_for, member, real, same_type
-from mlcompute.layers.layer import FLOATS, INDICES, Forward, Layer
+from mlcompute.layers.layer import AS_FLOATS, FLOATS, INDICES, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.elementwise import broadcast_shape
 from mlcompute.ops.op import Shape, Value
@@ -149,6 +149,7 @@ class ArithmeticLayer(Layer):
             kind.is_floating or self._operation in _ON_INTEGERS,
             f"{self._operation.name} is not defined for {kind.name}",
             expected="FLOAT32, FLOAT16 or BFLOAT16",
+            fix=AS_FLOATS,
             error=DataError,
         )
         if self._constant is not None:

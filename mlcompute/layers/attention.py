@@ -420,6 +420,9 @@ class MultiheadAttentionLayer(Layer):
         shared = index >= 3 and index == self._masks(shapes)[1] and len(sources[index].shape) == 2
         return None if shared else 0
 
+    def adds_source(self, index: int) -> bool:
+        return index >= 3
+
     def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
         return len(result) - 1
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _ids = itertools.count()
 
 FLOATS = frozenset(kind for kind in DataType if kind.is_floating)
+#: What to do with other numbers where only these will do.
+AS_FLOATS = "convert it: graph.cast(x, mlc.DataType.FLOAT32)"
 NUMBERS = frozenset(set(DataType) - {DataType.INVALID, DataType.COUNT, DataType.BOOLEAN})
 ALL_TYPES = NUMBERS | {DataType.BOOLEAN}
 INDICES = frozenset({DataType.INT32, DataType.INT64})
@@ -185,6 +187,10 @@ class Layer(ABC):
         """The axis of source `index` that counts samples; None where all samples share it."""
         return 0
 
+    def adds_source(self, index: int) -> bool:
+        """Is source `index`, where it is floating, added to others as it is? Truth values would mean nothing there."""
+        return False
+
     def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
         """The axis of the first result that holds features (channels, classes); None where it cannot be told.
 
@@ -225,6 +231,7 @@ class Layer(ABC):
                     f"{self.who}: a source of type {source.data_type.name} is not supported",
                     source=source,
                     expected=accepted,
+                    fix=AS_FLOATS if self.source_types & FLOATS and not source.data_type.is_floating else "",
                 )
 
     def sized(self, tensor: Tensor, slot: str, count: int, meaning: str) -> Tensor:

@@ -9,7 +9,7 @@ from mlcompute.enums import DataType, ReductionType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.arguments import LEAST_AXIS, axis_of, member, whole, whole_list
 from mlcompute.layers.comparison import truth
-from mlcompute.layers.layer import ALL_TYPES, FLOATS, Forward, Layer
+from mlcompute.layers.layer import ALL_TYPES, AS_FLOATS, FLOATS, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import BOOL, FLOAT32, Shape, Value
 from mlcompute.tensor import TensorDescriptor
@@ -90,6 +90,7 @@ class ReductionLayer(Layer):
             kind in _LOGICAL or x.data_type in FLOATS,
             f"{kind.name} is not defined for {x.data_type.name}",
             expected="FLOAT32, FLOAT16 or BFLOAT16",
+            fix=AS_FLOATS,
             error=DataError,
         )
         axes = tuple(axis_of(self.who, axis, x.dimension_count) for axis in self._axes)

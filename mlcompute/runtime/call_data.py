@@ -13,7 +13,7 @@ from mlcompute.ops.op import Value
 from mlcompute.runtime.inputs import InputData, Named
 from mlcompute.runtime.run_specification import RunSpecification
 from mlcompute.tensor import Tensor
-from mlcompute.tensor_data import read_array
+from mlcompute.tensor_data import expect_no_booleans, read_array
 
 if TYPE_CHECKING:
     from mlcompute.runtime.session import Session
@@ -53,6 +53,8 @@ def named_data(
     """Data by tensor; unknown names are refused."""
     assert session.compiled is not None
     found = session.definition.declared.find(method, inputs, labels, weights, session.compiled.lengths)
+    for tensor in session.compile_if_needed().added & found.keys():
+        expect_no_booleans(found[tensor], f"{session.definition.who}.{method}: '{session.name_of(tensor)}'")
     for tensor, constant in session.constants.items():
         if tensor in found:
             who = f"{session.definition.who}.{method}: '{session.name_of(tensor)}'"

@@ -81,6 +81,12 @@ def _declare_inputs(
     definition.declared.name_undeclared(inputs)
     axes = _source_axes(request.nodes, [*inputs, *request.constants])
     request.shared = {tensor for tensor, counted in axes.items() if None in counted}
+    request.added = {
+        tensor
+        for node in request.nodes
+        for index, tensor in enumerate(node.sources)
+        if tensor.descriptor.data_type.is_floating and node.layer.adds_source(index)
+    }
     request.batch_size = _batch_extent(definition, inputs, axes)
     for tensor in inputs:
         extent, batch = tensor.descriptor.shape[0], request.batch_size

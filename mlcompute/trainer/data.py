@@ -41,6 +41,7 @@ class Feed:
     weighs_alike  without weights every sample weighs 1
     class_axes    where labels have their classes, if not on axis 1
     shared        tensors of which no axis counts samples, as a mask over queries and keys
+    added         tensors whose numbers are added to others, as a floating mask: booleans are refused
     weighed       labels -> the weights of the loss that compares with them
     class_weights labels -> a weight per class, by which their classes are weighed; others weigh 1
     classes       integer class labels: how many classes there are, and which label is ignored
@@ -57,6 +58,7 @@ class Feed:
     weighs_alike: bool = False
     class_axes: Mapping[str, int] = field(default_factory=dict)
     shared: AbstractSet[Tensor] = frozenset()
+    added: AbstractSet[Tensor] = frozenset()
     weighed: Mapping[str, str] = field(default_factory=dict)
     class_weights: Mapping[str, Array] = field(default_factory=dict)
     classes: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)

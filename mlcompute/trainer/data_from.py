@@ -30,7 +30,7 @@ def data_from(who: str, feed: Feed, x: Any, y: Any = None, weights: Any = None, 
         made: Data = x.data_for(who, feed, only_inputs)
         return made
     if only_inputs:
-        feed = Feed(feed.inputs, {}, {}, feed.batch, shared=feed.shared)
+        feed = Feed(feed.inputs, {}, {}, feed.batch, shared=feed.shared, added=feed.added)
     is_array = hasattr(x, "__array__") or hasattr(x, "__dlpack__") or hasattr(x, "shape")
     if y is None and weights is None and not is_array and not isinstance(x, (Mapping, str, bytes)):
         if isinstance(x, (list, tuple)) and not feed.labels:  # batches, or the samples or inputs themselves?

@@ -10,6 +10,7 @@ import numpy as np
 
 from mlcompute.errors import DataError
 from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import expect_no_booleans
 from mlcompute.trainer.class_weights import class_numbers, places_of, weighed
 from mlcompute.trainer.columns import Column, as_array, column
 from mlcompute.trainer.data import Feed
@@ -39,6 +40,9 @@ def columns_of(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list
         named = by_name(who, kind, tensors, given)
         if kind == "label":
             tensors = {name: feed.label_tensor(name, data, f"{who}: '{name}'") for name, data in named.items()}
+        for name, data in named.items():
+            if tensors[name] in feed.added:
+                expect_no_booleans(data, f"{who}: '{name}'")
         # Only loss layers know what classes are: what an expression makes of labels is its own affair.
         axes = feed.class_axes if kind == "label" else {}
         found.append(

@@ -131,6 +131,7 @@ class Model(Predictor):
             self._probabilities(labels),
             class_axes=self._class_axes(),
             shared=request.shared,
+            added=request.added,
             classes=self._classes(labels),
             dense=self._dense_labels(labels),
             functions={name: place.prediction for name, place in self._made_labels.items() if place is not None},

@@ -53,7 +53,7 @@ class Predictor:
         inference.add_outputs(outputs)
         inference.compile(device=device)
         request = session_of(inference).compile_if_needed()
-        self.feed = Feed(inputs, {}, {}, request.batch_size, shared=request.shared)
+        self.feed = Feed(inputs, {}, {}, request.batch_size, shared=request.shared, added=request.added)
         self._refusals: dict[tuple[int, bool], str] = {}
 
     @property
