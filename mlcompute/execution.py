@@ -32,25 +32,11 @@ class Execution:
     graph.execute(...).wait().result
     """
 
-    # What most runs leave as it is stands here: a small step pays for every attribute that is set.
-    _result: Tensor | None = None
-    _error: BaseException | None = None
-    _seconds: float = 0.0
-    _handler: GraphCompletionHandler | None = None
-    #: Set by a run that was started and not waited for.
-    completion: Completion | None = None
-    #: Takes back what was counted, should such a run turn out to have failed; None: it cannot fail any more.
-    undo: Callable[[], None] | None = None
-    #: Has the run finished, well or not? Set by the queue.
-    is_done: bool = False
-    #: Called by the queue when the run has finished.
-    listeners: Sequence[Callable[[], None]] = ()
-    #: Is `execution_time` asked for?
-    measures_time: bool = False
-    #: Time per layer and phase; only with PER_LAYER_PROFILING.
-    profile: Profile | None = None
-    #: Has anybody been told about the error? If not, the next call on the graph raises it.
-    error_was_seen: bool = False
+    # Slots: a small step pays for every attribute, and for one that is found on the class most of all.
+    __slots__ = (
+        *("__weakref__", "_error", "_handler", "_result", "_seconds", "_work", "completion", "error_was_seen"),
+        *("is_done", "listeners", "measures_time", "profile", "queue", "undo"),
+    )
 
     def __init__(
         self,
@@ -60,8 +46,24 @@ class Execution:
     ) -> None:
         self.queue = queue
         self._work: Callable[[], Tensor | None] | None = work
-        if completion_handler is not None:
-            self._handler = completion_handler
+        self._handler = completion_handler
+        self._result: Tensor | None = None
+        self._error: BaseException | None = None
+        self._seconds = 0.0
+        #: Set by a run that was started and not waited for.
+        self.completion: Completion | None = None
+        #: Takes back what was counted, should such a run turn out to have failed; None: it cannot fail any more.
+        self.undo: Callable[[], None] | None = None
+        #: Has the run finished, well or not? Set by the queue.
+        self.is_done = False
+        #: Called by the queue when the run has finished.
+        self.listeners: Sequence[Callable[[], None]] = ()
+        #: Is `execution_time` asked for?
+        self.measures_time = False
+        #: Time per layer and phase; only with PER_LAYER_PROFILING.
+        self.profile: Profile | None = None
+        #: Has anybody been told about the error? If not, the next call on the graph raises it.
+        self.error_was_seen = False
 
     def run(self) -> None:
         """Do the work and tell the completion handler. Called by the queue, once."""
@@ -131,6 +133,12 @@ class Execution:
         if self.is_done and self.undo is not None and self.completion is not None and self.completion.is_done():
             self.wait_for_device()
         return self.is_done and self.undo is None
+
+    @property
+    def has_news(self) -> bool:
+        """Is there something to learn about the run, as far as can be told without asking the device?"""
+        completion = self.completion
+        return self.is_done and (self.undo is None or completion is None or completion.may_have_failed())
 
     @property
     def result(self) -> RunResult:

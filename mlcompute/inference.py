@@ -13,7 +13,6 @@ from mlcompute.layers.read_only import Settable, Shared
 from mlcompute.runtime import calls, members
 from mlcompute.runtime.definition import Definition
 from mlcompute.runtime.inputs import Named
-from mlcompute.runtime.run import Call
 from mlcompute.runtime.session import Session, session_of
 from mlcompute.tensor import Tensor
 
@@ -81,8 +80,8 @@ class InferenceGraph(Graph):
 
         Without labels, loss layers are left out and the result is the last prediction.
         """
-        call = Call("execute", options, completion_handler, outputs_data)
-        return calls.execute(self._session, call, batch_size, (inputs_data, loss_labels_data, loss_label_weights_data))
+        given = (inputs_data, loss_labels_data, loss_label_weights_data)
+        return calls.execute(self._session, given, batch_size, options, completion_handler, outputs_data)
 
     async def execute_async(
         self,

@@ -281,8 +281,8 @@ class TrainingGraph(Graph):
         Data is keyed by the names given to add_inputs, outputs by those of add_outputs. With FORWARD_FOR_INFERENCE
         only the forward pass runs, in inference mode; labels may then be left out.
         """
-        call = Call("execute", options, completion_handler, outputs_data)
-        return calls.execute(self._session, call, batch_size, (inputs_data, loss_labels_data, loss_label_weights_data))
+        given = (inputs_data, loss_labels_data, loss_label_weights_data)
+        return calls.execute(self._session, given, batch_size, options, completion_handler, outputs_data)
 
     def execute_forward(
         self,

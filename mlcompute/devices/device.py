@@ -213,6 +213,10 @@ class Completion(ABC):
     def is_done(self) -> bool:
         """Has it finished? Never waits."""
 
+    def may_have_failed(self) -> bool:
+        """Is it worth asking how it went? False as long as nothing says that it has failed, which costs nothing."""
+        return self.is_done()
+
     @abstractmethod
     def wait(self) -> None:
         """Return when it has finished; raises ExecutionError naming the layer that could not be carried out."""

@@ -59,6 +59,7 @@ def clip_name(group: int) -> str:
     return f"clip_norm of group {group}"
 
 
+_BY_VALUE = GradientClippingType.BY_VALUE
 _NO_CLIPPING_BY_VALUE = {"clip_min": -inf, "clip_max": inf}
 _NO_CLIPPING_BY_NORM = {"clip_norm": inf}
 
@@ -252,7 +253,8 @@ class Optimizer(ABC):
 
     def scalars_of(self, time_step: int, members: Collection[Members]) -> dict[str, float]:
         """The numbers of one update for every combination of groups there is, by name and `suffix`."""
-        numbers = self.scalars(time_step)
+        numbers = self.rule_scalars(time_step)
+        numbers.update(self._limits())
         if not members and not self._groups:  # as in most steps
             return numbers
         for some in members:
@@ -379,7 +381,7 @@ class Optimizer(ABC):
 
     def _limits(self) -> dict[str, float]:
         """The numbers clipping reads; infinities switch it off."""
-        by_value = self._descriptor.gradient_clipping_type is GradientClippingType.BY_VALUE
+        by_value = self._descriptor.gradient_clipping_type is _BY_VALUE
         if not self._applies_gradient_clipping:
             return _NO_CLIPPING_BY_VALUE if by_value else _NO_CLIPPING_BY_NORM
         if by_value:

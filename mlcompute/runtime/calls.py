@@ -8,7 +8,7 @@ from typing import Any
 from mlcompute.compiler.accumulate_gradients import KEEP, SHARE
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import ExecutionError
-from mlcompute.execution import Execution, has_option
+from mlcompute.execution import Execution, GraphCompletionHandler, has_option
 from mlcompute.graph import Node
 from mlcompute.runtime import group_calls
 from mlcompute.runtime.call_data import batch_of, collect_inputs, has_labels, named_data
@@ -21,12 +21,20 @@ from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import read_array
 
 
-def execute(session: Session, call: Call, batch_size: int, given: Sequence[Named | None]) -> Execution:
+def execute(
+    session: Session,
+    given: Sequence[Named | None],
+    batch_size: int,
+    options: ExecutionOptions,
+    completion_handler: GraphCompletionHandler | None,
+    outputs_data: Named | None,
+) -> Execution:
     """One whole run. `given` are inputs, labels and label weights by name."""
+    call = Call("execute", options, completion_handler, outputs_data)
     compiled = session.compiled
     if compiled is not None and compiled.newest_node == Node.newest:
         cache = compiled.call_cache  # another thread may replace it
-        inputs = None if cache is None else cache.data(call.options, batch_size, given)
+        inputs = None if cache is None else cache.data(options, batch_size, given)
         if cache is not None and inputs is not None:  # a small network gains by it
             return Run(session, cache.specification, inputs, call, are_arrays=True).submit()
     batch = batch_of(session, batch_size, call.method)

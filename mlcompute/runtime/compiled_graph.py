@@ -201,6 +201,8 @@ class CompiledGraph:
             asked = ExecutionOptions(options)
             prints, begins = self._prints_times, "forward" in phases
             profiles = prints or ExecutionOptions.PER_LAYER_PROFILING in asked
+            measures = profiles or ExecutionOptions.PROFILING in asked
+            synchronous, ahead = ExecutionOptions.SYNCHRONOUS in asked, self.engine.traits.runs_ahead
             found = self._specifications[key] = RunSpecification(
                 program,
                 phases,
@@ -211,10 +213,11 @@ class CompiledGraph:
                 begins=begins,
                 updates="update" in phases,
                 skips=ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE in asked,
-                synchronous=ExecutionOptions.SYNCHRONOUS in asked,
-                copies=ExecutionOptions.SYNCHRONOUS not in asked and not self.engine.traits.runs_ahead,
+                synchronous=synchronous,
+                copies=not synchronous and not ahead,
+                runs_ahead=not synchronous and ahead and not measures,
                 profiles=profiles,
-                measures=profiles or ExecutionOptions.PROFILING in asked,
+                measures=measures,
                 prints=prints,
             )
         return found

@@ -18,6 +18,7 @@ from mlcompute.tensor_data import ArrayLike, read_array
 if TYPE_CHECKING:
     from mlcompute.devices.device import Engine
 
+_ndarray = np.ndarray
 #: Data by the names given to add_inputs or add_outputs.
 Named = Mapping[str, ArrayLike]
 #: An array, or how to get it when the run's turn has come: results of runs queued before it do not exist earlier.
@@ -186,10 +187,10 @@ class CallCache:
         """The data of a call that asks for the same; None when it does not, or when its data must be converted."""
         if options is not self._options or batch_size != self._batch_size:
             return None
-        inputs: InputData = {}
+        inputs: dict[Value, Array] = {}
         for data, named in zip(given, self._named):  # noqa: B905  both have three, and a small step pays for the check
-            if data is None:
-                if named:
+            if not named:
+                if data:
                     return None
                 continue
             if type(data) is not dict or len(data) != len(named):
@@ -197,14 +198,16 @@ class CallCache:
             for name, value, shape, dtype in named:
                 array = data.get(name)
                 if (
-                    type(array) is not np.ndarray
+                    type(array) is not _ndarray
                     or array.shape != shape
                     or (array.dtype is not dtype and array.dtype != dtype)
                     or not array.flags.c_contiguous
                 ):
                     return None
-                inputs[value] = array.copy() if self._copies else array
-        return inputs
+                inputs[value] = array
+        if self._copies:
+            return {value: array.copy() for value, array in inputs.items()}
+        return inputs  # type: ignore[return-value]  # nobody puts anything else into it
 
 
 def resolved(inputs: InputData) -> dict[Value, Array]:

@@ -10,7 +10,7 @@ from mlcompute.devices.device import Executable
 from mlcompute.devices.foreign_array import Lying
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.passes import Passes
-from mlcompute.runtime.run_result import RunResult
+from mlcompute.runtime.run_result import Keeper, RunResult
 from mlcompute.runtime.run_specification import RunSpecification
 from mlcompute.tensor import Tensor
 
@@ -33,12 +33,12 @@ class LastRun:
         self._result: weakref.ref[RunResult] | None = None
         self._result_value: Value | None = None
         self._keeping = threading.Lock()
+        self._weakly: weakref.ref[Keeper] = weakref.ref(self)
 
     def is_overwritten(self) -> None:
         """Another run is about to begin: give the result memory of its own, if somebody holds it."""
         if self._result is not None:
-            if self._result() is not None:
-                self.keep_result()
+            self.keep_result()
             self._result = None
         self.executable = None
 
@@ -48,7 +48,7 @@ class LastRun:
         self.number = next(_numbers)
         if specification.result is None:
             return None
-        result = RunResult(specification.result, weakref.ref(self))
+        result = RunResult(specification.result, self._weakly)
         self._result, self._result_value = weakref.ref(result), specification.result_value
         return result
 

@@ -159,10 +159,14 @@ class OptimizerState:
         rule, dtype = self.rule(tensor), tensor.state_descriptor.data_type.numpy
         return [np.full(shape, rule.initial_state(name), dtype) for name, shape in self.layout(tensor).items()]
 
-    def start(self) -> None:
+    def scalars_of(self, settings: Optimizer) -> dict[str, float]:
+        """The numbers of the next update, which is about to begin."""
+        if self._follows:
+            self._start()
+        return settings.scalars_of(self._clock.time_step, self.combinations)
+
+    def _start(self) -> None:
         """Slow weights and averages of parameters that were never updated become what the parameters are now."""
-        if not self._follows:
-            return
         for tensor in self._parameters & set(self.optimizer.fresh):
             for buffer in self._buffers[tensor][-len(self.rule(tensor).followers) :]:
                 assert tensor.storage is not None

@@ -61,10 +61,10 @@ class WorkQueue:
         otherwise  called before a job that was wanted here is queued
         """
         with self._lock:
-            here = here and not self._jobs and self._owner is None
-            if here:
+            if here and not self._jobs and self._owner is None:
                 self._owner = _get_ident()
             else:
+                here = False
                 if otherwise is not None:
                     otherwise()
                 if self._worker is None:

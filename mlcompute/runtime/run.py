@@ -16,7 +16,6 @@ from mlcompute.errors import DataError
 from mlcompute.execution import Execution, GraphCompletionHandler
 from mlcompute.ops.op import Array, Value
 from mlcompute.optimizers.optimizer import Optimizer
-from mlcompute.platform import RandomPasses
 from mlcompute.runtime.inputs import InputData, Named, resolved
 from mlcompute.runtime.passes import Passes
 from mlcompute.runtime.run_specification import RunSpecification
@@ -53,17 +52,11 @@ class Run:
     executable    where it is not the program's own
     """
 
-    #: What the caller's memory gets: (value, memory) pairs.
-    targets: Sequence[tuple[Value, Array]] = ()
-    profile: Profile | None = None
-    #: What a training pass moves on: random numbers, and with an update the time step.
-    settings: Optimizer | None = None
-    keys: Sequence[tuple[Value, int]] = ()
-    #: What the storages held whose values the call replaces.
-    replaced: list[tuple[Storage, Array]] | None = None
-    execution: Execution
-    random: RandomPasses
-    number: int
+    __slots__ = (
+        *("are_arrays", "begins_with", "call", "compiled", "executable", "execution", "inputs", "is_ahead", "keys"),
+        *("number", "passes", "profile", "random", "replaced", "session", "settings", "specification", "storages"),
+        "targets",
+    )
 
     def __init__(
         self,
@@ -79,7 +72,12 @@ class Run:
     ) -> None:
         if session.unsettled:
             session.raise_unseen_error()
-        assert session.compiled is not None
+        compiled, program = session.compiled, specification.program
+        assert compiled is not None
+        if passes is not None:
+            executable = passes.executable
+        elif executable is None:
+            executable = compiled.executable(program)
         self.session = session
         self.specification = specification
         self.inputs = inputs
@@ -87,34 +85,33 @@ class Run:
         self.passes = passes
         self.are_arrays = are_arrays
         self.begins_with = begins_with or specification.phases
-        self.compiled = compiled = session.compiled
-        program = specification.program
-        self.storages = session.storages(program)
-        if passes is not None:
-            executable = passes.executable
-        self.executable = executable or compiled.executable(program)
-        if specification.profiles:
-            self.profile = Profile()
+        self.compiled = compiled
+        self.storages = compiled.storages.get(program) or session.storages(program)
+        self.executable = executable
+        self.profile = Profile() if specification.profiles else None
+        #: What the caller's memory gets: (value, memory) pairs.
+        self.targets: Sequence[tuple[Value, Array]] = ()
+        #: Started on this thread and not waited for: where nobody has to be told anything when it has finished.
+        self.is_ahead = False
         if call.outputs_data:
             self.targets = output_targets(session, specification, call)
-        #: Started on this thread and not waited for: where nobody has to be told anything when it has finished.
-        self.is_ahead = not specification.synchronous and not specification.copies and self._can_be_ahead()
+        elif specification.runs_ahead and call.completion_handler is None:
+            self.is_ahead = not executable.can_fail or (executable.contains_failures and not call.replaced)
+        #: What the storages held whose values the call replaces.
+        self.replaced: list[tuple[Storage, Array]] = []
+        #: What a training pass moves on: random numbers, and with an update the time step.
+        self.keys: Sequence[tuple[Value, int]] = ()
+        self.settings: Optimizer | None = None
         if specification.trains:
             self.random = session.random = session.random.current()
             if specification.begins:
                 self.keys = program.random_keys
-            if specification.updates and session.state is not None:
-                session.expect_own_weights(call.method)
-                self.settings = session.state.optimizer
-                if not specification.synchronous and not self.is_ahead:
-                    # The caller may change the rate while the run is queued; what it was when it was asked for counts.
-                    self.settings = self.settings.frozen()
-
-    def _can_be_ahead(self) -> bool:
-        nobody_is_told = self.call.completion_handler is None and not self.call.outputs_data
-        executable = self.executable
-        never_wrong = not executable.can_fail or (executable.contains_failures and not self.call.replaced)
-        return nobody_is_told and not self.specification.measures and never_wrong
+        if specification.updates and session.state is not None:
+            session.expect_own_weights(call.method)
+            self.settings = session.state.optimizer
+            if not specification.synchronous and not self.is_ahead:
+                # The caller may change the rate while the run is queued; what it was when it was asked for counts.
+                self.settings = self.settings.frozen()
 
     def _copy_inputs(self) -> None:
         """The run will be queued, and the caller may reuse the memory."""
@@ -126,19 +123,20 @@ class Run:
     def submit(self) -> Execution:
         """Queue the run. Nothing can be refused any more; what can fail now fails in the run."""
         session, specification = self.session, self.specification
-        device = session.device
+        device, is_ahead, is_synchronous = session.device, self.is_ahead, specification.synchronous
         assert device is not None
         if self.compiled.crosses_devices:
             # Runs of one device follow each other; what another one may still change must be waited for.
             for tensor in specification.program.persistent:
                 tensor.wait_for_runs()
-        if not specification.synchronous and not specification.copies and not self.is_ahead:
+        if not is_synchronous and not is_ahead and not specification.copies:
             self._copy_inputs()
         execution = Execution(device.queue, self.carry_out, self.call.completion_handler)
+        otherwise = None
+        if is_ahead:
+            self.execution, otherwise = execution, self._copy_inputs
         if specification.measures:
             execution.measures_time, execution.profile = True, self.profile
-        if self.is_ahead:
-            self.execution = execution
         with held:  # all of this or nothing: Ctrl-C must not leave passes that are asked for and never run
             session.inputs.remember(specification.inputs, self.inputs)
             if self.keys:
@@ -146,42 +144,46 @@ class Run:
             session.passes = self.passes
             if self.passes is not None:
                 self.passes.queued.update(specification.phases)
-            if self.is_ahead:
-                device.queue.submit(execution, True, session.unsettled, self._copy_inputs)
-            else:
-                device.queue.submit(execution, specification.synchronous, session.unsettled)
-        if specification.synchronous:
+            device.queue.submit(execution, is_synchronous or is_ahead, session.unsettled, otherwise)
+        if is_synchronous:
             execution.wait()
             session.has_seen(execution)
         return execution
 
     def carry_out(self) -> Tensor | None:
         """The run's turn has come. Its result, if it has one."""
-        specification, last = self.specification, self.session.last
+        specification, session = self.specification, self.session
         try:
             self._compute()
         except BaseException:
-            self._finish(False)
+            self._take_back()
             raise
+        last = session.last
         result = last.finished(self.executable, specification)
         self.number = last.number
-        self._finish(True)
+        if self.passes is not None:
+            self.passes.end(specification.phases, True)
+        if specification.trains:  # what counts runs moves on only when a run succeeds
+            if specification.begins:
+                self.random.advance()
+            if self.settings is not None and session.state is not None:
+                session.state.advance()
         if specification.prints:
             print(self.profile, file=sys.stderr)
         return result
 
     def _compute(self) -> None:
         specification, compiled, executable = self.specification, self.compiled, self.executable
-        phases, last = specification.phases, self.session.last
+        last = self.session.last
         inputs: Any = self.inputs if self.are_arrays else resolved(self.inputs)
         if self.passes is not None:
-            self.passes.begin(phases)
+            self.passes.begin(specification.phases)
         if specification.trains:
             self._prepare_training(inputs)
         last.passes = self.passes
         if specification.begins:
             last.is_overwritten()
-        if not self._is_bound:
+        if executable.bound_to is not self.storages or executable.bound_at != Storage.changes:
             compiled.bind(executable, self.storages)
         executable.feed(compiled.engine, inputs)
         try:
@@ -189,18 +191,14 @@ class Run:
             if completion is not None:
                 if self.is_ahead:
                     self.execution.completion = completion
-                    self.execution.undo = self._undo if executable.can_fail else None
+                    if executable.can_fail:
+                        self.execution.undo = self._undo
                 else:
                     completion.wait()
         finally:
             compiled.clock.tick()
         for value, target in self.targets:
             np.copyto(target, executable.read(value))
-
-    @property
-    def _is_bound(self) -> bool:
-        """Does the executable work on the newest parameters, statistics and states already?"""
-        return self.executable.bound_to is self.storages and self.executable.bound_at == Storage.changes
 
     def go_on(self, phases: Sequence[str]) -> None:
         """Run a further part, with the same data; wait for it."""
@@ -211,7 +209,7 @@ class Run:
         execution.wait()
 
     def _carry_on(self, phases: Sequence[str]) -> None:
-        if not self._is_bound:
+        if self.executable.bound_to is not self.storages or self.executable.bound_at != Storage.changes:
             self.compiled.bind(self.executable, self.storages)
         try:
             completion = self.executable.run(phases, self.profile)
@@ -222,7 +220,6 @@ class Run:
 
     def _prepare_training(self, inputs: dict[Value, Array]) -> None:
         if self.call.replaced:
-            self.replaced = []
             for storage, array in self.call.replaced:
                 self.replaced.append((storage, storage.array().copy()))
                 storage.write(array)
@@ -230,9 +227,7 @@ class Run:
             inputs.update(self.random.keys(self.keys))
         numbers = self.call.scalars
         if self.settings is not None and self.session.state is not None:
-            state = self.session.state
-            state.start()
-            numbers = self.settings.scalars_of(state.time_step, state.combinations)
+            numbers = self.session.state.scalars_of(self.settings)
         if numbers is not None:
             scalars = self.compiled.scalars_of(self.specification.program)
             for name, cell in scalars.cells:
@@ -241,19 +236,12 @@ class Run:
             if not self.compiled.shares_memory:
                 inputs.update(scalars.arrays)
 
-    def _finish(self, succeeded: bool) -> None:
-        """What counts runs (time step, random passes) moves on only when a run succeeds."""
-        specification = self.specification
+    def _take_back(self) -> None:
+        """The run has failed."""
         if self.passes is not None:
-            self.passes.end(specification.phases, succeeded)
-        if not succeeded:
-            for storage, array in self.replaced or ():
-                storage.write(array)
-        elif specification.trains:
-            if specification.begins:
-                self.random.advance()
-            if self.settings is not None and self.session.state is not None:
-                self.session.state.advance()
+            self.passes.end(self.specification.phases, False)
+        for storage, array in self.replaced:
+            storage.write(array)
 
     def _undo(self) -> None:
         """The run was taken for finished when it was started, and has failed."""

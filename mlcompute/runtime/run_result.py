@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mlcompute.tensor import Tensor, tensor_ids
 from mlcompute.tensor_data import Array, ArrayLike
@@ -31,11 +31,18 @@ class RunResult(Tensor):
     kept: Array | Callable[[], Array] | None
 
     def __init__(self, tensor: Tensor, keeper: weakref.ref[Keeper]) -> None:
-        # A copy of its facts: building a tensor from arguments would cost a small step ten microseconds.
-        facts = tensor.__dict__.copy()
-        facts["_tensor_id"], facts["residents"] = next(tensor_ids), None
-        facts["of"], facts["_keeper"], facts["kept"] = tensor, keeper, None
-        self.__dict__ = facts
+        self.of, self._keeper, self.kept = tensor, keeper, None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """What else a tensor has is copied when somebody first asks for it: most results are only read."""
+            known = self.__dict__
+            if "_descriptor" not in known and "of" in known:
+                facts = {**known["of"].__dict__, "_tensor_id": next(tensor_ids), "residents": None}
+                self.__dict__ = {**facts, **known}
+                return getattr(self, name)
+            return super().__getattr__(name)
 
     if TYPE_CHECKING:  # a result has values
 

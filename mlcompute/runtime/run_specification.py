@@ -58,6 +58,7 @@ class RunSpecification:
     skips        data that was fed before is used again
     synchronous  the caller waits for the run
     copies       inputs are copied when they are collected: the run is queued, the caller may reuse the memory
+    runs_ahead   it is started on the caller's thread and not waited for, if nobody has to be told of its end
     profiles, measures, prints   time per layer is kept; the time of the run is kept; times are printed
     """
 
@@ -72,6 +73,7 @@ class RunSpecification:
     skips: bool
     synchronous: bool
     copies: bool
+    runs_ahead: bool
     profiles: bool
     measures: bool
     prints: bool

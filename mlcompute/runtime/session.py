@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from mlcompute.inference import InferenceGraph
     from mlcompute.training import TrainingGraph
 
+#: So many runs may be under way before the device is asked how they went; one that has failed says so by itself.
+_MOST_UNSETTLED = 8
+
 
 class Session:
     """One graph at run time. Its tensors know it: it may hold their values, or be changing them (see `Resident`).
@@ -331,14 +334,18 @@ class Session:
 
     def raise_unseen_error(self) -> None:
         """Raise what an earlier run failed with, if nobody was told."""
-        if self.unsettled:
-            with self._settling:
-                while (run := self._unsettled_at(0)) is not None:
-                    if not run.is_done or (run.undo is not None and not run.is_settled):
-                        break
-                    self.has_seen(run)
-                    if not run.error_was_seen:
-                        run.raise_error()
+        oldest, newest = self._unsettled_at(0), self._unsettled_at(-1)
+        if oldest is None or newest is None:
+            return
+        if len(self.unsettled) <= _MOST_UNSETTLED and not oldest.has_news and not newest.has_news:
+            return
+        with self._settling:
+            while (run := self._unsettled_at(0)) is not None:
+                if not run.is_settled:
+                    break
+                self.has_seen(run)
+                if not run.error_was_seen:
+                    run.raise_error()
 
     def _unsettled_at(self, place: int) -> Execution | None:
         try:

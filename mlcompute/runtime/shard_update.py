@@ -298,10 +298,10 @@ class ShardUpdate:
 
     def numbers(self, state: OptimizerState) -> dict[str, float]:
         """An update begins: what it is fed, from the reduced gradients."""
-        state.start()
+        numbers = state.scalars_of(state.optimizer)
         self.adopt_state(state)
         self._whole = None
-        return {**state.optimizer.scalars_of(state.time_step, state.combinations), **self._norms(state)}
+        return {**numbers, **self._norms(state)}
 
     def run(self, state: OptimizerState) -> None:
         """New parameters of the own shard in the lanes' coming banks, from everybody's sums of gradients."""

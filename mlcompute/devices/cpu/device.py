@@ -320,11 +320,12 @@ class CpuExecutable(Executable):
         if profile is not None:
             self._run_profiled(phases, profile)
             return
+        team = self.engine.team_of(self._threads)
         for segment in self._segments(phases):
             if segment.step is not None:
                 self._fall_back(segment.step)
             else:
-                self.engine.team_of(self._threads).run(segment.address, segment.threads)
+                team.run(segment.address, segment.threads)
                 if self._flags[FAILED]:
                     self._fail(phases)
 

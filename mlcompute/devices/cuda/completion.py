@@ -14,7 +14,7 @@ from mlcompute.devices.cuda.memory import CudaBuffer, Pinned
 from mlcompute.devices.cuda.pinned_copies import Copy
 from mlcompute.devices.device import Completion
 from mlcompute.errors import ExecutionError
-from mlcompute.ops.op import Step, overwritten_by
+from mlcompute.ops.op import Array, Step, overwritten_by
 
 if TYPE_CHECKING:
     from mlcompute.devices.cuda.device import Cuda
@@ -63,17 +63,19 @@ class Statuses:
             self._driver.fill(self._words.address, 0, size, engine.stream)
         #: The address guarded kernels look at. With a single status that is its own first word.
         self.failed = self._words.address + (8 if len(self._found) == 1 else 0)
-        self._pinned = [Pinned(self._driver, size) for _ in range(turns)] if self._found else []
+        self._size = size
+        self._pinned = Pinned(self._driver, turns * size) if self._found else None
         #: The same memory, cheap to compare: nearly all runs end as they began.
-        self._views = [pinned.memory.data for pinned in self._pinned]
-        self._nothing = bytes(size)
+        self._reports = memoryview(b"")
+        if self._pinned is not None:
+            self._pinned.memory[:] = 0
+            self._reports = self._pinned.memory.data.cast("Q")
+        self._nothing = memoryview(bytes(self._reports.nbytes)).cast("Q")
         #: Guarded launches before which several statuses must be combined: the first after each that may fail.
         self._combined: set[Launch] = set()
         if len(self._found) > 1:
             self._prepare_combining()
         self.lock = threading.Lock()
-        #: The last run of every turn.
-        self._last: dict[int, weakref.ref[CudaCompletion]] = {}
 
     def _prepare_combining(self) -> None:
         self._function = self._driver.functions([_COMBINE])[0]
@@ -107,27 +109,27 @@ class Statuses:
 
     def reported(self, turn: int) -> list[Copy]:
         """After the last kernel: tell the host."""
-        return [Copy(self._words.address, self._pinned[turn].address, self._words.nbytes)] if self._pinned else []
+        if self._pinned is None:
+            return []
+        return [Copy(self._words.address, self._pinned.address + turn * self._size, self._size)]
 
     # On the host ------------------------------------------------------------------------------------------------
 
-    def started(self, completion: CudaCompletion, turn: int) -> None:
-        """A run has been started that will report."""
-        if self._found:
-            self._last[turn] = weakref.ref(completion)
+    def _report(self, turn: int) -> Array:
+        assert self._pinned is not None
+        return self._pinned.memory[turn * self._size : (turn + 1) * self._size].view(np.int32)
 
-    def settle(self, turn: int) -> None:
-        """Before another run overwrites the report of the one before it in its turn, that one must have been read."""
-        last = self._last.pop(turn, None)
-        completion = None if last is None else last()
-        if completion is not None:
-            completion.finish()
+    def is_read(self, turn: int) -> None:
+        """The failure that was reported is known."""
+        self._report(turn)[:] = 0
+
+    def has_failure(self) -> bool:
+        """Has a run reported a failure that nobody has read? Looks at memory and asks no device."""
+        return self._reports != self._nothing
 
     def error(self, phases: Sequence[str], turn: int) -> ExecutionError | None:
         """What a run reports, now that it has finished."""
-        if not self._pinned or self._views[turn] == self._nothing:
-            return None
-        words = self._pinned[turn].memory.view(np.int32)
+        words = self._report(turn)
         for number, (launch, status) in enumerate(self._found):
             failed, index = words[2 + 2 * number : 4 + 2 * number]
             if failed and launch.step.phase in phases:
@@ -163,7 +165,9 @@ class CudaCompletion(Completion):
         self._phases = phases
         self._turn = turn
         self._event = mark
-        statuses.started(self, turn)
+
+    def may_have_failed(self) -> bool:
+        return self._error is not None or self._statuses.has_failure()
 
     def is_done(self) -> bool:
         if not self._is_finished and self._engine.driver.is_reached(self._event):
@@ -177,10 +181,13 @@ class CudaCompletion(Completion):
             self._learn()
 
     def _learn(self) -> None:
-        with self._statuses.lock:
-            if not self._is_finished:
-                self._error = self._statuses.error(self._phases, self._turn)
-                self._is_finished = True
+        statuses = self._statuses
+        if statuses.has_failure():
+            with statuses.lock:
+                if not self._is_finished:
+                    self._error = statuses.error(self._phases, self._turn)
+                    statuses.is_read(self._turn)  # last: whoever sees no failure must find the error
+        self._is_finished = True
 
     def wait(self) -> None:
         self.finish()

@@ -304,16 +304,21 @@ class CudaDriver:
         self._enter()
         self._check_code("cuEventRecord", self._calls.cuEventRecord(event, stream))
 
+    # An event knows its device, whichever is the current one. Only a thread that has none yet is turned away.
+
     def is_reached(self, event: int) -> bool:
-        self._enter()
         code = self._calls.cuEventQuery(event)
-        if code != self._not_ready:
-            self._check_code("cuEventQuery", code)
+        if code not in (0, self._not_ready):
+            self._enter()
+            code = self._calls.cuEventQuery(event)
+            if code != self._not_ready:
+                self._check_code("cuEventQuery", code)
         return bool(code == 0)
 
     def wait(self, event: int) -> None:
-        self._enter()
-        self._check_code("cuEventSynchronize", self._calls.cuEventSynchronize(event))
+        if self._calls.cuEventSynchronize(event):
+            self._enter()
+            self._check_code("cuEventSynchronize", self._calls.cuEventSynchronize(event))
 
     def wait_on_stream(self, stream: int, event: int) -> None:
         self._check("cuStreamWaitEvent", self._enter().cuStreamWaitEvent(stream, event, 0))

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 Work = Launch | LibraryCall
 #: Which inputs lie in memory of other libraries, and where: (number of the value, address).
 Lent = tuple[tuple[int, int], ...]
+#: Phases, block of inputs, and such memory.
+_GraphKey = tuple[tuple[str, ...], int, Lent]
 #: Constants begin at multiples of so many bytes, as buffers do.
 _ALIGNMENT = 256
 #: Each small result that is sent to the host is a node of its own.
@@ -88,7 +90,7 @@ class CudaExecutable(Executable):
         #: What is copied before and after the kernels of a run.
         self._copies: dict[tuple[Copy, ...], PinnedCopies] = {}
         #: Graphs by phases and block of inputs; None after the first run. Emptied when an address changes.
-        self._graphs: dict[tuple[tuple[str, ...], int, Lent], _Graph | None] = {}
+        self._graphs: dict[_GraphKey, _Graph | None] = {}
 
     # Building ---------------------------------------------------------------------------------------------------
 
@@ -272,36 +274,40 @@ class CudaExecutable(Executable):
     # Running ----------------------------------------------------------------------------------------------------
 
     def run(self, phases: Sequence[str], profile: Profile | None = None) -> Completion | None:
-        engine = self.engine
+        engine, blocks = self.engine, self._blocks
         with engine.lock:
-            turn = self._blocks.turn
-            self._statuses.settle(turn)
+            turn = blocks.turn
+            if self.can_fail:
+                blocks.settle(turn)
             key = (tuple(phases), turn, self._lent_from)
-            graph = self._graphs.get(key)
-            if graph is None or profile is not None:
-                self._use_inputs()
-            if profile is not None:
-                self._run_profiled(phases, profile)
-            elif key not in self._graphs:
-                with self._driver.account.taking("libraries"):  # they load their kernels when these first run
-                    self._enqueue(phases, self._stream)
-                self._graphs[key] = None
-            else:
-                if graph is None:
-                    graph = self._graphs[key] = self._captured(phases)
-                mark = engine.take_event()
-                self._driver.launch_graph(graph.handle, self._stream, mark)
-                return self._started(phases, turn, mark)
+            graph = self._graphs.get(key) if profile is None else None
+            if graph is None:
+                graph = self._run_or_capture(key, profile)
             mark = engine.take_event()
-            self._driver.record(mark, self._stream)
-            return self._started(phases, turn, mark)
+            if graph is None:
+                self._driver.record(mark, self._stream)
+            else:
+                self._driver.launch_graph(graph.handle, self._stream, mark)
+            completion = CudaCompletion(engine, self._statuses, phases, turn, mark)
+            blocks.is_read(completion)
+            for array in self._lent.values():
+                array.end_reading()
+            return completion
 
-    def _started(self, phases: Sequence[str], turn: int, mark: int) -> CudaCompletion:
-        completion = CudaCompletion(self.engine, self._statuses, phases, turn, mark)
-        self._blocks.is_read(completion)
-        for array in self._lent.values():
-            array.end_reading()
-        return completion
+    def _run_or_capture(self, key: _GraphKey, profile: Profile | None) -> _Graph | None:
+        """Run some phases kernel by kernel; when that has been done once, return them as a graph instead."""
+        phases = key[0]
+        self._use_inputs()
+        if profile is not None:
+            self._run_profiled(phases, profile)
+        elif key not in self._graphs:
+            with self._driver.account.taking("libraries"):  # they load their kernels when these first run
+                self._enqueue(phases, self._stream)
+            self._graphs[key] = None
+        else:
+            graph = self._graphs[key] = self._captured(phases)
+            return graph
+        return None
 
     def _of(self, phases: Sequence[str]) -> Iterable[Work]:
         return (work for work in self._work if work.step.phase in phases)

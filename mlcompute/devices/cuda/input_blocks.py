@@ -60,6 +60,8 @@ class InputBlocks:
         self._part = 0
         self.turn = 0
         self.turns = count if self.is_captured else len(self._blocks)
+        #: The last run of every turn that nobody has waited for.
+        self._readers: list[CudaCompletion | None] = [None] * self.turns
 
     def address(self, value: Value) -> int:
         """Where a value lies in the block of this turn."""
@@ -68,20 +70,21 @@ class InputBlocks:
     def send(self, inputs: Mapping[Value, Array]) -> None:
         """Let the next run read these arrays, which may be reused when the call returns."""
         before = self._parts[self._part]
-        self._part = (self._part + 1) % len(self._parts)
-        part = self._parts[self._part]
+        self._part = number = (self._part + 1) % len(self._parts)
+        part = self._parts[number]
+        if self.is_captured:
+            self.settle(number)
         part.wait_until_free()
         views = part.views
         for value, array in inputs.items():
-            view = views[value]
-            if array.shape != view.shape:
+            if array.shape != value.shape:
                 raise DataError(f"{value}: an array of shape {array.shape} was fed")
-            view[...] = array
+            views[value][...] = array
         if self.is_captured:
             if len(inputs) != len(views):  # the others keep what they were fed before
                 for value in views.keys() - inputs.keys():
                     views[value][...] = before.views[value]
-            self.turn = self._part
+            self.turn = number
             return
         driver, stream = self._driver, self._engine.stream
         if self._overlaps:
@@ -102,6 +105,8 @@ class InputBlocks:
 
     def copy_directly(self) -> None:
         """From now on copies are no part of captured graphs."""
+        for turn in range(self.turns):
+            self.settle(turn)
         self.is_captured = False
 
     def arrivals(self) -> list[Copy]:
@@ -122,16 +127,20 @@ class InputBlocks:
 
     def result(self, results: Mapping[Value, int], value: Value) -> ReportedValue | None:
         """A small result of the last run; None before there was one."""
-        part = self._parts[self.turn]
-        if not self.is_captured or part.reader is None:
-            return None
-        return part.report(results, value)
+        reader = self._readers[self.turn] if self.is_captured else None
+        return None if reader is None else self._parts[self.turn].report(results, value, reader)
+
+    def settle(self, turn: int) -> None:
+        """Return when the last run of a turn has finished, and what it reports was read: the next overwrites it."""
+        reader = self._readers[turn]
+        if reader is not None:
+            reader.finish()
+            self._readers[turn] = None
 
     def is_read(self, completion: CudaCompletion) -> None:
         """A run that reads what was fed last has been started."""
-        if self.is_captured:
-            self._parts[self.turn].reader = completion
-        elif self._overlaps:
+        self._readers[self.turn] = completion
+        if self._overlaps and not self.is_captured:
             self._driver.record(self._read[self.turn], self._engine.stream)
 
 
@@ -139,7 +148,6 @@ class _Part(Pinned):
     """Pinned memory of a block's size.
 
     event    marks when it has been copied from, by itself
-    reader   the run that copies from it
     """
 
     def __init__(self, engine: Cuda, size: int, offsets: Mapping[Value, int]) -> None:
@@ -148,7 +156,6 @@ class _Part(Pinned):
         self._reported: weakref.ref[ReportedValue] | None = None
         self.event = engine.take_event()
         weakref.finalize(self, engine.events.append, self.event).atexit = False
-        self.reader: CudaCompletion | None = None
         self._is_copied = False
         self.views = {value: self._view(value, offset) for value, offset in offsets.items()}
         self._results: dict[Value, Array] = {}
@@ -165,24 +172,20 @@ class _Part(Pinned):
         """Where a result lies in the part."""
         return self._size + sum(each.nbytes for each in itertools.takewhile(lambda each: each is not value, results))
 
-    def report(self, results: Iterable[Value], value: Value) -> ReportedValue:
+    def report(self, results: Iterable[Value], value: Value, reader: CudaCompletion) -> ReportedValue:
         """A result of the run that copied from here."""
-        assert self.reader is not None
         known = self._reported() if self._reported is not None else None
         if known is not None:
             known.fetch()
         view = self._results.get(value)
         if view is None:
             view = self._results[value] = self._view(value, self.result_offset(results, value))
-        found = ReportedValue(view, self.reader)
+        found = ReportedValue(view, reader)
         self._reported = weakref.ref(found)
         return found
 
     def wait_until_free(self) -> None:
         """Return when nobody copies from it any more."""
-        if self.reader is not None:
-            self.reader.finish()
-            self.reader = None
         if self._reported is not None:
             reported = self._reported()
             if reported is not None:  # somebody still holds a result that lies here
