@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks import table
 from benchmarks.contenders import CONTENDERS
 from benchmarks.measure import Settings, available_cores, machine, measure
-from benchmarks.scaling import scaling
+from benchmarks.scaling import scaling, section
 from benchmarks.workloads import ALL, MODES, WORKLOADS
 
 
@@ -68,16 +68,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = Path(options.json)
     path.parent.mkdir(parents=True, exist_ok=True)
     counts = [int(word) for word in options.scaling.split(",")] if options.scaling else []
-    for workload in workloads:
-        if counts:
-            results[workload] = scaling(workload, counts, names, settings, progress)
-        else:
-            results[workload] = measure(ALL[workload], names, settings, progress)
-            progress("")
-            for mode, found in results[workload].items():
-                print(table.section(workload, mode, found), flush=True)
-        # Written after every workload: a long run that is interrupted leaves what it has found.
+
+    def keep(workload: str, found: Any) -> None:
+        """Written after every workload: a long run that is interrupted leaves what it has found."""
+        results[workload] = found
         path.write_text(json.dumps({"machine": facts, "settings": vars(settings), "results": results}, indent=1))
+
+    if counts:
+        for workload, scaled in scaling(workloads, counts, names, settings, progress):
+            print(section(workload, scaled), flush=True)
+            keep(workload, scaled)
+    for workload in [] if counts else workloads:
+        modes_found = measure(ALL[workload], names, settings, progress)
+        progress("")
+        for mode, found in modes_found.items():
+            print(table.section(workload, mode, found), flush=True)
+        keep(workload, modes_found)
     if not counts:
         print(table.summary(results))
     print(f"all numbers: {path}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -79,12 +80,16 @@ class Process:
             env=environment(threads, cache) | (settings or {}),
             start_new_session=True,
         )
-        self.ready = self._answer()
+
+    @functools.cached_property
+    def ready(self) -> Found:
+        """What the worker says when its framework is imported; waited for at its first use."""
+        return self._answer()
 
     def ask(self, do: str, **request: Any) -> Found:
         """What the worker's method answers; {"error": ...} when it failed, ended or took too long."""
-        if self._is_closed:
-            return {"error": "gave up before"}
+        if "error" in self.ready or self._is_closed:
+            return {"error": self.ready.get("error", "gave up before")}
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write((json.dumps({"do": do, **request}) + "\n").encode())
@@ -283,7 +288,8 @@ def disagreement(
     for name, own in losses.items():
         apart = [abs(a - b) / abs(b) for a, b in zip(own, reference, strict=True)]
         largest = max(largest, *apart)
-        coarse = BF16_TOLERANCE if name in CONTENDERS and CONTENDERS[name].precision == "bf16" else 0.0
+        contender = CONTENDERS.get(name.partition(" ")[0])  # a number of threads may follow
+        coarse = BF16_TOLERANCE if contender is not None and contender.precision == "bf16" else 0.0
         # Not `apart > tolerance`: what is not a number agrees with nobody.
         if not (apart[0] <= max(first, coarse) and all(a <= max(later, coarse) for a in apart)):
             wrong.append(name)

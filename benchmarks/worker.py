@@ -72,8 +72,13 @@ class Worker:
         return {"first_seconds": time.perf_counter() - start, "compiling_seconds": self.jobs[mode].compiling}
 
     def build(self, workload: str, mode: str) -> dict[str, Any]:
-        """Build a job and run the steps that are checked. Memory is told of the first job only: others share its."""
+        """Build a job, in the place of the one before, and run the steps that are checked.
+
+        Growth of the process is told of the first job only: others use memory that was freed.
+        """
         is_fresh = not self.jobs
+        if self.jobs.pop(mode, None) is not None:
+            gc.collect()
         if is_fresh:
             # Libraries loaded and threads started at first use are not what a network needs.
             tiny = self._build("tiny", mode)
@@ -90,11 +95,13 @@ class Worker:
         while mode != "infer" and len(losses) < CHECKED_STEPS:
             job.step()
             losses.append(loss_of(job, workload, mode))
-        reset_peak()
-        for _ in range(2):
-            job.step()
         if is_fresh and before:
+            reset_peak()
+            for _ in range(2):
+                job.step()
             found["rss_bytes"] = max(0, peak_bytes() - before)
+        if job.bytes_planned is not None:
+            found["bytes_planned"] = job.bytes_planned
         return found | {"losses": losses}
 
     def run(self, mode: str, seconds: float) -> dict[str, Any]:

@@ -162,13 +162,18 @@ def test_command_for_gpus_prints_a_table_and_writes_json(tmp_path, capsys):
 
 def test_scaling_over_threads(tmp_path, capsys):
     path = tmp_path / "scaling.json"
-    arguments = ["--quick", "--scaling", "1,2", "--only", "mlp1", "--contenders", "mlcompute", "--rounds", "1"]
+    arguments = ["--quick", "--scaling", "1,2", "--only", "mlp1,mlp32", "--contenders", "mlcompute", "--rounds", "1"]
     assert main([*arguments, "--seconds", "0.01", "--json", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "to fewest" in printed
-    assert "MLP 784-128-10, batch 1" in printed
-    found = json.loads(path.read_text())["results"]["mlp1"]
-    assert [found[threads]["mlcompute"]["minimum"] > 0 for threads in ("1", "2")] == [True, True]
+    for network in ("MLP 784-128-10, batch 1\n", "MLP 784-128-10, batch 32\n"):
+        assert network in printed
+    for found in json.loads(path.read_text())["results"].values():
+        for threads in ("1", "2"):
+            ours = found[threads]["mlcompute"]
+            assert 0 < ours["minimum"] <= ours["median"]
+            assert len(ours["losses"]) == 5
+            assert ours["bytes_planned"] > 0 < ours["of_sgemm"]
 
 
 def test_further_networks_have_the_sizes_of_their_kinds():

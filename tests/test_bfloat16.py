@@ -76,6 +76,21 @@ class Trained:
         self.memory = training.device_memory_size
 
 
+def assert_weights_agree(found: Trained, expected: Trained) -> None:
+    """Weights after a few steps whose values are rounded to bfloat16 elsewhere, or not at all.
+
+    Each of four steps rounds activations and their gradients, by up to 2^-8 of their size: 8 such roundings of all
+    weights of a tensor together (over a dozen seeds the largest was 5). A single weight can be off by more: of two
+    numbers that are equal in bfloat16 a maximum picks the first, and another order of the sums before decides which
+    that is.
+    """
+    for one, other in zip(found.weights, expected.weights, strict=True):
+        assert one.dtype == np.float32
+        size = max(0.1 * np.sqrt(other.size), float(np.linalg.norm(other)))
+        assert np.linalg.norm(one - other) <= 8 * ROUNDING * size
+        np.testing.assert_allclose(one, other, atol=24 * ROUNDING * max(0.1, float(np.abs(other).max())))
+
+
 @pytest.fixture(params=[Reference, Remote])
 def engine(request: pytest.FixtureRequest) -> Engine:
     found: Engine = request.param()
@@ -91,9 +106,7 @@ def test_steps_are_those_of_float32_but_for_rounding(network: Network, engine: E
     assert rounded.loss == pytest.approx(exact.loss, rel=8 * ROUNDING)
     # A few roundings in a row, relative to the size of the numbers that are added up.
     np.testing.assert_allclose(rounded.scores, exact.scores, atol=8 * ROUNDING * np.abs(exact.scores).max())
-    for one, other in zip(rounded.weights, exact.weights, strict=True):
-        assert one.dtype == np.float32
-        np.testing.assert_allclose(one, other, atol=8 * ROUNDING * max(0.1, float(np.abs(other).max())))
+    assert_weights_agree(rounded, exact)
 
 
 @pytest.mark.parametrize("network", NETWORKS)

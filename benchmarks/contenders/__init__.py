@@ -16,14 +16,16 @@ class Job:
 
     step    runs once and returns when everything is done
     result  what the last step gave: the loss, or the predictions (samples, classes)
-    facts   called after some steps: further numbers for the report (bytes_planned, bytes_live)
+    facts   called after some steps: further numbers for the report (bytes_live)
     compiling  seconds that took by itself, where a contender can tell
+    bytes_planned  memory of its tensors, where a contender knows it before the first step
     """
 
     step: Callable[[], object]
     result: Callable[[], np.ndarray]
     facts: Callable[[], dict[str, float]] = field(default=dict)
     compiling: float | None = None
+    bytes_planned: int | None = None
 
 
 @dataclass(frozen=True)

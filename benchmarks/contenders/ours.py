@@ -287,7 +287,7 @@ def build(workload: Workload, mode: str, variant: str = "") -> Job:
         return Job(
             lambda: inference.execute(images, options=SYNCHRONOUS),
             lambda: data_of(y),
-            lambda: {"bytes_planned": inference.device_memory_size},
+            bytes_planned=inference.device_memory_size,
         )
     described = training(workload)
     graph, inputs, labels = described.graph, described.inputs, described.labels
@@ -308,11 +308,7 @@ def build(workload: Workload, mode: str, variant: str = "") -> Job:
         graph.execute_optimizer_update(options=SYNCHRONOUS)
 
     step = train if mode == "train" else split
-
-    def facts() -> dict[str, float]:
-        return {"bytes_planned": graph.device_memory_size, **outside_native(step)}
-
-    return Job(step, lambda: data_of(results[0]), facts, compiling)
+    return Job(step, lambda: data_of(results[0]), lambda: outside_native(step), compiling, graph.device_memory_size)
 
 
 def data_of(tensor: mlc.Tensor | None) -> np.ndarray:

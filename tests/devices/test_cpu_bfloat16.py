@@ -22,7 +22,7 @@ from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.cpu.onednn import bfloat16 as trial
 from mlcompute.devices.reference import Reference
 from mlcompute.ops.bfloat16 import bfloat16
-from mlcompute.ops.op import FLOAT32, Array, Trace, Value, emit_all
+from mlcompute.ops.op import FLOAT32, TABLE, Array, Trace, Value, emit_all
 from tests.cases.case import Case
 from tests.devices import cuda_cases
 from tests.devices.kernels import run_on_engine
@@ -30,7 +30,7 @@ from tests.devices.models import make
 from tests.devices.test_cpu_guards import check_guard_bytes
 from tests.harness import assert_close, interpret
 from tests.nets import sgd
-from tests.test_bfloat16 import NETWORKS, ROUNDING, Network, Trained
+from tests.test_bfloat16 import NETWORKS, ROUNDING, Network, Trained, assert_weights_agree
 from tests.test_layers import CASES
 
 
@@ -90,8 +90,7 @@ def test_networks_train_as_on_the_reference(network: Network) -> None:
     expected = Trained(network, mlc.Device(engine=Reference(), precision="bf16"))
     found = [Trained(network, mlc.Device(engine=engine(threads), precision="bf16")) for threads in (1, 2, 4)]
     assert found[0].loss == pytest.approx(expected.loss, rel=8 * ROUNDING)
-    for one, other in zip(found[0].weights, expected.weights, strict=True):
-        np.testing.assert_allclose(one, other, atol=8 * ROUNDING * max(0.1, float(np.abs(other).max())))
+    assert_weights_agree(found[0], expected)
     for more in found[1:]:
         for one, other in zip(more.weights, found[0].weights, strict=True):
             assert one.tobytes() == other.tobytes(), "threads change the numbers"
@@ -197,6 +196,18 @@ def test_images(channels_last: bool) -> None:
 
     # What is rounded once already is rounded again: twice one unit, and sums of many of them.
     check(images, x, w, scale=400)
+
+
+@pytest.mark.parametrize("samples", [3, 32])
+def test_gradients_of_weights_are_added_up_in_float32(samples: int) -> None:
+    """Nothing on the way is rounded to bfloat16, with instructions for it or without."""
+    x, dy = narrow(samples, 9, 9, 16), narrow(samples, 9, 9, 32, seed=1)
+    window = {"strides": (1, 1), "dilations": (1, 1), "padding": (1, 1, 1, 1), "groups": 1, "channels_last": True}
+    taps = {**window, "shape": (32, 16, 3, 3)}
+    (found,) = run_on_engine(op("convolution_weight_gradient", to=FLOAT32, **taps), [x, dy], 2, times=1)
+    wide = [array.astype(np.float64) for array in (x, dy)]
+    exact = TABLE["convolution_weight_gradient"].meaning(*wide, **taps)
+    assert np.abs(found - exact).max() < 1e-5 * np.abs(exact).max()
 
 
 @pytest.fixture

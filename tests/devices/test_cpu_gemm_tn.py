@@ -15,9 +15,9 @@ from mlcompute.compiler.fuse_update_into_matmul import fuse_update_into_matmul
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.verify import verify_program
-from mlcompute.devices.cpu import device
 from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.cpu.gemm import gemm_tn, matmul
+from mlcompute.devices.cpu.runtime import schedule
 from mlcompute.ops.op import FLOAT32, Array, Trace, Value, run_meaning
 from mlcompute.ops.views import transpose
 from tests.compiler.programs import apply
@@ -113,7 +113,7 @@ class Updated:
 
 @pytest.mark.parametrize(("depth", "rows", "columns"), SIZES)
 def test_an_update_that_follows(depth: int, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "WORTH_SHARING", 1e-9)
+    monkeypatch.setattr(schedule, "WORTH_SHARING", 1e-9)
     rng = np.random.default_rng(0)
     weight, state = (rng.standard_normal((rows, columns)).astype("f") for _ in range(2))
     data = [*arrays(depth, rows, columns), np.array(0.1, "f"), weight, state]

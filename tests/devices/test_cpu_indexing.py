@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlcompute.devices.cpu import device
 from mlcompute.devices.cpu.kernels.table import KERNELS
+from mlcompute.devices.cpu.runtime import schedule
 from mlcompute.errors import ExecutionError
 from mlcompute.ops import indexing
 from mlcompute.ops.embedding import embedding
@@ -197,7 +197,7 @@ def test_a_smaller_batch_runs_the_same_code(name: str, make: Any) -> None:
 
 
 def test_on_a_team(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "WORTH_SHARING", 1e-9)
+    monkeypatch.setattr(schedule, "WORTH_SHARING", 1e-9)
     arrays = [normal(300, 40), some(300, 64, 9), some(40, 64, 9, 40), np.arange(4, dtype=np.uint32)]
 
     def describe(table: Value, indices: Value, places: Value, key: Value) -> list[Value]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mlcompute import ops
-from mlcompute.devices.cpu import device
 from mlcompute.devices.cpu.kernels.pooling import KERNELS
+from mlcompute.devices.cpu.runtime import schedule
 from mlcompute.ops.op import TABLE, Array, Value
 from mlcompute.ops.views import slice_
 from tests.devices.kernels import Bench, run_on_engine
@@ -97,7 +97,7 @@ def test_a_smaller_batch_runs_the_same_code() -> None:
 
 
 def test_on_a_team(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "WORTH_SHARING", 1e-9)
+    monkeypatch.setattr(schedule, "WORTH_SHARING", 1e-9)
     windows = {"kernel": (3, 3), "strides": (2, 2), "dilations": (1, 1), "padding": (1, 1, 1, 1)}
 
     def describe(x: Value) -> list[Value]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlcompute.devices.cpu import device
 from mlcompute.devices.cpu.kernels.table import KERNELS, WORKSPACES
+from mlcompute.devices.cpu.runtime import schedule
 from mlcompute.ops import reductions as ops
 from mlcompute.ops.op import TABLE, Array, Value
 from mlcompute.ops.views import broadcast, slice_, transpose
@@ -218,7 +218,7 @@ def test_a_smaller_batch_runs_the_same_code(name: str, attributes: dict[str, Any
 
 
 def test_on_a_team(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "WORTH_SHARING", 1e-9)
+    monkeypatch.setattr(schedule, "WORTH_SHARING", 1e-9)
     x = normal(5000, 24)
 
     def describe(x: Value) -> list[Value]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 import pytest
 
 import mlcompute as mlc
 from mlcompute.devices.cpu import device as cpu
 from mlcompute.devices.cpu.device import Cpu
-from mlcompute.devices.cpu.runtime.schedule import schedule
+from mlcompute.devices.cpu.runtime import schedule as choices
+from mlcompute.devices.cpu.runtime.schedule import schedule, useful_threads
 from mlcompute.devices.cpu.runtime.threads import ALONE, WAIT
 
 SYNC = mlc.ExecutionOptions.SYNCHRONOUS
@@ -84,3 +87,33 @@ def test_a_kernel_that_fails_alone_changes_nothing(threads: int, turns: list[lis
     for tensor, values in before.items():
         np.testing.assert_array_equal(tensor.data, values)
     assert np.isfinite(training.execute(x, {"t": np.array([1, 3], np.int32)}, options=SYNC).result.data).all()
+
+
+def test_no_more_threads_than_shorten_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "machine_slices", lambda: 16)
+    microseconds = (0, 20, 50, 100, 150, 200, 230, 1000)
+    assert [useful_threads(1e3 * cost, 16) for cost in microseconds] == [1, 2, 4, 6, 8, 8, 16, 16]
+    assert [useful_threads(1e3 * cost, 3) for cost in microseconds] == [1, 2, 3, 3, 3, 3, 3, 3]
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other processors are not slower with them")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_subnormal_numbers_become_zero_in_updates_alone(threads: int) -> None:
+    """Momentum that decays does not end there; what the forward pass gives, and the caller's arithmetic, keep them."""
+    tiny = np.float32(1e-40)
+    x, y = mlc.Tensor(shape=(1, 4)), mlc.Tensor(shape=(1, 4))
+    weights = mlc.Tensor(shape=(4, 4), data=np.eye(4, dtype=np.float32))
+    sizes = mlc.ConvolutionDescriptor(input_feature_channel_count=4, output_feature_channel_count=4)
+    loss = mlc.LossLayer.mean_squared_error(mlc.ReductionType.MEAN)
+    graph = mlc.TrainingGraph([], loss, mlc.AdamOptimizer(learning_rate=0.1))
+    scores = graph.node(mlc.FullyConnectedLayer(weights, None, sizes), source=x)
+    graph.add_inputs({"x": x}, {"y": y})
+    graph.add_outputs({"scores": scores})
+    graph.compile(device=mlc.Device(engine=Cpu(threads)))
+    momentum, velocity = np.full((4, 4), tiny), np.zeros((4, 4), np.float32)
+    graph.bind_optimizer_data([momentum, velocity], tensor=weights)
+    fed = np.full((1, 4), tiny)
+    graph.execute({"x": fed}, {"y": fed}, options=SYNC)
+    assert (scores.data == fed).all()
+    assert (momentum == 0).all()
+    assert tiny * np.float32(0.5) > 0

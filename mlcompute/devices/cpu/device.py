@@ -22,8 +22,8 @@ from mlcompute.devices.cpu.runtime.entry import Entry, KernelCall
 from mlcompute.devices.cpu.runtime.like_steps import LikeSteps
 from mlcompute.devices.cpu.runtime.machine import default_thread_count
 from mlcompute.devices.cpu.runtime.memory import address_of, touch
-from mlcompute.devices.cpu.runtime.schedule import schedule
-from mlcompute.devices.cpu.runtime.threads import ALONE, BARRIER_WORDS, FAILED, Team, team_codes
+from mlcompute.devices.cpu.runtime.schedule import schedule, useful_threads
+from mlcompute.devices.cpu.runtime.threads import ALONE, BARRIER_WORDS, FAILED, FLUSH, Team, team_codes
 from mlcompute.devices.device import Buffer, Engine, Executable, Profile, Traits
 from mlcompute.devices.host_memory import HostBuffer, allocate
 from mlcompute.devices.interrupts import held
@@ -31,10 +31,6 @@ from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.enums import DeviceType
 from mlcompute.errors import ExecutionError
 from mlcompute.ops.op import Array, Step, Value, overwritten_by, run_meaning
-
-#: So many estimated nanoseconds of work are worth waking one more thread for.
-WORTH_SHARING = 15_000.0
-
 
 #: How bfloat16 is multiplied, for people to read: with and without instructions for it.
 _BFLOAT16_FACTS = {True: "multiplied by oneDNN (AVX512_BF16 or AMX)", False: "stored so, multiplied as float32"}
@@ -291,12 +287,12 @@ class CpuExecutable(Executable):
         return segments
 
     def _native(self, calls: list[KernelCall]) -> _Segment:
-        cost = sum(call.entry.cost for call in calls)
-        threads = min(self._threads, 1 + int(cost / WORTH_SHARING))
+        threads = useful_threads(sum(call.entry.cost for call in calls), self._threads)
         base, rows = address_of(self._words), []
         for call, turn in zip(calls, schedule(calls, self.program, threads), strict=True):
             status = 0 if call.status is None else address_of(call.status)
-            rows.append((self._kernels[call.entry], base + 8 * call.start, turn, status))
+            flush = FLUSH if call.step.phase == "update" else 0
+            rows.append((self._kernels[call.entry], base + 8 * call.start, turn | flush, status))
             if turn & ALONE:
                 self.notes[call.step] = "one thread"
         tape = np.array(rows, np.int64)

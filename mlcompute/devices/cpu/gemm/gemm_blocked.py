@@ -56,15 +56,15 @@ def cut_rows_and_panels(threads: int, rows: int, panels: int) -> tuple[int, int]
 
 
 def _share_part(
-    args: KernelArguments, extents: tuple[str, str], parts: tuple[int, int], threads: int
+    args: KernelArguments, extents: tuple[str, str], cuts: Sequence[tuple[int, int]]
 ) -> tuple[tuple[str, str], tuple[str, str]]:
-    """[first, last) of this thread's rows and panels, which `threads` threads cut into so many parts."""
+    """[first, last) of this thread's rows and panels; `cuts`: into how many parts 1, 2, .. threads cut them."""
     code = args.code
-    planned, row_parts, panel_parts = args.numbers([threads, *parts])
     # A program that is too small for all threads runs on fewer; threads beyond those planned have nothing to do.
-    is_planned = code.let(f"icmp sge i64 %threads, {planned}")
-    row_parts = code.let(f"select i1 {is_planned}, i64 {row_parts}, i64 %threads")
-    panel_parts = code.let(f"select i1 {is_planned}, i64 {panel_parts}, i64 1")
+    known = code.minimum("%threads", args.number(len(cuts)))
+    place = code.at("%arguments", code.add(code.mul(code.sub(known, 1), 2), len(args.values)), "i64")
+    args.values += [number for cut in cuts for number in cut]
+    row_parts, panel_parts = (code.load(code.at(place, word, "i64"), "i64") for word in range(2))
     part, other = code.div("%thread", panel_parts), code.rem("%thread", panel_parts)
     return _part(code, extents[0], part, row_parts), _part(code, extents[1], other, panel_parts)
 
@@ -115,7 +115,8 @@ def gemm_blocked_entry(
     panel = panel_width(n) * vector_lanes()
     panels = -(-n // panel)
     threads = operands.threads if memory is None else min(operands.threads, memory.count)
-    down, across = cut_rows_and_panels(-(-threads // count), m, panels)
+    cuts = [cut_rows_and_panels(-(-fewer // count), m, panels) for fewer in range(1, threads + 1)]
+    down, across = cuts[-1]
     rows, columns, depth, all_panels = args.numbers([m, n, k, panels])
     a_row, a_depth, b_depth, b_column = args.numbers([*a.strides[-2:], *b.strides[-2:]])
     b_stride = b_column if by_columns else b_depth
@@ -171,7 +172,7 @@ def gemm_blocked_entry(
                     copy_line(code, seen, made, 0, width)
 
     if count == 1:
-        row_bounds, panel_bounds = _share_part(args, (rows, all_panels), (down, across), threads)
+        row_bounds, panel_bounds = _share_part(args, (rows, all_panels), cuts)
         with code.when(code.let(f"icmp slt i64 {row_bounds[0]}, {row_bounds[1]}")):
             part("0", row_bounds, panel_bounds)
     else:
@@ -190,6 +191,7 @@ def gemm_blocked_entry(
         writes=[y],
         rows=m if count == across == 1 and len(y.shape) == 2 and threads == operands.threads else 0,
         by_row={0, 2} if a.is_dense else {2},
+        rows_for=0 if all(cut[1] == 1 for cut in cuts) else threads,
         kernel=name,
         cost=2.0 * count * m * n * k / FLOPS_PER_NS + 300.0,
         scratch=[] if memory is None else [memory.buffer],

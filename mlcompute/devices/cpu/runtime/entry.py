@@ -19,15 +19,18 @@ class Touch(NamedTuple):
     base      which of the entry's bases it lies in
     written   is it written?
     rows      rows that threads own (0: any thread touches anything), where there are `rows_for` threads (0: any number)
-    nbytes    of the operand; `is_whole`: it starts where the base does
+    offset    bytes from the start of the base; `nbytes`: of the operand
+    is_array  an array in the step's workspace, as a converted copy is: it has its bytes for itself. Plain bytes there,
+              like part of any other value, stand for all of it
     """
 
     base: int
     written: bool
     rows: int
     rows_for: int
+    offset: int
     nbytes: int
-    is_whole: bool
+    is_array: bool
 
 
 @dataclass(eq=False)
@@ -96,7 +99,8 @@ class Entry:
             rows = self.rows if number in self.by_row else 0
             nbytes = operand.size * operand.dtype.itemsize
             base, written = self.bases[operand.base], number >= len(self.reads)
-            found.append(Touch(base, written, rows, self.rows_for, nbytes, operand.offset == 0))
+            is_array = operand.dtype != operand.base.dtype  # of a workspace, whose elements are bytes
+            found.append(Touch(base, written, rows, self.rows_for, operand.byte_offset, nbytes, is_array))
         return found
 
     @functools.cached_property

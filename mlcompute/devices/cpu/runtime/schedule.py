@@ -10,13 +10,28 @@ from collections.abc import Sequence
 
 from mlcompute.compiler.program import Program
 from mlcompute.devices.cpu.runtime.entry import KernelCall
-from mlcompute.devices.cpu.runtime.threads import ALONE, WAIT
+from mlcompute.devices.cpu.runtime.threads import ALONE, WAIT, machine_slices
 from mlcompute.ops.op import Value
 
 #: What a call touches: is it written, its first and last byte, rows that threads own (0: any) and their bytes.
 _Touch = tuple[bool, int, int, int, int]
+#: So many estimated nanoseconds of work are worth waking one more thread for.
+WORTH_SHARING = 15_000.0
 #: A barrier is cheaper than looking through more than this many of them.
 _MOST_TOUCHED = 512
+
+
+def useful_threads(cost: float, threads: int) -> int:
+    """How many of the threads run a program of so many estimated nanoseconds.
+
+    Many kernels cut their work into `machine_slices()` parts. Of 16, thirteen threads have up to two each, as eight
+    have: where not all threads are worth waking, no more are than shorten that.
+    """
+    worth = 1 + int(cost / WORTH_SHARING)
+    if worth >= threads:
+        return threads
+    parts = max(threads, machine_slices())
+    return -(-parts // -(-parts // worth))
 
 
 def schedule(calls: Sequence[KernelCall], program: Program, threads: int) -> list[int]:
@@ -86,12 +101,14 @@ def _touches(calls: Sequence[KernelCall], program: Program, threads: int) -> lis
     found = []
     for call in calls:
         bases = [ranges.get(base) or _outside(base) for base in call.bases]
-        found.append(
-            [
-                (written, *bases[base], rows if is_whole and rows_for in (0, threads) else 0, nbytes)
-                for base, written, rows, rows_for, nbytes, is_whole in call.entry.touches
-            ]
-        )
+        mine: list[_Touch] = []
+        for base, written, rows, rows_for, offset, nbytes, is_array in call.entry.touches:
+            begin, end = bases[base]
+            if is_array:
+                begin, end = begin + offset, begin + offset + nbytes
+            own = rows if rows_for in (0, threads) and (is_array or offset == 0) else 0
+            mine.append((written, begin, end, own, nbytes))
+        found.append(mine)
     return found
 
 
