@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,6 +60,18 @@ _WORDS = {
 }
 
 
+class Among(NamedTuple):
+    """Some processes that exchange something between them.
+
+    ranks      the others of them
+    patience   seconds to wait beyond the timeout: where some wait for others that wait themselves, those who wait for
+               the silent one shall be the first to say so
+    """
+
+    ranks: Sequence[int]
+    patience: float = 0.0
+
+
 class Exchange(ABC):
     """The processes of a group, seen from one of them.
 
@@ -75,16 +87,24 @@ class Exchange(ABC):
 
     @abstractmethod
     def alltoall(
-        self, kind: Kind, sends: Sequence[Array], receives: Sequence[Array], *, same: int = 0, word: int = 0
+        self,
+        kind: Kind,
+        sends: Sequence[Array],
+        receives: Sequence[Array],
+        *,
+        same: int = 0,
+        word: int = 0,
+        among: Among | None = None,
     ) -> list[int]:
         """Send each process an array and receive one from each into the memory given, whose sizes everybody knows.
 
         same     a number that must be equal on all processes: how many samples a step has, say
-        returns  the `word` of every process, by rank
+        among    only between these, while all others do the same between them
+        returns  the `word` of every process, by rank; 0 where nothing was sent
         """
 
     @abstractmethod
-    def allgather(self, kind: Kind, part: Array, receives: Sequence[Array]) -> None:
+    def allgather(self, kind: Kind, part: Array, receives: Sequence[Array], *, among: Among | None = None) -> None:
         """Send all processes the same array and receive one from each. The own one stays where it is."""
 
     @abstractmethod
@@ -99,9 +119,14 @@ class Exchange(ABC):
         """Return when all processes have called it."""
         self.gather_bytes(Kind.BARRIER, b"")
 
-    def share(self, nbytes: int) -> list[Array] | None:
-        """Memory that all processes read and write, a part of so many bytes made by each; None where there is none."""
-        return None
+    @property
+    def machine(self) -> range:
+        """The ranks that share memory with this one, itself among them. Collective."""
+        return range(self.rank, self.rank + 1)
+
+    def share(self, nbytes: int) -> dict[int, Array]:
+        """Memory that all of `machine` read and write, by rank, each with a part of so many bytes; empty: not here."""
+        return {}
 
     def expect_usable(self) -> None:
         """Raise what the group has failed with, if it has."""
@@ -146,11 +171,18 @@ class Alone(Exchange):
         self.timeout = timeout
 
     def alltoall(
-        self, kind: Kind, sends: Sequence[Array], receives: Sequence[Array], *, same: int = 0, word: int = 0
+        self,
+        kind: Kind,
+        sends: Sequence[Array],
+        receives: Sequence[Array],
+        *,
+        same: int = 0,
+        word: int = 0,
+        among: Among | None = None,
     ) -> list[int]:
         return [word]
 
-    def allgather(self, kind: Kind, part: Array, receives: Sequence[Array]) -> None:
+    def allgather(self, kind: Kind, part: Array, receives: Sequence[Array], *, among: Among | None = None) -> None:
         return
 
     def gather_bytes(self, kind: Kind, message: bytes) -> list[bytes]:
@@ -158,9 +190,6 @@ class Alone(Exchange):
 
     def broadcast(self, kind: Kind, array: Array, root: int = 0) -> None:
         return
-
-    def share(self, nbytes: int) -> list[Array]:
-        return [np.zeros(nbytes, np.uint8)]
 
     def abort(self, message: str) -> None:
         return

@@ -7,7 +7,7 @@ for, and two numbers for the others. Nobody comes to the meeting after the next 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -20,19 +20,19 @@ _SPINS = 2000
 
 
 class Meeting:
-    """Meetings of all processes of an exchange.
+    """Meetings of all processes of a machine.
 
     memory   of each process, by rank: MEETING_BYTES that were 0 at first
     """
 
-    def __init__(self, exchange: Exchange, memory: Sequence[Array]) -> None:
+    def __init__(self, exchange: Exchange, memory: Mapping[int, Array]) -> None:
         self._exchange, self._number = exchange, 0
         # Plain integers are read much faster through a memoryview than through an array.
-        slots = [part[:MEETING_BYTES].view(np.int64).data for part in memory]
-        self._mine, self._size = slots[exchange.rank], exchange.size
-        self._others = [(rank, slot) for rank, slot in enumerate(slots) if rank != exchange.rank]
+        slots = {rank: part[:MEETING_BYTES].view(np.int64).data for rank, part in memory.items()}
+        self._mine, self._size = slots.pop(exchange.rank), exchange.size
+        self._others = list(slots.items())
 
-    def meet(self, kind: Kind, *, same: int = 0, word: int = 0) -> list[int]:
+    def meet(self, kind: Kind, *, same: int = 0, word: int = 0, patience: float = 0.0) -> list[int]:
         """Return when all processes have called it; the `word` of every process, by rank (see `Exchange.alltoall`)."""
         self._exchange.expect_usable()
         self._number = number = self._number + 1
@@ -42,15 +42,15 @@ class Meeting:
         words = [word] * self._size
         for rank, slot in self._others:
             if slot[at] != number:
-                self._wait(slot, at, kind)
+                self._wait(slot, at, kind, patience)
             if slot[at + 1] != kind or slot[at + 2] != same:
                 self._exchange.refuse(rank, kind, Kind(slot[at + 1]), same, slot[at + 2])
             words[rank] = slot[at + 3]
         return words
 
-    def _wait(self, slot: memoryview, at: int, kind: Kind) -> None:
+    def _wait(self, slot: memoryview, at: int, kind: Kind, patience: float) -> None:
         """Return when a process has come; raise where one is gone, or does something else."""
-        number, begun, asked = self._number, time.monotonic(), 0
+        number, begun, asked = self._number, time.monotonic() + patience, 0
         for _ in range(_SPINS):
             if slot[at] == number:
                 return

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
 from mlcompute.errors import ProcessError
-from mlcompute.group.exchange import Array, Exchange, Kind
+from mlcompute.group.exchange import Among, Array, Exchange, Kind
 from mlcompute.group.shared_memory import share
 
 #: Marks a message of this protocol; another number is another version of it.
@@ -22,6 +22,8 @@ _MAGIC = 0x6D6C6331
 _HEADER_WORDS = 6
 #: Polls without news before the thread lets others have the core.
 _SPINS = 50
+#: How many processes that it does not wait for an idle one looks at, before it looks again for what it waits for.
+_LOOKS = 64
 #: Seconds an abort may take to be delivered.
 _GRACE = 1.0
 #: One message is at most so long: counts of 32 bits are still common in MPI.
@@ -85,6 +87,9 @@ class MessageExchange(Exchange):
         #: Headers that are waited for.
         self._expected: dict[int, Callable[[], bool]] = {}
         self._sends_early: bool | None = None
+        self._machine: range | None = None
+        #: Where the next look at processes that nobody waits for begins.
+        self._looked = 0
         self._out = np.zeros((self.size, _HEADER_WORDS), np.int64)
         self._in = np.zeros((self.size, _HEADER_WORDS), np.int64)
         self._peers = [(self.rank + step) % self.size for step in range(1, self.size)]
@@ -92,14 +97,21 @@ class MessageExchange(Exchange):
     # Collective calls -----------------------------------------------------------------------------------------------
 
     def alltoall(
-        self, kind: Kind, sends: Sequence[Array], receives: Sequence[Array], *, same: int = 0, word: int = 0
+        self,
+        kind: Kind,
+        sends: Sequence[Array],
+        receives: Sequence[Array],
+        *,
+        same: int = 0,
+        word: int = 0,
+        among: Among | None = None,
     ) -> list[int]:
-        words = self._transfer(kind, sends, lambda peer, nbytes: receives[peer], same, word)
+        words = self._transfer(kind, sends, lambda peer, nbytes: receives[peer], same, word, among)
         words[self.rank] = word
         return words
 
-    def allgather(self, kind: Kind, part: Array, receives: Sequence[Array]) -> None:
-        self._transfer(kind, [part] * self.size, lambda peer, nbytes: receives[peer])
+    def allgather(self, kind: Kind, part: Array, receives: Sequence[Array], *, among: Among | None = None) -> None:
+        self._transfer(kind, [part] * self.size, lambda peer, nbytes: receives[peer], among=among)
 
     def gather_bytes(self, kind: Kind, message: bytes) -> list[bytes]:
         received: dict[int, Array] = {}
@@ -116,14 +128,21 @@ class MessageExchange(Exchange):
         sends = [array if self.rank == root else nothing] * self.size
         self._transfer(kind, sends, lambda peer, nbytes: array if peer == root else nothing)
 
-    def share(self, nbytes: int) -> list[Array] | None:
-        return share(self, nbytes) if self.size > 1 else [np.zeros(nbytes, np.uint8)]
+    @property
+    def machine(self) -> range:
+        if self._machine is None:
+            ranks = share(self, 0) if self.size > 1 else {}
+            self._machine = range(min(ranks), max(ranks) + 1) if ranks else range(self.rank, self.rank + 1)
+        return self._machine
+
+    def share(self, nbytes: int) -> dict[int, Array]:
+        return share(self, nbytes)
 
     @property
     def sends_early(self) -> bool:
         if self._sends_early is None:
             answers = self.gather_bytes(Kind.COMPILE, b"1" if self._link.from_any_thread else b"0")
-            self._sends_early = b"0" not in answers and self.share(0) is None
+            self._sends_early = b"0" not in answers and len(self.machine) < self.size
         return self._sends_early
 
     # The protocol ---------------------------------------------------------------------------------------------------
@@ -135,12 +154,13 @@ class MessageExchange(Exchange):
         memory: Callable[[int, int], Array],
         same: int = 0,
         word: int = 0,
+        among: Among | None = None,
     ) -> list[int]:
         """One collective call. `memory` says where what a process sends shall go, given its rank and the bytes."""
         self.expect_usable()
         self._number += 1
         with self._failing(kind):
-            words = self._poll(kind, sends, memory, same, word)
+            words = self._poll(kind, sends, memory, same, word, among)
         return words
 
     def expect_usable(self) -> None:
@@ -170,6 +190,8 @@ class MessageExchange(Exchange):
     ) -> None:
         with self._failing(kind):
             self._link.idle(spins)
+            if len(self.machine) < self.size:
+                self._look_at_others(kind, waiting)
             for peer in waiting:  # whatever comes now is not what is waited for: an end, or another call
                 if self._header(peer)() and is_missing(peer):
                     del self._expected[peer]
@@ -177,6 +199,16 @@ class MessageExchange(Exchange):
             waited = time.monotonic() - begun
             if waited > self.timeout:
                 raise self._silence(kind, waiting, waited)
+
+    def _look_at_others(self, kind: Kind, waiting: Collection[int]) -> None:
+        """Is one gone, or has it failed, that this process does not wait for, but somebody may whom it waits for?"""
+        count = min(_LOOKS, self.size - 1)
+        for step in range(self._looked, self._looked + count):
+            peer = self._peers[step % len(self._peers)]
+            if peer not in waiting and self._header(peer)() and self._in[peer, 1] == Kind.ABORT:
+                del self._expected[peer]
+                self._target(peer, kind, -1, lambda peer, nbytes: np.empty(nbytes, np.uint8))
+        self._looked += count
 
     def refuse(self, peer: int, kind: Kind, theirs: Kind, same: int, their_same: int) -> None:
         with self._failing(kind):
@@ -191,19 +223,26 @@ class MessageExchange(Exchange):
         return self._expected[peer]
 
     def _poll(
-        self, kind: Kind, sends: Sequence[Array], memory: Callable[[int, int], Array], same: int, word: int
+        self,
+        kind: Kind,
+        sends: Sequence[Array],
+        memory: Callable[[int, int], Array],
+        same: int,
+        word: int,
+        among: Among | None,
     ) -> list[int]:
         link, words = self._link, [0] * self.size
+        peers = self._peers if among is None else [peer for peer in self._peers if peer in among.ranks]
         sending: list[Callable[[], bool]] = []
         waiting: dict[int, tuple[list[Callable[[], bool]], bool]] = {}
-        for peer in self._peers:
+        for peer in peers:
             data = _bytes(sends[peer])
             header = self._out[peer]
             header[:] = (_MAGIC, kind, self._number, data.nbytes, same, word)
             sending.append(link.send(peer, header.view(np.uint8)))
             sending += [link.send(peer, part) for part in _parts(data)]
             waiting[peer] = [self._header(peer)], True
-        begun, spins = time.monotonic(), 0
+        begun, spins = time.monotonic() + (0.0 if among is None else among.patience), 0
         while waiting or sending:
             moved = False
             for peer in list(waiting):
@@ -225,6 +264,8 @@ class MessageExchange(Exchange):
             spins += 1
             if spins > _SPINS:
                 link.idle(spins)
+                if among is not None:
+                    self._look_at_others(kind, waiting)
                 waited = time.monotonic() - begun
                 if waited > self.timeout:
                     raise self._silence(kind, sorted(waiting), waited)

@@ -1,4 +1,4 @@
-"""Memory that the processes of one machine share: each makes a part, and all map the parts of all.
+"""Memory that the processes of one machine share: each makes a part, and all of them map it.
 
 It has no name in any file system: it is gone with the last process that maps it, however that one ends.
 """
@@ -9,6 +9,8 @@ import json
 import mmap
 import os
 import platform
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -19,27 +21,38 @@ _HEAD = 4096
 _MARK = 16
 
 
-def share(exchange: Exchange, nbytes: int) -> list[Array] | None:
-    """The parts of all processes, by rank, this one's of so many bytes; None where some cannot map them. Collective.
+def share(exchange: Exchange, nbytes: int) -> dict[int, Array]:
+    """The parts of all processes of this machine, by rank, each of the bytes it asked for. Collective.
 
-    MLCOMPUTE_SHARED_MEMORY=0 says no on a process, and so for all.
+    Empty everywhere unless each machine has as many processes as the others, more than one, with neighbouring ranks.
+    MLCOMPUTE_SHARED_MEMORY=0 says no on a process, and so for all; 2 or more takes so many neighbours for a machine.
     """
-    made = _made(nbytes) if _is_ordered() and os.environ.get("MLCOMPUTE_SHARED_MEMORY", "1") != "0" else None
+    told = os.environ.get("MLCOMPUTE_SHARED_MEMORY", "1")
+    neighbours = int(told) if told.isdigit() else 1
+    made = _made(nbytes) if _is_ordered() and neighbours > 0 else None
     descriptor, mark, mine = made if made is not None else (-1, b"", np.empty(0, np.uint8))
     try:
-        said = json.dumps([os.getpid(), descriptor, mark.hex()]).encode()
-        parts: list[Array] | None = []
+        said = json.dumps([_boot(), os.getpid(), descriptor, mark.hex()]).encode()
+        parts = {exchange.rank: mine}
         for rank, one in enumerate(exchange.gather_bytes(Kind.COMPILE, said)):
-            part = mine if rank == exchange.rank else _mapped(*json.loads(one))
-            if parts is not None and part is not None and made is not None:
-                parts.append(part)
-            else:
-                parts = None
-        agreed = exchange.gather_bytes(Kind.COMPILE, b"0" if parts is None else b"1")
-        return parts if b"0" not in agreed else None
+            is_near = neighbours < 2 or rank // neighbours == exchange.rank // neighbours
+            part = _mapped(*json.loads(one)) if rank != exchange.rank and made is not None and is_near else None
+            if part is not None:
+                parts[rank] = part
+        ranks = exchange.gather_bytes(Kind.COMPILE, json.dumps(sorted(parts)).encode())
+        return dict(sorted(parts.items())) if _are_machines([json.loads(one) for one in ranks]) else {}
     finally:
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def _are_machines(shared: Sequence[Sequence[int]]) -> bool:
+    """Do the ranks that each process shares memory with divide all of them into neighbours, as many everywhere?"""
+    count = len(shared[0])
+    firsts = (rank - rank % count for rank in range(len(shared)))
+    return count > 1 and all(
+        ranks == list(range(first, first + count)) for ranks, first in zip(shared, firsts, strict=True)
+    )
 
 
 def _is_ordered() -> bool:
@@ -64,8 +77,18 @@ def _made(nbytes: int) -> tuple[int, bytes, Array] | None:
     return descriptor, mark, memory[_HEAD:]
 
 
-def _mapped(process: int, descriptor: int, mark: str) -> Array | None:
+def _boot() -> str:
+    """What no other machine has: there a process of the same number is another one, whose files are none of ours."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _mapped(boot: str, process: int, descriptor: int, mark: str) -> Array | None:
     """The memory of another process; None where it is on another machine, or closed to this one."""
+    if boot != _boot() or descriptor < 0:
+        return None
     try:
         with open(f"/proc/{process}/fd/{descriptor}", "r+b") as file:
             memory = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)

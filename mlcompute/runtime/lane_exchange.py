@@ -1,20 +1,21 @@
 """How lanes get from one process to another: sums over slices to whoever owns them, new values to everybody.
 
-on one machine      each process leaves its sums in memory that all share, and reads there those of the others. The
+within a machine    each process leaves its sums in memory that all share, and reads there those of the others. The
                     parameters of all lie there, too, where whoever owns a shard leaves it: nothing is sent or copied
-on several          alltoall of the sums, allgather of the new values
+between machines    alltoall of the sums, allgather of the new values. Each process sends to one of every other machine,
+                    the one in the same place there: what its machine has for the shard of that one, added up as far as
+                    the tree allows; and it receives new values for all of its machine
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from mlcompute.compiler.request import Tree
 from mlcompute.devices.host_memory import allocate
-from mlcompute.group.exchange import Exchange, Kind
+from mlcompute.group.exchange import Among, Exchange, Kind
 from mlcompute.group.group import Group
 from mlcompute.group.meeting import MEETING_BYTES, Meeting
 from mlcompute.group.slices import Node, nodes_of, split_at, tree_sum
@@ -22,6 +23,8 @@ from mlcompute.ops.op import Array
 from mlcompute.runtime.background import Background
 from mlcompute.runtime.lanes import Lane
 
+#: Of the timeout: how much longer than those before them processes wait that wait for others that wait.
+_PATIENCE = 1 / 60
 #: Sums over some slices, one array per lane.
 Sums = list[Array]
 
@@ -35,7 +38,7 @@ class LaneExchange:
     order       in which these are added
     mirrors     by rank: bytes for optimizer state that others can read when its process is gone; without shared memory
                 the own ones alone
-    is_shared   do all processes share memory?
+    is_shared   are all processes on one machine?
     """
 
     def __init__(self, group: Group, lanes: Sequence[Lane], *, banks: int, mirrored: Sequence[int]) -> None:
@@ -47,23 +50,23 @@ class LaneExchange:
         self._rank, self._size = group.rank, group.size
         self.root: Node = (0, group.slices)
         self.nodes = [nodes_of(group.slices_of(rank), self.root) for rank in range(group.size)]
-        every = (node for nodes in self.nodes for node in nodes)
-        self.order = _order({node: place for place, node in enumerate(every)}, self.root)
         #: How many lanes were exchanged before the step had computed all.
         self._started = 0
         self._background = Background()
         sizes = [self._bytes_of(rank) + mirrored[rank] for rank in range(group.size)]
         values = banks * sum(lane.length * lane.dtype.itemsize for lane in lanes)
-        own = MEETING_BYTES + sizes[self._rank] + (values if self._rank == 0 else 0)
-        shared = self._exchange.share(own) if group.size > 1 else None
-        self.is_shared = shared is not None
-        if shared is not None:
+        machine = self._exchange.machine
+        own = MEETING_BYTES + sizes[self._rank] + (values if self._rank == machine[0] else 0)
+        shared = self._exchange.share(own) if len(machine) > 1 else {}
+        if shared:
             self._meeting = Meeting(self._exchange, shared)
-            memory = {rank: part[MEETING_BYTES:] for rank, part in enumerate(shared)}
-            of_values = memory[0][sizes[0] :]
+            memory = {rank: part[MEETING_BYTES:] for rank, part in shared.items()}
         else:
+            machine = range(self._rank, self._rank + 1)
             memory = {self._rank: allocate(sizes[self._rank] + values).host}
-            of_values = memory[self._rank][sizes[self._rank] :]
+        of_values = memory[machine[0]][sizes[machine[0]] :]
+        self._machine, self.is_shared = machine, len(machine) == group.size > 1
+        self._make_sources(group)
         self._nbytes = sizes[self._rank] + values
         self._sums = {rank: self._sums_in(rank, part) for rank, part in memory.items()}
         self.mirrors = {rank: part[self._bytes_of(rank) : sizes[rank]] for rank, part in memory.items()}
@@ -75,18 +78,22 @@ class LaneExchange:
             offset += banks * nbytes
         mine = self._sums[self._rank]
         self.memory = {node[0]: [one[at] for one in mine] for at, node in enumerate(self.nodes[self._rank])}
+        #: By lane and rank: what others send of the own shard.
         self._received: list[list[Array]] = []
-        if not self.is_shared:
-            shards = [lane.shard(self._rank) for lane in lanes]
-            self._received = [
-                [np.empty((len(nodes), last - first), lane.dtype) for nodes in self.nodes]
-                for lane, (first, last) in zip(lanes, shards, strict=True)
-            ]
-            self._nbytes += sum(array.nbytes for arrays in self._received for array in arrays)
+        for lane in lanes:
+            first, last = lane.shard(self._rank)
+            received = [np.empty((0, last - first), lane.dtype)] * self._size
+            for rank, nodes in self._sources:
+                if rank not in memory:
+                    received[rank] = np.empty((len(nodes), last - first), lane.dtype)
+            self._received.append(received)
+        self._nbytes += sum(array.nbytes for arrays in self._received for array in arrays)
         #: The mirror of the process before this one, where memory is not shared.
         self._previous = np.empty(0 if self.is_shared else mirrored[self._rank - 1], np.uint8)
         #: Sums of nodes from some element of the own shard on, by lane and element.
         self._tails: dict[tuple[int, int], dict[Node, Array]] = {}
+        #: Sums of nodes that this machine has, by lane and the rank whose shard it is.
+        self._of_others: dict[tuple[int, int], dict[Node, Array]] = {}
         self.parts = [self._parts_of(index, lane) for index, lane in enumerate(lanes)]
 
     def _bytes_of(self, rank: int) -> int:
@@ -102,10 +109,33 @@ class LaneExchange:
             offset += nbytes
         return found
 
+    def _make_sources(self, group: Group) -> None:
+        """Whose memory, or whose messages, have which nodes of the own shard; in which order these are added."""
+        count = len(self._machine)
+        place = self._rank - self._machine[0]
+        self._sources: list[tuple[int, list[Node]]] = []
+        for first in range(0, self._size, count):
+            if first == self._machine[0]:
+                self._sources += [(rank, self.nodes[rank]) for rank in self._machine]
+            else:
+                self._sources.append((first + place, self._nodes_of_machine(group, first)))
+        self._own_nodes = self._nodes_of_machine(group, self._machine[0])
+        self._summands = [node for _, nodes in self._sources for node in nodes]
+        self.order = _order({node: number for number, node in enumerate(self._summands)}, self.root)
+        # Those who wait for a silent process itself are to name it, before others who wait for them.
+        self._waits = max(_PATIENCE * group.timeout, 0.2) if 1 < count < self._size else 0.0
+        #: Those in the same place on other machines.
+        self._others = [rank for rank in range(place, self._size, count) if rank != self._rank]
+
+    def _nodes_of_machine(self, group: Group, first: int) -> list[Node]:
+        """The nodes whose sums the processes of a machine have together."""
+        last = first + len(self._machine) - 1
+        return nodes_of((group.slices_of(first)[0], group.slices_of(last)[1]), self.root)
+
     def _parts_of(self, index: int, lane: Lane) -> list[Array]:
         first, last = lane.shard(self._rank)
         found: list[Array] = []
-        for rank in range(self._size):
+        for rank, _ in self._sources:
             if rank in self._sums:
                 found += [sums[first:last] for sums in self._sums[rank][index]]
             else:
@@ -120,7 +150,12 @@ class LaneExchange:
     def start(self, index: int, same: int, word: int) -> None:
         """Begin to send a lane, on another thread: the next after those that have begun. Its sums are in `memory`."""
         assert index == self._started, "lanes are exchanged in the same order everywhere"
-        self._background.begin(lambda: self._send(index, Kind.STEP, same, word))
+
+        def send() -> None:
+            self._meet(Kind.STEP, same, word)
+            self._send(index, Kind.STEP, same, word)
+
+        self._background.begin(send)
         self._started += 1
 
     def exchange(self, sums: Mapping[Node, Sums], kind: Kind, same: int, word: int) -> list[int]:
@@ -131,14 +166,46 @@ class LaneExchange:
             for mine, one in zip(self.memory[node[0]][first:], sums[node][first:], strict=True):
                 if mine is not one:
                     np.copyto(mine, one)
+        words = self._meet(kind, same, word)
         if self.is_shared:
-            return self._meeting.meet(kind, same=same, word=word)
-        return [self._send(index, kind, same, word) for index in range(first, len(self._lanes))][-1]
+            return words
+        # The first that is not 0 counts for all of a machine, as it does for whoever reads them.
+        of_machine = next((words[rank] for rank in self._machine if words[rank]), 0)
+        for index in range(first, len(self._lanes)):
+            for rank, theirs in enumerate(self._send(index, kind, same, of_machine)):
+                if rank in self._others:
+                    start = rank - rank % len(self._machine)
+                    words[start : start + len(self._machine)] = [theirs] * len(self._machine)
+        return words
+
+    def _meet(self, kind: Kind, same: int = 0, word: int = 0, patience: float = 0.0) -> list[int]:
+        """All processes of this machine have come; their words."""
+        if len(self._machine) == 1:
+            return [word] * self._size
+        return self._meeting.meet(kind, same=same, word=word, patience=patience)
 
     def _send(self, index: int, kind: Kind, same: int, word: int) -> list[int]:
-        lane, mine = self._lanes[index], self._sums[self._rank][index]
-        sends = [_joined([lane.part(one, peer) for one in mine], lane.dtype) for peer in range(self._size)]
-        return self._exchange.alltoall(kind, sends, self._received[index], same=same, word=word)
+        """Sums of shards of other machines go there, those of the own shard come from there."""
+        nothing = np.empty(0, np.uint8)
+        sends = [self._joined(index, rank) if rank in self._others else nothing for rank in range(self._size)]
+        receives = self._received[index]
+        return self._exchange.alltoall(kind, sends, receives, same=same, word=word, among=self._among(1))
+
+    def _among(self, number: int) -> Among | None:
+        """Who takes part in the first, second ... exchange between machines in a step; None: all."""
+        return Among(self._others, number * self._waits) if len(self._machine) > 1 else None
+
+    def _joined(self, index: int, peer: int) -> Array:
+        """What this machine has for another process's shard. Added in place: nobody else uses these sums."""
+        lane, sums = self._lanes[index], self._of_others.get((index, peer))
+        if sums is None:
+            sums = self._of_others[index, peer] = {
+                node: lane.part(self._sums[rank][index][at], peer)
+                for rank in self._machine
+                for at, node in enumerate(self.nodes[rank])
+            }
+        parts = [tree_sum(sums, node) for node in self._own_nodes]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, lane.dtype)
 
     def reduce(self, index: int, out: Array, start: int = 0) -> None:
         """The sum over all slices of a lane's own shard, added along the tree: from element `start` of it on.
@@ -147,8 +214,7 @@ class LaneExchange:
         """
         sums = self._tails.get((index, start))
         if sums is None:
-            nodes = (node for nodes in self.nodes for node in nodes)
-            sums = {node: part[start:] for node, part in zip(nodes, self.parts[index], strict=True)}
+            sums = {node: part[start:] for node, part in zip(self._summands, self.parts[index], strict=True)}
             self._tails[index, start] = sums
         tree_sum(sums, self.root, out)
 
@@ -170,11 +236,9 @@ class LaneExchange:
 
     def gather(self, kind: Kind) -> None:
         """The new values of all shards are in the coming bank of each lane. Nobody reads sums any more."""
-        if self.is_shared:
-            self._meeting.meet(kind)
-            return
-        for lane in self._lanes:
-            gather_shards(self._exchange, kind, lane, lane.banks[lane.coming])
+        for lane in self._lanes if not self.is_shared else ():
+            gather_shards(self._exchange, kind, lane, lane.banks[lane.coming], self._among(2))
+        self._meet(kind, patience=3 * self._waits)
 
 
 def of_bank(memory: Array, bank: int) -> Array:
@@ -183,15 +247,12 @@ def of_bank(memory: Array, bank: int) -> Array:
     return memory[half * (bank % 2) : half * (bank % 2 + 1)]
 
 
-def gather_shards(exchange: Exchange, kind: Kind, lane: Lane, array: Array) -> None:
-    """The shards of all processes, each in its place in an array as long as the lane."""
+def gather_shards(exchange: Exchange, kind: Kind, lane: Lane, array: Array, among: Among | None = None) -> None:
+    """The shards of all processes, or of some, each in its place in an array as long as the lane."""
     size, rank = exchange.size, exchange.rank
     if size > 1:
-        exchange.allgather(kind, lane.part(array, rank), [lane.part(array, peer) for peer in range(size)])
-
-
-def _joined(parts: Sequence[Array], dtype: np.dtype[Any]) -> Array:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, dtype)
+        parts = [lane.part(array, peer) for peer in range(size)]
+        exchange.allgather(kind, parts[rank], parts, among=among)
 
 
 def _order(places: Mapping[Node, int], node: Node) -> Tree:

@@ -215,19 +215,21 @@ def test_several_losses_of_different_kinds():
         assert all(np.array_equal(a, b) for a, b in zip(other[2], one[2], strict=True))
 
 
-@pytest.mark.parametrize("slices", [3, 8])
-def test_messages_and_shared_memory_give_the_same_bits(monkeypatch, slices):
-    shared = run_group(3, train, slices=slices)
-    monkeypatch.setenv("MLCOMPUTE_SHARED_MEMORY", "0")
-    sent = run_group(3, train, slices=slices)
-    assert all(same(one, other) for one, other in zip(shared, sent, strict=True))
+@pytest.mark.parametrize(("slices", "size", "told"), [(3, 3, "0"), (8, 3, "0"), (8, 4, "2"), (7, 6, "3"), (8, 6, "2")])
+def test_messages_and_shared_memory_give_the_same_bits(monkeypatch, slices, size, told):
+    """All on one machine, each on its own, and several machines of two or three."""
+    (one,) = run_group(1, train, slices=slices)
+    shared = run_group(size, train, slices=slices)
+    monkeypatch.setenv("MLCOMPUTE_SHARED_MEMORY", told)
+    sent = run_group(size, train, slices=slices)
+    assert all(same(one, other) for other in (*shared, *sent))
 
 
-@pytest.mark.parametrize("kind", ["adam", "global norm"])
-def test_gradients_sent_while_others_are_computed_give_the_same_bits(monkeypatch, kind):
+@pytest.mark.parametrize(("kind", "size", "told"), [("adam", 3, "0"), ("global norm", 3, "0"), ("adam", 4, "2")])
+def test_gradients_sent_while_others_are_computed_give_the_same_bits(monkeypatch, kind, size, told):
     """Chunks of some bytes instead of megabytes; the last layer's gradients go first. The last batch is shorter."""
-    expected = run_group(3, lambda group: train(group, kind, last=2), slices=3)
-    monkeypatch.setenv("MLCOMPUTE_SHARED_MEMORY", "0")
+    expected = run_group(size, lambda group: train(group, kind, last=2), slices=size)
+    monkeypatch.setenv("MLCOMPUTE_SHARED_MEMORY", told)
     monkeypatch.setattr(sys.modules["mlcompute.compiler.cut_for_exchange"], "CHUNK_BYTES", 256)
     sent = []
 
@@ -248,7 +250,7 @@ def test_gradients_sent_while_others_are_computed_give_the_same_bits(monkeypatch
             losses.append(float(run.result.data[0]))
         return losses, parameters(training)
 
-    found = run_group(3, work, slices=3)
+    found = run_group(size, work, slices=size)
     assert all(same(one, other) for one, other in zip(found, expected, strict=True))
     assert sent.count((0, 0)) >= 3
     assert {index for _, index in sent} == {0, 1}  # all but the last
@@ -257,11 +259,26 @@ def test_gradients_sent_while_others_are_computed_give_the_same_bits(monkeypatch
 def test_memory_is_shared_by_all_processes_or_by_none(monkeypatch):
     parts = run_group(3, lambda group: group.exchange.share(10 * (1 + group.rank)))
     parts[1][2][:] = 7
-    assert [part.nbytes for part in parts[0]] == [10, 20, 30]
+    assert {rank: part.nbytes for rank, part in parts[0].items()} == {0: 10, 1: 20, 2: 30}
     assert parts[0][2].tolist() == [7] * 30
     made = shared_memory._made
     monkeypatch.setattr(shared_memory, "_made", lambda nbytes: None if nbytes == 20 else made(nbytes))
-    assert run_group(3, lambda group: group.exchange.share(10 * (1 + group.rank))) == [None] * 3
+    assert run_group(3, lambda group: group.exchange.share(10 * (1 + group.rank))) == [{}] * 3
+
+
+@pytest.mark.parametrize(
+    ("shared", "are"),
+    [
+        ([[0, 1], [0, 1], [2, 3], [2, 3]], True),
+        ([[0, 1, 2]] * 3, True),
+        ([[0], [1]], False),
+        ([[0, 1], [0, 1], [2]], False),
+        ([[0, 2], [1, 3], [0, 2], [1, 3]], False),
+        ([[0, 1], [1], [2, 3], [2, 3]], False),
+    ],
+)
+def test_machines_have_as_many_processes_each_with_neighbouring_ranks(shared, are):
+    assert shared_memory._are_machines(shared) == are
 
 
 def test_what_the_host_does_between_steps():
