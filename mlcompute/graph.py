@@ -33,10 +33,12 @@ from mlcompute.foreign_names import GRAPH_ATTRIBUTES, advice_for_attribute
 from mlcompute.layers.concatenation import ConcatenationLayer
 from mlcompute.layers.indexing import GatherLayer, ScatterLayer
 from mlcompute.layers.layer import Layer
+from mlcompute.layers.layer_state import layer_state
 from mlcompute.layers.names import layer_names
 from mlcompute.layers.selection import SelectionLayer
 from mlcompute.layers.shaping import ReshapeLayer, TransposeLayer
 from mlcompute.layers.split import SplitLayer
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.seeing import viewing
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import Array, ArrayLike, read_array
@@ -67,10 +69,10 @@ class Node:
     def of(cls, layer: Layer, sources: list[Tensor], labels: list[Tensor], updates: bool = True) -> Node:
         """A layer with new tensors for its results, if its sources and labels fit."""
         descriptors = [tensor.descriptor for tensor in (*sources, *labels)]
-        known = tuple([tensor.feature_axis for tensor in (*sources, *labels)])
+        known = tuple([state_of(tensor).feature_axis for tensor in (*sources, *labels)])
         try:
             layer.check_sources(descriptors)
-            layer.source_feature_axes = known
+            layer_state(layer).source_feature_axes = known
             results = [Tensor(descriptor) for descriptor in layer.results(descriptors)]
         except (ShapeError, DataError) as error:
             described = (f"{t.descriptor.shape} {_producer_label(t)}" for t in (*sources, *labels))
@@ -78,15 +80,17 @@ class Node:
             raise
         shapes = [descriptor.shape for descriptor in descriptors]
         for tensor in results:
-            if tensor.feature_axis is None:
-                tensor.feature_axis = layer.feature_axis(known, shapes, tensor.descriptor.shape)
+            state = state_of(tensor)
+            if state.feature_axis is None:
+                state.feature_axis = layer.feature_axis(known, shapes, tensor.descriptor.shape)
         return cls(layer, sources, labels, results, updates)
 
     def __post_init__(self) -> None:
         Node.newest = self.order
-        self.layer.node_reference = weakref.ref(self)
+        reference = weakref.ref(self)
+        layer_state(self.layer).node_reference = reference
         for tensor in self.results:
-            tensor.producer = weakref.ref(self)
+            state_of(tensor).producer = reference
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Node:
         sources, labels, results = copy.deepcopy((self.sources, self.labels, self.results), memo)
@@ -95,10 +99,10 @@ class Node:
 
 
 def _producer_label(tensor: Tensor, names: Mapping[Layer, str] | None = None) -> str:
-    producer = tensor.producer() if tensor.producer is not None else None
-    if producer is None:
+    node = state_of(tensor).node
+    if node is None:
         return f"'{tensor.label}'"
-    return f"from '{(names or {}).get(producer.layer, producer.layer.label)}'"
+    return f"from '{(names or {}).get(node.layer, node.layer.label)}'"
 
 
 class Graph:
@@ -131,11 +135,11 @@ class Graph:
         for name, value in vars(self).items():
             vars(copied)[name] = copy.deepcopy(value, memo)
         for node in contents_of(copied).nodes:
-            node.layer.join(copied)
+            layer_state(node.layer).graph_reference = weakref.ref(copied)
             for tensor in (*node.sources, *node.labels):
-                tensor.join(copied)
+                state_of(tensor).join(copied)
         for tensor in contents_of(copied).inputs:
-            tensor.join(copied)
+            state_of(tensor).join(copied)
         return copied
 
     def __reduce__(self) -> Any:
@@ -252,10 +256,9 @@ class Graph:
         return listed
 
     def _add(self, layer: Layer, sources: list[Tensor], labels: list[Tensor], updates: bool) -> list[Tensor]:
-        owner = layer.graph_reference() if layer.graph_reference is not None else None
-        node = layer.node_reference() if layer.node_reference is not None else None
-        if owner is not None or (layer.graph_reference is not None and node is not None):
-            where = "this graph" if owner is self else "another graph"
+        state = layer_state(layer)
+        if state.graph is not None or (state.graph_reference is not None and state.node is not None):
+            where = "this graph" if state.graph is self else "another graph"
             raise GraphError(
                 f"{layer.who}: the layer is already part of {where}",
                 fix="make a second layer from the same tensors to share weights, "
@@ -264,9 +267,9 @@ class Graph:
         node = Node.of(layer, sources, labels, updates)
         self._contents.nodes.append(node)
         self._contents.node_of[layer] = node
-        layer.join(self)
+        state.graph_reference = weakref.ref(self)
         for tensor in (*sources, *labels):
-            tensor.join(self)
+            state_of(tensor).join(self)
         return node.results
 
     def split(
@@ -418,7 +421,7 @@ class Graph:
             array = read_array(data, tensor.descriptor, f"{who}: '{name}'", rows, rows_per_sample=per_sample)
             bound.append((tensor, array, data if is_on_gpu(data) else None))
         for tensor, array, on_gpu in bound:
-            tensor.bind_input(array, to, on_gpu)
+            state_of(tensor).bind_input(tensor, array, to, on_gpu)
         return True
 
     def _rows_per_sample(self, tensor: Tensor) -> int:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import warnings
-import weakref
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from mlcompute import tensor_operators as operators
-from mlcompute.devices.foreign_array import Lying, is_on_gpu
+from mlcompute.devices.foreign_array import is_on_gpu
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.foreign_names import TENSOR_ATTRIBUTES, advice_for_attribute
 from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.runtime import quantization
 from mlcompute.runtime.array_protocols import Exchanged
-from mlcompute.runtime.random_values import Redrawn, Rescaled, random_values
+from mlcompute.runtime.random_values import random_values
 from mlcompute.runtime.storage import Storage
+from mlcompute.runtime.tensor_state import TensorState, state_of
 from mlcompute.tensor_data import (
     Array,
     ArrayLike,
@@ -39,48 +38,17 @@ from mlcompute.tensor_descriptor import TensorDescriptor, describe
 if TYPE_CHECKING:
     from mlcompute.device import Device
     from mlcompute.devices.device import Engine
+    from mlcompute.devices.foreign_array import Lying
     from mlcompute.graph import Graph
     from mlcompute.initializers import Initializer
 
-__all__ = ["Tensor", "TensorDescriptor", "TensorOptimizerDeviceData", "TensorParameter", "moments", "tensor_ids"]
+__all__ = ["Tensor", "TensorDescriptor", "TensorOptimizerDeviceData", "TensorParameter", "tensor_ids"]
 
 tensor_ids = itertools.count()
-#: Counts the moments at which data was attached or fed, to tell which came last.
-moments = itertools.count(1)
 
 
 #: What `==` and `!=` compare the numbers of a tensor with; beside anything else they ask whether both are the same.
 _COMPARED: tuple[type[Any], ...] = (int, float, np.generic, np.ndarray)
-
-
-class Resident(Protocol):
-    """A compiled graph the tensor takes part in: it may hold the tensor's current value, or be changing it."""
-
-    @property
-    def kind(self) -> str:
-        """What messages call the graph."""
-
-    @property
-    def last_run(self) -> int:
-        """Rises with every run, over all graphs: the latest run has the current value."""
-
-    def wait(self) -> None:
-        """Return when all queued work that may change the tensor is done; raises what it failed with."""
-
-    def computes(self, tensor: Tensor) -> bool:
-        """Did its last run compute the tensor?"""
-
-    def fetch(self, tensor: Tensor) -> Array | None:
-        """The tensor's value as a fresh array; None when the last run did not keep it."""
-
-    def lying(self, tensor: Tensor, engine: Engine) -> Lying | None:
-        """The tensor's value where it lies on a device; None when it does not, or the last run did not keep it."""
-
-    def rebound(self, tensor: Tensor) -> None:
-        """The tensor has got other memory for its data or its optimizer state; raises when that does not fit."""
-
-    def outdated(self) -> None:
-        """What was compiled no longer holds, for example which tensors the optimizer updates."""
 
 
 class TensorOptimizerDeviceData:
@@ -156,47 +124,20 @@ class Tensor(Exchanged):
         self._descriptor = descriptor
         self._tensor_id = next(tensor_ids)
         self.label = f"data{self._tensor_id}"
-        #: The values of a tensor that keeps some between runs, wherever they lie.
-        self.storage: Storage | None = None
-        #: How random values that fans guessed from the shape gave are made with the true ones; see `set_fans`.
-        self.unscaled: Rescaled | Redrawn | None = None
-        self._device: Device | None = None
-        #: Data attached by a graph's bind_and_write_data, for tensors that are fed rather than kept.
-        self.bound_data: Array | None = None
-        self.bound_on_gpu: object = None
-        self.bound_at = 0
-        self.residents: weakref.WeakSet[Any] | None = None
-        #: What graphs that are gone computed last, and in which run.
-        self.left_values: tuple[int, Array | None] = (0, None)
-        self.producer: weakref.ref[Any] | None = None
-        #: The graph that the tensor is an input of, or that reads it.
-        self.graph_reference: weakref.ref[Graph] | None = None
-        #: The axis that holds features (channels, classes); None where nobody can tell. Sequences have them last.
-        self.feature_axis = None if descriptor.sequence_lengths is None else 2
-        #: Axes of an input whose extents may differ from run to run; the descriptor has the usual ones.
-        self.varies: tuple[int, ...] = ()
-        #: Has a warning said that its values are not kept?
-        self._told = False
-        self.optimizer_storages: list[Storage] = []
-        #: Did the caller supply that state? State an earlier graph left behind is not taken over.
-        self.has_callers_optimizer_data = False
+        state = self._state = TensorState()
+        if descriptor.sequence_lengths is not None:
+            state.feature_axis = 2
         if data is not None:
-            self.storage = Storage.owning(owned(read_array(data, descriptor, f"Tensor '{self.label}'"), data))
+            state.storage = Storage.owning(owned(read_array(data, descriptor, f"Tensor '{self.label}'"), data))
         elif shared_data is not None:
             shared = shared_array(shared_data, descriptor, f"Tensor '{self.label}': shared_data")
-            self.storage = Storage(shared, is_callers=True)
+            state.storage = Storage(shared, is_callers=True)
         elif fill_with_data is not None:
             element = element_of(fill_with_data, descriptor.data_type, self.label)
-            self.storage = Storage.owning(np.full(descriptor.shape, element))
+            state.storage = Storage.owning(np.full(descriptor.shape, element))
         elif random_initializer_type is not None:
-            array, self.unscaled = random_values(f"Tensor '{self.label}'", descriptor, random_initializer_type)
-            self.storage = Storage.owning(array)
-
-    def set_fans(self, fan_in: float, fan_out: float) -> None:
-        """Bring random values to a layer's true fans, once: (1, in*out, h, w) does not tell them."""
-        if self.unscaled is not None and self.storage is not None:
-            self.storage.write(self.unscaled.values(self.storage.array(), fan_in, fan_out))
-            self.unscaled = None
+            array, state.unscaled = random_values(f"Tensor '{self.label}'", descriptor, random_initializer_type)
+            state.storage = Storage.owning(array)
 
     # Arithmetic: layers of the graph the tensor belongs to (mlcompute/tensor_operators.py) -------------------------
 
@@ -260,11 +201,6 @@ class Tensor(Exchanged):
         """A matrix with rows and columns exchanged."""
         return operators.transposed(self)
 
-    def join(self, graph: Graph) -> None:
-        """Belong to a graph, unless it belongs to one already."""
-        if self.graph_reference is None or self.graph_reference() is None:
-            self.graph_reference = weakref.ref(graph)
-
     @property
     def shape(self) -> tuple[int, ...]:
         """Extents, outermost (batch) first."""
@@ -283,7 +219,7 @@ class Tensor(Exchanged):
     @property
     def device(self) -> Device | None:
         """The device the tensor was bound or compiled to; None before."""
-        return self._device
+        return self._state.device
 
     @property
     def data(self) -> Array | Any:
@@ -300,107 +236,42 @@ class Tensor(Exchanged):
         >>> before, w.data
         (array([1., 1.], dtype=float32), array([3., 3.], dtype=float32))
         """
-        found = self.current_values()
-        if found is not None and (self.storage is not None or found is self.bound_data):
+        state = self._state
+        found = state.values(self)
+        if found is not None and (state.storage is not None or found is state.bound_data):
             found = found.copy()
         return None if found is None else read_only(found)
 
     @data.setter
     def data(self, values: ArrayLike) -> None:
-        who = f"Tensor '{self.label}'.data"
-        if self.storage is None:
+        who, state = f"Tensor '{self.label}'.data", self._state
+        if state.storage is None:
             raise DataError(
                 f"{who} cannot be set: the tensor keeps no data of its own",
                 fix="create it with data; data of inputs is passed to execute or attached with bind_and_write_data",
             )
         fresh = read_array(values, self._descriptor, who)
-        self.wait_for_runs()
-        self.storage.write(fresh)
-        self.unscaled, self.bound_data, self.bound_on_gpu = None, None, None
+        state.wait_for_runs()
+        state.storage.write(fresh)
+        state.unscaled = state.bound_data = state.bound_on_gpu = None
 
     @property
     def keeps_data(self) -> bool:
         """Does the tensor keep values of its own between runs, as parameters do? Inputs and results do not."""
-        return self.storage is not None
+        return self._state.keeps_data
 
-    def current_values(self) -> Array | None:
-        """The values in memory that may change with the next run; waits for queued work."""
-        residents = self.wait_for_runs()
-        if self.storage is not None:
-            return self.storage.array()
-        run, left = self.left_values
-        for resident in residents:
-            if resident.last_run > run and resident.computes(self):
-                found = resident.fetch(self)
-                if found is None:
-                    self._say_not_kept(resident)
-                return found
-        return left if self.bound_data is None else self.bound_data
+    @property
+    def varies(self) -> tuple[int, ...]:
+        """Axes of an input whose extents may differ from run to run (`graph.input(..., varies=[1])`); else ()."""
+        return self._state.varies
 
     def _lying_on(self, engine: Engine) -> tuple[Lying | None, bool]:
-        residents = self.wait_for_runs()
-        if self.storage is not None:
-            buffer = self.storage.newest_on(engine)
-            return None if buffer is None else Lying(buffer, self.storage.shape, self.storage.dtype), True
-        latest = next((one for one in residents if one.last_run > self.left_values[0] and one.computes(self)), None)
-        return None if latest is None else latest.lying(self, engine), False
-
-    def _say_not_kept(self, resident: Resident) -> None:
-        """A step keeps outputs and losses only; whoever reads another result is told so, once."""
-        producer = self.producer() if self.producer is not None else None
-        if producer is None or self._told:
-            return
-        self._told = True
-        graph = resident.kind
-        otherwise = "; execute_forward, a pass by itself, keeps every result" if graph == "TrainingGraph" else ""
-        warnings.warn(
-            f"the result of {producer.layer.who} was not kept by the last run, so its data is None: name it in "
-            f"{graph}.add_outputs({{'{producer.layer.label}': tensor}}){otherwise}",
-            UserWarning,
-            stacklevel=4,  # whoever reads `data`
-        )
-
-    def wait_for_runs(self) -> list[Resident]:
-        """Wait for every graph that may be changing the tensor; they come back latest first."""
-        if not self.residents:
-            return []
-        residents = list(self.residents)
-        for resident in residents:
-            resident.wait()
-        return sorted(residents, key=lambda resident: -int(resident.last_run))
-
-    def reside(self, resident: Resident, device: Device | None = None) -> None:
-        """A compiled graph may hold the tensor's values, or change them, on a device."""
-        if self.residents is None:
-            self.residents = weakref.WeakSet()
-        self.residents.add(resident)
-        self._device = device or self._device
-
-    def bind_input(self, array: Array, device: Device, on_gpu: object = None) -> None:
-        """Attach data for the coming runs; a tensor that keeps its data between runs takes over the new values.
-
-        on_gpu   the same data where it lies on a GPU
-        """
-        if self.storage is not None and array.shape == self.storage.shape:
-            self._rebind(array)
-        self.bound_data, self.bound_on_gpu = array, on_gpu
-        self.bound_at = next(moments)
-        self._device = device
-
-    def _rebind(self, array: Array) -> None:
-        residents = self.wait_for_runs()
-        if self.storage is None:
-            self.storage = Storage(array, is_callers=True)
-        else:
-            self.storage.bind(array, is_callers=True)
-        self.unscaled = None
-        for resident in residents:
-            resident.rebound(self)
+        return self._state.lying_on(self, engine)
 
     @property
     def has_valid_numerics(self) -> bool:
         """True when there is no NaN and no infinity in the data; also without data."""
-        data = self.current_values()
+        data = self._state.values(self)
         return data is None or not is_floating(data.dtype) or bool(np.isfinite(data).all())
 
     @property
@@ -409,31 +280,32 @@ class Tensor(Exchanged):
 
         Buffers that were bound are the caller's memory itself. Others are read-only copies, as the state is now.
         """
-        self.wait_for_runs()
-        if self.has_callers_optimizer_data:
-            return [TensorData(state.array()) for state in self.optimizer_storages]
-        return [TensorData(immutable_bytes_no_copy=state.array().copy()) for state in self.optimizer_storages]
+        self._state.wait_for_runs()
+        arrays = [storage.array() for storage in self._state.optimizer_storages]
+        if self._state.has_callers_optimizer_data:
+            return [TensorData(array) for array in arrays]
+        return [TensorData(immutable_bytes_no_copy=array.copy()) for array in arrays]
 
     @property
     def optimizer_device_data(self) -> list[TensorOptimizerDeviceData]:
         """Handles of the same state on the device."""
-        return [TensorOptimizerDeviceData(state) for state in self.optimizer_storages]
+        return [TensorOptimizerDeviceData(storage) for storage in self._state.optimizer_storages]
 
     def synchronize_data(self) -> bool:
         """Bring `data`, and memory that was bound, up to date with the device, waiting for queued work.
 
         True on success.
         """
-        self.wait_for_runs()
-        if self.storage is not None:
-            self.storage.array()
+        self._state.wait_for_runs()
+        if self._state.storage is not None:
+            self._state.storage.array()
         return True
 
     def synchronize_optimizer_data(self) -> bool:
         """Bring `optimizer_data` up to date with the device, waiting for queued work. True on success."""
-        self.wait_for_runs()
-        for state in self.optimizer_storages:
-            state.array()
+        self._state.wait_for_runs()
+        for storage in self._state.optimizer_storages:
+            storage.array()
         return True
 
     def copy_data_from_device_memory(
@@ -441,7 +313,7 @@ class Tensor(Exchanged):
     ) -> bool:
         """Copy the first `length` bytes (all by default) of the values into a writable buffer."""
         who = f"Tensor '{self.label}'.copy_data_from_device_memory"
-        data = self.current_values()
+        data = self._state.values(self)
         if data is None:
             raise DataError(f"{who}: the tensor has no data", fix="run a graph that computes it first")
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -466,44 +338,41 @@ class Tensor(Exchanged):
         who = f"Tensor '{self.label}'.bind_and_write_data"
         expect_device(who, "to", to)
         host = read_array(data, self._descriptor, who)
-        self._rebind(host)
-        self._device = to
+        state = self._state
+        state.rebind(self, host)
+        state.device = to
         there = to.engine.adopt(data, who) if is_on_gpu(data) else None
-        if there is not None and (there.shape, there.dtype) == (host.shape, host.dtype) and self.storage is not None:
+        if there is not None and (there.shape, there.dtype) == (host.shape, host.dtype) and state.storage is not None:
             buffer = there.buffer()
             if buffer is not None:
-                self.storage.place(to.engine, buffer, is_callers=True)
+                state.storage.place(to.engine, buffer, is_callers=True)
         return True
-
-    @property
-    def state_descriptor(self) -> TensorDescriptor:
-        """What each buffer of optimizer state is: the tensor's shape in FLOAT32, whatever its type."""
-        return TensorDescriptor(self._descriptor.shape)
 
     def bind_optimizer_data(
         self, data: Sequence[ArrayLike], *, device_data: Sequence[TensorOptimizerDeviceData] | None = None
     ) -> bool:
         """Attach optimizer state: one buffer per state, in layout order. The memory stays the caller's."""
-        expected = [self.state_descriptor] * len(data)
-        if len(self.optimizer_storages) == len(data):  # some optimizers keep state of other shapes
-            expected = [TensorDescriptor(storage.shape) for storage in self.optimizer_storages]
+        who, own = f"Tensor '{self.label}'.bind_optimizer_data", self._state
+        expected = [TensorDescriptor(self._descriptor.shape)] * len(data)  # FLOAT32, whatever the tensor's type
+        if len(own.optimizer_storages) == len(data):  # some optimizers keep state of other shapes
+            expected = [TensorDescriptor(storage.shape) for storage in own.optimizer_storages]
         states = [
-            write_target(state, descriptor, f"Tensor '{self.label}'.bind_optimizer_data[{index}]")
+            write_target(state, descriptor, f"{who}[{index}]")
             for index, (state, descriptor) in enumerate(zip(data, expected, strict=True))
         ]
         memory = {f"state {index}": state for index, state in enumerate(states)}
-        if self.storage is not None:
-            memory["the parameter"] = self.storage.array()
-        expect_apart(memory, f"Tensor '{self.label}'.bind_optimizer_data")
-        residents = self.wait_for_runs()
-        before = self.optimizer_storages, self.has_callers_optimizer_data
+        if own.storage is not None:
+            memory["the parameter"] = own.storage.array()
+        expect_apart(memory, who)
+        residents = own.wait_for_runs()
+        before = own.optimizer_storages, own.has_callers_optimizer_data
         bound = [Storage(state, is_callers=True) for state in states]
-        self.optimizer_storages, self.has_callers_optimizer_data = bound, True
+        own.optimizer_storages, own.has_callers_optimizer_data = bound, True
         try:
             for resident in residents:
                 resident.rebound(self)
         except DataError:
-            self.optimizer_storages, self.has_callers_optimizer_data = before
+            own.optimizer_storages, own.has_callers_optimizer_data = before
             raise
         return True
 
@@ -512,30 +381,25 @@ class Tensor(Exchanged):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """A tensor of its own with the same values; what a graph computed stays with the graph."""
-        self.wait_for_runs()
         copied = memo[id(self)] = object.__new__(type(self))
         vars(copied).update(vars(self))
-        copied._tensor_id = next(tensor_ids)
-        copied.storage = None if self.storage is None else self.storage.copy()
-        copied.bound_data = None if self.bound_data is None else self.bound_data.copy()
-        copied.bound_on_gpu = None
-        copied.residents, copied.left_values, copied.graph_reference = None, (0, None), None
-        copied.optimizer_storages = [state.copy() for state in self.optimizer_storages]
+        copied._tensor_id, copied._state = next(tensor_ids), self._state.copied()
         return copied
 
     def __copy__(self) -> Tensor:
         copied = Tensor(self._descriptor)
-        data = self.current_values()
-        copied.storage = None if data is None else Storage.owning(data.copy())
-        copied.unscaled = self.unscaled
-        copied.optimizer_storages = [state.copy() for state in self.optimizer_storages]
-        copied.has_callers_optimizer_data = self.has_callers_optimizer_data
+        data, own, state = self._state.values(self), self._state, copied._state
+        state.storage = None if data is None else Storage.owning(data.copy())
+        state.unscaled = own.unscaled
+        state.optimizer_storages = [storage.copy() for storage in own.optimizer_storages]
+        state.has_callers_optimizer_data = own.has_callers_optimizer_data
         return copied
 
     def __reduce__(self) -> Any:
         """For pickle: shape, label and values. What layers compute travels with the graph that has them."""
-        values = self.current_values() if self.keeps_data or self.producer is not None else None
-        if self.producer is not None and values is None:
+        is_computed = self._state.producer is not None
+        values = self._state.values(self) if self.keeps_data or is_computed else None
+        if is_computed and values is None:
             raise TypeError(f"{self!r} has no values to pickle: pickle the graph, which has its tensors")
         return _unpickled, (self._descriptor, self.label, self.varies, values)
 
@@ -547,7 +411,7 @@ def _unpickled(descriptor: TensorDescriptor, label: str, varies: tuple[int, ...]
     if values is not None and values.shape != descriptor.shape:  # the result of a smaller batch
         descriptor = TensorDescriptor(values.shape, data_type=descriptor.data_type)
     tensor = Tensor(descriptor, data=values)
-    tensor.label, tensor.varies = label, varies
+    tensor.label, state_of(tensor).varies = label, varies
     return tensor
 
 
@@ -582,5 +446,4 @@ class TensorParameter:
     def is_updatable(self, value: bool) -> None:
         if bool(value) != self._is_updatable:
             self._is_updatable = bool(value)
-            for resident in list(self._tensor.residents or ()):
-                resident.outdated()
+            state_of(self._tensor).outdated()

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlcompute.enums import DataType
 from mlcompute.errors import GraphError
+from mlcompute.layers.layer_state import layer_state
+from mlcompute.runtime.tensor_state import state_of
 
 if TYPE_CHECKING:
     from mlcompute.building import expressions
@@ -36,8 +38,8 @@ Index: TypeAlias = "int | slice | EllipsisType | list[int] | Array | None"
 
 def graph(self: Tensor) -> Graph | None:
     """The graph the tensor belongs to: that of the layer that computes it, or the one it is an input of; None: none."""
-    producer = self.producer() if self.producer is not None else None
-    reference = self.graph_reference if producer is None else producer.layer.graph_reference
+    state = state_of(self)
+    reference = state.graph_reference if state.node is None else layer_state(state.node.layer).graph_reference
     return reference() if reference is not None else None
 
 
@@ -239,7 +241,7 @@ def logical_not(self: Tensor) -> Tensor:
 
 def truth(self: Tensor) -> bool:
     """True, as of any object; of what a comparison computes there is no truth while the graph is built."""
-    if self.producer is not None and self.descriptor.data_type == DataType.BOOLEAN:
+    if state_of(self).producer is not None and self.descriptor.data_type == DataType.BOOLEAN:
         raise GraphError(
             f"Tensor '{self.label}': whether it is true is known only when the graph runs",
             fix="choose with mlc.where(condition, x, y); join conditions with & and |; read `.data` after a run",

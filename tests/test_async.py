@@ -403,7 +403,7 @@ def test_a_handler_that_raises_unseen_is_raised_by_the_next_call() -> None:
     net = Regression(sgd())
     x, t = normal(4, 3), normal(4, 2)
     run = net.step(x, t, completion_handler=lambda *_: 1 / 0)
-    net.device.queue.wait_for(run)
+    net.device.queue.wait_for(run._job)
     with pytest.raises(mlc.ExecutionError, match="ZeroDivisionError"):
         net.step(x, t)
     net.step(x, t).wait()

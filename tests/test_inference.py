@@ -9,6 +9,7 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute.devices.null import Null
+from mlcompute.runtime.tensor_state import storage_of
 from tests.harness import assert_close
 from tests.nets import (
     INFERENCE,
@@ -133,7 +134,7 @@ def test_read_only_weights_are_copied_when_training_begins() -> None:
     data = normal(4, 3, seed=1)
     before = given.copy()
     assert_close(inference.execute({"x": data}).result.data, data @ given.T)
-    assert weights.storage.array() is given
+    assert storage_of(weights).array() is given
     training = mlc.TrainingGraph([graph], mlc.LossLayer.mean_squared_error(MEAN), sgd())
     training.add_inputs({"x": x}, {"t": t})
     training.compile(device=cpu())

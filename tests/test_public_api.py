@@ -11,10 +11,10 @@ from tests.public_api import BASELINE, DIFFERENCES
 
 #: Met by those who write layers, metrics and callbacks, or by other files of the package; no news for users.
 EXTENSION_POINTS = {
-    "ClassMetric", "any_batch_axis", "classes_first", "clipping_group", "crop", "differences", "feature_axis",
+    "ClassMetric", "classes_first", "clipping_group", "crop", "differences", "feature_axis",
     "followers", "input_width", "keep_latest_result", "largest_sensible_rate", "layout", "lengths_at", "pass_through",
     "passes_gradient", "reach", "result_image", "rule_scalar_names", "rule_scalars", "save_when_settled", "scalars_of",
-    "source_feature_axes", "state_names", "transposed_image", "watches_validation",
+    "state_names", "transposed_image", "watches_validation",
 }  # fmt: skip
 
 ROOT = Path(__file__).parents[1]

@@ -17,6 +17,7 @@ import mlcompute as mlc
 from mlcompute.devices.device import Engine
 from mlcompute.devices.reference import Reference
 from mlcompute.devices.remote import Remote
+from mlcompute.runtime.tensor_state import state_of
 from tests.compiler.test_update import Update
 from tests.harness import assert_close
 from tests.nets import MEAN, Array, Regression, assert_same, cpu, normal, values_of
@@ -247,7 +248,7 @@ def test_bound_state_resumes_exactly(kind: str) -> None:
         second = Regression(ALL[kind](**({} if step_count is None else {"time_step": step_count})))
         for ours, theirs in zip(second.parameters, whole.parameters, strict=True):
             ours.bind_and_write_data(np.array(theirs.data), to=second.device)
-            shapes = [state.array().shape for state in theirs.optimizer_storages]
+            shapes = [state.array().shape for state in state_of(theirs).optimizer_storages]
             states = [np.frombuffer(s.bytes, np.float32).reshape(shape).copy()
                       for s, shape in zip(theirs.optimizer_data, shapes, strict=True)]  # fmt: skip
             assert second.training.bind_optimizer_data(states, tensor=ours)

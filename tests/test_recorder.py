@@ -87,12 +87,12 @@ def test_a_method_is_used_form_by_form_and_then_itself_again(stand_in: Any) -> N
 
 
 def test_use_inside_the_package_does_not_count(stand_in: Any) -> None:
-    used = stand_in(CallableStandIn, mlc.Tensor, "set_fans", Use("fans", mlc.Tensor, ["fan_in", "fan_out"]))
-    w = mlc.Tensor(shape=(1, 1), fill_with_data=1)
-    mlc.FullyConnectedLayer(w, None, mlc.ConvolutionDescriptor())
+    used = stand_in(CallableStandIn, mlc.Layer, "check_sources", Use("checked", mlc.Layer, ["sources"]))
+    layer, x = mlc.ActivationLayer.relu(), mlc.Tensor(shape=(1, 1))
+    mlc.Graph().node(layer, x)
     assert used == set()
-    w.set_fans(1, 1)
-    assert used == {"fans"}
+    layer.check_sources([x.descriptor])
+    assert used == {"checked"}
 
 
 def test_constructors_and_class_methods(stand_in: Any) -> None:

@@ -19,6 +19,7 @@ from mlcompute.layers.arguments import whole_list
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.parameter import ParameterLayer
 from mlcompute.ops.bfloat16 import is_numeric
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import Array, ArrayLike
 
@@ -131,11 +132,11 @@ def input(
     if any(not 0 < axis < rank for axis in axes):
         wrong = "the batch, which may be of any size as it is" if 0 in axes else f"not one of {rank} axes"
         raise ShapeError(f"{who}: varies is {list(varies)}: {wrong}", expected=f"1 to {rank - 1}, or negative")
-    tensor.varies = tuple(sorted(set(axes)))
+    state_of(tensor).varies = tuple(sorted(set(axes)))
     contents = contents_of(self)
     tensor.label = contents.names.take(type(self).__name__, name, "input")
     contents.inputs.append(tensor)
-    tensor.join(self)
+    state_of(tensor).join(self)
     return tensor
 
 
@@ -180,7 +181,7 @@ def parameter(
         tensor = fresh(*shape, like=Tensor(shape=(1,), data_type=data_type), initializer=initializer)
     layer = ParameterLayer(tensor)
     tensor.label = build(self, layer, [], name, "parameter", updates=updates).label
-    tensor.join(self)
+    state_of(tensor).join(self)
     contents_of(self).put_first(layer)
     return tensor
 

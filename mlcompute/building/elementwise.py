@@ -30,6 +30,7 @@ from mlcompute.layers.matmul import MatMulDescriptor, MatMulLayer
 from mlcompute.layers.prelu import PReLULayer
 from mlcompute.layers.selection import SelectionLayer
 from mlcompute.layers.softmax import SoftmaxLayer
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ def prelu(
     shape = expect_rank(self, "prelu", x, range(1, 16), "at least one axis").descriptor.shape
     axis = dimension
     if axis is None:
-        axis = x.feature_axis if x.feature_axis is not None else min(1, len(shape) - 1)
+        known = state_of(x).feature_axis
+        axis = known if known is not None else min(1, len(shape) - 1)
     if slopes is None:
         count = shape[axis_of(f"{type(self).__name__}.prelu", axis, len(shape))] if per_channel else 1
         slopes = filled(slope, count, like=x)
@@ -147,7 +149,7 @@ def softmax(self: Graph, x: Tensor, *, dimension: int | None = None, logarithm: 
     """
     if dimension is None:
         shape = expect_rank(self, "softmax", x, range(1, 16), "at least one axis").descriptor.shape
-        dimension = class_axis_of(shape, x.feature_axis)
+        dimension = class_axis_of(shape, state_of(x).feature_axis)
         if dimension is None:
             raise ShapeError(
                 f"{type(self).__name__}.softmax: along axis 1 or axis 2 of {shape}?",

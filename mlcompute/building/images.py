@@ -28,6 +28,7 @@ from mlcompute.layers.pooling import PoolingDescriptor, PoolingLayer
 from mlcompute.layers.reduction import ReductionLayer
 from mlcompute.layers.upsample import UpsampleLayer
 from mlcompute.layers.windows import Sizes, sizes_of
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _convolve(
 def _spatial(self: Graph, method: str, x: Tensor) -> tuple[int, ...]:
     """Channels and extents of what windows slide over."""
     shape = expect_rank(self, method, x, (3, 4, 5), _SPATIAL).descriptor.shape
-    if len(shape) == 3 and x.feature_axis == 2:
+    if len(shape) == 3 and state_of(x).feature_axis == 2:
         raise ShapeError(
             f"{type(self).__name__}.{method}: the source has its features on the last axis",
             source=f"{shape} '{x.label}'",
@@ -197,7 +198,7 @@ def dense(
     shape = expect_rank(self, "dense", x, range(2, 16), "at least two axes: (n, in), (n, length, in)").descriptor.shape
     outputs = whole(who, "outputs", outputs, 1)
     is_pixel = len(shape) == 4 and shape[2:] == (1, 1)
-    if len(shape) >= 4 and not is_pixel and x.feature_axis != len(shape) - 1:
+    if len(shape) >= 4 and not is_pixel and state_of(x).feature_axis != len(shape) - 1:
         raise ShapeError(
             f"{who}: the source is an image of shape {shape}",
             expected="(n, in), (n, length, in) or (n, in, 1, 1)",

@@ -201,7 +201,7 @@ class Lowering:
                 f"{layer.who}: gives {len(answers)} results for this batch size, {len(results)} for the full one",
                 fix="pass batch_size=0",
             )
-        moves = layer.any_batch_axis
+        moves = layer.batch_axes is None
         if not self.is_slice:  # where it is one, what is computed across samples would be of the slice alone
             moves = moves or layer.moves_axes or not self._moved.isdisjoint(sources)
         for index, (tensor, answer) in enumerate(zip(results, answers, strict=True)):
@@ -221,7 +221,8 @@ class Lowering:
         full = self.shape_with_full_batch(tensor)
         if full == answer.shape:
             return
-        axis = layer.batch_axes[index] if index < len(layer.batch_axes) else 0
+        axes = layer.batch_axes or ()
+        axis = axes[index] if index < len(axes) else 0
         promised, computed = list(full), list(answer.shape)
         if moves and len(promised) == len(computed):
             if promised[1:] != computed[1:]:

@@ -21,6 +21,7 @@ from mlcompute.runtime.compiled_graph import without_losses
 from mlcompute.runtime.dry_run import bindings_of_copies
 from mlcompute.runtime.inputs import Named
 from mlcompute.runtime.session import Session, session_of
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.tensor import Tensor
 from mlcompute.training import TrainingGraph
 
@@ -101,7 +102,7 @@ def _what_to_run(session: Session, data: dict[Tensor, Any], skips: bool) -> tupl
     if session.definition.learning is None:
         return request if has_labels(session, data, skips) else without_losses(request), "inference", ("forward",)
     expect_labels(session)
-    if not request.minimised and not any(tensor.bound_data is not None for tensor in request.user_gradients):
+    if not request.minimised and not any(state_of(tensor).bound_data is not None for tensor in request.user_gradients):
         return request, "split", ("forward",)
     phases = ("forward", "gradient", "update")
     return request, "split", phases if request.optimizer is not None else phases[:2]

@@ -17,6 +17,7 @@ from mlcompute.layers.layer import FLOATS, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.layers.rotary import checked_base, rotated, rotations
 from mlcompute.ops.op import Shape, Value
+from mlcompute.runtime.tensor_state import current_values, state_of
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
 
@@ -192,7 +193,7 @@ class MultiheadAttentionLayer(Layer):
             self._cache = KeyValueCache(*cache)
         self._weights = self._listed("weights", weights, self._projections, "query, key, value, output")
         for tensor, (outputs, inputs) in zip(self._weights, self._projections, strict=True):
-            tensor.set_fans(inputs, outputs)
+            state_of(tensor).set_fans(inputs, outputs)
         for name, given, wanted in (
             ("biases", biases, descriptor.has_biases),
             ("attention_biases", attention_biases, descriptor.has_attention_biases),
@@ -288,7 +289,7 @@ class MultiheadAttentionLayer(Layer):
         """Positions that the key-value cache holds; None without one."""
         if self._cache is None:
             return None
-        values = self._cache.position.current_values()
+        values = current_values(self._cache.position)
         assert values is not None
         return int(values[0])
 

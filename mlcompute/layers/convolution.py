@@ -15,6 +15,7 @@ from mlcompute.layers.layer import FLOATS, Forward, Layer, parameter_of
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.layers.windows import AXES, Sizes, WindowDescriptor
 from mlcompute.ops.op import Shape, Value
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
 
@@ -166,7 +167,7 @@ class WeightsAndBiases(Layer):
         self._descriptor = copy.copy(descriptor)
         outputs, (fan_in, fan_out, meaning) = descriptor.output_feature_channel_count, self._fans()
         self._weights = self.sized(weights, "weights", outputs * fan_in, f"{outputs} outputs x {meaning}")
-        self._weights.set_fans(fan_in, fan_out)
+        state_of(self._weights).set_fans(fan_in, fan_out)
         self._biases = biases if biases is None else self.sized(biases, "biases", outputs, f"{outputs} outputs")
         self._weights_parameter = TensorParameter(weights)
         self._biases_parameter = parameter_of(biases)

@@ -13,6 +13,7 @@ from mlcompute.layers.arguments import real, whole
 from mlcompute.layers.layer import FLOATS, INDICES, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
 
@@ -94,7 +95,7 @@ class EmbeddingLayer(Layer):
             error=DataError,
             expected="FLOAT32, FLOAT16 or BFLOAT16",
         )
-        self._weights.set_fans(count, dimension)
+        state_of(self._weights).set_fans(count, dimension)
         if d.padding_index is not None:
             self._clear_row(d.padding_index)
         self._weights_parameter = TensorParameter(weights)

@@ -24,7 +24,7 @@ class GradientLayer(Layer):
     default_label = "Gradient"
     source_types = FLOATS
     source_count = (2, 1 << 30)
-    any_batch_axis = True
+    batch_axes = None
 
     def __init__(self) -> None:  # Python's messages name the class the constructor stands in
         super().__init__()

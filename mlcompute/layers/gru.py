@@ -14,6 +14,7 @@ from mlcompute.layers.layer import Forward
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.layers.recurrent import Recurrent
 from mlcompute.ops.op import Value
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.tensor import Tensor, TensorParameter
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class _OneState(Recurrent):
             meaning = f"{rows} gates" if width is None else f"{rows} gates x {inputs} inputs"
             self.sized(tensor, f"{slot}[{index}]", rows * inputs, meaning)
             if width is not None:
-                tensor.set_fans(inputs, d.hidden_size)
+                state_of(tensor).set_fans(inputs, d.hidden_size)
         return [TensorParameter(tensor) for tensor in tensors]
 
     @property

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import copy
 import itertools
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from mlcompute.enums import DataType, DeviceType
 from mlcompute.errors import DataError, Error, GraphError, ShapeError
+from mlcompute.layers.layer_state import LayerState
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from mlcompute.device import Device
-    from mlcompute.graph import Graph, Node
 
 _ids = itertools.count()
 
@@ -81,42 +81,35 @@ class Layer(ABC):
     moves_data: ClassVar[bool] = False
     #: How many sources the layer takes: (least, most).
     source_count: ClassVar[tuple[int, int]] = (1, 1)
-    #: Axis of each result that counts samples; 0 for results beyond the end.
-    batch_axes: ClassVar[tuple[int, ...]] = ()
-    #: Where the sources have their features, as far as that is known; set by the graph before it asks for `results`.
-    source_feature_axes: tuple[int | None, ...] = ()
-    #: True where any axis of a result may count samples: layers that move axes as they are told.
-    any_batch_axis: ClassVar[bool] = False
+    #: Axis of each result that counts samples; 0 for results beyond the end. None: it may be any.
+    batch_axes: ClassVar[tuple[int, ...] | None] = ()
     #: True where axes change places: the samples of a result may lie along another axis than those of the source.
     moves_axes: ClassVar[bool] = False
 
     layer_id = ReadOnly[int]("A number no other layer of the process has.")
     device_type = ReadOnly[DeviceType | None](
-        "The kind of device the layer was compiled for; None before.", "compiled_device_type"
+        "The kind of device the layer was compiled for; None before.", "_layer_state.device_type"
     )
 
     def __init__(self) -> None:
         self._layer_id = next(_ids)
         self.label = self.default_label
         self.is_debugging_enabled = False
-        self.compiled_device_type: DeviceType | None = None
-        self.graph_reference: weakref.ref[Graph] | None = None
-        self.node_reference: weakref.ref[Node] | None = None
+        self._layer_state = LayerState()
 
     def __copy__(self) -> Self:
         """Another layer over the same tensors, part of no graph: weights and statistics are shared."""
         copied = object.__new__(type(self))
         for name, value in vars(self).items():
             vars(copied)[name] = copy.copy(value) if isinstance(value, dict) else value
-        copied.graph_reference = copied.node_reference = copied.compiled_device_type = None
-        copied._layer_id = next(_ids)
+        copied._layer_id, copied._layer_state = next(_ids), LayerState()
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """An equal layer with tensors of its own, part of no graph."""
         copied = memo[id(self)] = object.__new__(type(self))
         for name, value in vars(self).items():
-            vars(copied)[name] = None if name in ("graph_reference", "node_reference") else copy.deepcopy(value, memo)
+            vars(copied)[name] = copy.deepcopy(value, memo)
         copied._layer_id = next(_ids)
         return copied
 
@@ -136,19 +129,19 @@ class Layer(ABC):
         `disable_update` of `node` and `updates=False` of the builders set it; it may be changed at any time and takes
         effect at the next run. A normalization that is not trained uses its running statistics, as in inference.
         """
-        node = self.node_reference() if self.node_reference is not None else None
+        node = self._layer_state.node
         return node is None or node.updates
 
     @updates.setter
     def updates(self, value: bool) -> None:
-        node = self.node_reference() if self.node_reference is not None else None
+        node = self._layer_state.node
         if node is None:
             raise GraphError(f"{self.who}: the layer is part of no graph", fix="set it when the layer has been added")
         if bool(value) != node.updates:
             node.updates = bool(value)
             own = [slot.tensor for slot in self.parameters.values()] + list(self.statistics.values())
-            for resident in {resident for tensor in own for resident in tensor.residents or ()}:
-                resident.outdated()
+            for tensor in own:
+                state_of(tensor).outdated()
 
     @classmethod
     def supports_data_type(cls, data_type: DataType, *, on: Device) -> bool:
@@ -200,9 +193,6 @@ class Layer(ABC):
             if axis is not None and len(shape) == len(result):
                 return axis
         return None
-
-    def join(self, graph: Graph) -> None:
-        self.graph_reference = weakref.ref(graph)
 
     # Helpers for concrete layers -----------------------------------------------------------------------------
 

@@ -332,7 +332,7 @@ class LossLayer(Layer):
                 expected=f"1 to {rank - 1}, or -1 for the last",
             )
             return said % rank
-        found = class_axis_of(prediction, self.source_feature_axes[0] if self.source_feature_axes else None)
+        found = class_axis_of(prediction, next(iter(self._layer_state.source_feature_axes), None))
         self.expect(
             found is not None,
             f"are the classes of a prediction of shape {prediction} on axis 1 or on axis 2?",

@@ -15,6 +15,7 @@ from mlcompute.layers.layer import Forward
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.layers.recurrent import Recurrent
 from mlcompute.ops.op import Value
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.tensor import Tensor, TensorParameter
 
 _SIGMOID, _TANH = ActivationType.SIGMOID, ActivationType.TANH
@@ -176,7 +177,7 @@ class LSTMLayer(Recurrent):
             meaning = f"{d.hidden_size} hidden" if width is None else f"{d.hidden_size} hidden x {inputs} inputs"
             self.sized(tensor, name, d.hidden_size * inputs, meaning)
             if width is not None:
-                tensor.set_fans(inputs, d.hidden_size)
+                state_of(tensor).set_fans(inputs, d.hidden_size)
         return list(tensors)
 
     def _activations(

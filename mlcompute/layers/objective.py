@@ -51,7 +51,7 @@ class ObjectiveLayer(Layer):
 
     @property
     def _weight_tensor(self) -> Tensor | None:
-        node = self.node_reference() if self.node_reference is not None else None
+        node = self._layer_state.node
         return node.sources[1] if node is not None and len(node.sources) > 1 else None
 
     def source_batch_axis(self, index: int, sources: Sequence[TensorDescriptor]) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.errors import GraphError
+from mlcompute.layers.layer_state import layer_state
 from mlcompute.onnx.layer import OperatorLayer
 from mlcompute.onnx.operands import Derived, Known, Operand, Source, Use, Weight
 from mlcompute.onnx.rows import ROWS, load_rows
@@ -33,7 +34,7 @@ def describe_operator(layer: OperatorLayer, names: Mapping[Tensor, str]) -> dict
     names  what its tensors are called
     """
     outputs = [[index, list(shape), dtype.name] for index, shape, dtype in layer.outputs]
-    node = layer.node_reference() if layer.node_reference is not None else None
+    node = layer_state(layer).node
     pairs = [] if node is None else list(zip(layer.sources, node.sources, strict=True))
     if any(source.tensor is not now for source, now in pairs):  # of a graph that was applied to other tensors
         names = ChainMap({source.tensor: names[now] for source, now in pairs}, dict(names))

@@ -31,9 +31,10 @@ from mlcompute.onnx.writing import CannotExportError, Writer
 from mlcompute.ops.op import Shape, Step
 from mlcompute.runtime.compiled_graph import without_losses
 from mlcompute.runtime.definition import definition_of
-from mlcompute.runtime.session import session_of
+from mlcompute.runtime.session import Session, session_of
 from mlcompute.runtime.sizes import Sizes as InputSizes
 from mlcompute.runtime.sizes import described
+from mlcompute.runtime.tensor_state import current_values, state_of
 from mlcompute.tensor import Tensor
 from mlcompute.training import TrainingGraph
 
@@ -412,8 +413,8 @@ class GraphWriter:
         """The tensors an optimizer may change."""
         slots = [slot for node in self.request.nodes if node.updates for slot in node.layer.parameters.values()]
         for tensor in self.run.persistent:
-            for resident in tensor.residents or ():
-                learning = resident.definition.learning
+            for resident in state_of(tensor).residents or ():
+                learning = resident.definition.learning if isinstance(resident, Session) else None
                 if learning is not None:
                     slots += [slot for slot in learning.training_parameters if slot.tensor is tensor]
         return {slot.tensor for slot in slots if slot.is_updatable}
@@ -521,7 +522,7 @@ _PLAIN = {"float32", "float16", "bfloat16", "bool", "int8", "uint8", "int32", "i
 
 
 def _host(tensor: Tensor) -> Any:
-    data = tensor.current_values()  # large, and written out at once
+    data = current_values(tensor)  # large, and written out at once
     assert data is not None
     return data
 

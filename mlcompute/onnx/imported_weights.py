@@ -14,6 +14,7 @@ from mlcompute.onnx.types import INEXACT, carried, descriptor_of, folded_shape, 
 from mlcompute.onnx.uniform import CopiedTensor, UniformTensor
 from mlcompute.onnx.weights import Judgement, judge_all, states_weights
 from mlcompute.ops.op import Array
+from mlcompute.runtime.tensor_state import storage_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -101,8 +102,8 @@ def _note_transposed(importer: Importer) -> None:
     """An embedding that is also the head of a network is often written twice, once transposed."""
     weights = importer.graph.weights
     matrices = {
-        name: tensor.storage.array() for name, tensor in weights.items()  # `data` would copy all of them
-        if len(tensor.descriptor.shape) == 2 and not isinstance(tensor, CopiedTensor) and tensor.storage
+        name: storage_of(tensor).array() for name, tensor in weights.items()  # `data` would copy all of them
+        if len(tensor.descriptor.shape) == 2 and not isinstance(tensor, CopiedTensor) and tensor.keeps_data
     }  # fmt: skip
     reasons = {name: judgement.reason for name, judgement in importer.graph.judgements.items()}
     for table in [name for name in matrices if "of Gather" in reasons.get(name, "")][:16]:

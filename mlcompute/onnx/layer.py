@@ -34,7 +34,7 @@ class OperatorLayer(Layer):
     default_label = "operator"
     source_types = ALL_TYPES
     source_count = (1, 1 << 30)
-    any_batch_axis = True
+    batch_axes = None
 
     def __init__(self, use: Use, outputs: Sequence[tuple[int, Shape, np.dtype[Any]]], label: str = "") -> None:
         super().__init__()

@@ -22,6 +22,7 @@ from mlcompute.layers.prelu import PReLULayer
 from mlcompute.layers.sample_normalization import LayerNormalizationLayer
 from mlcompute.onnx.writing import CannotExportError
 from mlcompute.ops.op import FLOAT32
+from mlcompute.runtime.tensor_state import current_values
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _embedding(out: GraphWriter, node: Node, layer: EmbeddingLayer) -> bool:
         return False
     # The row of the padding is not trained: it is chosen from a constant.
     (source,), (result,) = node.sources, node.results
-    table = layer.weights.current_values()
+    table = current_values(layer.weights)
     assert table is not None
     row = table.reshape(d.embedding_count, d.embedding_dimension)[d.padding_index].copy()
     indices = writer.name(out.run.values[source])

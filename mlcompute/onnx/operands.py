@@ -17,6 +17,7 @@ from mlcompute.onnx.types import carried, constant_type, element_type, is_carrie
 from mlcompute.onnx.uniform import CopiedTensor
 from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.ops.op import Array, Shape, Trace, Value, run_meaning
+from mlcompute.runtime.tensor_state import current_values
 from mlcompute.tensor import Tensor
 
 
@@ -46,7 +47,7 @@ class Weight:
 
     @property
     def array(self) -> Array:
-        data = self.tensor.current_values()  # large, and only looked at
+        data = current_values(self.tensor)  # large, and only looked at
         assert data is not None
         return data.reshape(self.shape)
 

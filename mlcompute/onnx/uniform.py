@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from mlcompute.ops.op import Array
 from mlcompute.runtime.storage import Storage
+from mlcompute.runtime.tensor_state import TensorState
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_descriptor import TensorDescriptor
+
+
+class _CopiedState(TensorState):
+    """Its storage is made when it is first asked for.
+
+    numbers  what it will be filled with, as long as nothing else was made of it
+    """
+
+    def __init__(self, descriptor: TensorDescriptor, numbers: Array) -> None:
+        self._descriptor = descriptor
+        self._made: Storage | None = None
+        self.numbers: Array | None = numbers
+
+    @property
+    def storage(self) -> Storage | None:  # an attribute of other tensors' states
+        """The values."""
+        if self.numbers is not None:
+            self.storage = Storage(np.full(self._descriptor.shape, self.numbers, self._descriptor.data_type.numpy))
+        return self._made
+
+    @storage.setter
+    def storage(self, storage: Storage | None) -> None:
+        self._made, self.numbers = storage, None
+
+    @property
+    def keeps_data(self) -> bool:
+        """It does, made or not."""
+        return self.numbers is not None or self._made is not None
 
 
 class CopiedTensor(Tensor):
@@ -20,37 +47,14 @@ class CopiedTensor(Tensor):
     """
 
     def __init__(self, descriptor: TensorDescriptor, numbers: Array) -> None:
-        self._made: Storage | None = None
-        self._numbers: Any = numbers
         super().__init__(descriptor)
-        self._is_open = True
-
-    #: Until it is made or replaced; while the tensor is being built, it has no data.
-    _is_open = False
+        self._state: _CopiedState = _CopiedState(descriptor, numbers)
 
     @property
     def numbers(self) -> Array | None:
         """What it will be filled with, as long as nothing else was made of it."""
-        return np.asarray(self._numbers, self.descriptor.data_type.numpy) if self._is_open else None
-
-    @property
-    def storage(self) -> Storage | None:  # an attribute of other tensors
-        """The values, made when they are first asked for."""
-        if self._is_open:
-            array: Array = np.full(self.descriptor.shape, self._numbers, self.descriptor.data_type.numpy)
-            self.storage = Storage(array)
-        return self._made
-
-    @storage.setter
-    def storage(self, storage: Storage | None) -> None:
-        self._made = storage
-        if self._is_open:
-            self._is_open, self._numbers = False, None
-
-    @property
-    def keeps_data(self) -> bool:
-        """It does, made or not."""
-        return self._is_open or self._made is not None
+        numbers = self._state.numbers
+        return None if numbers is None else np.asarray(numbers, self.descriptor.data_type.numpy)
 
 
 class UniformTensor(CopiedTensor):

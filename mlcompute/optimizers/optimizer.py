@@ -28,6 +28,7 @@ from mlcompute.optimizers.descriptor import (
     descriptor_from,
 )
 from mlcompute.optimizers.parameter_group import ParameterGroup
+from mlcompute.runtime.tensor_state import state_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -270,8 +271,7 @@ class Optimizer(ABC):
     def outdated(self) -> None:
         """A term of the update has appeared or gone: graphs that use it compile anew before their next run."""
         for tensor in list(self.buffers):
-            for resident in list(tensor.residents or ()):
-                resident.outdated()
+            state_of(tensor).outdated()
 
     def _look_at_rate(self) -> None:
         """Warn, once, about a rate that can be meant but hardly is."""

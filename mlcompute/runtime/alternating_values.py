@@ -15,6 +15,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.ops.op import Array
 from mlcompute.runtime.lanes import Lane
 from mlcompute.runtime.storage import Storage
+from mlcompute.runtime.tensor_state import storage_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class AlternatingValues:
             [
                 _Kept(entry.tensor, lane.views[entry.tensor], [{} for _ in lane.banks])
                 for entry in lane.entries
-                if entry.role != "loss" and entry.tensor.storage is not None
+                if entry.role != "loss" and entry.tensor.keeps_data
             ]
             for lane in lanes
         ]
@@ -63,8 +64,7 @@ class AlternatingValues:
         for lane, kept in zip(self._lanes, self._kept, strict=True):
             current, coming = lane.current, lane.coming
             for tensor, views, buffers in kept:
-                storage = tensor.storage
-                assert storage is not None
+                storage = storage_of(tensor)
                 if storage.host_memory() is views[current]:
                     storage.alternate(views[coming], buffers[coming])
                 elif storage.is_callers or storage.dtype != lane.dtype:
@@ -85,7 +85,6 @@ class AlternatingValues:
         """Values that lie in a bank get memory of their own: a step is about to overwrite the bank they lie in."""
         for kept in self._kept:
             for tensor, views, _ in kept:
-                storage = tensor.storage
-                assert storage is not None
+                storage = storage_of(tensor)
                 if any(storage.host_memory() is view for view in views):
                     storage.memory()  # not to be written where it is: it is copied

@@ -10,6 +10,7 @@ from mlcompute.ops.op import Array
 from mlcompute.optimizers.optimizer import AVERAGE
 from mlcompute.runtime.group_members import parameter_names
 from mlcompute.runtime.session import Session
+from mlcompute.runtime.tensor_state import current_values, storage_of
 from mlcompute.tensor import Tensor
 
 
@@ -26,7 +27,7 @@ def averaged_weights(session: Session) -> Iterator[None]:
     """Within it the parameters are their averages, and nothing is trained; afterwards they are what they were."""
     session.wait()
     found = _averages(session)
-    before = {tensor: tensor.current_values() for tensor in found}
+    before = {tensor: current_values(tensor) for tensor in found}
     kept = {tensor: array.copy() for tensor, array in before.items() if array is not None}
     was, session.has_averaged_weights = session.has_averaged_weights, True
     try:
@@ -48,10 +49,9 @@ def _averages(session: Session) -> dict[Tensor, Array]:
         names = list(state.layout(tensor))
         if AVERAGE not in names:
             continue
-        assert tensor.storage is not None
         is_fresh = tensor in state.optimizer.fresh
-        storage = tensor.storage if is_fresh else state.of(tensor)[names.index(AVERAGE)]
-        found[tensor] = storage.array().astype(tensor.storage.dtype)
+        storage = storage_of(tensor) if is_fresh else state.of(tensor)[names.index(AVERAGE)]
+        found[tensor] = storage.array().astype(storage_of(tensor).dtype)
     if not found:
         raise ExecutionError(
             "TrainingGraph.averages: the optimizer keeps no averages",

@@ -17,6 +17,7 @@ from mlcompute.runtime.passes import Passes
 from mlcompute.runtime.run import Call, Run
 from mlcompute.runtime.run_specification import RunSpecification
 from mlcompute.runtime.session import Session
+from mlcompute.runtime.tensor_state import state_of, storage_of
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import read_array
 
@@ -77,9 +78,9 @@ def _training_step(
     inputs = collect_inputs(session, specification, data, call.method)
     # Data fed for tensors the optimizer updates replaces their values when the run's turn has come.
     call.replaced = [
-        (tensor.storage, read_array(data[tensor], tensor.descriptor, f"'{session.name_of(tensor)}'").copy())
+        (storage_of(tensor), read_array(data[tensor], tensor.descriptor, f"'{session.name_of(tensor)}'").copy())
         for tensor in session.definition.kept_inputs()
-        if tensor in data and tensor.storage is not None
+        if tensor in data and tensor.keeps_data
     ]
     return specification, inputs
 
@@ -88,7 +89,7 @@ def phases_to_execute(session: Session) -> tuple[str, ...]:
     """The phases of a training graph's `execute`."""
     request = session.compile_if_needed()
     expect_labels(session)
-    fed = any(gradient.bound_data is not None for gradient in request.user_gradients)
+    fed = any(state_of(gradient).bound_data is not None for gradient in request.user_gradients)
     if not request.minimised and not fed:
         if request.optimizer is not None and request.parameters:
             raise ExecutionError(

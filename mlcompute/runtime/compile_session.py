@@ -15,6 +15,7 @@ from mlcompute.enums import DeviceType, GraphCompilationOptions
 from mlcompute.errors import CompileError, DeviceError, GraphError
 from mlcompute.group.exchange import Alone
 from mlcompute.group.group import TIMEOUT, Group
+from mlcompute.layers.layer_state import layer_state
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.runtime.compiled_graph import CompiledGraph
 from mlcompute.runtime.group_results import GroupRun
@@ -24,6 +25,7 @@ from mlcompute.runtime.inputs import Named
 from mlcompute.runtime.last_run import LastRun
 from mlcompute.runtime.make_request import input_without_batch
 from mlcompute.runtime.optimizer_state import OptimizerState
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.runtime.training_warnings import warn_about_untrained
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import read_array
@@ -80,7 +82,7 @@ def compile_graph(
     if session.in_group is not None:
         begin_together(session.in_group)
     for node in session.definition.nodes_before_loss():
-        node.layer.compiled_device_type = device.actual_device_type
+        layer_state(node.layer).device_type = device.actual_device_type
 
 
 def use_optimizer(session: Session, optimizer: Optimizer) -> None:
@@ -152,7 +154,7 @@ def _adopt(session: Session, compiled: CompiledGraph) -> None:
     for tensor in _resident_tensors(session, request):
         if tensor.keeps_data:
             _look_for_other_devices(tensor, compiled)
-        tensor.reside(session, session.device)
+        state_of(tensor).reside(session, session.device)
     session.adopt_gradient_tensors()
 
 
@@ -163,7 +165,7 @@ def _prepare(session: Session, compiled: CompiledGraph) -> None:
     program = compiled.get(session.main_style, session.main_batch(compiled.request))
     if compiled.crosses_devices:
         for tensor in program.persistent:
-            tensor.wait_for_runs()
+            state_of(tensor).wait_for_runs()
     executable = compiled.executable(program)
     compiled.bind(executable, session.storages(program))
     executable.prepare(tuple(dict.fromkeys(step.phase for step in program.steps)))
@@ -186,7 +188,7 @@ def _join_group(session: Session, compiled: CompiledGraph) -> None:
 
 def _look_for_other_devices(tensor: Tensor, compiled: CompiledGraph) -> None:
     """Runs on several devices that share a tensor must wait for each other."""
-    for other in tensor.residents or ():
+    for other in state_of(tensor).residents or ():
         others: CompiledGraph | None = getattr(other, "compiled", None)
         if others is not None and others.engine.name != compiled.engine.name:
             compiled.crosses_devices = others.crosses_devices = True

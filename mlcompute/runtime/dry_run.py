@@ -11,6 +11,7 @@ from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.inputs import resolved
 from mlcompute.runtime.run_specification import InputSlot
 from mlcompute.runtime.session import Session
+from mlcompute.runtime.tensor_state import storage_of
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import read_array
 
@@ -42,8 +43,7 @@ def bindings_of_copies(
         if tensor in data:
             memory[value] = read_array(data[tensor], tensor.descriptor, f"'{tensor.label}'").copy()
         else:
-            assert tensor.storage is not None
-            memory[value] = tensor.storage.array().copy()
+            memory[value] = storage_of(tensor).array().copy()
     memory.update(session.random.current().keys(program.random_keys))
     if session.state is not None:
         for tensor, values in program.states.items():

@@ -13,8 +13,9 @@ from mlcompute.errors import DataError, ExecutionError, ProcessError
 from mlcompute.execution import Execution, has_option
 from mlcompute.runtime.call_data import named_data
 from mlcompute.runtime.inputs import Named
+from mlcompute.runtime.job import Job
 from mlcompute.runtime.run import Call
-from mlcompute.runtime.run_result import RunResult
+from mlcompute.runtime.run_result import ResultState
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import write_target
 
@@ -36,7 +37,7 @@ def execute(session: Session, call: Call, batch: int, data: Mapping[Tensor, Any]
     if "update" in phases:
         session.expect_own_weights(call.method)
 
-    def work() -> Tensor | None:
+    def work() -> ResultState | None:
         training.pass_phases = set()
         while True:
             start = session.random.current().count
@@ -64,7 +65,7 @@ def execute_forward(session: Session, call: Call, batch: int) -> Execution:
     """The forward pass by itself."""
     training = in_group(session)
 
-    def work() -> Tensor | None:
+    def work() -> ResultState | None:
         training.slices.passes, training.pass_phases = {}, set()
         training.run_passes(call, batch, {}, "phases", ("forward",))
         training.results.exchange_statistics()
@@ -99,7 +100,7 @@ def execute_forward_and_gradient(
     data = named_data(session, call.method, *given)
     factor, goes_on = sums or (1.0, False)
 
-    def work() -> Tensor | None:
+    def work() -> ResultState | None:
         training.slices.passes = {}
         training.run_passes(call, batch, data, "phases", goes_on=goes_on, factor=factor)
         training.results.exchange_statistics()
@@ -128,23 +129,23 @@ def _expect(training: GroupTraining, needed: str, method: str) -> None:
         )
 
 
-def _result(training: GroupTraining) -> Tensor | None:
+def _result(training: GroupTraining) -> ResultState | None:
     """What the step gives: the loss of the whole batch."""
     tensor, last = training.request.result, training.session.last
     if tensor is None:
         return None
-    result = RunResult(tensor, weakref.ref(last))
+    result = ResultState(tensor, weakref.ref(last))
     result.kept = training.results.later(tensor)
     return result
 
 
-def _carried_out(session: Session, call: Call, work: Callable[[], Tensor | None]) -> Execution:
+def _carried_out(session: Session, call: Call, work: Callable[[], ResultState | None]) -> Execution:
     """Run it now, on this thread: the order of calls must be the same on all processes, which hear of errors."""
     assert session.device is not None
     training = session.in_group
     assert training is not None
 
-    def told() -> Tensor | None:
+    def told() -> ResultState | None:
         training.has_begun, training.under_way = False, None
         try:
             result = work()
@@ -157,15 +158,15 @@ def _carried_out(session: Session, call: Call, work: Callable[[], Tensor | None]
             raise
         return result
 
-    execution = Execution(session.device.queue, told, call.completion_handler)
-    execution.measures_time = has_option(call.options, ExecutionOptions.PROFILING)
-    execution.run()
-    execution.is_done = True
-    execution.raise_error()
+    job = Job(session.device.queue, told, call.completion_handler)
+    job.measures_time = has_option(call.options, ExecutionOptions.PROFILING)
+    job.run()
+    job.is_done = True
+    job.raise_error()
     if training.under_way is not None:
-        execution.completion = training.under_way
-        session.unsettled.append(execution)
-    return execution
+        job.completion = training.under_way
+        session.unsettled.append(job)
+    return Execution(job)
 
 
 def _write_outputs(training: GroupTraining, call: Call) -> None:

@@ -20,7 +20,7 @@ from mlcompute.group.slices import Node, cut, tree_sum
 from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.op import Array
 from mlcompute.runtime.last_run import LastRun
-from mlcompute.runtime.run_result import RunResult
+from mlcompute.runtime.run_result import ResultState
 from mlcompute.runtime.run_specification import RunSpecification
 from mlcompute.tensor import Tensor
 
@@ -237,7 +237,7 @@ class GroupRun(LastRun):
         super().__init__()
         self._results = results
 
-    def finished(self, executable: Executable, specification: RunSpecification) -> RunResult | None:
+    def finished(self, executable: Executable, specification: RunSpecification) -> ResultState | None:
         self._results.is_shared = specification.program.name in ("slice", "phases")
         return super().finished(executable, specification)
 

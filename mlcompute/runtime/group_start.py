@@ -16,6 +16,7 @@ from mlcompute.layers.names import layer_names, slot_name, slots_of
 from mlcompute.platform import RandomPasses
 from mlcompute.runtime.definition import Definition
 from mlcompute.runtime.reductions import reduction_of_loss, reductions
+from mlcompute.runtime.tensor_state import storage_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -56,11 +57,10 @@ def begin_together(training: GroupTraining) -> None:
         return
     state = session.state
     for tensor in _kept(training):
-        assert tensor.storage is not None
-        values = np.ascontiguousarray(tensor.storage.array()).copy()
+        values = np.ascontiguousarray(storage_of(tensor).array()).copy()
         exchange.broadcast(Kind.COMPILE, values)
         if exchange.rank:
-            tensor.storage.write(values)
+            storage_of(tensor).write(values)
     random = session.random = session.random.current()
     if exchange.rank == 0:
         random.prepare(training.program.random_keys)
@@ -76,7 +76,7 @@ def _kept(training: GroupTraining) -> list[Tensor]:
     """What outlives a step: parameters and statistics, in the order of the graph."""
     nodes = training.request.nodes
     layers = [tensor for node in nodes for tensor in slots_of(node.layer).values()]
-    return [t for t in dict.fromkeys([*layers, *training.request.parameters]) if t.storage is not None]
+    return [t for t in dict.fromkeys([*layers, *training.request.parameters]) if t.keeps_data]
 
 
 def _description(training: GroupTraining) -> list[tuple[str, str]]:

@@ -34,6 +34,7 @@ from mlcompute.runtime.shard_update import ShardUpdate
 from mlcompute.runtime.slice_passes import SlicePasses, largest_slice
 from mlcompute.runtime.state_layout import StateLayout
 from mlcompute.runtime.storage import Storage
+from mlcompute.runtime.tensor_state import state_of, storage_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -198,8 +199,7 @@ class GroupTraining:
     def store_statistics(self, values: Mapping[Tensor, Array]) -> None:
         """Statistics over the whole batch."""
         for tensor, array in values.items():
-            assert tensor.storage is not None
-            tensor.storage.write(array)
+            storage_of(tensor).write(array)
 
     # Exchange and update --------------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class GroupTraining:
         self.alternating.release()
         for lane in self.lanes:
             for entry in lane.entries:
-                storage = entry.tensor.storage
+                storage = state_of(entry.tensor).storage
                 is_new = state is not None if entry.role == "parameter" else is_whole_step
                 if entry.role != "loss" and storage is not None and is_new:
                     storage.write(lane.views[entry.tensor][lane.coming])
@@ -332,20 +332,21 @@ class GroupTraining:
             self.update.take_over(self.session.state, states)
         self.compiled.storages.clear()
 
+    def _kept(self) -> list[Tensor]:
+        return [tensor for tensor in (*self.program.exchanged, *self.statistics) if tensor.keeps_data]
+
     def _outcome(self) -> bytes:
         """Everything the last step has changed, besides optimizer state."""
         session = self.session
-        kept = [t.storage.array() for t in (*self.program.exchanged, *self.statistics) if t.storage is not None]
+        kept = [storage_of(t).array() for t in self._kept()]
         time_step = None if session.state is None else session.state.time_step
         return pickle.dumps((self.steps, kept, time_step, session.random.count, self.results.outcome()))
 
     def _take_outcome(self, facts: bytes) -> None:
         session = self.session
         self.steps, kept, time_step, count, results = pickle.loads(facts)
-        tensors = [t for t in (*self.program.exchanged, *self.statistics) if t.storage is not None]
-        for tensor, values in zip(tensors, kept, strict=True):
-            assert tensor.storage is not None
-            tensor.storage.write(values)
+        for tensor, values in zip(self._kept(), kept, strict=True):
+            storage_of(tensor).write(values)
         if session.state is not None and time_step is not None:
             session.state.time_step = time_step
             session.state.optimizer.advance_to(time_step)

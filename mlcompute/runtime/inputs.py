@@ -12,7 +12,8 @@ from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.run_specification import InputSlot, RunSpecification
-from mlcompute.tensor import Tensor, moments
+from mlcompute.runtime.tensor_state import moments, state_of
+from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import ArrayLike, read_array
 
 if TYPE_CHECKING:
@@ -64,8 +65,9 @@ class Inputs:
                 array = read_array(given, descriptor, who(tensor), rows, rows_per_sample=per_sample)
             else:
                 standing = self._standing(tensor, skips, linked)
-                if engine is not None and tensor.bound_on_gpu is not None and standing is tensor.bound_data:
-                    there = engine.adopt(tensor.bound_on_gpu, who(tensor))
+                state = state_of(tensor)
+                if engine is not None and state.bound_on_gpu is not None and standing is state.bound_data:
+                    there = engine.adopt(state.bound_on_gpu, who(tensor))
                     if there is not None and there.fits(value):
                         inputs[value] = there
                         continue
@@ -103,13 +105,14 @@ class Inputs:
 
     def _standing(self, tensor: Tensor, skips: bool, linked: Linked) -> Array | Callable[[], Array | None] | None:
         """What a run that brings no data finds: the latest of what was attached and fed, a linked value, own data."""
-        array = tensor.bound_data
+        state = state_of(tensor)
+        array = state.bound_data
         self._look_through()
         when, before = self._before.get(tensor, (0, None))
-        if skips and before is not None and when > tensor.bound_at:
+        if skips and before is not None and when > state.bound_at:
             array = before
         if array is None:
-            return linked(tensor) or (tensor.storage.array() if tensor.storage is not None else None)
+            return linked(tensor) or (state.storage.array() if state.storage is not None else None)
         return array
 
     def _later(

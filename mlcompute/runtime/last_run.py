@@ -10,7 +10,7 @@ from mlcompute.devices.device import Executable
 from mlcompute.devices.foreign_array import Lying
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.passes import Passes
-from mlcompute.runtime.run_result import Keeper, RunResult
+from mlcompute.runtime.run_result import Keeper, ResultState
 from mlcompute.runtime.run_specification import RunSpecification
 from mlcompute.tensor import Tensor
 
@@ -30,7 +30,7 @@ class LastRun:
         #: What ran; None while a run is overwriting what the one before it left.
         self.executable: Executable | None = None
         #: Its result. Held weakly: only what somebody may still read is copied before the next run.
-        self._result: weakref.ref[RunResult] | None = None
+        self._result: weakref.ref[ResultState] | None = None
         self._result_value: Value | None = None
         self._keeping = threading.Lock()
         self._weakly: weakref.ref[Keeper] = weakref.ref(self)
@@ -42,13 +42,13 @@ class LastRun:
             self._result = None
         self.executable = None
 
-    def finished(self, executable: Executable, specification: RunSpecification) -> RunResult | None:
+    def finished(self, executable: Executable, specification: RunSpecification) -> ResultState | None:
         """A run has succeeded. Its result, if it has one."""
         self.executable = executable
         self.number = next(_numbers)
         if specification.result is None:
             return None
-        result = RunResult(specification.result, self._weakly)
+        result = ResultState(specification.result, self._weakly)
         self._result, self._result_value = weakref.ref(result), specification.result_value
         return result
 

@@ -10,6 +10,7 @@ from mlcompute.building.contents import contents_of, undone_on_error
 from mlcompute.errors import GraphError
 from mlcompute.graph import Graph, Node
 from mlcompute.layers.loss import LossLayer
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.tensor import Tensor
 
 
@@ -58,7 +59,7 @@ def minimize_result(who: str, graph: Graph, loss: Tensor, name: str, weight: flo
     """Minimise what a loss function returned. A loss layer's result is minimised already, under its layer's name."""
     if not isinstance(loss, Tensor):
         raise TypeError(f"{who} must return a Tensor, not {type(loss).__name__}")
-    node = loss.producer() if loss.producer is not None else None
+    node = state_of(loss).node
     is_loss = node is not None and isinstance(node.layer, LossLayer) and loss.descriptor.element_count == 1
     if node is None or not is_loss or weight is not None:
         graph.minimize(loss, name=name, weight=1.0 if weight is None else weight)

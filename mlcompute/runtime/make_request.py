@@ -15,6 +15,7 @@ from mlcompute.ops.op import Array
 from mlcompute.runtime.definition import Definition, Learning
 from mlcompute.runtime.group_members import group_members
 from mlcompute.runtime.objective import objective_terms
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.runtime.training_warnings import warn_about_training
 from mlcompute.tensor import Tensor
 
@@ -102,13 +103,14 @@ def _expect_nobody_computes(
     linked: Sequence[Definition],
 ) -> None:
     """Refuse a source that a layer of another graph computes: nothing would ever be fed for it."""
-    if tensor.producer is None or tensor.bound_data is not None or tensor in request.constants:
+    state = state_of(tensor)
+    if state.producer is None or state.bound_data is not None or tensor in request.constants:
         return
     if not linked and GraphCompilationOptions.LINK_GRAPHS in options:
         return  # it is yet to be linked
     if any(tensor in node.results for other in linked for node in other.nodes()):
         return
-    node = tensor.producer()
+    node = state.node
     readers = [node.layer.who for node in request.nodes if tensor in (*node.sources, *node.labels)]
     made_by = "a layer of a graph that is gone" if node is None else f"{node.layer.who} of another graph"
     raise GraphError(

@@ -15,6 +15,7 @@ from mlcompute.layers.layer import Layer
 from mlcompute.layers.objective import is_loss
 from mlcompute.runtime.compile_session import compile_graph
 from mlcompute.runtime.inputs import Named
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.seeing.layers import names_of
 from mlcompute.tensor import Tensor
 
@@ -65,7 +66,7 @@ def add_inputs(
     """Name the tensors fed at every run: inputs, labels and label weights. Further calls add to them."""
     self._definition.declared.add_inputs(inputs, loss_labels, loss_label_weights)
     for tensor in self._definition.declared.fed:
-        tensor.join(self)
+        state_of(tensor).join(self)
     self._session.outdated()
     return True
 

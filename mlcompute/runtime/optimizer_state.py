@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from mlcompute.errors import DataError, GraphError
-from mlcompute.ops.op import Array, Shape
+from mlcompute.ops.op import FLOAT32, Array, Shape
 from mlcompute.optimizers.optimizer import Members, Optimizer
 from mlcompute.runtime.storage import Storage
+from mlcompute.runtime.tensor_state import state_of, storage_of
 from mlcompute.tensor import Tensor
 
 
@@ -66,7 +67,9 @@ class OptimizerState:
         for tensor in trained:
             if tensor in optimizer.left_at:
                 missed = optimizer.missed.get(tensor, 0) + now - optimizer.left_at.pop(tensor)
-            elif tensor not in self._buffers and not tensor.has_callers_optimizer_data and now > optimizer.first_step:
+            elif now > optimizer.first_step and not (
+                tensor in self._buffers or state_of(tensor).has_callers_optimizer_data
+            ):
                 missed = now - 1
             else:
                 continue
@@ -145,19 +148,20 @@ class OptimizerState:
         self._parameters = frozenset(parameters)
         self._follows = any(self.rule(tensor).followers for tensor in self._parameters)
         for tensor in self._parameters:
-            if tensor.has_callers_optimizer_data:
-                self._buffers[tensor] = tensor.optimizer_storages
+            state = state_of(tensor)
+            if state.has_callers_optimizer_data:
+                self._buffers[tensor] = state.optimizer_storages
                 self.optimizer.fresh.pop(tensor, None)
             elif tensor not in self._buffers:
                 self._buffers[tensor] = [Storage.owning(array) for array in self.initial(tensor)]
                 if self.rule(tensor).followers:
                     self.optimizer.fresh[tensor] = None
-            tensor.optimizer_storages = self._buffers[tensor]
+            state.optimizer_storages = self._buffers[tensor]
 
     def initial(self, tensor: Tensor) -> list[Array]:
         """What the state of a parameter is before its first update."""
-        rule, dtype = self.rule(tensor), tensor.state_descriptor.data_type.numpy
-        return [np.full(shape, rule.initial_state(name), dtype) for name, shape in self.layout(tensor).items()]
+        rule = self.rule(tensor)
+        return [np.full(shape, rule.initial_state(name), FLOAT32) for name, shape in self.layout(tensor).items()]
 
     def scalars_of(self, settings: Optimizer) -> dict[str, float]:
         """The numbers of the next update, which is about to begin."""
@@ -169,15 +173,15 @@ class OptimizerState:
         """Slow weights and averages of parameters that were never updated become what the parameters are now."""
         for tensor in self._parameters & set(self.optimizer.fresh):
             for buffer in self._buffers[tensor][-len(self.rule(tensor).followers) :]:
-                assert tensor.storage is not None
-                buffer.write(tensor.storage.array().astype(buffer.dtype))
+                buffer.write(storage_of(tensor).array().astype(buffer.dtype))
             del self.optimizer.fresh[tensor]
 
     def check_callers(self, parameters: Iterable[Tensor]) -> None:
         """Refuse buffers the caller has supplied that do not fit."""
         for tensor in parameters:
-            if tensor.has_callers_optimizer_data:
-                self.check(tensor, tensor.optimizer_storages)
+            state = state_of(tensor)
+            if state.has_callers_optimizer_data:
+                self.check(tensor, state.optimizer_storages)
 
     def check(self, tensor: Tensor, buffers: Sequence[object]) -> None:
         """Refuse another number of buffers than the optimizer has states, or other shapes."""
@@ -198,9 +202,10 @@ class OptimizerState:
 
     def rebound(self, tensor: Tensor) -> None:
         """The caller has supplied other buffers for a tensor."""
-        if tensor in self._buffers and tensor.has_callers_optimizer_data:
-            self.check(tensor, tensor.optimizer_storages)
-            self._buffers[tensor] = tensor.optimizer_storages
+        state = state_of(tensor)
+        if tensor in self._buffers and state.has_callers_optimizer_data:
+            self.check(tensor, state.optimizer_storages)
+            self._buffers[tensor] = state.optimizer_storages
             self.optimizer.fresh.pop(tensor, None)
 
     def of(self, tensor: Tensor) -> list[Storage]:
@@ -209,7 +214,7 @@ class OptimizerState:
 
     def replace(self, tensor: Tensor, buffers: list[Storage]) -> None:
         """Other buffers that stand for the same values."""
-        self._buffers[tensor] = tensor.optimizer_storages = buffers
+        self._buffers[tensor] = state_of(tensor).optimizer_storages = buffers
 
     def nbytes(self, parameters: Iterable[Tensor]) -> int:
         """Bytes the state of these parameters takes."""
@@ -222,9 +227,9 @@ class OptimizerState:
         """
         forgets = self._clock.users <= {user}
         for tensor in parameters:
-            buffers = self._buffers.get(tensor)
-            if buffers is not None and tensor.optimizer_storages is buffers:
-                tensor.optimizer_storages, tensor.has_callers_optimizer_data = [], False
+            buffers, state = self._buffers.get(tensor), state_of(tensor)
+            if buffers is not None and state.optimizer_storages is buffers:
+                state.optimizer_storages, state.has_callers_optimizer_data = [], False
             if forgets:
                 self._buffers.pop(tensor, None)
         self._clock.users.discard(user)

@@ -9,6 +9,7 @@ import numpy as np
 from mlcompute.enums import DataType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.ops.op import Array
+from mlcompute.runtime.tensor_state import current_values
 from mlcompute.tensor_descriptor import TensorDescriptor
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def dequantized(
 
 
 def _numbers(tensor: Tensor, who: str, *types: DataType) -> Array:
-    data = tensor.current_values()
+    data = current_values(tensor)
     if data is None:
         raise DataError(f"{who}: the tensor has no data")
     if tensor.descriptor.data_type not in types:

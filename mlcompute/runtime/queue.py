@@ -17,7 +17,7 @@ from mlcompute.devices.interrupts import held
 from mlcompute.errors import ExecutionError
 
 if TYPE_CHECKING:
-    from mlcompute.execution import Execution
+    from mlcompute.runtime.job import Job
 
 _get_ident = threading.get_ident
 _queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
@@ -41,16 +41,16 @@ class WorkQueue:
         self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
         self._waiting = 0
-        self._jobs: deque[Execution] = deque()
-        self._running: list[Execution] = []  # more than one only when a handler waits for a later job
+        self._jobs: deque[Job] = deque()
+        self._running: list[Job] = []  # more than one only when a handler waits for a later job
         self._owner: int | None = None  # the thread that is running a job right now
         self._worker: threading.Thread | None = None
 
     def submit(
         self,
-        job: Execution,
+        job: Job,
         here: bool,
-        record: deque[Execution] | None = None,
+        record: deque[Job] | None = None,
         otherwise: Callable[[], None] | None = None,
     ) -> None:
         """Run a job on this thread when that is wanted and nothing is queued; else after those before it.
@@ -87,7 +87,7 @@ class WorkQueue:
         """Is the calling thread inside a job (a completion handler, say)?"""
         return self._owner == _get_ident()
 
-    def wait_for(self, job: Execution) -> None:
+    def wait_for(self, job: Job) -> None:
         """Return when a job has finished; at once inside the job's own handler."""
         if job.is_done:
             return
@@ -104,7 +104,7 @@ class WorkQueue:
         self.when_done(job, finished.release)
         finished.acquire()
 
-    def when_done(self, job: Execution, tell: Callable[[], None]) -> None:
+    def when_done(self, job: Job, tell: Callable[[], None]) -> None:
         """Call `tell` once the job has finished, on whatever thread that happens."""
         with held:
             with self._lock:
@@ -113,7 +113,7 @@ class WorkQueue:
                     return
             tell()
 
-    def _run(self, job: Execution, releases: bool) -> None:
+    def _run(self, job: Job, releases: bool) -> None:
         self._running.append(job)
         try:
             job.run()

@@ -17,10 +17,13 @@ from mlcompute.execution import Execution, GraphCompletionHandler
 from mlcompute.ops.op import Array, Value
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.runtime.inputs import InputData, Named, resolved
+from mlcompute.runtime.job import Job
 from mlcompute.runtime.passes import Passes
+from mlcompute.runtime.run_result import ResultState
 from mlcompute.runtime.run_specification import RunSpecification
 from mlcompute.runtime.storage import Storage
-from mlcompute.tensor import Tensor, TensorDescriptor
+from mlcompute.runtime.tensor_state import state_of
+from mlcompute.tensor import TensorDescriptor
 from mlcompute.tensor_data import expect_apart, write_target
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ class Run:
     """
 
     __slots__ = (
-        *("are_arrays", "begins_with", "call", "compiled", "executable", "execution", "inputs", "is_ahead", "keys"),
+        *("are_arrays", "begins_with", "call", "compiled", "executable", "inputs", "is_ahead", "job", "keys"),
         *("number", "passes", "profile", "random", "replaced", "session", "settings", "specification", "storages"),
         "targets",
     )
@@ -128,15 +131,15 @@ class Run:
         if self.compiled.crosses_devices:
             # Runs of one device follow each other; what another one may still change must be waited for.
             for tensor in specification.program.persistent:
-                tensor.wait_for_runs()
+                state_of(tensor).wait_for_runs()
         if not is_synchronous and not is_ahead and not specification.copies:
             self._copy_inputs()
-        execution = Execution(device.queue, self.carry_out, self.call.completion_handler)
+        job = Job(device.queue, self.carry_out, self.call.completion_handler)
         otherwise = None
         if is_ahead:
-            self.execution, otherwise = execution, self._copy_inputs
+            self.job, otherwise = job, self._copy_inputs
         if specification.measures:
-            execution.measures_time, execution.profile = True, self.profile
+            job.measures_time, job.profile = True, self.profile
         with held:  # all of this or nothing: Ctrl-C must not leave passes that are asked for and never run
             session.inputs.remember(specification.inputs, self.inputs)
             if self.keys:
@@ -144,13 +147,13 @@ class Run:
             session.passes = self.passes
             if self.passes is not None:
                 self.passes.queued.update(specification.phases)
-            device.queue.submit(execution, is_synchronous or is_ahead, session.unsettled, otherwise)
+            device.queue.submit(job, is_synchronous or is_ahead, session.unsettled, otherwise)
         if is_synchronous:
-            execution.wait()
-            session.has_seen(execution)
-        return execution
+            job.wait()
+            session.has_seen(job)
+        return Execution(job)
 
-    def carry_out(self) -> Tensor | None:
+    def carry_out(self) -> ResultState | None:
         """The run's turn has come. Its result, if it has one."""
         specification, session = self.specification, self.session
         try:
@@ -190,9 +193,9 @@ class Run:
             completion = executable.run(self.begins_with, self.profile)
             if completion is not None:
                 if self.is_ahead:
-                    self.execution.completion = completion
+                    self.job.completion = completion
                     if executable.can_fail:
-                        self.execution.undo = self._undo
+                        self.job.undo = self._undo
                 else:
                     completion.wait()
         finally:
@@ -204,9 +207,9 @@ class Run:
         """Run a further part, with the same data; wait for it."""
         device = self.session.device
         assert device is not None
-        execution = Execution(device.queue, lambda: self._carry_on(phases))
-        device.queue.submit(execution, True, None)
-        execution.wait()
+        job = Job(device.queue, lambda: self._carry_on(phases))
+        device.queue.submit(job, True, None)
+        job.wait()
 
     def _carry_on(self, phases: Sequence[str]) -> None:
         if self.executable.bound_to is not self.storages or self.executable.bound_at != Storage.changes:

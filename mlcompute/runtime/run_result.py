@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from mlcompute.runtime.tensor_state import TensorState, state_of
 from mlcompute.tensor import Tensor, tensor_ids
 from mlcompute.tensor_data import Array, ArrayLike
 
@@ -14,7 +15,33 @@ class Keeper(Protocol):
     """Whoever knows the memory in which the result still lies."""
 
     def keep_result(self) -> None:
-        """Give the result memory of its own: `RunResult.kept`."""
+        """Give the result memory of its own: `ResultState.kept`."""
+
+
+class ResultState(TensorState):
+    """Where the values of one run lie.
+
+    of  the graph's own tensor
+    """
+
+    #: The values, in memory that nobody else writes, or a way to get them; None while they lie in the graph's.
+    kept: Array | Callable[[], Array] | None = None
+
+    def __init__(self, tensor: Tensor, keeper: weakref.ref[Keeper]) -> None:
+        self.of, self._keeper = tensor, keeper
+
+    def values(self, tensor: Tensor | None = None) -> Array | None:
+        """The values of the run."""
+        keeper = self._keeper()
+        if self.kept is None and keeper is not None:
+            keeper.keep_result()
+        if callable(self.kept):
+            self.kept = self.kept()
+        return self.kept
+
+    def copied(self) -> TensorState:
+        self.values()
+        return super().copied()
 
 
 class RunResult(Tensor):
@@ -26,23 +53,15 @@ class RunResult(Tensor):
 
     #: The graph's own tensor.
     of: Tensor
-    _keeper: weakref.ref[Keeper]
-    #: The values, in memory that nobody else writes, or a way to get them; None while they lie in the graph's.
-    kept: Array | Callable[[], Array] | None
 
-    def __init__(self, tensor: Tensor, keeper: weakref.ref[Keeper]) -> None:
-        self.of, self._keeper, self.kept = tensor, keeper, None
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """What else a tensor has is copied when somebody first asks for it: most results are only read."""
-            known = self.__dict__
-            if "_descriptor" not in known and "of" in known:
-                facts = {**known["of"].__dict__, "_tensor_id": next(tensor_ids), "residents": None}
-                self.__dict__ = {**facts, **known}
-                return getattr(self, name)
-            return super().__getattr__(name)
+    def __init__(self, state: ResultState) -> None:
+        # A copy of its facts: building a tensor from arguments would cost a small step ten microseconds.
+        facts = state.of.__dict__.copy()
+        facts["_tensor_id"], facts["_state"], facts["of"] = next(tensor_ids), state, state.of
+        self.__dict__ = facts
+        graphs = state_of(state.of)
+        state.producer, state.graph_reference, state.device = graphs.producer, graphs.graph_reference, graphs.device
+        state.feature_axis, state.varies = graphs.feature_axis, graphs.varies
 
     if TYPE_CHECKING:  # a result has values
 
@@ -50,11 +69,3 @@ class RunResult(Tensor):
         def data(self) -> Array: ...
         @data.setter
         def data(self, values: ArrayLike) -> None: ...
-
-    def current_values(self) -> Array | None:
-        keeper = self._keeper()
-        if self.kept is None and keeper is not None:
-            keeper.keep_result()
-        if callable(self.kept):
-            self.kept = self.kept()
-        return self.kept

@@ -34,14 +34,15 @@ from mlcompute.runtime.run_specification import rows_per_sample
 from mlcompute.runtime.sizes import Sizes, sizes_of
 from mlcompute.runtime.slice_passes import largest_slice
 from mlcompute.runtime.storage import Storage
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
     from mlcompute.device import Device
     from mlcompute.devices.device import Engine
     from mlcompute.devices.foreign_array import Lying
-    from mlcompute.execution import Execution
     from mlcompute.inference import InferenceGraph
+    from mlcompute.runtime.job import Job
     from mlcompute.training import TrainingGraph
 
 #: So many runs may be under way before the device is asked how they went; one that has failed says so by itself.
@@ -75,7 +76,7 @@ class Session:
         self.links: list[Session] = []
         self.compiled: CompiledGraph | None = None
         self.inputs = Inputs()
-        self.unsettled: deque[Execution] = deque()
+        self.unsettled: deque[Job] = deque()
         #: Are the weights their averages for the moment? Then nothing is trained.
         self.has_averaged_weights = False
         self._settling = threading.Lock()
@@ -122,7 +123,7 @@ class Session:
         """What they hold is asked of this session from now on."""
         if self.definition.learning is not None:
             for gradient in self.definition.learning.gradient_of:
-                gradient.reside(self)
+                state_of(gradient).reside(self)
 
     # Links ----------------------------------------------------------------------------------------------------------
 
@@ -292,9 +293,10 @@ class Session:
         if found is None:
             found = {}
             for tensor, value in program.persistent.items():
-                if tensor.storage is None:
+                storage = state_of(tensor).storage
+                if storage is None:
                     raise CompileError(f"{self.definition.who}: {tensor!r} has no data")
-                found[value] = tensor.storage
+                found[value] = storage
             for tensor, values in program.states.items():
                 assert self.state is not None
                 found.update(zip(values, self.state.of(tensor), strict=True))
@@ -347,13 +349,13 @@ class Session:
                 if not run.error_was_seen:
                     run.raise_error()
 
-    def _unsettled_at(self, place: int) -> Execution | None:
+    def _unsettled_at(self, place: int) -> Job | None:
         try:
             return self.unsettled[place]
         except IndexError:  # or another thread has just taken the last one
             return None
 
-    def has_seen(self, run: Execution) -> None:
+    def has_seen(self, run: Job) -> None:
         """Somebody has waited for a run and knows how it went."""
         try:  # noqa: SIM105  a small step would pay for a context manager
             self.unsettled.remove(run)
@@ -436,8 +438,9 @@ class Session:
             # Other processes do not know that a graph is dropped here: what is not at hand is not asked for.
             at_hand = None if self.in_group is None else self.in_group.results.losses
             for tensor in compiled.request.kept if at_hand is None else at_hand:
-                if self.computes(tensor) and tensor.left_values[0] < last.number:
-                    tensor.left_values = (last.number, self.fetch(tensor))
+                state = state_of(tensor)
+                if self.computes(tensor) and state.left_values[0] < last.number:
+                    state.left_values = (last.number, self.fetch(tensor))
 
 
 @overload

@@ -18,14 +18,15 @@ from mlcompute.compiler.program import Program
 from mlcompute.compiler.update import is_elementwise
 from mlcompute.devices.host_memory import allocate
 from mlcompute.errors import ProcessError
-from mlcompute.execution import Execution
 from mlcompute.group.exchange import Exchange, Kind
 from mlcompute.ops.op import Array, Value
+from mlcompute.runtime.job import Job
 from mlcompute.runtime.lane_exchange import LaneExchange, of_bank
 from mlcompute.runtime.lanes import BLOCK, Lane, Piece
 from mlcompute.runtime.sharded_state import ShardedState
 from mlcompute.runtime.state_layout import StateLayout, whole_states
 from mlcompute.runtime.storage import Storage
+from mlcompute.runtime.tensor_state import state_of, storage_of
 from mlcompute.tensor import Tensor, TensorDescriptor
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class ShardUpdate:
         if dtype != lane.dtype:
             arrays = [np.zeros(shape, dtype) for _ in lane.banks]
         self._places[tensor] = [Storage(array, is_callers=True) for array in arrays]
-        tensor.storage = self._places[tensor][0]
+        state_of(tensor).storage = self._places[tensor][0]
 
     def _compile(self) -> None:
         request, engine, banks = self._compiled.request, self._compiled.engine, len(self._lanes[0].banks)
@@ -199,7 +200,7 @@ class ShardUpdate:
         """
         for tensor in self._parameters:
             adopted = self._adopted.get(tensor)
-            if tensor.optimizer_storages is adopted:  # as nearly always, and much faster to look at
+            if state_of(tensor).optimizer_storages is adopted:  # as nearly always, and much faster to look at
                 continue
             buffers = state.of(tensor)
             if buffers is adopted:
@@ -315,9 +316,9 @@ class ShardUpdate:
             self._find_parameters(bank)
         device = self._session.device
         assert device is not None
-        execution = Execution(device.queue, self._carry_out)
-        device.queue.submit(execution, True, None)
-        execution.wait()
+        job = Job(device.queue, self._carry_out)
+        device.queue.submit(job, True, None)
+        job.wait()
         for tensor, lane, piece in self._elsewhere:
             new = self._places[tensor][lane.coming]
             lane.banks[lane.coming][piece.start : piece.stop] = new.array().reshape(-1)
@@ -328,10 +329,10 @@ class ShardUpdate:
         """The last step left them in the bank, unless somebody has written them, or bound other memory, since."""
         self._found_at = Storage.rebindings
         for owner, views, places, inner in self._known:
-            assert owner.storage is not None
-            if owner.storage.host_memory() is not views[bank]:
+            newest = storage_of(owner)
+            if newest.host_memory() is not views[bank]:
                 storage = places[bank]
-                values = owner.storage.array().reshape(-1)[inner]
+                values = newest.array().reshape(-1)[inner]
                 np.copyto(storage.host_memory(), values.reshape(storage.shape))
                 storage.touched()
                 self._found_at = -1  # it may be the caller's memory, who may write it at any time

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlcompute.compiler import Request
-from mlcompute.ops.op import Array, Shape
+from mlcompute.ops.op import FLOAT32, Array, Shape
 from mlcompute.runtime.lanes import Lane, Piece
 from mlcompute.tensor import Tensor
 
@@ -38,10 +38,9 @@ class StateLayout:
         for piece in [] if optimizer is None else [piece for lane in lanes for piece in lane.pieces(rank)]:
             assert optimizer is not None
             owner, places = piece.entry.tensor, list[Place]()
-            dtype = owner.state_descriptor.data_type.numpy
             for shape in optimizer.rule(request.groups.get(owner, ())).layout(piece.shape).values():
-                places.append(Place(self.nbytes, shape, dtype))
-                nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+                places.append(Place(self.nbytes, shape, FLOAT32))
+                nbytes = int(np.prod(shape, dtype=np.int64)) * FLOAT32.itemsize
                 self.nbytes += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
             self.places.append((piece, places))
 

@@ -18,6 +18,7 @@ from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.compiled_graph import CompiledGraph
 from mlcompute.runtime.lanes import Entry, Lane
 from mlcompute.runtime.storage import Storage
+from mlcompute.runtime.tensor_state import state_of, storage_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class StepDevice:
         """Parameters and statistics lie side by side on the device: new ones arrive with one copy."""
         for index, lane in enumerate(self._lanes):
             for entry in lane.entries:
-                storage = entry.tensor.storage
+                storage = state_of(entry.tensor).storage
                 if storage is not None and fits_lane(lane, entry):
                     self._placed.append((storage, self._part(self.values[index], lane, entry)))
                 if storage is not None:
@@ -100,8 +101,7 @@ class StepDevice:
         self._update.inputs = {}
         self._update_storages: list[tuple[Value, Storage]] = []
         for tensor, (lane, piece) in update.pieces.items():
-            index, size, owner = self._lanes.index(lane), lane.dtype.itemsize, piece.entry.tensor.storage
-            assert owner is not None
+            index, size, owner = self._lanes.index(lane), lane.dtype.itemsize, storage_of(piece.entry.tensor)
             nbytes = (piece.stop - piece.start) * size
             gradient = self._exchange.part(self.whole[index], piece.start * size, nbytes)
             self._update.bind(program.summands[tensor][0], gradient)
@@ -160,8 +160,7 @@ class StepDevice:
         executable = compiled.executable_of_slice(program, number) if waits else compiled.executable(program)
         if executable.bound_to is not self or executable.bound_at != Storage.changes:
             for tensor, value in program.persistent.items():
-                assert tensor.storage is not None
-                executable.bind(value, tensor.storage.buffer(engine))
+                executable.bind(value, storage_of(tensor).buffer(engine))
             for tensor, value in (*program.exchanged.items(), *program.shared.items()):
                 executable.bind(value, self._left[tensor])
             for phase, value in program.sums.items():

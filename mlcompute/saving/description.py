@@ -28,6 +28,7 @@ from mlcompute.layers.split import SplitLayer
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.runtime.definition import Learning, definition_of
 from mlcompute.runtime.session import Session, session_of
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.saving.construction import constructed, described
 from mlcompute.saving.custom import Custom, UnknownClassError
 from mlcompute.saving.names import layer_names_of, names_of, nodes_of
@@ -223,7 +224,7 @@ class Rebuilt:
             if "label" in entry:
                 tensor.label = _text(entry, "label")
             if "varies" in entry:
-                tensor.varies = _axes(name, entry["varies"], len(tensor.descriptor.shape))
+                state_of(tensor).varies = _axes(name, entry["varies"], len(tensor.descriptor.shape))
             if entry.get("has_data"):
                 self.valued.append(name)
 

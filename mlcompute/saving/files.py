@@ -19,6 +19,7 @@ from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
 from mlcompute.runtime.session import session_of
 from mlcompute.runtime.storage import Storage
+from mlcompute.runtime.tensor_state import state_of, storage_of
 from mlcompute.saving.atomic import Writer, replace_file
 from mlcompute.saving.checkpoint import ARRAYS, CONSTANTS, FORMAT_VERSION, NO_HASH, OPTIMIZER, PREFIX, Checkpoint
 from mlcompute.saving.custom import Custom, check_custom
@@ -61,7 +62,7 @@ def save(
     runs = _finished_runs(graph)
     names = names_of(graph)
     description = describe(graph)
-    kept = {name: tensor.storage.array() for tensor, name in names.items() if tensor.storage is not None}
+    kept = {name: storage_of(tensor).array() for tensor, name in names.items() if tensor.keeps_data}
     kept.update(optimizer_arrays(graph, names))
     kept.update(_constants(graph, names))
     kept.update({ARRAYS + name: array for name, array in _checked_arrays(arrays or {}).items()})
@@ -123,7 +124,7 @@ def _finished_runs(graph: Graph) -> int:
     """Wait for queued runs, also of others that share tensors; a number that rises with every run."""
     latest = 0
     tensors = names_of(graph)
-    residents = {resident for tensor in tensors for resident in list(tensor.residents or ())}
+    residents = {resident for tensor in tensors for resident in list(state_of(tensor).residents or ())}
     for resident in residents:
         resident.wait()
         latest = max(latest, resident.last_run)
@@ -260,7 +261,7 @@ def load(path: str | os.PathLike[str], device: Device | None = None, *, custom: 
         names = {tensor: name for name, tensor in rebuilt.tensors.items()}
         state = SavedState(checkpoint, graph, names) if isinstance(graph, TrainingGraph) else None
         for name in rebuilt.valued:
-            rebuilt.tensors[name].storage = Storage(checkpoint[name])
+            state_of(rebuilt.tensors[name]).storage = Storage(checkpoint[name])
         folded = {tensor: checkpoint[CONSTANTS + name] for name, tensor in constants.items()}
     if isinstance(graph, (TrainingGraph, InferenceGraph)):
         session_of(graph).constants = folded

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from mlcompute.errors import FileError
 from mlcompute.graph import Graph
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.saving.checkpoint import Checkpoint
 from mlcompute.saving.description import describe, graph_hash
 from mlcompute.saving.files import engine_facts
@@ -122,15 +123,15 @@ def restore(
             dict(checkpoint.arrays),
         )
     for tensor in (*wanted.values(), *names):
-        tensor.wait_for_runs()
+        state_of(tensor).wait_for_runs()
     # Whatever takes memory comes before the first value is changed.
-    stores = {name: storage for name in values if (storage := wanted[name].storage) is not None}
+    stores = {name: storage for name in values if (storage := state_of(wanted[name]).storage) is not None}
     for storage in stores.values():
         storage.memory()
     fitted = {name: values[name].reshape(s.shape).astype(s.dtype, copy=False) for name, s in stores.items()}
     for name, storage in stores.items():
         storage.write(fitted[name])
-        wanted[name].unscaled = None
+        state_of(wanted[name]).unscaled = None
     if state is not None:
         state.apply()
     return report

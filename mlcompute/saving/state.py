@@ -13,6 +13,7 @@ from mlcompute.platform import Platform, check_rng_state
 from mlcompute.runtime.group_members import group_members
 from mlcompute.runtime.session import session_of
 from mlcompute.runtime.storage import Storage
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.saving.checkpoint import OPTIMIZER, Checkpoint
 from mlcompute.saving.names import names_of
 from mlcompute.saving.plain import JSON, shortened
@@ -36,9 +37,9 @@ def optimizer_arrays(graph: Graph, names: Mapping[Tensor, str]) -> dict[str, Arr
     arrays: dict[str, Array] = {}
     for tensor, name in names.items():
         buffers = optimizer.buffers.get(tensor)
-        if tensor.has_callers_optimizer_data:
+        if state_of(tensor).has_callers_optimizer_data:
             # Bound by the caller, perhaps for a graph that is yet to be compiled.
-            buffers = tensor.optimizer_storages
+            buffers = state_of(tensor).optimizer_storages
         if buffers is not None:
             session.state.check(tensor, buffers)
             if tensor in optimizer.fresh:
@@ -158,8 +159,9 @@ class SavedState:
             present = state.optimizer.buffers.get(tensor)
             if present is None and values is not None:
                 # Not compiled yet: these become the buffers when it is.
-                state.optimizer.buffers[tensor] = tensor.optimizer_storages = [Storage(array) for array in values]
-                tensor.has_callers_optimizer_data = False
+                own = state_of(tensor)
+                state.optimizer.buffers[tensor] = own.optimizer_storages = [Storage(array) for array in values]
+                own.has_callers_optimizer_data = False
             elif present is not None:
                 # State that is not in the file had not been made yet when it was saved.
                 for buffer, array in zip(present, state.initial(tensor) if values is None else values, strict=True):

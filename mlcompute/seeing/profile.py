@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from mlcompute.devices.device import Profile
 from mlcompute.devices.interrupts import held
 from mlcompute.errors import DataError
-from mlcompute.execution import Execution
 from mlcompute.ops.op import Step
 from mlcompute.runtime.call_data import batch_of, has_labels, named_data
+from mlcompute.runtime.job import Job
 from mlcompute.seeing.layers import Owners, kernel_of, layers_within, names_of
 from mlcompute.seeing.table import Table, for_notebook
 from mlcompute.seeing.units import duration
@@ -201,10 +201,10 @@ def profile(
             executable.run_once(device.engine, phases, {}, recordings[-1])
 
     # Through the queue: nothing else runs on the device meanwhile.
-    execution = Execution(device.queue, work)
+    job = Job(device.queue, work)
     with held:
-        device.queue.submit(execution, True)
-    execution.wait()
+        device.queue.submit(job, True)
+    job.wait()
     runs, rows = _evaluate(graph, listings[0], recordings)
     return GraphProfile(
         session.definition.who,

@@ -13,6 +13,7 @@ from mlcompute.graph import Node
 from mlcompute.layers.arguments import class_axis_of
 from mlcompute.layers.class_labels import INDEXED
 from mlcompute.layers.loss import LossLayer
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import Array
 
@@ -125,7 +126,7 @@ def _indices_of(loss: LossLayer, prediction: Tensor) -> Tensor | None:
 def _without_classes(prediction: Tensor, class_axis: int | None) -> Tensor | None:
     """A tensor for integer class labels of a prediction; None where it has no classes, or nobody knows where."""
     shape: Sequence[int] = prediction.descriptor.shape
-    axis = class_axis if class_axis is not None else class_axis_of(tuple(shape), prediction.feature_axis)
+    axis = class_axis if class_axis is not None else class_axis_of(tuple(shape), state_of(prediction).feature_axis)
     if len(shape) < 2 or axis is None or not -len(shape) < axis < len(shape) or shape[axis] == 1:
         return None
     axis %= len(shape)

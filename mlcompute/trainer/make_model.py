@@ -32,6 +32,7 @@ from mlcompute.optimizers import (
     SGDOptimizer,
 )
 from mlcompute.runtime.definition import definition_of
+from mlcompute.runtime.tensor_state import is_fed
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.label_tensors import Place, labels_of_function, labels_of_layer, takes_labels
 from mlcompute.trainer.model import Model
@@ -87,7 +88,7 @@ def model_from(
             raise GraphError("Trainer: the training graph has no inputs", fix="declare them with add_inputs first")
         known = {*fed.values(), *declared.fed}
         compared = [label for node in graph.nodes if is_loss(node.layer) for label in node.labels]
-        undeclared = [t for t in compared if t not in known and not t.keeps_data and t.producer is None]
+        undeclared = [t for t in compared if t not in known and is_fed(t)]
         weights = _weights_of(graph.nodes, known)
         if undeclared or weights:
             graph.add_inputs({}, _by_label("labels", undeclared), weights)
@@ -138,7 +139,7 @@ def _labels_of(nodes: Sequence[Node], own: Sequence[Node], inputs: Mapping[str, 
     """What losses of the graph's own compare with, and is neither computed nor constant, by label."""
     known = {*inputs.values(), *(result for node in nodes for result in node.results)}
     compared = [label for node in own for label in node.labels if label not in known]
-    wanted = [label for label in compared if not label.keeps_data and label.producer is None]
+    wanted = [label for label in compared if is_fed(label)]
     wanted += [tensor for tensor in _inputs_of(nodes).values() if tensor not in known] if own else []
     return _by_label("labels", list(dict.fromkeys(wanted)))
 
@@ -147,7 +148,7 @@ def _weights_of(nodes: Sequence[Node], fed: Iterable[Tensor]) -> dict[str, Tenso
     """What weighs labels of the graph's own losses, and is neither computed nor constant nor fed already, by label."""
     weights = [node.layer.weights for node in nodes if isinstance(node.layer, LossLayer)]
     known = set(fed)
-    found = [t for t in weights if t is not None and not t.keeps_data and t.producer is None and t not in known]
+    found = [t for t in weights if t is not None and is_fed(t) and t not in known]
     return _by_label("weights", list(dict.fromkeys(found)))
 
 
@@ -178,7 +179,7 @@ def _inputs_of(nodes: Sequence[Node]) -> dict[str, Tensor]:
     produced = {result for node in nodes for result in node.results}
     used = dict.fromkeys(source for node in nodes for source in node.sources)
     # What a layer of another graph computes is for that graph to bring along: compiling says so.
-    fed = [t for t in used if t not in produced and not t.keeps_data and t.producer is None]
+    fed = [t for t in used if t not in produced and is_fed(t)]
     return _by_label("inputs", fed)
 
 

@@ -10,6 +10,7 @@ from mlcompute.errors import DataError
 from mlcompute.layers.arguments import class_axis_of
 from mlcompute.layers.loss import CLASS_SUMMED, LossLayer
 from mlcompute.layers.softmax import SoftmaxLayer
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Output:
         """Where the prediction has its classes; None where nobody can tell."""
         if self.node is not None:
             return class_axis_of_loss(self.node)
-        return class_axis_of(self.prediction.descriptor.shape, self.prediction.feature_axis)
+        return class_axis_of(self.prediction.descriptor.shape, state_of(self.prediction).feature_axis)
 
     @property
     def _who(self) -> str:
@@ -86,8 +87,7 @@ class Output:
     @property
     def _maker(self) -> Layer | None:
         """The layer that computes the prediction."""
-        producer = self.prediction.producer
-        node = producer() if producer is not None else None
+        node = state_of(self.prediction).node
         return None if node is None else node.layer
 
     def decides_per_output(self, metric: str) -> bool:
@@ -120,4 +120,4 @@ def class_axis_of_loss(node: Node) -> int | None:
     layer, shape = node.layer, node.sources[0].descriptor.shape
     if is_over_classes(layer):
         return layer.class_axis(shape)
-    return class_axis_of(shape, node.sources[0].feature_axis)
+    return class_axis_of(shape, state_of(node.sources[0]).feature_axis)

@@ -12,6 +12,7 @@ from mlcompute.graph import Node
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.objective import ObjectiveLayer
 from mlcompute.runtime.definition import definition_of
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.output import Output, is_over_classes
 from mlcompute.training import TrainingGraph
@@ -47,8 +48,7 @@ def weighable_losses(who: str, training: TrainingGraph, batch: int) -> list[Node
 
 def scales_a_loss(node: Node) -> bool:
     """Is what is minimised the result of a loss layer, times a weight?"""
-    producer = node.sources[0].producer
-    found = producer() if producer is not None else None
+    found = state_of(node.sources[0]).node
     return found is not None and isinstance(found.layer, LossLayer)
 
 

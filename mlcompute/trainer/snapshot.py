@@ -9,6 +9,7 @@ import numpy as np
 from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.runtime.session import session_of
 from mlcompute.runtime.storage import Storage
+from mlcompute.runtime.tensor_state import storage_of
 from mlcompute.trainer.model import Model
 
 
@@ -48,7 +49,7 @@ def is_finite(model: Model) -> bool:
 
 def _storages(model: Model) -> list[Storage]:
     """Where the values lie."""
-    found = [tensor.storage for tensor in model.kept_tensors() if tensor.storage is not None]
+    found = [storage_of(tensor) for tensor in model.kept_tensors() if tensor.keeps_data]
     state = session_of(model.training).state
     if state is not None:
         found += [buffer for tensor in model.parameters for buffer in state.of(tensor)]

@@ -12,6 +12,7 @@ from benchmarks.contenders import ours
 from benchmarks.workloads import WORKLOADS
 from mlcompute.devices.device import Engine
 from mlcompute.ops.op import Array
+from mlcompute.runtime.tensor_state import state_of
 
 SYNC = mlc.ExecutionOptions.SYNCHRONOUS
 
@@ -46,7 +47,8 @@ class Job:
     def lasting(self, statistics: bool = True) -> list[Array]:
         """Copies of parameters, optimizer state and statistics."""
         tensors = [slot.tensor for layer in self.training.layers for slot in layer.parameters.values()]
-        arrays = [array for t in tensors for array in (t.data, *(state.array() for state in t.optimizer_storages))]
+        states = [state.array() for t in tensors for state in state_of(t).optimizer_storages]
+        arrays = [*(t.data for t in tensors), *states]
         if statistics:
             arrays += [t.data for layer in self.training.layers for t in layer.statistics.values()]
         return [np.array(array) for array in arrays]

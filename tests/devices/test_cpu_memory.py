@@ -16,6 +16,7 @@ from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.device import Cpu, CpuExecutable
 from mlcompute.devices.cpu.kernels import convolution
 from mlcompute.devices.device import Buffer
+from mlcompute.runtime.tensor_state import state_of
 from tests.devices.models import MODELS, Job, make, workload
 
 
@@ -68,7 +69,7 @@ def check_plan(build: Callable[[Cpu], Job], passes: bool) -> None:
         job.step()
         job.step()
         assert job.training.device_memory_size == promised, "the need has grown"
-        state = sum(array.nbytes for tensor in tensors.values() for array in tensor.optimizer_storages)
+        state = sum(array.nbytes for tensor in tensors.values() for array in state_of(tensor).optimizer_storages)
         assert sum(engine.asked) == promised - state, "another arena than planned"
         if passes:
             job.forward()

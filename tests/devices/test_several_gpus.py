@@ -152,7 +152,7 @@ def test_steps_are_started_and_not_waited_for() -> None:
     for x, t in zip(X, T, strict=True):
         for _ in range(2):
             run = waiting.execute({"x": x}, {label: t}, completion_handler=lambda result, error, _: told.append(error))
-            assert run.completion is None  # it has finished: the handler was told
+            assert run._job.completion is None  # it has finished: the handler was told
     assert told == [None] * 8
     assert_same(numbers(training), numbers(waiting))
     assert len(set(found)) == 8  # each has its own
