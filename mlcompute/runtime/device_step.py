@@ -6,26 +6,33 @@ adds what they leave along the tree (group/slices.py), all of it enqueued and no
     all devices            the sums of every shard go to the device it belongs to, which adds them along the tree
     GPUs of one process    all shards go to all of them, and each updates all parameters: each has all optimizer state
     processes              each updates the parameters of its shard, and these go to all others
+
+Where the exchange can be captured (`DeviceExchange.captures`), all of this is one graph per device. It is two where the
+host must look at something in between: sums that slices wait for, norms over several gradients. Invalid data in a slice
+shows only then: a flag goes with the sums, and where it is set, no device changes anything.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mlcompute.compiler.exchange_gradients import norm_names
+from mlcompute.compiler.program import Program
 from mlcompute.devices.device import Buffer, Completion, Executable
-from mlcompute.devices.device_exchange import DeviceExchange, Transfer
+from mlcompute.devices.device_exchange import DeviceExchange, Transfer, Work
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DeviceError
 from mlcompute.execution import has_option
 from mlcompute.group.exchange import Kind
 from mlcompute.group.slices import Node, cut, nodes_of
-from mlcompute.ops.op import Array
+from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.lanes import BLOCK, Lane
+from mlcompute.runtime.run_specification import RunSpecification
+from mlcompute.runtime.sizes import Sizes
 from mlcompute.runtime.slice_passes import Part
 from mlcompute.runtime.step_device import StepDevice, Sums, fits_lane
 from mlcompute.runtime.storage import Clock
@@ -38,6 +45,8 @@ if TYPE_CHECKING:
 _PHASES = ("forward", "gradient")
 #: One kernel adds up the sums of all nodes of the tree: their addresses are its arguments, which take 4 kB at most.
 _MOST_NODES = 400
+#: Answers of `DeviceExchange.readiness`, which go to the other processes with the signal.
+_LEVELS = 3
 
 
 def made(training: GroupTraining) -> DeviceStep | None:
@@ -77,6 +86,19 @@ def _why_not(training: GroupTraining) -> str:
     return ""
 
 
+class _Slice(NamedTuple):
+    """A slice of the batch, the device that runs it, and its program."""
+
+    device: StepDevice
+    part: Part
+    executable: Executable
+
+    @property
+    def number(self) -> int:
+        """Which slice it is."""
+        return self.part.number
+
+
 class DeviceStep:
     """The devices of this process, and what they exchange with those of others.
 
@@ -93,9 +115,17 @@ class DeviceStep:
         self.nodes = [nodes_of(own, self.root) for own in self.own]
         self.bounds = [_bounds(lane, training.group.size, size) for lane in training.lanes]
         self.clock = Clock(*exchange.engines)
+        optimizer = training.request.optimizer
+        self._has_norms = optimizer is not None and bool(norm_names(optimizer))
         self._devices = [StepDevice(self, rank) for rank in range(exchange.rank, exchange.rank + len(exchange.engines))]
+        #: What one step is fed lies beside what the next one is.
+        self._bank = 0
+        #: Do captured steps have to look for invalid data? All processes think the same of the largest slice.
+        self.can_fail = False
         for device in self._devices:  # the first step costs what the hundredth does
-            device.compiled.executable(device.compiled.get("slice", training.program.batch_size))
+            executable = device.compiled.executable(device.compiled.get("slice", training.program.batch_size))
+            device.reserve(executable)
+            self.can_fail |= exchange.captures and executable.can_fail
 
     @property
     def name(self) -> str:
@@ -117,27 +147,31 @@ class DeviceStep:
         assert state is not None
         training.batch = batch
         training.results.begin("slice", batch)
+        self._bank = 1 - self._bank
         random = session.random = session.random.current()
-        start = random.count
+        start, sizes = random.count, session.sizes_of(data)
+        for device in self._devices:
+            device.begin()
         try:
-            self._run_slices(call, batch, data, start)
+            slices = self._slices(batch, sizes)
+            feed = self._feeding(slices, call, batch, data, start)
+            is_whole = self._is_whole(slices)
+            if is_whole:
+                for one in slices:
+                    self.exchange.feed(one.device.rank, one.executable, feed(one), self._slot(one))
+            else:
+                self._run_slices(slices, feed)
         finally:
             random.move_to(start)
-        if training.group.size > 1:
-            nothing = [np.empty(0, np.uint8)] * training.group.size
-            words = training.exchange.alltoall(Kind.STEP, nothing, nothing, same=batch, word=training.signal)
-            training.signals = words
-        self._reduce()
-        numbers = self._numbers()
+        training.update.begin(state)
         for device in self._devices:  # all before the first one changes anything: they may fetch from each other
             device.bind_update()
-        for device in self._devices:
-            device.update(numbers)
-        if training.group.size > 1:
-            self._gather([device.values for device in self._devices])
-            self.exchange.wait(training.exchange.timeout)  # a process may be gone
+        works = self._works(slices, (batch, sizes), is_whole=is_whole)
+        self._perform(works, batch, [one.executable for one in slices])
         self.clock.tick()
         random.move_to(start + training.group.slices)
+        for one in slices if is_whole else ():
+            training.results.add_rows(one.number, one.executable.program, one.device.kept_rows(one.number))
         training.results.losses.update(self._devices[0].losses())
         training.results.is_shared = True
         state.advance()
@@ -148,43 +182,154 @@ class DeviceStep:
         completion.wait()
         return None
 
-    def _run_slices(self, call: Call, batch: int, data: Mapping[Tensor, Any], start: int) -> None:
-        """All slices, in turn on all devices, which run side by side; part by part where they wait for sums."""
+    def _works(self, slices: Sequence[_Slice], layout: tuple[int, Sizes], *, is_whole: bool) -> list[Work]:
+        """What the host does not interrupt: up to the sums over all slices, and from there on, or all at once."""
+        updates = [device.updating for device in self._devices if device.updating is not None]
+        key = (layout, is_whole, *(device.rows_moved for device in self._devices))
+        own = [one.executable for one in slices] if is_whole else []
+
+        def add_up() -> None:
+            if self.can_fail:
+                self.exchange.clear_failures()
+            if is_whole:
+                self._enqueue_slices(slices)
+            self._reduce()
+
+        def update() -> None:
+            for device in self._devices:
+                device.update(self._bank)
+            if self.training.group.size > 1:
+                self._gather([device.values for device in self._devices])
+
+        def both() -> None:
+            add_up()
+            update()
+
+        if self._has_norms:
+            return [Work(("sums", key), self._bank, own, add_up), Work(("update", key), self._bank, updates, update)]
+        return [Work(("step", key), self._bank, [*own, *updates], both)]
+
+    def _perform(self, works: Sequence[Work], batch: int, executables: Sequence[Executable]) -> None:
+        """Do it, as all processes can, and wait where one of them may be gone or a slice may have failed."""
+        training, exchange = self.training, self.exchange
+        readiness = min(exchange.readiness(work) for work in works)
+        if training.group.size > 1:
+            nothing = [np.empty(0, np.uint8)] * training.group.size
+            word = training.signal * _LEVELS + readiness
+            words = training.exchange.alltoall(Kind.STEP, nothing, nothing, same=batch, word=word)
+            training.signals = [word // _LEVELS for word in words]
+            readiness = min(word % _LEVELS for word in words)
+        for work in works:
+            if work is works[-1]:
+                numbers = self._numbers()
+                for device in self._devices:
+                    device.feed_update(numbers, self._bank)
+            exchange.perform(work, readiness)
+            if training.group.size > 1:
+                exchange.wait(training.exchange.timeout)  # a process may be gone
+            if self.can_fail and exchange.has_failed(executables, _PHASES):
+                training.exchange.barrier()  # the process that has failed says why
+
+    # Slices -----------------------------------------------------------------------------------------------------------
+
+    def _turns(self) -> list[tuple[StepDevice, int]]:
+        """(device, number of the slice) of all own slices, so that devices take turns."""
+        turns = range(max(device.slice_count for device in self._devices))
+        found = [(device, self.own[device.rank][0] + turn) for turn in turns for device in self._devices]
+        return [(device, number) for device, number in found if number < self.own[device.rank][1]]
+
+    def _slices(self, batch: int, sizes: Sizes) -> list[_Slice]:
+        """All own slices that have samples, and their programs, bound to the newest parameters."""
+        samples = cut(batch, self.training.group.slices)
+        found = []
+        for device, number in self._turns():
+            first, last = samples[number]
+            if first < last:
+                program = device.compiled.get("slice", last - first, True, sizes)
+                part = Part(number, first, last, (last - first) / batch)
+                found.append(_Slice(device, part, device.bound(program, number)))
+        return found
+
+    def _feeding(
+        self, slices: Sequence[_Slice], call: Call, batch: int, data: Mapping[Tensor, Any], start: int
+    ) -> Callable[[_Slice], Mapping[Value, Any]]:
+        """What gives the arrays that a slice is fed. The data of the call is looked at now."""
         training, random = self.training, self.training.session.random
-        slices = self._slices(batch)
-        sizes = training.session.sizes_of(data)
-        whole: dict[Tensor, Array] | None = None
-        started: dict[int, Executable] = {}
-        ran: dict[StepDevice, tuple[int, Executable]] = {}
+        whole: dict[Tensor, Array] = {}
+        specifications: dict[Program, RunSpecification] = {}
+        for device, _, executable in slices:
+            program = executable.program
+            if program not in specifications:
+                specification = device.compiled.specification(program, _PHASES, ExecutionOptions.SYNCHRONOUS)
+                if not specifications:
+                    whole = training.slices.whole_batch(specification, call, batch, data)
+                    random.prepare(program.random_keys)
+                specifications[program] = specification
+        training.has_begun = True
+
+        def feed(one: _Slice) -> Mapping[Value, Any]:
+            program = one.executable.program
+            random.move_to(start + one.number)
+            inputs = training.slices.sliced(specifications[program].inputs, whole, one.part)
+            return one.device.fed(program, inputs, one.part.share)
+
+        return feed
+
+    def _is_whole(self, slices: Sequence[_Slice]) -> bool:
+        """Can slices and exchange be one graph? Not where the host must look at something in between.
+
+        That is at sums over all slices that they wait for, and at outputs with gaps.
+        """
+        return (
+            self.exchange.captures
+            and not self.training.program.sums
+            and all(device.place_rows(self._of(device, slices)) for device in self._devices)
+        )
+
+    def _of(self, device: StepDevice, slices: Sequence[_Slice]) -> list[tuple[int, Executable]]:
+        """The slices of one device."""
+        return [(one.number, one.executable) for one in slices if one.device is device]
+
+    def _slot(self, one: _Slice) -> int:
+        """Which of what its program is fed is for this slice."""
+        return self._bank * one.device.slice_count + one.number - self.own[one.device.rank][0]
+
+    def _enqueue_slices(self, slices: Sequence[_Slice]) -> None:
+        """All slices, fed before, one behind the other on each device."""
+        by_number = {one.number: one for one in slices}
+        for device, number in self._turns():
+            one = by_number.get(number)
+            if one is not None:
+                self.exchange.run(device.rank, one.executable, _PHASES, self._slot(one))
+                device.copy_rows(number)
+            device.take(number, is_empty=one is None)
+        for device, executable in dict.fromkeys((one.device, one.executable) for one in slices):
+            if executable.can_fail:
+                self.exchange.note_failure(device.rank, executable)
+
+    def _run_slices(self, slices: Sequence[_Slice], feed: Callable[[_Slice], Mapping[Value, Any]]) -> None:
+        """All slices, in turn on all devices, which run side by side; part by part where they wait for sums."""
+        training = self.training
+        ran: dict[StepDevice, _Slice] = {}
         completions: list[Completion] = []
-        for device in self._devices:
-            device.begin()
+        by_number = {one.number: one for one in slices}
         parts = training.program.parts(_PHASES)
         for place, (names, total) in enumerate(parts):
-            for device, number, (first, last) in slices:
-                if first < last and place == 0:
-                    program = device.compiled.get("slice", last - first, True, sizes)
-                    specification = device.compiled.specification(program, _PHASES, ExecutionOptions.SYNCHRONOUS)
-                    if whole is None:
-                        whole = training.slices.whole_batch(specification, call, batch, data)
-                        random.prepare(program.random_keys)
-                    random.move_to(start + number)
-                    training.has_begun = True
-                    part = Part(number, first, last, (last - first) / batch)
-                    inputs = training.slices.sliced(specification.inputs, whole, part)
-                    started[number] = device.prepared(program, number, inputs, part.share)
-                if first < last:
-                    executable = started[number]
+            for device, number in self._turns():
+                one = by_number.get(number)
+                if one is not None:
+                    if place == 0:
+                        one.executable.feed(device.engine, feed(one))
                     self._take_rows(ran, device)
-                    completion = executable.run(executable.program.parts(_PHASES)[place][0])
-                    if completion is not None and executable.can_fail:
+                    completion = one.executable.run(one.executable.program.parts(_PHASES)[place][0])
+                    if completion is not None and one.executable.can_fail:
                         completions.append(completion)
                     if total is not None:
                         training.results.add_sum(number, device.read_sum(names[-1], total))
                 if place == len(parts) - 1:
-                    device.take(number, is_empty=first == last)
-                    if first < last:
-                        ran[device] = (number, executable)
+                    device.take(number, is_empty=one is None)
+                    if one is not None:
+                        ran[device] = one
             if total is not None:
                 values = training.results.take_sum(total.shape, total.dtype)
                 for device in self._devices:
@@ -194,18 +339,13 @@ class DeviceStep:
         for completion in completions:  # nothing is updated after a slice that failed
             completion.wait()
 
-    def _take_rows(self, ran: dict[StepDevice, tuple[int, Executable]], device: StepDevice) -> None:
+    def _take_rows(self, ran: dict[StepDevice, _Slice], device: StepDevice) -> None:
         """Outputs of the slice a device ran last, before the next: by now the other devices have got theirs to run."""
         if device in ran:
-            number, executable = ran.pop(device)
-            self.training.results.add_rows(number, executable, executable.program)
+            one = ran.pop(device)
+            self.training.results.add_rows(one.number, one.executable.program, one.executable.keep)
 
-    def _slices(self, batch: int) -> list[tuple[StepDevice, int, tuple[int, int]]]:
-        """(device, number of the slice, its samples) of all own slices, so that devices take turns."""
-        samples = cut(batch, self.training.group.slices)
-        turns = range(max(last - first for first, last in self.own))
-        found = [(device, self.own[device.rank][0] + turn) for turn in turns for device in self._devices]
-        return [(device, number, samples[number]) for device, number in found if number < self.own[device.rank][1]]
+    # Exchange ---------------------------------------------------------------------------------------------------------
 
     def _reduce(self) -> None:
         """Sums over all slices, of every device's own shard; in one process then of all shards on all devices."""
@@ -223,9 +363,11 @@ class DeviceStep:
                                 None if written is None else written.received[source][place][lane],
                             )
                         )
-        self.exchange.move(transfers)
+        self.exchange.move([*transfers, *self.exchange.failures()] if self.can_fail else transfers)
         for device in self._devices:
             device.reduce()
+            if self.can_fail:
+                self.exchange.guard(device.rank, device.updating)
         if self.training.group.size == 1:
             self._gather([device.whole for device in self._devices])
 
@@ -258,10 +400,9 @@ class DeviceStep:
     def _numbers(self) -> dict[str, float]:
         """What the update is fed. Norms are those the host computes, whatever the device."""
         training = self.training
-        optimizer, state = training.request.optimizer, training.session.state
-        assert optimizer is not None
+        state = training.session.state
         assert state is not None
-        if norm_names(optimizer):
+        if self._has_norms:
             for index, lane in enumerate(training.lanes):
                 first, _ = lane.shard(training.group.rank)
                 self._devices[0].whole[index].read(lane.reduced, first * lane.dtype.itemsize)

@@ -18,7 +18,7 @@ from mlcompute.devices.foreign_array import Lying
 from mlcompute.group.exchange import Kind
 from mlcompute.group.slices import Node, cut, tree_sum
 from mlcompute.ops.bfloat16 import computed_type
-from mlcompute.ops.op import Array
+from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.last_run import LastRun
 from mlcompute.runtime.run_result import ResultState
 from mlcompute.runtime.run_specification import RunSpecification
@@ -73,11 +73,15 @@ class GroupResults:
         """What a slice contributes to a statistic."""
         self._statistics[tensor][number] = value.copy()
 
-    def add_rows(self, number: int, executable: Executable, program: Program) -> None:
+    def add_rows(self, number: int, program: Program, keep: Callable[[Value], _Later]) -> None:
         """Outputs of a slice, before the next one overwrites them."""
-        for tensor in self._training.request.kept:
-            if self._has_rows(tensor) and program.values.get(tensor) in program.kept:
-                self._rows[tensor][number] = executable.keep(program.values[tensor])
+        for tensor, value in self.outputs_of(program):
+            self._rows[tensor][number] = keep(value)
+
+    def outputs_of(self, program: Program) -> list[tuple[Tensor, Value]]:
+        """What the program of a slice computes that has rows for samples, and no loss."""
+        kept = [tensor for tensor in self._training.request.kept if self._has_rows(tensor)]
+        return [(one, program.values[one]) for one in kept if program.values.get(one) in program.kept]
 
     def _has_rows(self, tensor: Tensor) -> bool:
         """Is it an output, and no loss?"""

@@ -166,7 +166,7 @@ class GroupTraining:
                     add = self.results.add_loss if tensor in self.losses else self.results.add_statistic
                     add(number, tensor, self.storages[tensor].array())
         else:
-            self.results.add_rows(number, run.executable, program)
+            self.results.add_rows(number, program, run.executable.keep)
 
     def take_gradients(self, number: int, *, is_only: bool) -> None:
         """Add what a slice has left to what waits for the update.

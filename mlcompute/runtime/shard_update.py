@@ -66,6 +66,8 @@ class ShardUpdate:
         #: All states of all parameters, from all processes; None when an update has changed them since.
         self._whole: dict[Tensor, list[Array]] | None = None
         request = compiled.request
+        #: What the next update is fed besides norms.
+        self._numbers: dict[str, float] = {}
         self._norm_names = [] if request.optimizer is None else norm_names(request.optimizer)
         self.adds = (
             compiled.shares_memory
@@ -297,15 +299,19 @@ class ShardUpdate:
 
     # Running --------------------------------------------------------------------------------------------------------
 
-    def numbers(self, state: OptimizerState) -> dict[str, float]:
-        """An update begins: what it is fed, from the reduced gradients."""
-        numbers = state.scalars_of(state.optimizer)
+    def begin(self, state: OptimizerState) -> None:
+        """An update begins: all state is where it will work on it."""
+        self._numbers = state.scalars_of(state.optimizer)
         self.adopt_state(state)
         self._whole = None
-        return {**numbers, **self._norms(state)}
+
+    def numbers(self, state: OptimizerState) -> dict[str, float]:
+        """What the update that has begun is fed, from the reduced gradients."""
+        return {**self._numbers, **self._norms(state)}
 
     def run(self, state: OptimizerState) -> None:
         """New parameters of the own shard in the lanes' coming banks, from everybody's sums of gradients."""
+        self.begin(state)
         numbers = self.numbers(state)
         if self.program is None:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,8 +48,8 @@ class StepDevice:
         self._own_nodes = step.nodes[rank]
         self._work, self.whole, self.values = (self._allocated() for _ in range(3))
         self._zeros: Sums | None = None
-        self._spare = [self._allocated() for _ in range(self._sums_at_once())]
-        self._allocations = 3 + len(self._spare)
+        self._all_spare = [self._allocated() for _ in range(self._sums_at_once())]
+        self._spare = list(self._all_spare)
         self._sums: dict[Node, Sums] = {}
         self.received = {
             source: [
@@ -65,6 +65,11 @@ class StepDevice:
             for entry in lane.entries
         }
         self._waited_for: dict[str, Buffer] = {}
+        #: Outputs of own slices side by side, where each lies, and how often there had to be more memory.
+        self._rows = self.engine.allocate(0)
+        self._places: dict[int, list[tuple[Value, Buffer]]] = {}
+        self._slices: dict[int, Executable] = {}
+        self.rows_moved = 0
         #: Where parameters and statistics lie, looked at again when something was bound elsewhere.
         self._placed: list[tuple[Storage, Buffer]] = []
         self._placed_at = -1
@@ -119,7 +124,7 @@ class StepDevice:
         """Bytes of what is exchanged."""
         lanes = sum(lane.length * lane.dtype.itemsize for lane in self._lanes)
         received = sum(one.nbytes for nodes in self.received.values() for node in nodes for one in node)
-        return lanes * self._allocations + received
+        return lanes * (3 + len(self._all_spare)) + received + self._rows.nbytes
 
     def _sums_at_once(self) -> int:
         """How many sums wait for others, at most, while the own slices are run (see `take`)."""
@@ -149,11 +154,18 @@ class StepDevice:
                 if not storage.lies_in(self.engine, buffer):
                     storage.place(self.engine, buffer)
             self._placed_at = Storage.changes
-        self._spare += [sums for sums in self._sums.values() if sums is not self._work]
+        # The same memory for the same sums in every step: it may have been captured.
+        self._spare = list(self._all_spare)
         self._sums = {}
 
-    def prepared(self, program: Program, number: int, inputs: Mapping[Value, Any], share: float) -> Executable:
-        """A slice that is such a share of the batch, fed and ready to run."""
+    @property
+    def slice_count(self) -> int:
+        """How many slices it runs."""
+        first, last = self._step.own[self.rank]
+        return last - first
+
+    def bound(self, program: Program, number: int) -> Executable:
+        """The program of a slice, with the newest parameters, and what it leaves where it is looked for."""
         compiled, engine = self.compiled, self.engine
         # Slices that wait for sums over all of them need memory of their own meanwhile.
         waits = bool(program.sums)
@@ -166,12 +178,15 @@ class StepDevice:
             for phase, value in program.sums.items():
                 executable.bind(value, self._sum_memory(phase, value))
             executable.bound_to, executable.bound_at = self, Storage.changes
-        scalars = compiled.scalars_of(program)
+        return executable
+
+    def fed(self, program: Program, inputs: Mapping[Value, Any], share: float) -> Mapping[Value, Any]:
+        """All that a slice is fed that is such a share of the batch."""
+        scalars = self.compiled.scalars_of(program)
         for name, cell in scalars.cells:
             cell[()] = {SHARE: share, SLICE: share}[name]
         keys = self._training.session.random.keys(program.random_keys)
-        executable.feed(engine, {**inputs, **keys, **scalars.arrays})
-        return executable
+        return {**inputs, **keys, **scalars.arrays}
 
     def _sum_memory(self, phase: str, value: Value) -> Buffer:
         """Where slices leave what is added up when a phase ends, and find the sum."""
@@ -237,6 +252,11 @@ class StepDevice:
             elif target.nbytes:
                 self._exchange.add(self.rank, target, _tree(leaves, step.root), lane.dtype)
 
+    @property
+    def updating(self) -> Executable | None:
+        """The program of the update; None where this process owns no parameter."""
+        return self._update
+
     def bind_update(self) -> None:
         """Let the update work on the newest parameters and states."""
         executable = self._update
@@ -245,13 +265,18 @@ class StepDevice:
                 executable.bind(value, storage.buffer(self.engine))
             executable.bound_at = Storage.changes
 
-    def update(self, numbers: Mapping[str, float]) -> None:
-        """New parameters of the own shard, or of all; what is not updated comes from the sums as it is."""
+    def feed_update(self, numbers: Mapping[str, float], slot: int) -> None:
+        """What the next update is to know."""
         executable = self._update
         if executable is not None:
             scalars = executable.program.scalars.items()
-            executable.feed(self.engine, {value: np.array(numbers[name], value.dtype) for name, value in scalars})
-            executable.run(("update",))
+            arrays = {value: np.array(numbers[name], value.dtype) for name, value in scalars}
+            self._exchange.feed(self.rank, executable, arrays, slot)
+
+    def update(self, slot: int) -> None:
+        """New parameters of the own shard, or of all; what is not updated comes from the sums as it is."""
+        if self._update is not None:
+            self._exchange.run(self.rank, self._update, ("update",), slot)
         for index, lane in enumerate(self._lanes):
             first, last = lane.shard(self._training.group.rank)
             first, size = max(first, lane.updated), lane.dtype.itemsize
@@ -260,7 +285,56 @@ class StepDevice:
                     self._exchange.part(buffers[index], first * size, (last - first) * size)
                     for buffers in (self.values, self.whole)
                 )
-                self._exchange.copy(self.rank, target, source)
+                if self._step.can_fail:
+                    self._exchange.add(self.rank, target, source, lane.dtype, is_guarded=True)
+                else:
+                    self._exchange.copy(self.rank, target, source)
+
+    # Outputs of a captured step ---------------------------------------------------------------------------------------
+
+    def place_rows(self, slices: Sequence[tuple[int, Executable]]) -> bool:
+        """Find memory for the outputs of slices, given by number; False where some have gaps."""
+        sizes: list[tuple[int, Value, int]] = []
+        for number, executable in slices:
+            for _, value in self._training.results.outputs_of(executable.program):
+                if executable.lying(value) is None:
+                    return False
+                sizes.append((number, value, value.nbytes))
+        self._make_room(sum(_rounded(nbytes) for _, _, nbytes in sizes))
+        self._places, start = {}, 0
+        for number, value, nbytes in sizes:
+            self._places.setdefault(number, []).append((value, self._exchange.part(self._rows, start, nbytes)))
+            start += _rounded(nbytes)
+        self._slices = dict(slices)
+        return True
+
+    def reserve(self, executable: Executable) -> None:
+        """Memory for what a step of slices with this program is fed, twice, and for its outputs."""
+        if self._exchange.captures:
+            self._exchange.reserve(self.rank, executable, 2 * self.slice_count)
+            outputs = self._training.results.outputs_of(executable.program)
+            self._make_room(self.slice_count * sum(_rounded(value.nbytes) for _, value in outputs))
+
+    def _make_room(self, nbytes: int) -> None:
+        if nbytes > self._rows.nbytes:
+            self._rows = self.engine.allocate(nbytes)
+            self.rows_moved += 1
+
+    def copy_rows(self, number: int) -> None:
+        """Outputs of a slice, before the next one overwrites them."""
+        for value, buffer in self._places.get(number, ()):
+            lying = self._slices[number].lying(value)
+            assert lying is not None
+            self._exchange.copy(self.rank, buffer, lying.buffer)
+
+    def kept_rows(self, number: int) -> Callable[[Value], Callable[[], Array]]:
+        """What gives an output of a slice of the step that was enqueued last."""
+        places = dict(self._places.get(number, ()))
+
+        def keep(value: Value) -> Callable[[], Array]:
+            return self._exchange.keep(self.rank, Lying(places[value], value.shape, value.dtype))
+
+        return keep
 
     def losses(self) -> list[tuple[Tensor, Callable[[], Array]]]:
         """Losses of the whole batch, when the device has come so far."""
@@ -285,3 +359,8 @@ def _tree(leaves: Mapping[Node, Buffer], node: Node) -> SumTree:
         return found
     middle = split_at(node)
     return (_tree(leaves, (node[0], middle)), _tree(leaves, (middle, node[1])))
+
+
+def _rounded(nbytes: int) -> int:
+    """Outputs begin at multiples of 256 bytes."""
+    return -(-nbytes // 256) * 256

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
-from mlcompute.devices.device import Engine
+from mlcompute.devices.cuda.device import Cuda
+from mlcompute.devices.cuda.gpu_exchange import GpuExchange
+from mlcompute.devices.cuda.memory import CudaBuffer
+from mlcompute.devices.device import Buffer, Engine
 from mlcompute.devices.remote import Remote
 from mlcompute.group.exchange import Alone
 from mlcompute.ops.op import Array
@@ -176,9 +179,89 @@ def test_gpus_of_one_process_by_nccl(by_host: list[Array]) -> None:
     library = FakeNccl()
     group = mlc.Group(Alone(20))
     trainer(emulated(2, library), group=group)
-    assert repr(group) == "Group(rank=0, size=1, slices=8, engine='alone', between GPUs 'fake NCCL')"
+    told = "Group(rank=0, size=1, slices=8, engine='alone', between GPUs 'fake NCCL in CUDA graphs')"
+    assert repr(group) == told
     assert_same(trained(emulated(2, library)), by_host)
     assert library.sent > 0
+
+
+#: Batches of two sizes in turn, often enough that all of their graphs are launched again.
+MANY = (0, 1, 3, 2, 0, 2, 1, 3, 2, 2, 0, 1)
+
+
+def many_steps(engines: Sequence[EmulatedCuda], kind: str = "adam", group: mlc.Group | None = None) -> list[Array]:
+    """Everything that is learned and read in many steps; the last ones launch one graph per GPU, and nothing else."""
+    made = trainer(engines, kind, group)
+    training = made.training
+    captures = session_of(training).exchange.captures
+    read: list[Array] = []
+    for place, number in enumerate(MANY):
+        before = [(engine.driver.graph_launches, engine.driver.kernel_launches) for engine in engines]
+        read.append(np.array(step(training, number)))
+        if captures and place >= 8:
+            parts = 2 if kind == "global norm" else 1
+            for engine, (graphs, kernels) in zip(engines, before, strict=True):
+                assert (engine.driver.graph_launches, engine.driver.kernel_launches) == (graphs + parts, kernels)
+        for tensor in training._session.in_group.request.kept:  # type: ignore[union-attr]
+            values = training._session.fetch(tensor)
+            assert values is not None
+            read.append(values.copy())
+    return [*numbers(training), *read]
+
+
+def session_of(training: mlc.TrainingGraph) -> device_step.DeviceStep:
+    found = training._session.in_group
+    assert found is not None
+    assert found.on_devices is not None
+    return found.on_devices
+
+
+@pytest.mark.parametrize("kind", ["adam", "global norm"])
+def test_nccl_in_one_graph_per_gpu(kind: str) -> None:
+    library = FakeNccl()
+    expected = many_steps(emulated(1), kind)
+    assert_same(many_steps(emulated(3, library), kind), expected)
+    assert 0 < library.captured < library.calls
+
+
+@pytest.mark.parametrize("kind", ["adam", "global norm"])
+def test_nccl_in_one_graph_per_process(kind: str) -> None:
+    library = FakeNccl()
+    expected = many_steps(emulated(1), kind)
+    for found in run_group(2, lambda group: many_steps([EmulatedCuda(group.rank, library)], kind, group)):
+        assert_same(found, expected)
+    assert 0 < library.captured < library.calls
+
+
+class ThroughNccl(GpuExchange):
+    """One GPU sends itself by NCCL what it would copy."""
+
+    def copy(self, rank: int, target: Buffer, source: Buffer) -> None:
+        assert isinstance(target, CudaBuffer)
+        assert isinstance(source, CudaBuffer)
+        if source.nbytes:
+            with self._communicators[0].library.grouped():
+                self._communicator(rank).send(source.address, source.nbytes, rank, self._stream(rank))
+                self._communicator(rank).receive(target.address, target.nbytes, rank, self._stream(rank))
+
+
+def through_nccl(engine: Cuda, monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    """Let an engine do that."""
+
+    def join(engines: Sequence[Cuda], *_: object) -> ThroughNccl:
+        return ThroughNccl(engines, 0, engine.nccl().communicators([engine.driver.activate]))
+
+    monkeypatch.setattr("mlcompute.devices.cuda.device.joined", join)
+    return engine
+
+
+def test_one_gpu_through_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = many_steps(emulated(1))
+    library = FakeNccl()
+    engine = through_nccl(emulated(1, library)[0], monkeypatch)
+    assert isinstance(engine, EmulatedCuda)
+    assert_same(many_steps([engine]), expected)
+    assert 0 < library.captured < library.calls
 
 
 def test_a_gpu_per_process_by_nccl(by_host: list[Array]) -> None:
@@ -224,24 +307,56 @@ def test_passes_one_by_one_and_new_weights_in_between(monkeypatch: pytest.Monkey
     assert_same(two, run(emulated(1)))
 
 
-def test_a_failed_step_changes_nothing() -> None:
-    mlc.Platform.set_rng_seed_to(5)
-    graph = mlc.Graph()
-    x = graph.input((8, 4), "x", data_type=mlc.DataType.INT32)
-    graph.dense(graph.flatten(graph.embedding(x, 10, 4)), 3)
-    trainer = mlc.Trainer(graph, loss="softmax_cross_entropy", optimizer="adam", device=device(emulated(2)))
-    training = trainer.training
-    (label,) = training._definition.declared.labels
-    good, classes = np.zeros((8, 4), np.int32), np.zeros(8, np.int64)
-    training.execute({"x": good}, {label: classes})
-    before, steps = numbers(training), training._session.random.count
-    bad = good.copy()
-    bad[7, 3] = 10
-    with pytest.raises(mlc.ExecutionError, match="10"):
-        training.execute({"x": bad}, {label: classes})
-    assert_same(numbers(training), before)
-    assert training._session.random.count == steps
-    training.execute({"x": good}, {label: classes})  # and the devices are well
+def with_embedding(engines: Sequence[Engine], group: mlc.Group | None = None) -> tuple[mlc.TrainingGraph, str]:
+    """A network whose indices may be out of range, and the name of its labels."""
+    with building:
+        mlc.Platform.set_rng_seed_to(5)
+        graph = mlc.Graph()
+        x = graph.input((8, 4), "x", data_type=mlc.DataType.INT32)
+        graph.normalize(graph.dense(graph.flatten(graph.embedding(x, 10, 4)), 3))
+    made = mlc.Trainer(graph, loss="softmax_cross_entropy", optimizer="adam", device=device(engines), group=group)
+    (label,) = made.training._definition.declared.labels
+    return made.training, label
+
+
+GOOD, CLASSES = np.zeros((8, 4), np.int32), np.zeros(8, np.int64)
+BAD = GOOD.copy()
+BAD[7, 3] = 10
+
+
+@pytest.mark.parametrize("by_nccl", [False, True])
+def test_a_failed_step_changes_nothing(by_nccl: bool) -> None:
+    training, label = with_embedding(emulated(2, FakeNccl() if by_nccl else None))
+    for good_steps in (1, 4):  # enqueued kernel by kernel, and as graphs
+        for _ in range(good_steps):
+            training.execute({"x": GOOD}, {label: CLASSES})
+        before, steps = numbers(training), training._session.random.count
+        with pytest.raises(mlc.ExecutionError, match="10"):
+            training.execute({"x": BAD}, {label: CLASSES})
+        assert_same(numbers(training), before)
+        assert training._session.random.count == steps
+    training.execute({"x": GOOD}, {label: CLASSES})  # and the devices are well
+    assert not all(np.array_equal(a, b) for a, b in zip(numbers(training), before, strict=True))
+
+
+def test_a_failed_step_of_one_process_changes_nothing_on_the_other() -> None:
+    library = FakeNccl()
+
+    def work(group: mlc.Group) -> tuple[str, bool]:
+        training, label = with_embedding([EmulatedCuda(group.rank, library)], group)
+        for _ in range(4):
+            training.execute({"x": GOOD}, {label: CLASSES})
+        parameters = [slot.tensor for layer in training.layers for slot in layer.parameters.values()]
+        before = [tensor.data.copy() for tensor in parameters]
+        with pytest.raises((mlc.ExecutionError, mlc.ProcessError)) as caught:
+            training.execute({"x": BAD}, {label: CLASSES})
+        return str(caught.value), all(np.array_equal(t.data, b) for t, b in zip(parameters, before, strict=True))
+
+    (first, is_same), (second, is_same_too) = run_group(2, work)
+    assert "rank 1 failed: ExecutionError" in first  # the index out of range is in the second half of the batch
+    assert "10" in second
+    assert is_same
+    assert is_same_too
 
 
 def test_saved_and_resumed_on_another_number(tmp_path: Path) -> None:

@@ -129,7 +129,20 @@ class Statuses:
 
     def error(self, phases: Sequence[str], turn: int) -> ExecutionError | None:
         """What a run reports, now that it has finished."""
-        words = self._report(turn)
+        return self._said(self._report(turn), phases)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where they lie, and how many statuses there are."""
+        return self._words.address, len(self._found)
+
+    def error_now(self, phases: Sequence[str]) -> ExecutionError | None:
+        """What the last run says, which has finished."""
+        words = np.zeros(self._words.nbytes // 4, np.int32)
+        self._words.read(words)
+        return self._said(words, phases)
+
+    def _said(self, words: Array, phases: Sequence[str]) -> ExecutionError | None:
         for number, (launch, status) in enumerate(self._found):
             failed, index = words[2 + 2 * number : 4 + 2 * number]
             if failed and launch.step.phase in phases:

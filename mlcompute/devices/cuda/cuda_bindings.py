@@ -383,6 +383,9 @@ class CudaDriver:
         if code:
             self._check_code("cuEventRecord", code)
 
+    def upload_graph(self, graph: int, stream: int) -> None:
+        self._check("cuGraphUpload", self._enter().cuGraphUpload(graph, stream))
+
     def free_graph(self, graph: int) -> None:
         with self.account.taking("graphs"):
             self._release("cuGraphExecDestroy", graph)

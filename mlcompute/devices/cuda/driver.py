@@ -134,5 +134,8 @@ class Driver(Protocol):
     def launch_graph(self, graph: int, stream: int, mark: int) -> None:
         """Enqueue a graph and, behind it, a mark."""
 
+    def upload_graph(self, graph: int, stream: int) -> None:
+        """Enqueue what the first launch of a graph would do besides running it."""
+
     def free_graph(self, graph: int) -> None:
-        """Give a graph back."""
+        """Give a graph back; one that is running is given back when it has finished."""

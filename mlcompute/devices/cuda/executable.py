@@ -14,7 +14,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.devices.cuda.arguments import ArgumentBlock
 from mlcompute.devices.cuda.completion import CudaCompletion, Statuses
 from mlcompute.devices.cuda.exchange import GpuArray
-from mlcompute.devices.cuda.input_blocks import RESULT_BYTES, InputBlocks, KeptValue, SmallPart
+from mlcompute.devices.cuda.input_blocks import RESULT_BYTES, InputBlocks, KeptValue, Reader, SmallPart
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.cuda.memory import CudaBuffer
@@ -23,7 +23,7 @@ from mlcompute.devices.cuda.pinned_copies import Copy, PinnedCopies
 from mlcompute.devices.device import Buffer, Completion, Engine, Executable, Profile
 from mlcompute.devices.foreign_array import Lying
 from mlcompute.devices.loop_nest import Operand, Operands
-from mlcompute.errors import DeviceError
+from mlcompute.errors import DeviceError, ExecutionError
 from mlcompute.ops.bfloat16 import is_numeric
 from mlcompute.ops.op import Array, Step, Value, run_meaning
 
@@ -91,6 +91,10 @@ class CudaExecutable(Executable):
         self._copies: dict[tuple[Copy, ...], PinnedCopies] = {}
         #: Graphs by phases and block of inputs; None after the first run. Emptied when an address changes.
         self._graphs: dict[_GraphKey, _Graph | None] = {}
+        #: How often an address has changed: what others have captured is good as long as it stays.
+        self.rebindings = 0
+        #: Has it been enqueued, so that libraries have loaded their kernels?
+        self.has_run = False
 
     # Building ---------------------------------------------------------------------------------------------------
 
@@ -154,6 +158,7 @@ class CudaExecutable(Executable):
             if known is None or known.address != buffer.address:
                 self._arguments.bind(value, buffer.address)
                 self._graphs = dict.fromkeys(self._graphs)
+                self.rebindings += 1
 
     def feed(self, engine: Engine, inputs: Mapping[Value, Array]) -> None:
         if not inputs:
@@ -181,6 +186,7 @@ class CudaExecutable(Executable):
             del self._buffers[value]
             self._fed_from = (-1, ())
             self._graphs = dict.fromkeys(self._graphs)
+            self.rebindings += 1
 
     def _lend(self, inputs: Mapping[Value, Array], lying_here: Mapping[Value, GpuArray]) -> None:
         """Decide which arrays are read where they lie: those kernels can read, and graphs were or may be captured for.
@@ -289,7 +295,7 @@ class CudaExecutable(Executable):
             else:
                 self._driver.launch_graph(graph.handle, self._stream, mark)
             completion = CudaCompletion(engine, self._statuses, phases, turn, mark)
-            blocks.is_read(completion)
+            blocks.is_read(completion, turn)
             for array in self._lent.values():
                 array.end_reading()
             return completion
@@ -308,6 +314,50 @@ class CudaExecutable(Executable):
             graph = self._graphs[key] = self._captured(phases)
             return graph
         return None
+
+    # As a part of a captured step (step_graphs.py) -----------------------------------------------------------------
+
+    def reserve(self, slots: int) -> None:
+        """Let so many runs be fed before the first of them is enqueued."""
+        self._blocks.reserve(slots)
+
+    def feed_slot(self, inputs: Mapping[Value, Array], slot: int) -> None:
+        """Let the run of a slot read these arrays."""
+        with self.engine.lock:
+            self._blocks.reserve(slot + 1)
+            self._unbind(inputs)
+            self._lend(inputs, {})
+            self._blocks.send(inputs, slot)
+
+    def enqueue_slot(self, phases: Sequence[str], slot: int, stream: int, *, clears: bool) -> None:
+        """Enqueue kernel after kernel on a stream, which may be captured; they read what a slot was fed.
+
+        clears   forget what kernels have said before: runs for several slots say together what they have found
+        """
+        self._blocks.turn = slot
+        self._use_inputs()
+        self._copy([*self._blocks.arrivals(), *(self._statuses.cleared() if clears else ())], stream)
+        for work in self._of(phases):
+            self._enqueue_one(work, stream)
+        self.has_run = True
+
+    @property
+    def status_words(self) -> tuple[int, int]:
+        """Where kernels say that they have found invalid data, and how many can."""
+        return self._statuses.place
+
+    @property
+    def guard(self) -> int:
+        """The address where guarded kernels look whether to change nothing."""
+        return self._statuses.failed
+
+    def error_now(self, phases: Sequence[str]) -> ExecutionError | None:
+        """What kernels have said, now that they have finished."""
+        return self._statuses.error_now(phases)
+
+    def slot_is_read(self, slot: int, reader: Reader) -> None:
+        """A step that reads what a slot was fed has been started."""
+        self._blocks.is_read(reader, slot)
 
     def _of(self, phases: Sequence[str]) -> Iterable[Work]:
         return (work for work in self._work if work.step.phase in phases)

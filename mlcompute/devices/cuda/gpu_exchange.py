@@ -1,29 +1,40 @@
-"""Sums in the memory of GPUs, and copies between them: by NCCL, or by the driver's own copies within a process."""
+"""Sums in the memory of GPUs, and copies between them: by NCCL, or by the driver's own copies within a process.
+
+NCCL's calls are a part of the captured graphs of a step (step_graphs.py). The driver's copies between GPUs are not.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlcompute.devices.cuda.executable import CudaExecutable
+from mlcompute.devices.cuda.failure_flags import FailureFlags, Kernel
 from mlcompute.devices.cuda.input_blocks import KeptValue, SmallPart
 from mlcompute.devices.cuda.memory import CudaBuffer
 from mlcompute.devices.cuda.nccl import Communicator
-from mlcompute.devices.device import Buffer, Completion
-from mlcompute.devices.device_exchange import DeviceExchange, SumTree, Transfer
+from mlcompute.devices.cuda.step_graphs import StepGraphs
+from mlcompute.devices.device import Buffer, Completion, Executable
+from mlcompute.devices.device_exchange import DeviceExchange, SumTree, Transfer, Work
 from mlcompute.devices.foreign_array import Lying
 from mlcompute.errors import DeviceError
-from mlcompute.ops.op import Array
+from mlcompute.ops.op import Array, Value
 
 if TYPE_CHECKING:
     from mlcompute.devices.cuda.device import Cuda
 
 _THREADS = 256
+#: Seconds that giving up NCCL's calls may take.
+_MOST_ABORTING = 5.0
 _SOURCE = """
-extern "C" __global__ void KERNEL(TYPE* target, PARAMETERS, long long count) {
+extern "C" __global__ void KERNEL(TYPE* target, PARAMETERS, long long count, const int* failed) {
+    if (failed && *failed) return;
     long long step = (long long)gridDim.x * blockDim.x;
     for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step)
         target[i] = SUM;
@@ -62,7 +73,7 @@ def _communicators(engines: Sequence[Cuda]) -> list[Communicator]:
         library = engines[0].nccl()
     except DeviceError:
         return []
-    return library.communicators(ordinals)
+    return library.communicators([engine.driver.activate for engine in engines])
 
 
 class GpuExchange(DeviceExchange):
@@ -74,15 +85,92 @@ class GpuExchange(DeviceExchange):
         self.engines: Sequence[Cuda] = engines
         self.rank, self.size = rank, size or len(engines)
         self._communicators = communicators
-        self.name = communicators[0].library.name if communicators else "copies between GPUs"
-        if not communicators:
+        self.name = "copies between GPUs"
+        if communicators:
+            library = communicators[0].library
+            self.captures = len(engines) == 1 or library.captures_several
+            self.name = f"{library.name} {'in' if self.captures else 'between'} CUDA graphs"
+        else:
             for engine in engines:
                 for other in engines:
                     engine.driver.allow_access(other.driver)
-        self._sums: dict[object, _Sum] = {}
+        self._graphs = StepGraphs(engines)
+        self._is_given_up = False
+        self._sums: dict[object, Kernel] = {}
+        self._flags = [FailureFlags(engine, self.size) for engine in engines]
 
     def _engine(self, rank: int) -> Cuda:
         return self.engines[rank - self.rank]
+
+    def _stream(self, rank: int) -> int:
+        return self._graphs.streams[rank - self.rank]
+
+    def reserve(self, rank: int, executable: Executable, slots: int) -> None:
+        assert isinstance(executable, CudaExecutable)
+        if self.captures:
+            executable.reserve(slots)
+
+    def feed(self, rank: int, executable: Executable, inputs: Mapping[Value, Array], slot: int) -> None:
+        assert isinstance(executable, CudaExecutable)
+        if self.captures:
+            executable.feed_slot(inputs, slot)
+        else:
+            super().feed(rank, executable, inputs, slot)
+
+    def run(self, rank: int, executable: Executable, phases: Sequence[str], slot: int) -> None:
+        assert isinstance(executable, CudaExecutable)
+        if self.captures:
+            self._graphs.run(rank - self.rank, executable, phases, slot)
+        else:
+            super().run(rank, executable, phases, slot)
+
+    def readiness(self, work: Work) -> int:
+        return self._graphs.readiness(work) if self.captures else 0
+
+    def perform(self, work: Work, readiness: int) -> None:
+        if self._is_given_up:
+            raise DeviceError(
+                f"device '{self.engines[0].name}': {self.name} was given up after an error",
+                fix="compile the graph again, in new processes where it runs in several",
+            )
+        if self.captures:
+            self._graphs.perform(work, readiness)
+        else:
+            super().perform(work, readiness)
+
+    def clear_failures(self) -> None:
+        for flags, stream in zip(self._flags, self._graphs.streams, strict=True):
+            flags.clear(stream)
+
+    def note_failure(self, rank: int, executable: Executable) -> None:
+        assert isinstance(executable, CudaExecutable)
+        self._flags[rank - self.rank].note(executable, self._stream(rank))
+
+    def failures(self) -> Sequence[Transfer]:
+        def here(rank: int) -> FailureFlags | None:
+            place = rank - self.rank
+            return self._flags[place] if 0 <= place < len(self._flags) else None
+
+        return [
+            Transfer(source, target, sent.own if sent else None, received.received(source) if received else None)
+            for source, sent in enumerate(map(here, range(self.size)))
+            for target, received in enumerate(map(here, range(self.size)))
+        ]
+
+    def guard(self, rank: int, executable: Executable | None) -> None:
+        assert executable is None or isinstance(executable, CudaExecutable)
+        self._flags[rank - self.rank].combine(executable, self._stream(rank))
+
+    def has_failed(self, executables: Sequence[Executable], phases: Sequence[str]) -> bool:
+        self.mark().wait()
+        if not self._flags[0].is_set():
+            return False
+        for executable in executables:
+            assert isinstance(executable, CudaExecutable)
+            error = executable.error_now(phases)
+            if error is not None:
+                raise error
+        return True
 
     def part(self, buffer: Buffer, offset: int, nbytes: int) -> Buffer:
         assert isinstance(buffer, CudaBuffer)
@@ -92,17 +180,21 @@ class GpuExchange(DeviceExchange):
         engine = self._engine(rank)
         assert target.nbytes == source.nbytes
         if source.nbytes:
-            engine.driver.copy_on_device(_address(target), _address(source), source.nbytes, engine.stream)
+            engine.driver.copy_on_device(_address(target), _address(source), source.nbytes, self._stream(rank))
 
-    def add(self, rank: int, target: Buffer, tree: SumTree, dtype: np.dtype[Any]) -> None:
+    def add(
+        self, rank: int, target: Buffer, tree: SumTree, dtype: np.dtype[Any], *, is_guarded: bool = False
+    ) -> None:
         terms: list[int] = []
         text = _written(tree, terms)
-        key = (rank, _address(target), tuple(terms), text, target.nbytes)
+        failed = self._flags[rank - self.rank].any if is_guarded else 0
+        key = (rank, _address(target), tuple(terms), text, target.nbytes, failed)
         made = self._sums.get(key)
         if made is None:
             count = target.nbytes // dtype.itemsize
-            made = self._sums[key] = _Sum(self._engine(rank), text, [_address(target), *terms], count, dtype)
-        made.enqueue()
+            values = [_address(target), *terms, count, failed]
+            made = self._sums[key] = _sum(self._engine(rank), text, len(terms), dtype, values, count)
+        made.enqueue(self._stream(rank))
 
     def move(self, transfers: Sequence[Transfer]) -> None:
         wanted = [one for one in transfers if one.source != one.target and (one.read or one.written)]
@@ -116,9 +208,9 @@ class GpuExchange(DeviceExchange):
         with self._communicators[0].library.grouped():
             for source, target, read, written in transfers:
                 if read is not None:
-                    self._communicator(source).send(_address(read), read.nbytes, target, self._engine(source).stream)
+                    self._communicator(source).send(_address(read), read.nbytes, target, self._stream(source))
                 if written is not None:
-                    stream = self._engine(target).stream
+                    stream = self._stream(target)
                     self._communicator(target).receive(_address(written), written.nbytes, source, stream)
 
     def _communicator(self, rank: int) -> Communicator:
@@ -163,66 +255,83 @@ class GpuExchange(DeviceExchange):
 
     def mark(self) -> Completion:
         ranks = range(self.rank, self.rank + len(self.engines))
-        return _Marks([(self._engine(rank), self._mark(rank)) for rank in ranks])
+        return _Marks([(self._engine(rank), self._mark(rank)) for rank in ranks], self._expect_no_error)
 
     def wait(self, seconds: float) -> None:
+        mark = self.mark()
         if self.size == len(self.engines):
-            self.mark().wait()
+            mark.wait()
             return
-        event, engine = self._mark(self.rank), self.engines[0]
         end = time.monotonic() + seconds
-        while not engine.driver.is_reached(event):
+        while not mark.is_done():
+            self._expect_no_error()
             if time.monotonic() > end:
-                for communicator in self._communicators:
-                    communicator.abort()
+                self._give_up()
                 raise DeviceError(
-                    f"device '{engine.name}': {self.name} has waited {seconds:g} s for the other processes",
+                    f"device '{self.engines[0].name}': {self.name} has waited {seconds:g} s for the other processes",
                     fix="look for a process that has ended or hangs; Group.world(timeout=...) waits longer",
                 )
             time.sleep(0)
-        engine.events.append(event)
+
+    def _expect_no_error(self) -> None:
+        """Without an answer from another GPU, captured calls wait for ever: NCCL tells why there is none."""
+        for communicator in self._communicators:
+            reason = communicator.error()
+            if reason:
+                self._give_up()
+                raise DeviceError(
+                    f"device '{self.engines[0].name}': {self.name} cannot go on",
+                    reason=reason,
+                    fix="look for a process that has ended, or a network that fails; NCCL_DEBUG=WARN says more",
+                )
+
+    def _give_up(self) -> None:
+        """End what is under way. NCCL waits until no graph with its calls is left, in a thread: this one goes on."""
+        communicators, self._communicators, self._is_given_up = self._communicators, (), True
+        self._graphs.free()
+
+        def abort() -> None:
+            for communicator in communicators:
+                with contextlib.suppress(DeviceError):
+                    communicator.abort()
+
+        thread = threading.Thread(target=abort, name="mlcompute NCCL abort", daemon=True)
+        thread.start()
+        thread.join(_MOST_ABORTING)
 
 
 class _Marks(Completion):
-    """Marks in the streams of several GPUs."""
+    """Marks in the streams of several GPUs.
 
-    def __init__(self, marks: Sequence[tuple[Cuda, int]]) -> None:
-        self._marks = marks
+    expect_no_error   raises what has gone wrong between them
+    """
+
+    def __init__(self, marks: Sequence[tuple[Cuda, int]], expect_no_error: Callable[[], None]) -> None:
+        self._marks, self._expect_no_error = marks, expect_no_error
 
     def is_done(self) -> bool:
         return all(engine.driver.is_reached(event) for engine, event in self._marks)
 
     def wait(self) -> None:
-        for engine, event in self._marks:
+        if len(self._marks) == 1:  # nothing here waits for another GPU
+            engine, event = self._marks[0]
             engine.driver.wait(event)
+        while not self.is_done():
+            self._expect_no_error()
+            time.sleep(0)
 
     def __del__(self) -> None:
         for engine, event in self._marks:
             engine.events.append(event)
 
 
-class _Sum:
+def _sum(engine: Cuda, text: str, terms: int, dtype: np.dtype[Any], values: Sequence[int], count: int) -> Kernel:
     """A kernel that adds buffers, with its arguments."""
-
-    def __init__(self, engine: Cuda, text: str, addresses: list[int], count: int, dtype: np.dtype[Any]) -> None:
-        self._engine = engine
-        self._function = _function(engine, text, len(addresses) - 1, dtype)
-        self._values = np.array([*addresses, count], np.uint64)
-        first = self._values.ctypes.data
-        self._parameters = np.array([first + 8 * number for number in range(len(self._values))], np.uint64)
-        most = 16 * engine.driver.multiprocessors
-        self._grid = (max(1, min(most, -(-count // _THREADS))), 1, 1)
-
-    def enqueue(self) -> None:
-        driver, parameters = self._engine.driver, int(self._parameters.ctypes.data)
-        driver.launch(self._function, self._grid, (_THREADS, 1, 1), 0, self._engine.stream, parameters)
-
-
-def _function(engine: Cuda, text: str, terms: int, dtype: np.dtype[Any]) -> int:
     kind = _TYPES[dtype]
     parameters = ", ".join(f"const {kind}* p{number}" for number in range(terms))
     source = _SOURCE.replace("TYPE", kind).replace("PARAMETERS", parameters).replace("SUM", text)
-    return engine.driver.functions([source])[0]
+    blocks = max(1, min(16 * engine.driver.multiprocessors, -(-count // _THREADS)))
+    return Kernel(engine, source, values, blocks, _THREADS)
 
 
 def _written(tree: SumTree, terms: list[int]) -> str:

@@ -3,7 +3,8 @@
 The copy of a small block is part of the captured graph. It comes from pinned memory, of which there are several parts
 with a graph each: the host fills one while runs that read the others are still waiting. Small results, the loss above
 all, come back the same way: a step whose result nobody reads costs the host nothing. Of large blocks there are two,
-used in turn: while a run reads one, the next batch is copied into the other in a stream of its own.
+used in turn: while a run reads one, the next batch is copied into the other in a stream of its own. A captured training
+step runs a program for many slices of a batch: it has as many blocks, or parts, as it is fed slots.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from mlcompute.devices.cuda.completion import CudaCompletion
 from mlcompute.devices.cuda.memory import CudaBuffer, Pinned
 from mlcompute.devices.cuda.pinned_copies import Copy
 from mlcompute.devices.foreign_array import Lying
@@ -55,22 +55,33 @@ class InputBlocks:
         count = 2 if size > SMALL_BYTES else _PARTS
         self._parts = [_Part(engine, size, self.offsets) for _ in range(count)]
         #: When the last run that reads a block has finished.
-        self._read = [engine.take_event() for _ in range(2)] if self._overlaps else []
+        self._read = [engine.take_event() for _ in self._blocks] if self._overlaps else []
         weakref.finalize(self, engine.events.extend, self._read).atexit = False
         self._part = 0
         self.turn = 0
-        self.turns = count if self.is_captured else len(self._blocks)
+        #: So many parts, and blocks, are used in turn, the others in slots only.
+        self._usual, self.turns = count, count if self.is_captured else len(self._blocks)
         #: The last run of every turn that nobody has waited for.
-        self._readers: list[CudaCompletion | None] = [None] * self.turns
+        self._readers: list[Reader | None] = [None] * self.turns
 
     def address(self, value: Value) -> int:
         """Where a value lies in the block of this turn."""
         return self._blocks[self.turn if self._overlaps else 0].address + self.offsets[value]
 
-    def send(self, inputs: Mapping[Value, Array]) -> None:
-        """Let the next run read these arrays, which may be reused when the call returns."""
+    def reserve(self, slots: int) -> None:
+        """There shall be so many slots at least."""
+        engine = self._engine
+        while len(self._parts) < slots:
+            self._parts.append(_Part(engine, self._size, self.offsets))
+        self._readers += [None] * (slots - len(self._readers))
+        while self._overlaps and len(self._blocks) < slots:
+            self._blocks.append(CudaBuffer(self._driver, engine.staging, self._size))
+            self._read.append(engine.take_event())
+
+    def send(self, inputs: Mapping[Value, Array], slot: int | None = None) -> None:
+        """Let the next run, or that of a slot, read these arrays, which may be reused when the call returns."""
         before = self._parts[self._part]
-        self._part = number = (self._part + 1) % len(self._parts)
+        self._part = number = (self._part + 1) % self._usual if slot is None else slot
         part = self._parts[number]
         if self.is_captured:
             self.settle(number)
@@ -88,7 +99,7 @@ class InputBlocks:
             return
         driver, stream = self._driver, self._engine.stream
         if self._overlaps:
-            self.turn = 1 - self.turn
+            self.turn = (self.turn + 1) % self.turns if slot is None else slot
             stream = self._engine.copy_stream
             driver.wait_on_stream(stream, self._read[self.turn])
         block = self._blocks[self.turn if self._overlaps else 0].address
@@ -105,7 +116,7 @@ class InputBlocks:
 
     def copy_directly(self) -> None:
         """From now on copies are no part of captured graphs."""
-        for turn in range(self.turns):
+        for turn in range(len(self._readers)):
             self.settle(turn)
         self.is_captured = False
 
@@ -137,11 +148,18 @@ class InputBlocks:
             reader.finish()
             self._readers[turn] = None
 
-    def is_read(self, completion: CudaCompletion) -> None:
-        """A run that reads what was fed last has been started."""
-        self._readers[self.turn] = completion
+    def is_read(self, run: Reader, turn: int) -> None:
+        """A run that reads what was fed in a turn has been started."""
+        self._readers[turn] = run
         if self._overlaps and not self.is_captured:
-            self._driver.record(self._read[self.turn], self._engine.stream)
+            self._driver.record(self._read[turn], self._engine.stream)
+
+
+class Reader(Protocol):
+    """A run that reads what was fed."""
+
+    def finish(self) -> None:
+        """Wait for it."""
 
 
 class _Part(Pinned):
@@ -172,7 +190,7 @@ class _Part(Pinned):
         """Where a result lies in the part."""
         return self._size + sum(each.nbytes for each in itertools.takewhile(lambda each: each is not value, results))
 
-    def report(self, results: Iterable[Value], value: Value, reader: CudaCompletion) -> ReportedValue:
+    def report(self, results: Iterable[Value], value: Value, reader: Reader) -> ReportedValue:
         """A result of the run that copied from here."""
         known = self._reported() if self._reported is not None else None
         if known is not None:
@@ -201,7 +219,7 @@ class ReportedValue:
 
     __slots__ = ("__weakref__", "_array", "_memory", "_run")
 
-    def __init__(self, memory: Array, run: CudaCompletion) -> None:
+    def __init__(self, memory: Array, run: Reader) -> None:
         self._memory = memory
         self._run = run
         self._array: Array | None = None

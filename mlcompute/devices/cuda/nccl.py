@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mlcompute.devices.cuda.libraries import load
 from mlcompute.errors import DeviceError
 
 #: ncclInt8: what is moved are bytes.
 _BYTES = 0
+#: ncclInProgress: not an error.
+_IN_PROGRESS = 7
 
 
 class _UniqueId(ctypes.Structure):
@@ -21,13 +23,47 @@ class _UniqueId(ctypes.Structure):
 
 
 _POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+#: NCCL_CONFIG_UNDEF_INT: what the library shall choose itself.
+_UNSET = -(2**31)
+#: The version whose ncclConfig_t this is; older libraries have no setting for captured calls.
+_CONFIG_VERSION = 23000
+
+
+class _Config(ctypes.Structure):
+    """ncclConfig_t: how a communicator is used. Later versions read as much as `size` says."""
+
+    _fields_ = (
+        ("size", _SIZE),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        *((name, _INT) for name in ("blocking", "cga_cluster_size", "min_ctas", "max_ctas")),
+        ("net_name", ctypes.c_char_p),
+        *((name, _INT) for name in ("split_share", "traffic_class")),
+        ("comm_name", ctypes.c_char_p),
+        *((name, _INT) for name in ("collnet_enable", "cta_policy", "shrink_share", "nvls_ctas")),
+        *((name, _INT) for name in ("channels_per_net_peer", "nvlink_centric_sched", "graph_usage_mode")),
+        *((name, _INT) for name in ("num_rma_ctx", "max_p2p_peers", "graph_stream_ordering")),
+    )
+
+
+def _for_graphs() -> _Config:
+    """Calls are captured, and none is made while a graph with others is running: NCCL need not order them itself.
+
+    What it would put into graphs for that can deadlock when one thread launches graphs of several GPUs.
+    """
+    unset = {name: _UNSET for name, kind, *_ in _Config._fields_ if kind is _INT}
+    made = _Config(size=ctypes.sizeof(_Config), magic=0xCAFEBEEF, version=_CONFIG_VERSION, **unset)
+    made.graph_usage_mode = 1
+    return made
+
+
 #: Functions, and what they are given.
 _SIGNATURES = {
     "ncclGetVersion": (ctypes.POINTER(_INT),),
     "ncclGetUniqueId": (ctypes.POINTER(_UniqueId),),
     "ncclCommInitRank": (ctypes.POINTER(_POINTER), _INT, _UniqueId, _INT),
-    "ncclCommInitAll": (ctypes.POINTER(_POINTER), _INT, ctypes.POINTER(_INT)),
-    "ncclCommDestroy": (_POINTER,),
+    "ncclCommInitRankConfig": (ctypes.POINTER(_POINTER), _INT, _UniqueId, _INT, ctypes.POINTER(_Config)),
+    "ncclCommGetAsyncError": (_POINTER, ctypes.POINTER(_INT)),
     "ncclCommAbort": (_POINTER,),
     "ncclGroupStart": (),
     "ncclGroupEnd": (),
@@ -37,7 +73,11 @@ _SIGNATURES = {
 
 
 class Nccl:
-    """The library. `name` is for people to read."""
+    """The library.
+
+    name              for people to read
+    captures_several  can one thread launch captured calls of several GPUs? (see `_for_graphs`)
+    """
 
     def __init__(self) -> None:
         self._library, path = load("nccl", "nvidia-nccl-cu13")
@@ -46,7 +86,7 @@ class Nccl:
             if function is None:
                 raise DeviceError(
                     f"{path} has no function {name}",
-                    expected="NCCL 2.7 or newer",
+                    expected="NCCL 2.14 or newer",
                     fix="pip install nvidia-nccl-cu13",
                 )
             function.argtypes, function.restype = given, _INT
@@ -56,13 +96,18 @@ class Nccl:
         self.call("ncclGetVersion", ctypes.byref(version))
         number = version.value
         self.name = f"NCCL {number // 10000}.{number // 100 % 100}.{number % 100}"
+        self.captures_several = number >= _CONFIG_VERSION
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a function; DeviceError when it fails."""
         code = getattr(self._library, name)(*arguments)
         if code:
-            text = self._library.ncclGetErrorString(code)
-            raise DeviceError(f"{name} failed", reason=text.decode() if text else f"code {code}")
+            raise DeviceError(f"{name} failed", reason=self.reason(code))
+
+    def reason(self, code: int) -> str:
+        """What the library says about an error."""
+        text = self._library.ncclGetErrorString(code)
+        return text.decode() if text else f"code {code}"
 
     def unique_id(self) -> bytes:
         """What processes that want to meet must all know; one of them makes it."""
@@ -73,15 +118,25 @@ class Nccl:
     def communicator(self, unique_id: bytes, rank: int, size: int) -> Communicator:
         """Join others on the current GPU. Returns when all have come."""
         handle = _POINTER()
-        self.call("ncclCommInitRank", ctypes.byref(handle), size, _UniqueId.from_buffer_copy(unique_id), rank)
+        self._begin(handle, unique_id, rank, size)
         return Communicator(self, handle)
 
-    def communicators(self, ordinals: Sequence[int]) -> list[Communicator]:
-        """Join the GPUs of this process, one communicator each."""
-        handles = (_POINTER * len(ordinals))()
-        first = ctypes.cast(handles, ctypes.POINTER(_POINTER))
-        self.call("ncclCommInitAll", first, len(ordinals), (_INT * len(ordinals))(*ordinals))
-        return [Communicator(self, _POINTER(handle)) for handle in handles]
+    def _begin(self, handle: ctypes.c_void_p, unique_id: bytes, rank: int, size: int) -> None:
+        given = ctypes.byref(handle), size, _UniqueId.from_buffer_copy(unique_id), rank
+        if self.captures_several:
+            self.call("ncclCommInitRankConfig", *given, ctypes.byref(_for_graphs()))
+        else:
+            self.call("ncclCommInitRank", *given)
+
+    def communicators(self, activate: Sequence[Callable[[], object]]) -> list[Communicator]:
+        """Join the GPUs of this process, each of which a function makes the current one; a communicator each."""
+        handles = [_POINTER() for _ in activate]
+        unique_id = self.unique_id()
+        with self.grouped():
+            for rank, (handle, become_current) in enumerate(zip(handles, activate, strict=True)):
+                become_current()
+                self._begin(handle, unique_id, rank, len(handles))
+        return [Communicator(self, handle) for handle in handles]
 
     @contextlib.contextmanager
     def grouped(self) -> Iterator[None]:
@@ -107,8 +162,15 @@ class Communicator:
         """Enqueue receiving bytes."""
         self.library.call("ncclRecv", address, nbytes, _BYTES, peer, self._handle, stream)
 
+    def error(self) -> str:
+        """What has gone wrong since, on this GPU or between it and another; empty when nothing has."""
+        code = _INT()
+        if self._handle:
+            self.library.call("ncclCommGetAsyncError", self._handle, ctypes.byref(code))
+        return self.library.reason(code.value) if code.value not in (0, _IN_PROGRESS) else ""
+
     def abort(self) -> None:
-        """Give up what is under way: another process does not answer."""
+        """Give up what is under way: another process does not answer. Graphs with its calls must have been freed."""
         handle, self._handle = self._handle, _POINTER()
         if handle:
             self.library.call("ncclCommAbort", handle)

@@ -1,4 +1,8 @@
-"""The engine's driver interface over host memory: everything happens at once, in the caller's thread."""
+"""The engine's driver interface over host memory: everything happens in the caller's thread.
+
+It happens at once, unless it waits for another device (fake_nccl.py): then so does all that is enqueued behind it,
+until somebody who waits for any device lets them all go on.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import ctypes
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -21,6 +26,14 @@ _GUARD = 256
 _PATTERN = 0xA5
 #: Threads of a kernel share memory that belongs to the process: devices take turns.
 _one_at_a_time = threading.RLock()
+#: What is enqueued; False when it has to wait for another device.
+Work = Callable[[], bool | None]
+#: Devices that have something to do.
+_waiting: dict[EmulatedDriver, None] = {}
+#: The driver that was activated last, by thread.
+current = threading.local()
+#: Seconds that one device may wait for another.
+_PATIENCE = 20.0
 
 
 class EmulatedDriver:
@@ -40,17 +53,18 @@ class EmulatedDriver:
         self._kernels: list[Kernel] = []
         self._handles: dict[Kernel, int] = {}
         self._numbers = itertools.count(1)
-        self._captured: dict[int, list[Callable[[], None]]] = {}
-        self._graphs: dict[int, list[Callable[[], None]]] = {}
+        self._captured: dict[int, list[Work]] = {}
+        self._graphs: dict[int, list[Work]] = {}
+        self._pending: deque[Work] = deque()
         self._times: dict[int, float] = {}
         self._lock = _one_at_a_time
         #: How often graphs were captured and launched, for tests.
-        self.captures, self.graph_launches = 0, 0
+        self.captures, self.graph_launches, self.kernel_launches = 0, 0, 0
         #: How often something was copied from one place of the device to another.
         self.device_copies = 0
 
     def activate(self) -> None:
-        return None  # no library can be asked for anything
+        current.driver = self  # no library can be asked for anything
 
     def identity(self) -> str:
         return f"emulated {id(self)}"
@@ -91,12 +105,42 @@ class EmulatedDriver:
 
     # Work on streams ----------------------------------------------------------------------------------------------
 
-    def _do(self, stream: int, work: Callable[[], None]) -> None:
+    def _do(self, stream: int, work: Work) -> None:
         with self._lock:
             if stream in self._captured:
                 self._captured[stream].append(work)
             else:
-                work()
+                self._pending.append(work)
+                self._go_on()
+
+    def _go_on(self) -> bool:
+        """Do what can be done now; True when that is all."""
+        with self._lock:
+            while self._pending:
+                if self._pending[0]() is False:
+                    _waiting[self] = None
+                    return False
+                self._pending.popleft()
+            _waiting.pop(self, None)
+            return True
+
+    def _wait(self) -> None:
+        end = time.monotonic() + _PATIENCE
+        while not self._is_done():
+            assert time.monotonic() < end, f"device {self.ordinal} waits for another one"
+            time.sleep(0)
+
+    def _is_done(self) -> bool:
+        with self._lock:
+            for driver in list(_waiting):
+                driver._go_on()
+            return not self._pending
+
+    def give_up(self) -> None:
+        """What waits for another device is not waited for any more."""
+        with self._lock:
+            self._pending.clear()
+            _waiting.pop(self, None)
 
     def create_stream(self) -> int:
         return next(self._numbers)
@@ -137,10 +181,11 @@ class EmulatedDriver:
         assert shared_bytes <= 227 << 10, shared_bytes
         kernel = self._kernels[function]
         arguments = kernel.saved(parameters)  # a driver copies them when it is called
+        self.kernel_launches += stream not in self._captured
         self._do(stream, lambda: kernel(ctypes.addressof(arguments), grid, block))
 
     def synchronize(self, stream: int) -> None:
-        return
+        self._wait()
 
     # Events -------------------------------------------------------------------------------------------------------
 
@@ -154,10 +199,10 @@ class EmulatedDriver:
         self._times[event] = time.perf_counter()
 
     def is_reached(self, event: int) -> bool:
-        return True
+        return self._is_done()
 
     def wait(self, event: int) -> None:
-        return
+        self._wait()
 
     def wait_on_stream(self, stream: int, event: int) -> None:
         return
@@ -188,6 +233,9 @@ class EmulatedDriver:
         self.captures += 1
         return graph
 
+    def is_capturing(self, stream: int) -> bool:
+        return stream in self._captured
+
     def abort_capture(self, stream: int) -> None:
         self._captured.pop(stream, None)
 
@@ -195,13 +243,16 @@ class EmulatedDriver:
         self.graph_launches += 1
         self.record(mark, stream)
         with self._lock:
-            for work in self._graphs[graph]:
-                work()
+            self._pending.extend(self._graphs[graph])
+            self._go_on()
+
+    def upload_graph(self, graph: int, stream: int) -> None:
+        assert graph in self._graphs
 
     def free_graph(self, graph: int) -> None:
         del self._graphs[graph]
 
-    def enqueue(self, work: Callable[[], None], stream: int) -> None:
+    def enqueue(self, work: Work, stream: int) -> None:
         """Something the host does in a stream's order."""
         self._do(stream, work)
 

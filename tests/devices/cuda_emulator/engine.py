@@ -20,6 +20,9 @@ from mlcompute.errors import DeviceError
 from mlcompute.ops.op import Array, Step, Value, run_meaning
 from tests.devices.cuda_emulator.driver import EmulatedDriver
 
+#: Where values lay when a step was enqueued.
+Places = dict[Value, int | None]
+
 
 class EmulatedCuda(Cuda):
     driver: EmulatedDriver
@@ -51,19 +54,19 @@ class EmulatedExecutable(CudaExecutable):
             super()._enqueue_one(work, stream)
         elif work is calls[0]:
             mean, step = weakref.WeakMethod(self._mean), work.step  # captured, it must not keep the program alive
-            self.engine.driver.enqueue(lambda: _called(mean, step), stream)
+            places = {value: self._address(self._operands[value]) for value in (*step.inputs, *step.results)}
+            self.engine.driver.enqueue(lambda: _called(mean, step, places), stream)
 
-    def _mean(self, step: Step) -> None:
+    def _mean(self, step: Step, places: Places) -> None:
         with np.errstate(all="ignore"):
-            results = run_meaning(step, [self._array(value) for value in step.inputs])
+            results = run_meaning(step, [self._array(value, places[value]) for value in step.inputs])
         for value, array in zip(step.results, results, strict=True):
-            if self._address(self._operands[value]) is not None:
-                np.copyto(self._array(value), array)
+            if places[value] is not None:
+                np.copyto(self._array(value, places[value]), array)
 
-    def _array(self, value: Value) -> Array:
+    def _array(self, value: Value, address: int | None) -> Array:
         """A value where it lies."""
         operand = self._operands[value]
-        address = self._address(operand)
         assert address is not None, value
         last = sum((extent - 1) * stride for extent, stride in zip(operand.shape, operand.strides, strict=True))
         count = last + 1 if operand.size else 0
@@ -73,7 +76,7 @@ class EmulatedExecutable(CudaExecutable):
         return np.lib.stride_tricks.as_strided(flat, operand.shape, strides)
 
 
-def _called(method: weakref.WeakMethod[Callable[[Step], None]], step: Step) -> None:
+def _called(method: weakref.WeakMethod[Callable[[Step, Places], None]], step: Step, places: Places) -> None:
     found = method()
     assert found is not None
-    found(step)
+    found(step, places)

@@ -7,61 +7,87 @@ import ctypes
 import itertools
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mlcompute.devices.cuda.nccl import Communicator, Nccl
+from tests.devices.cuda_emulator.driver import EmulatedDriver, current
 
 _numbers = itertools.count(1)
-#: Messages on their way: by group, source and target.
-_boxes: defaultdict[tuple[bytes, int, int], deque[bytes]] = defaultdict(deque)
-_arrived = threading.Condition()
+#: Messages on their way: by group, source and target; and whether they were sent by a captured call.
+_boxes: defaultdict[tuple[bytes, int, int], deque[tuple[bytes, bool]]] = defaultdict(deque)
 
 
 class FakeNccl(Nccl):
-    """Sends are carried out when a group of calls ends, then receives, which wait for what others send."""
+    """Calls of a group are enqueued when it ends: sends, then receives, which wait on their devices."""
 
-    def __init__(self, timeout: float = 20.0) -> None:
-        self.name, self.timeout = "fake NCCL", timeout
-        self.pending = threading.local()
-        #: Bytes sent, for tests.
-        self.sent = 0
+    captures_several = True
+
+    def __init__(self) -> None:
+        self.name = "fake NCCL"
+        self._calls = threading.local()
+        #: Bytes sent, and how many calls were made and how many of them captured, for tests.
+        self.sent, self.calls, self.captured = 0, 0, 0
 
     def unique_id(self) -> bytes:
         return next(_numbers).to_bytes(128, "little")
 
     def communicator(self, unique_id: bytes, rank: int, size: int) -> FakeCommunicator:
-        return FakeCommunicator(self, unique_id, rank)
+        return FakeCommunicator(self, unique_id, rank, current.driver)
 
-    def communicators(self, ordinals: Sequence[int]) -> list[Communicator]:
-        unique_id = self.unique_id()
-        return [FakeCommunicator(self, unique_id, rank) for rank in range(len(ordinals))]
+    def communicators(self, activate: Sequence[Callable[[], object]]) -> list[Communicator]:
+        unique_id, made = self.unique_id(), list[Communicator]()
+        for rank, become_current in enumerate(activate):
+            become_current()
+            made.append(FakeCommunicator(self, unique_id, rank, current.driver))
+        return made
 
     @contextlib.contextmanager
     def grouped(self) -> Iterator[None]:
-        self.pending.receives = []
+        calls = self._calls.made = []
         yield
-        for key, address, nbytes in self.pending.receives:
-            with _arrived:
-                assert _arrived.wait_for(lambda key=key: _boxes[key], self.timeout), f"nobody sent {key[1:]}"
-                message = _boxes[key].popleft()
-            assert len(message) == nbytes
-            ctypes.memmove(address, message, nbytes)
+        for driver, stream, work in sorted(calls, key=lambda call: call[2].__name__, reverse=True):  # sends first
+            self.calls += 1
+            driver.enqueue(work, stream)
+
+    def add(self, driver: EmulatedDriver, stream: int, work: Callable[[], bool | None]) -> None:
+        assert current.driver is driver, "another device is the current one"
+        self.captured += driver.is_capturing(stream)
+        self._calls.made.append((driver, stream, work))
 
 
 class FakeCommunicator(Communicator):
     library: FakeNccl
 
-    def __init__(self, library: FakeNccl, unique_id: bytes, rank: int) -> None:
-        self.library, self._id, self._rank = library, unique_id, rank
+    def __init__(self, library: FakeNccl, unique_id: bytes, rank: int, driver: EmulatedDriver) -> None:
+        self.library, self._id, self._rank, self._driver = library, unique_id, rank, driver
+        #: What NCCL shall say has gone wrong.
+        self.fault = ""
 
     def send(self, address: int, nbytes: int, peer: int, stream: int) -> None:
-        with _arrived:
-            _boxes[self._id, self._rank, peer].append(ctypes.string_at(address, nbytes))
-            _arrived.notify_all()
-        self.library.sent += nbytes
+        is_captured = self._driver.is_capturing(stream)
+
+        def send() -> None:
+            _boxes[self._id, self._rank, peer].append((ctypes.string_at(address, nbytes), is_captured))
+            self.library.sent += nbytes
+
+        self.library.add(self._driver, stream, send)
 
     def receive(self, address: int, nbytes: int, peer: int, stream: int) -> None:
-        self.library.pending.receives.append(((self._id, peer, self._rank), address, nbytes))
+        box, is_captured = _boxes[self._id, peer, self._rank], self._driver.is_capturing(stream)
+
+        def receive() -> bool:
+            if not box:
+                return False
+            message, was_captured = box.popleft()
+            assert was_captured == is_captured, "one rank has captured a call, and the other has not"
+            assert len(message) == nbytes
+            ctypes.memmove(address, message, nbytes)
+            return True
+
+        self.library.add(self._driver, stream, receive)
+
+    def error(self) -> str:
+        return self.fault
 
     def abort(self) -> None:
-        return
+        self._driver.give_up()
