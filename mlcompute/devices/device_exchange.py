@@ -118,9 +118,7 @@ class DeviceExchange(ABC):
         """Copy within a device."""
 
     @abstractmethod
-    def add(
-        self, rank: int, target: Buffer, tree: SumTree, dtype: np.dtype[Any], *, is_guarded: bool = False
-    ) -> None:
+    def add(self, rank: int, target: Buffer, tree: SumTree, dtype: np.dtype[Any], *, is_guarded: bool = False) -> None:
         """target = the sum of buffers of one device, added in the order of the tree; the target may be one of them.
 
         is_guarded   the target stays as it is where something has failed (see `guard`)

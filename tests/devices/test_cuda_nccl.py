@@ -84,6 +84,9 @@ def test_the_settings_of_a_communicator() -> None:
 def test_an_older_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its calls stay between the graphs where one thread launches those of several GPUs, which is said."""
     library = Library(version=22707)
+    monkeypatch.setenv("NCCL_GRAPH_MIXING_SUPPORT", "0")
+    assert loaded(monkeypatch, library).captures_several
+    monkeypatch.delenv("NCCL_GRAPH_MIXING_SUPPORT")
     found = loaded(monkeypatch, library)
     assert not found.captures_several
     communicators = found.communicators([lambda: None, lambda: None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -175,18 +176,15 @@ def test_memory_and_programs_are_there_after_compile() -> None:
             assert engine.memory().buffers - before <= 8 * parameters + 4096
 
 
-def test_gpus_of_one_process_by_nccl(by_host: list[Array]) -> None:
-    library = FakeNccl()
+def test_what_a_group_says_it_exchanges_by() -> None:
     group = mlc.Group(Alone(20))
-    trainer(emulated(2, library), group=group)
+    trainer(emulated(2, FakeNccl()), group=group)
     told = "Group(rank=0, size=1, slices=8, engine='alone', between GPUs 'fake NCCL in CUDA graphs')"
     assert repr(group) == told
-    assert_same(trained(emulated(2, library)), by_host)
-    assert library.sent > 0
 
 
 #: Batches of two sizes in turn, often enough that all of their graphs are launched again.
-MANY = (0, 1, 3, 2, 0, 2, 1, 3, 2, 2, 0, 1)
+MANY = (0, 1, 2, 3, 2, 0, 2, 2, 1, 3)
 
 
 def many_steps(engines: Sequence[EmulatedCuda], kind: str = "adam", group: mlc.Group | None = None) -> list[Array]:
@@ -198,7 +196,7 @@ def many_steps(engines: Sequence[EmulatedCuda], kind: str = "adam", group: mlc.G
     for place, number in enumerate(MANY):
         before = [(engine.driver.graph_launches, engine.driver.kernel_launches) for engine in engines]
         read.append(np.array(step(training, number)))
-        if captures and place >= 8:
+        if captures and place >= 7:
             parts = 2 if kind == "global norm" else 1
             for engine, (graphs, kernels) in zip(engines, before, strict=True):
                 assert (engine.driver.graph_launches, engine.driver.kernel_launches) == (graphs + parts, kernels)
@@ -216,20 +214,24 @@ def session_of(training: mlc.TrainingGraph) -> device_step.DeviceStep:
     return found.on_devices
 
 
+@functools.cache
+def without_nccl(kind: str) -> list[Array]:
+    """The same on one GPU."""
+    return many_steps(emulated(1), kind)
+
+
 @pytest.mark.parametrize("kind", ["adam", "global norm"])
 def test_nccl_in_one_graph_per_gpu(kind: str) -> None:
     library = FakeNccl()
-    expected = many_steps(emulated(1), kind)
-    assert_same(many_steps(emulated(3, library), kind), expected)
+    assert_same(many_steps(emulated(2, library), kind), without_nccl(kind))
     assert 0 < library.captured < library.calls
 
 
 @pytest.mark.parametrize("kind", ["adam", "global norm"])
 def test_nccl_in_one_graph_per_process(kind: str) -> None:
     library = FakeNccl()
-    expected = many_steps(emulated(1), kind)
-    for found in run_group(2, lambda group: many_steps([EmulatedCuda(group.rank, library)], kind, group)):
-        assert_same(found, expected)
+    for found in run_group(3, lambda group: many_steps([EmulatedCuda(group.rank, library)], kind, group)):
+        assert_same(found, without_nccl(kind))
     assert 0 < library.captured < library.calls
 
 
@@ -256,19 +258,11 @@ def through_nccl(engine: Cuda, monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 def test_one_gpu_through_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = many_steps(emulated(1))
     library = FakeNccl()
     engine = through_nccl(emulated(1, library)[0], monkeypatch)
     assert isinstance(engine, EmulatedCuda)
-    assert_same(many_steps([engine]), expected)
+    assert_same(many_steps([engine]), without_nccl("adam"))
     assert 0 < library.captured < library.calls
-
-
-def test_a_gpu_per_process_by_nccl(by_host: list[Array]) -> None:
-    library = FakeNccl()
-    for found in run_group(3, lambda group: trained([EmulatedCuda(group.rank, library)], group=group)):
-        assert_same(found, by_host)
-    assert library.sent > 0
 
 
 def test_processes_without_nccl_exchange_through_the_host(by_host: list[Array]) -> None:

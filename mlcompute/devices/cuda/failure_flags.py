@@ -1,7 +1,7 @@
 """Has a kernel of a captured step found invalid data, on any GPU? Told on the GPUs: the update must not begin then.
 
-    own            | of rank 0, 1, ...    | any
-    of the slices  | as NCCL brings them  | what guarded kernels look at
+own            | of rank 0, 1, ...    | any
+of the slices  | as NCCL brings them  | what guarded kernels look at
 """
 
 from __future__ import annotations

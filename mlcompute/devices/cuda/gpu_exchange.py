@@ -182,9 +182,7 @@ class GpuExchange(DeviceExchange):
         if source.nbytes:
             engine.driver.copy_on_device(_address(target), _address(source), source.nbytes, self._stream(rank))
 
-    def add(
-        self, rank: int, target: Buffer, tree: SumTree, dtype: np.dtype[Any], *, is_guarded: bool = False
-    ) -> None:
+    def add(self, rank: int, target: Buffer, tree: SumTree, dtype: np.dtype[Any], *, is_guarded: bool = False) -> None:
         terms: list[int] = []
         text = _written(tree, terms)
         failed = self._flags[rank - self.rank].any if is_guarded else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 
 from mlcompute.devices.cuda.libraries import load
@@ -96,7 +97,8 @@ class Nccl:
         self.call("ncclGetVersion", ctypes.byref(version))
         number = version.value
         self.name = f"NCCL {number // 10000}.{number // 100 % 100}.{number % 100}"
-        self.captures_several = number >= _CONFIG_VERSION
+        self._has_config = number >= _CONFIG_VERSION
+        self.captures_several = self._has_config or os.environ.get("NCCL_GRAPH_MIXING_SUPPORT") == "0"
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a function; DeviceError when it fails."""
@@ -123,7 +125,7 @@ class Nccl:
 
     def _begin(self, handle: ctypes.c_void_p, unique_id: bytes, rank: int, size: int) -> None:
         given = ctypes.byref(handle), size, _UniqueId.from_buffer_copy(unique_id), rank
-        if self.captures_several:
+        if self._has_config:
             self.call("ncclCommInitRankConfig", *given, ctypes.byref(_for_graphs()))
         else:
             self.call("ncclCommInitRank", *given)

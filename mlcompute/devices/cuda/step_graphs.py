@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from mlcompute.devices.cuda.executable import CudaExecutable
@@ -57,6 +58,7 @@ class StepGraphs:
         self._uses: list[_Use] = []
         #: Has a graph been launched that nobody has waited for?
         self._is_running = False
+        self._threads = ThreadPoolExecutor(max(1, len(engines) - 1), "mlcompute launch")
 
     def readiness(self, work: Work) -> int:
         """See `DeviceExchange.readiness`."""
@@ -92,10 +94,21 @@ class StepGraphs:
                 captured = self._captured[key] = self._capture(work)
                 self._make_room()
             marks = [engine.take_event() for engine in self._engines]
-            for engine, graph, mark in zip(self._engines, captured.graphs, marks, strict=True):
-                engine.driver.launch_graph(graph, engine.stream, mark)
+            self._launch(captured.graphs, marks)
             self._is_running = True
             self._started(captured.uses, marks)
+
+    def _launch(self, graphs: Sequence[int], marks: Sequence[int]) -> None:
+        """Launch a graph on every GPU. A launch may have to wait for a graph that waits for the others to be launched:
+        each GPU but the first has a thread for it."""
+        engines = self._engines
+        others = [
+            self._threads.submit(engine.driver.launch_graph, graph, engine.stream, mark)
+            for engine, graph, mark in zip(engines[1:], graphs[1:], marks[1:], strict=True)
+        ]
+        engines[0].driver.launch_graph(graphs[0], engines[0].stream, marks[0])
+        for other in others:
+            other.result()
 
     def _enqueue(self, work: Work) -> None:
         """Kernel after kernel. NCCL's calls must not overtake those of a graph that is running."""
