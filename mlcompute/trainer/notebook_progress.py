@@ -13,6 +13,8 @@ from mlcompute.trainer.progress import Lines, described
 
 #: Seconds between two updates of the line, and of the curves.
 _PAUSE, _CURVES = 0.25, 1.0
+#: Lines that are kept: every update sends all of them to the page.
+_MOST_LINES = 100
 
 
 class NotebookProgress(Lines):
@@ -73,10 +75,15 @@ class NotebookProgress(Lines):
         self._handle.update(self)
 
     def __repr__(self) -> str:
-        return "\n".join(self._told or [self._line])
+        return self._lines() or self._line
+
+    def _lines(self) -> str:
+        earlier = len(self._told) - _MOST_LINES
+        first = [f"... {earlier:,} earlier lines: history.epochs has all numbers"] if earlier > 0 else []
+        return "\n".join([*first, *self._told[-_MOST_LINES:]])
 
     def _repr_html_(self) -> str:
-        told = escape("\n".join(self._told))
+        told = escape(self._lines())
         lines = f"<details><summary>epochs</summary><pre>{told}</pre></details>" if told else ""
         bar = f'<progress value="{self._share:.4f}" max="1" style="width:220px;vertical-align:middle"></progress>'
         return f"<div>{bar} {escape(self._line)}</div>{self._curves}{lines}"

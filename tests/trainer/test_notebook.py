@@ -98,3 +98,15 @@ def test_lines_and_silence(cells: list[Any]) -> None:
     text = "".join(one["text"] for one in cells[9] if one["output_type"] == "stream")
     assert text.count("epoch ") == 3
     assert [one["output_type"] for one in cells[10]] == ["execute_result"], "the history alone"
+
+
+def test_many_epochs_are_not_sent_again_and_again() -> None:
+    from mlcompute.trainer.notebook_progress import NotebookProgress
+
+    progress = NotebookProgress()
+    for epoch in range(500):
+        progress._add(f"epoch {epoch}")
+    for text in (repr(progress), progress._repr_html_()):
+        assert "400 earlier lines: history.epochs" in text
+        assert "epoch 399\n" not in text
+        assert "epoch 499" in text
