@@ -92,7 +92,7 @@ background:var(--soft);border-radius:8px}
 .tiles figcaption{font-size:13px;color:var(--quiet);margin-top:6px;line-height:1.4;overflow-wrap:anywhere}
 .tiles b{color:var(--ink);font-weight:600}.tiles span{display:block}
 .setup{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr));gap:0 44px}
-.setup.many{grid-template-columns:1fr}.setup h3{margin-top:10px}
+.setup.many{grid-template-columns:minmax(0,1fr)}.setup.many td{min-width:9em}.setup h3{margin-top:10px}
 .setup td{white-space:pre-line;overflow-wrap:anywhere}.setup tr>*{vertical-align:top}
 .setup th[scope=row]{color:var(--quiet);font-weight:400;width:1%;
 white-space:nowrap;padding-right:22px}

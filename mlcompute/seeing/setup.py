@@ -21,12 +21,17 @@ def setup_section(runs: Sequence[Run]) -> Section:
     """A column per run; what differs between them stands out."""
     groups = {
         "Hyperparameters": [run.parameters for run in runs],
-        "Data": [run.facts.get("data", {}) for run in runs],
+        "Data": [_data(run, len(runs) == 1) for run in runs],
         "Run": [_circumstances(run) for run in runs],
         "Versions": [run.facts.get("versions", {}) for run in runs],
     }
     tables = "".join(_table(title, columns, runs) for title, columns in groups.items() if any(columns))
     return Section("setup", "Setup", f'<div class="{"setup" if len(runs) == 1 else "setup many"}">{tables}</div>')
+
+
+def _data(run: Run, alone: bool) -> dict[str, Any]:
+    """What it learned from; the lines about each column are too long to stand side by side."""
+    return {name: value for name, value in run.facts.get("data", {}).items() if alone or name != "notes"}
 
 
 def _circumstances(run: Run) -> dict[str, Any]:
