@@ -17,7 +17,7 @@ from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.gemm import matmul
 from mlcompute.devices.cpu.gemm.gemm_blocked import cut_rows_and_panels
 from mlcompute.devices.cpu.jit.cache import kernel_cache
-from mlcompute.devices.cpu.kernels import convolution, convolution_columns, winograd
+from mlcompute.devices.cpu.kernels import convolution, convolution_columns, winograd_sizes
 from mlcompute.devices.cpu.runtime.threads import BARRIER_WORDS, WAIT, Team
 from mlcompute.ops.op import TABLE
 from tests.devices.kernels import Bench
@@ -125,8 +125,8 @@ def test_few_pixels_are_those_of_filters_larger_than_what_they_read() -> None:
 @pytest.mark.parametrize("machine", [2, 16])
 def test_gradient_of_filters_in_parts(machine: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Winograd's sums in slices of the batch and parts of the filters."""
-    monkeypatch.setattr(winograd, "machine_slices", lambda: machine)
-    monkeypatch.setattr(winograd, "planned_threads", lambda: machine)
+    monkeypatch.setattr(winograd_sizes, "machine_slices", lambda: machine)
+    monkeypatch.setattr(winograd_sizes, "planned_threads", lambda: machine)
     channels = 8 * vector_lanes()
     rng = np.random.default_rng(0)
     x, dy = (rng.standard_normal((4, 17, 16, channels)).astype("f") for _ in range(2))
@@ -147,8 +147,8 @@ def test_gradient_of_filters_in_parts(machine: int, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("samples", [1, 4])
 def test_filters_in_parts_of_their_channels(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Winograd's products with a part of the channels after the other."""
-    monkeypatch.setattr(winograd, "_channel_parts", lambda sizes: 2)
-    monkeypatch.setattr(winograd, "planned_threads", lambda: 16)
+    monkeypatch.setattr(winograd_sizes, "_channel_parts", lambda sizes: 2)
+    monkeypatch.setattr(winograd_sizes, "planned_threads", lambda: 16)
     inputs, outputs = 8 * vector_lanes(), 12 * vector_lanes()
     rng = np.random.default_rng(0)
     w = rng.standard_normal((outputs, inputs, 3, 3)).astype("f")

@@ -14,7 +14,7 @@ from mlcompute.devices.cuda.kernels.lstm_source import Form
 from mlcompute.devices.device import Engine
 from mlcompute.ops.op import Array, Trace, Value
 from tests.devices.cuda_ops import emulated, gpu, multiplied, run_on
-from tests.devices.test_cuda_libraries import InterpretedCuda, interpreted
+from tests.devices.interpreted_libraries import InterpretedCuda, interpreted
 from tests.harness import assert_close, forward
 
 __all__ = ["interpreted"]  # a fixture

@@ -15,8 +15,8 @@ from mlcompute.ops import emit_all, transpose
 from mlcompute.ops.op import TABLE, Array, Value
 from mlcompute.ops.rnn import CELLS
 from tests.devices.cuda_ops import emulated, gpu, multiplied, run_on
+from tests.devices.interpreted_libraries import InterpretedCuda, interpreted
 from tests.devices.kernels import Bench, run_on_engine
-from tests.devices.test_cuda_libraries import InterpretedCuda, interpreted
 from tests.harness import assert_close
 
 __all__ = ["interpreted"]  # a fixture

@@ -28,7 +28,8 @@ from mlcompute.devices.cpu.kernels.convolution_columns import (
 )
 from mlcompute.devices.cpu.kernels.convolution_windows import Windows
 from mlcompute.devices.cpu.kernels.widened import has_bfloat16
-from mlcompute.devices.cpu.kernels.winograd import winograd_entries, winograd_sizes, winograd_workspace
+from mlcompute.devices.cpu.kernels.winograd import winograd_entries
+from mlcompute.devices.cpu.kernels.winograd_sizes import winograd_sizes, winograd_workspace
 from mlcompute.devices.cpu.onednn.entries import pointer_setter, primitives_entry, reorder_entry, unbound_call
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads

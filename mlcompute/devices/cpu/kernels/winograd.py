@@ -15,206 +15,28 @@ What is not finite spreads within its tile: where a plain sum gives one infinity
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
-from mlcompute.devices.cpu.codegen.addressing import DenseArray, ThreadWorkspace, aligned, thread_floats
+from mlcompute.devices.cpu.codegen.addressing import DenseArray, ThreadWorkspace
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat_constant
 from mlcompute.devices.cpu.codegen.simd import SimdValue
-from mlcompute.devices.cpu.gemm.packed_gemm import FLOPS_PER_NS, call_packed_gemm, packed_gemm, panel_width
-from mlcompute.devices.cpu.kernels.winograd_transforms import Form, Matrix, apply, forms, transposed
+from mlcompute.devices.cpu.gemm.packed_gemm import call_packed_gemm, packed_gemm, panel_width
+from mlcompute.devices.cpu.kernels.winograd_sizes import (
+    Cut,
+    Sizes,
+    cut_channels,
+    cut_filters,
+    filter_floats,
+    thread_parts,
+    threads_bytes,
+)
+from mlcompute.devices.cpu.kernels.winograd_transforms import Matrix, apply, transposed
 from mlcompute.devices.cpu.runtime.entry import Entry
-from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
 from mlcompute.devices.loop_nest import Operand, Operands, enough_rows
-from mlcompute.ops.images import convolution_shapes
 from mlcompute.ops.op import Shape, Step
-
-#: Tiles of a block, about: enough rows for a product, and their points within so many bytes of the cache.
-_TILES, _CACHE = 48, 400_000
-#: Bytes for the points of all threads' blocks, about.
-_ALL_BLOCKS = 3 << 20
-#: Of the time of a plain sum, what a filter with extent in one direction only may be estimated to take.
-_GAIN = 0.75
-#: Fewer tiles than this do not pay for transforming the filters.
-_LEAST_TILES = 64
-#: Bytes for the sums of all slices of the gradient of filters; a single one may take more.
-_SUMS = 1 << 20
-#: Bytes of the points of filters that stay in a thread's cache, and what reading others costs, in tiles of a block that
-#: could be multiplied meanwhile.
-_CACHED_FILTERS, _READING = 2_400_000, 3.0
-#: Bytes of the sums that a part of the filters takes, about: they are read and written once per block of tiles.
-_PART = 1_300_000
-#: Filters (inputs times outputs) whose points take more memory than they save time.
-_MOST_FILTERS = 256 * 256
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """A convolution as tiles: image in (samples, height, width, depth), image out (..., rows, columns, channels).
-
-    down, across   the forms in both directions
-    """
-
-    down: Form
-    across: Form
-    samples: int
-    source: Shape
-    depth: int
-    result: Shape
-    channels: int
-    top: int
-    left: int
-
-    @property
-    def points(self) -> int:
-        return self.down.inputs * self.across.inputs
-
-    @property
-    def sections(self) -> int:
-        """Parts in which a row of pixels is cut: a sequence is one long row."""
-        return -(-self._width_tiles // max(8, self._cached_tiles)) if self.down.taps == 1 else 1
-
-    @property
-    def tile_rows(self) -> int:
-        """Rows of tiles in one sample: as many per row of pixels as it has sections."""
-        return -(-self.result[0] // self.down.outputs) * self.sections
-
-    @property
-    def row_tiles(self) -> int:
-        """Tiles in one row."""
-        return -(-self._width_tiles // self.sections)
-
-    @property
-    def _width_tiles(self) -> int:
-        return -(-self.result[1] // self.across.outputs)
-
-    @property
-    def _cached_tiles(self) -> int:
-        cache = min(_CACHE, _ALL_BLOCKS // planned_threads())
-        return min(_TILES, cache // (4 * self.points * (self.depth + self.channels)))
-
-    @property
-    def block(self) -> int:
-        """Rows of tiles that are worked on together."""
-        return max(1, round(self._cached_tiles / self.row_tiles))
-
-    @property
-    def block_tiles(self) -> int:
-        return self.block * self.row_tiles
-
-    def point_floats(self, channels: int) -> int:
-        """From the tiles of one point to those of the next: not a power of two, which would crowd the cache."""
-        return self.block_tiles * channels + 16
-
-    @property
-    def tiles(self) -> int:
-        return self.samples * self.tile_rows * self.row_tiles
-
-    @property
-    def code_key(self) -> str:
-        """Everything a kernel's code depends on; extents are arguments."""
-        return f"{self.down} {self.across} {panel_width(self.channels)} {vector_lanes()}"
-
-    @property
-    def cost(self) -> float:
-        """Nanoseconds, about: the products, and bringing pixels to points and back."""
-        per_point = self.depth * self.channels + 10 * (self.depth + self.channels)
-        return 2.0 * self.tiles * self.points * per_point / FLOPS_PER_NS
-
-
-def winograd_sizes(step: Step) -> Sizes | None:
-    """The sizes of a step that this form suits, None for all others. Depth and channels are those of the product."""
-    a, (x, w, y) = step.attributes, convolution_shapes(step)
-    if len(w) != 4 or not forms(*w[2:]) or not is_allowed():
-        return None
-    if a["groups"] != 1 or (*a["strides"], *a["dilations"]) != (1, 1, 1, 1):
-        return None
-    lanes, (top, bottom, left, right), (most_down, most_across) = vector_lanes(), a["padding"], (w[2] - 1, w[3] - 1)
-    if w[0] % lanes or w[1] % lanes or w[0] * w[1] > _MOST_FILTERS:
-        return None
-    if max(top, bottom) > most_down or max(left, right) > most_across:
-        return None
-    if step.op.name == "convolution_input_gradient":
-        top, left = most_down - top, most_across - left
-        (source, depth), (result, channels) = (y[2:], w[0]), (x[2:], w[1])
-    else:
-        (source, depth), (result, channels) = (x[2:], w[1]), (y[2:], w[0])
-    fitting = [Sizes(*both, x[0], source, depth, result, channels, top, left) for both in forms(*w[2:])]
-    fitting = [sizes for sizes in fitting if sizes.tiles >= _LEAST_TILES]
-    if w[2] != w[3]:  # less is saved in one direction: not enough for few channels
-        plain = 2.0 * math.prod(y) * math.prod(w[1:]) / FLOPS_PER_NS
-        fitting = [sizes for sizes in fitting if sizes.cost < _GAIN * plain]
-    return min(fitting, key=lambda sizes: sizes.cost, default=None)
-
-
-def is_allowed() -> bool:
-    """MLCOMPUTE_WINOGRAD=0 asks for plain sums of products, in which an infinity stays where it is."""
-    return os.environ.get("MLCOMPUTE_WINOGRAD", "") != "0"
-
-
-def _parts(sizes: Sizes) -> dict[str, int]:
-    """A thread's own memory: pixels under a row of tiles with their border, and the points of a block."""
-    down, across = sizes.down, sizes.across
-    width = sizes.row_tiles * across.outputs + across.taps - 1
-    return {
-        "pixels": max(down.inputs * width * sizes.depth, down.outputs * width * sizes.channels),
-        "x": sizes.points * sizes.point_floats(sizes.depth),
-        "y": sizes.points * sizes.point_floats(sizes.channels),
-    }
-
-
-def _filter_floats(sizes: Sizes) -> int:
-    return aligned(sizes.points * sizes.depth * sizes.channels)
-
-
-def winograd_workspace(step: Step, sizes: Sizes) -> int:
-    """Bytes for the points of filters, or of their gradient once per slice, and for every thread's own memory."""
-    if step.op.name == "convolution_weight_gradient":
-        cut = _cut(sizes)
-        return 4 * (thread_floats(_parts(cut.part)) * planned_threads() + _filter_floats(sizes) * cut.slices)
-    part = replace(sizes, channels=sizes.channels // _channel_parts(sizes))
-    return 4 * (thread_floats(_parts(part)) * planned_threads() + _filter_floats(sizes))
-
-
-class _Cut(NamedTuple):
-    """How the gradient of filters is cut: slices of the batch, parts of the filters, and the sizes of a part."""
-
-    slices: int
-    depth_parts: int
-    channel_parts: int
-    part: Sizes
-
-
-def _cut(sizes: Sizes) -> _Cut:
-    """A fact of shape and machine, not of the thread count: each slice has sums of its own.
-
-    Many small sums are cheap; where there are only few, threads share parts of the filters as well. A part
-    transforms its own channels of x and dy only; others transform them again.
-    """
-    whole = 4 * _filter_floats(sizes)
-    slices = max(1, min(machine_slices(), sizes.samples, max(1, _SUMS // whole)))
-    lanes, panel = vector_lanes(), panel_width(sizes.channels) * vector_lanes()
-    found = []
-    for depth_parts in _divisors(sizes.depth // lanes):
-        for channel_parts in _divisors(-(-sizes.channels // panel)) if sizes.channels % panel == 0 else [1]:
-            part = replace(sizes, depth=sizes.depth // depth_parts, channels=sizes.channels // channel_parts)
-            tasks = slices * depth_parts * channel_parts
-            rounds = -(-tasks // machine_slices()) * machine_slices() / tasks
-            spills = max(1.0, whole / (depth_parts * channel_parts) / _PART)
-            found.append(
-                (part.cost * depth_parts * channel_parts * rounds * spills**0.25, depth_parts, channel_parts, part)
-            )
-    _, depth_parts, channel_parts, part = min(found, key=lambda choice: choice[:3])
-    return _Cut(slices, depth_parts, channel_parts, part)
-
-
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
 
 
 def winograd_entries(step: Step, operands: Operands, sizes: Sizes) -> Sequence[Entry]:
@@ -222,7 +44,7 @@ def winograd_entries(step: Step, operands: Operands, sizes: Sizes) -> Sequence[E
     if step.op.name == "convolution_weight_gradient":
         return _weight_gradient(step, operands, sizes)
     image, weights, result = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
-    buffer = operands.workspace(step, 0, 4 * _filter_floats(sizes))
+    buffer = operands.workspace(step, 0, 4 * filter_floats(sizes))
     backwards = step.op.name == "convolution_input_gradient"
     return [
         _filters_entry(step, sizes, weights, buffer, backwards),
@@ -415,10 +237,9 @@ def _images_entry(
     """All blocks of a thread's samples: transform x, a matmul per point, transform back to y."""
     code = Code("winograd")
     args = KernelArguments(code)
-    parts = _channel_parts(sizes)
-    part = replace(sizes, channels=sizes.channels // parts)
-    buffer = operands.workspace(step, 4 * _filter_floats(sizes), 4 * thread_floats(_parts(part)) * planned_threads())
-    memory = ThreadWorkspace(args, buffer, _parts(part))
+    parts, part = cut_channels(sizes)
+    buffer = operands.workspace(step, 4 * filter_floats(sizes), threads_bytes(part))
+    memory = ThreadWorkspace(args, buffer, thread_parts(part))
     tiles = _Tiles(args, part, memory)
     x, y = tiles.image(image), tiles.image(result)
     packed, multiply = args.pointer(filters), args.pointer(packed_gemm(part.channels))
@@ -462,23 +283,6 @@ def _images_entry(
     )
 
 
-def _channel_parts(sizes: Sizes) -> int:
-    """Parts of the channels, each with filters that stay in the cache while they are multiplied with all tiles.
-
-    A part transforms x again. Filters that do not stay in the cache are read once for every block of tiles.
-    """
-    panel = panel_width(sizes.channels) * vector_lanes()
-    if sizes.channels % panel:
-        return 1
-
-    def cost(parts: int) -> float:
-        part = replace(sizes, channels=sizes.channels // parts)
-        is_read_again = 4 * _filter_floats(part) > _CACHED_FILTERS and sizes.tiles > part.block_tiles
-        return parts * part.cost * (1.0 + (_READING / part.block_tiles if is_read_again else 0.0))
-
-    return min(_divisors(sizes.channels // panel), key=cost)
-
-
 def _inverse_transform(tiles: _Tiles, y: DenseArray, start: str, rows: str, first: str) -> None:
     """Transform the products of all points back to pixels, from a channel on; tiles may reach beyond the image."""
     code, down, across, memory = tiles.code, tiles.down, tiles.across, tiles.memory
@@ -505,8 +309,8 @@ def _inverse_transform(tiles: _Tiles, y: DenseArray, start: str, rows: str, firs
 def _weight_gradient(step: Step, operands: Operands, sizes: Sizes) -> Sequence[Entry]:
     """Each slice of the batch sums over its samples at every point; slices are added in order, then brought to dw."""
     x, dy, result = (operands[value] for value in (*step.inputs, step.results[0]))
-    cut = _cut(sizes)
-    sums = operands.workspace(step, 0, 4 * _filter_floats(sizes) * cut.slices)
+    cut = cut_filters(sizes)
+    sums = operands.workspace(step, 0, 4 * filter_floats(sizes) * cut.slices)
     return [
         _sums_entry(step, operands, sizes, cut, (x, dy), sums),
         _points_entry(step, sizes, cut.slices, sums, result),
@@ -514,18 +318,18 @@ def _weight_gradient(step: Step, operands: Operands, sizes: Sizes) -> Sequence[E
 
 
 def _sums_entry(
-    step: Step, operands: Operands, sizes: Sizes, cut: _Cut, images: tuple[Operand, Operand], sums: Operand
+    step: Step, operands: Operands, sizes: Sizes, cut: Cut, images: tuple[Operand, Operand], sums: Operand
 ) -> Entry:
     """Per slice and part: sums over its tiles of the products of x and dy at every point, (point, depth, channel)."""
     code = Code("winograd_gradient")
     args = KernelArguments(code)
-    buffer = operands.workspace(step, sums.size, 4 * thread_floats(_parts(cut.part)) * planned_threads())
-    memory = ThreadWorkspace(args, buffer, _parts(cut.part))
+    buffer = operands.workspace(step, sums.size, threads_bytes(cut.part))
+    memory = ThreadWorkspace(args, buffer, thread_parts(cut.part))
     tiles = _Tiles(args, cut.part, memory)
     x, dy = (tiles.image(image) for image in images)
     target, multiply = args.pointer(sums), args.pointer(packed_gemm(cut.part.channels))
     top, left, samples, slices, floats, depth_parts, channel_parts = args.numbers(
-        [sizes.top, sizes.left, sizes.samples, cut.slices, _filter_floats(sizes), cut.depth_parts, cut.channel_parts]
+        [sizes.top, sizes.left, sizes.samples, cut.slices, filter_floats(sizes), cut.depth_parts, cut.channel_parts]
     )
 
     def write() -> None:
@@ -583,7 +387,7 @@ def _points_entry(step: Step, sizes: Sizes, slices_: int, sums: Operand, result:
     """The slices' sums added in order and brought back from points to dw (O, C, r, s)."""
     code, down, across = Code("winograd_points"), sizes.down, sizes.across
     args = KernelArguments(code)
-    depth, channels, slices, floats = args.numbers([sizes.depth, sizes.channels, slices_, _filter_floats(sizes)])
+    depth, channels, slices, floats = args.numbers([sizes.depth, sizes.channels, slices_, filter_floats(sizes)])
     taps = down.taps * across.taps
     by_channel = args.number(sizes.depth * taps)
     source, target = args.pointer(sums), args.pointer(result)

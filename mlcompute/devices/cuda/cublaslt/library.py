@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
-from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any
 
 from mlcompute.devices.cuda.libraries import load
-from mlcompute.errors import DeviceError
+from mlcompute.devices.cuda.native_library import NativeLibrary
 
 WHEEL = "nvidia-cublas"
 
@@ -75,45 +74,11 @@ _SIGNATURES: dict[str, list[Any]] = {
 _RETURNS: dict[str, Any] = {"GetVersion": c_size_t, "GetStatusString": c_char_p}
 
 
-class CublasLt:
-    """The functions of libcublasLt, called with errors that say what was being done."""
+class CublasLt(NativeLibrary):
+    """libcublasLt."""
 
-    def __init__(self, library: ctypes.CDLL, path: str) -> None:
-        self.path, self._library = path, library
-        for name, arguments in _SIGNATURES.items():
-            try:
-                function = getattr(library, f"cublasLt{name}")
-            except AttributeError:
-                raise DeviceError(
-                    f"cuBLASLt: {path} has no function cublasLt{name}",
-                    expected="version 12 or 13",
-                    fix=f"pip install {WHEEL}",
-                ) from None
-            function.argtypes, function.restype = arguments, _RETURNS.get(name, c_int)
-        self.version: int = library.cublasLtGetVersion()
-        self._handles: dict[int, int] = {}
-
-    @property
-    def name(self) -> str:
-        """Which cuBLASLt: "cuBLASLt 13.1.0"."""
-        major, rest = divmod(self.version, 10000)
-        return f"cuBLASLt {major}.{rest // 100}.{rest % 100}"
-
-    def status(self, name: str, *arguments: Any) -> int:
-        """What cublasLt<name> answers: 0 on success."""
-        return int(getattr(self._library, f"cublasLt{name}")(*arguments))
-
-    def call(self, name: str, *arguments: Any, doing: str = "") -> None:
-        """Call cublasLt<name>; a DeviceError saying what was being done unless it answers success."""
-        status = self.status(name, *arguments)
-        if status:
-            raise self.error(status, name, doing)
-
-    def error(self, status: int, name: str, doing: str = "") -> DeviceError:
-        """The error for a status other than 0."""
-        text = self._library.cublasLtGetStatusString(status)
-        reason = text.decode() if text else f"status {status}"
-        return DeviceError(f"{self.name}: {doing or name}: {reason}", function=f"cublasLt{name}", library=self.path)
+    title, prefix, wheel, versions = "cuBLASLt", "cublasLt", WHEEL, "version 12 or 13"
+    signatures, returns, explains = _SIGNATURES, _RETURNS, "GetStatusString"
 
     def create(self, name: str, *arguments: Any, doing: str = "") -> int:
         """Call cublasLt<name>, whose first argument receives a handle, and give that handle."""
@@ -128,15 +93,8 @@ class CublasLt:
     def owned(self, owner: object, kind: str, *arguments: Any) -> int:
         """A new MatrixLayout, MatmulDesc or MatmulPreference that is destroyed together with its owner."""
         handle = self.create(f"{kind}Create", *arguments)
-        destroy: Callable[[int], int] = getattr(self._library, f"cublasLt{kind}Destroy")
-        weakref.finalize(owner, destroy, handle).atexit = False
+        weakref.finalize(owner, self.function(f"{kind}Destroy"), handle).atexit = False
         return handle
-
-    def handle(self, ordinal: int) -> int:
-        """The handle for a GPU, whose context must be current. It lives as long as the process."""
-        if ordinal not in self._handles:
-            self._handles[ordinal] = self.create("Create", doing=f"using GPU {ordinal}")
-        return self._handles[ordinal]
 
 
 @functools.cache

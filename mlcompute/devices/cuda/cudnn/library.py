@@ -11,6 +11,7 @@ from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int32, c_int64, c
 from typing import Any
 
 from mlcompute.devices.cuda.libraries import load
+from mlcompute.devices.cuda.native_library import NativeLibrary
 from mlcompute.errors import DeviceError
 
 WHEEL = "nvidia-cudnn-cu13"
@@ -73,58 +74,23 @@ _SIGNATURES: dict[str, list[Any]] = {
 _RETURNS: dict[str, Any] = {"GetVersion": c_size_t, "GetErrorString": c_char_p, "GetLastErrorString": None}
 
 
-class Cudnn:
-    """The functions of libcudnn, called with errors that say what was being done."""
+class Cudnn(NativeLibrary):
+    """libcudnn."""
+
+    title, prefix, wheel, versions = "cuDNN", "cudnn", WHEEL, "version 9"
+    signatures, returns = _SIGNATURES, _RETURNS
 
     def __init__(self, library: ctypes.CDLL, path: str) -> None:
-        self.path, self.library = path, library
-        for name, arguments in _SIGNATURES.items():
-            try:
-                function = getattr(library, f"cudnn{name}")
-            except AttributeError:
-                raise DeviceError(
-                    f"cuDNN: {path} has no function cudnn{name}", expected="version 9", fix=f"pip install {WHEEL}"
-                ) from None
-            function.argtypes, function.restype = arguments, _RETURNS.get(name, c_int)
-        self.version: int = library.cudnnGetVersion()
-        self._handles: dict[int, int] = {}
+        super().__init__(library, path)
         #: A handle has one stream: whoever sets it keeps this until he has enqueued his work.
         self.lock = threading.Lock()
 
-    @property
-    def name(self) -> str:
-        """Which cuDNN: "cuDNN 9.19.0"."""
-        major, rest = divmod(self.version, 10000)
-        return f"cuDNN {major}.{rest // 100}.{rest % 100}"
-
-    def status(self, name: str, *arguments: Any) -> int:
-        """What cudnn<name> answers: 0 on success."""
-        return int(getattr(self.library, f"cudnn{name}")(*arguments))
-
-    def call(self, name: str, *arguments: Any, doing: str = "") -> None:
-        """Call cudnn<name>; a DeviceError saying what was being done unless it answers success."""
-        status = self.status(name, *arguments)
-        if status:
-            raise self.error(status, name, doing)
-
     def error(self, status: int, name: str, doing: str = "") -> CudnnError:
-        """The error for a status other than 0."""
-        text = self.library.cudnnGetErrorString(status)
-        reason = text.decode() if text else f"status {status}"
-        buffer = ctypes.create_string_buffer(2048)
-        self.library.cudnnGetLastErrorString(buffer, len(buffer))
+        """The error for a status other than 0, with what cuDNN says about it."""
+        error, buffer = super().error(status, name, doing), ctypes.create_string_buffer(2048)
+        self.function("GetLastErrorString")(buffer, len(buffer))
         said = " ".join(buffer.value.decode(errors="replace").split())
-        return CudnnError(
-            f"{self.name}: {doing or name}: {reason}", said=said, function=f"cudnn{name}", library=self.path
-        )
-
-    def handle(self, ordinal: int) -> int:
-        """The handle for a GPU, whose context must be current. It lives as long as the process."""
-        if ordinal not in self._handles:
-            handle = c_void_p()
-            self.call("Create", byref(handle), doing=f"using GPU {ordinal}")
-            self._handles[ordinal] = handle.value or 0
-        return self._handles[ordinal]
+        return CudnnError(error.message, said=said, **error.facts)
 
 
 class CudnnError(DeviceError):
@@ -148,7 +114,7 @@ class Descriptor:
         self.handle = handle.value or 0
         #: Descriptors this one refers to.
         self._keeps: list[Descriptor] = []
-        weakref.finalize(self, cudnn.library.cudnnBackendDestroyDescriptor, self.handle).atexit = False
+        weakref.finalize(self, cudnn.function("BackendDestroyDescriptor"), self.handle).atexit = False
 
     def set(self, attribute: int, type_: int, *values: Any) -> Descriptor:
         """Set an attribute to one or more values; descriptors are kept alive."""
