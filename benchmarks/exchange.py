@@ -43,7 +43,10 @@ def seconds(nbytes: float, processes: int, network: Network) -> float:
 
 
 def in_two_levels(nbytes: float, processes: int, per_machine: int, outer: Network, inner: Network) -> float:
-    """First within each machine, then each process with those that own the same shard on the other machines."""
+    """First within each machine, then each process with those in the same place on the other machines.
+
+    Within a machine it is counted as if it were sent, which shared memory spares.
+    """
     machines = max(1, processes // per_machine)
     within = seconds(nbytes, per_machine, inner)
     return within + (seconds(nbytes / per_machine, machines, outer) if machines > 1 else 0.0)

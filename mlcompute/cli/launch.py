@@ -110,7 +110,7 @@ class _Launched:
         """Processes are told themselves: mpirun would not leave them the time to save."""
         self._asked = self._asked or time.monotonic()
         self._look()
-        for rank in self._ranks:
+        for rank in list(self._ranks):  # another signal may come in between, and find more of them
             _kill(rank, signal.Signals(number))
 
     def _look(self) -> None:
@@ -128,7 +128,7 @@ class _Launched:
         finally:
             if self._mpirun.poll() is None:
                 self._mpirun.kill()
-            for rank, started in self._ranks.items():
+            for rank, started in list(self._ranks.items()):
                 if started and _started(rank) == started:
                     _kill(rank, getattr(signal, "SIGKILL", signal.SIGTERM))
         self._reader.join(1)

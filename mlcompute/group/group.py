@@ -197,7 +197,7 @@ def _find(timeout: float) -> Exchange:
             )
         if world.Get_size() > 1:
             return MessageExchange(MPILink(mpi, world.Dup()), timeout)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         return MessageExchange(connect(os.environ, timeout), timeout)
     if by_slurm > 1:  # srun without MPI
         return MessageExchange(connect(slurm_variables(os.environ), timeout), timeout)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mlcompute.group.exchange import Array
-from mlcompute.group.messages import Link, LostError
+from mlcompute.group.link import Link, LostError
 
 
 class Hub:
@@ -24,6 +24,7 @@ class Hub:
         #: Those who want to go on without the dead, and the hub they agreed on.
         self.arrived: set[int] = set()
         self.next: Hub | None = None
+        self.left: list[int] = []
 
     def kill(self, rank: int) -> None:
         """As if the process of a rank were gone."""
@@ -77,11 +78,11 @@ class LocalLink(Link):
             hub.arrived.add(self.rank)
             hub.changed.notify_all()
             while hub.next is None:
-                if hub.arrived >= set(range(hub.size)) - hub.dead:
-                    hub.next = Hub(hub.size - len(hub.dead))
+                left = set(range(hub.size)) - hub.dead
+                if hub.arrived >= left:  # all go on with these, even if another one dies before they have looked
+                    hub.left, hub.next = sorted(left), Hub(len(left))
                     hub.changed.notify_all()
                 else:
                     hub.changed.wait(0.1)
-        left = sorted(set(range(hub.size)) - hub.dead)
-        self.hub, self.rank, self.size = hub.next, left.index(self.rank), len(left)
-        return left
+        self.hub, self.rank, self.size = hub.next, hub.left.index(self.rank), len(hub.left)
+        return hub.left

@@ -7,66 +7,26 @@ silent is known by its rank, one that failed is heard by everybody in its own wo
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
 from mlcompute.errors import ProcessError
 from mlcompute.group.exchange import Among, Array, Exchange, Kind
+from mlcompute.group.link import SPINS, Link, LostError
 from mlcompute.group.shared_memory import share
 
 #: Marks a message of this protocol; another number is another version of it.
 _MAGIC = 0x6D6C6331
 _HEADER_WORDS = 6
-#: Polls without news before the thread lets others have the core.
-_SPINS = 50
 #: How many processes that it does not wait for an idle one looks at, before it looks again for what it waits for.
 _LOOKS = 64
 #: Seconds an abort may take to be delivered.
 _GRACE = 1.0
 #: One message is at most so long: counts of 32 bits are still common in MPI.
 _LONGEST = 1 << 30
-
-
-class LostError(Exception):
-    """A process is gone: it was killed, or its connection broke."""
-
-    def __init__(self, ranks: Sequence[int]) -> None:
-        super().__init__(*ranks)
-        self.ranks = tuple(ranks)
-
-
-class Link(ABC):
-    """Messages to and from each of the other processes, in order for each pair.
-
-    A transfer is a function that gives True once it is done and raises LostError when it never will be. Its memory
-    must stay as it is until then.
-    """
-
-    rank: int
-    size: int
-    engine: str
-    #: May threads other than the first use it, one at a time?
-    from_any_thread = True
-
-    @abstractmethod
-    def send(self, to: int, data: Array) -> Callable[[], bool]:
-        """Start sending bytes."""
-
-    @abstractmethod
-    def receive(self, source: int, into: Array) -> Callable[[], bool]:
-        """Start receiving bytes."""
-
-    def idle(self, spins: int) -> None:
-        """Nothing has come for some polls: let other threads and processes run."""
-        # A step of a small network takes less than a sleep; whoever waits longer must not take a core from the others.
-        time.sleep(0 if spins < 6 * _SPINS else min(1e-3, 1e-7 * spins))
-
-    @abstractmethod
-    def survivors(self) -> list[int]:
-        """Agree with everybody who is left on who that is; from then on the link is between those."""
 
 
 class MessageExchange(Exchange):
@@ -79,6 +39,10 @@ class MessageExchange(Exchange):
         self._is_closed = False
         #: Did it go on without some of the processes that were there at first?
         self.has_lost = False
+        #: Another thread may send gradients when this one fails and says so: they take turns in using the link.
+        self._turn = threading.RLock()
+        #: What transfers may still write that nobody waits for: those of a link between more processes than are left.
+        self._abandoned: list[object] = []
         self._adopt()
 
     def _adopt(self) -> None:
@@ -192,10 +156,11 @@ class MessageExchange(Exchange):
             self._link.idle(spins)
             if len(self.machine) < self.size:
                 self._look_at_others(kind, waiting)
-            for peer in waiting:  # whatever comes now is not what is waited for: an end, or another call
-                if self._header(peer)() and is_missing(peer):
-                    del self._expected[peer]
-                    self._target(peer, kind, -1, lambda peer, nbytes: np.empty(nbytes, np.uint8))
+            with self._turn:
+                for peer in waiting:  # whatever comes now is not what is waited for: an end, or another call
+                    if self._header(peer)() and is_missing(peer):
+                        del self._expected[peer]
+                        self._target(peer, kind, -1, lambda peer, nbytes: np.empty(nbytes, np.uint8))
             waited = time.monotonic() - begun
             if waited > self.timeout:
                 raise self._silence(kind, waiting, waited)
@@ -203,12 +168,13 @@ class MessageExchange(Exchange):
     def _look_at_others(self, kind: Kind, waiting: Collection[int]) -> None:
         """Is one gone, or has it failed, that this process does not wait for, but somebody may whom it waits for?"""
         count = min(_LOOKS, self.size - 1)
-        for step in range(self._looked, self._looked + count):
-            peer = self._peers[step % len(self._peers)]
-            if peer not in waiting and self._header(peer)() and self._in[peer, 1] == Kind.ABORT:
-                del self._expected[peer]
-                self._target(peer, kind, -1, lambda peer, nbytes: np.empty(nbytes, np.uint8))
-        self._looked += count
+        with self._turn:
+            for step in range(self._looked, self._looked + count):
+                peer = self._peers[step % len(self._peers)]
+                if peer not in waiting and self._header(peer)() and self._in[peer, 1] == Kind.ABORT:
+                    del self._expected[peer]
+                    self._target(peer, kind, -1, lambda peer, nbytes: np.empty(nbytes, np.uint8))
+            self._looked += count
 
     def refuse(self, peer: int, kind: Kind, theirs: Kind, same: int, their_same: int) -> None:
         with self._failing(kind):
@@ -235,34 +201,38 @@ class MessageExchange(Exchange):
         peers = self._peers if among is None else [peer for peer in self._peers if peer in among.ranks]
         sending: list[Callable[[], bool]] = []
         waiting: dict[int, tuple[list[Callable[[], bool]], bool]] = {}
-        for peer in peers:
-            data = _bytes(sends[peer])
-            header = self._out[peer]
-            header[:] = (_MAGIC, kind, self._number, data.nbytes, same, word)
-            sending.append(link.send(peer, header.view(np.uint8)))
-            sending += [link.send(peer, part) for part in _parts(data)]
-            waiting[peer] = [self._header(peer)], True
+        with self._turn:
+            for peer in peers:
+                data = _bytes(sends[peer])
+                header = self._out[peer]
+                header[:] = (_MAGIC, kind, self._number, data.nbytes, same, word)
+                sending.append(link.send(peer, header.view(np.uint8)))
+                sending += [link.send(peer, part) for part in _parts(data)]
+                waiting[peer] = [self._header(peer)], True
         begun, spins = time.monotonic() + (0.0 if among is None else among.patience), 0
         while waiting or sending:
+            if self._failed is not None:  # another thread has said so
+                raise ProcessError(self._failed.message, ranks=self._failed.ranks, is_told=True)
             moved = False
-            for peer in list(waiting):
-                transfers, is_header = waiting[peer]
-                if not all(transfer() for transfer in transfers):
-                    continue
-                moved = True
-                del waiting[peer]
-                if is_header:
-                    del self._expected[peer]
-                    words[peer] = int(self._in[peer, 5])
-                    target = self._target(peer, kind, same, memory)
-                    if target.nbytes:
-                        waiting[peer] = [link.receive(peer, part) for part in _parts(target)], False
-            sending = [transfer for transfer in sending if not transfer()]
+            with self._turn:
+                for peer in list(waiting):
+                    transfers, is_header = waiting[peer]
+                    if not all(transfer() for transfer in transfers):
+                        continue
+                    moved = True
+                    del waiting[peer]
+                    if is_header:
+                        del self._expected[peer]
+                        words[peer] = int(self._in[peer, 5])
+                        target = self._target(peer, kind, same, memory)
+                        if target.nbytes:
+                            waiting[peer] = [link.receive(peer, part) for part in _parts(target)], False
+                sending = [transfer for transfer in sending if not transfer()]
             if moved:
                 spins = 0
                 continue
             spins += 1
-            if spins > _SPINS:
+            if spins > SPINS:
                 link.idle(spins)
                 if among is not None:
                     self._look_at_others(kind, waiting)
@@ -353,18 +323,28 @@ class MessageExchange(Exchange):
         data = np.frombuffer(text, np.uint8)
         header = np.array([_MAGIC, kind, self._number + 1, data.nbytes, 0, 0], np.int64)
         transfers = []
-        for peer in self._peers:
-            with contextlib.suppress(Exception):
-                transfers.append(self._link.send(peer, header.view(np.uint8)))
-                if data.nbytes:
-                    transfers.append(self._link.send(peer, data))
-        _wait(transfers, _GRACE, self._link)
+        with self._turn:
+            for peer in self._peers:
+                with contextlib.suppress(Exception):
+                    transfers.append(self._link.send(peer, header.view(np.uint8)))
+                    if data.nbytes:
+                        transfers.append(self._link.send(peer, data))
+            _wait(transfers, _GRACE, self._link)
         self._told = (header, data)  # a transfer nobody took may still read it
 
     def shrink(self) -> list[int]:
-        survivors = self._link.survivors()
+        try:
+            survivors = self._link.survivors()
+        except LostError:
+            what = "a process is gone" if self._failed is None else self._failed.message
+            raise ProcessError(
+                f"{what}, and '{self.engine}' processes cannot agree on who is left",
+                fix="start them with `mlcompute launch`, or mpirun --with-ft ulfm of Open MPI 5, to go on without it",
+                ranks=() if self._failed is None else self._failed.ranks,
+            ) from None
         self.has_lost = True
         self._failed = None
+        self._abandoned.append((self._expected, self._in, self._out))
         self._adopt()
         return survivors
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlcompute.errors import ProcessError
 from mlcompute.group.exchange import Array
-from mlcompute.group.messages import Link, LostError
+from mlcompute.group.link import Link, LostError
 
 _TAG = 7
 

@@ -12,12 +12,12 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mlcompute.errors import ProcessError
 from mlcompute.group.exchange import Array
-from mlcompute.group.messages import Link, LostError
+from mlcompute.group.link import Link, LostError
 
 #: What a connection begins with, so that a server of somebody else is not taken for rank 0.
 _GREETING = b"mlcompute group 1"
@@ -133,7 +133,8 @@ def slurm_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """The same, from what srun tells a process: rank 0 is on the first node, at a port that other jobs do not use."""
     nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "127.0.0.1")
     job, step = (variables.get(f"SLURM_{name}_ID", "0") for name in ("JOB", "STEP"))
-    port = 20000 + sum(int(number) for number in (job, step) if number.isdigit()) % 20000
+    # Below the ports that systems give to outgoing connections.
+    port = 20000 + sum(int(number) for number in (job, step) if number.isdigit()) % 12000
     found = {
         "RANK": variables.get("SLURM_PROCID", ""),
         "WORLD_SIZE": variables.get("SLURM_STEP_NUM_TASKS", ""),
@@ -182,16 +183,16 @@ def _serve(sockets: dict[int, socket.socket], host: str, port: int, size: int, e
                     f"Group: of {size} processes, rank {', '.join(map(str, missing))} did not come to {host}:{port}",
                     fix="start as many processes as WORLD_SIZE says, all with the same MASTER_ADDR and MASTER_PORT",
                 ) from None
-            one.settimeout(5)
             with contextlib.suppress(OSError, ValueError, KeyError):
-                said = _heard(one)
+                said = _heard(one, 5)
                 if said["size"] != size or said["rank"] in sockets:
                     _say(one, {"refused": f"rank {said['rank']} of {said['size']} came to a group of {size}"})
                     one.close()
                     continue
                 sockets[said["rank"]], places[said["rank"]] = one, [address[0], said["port"]]
-    for one in sockets.values():
-        _say(one, {"places": {str(rank): place for rank, place in places.items()}})
+    for rank, one in sockets.items():
+        with _ending(rank):
+            _say(one, {"places": {str(rank): place for rank, place in places.items()}})
 
 
 def _join(sockets: dict[int, socket.socket], host: str, port: int, rank: int, size: int, end: float) -> None:
@@ -200,8 +201,7 @@ def _join(sockets: dict[int, socket.socket], host: str, port: int, rank: int, si
         first = sockets[0] = _connected(host, port, end)
         try:
             _say(first, {"rank": rank, "size": size, "port": server.getsockname()[1]})
-            first.settimeout(max(0.01, end - time.monotonic()))
-            said = _heard(first)
+            said = _heard(first, max(0.01, end - time.monotonic()))
         except (OSError, ValueError) as error:
             raise ProcessError(
                 f"Group: what listens at {host}:{port} is not rank 0 of this group: {error}",
@@ -214,19 +214,32 @@ def _join(sockets: dict[int, socket.socket], host: str, port: int, rank: int, si
         for peer in range(1, rank):
             place = said["places"][str(peer)]
             sockets[peer] = _connected(place[0], place[1], end)
-            _say(sockets[peer], {"rank": rank})
+            with _ending(peer):
+                _say(sockets[peer], {"rank": rank})
         while len(sockets) < size - 1:
             server.settimeout(max(0.01, end - time.monotonic()))
-            one, _ = server.accept()
-            one.settimeout(5)
-            sockets[_heard(one)["rank"]] = one
+            try:
+                one, _ = server.accept()
+            except TimeoutError:
+                missing = sorted(set(range(rank + 1, size)) - set(sockets))
+                raise ProcessError(
+                    f"Group: rank {', '.join(map(str, missing))} of {size} did not connect to rank {rank}",
+                    fix="see whether they still run, and whether the machines reach each other's ports",
+                    ranks=tuple(missing),
+                ) from None
+            with contextlib.suppress(OSError, ValueError, KeyError):  # else it is not one of the group
+                sockets[_heard(one, 5)["rank"]] = one
 
 
 def _connected(host: str, port: int, end: float) -> socket.socket:
     """A connection; whoever listens there may still be starting."""
     while True:
         try:
-            return socket.create_connection((host, port), timeout=5)
+            one = socket.create_connection((host, port), timeout=5)
+            if one.getsockname() != one.getpeername():
+                return one
+            one.close()  # nobody listens yet, and the system has connected this socket with itself
+            raise ConnectionRefusedError("nobody listens yet")
         except OSError as error:
             if time.monotonic() > end:
                 raise ProcessError(
@@ -241,7 +254,21 @@ def _say(one: socket.socket, message: dict[str, Any]) -> None:
     one.sendall(_GREETING + struct.pack("<I", len(text)) + text)
 
 
-def _heard(one: socket.socket) -> dict[str, Any]:
+@contextlib.contextmanager
+def _ending(rank: int) -> Iterator[None]:
+    """A connection that breaks while all meet is a process that is gone."""
+    try:
+        yield
+    except OSError as error:
+        raise ProcessError(
+            f"Group: rank {rank} ended while the processes met: {error.strerror or error}",
+            fix="see what it said; start all of them again",
+            ranks=(rank,),
+        ) from None
+
+
+def _heard(one: socket.socket, seconds: float) -> dict[str, Any]:
+    one.settimeout(seconds)
     head = _exactly(one, len(_GREETING) + 4)
     if head[: len(_GREETING)] != _GREETING:
         raise ValueError("it answers with something else")

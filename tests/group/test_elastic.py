@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
+from mlcompute.group.link import LostError
+from mlcompute.group.local import LocalLink
 from tests.group.test_trainer import X, Y, equal, learned, trainer
 
 
@@ -108,6 +110,39 @@ def test_state_is_lost_with_a_process_and_the_next_one(monkeypatch):
     for rank in (0, 3):
         assert "rank 1 and the next one are gone, and with them their optimizer state" in str(errors[rank])
         assert "start again from the last checkpoint" in str(errors[rank])
+
+
+def test_processes_that_cannot_agree_on_who_is_left_end(monkeypatch):
+    """Sockets, say."""
+
+    def cannot(self):
+        raise LostError([])
+
+    monkeypatch.setattr(LocalLink, "survivors", cannot)
+    groups, found = mlc.Group.local(2, timeout=20), []
+    ready = threading.Barrier(2)
+
+    def work(rank):
+        one = trainer(groups[rank], elastic=True)
+        ready.wait(30)
+        if rank == 1:
+            groups[0].exchange._link.hub.kill(1)
+            return
+        try:
+            one.fit(X, Y, epochs=1, verbose=0)
+        except mlc.ProcessError as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    (error,) = found
+    assert "rank 1 of 2 ended without a word" in str(error)
+    assert "'local' processes cannot agree on who is left" in str(error)
+    assert "--with-ft ulfm" in str(error)
+    assert error.ranks == (1,)
 
 
 def test_elastic_needs_a_group():

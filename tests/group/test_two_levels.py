@@ -20,27 +20,29 @@ def step(training, number=0):
 
 
 def test_a_process_sends_to_one_of_every_other_machine(monkeypatch):
-    sent, send = [], LocalLink.send
+    """As docs/many-processes.md counts them: 2 (M - 1) messages between M machines, a shard in each."""
+    sent, send = {rank: [] for rank in range(6)}, LocalLink.send
 
     def noted(self, to, data):
-        sent.append((self.rank, to))
+        sent[self.rank].append((to, data.nbytes))
         return send(self, to, data)
+
+    monkeypatch.setattr(LocalLink, "send", noted)
 
     def work(group):
         training = network()
         training.compile(device=mlc.Device.cpu(), group=group)
         step(training)
-        group.barrier()
-        if group.is_first:
-            monkeypatch.setattr(LocalLink, "send", noted)
-        group.barrier()
-        sent.clear()
-        for _ in range(2):  # a pass of threads through all of this may still have been in the barrier
-            step(training)
+        sent[group.rank].clear()  # nobody else adds to it
+        step(training, 1)
+        return list(sent[group.rank]), training._session.in_group.lanes[0]
 
-    run_group(6, work)
-    assert {pair for pair in sent if pair[0] % 2 != pair[1] % 2} == set()
-    assert {(0, 2), (0, 4), (1, 3), (1, 5), (5, 1), (5, 3)} <= set(sent)
+    for rank, (messages, lane) in enumerate(run_group(6, work, slices=6)):
+        shards = [4 * (last - first) for first, last in map(lane.shard, range(6))]
+        others = [(rank + 2) % 6, (rank + 4) % 6]
+        expected = [(to, nbytes) for to in others for nbytes in (shards[to], shards[rank])]
+        headers = [(to, 48) for to in others for _ in range(2)]
+        assert sorted(messages) == sorted([*headers, *((to, nbytes) for to, nbytes in expected if nbytes)])
 
 
 def ends(size, work, timeout):
