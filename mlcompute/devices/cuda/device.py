@@ -10,6 +10,7 @@ from typing import Any
 from mlcompute.compiler.program import Program
 from mlcompute.devices import register
 from mlcompute.devices.cuda import cuda_bindings, nccl
+from mlcompute.devices.cuda.branches import STREAMS
 from mlcompute.devices.cuda.driver import Driver
 from mlcompute.devices.cuda.exchange import GpuArray, adopted, handed_out
 from mlcompute.devices.cuda.executable import CudaExecutable
@@ -69,9 +70,9 @@ class Cuda(Engine):
         return self._open().stream
 
     @property
-    def capture_stream(self) -> int:
-        """Where graphs are captured: nothing that others enqueue meanwhile gets into them."""
-        return self._open().capture_stream
+    def capture_streams(self) -> Sequence[int]:
+        """Where graphs are captured, and their branches: nothing that others enqueue meanwhile gets into them."""
+        return self._open().capture_streams
 
     @property
     def copy_stream(self) -> int:
@@ -148,7 +149,8 @@ class _Opened:
     """Streams of a device, and copies in the first of them."""
 
     def __init__(self, driver: Driver) -> None:
-        self.stream, self.capture_stream = driver.create_stream(), driver.create_stream()
+        self.stream = driver.create_stream()
+        self.capture_streams = [driver.create_stream() for _ in range(STREAMS)]
         self.copy_stream = driver.create_stream()
         self.staging = Staging(driver, self.stream)
 

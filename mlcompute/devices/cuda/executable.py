@@ -12,6 +12,7 @@ import numpy as np
 
 from mlcompute.compiler.program import Program
 from mlcompute.devices.cuda.arguments import ArgumentBlock
+from mlcompute.devices.cuda.branches import branches, enqueue_branches
 from mlcompute.devices.cuda.completion import CudaCompletion, Statuses
 from mlcompute.devices.cuda.exchange import GpuArray
 from mlcompute.devices.cuda.input_blocks import RESULT_BYTES, InputBlocks, KeptValue, Reader, SmallPart
@@ -399,10 +400,14 @@ class CudaExecutable(Executable):
         call.enqueue(stream, [address or 0 for address in addresses])
 
     def _captured(self, phases: Sequence[str]) -> _Graph:
-        stream = self.engine.capture_stream
+        stream, *more = self.engine.capture_streams
+        work = list(self._of(phases))
+        places = branches(work, self.program.plan)
         self._driver.begin_capture(stream)
         try:
-            self._enqueue(phases, stream)
+            self._begin(stream)
+            enqueue_branches(work, places, self._driver, [stream, *more], self._enqueue_one)
+            self._end(phases, stream)
         except BaseException:
             self._driver.abort_capture(stream)
             raise

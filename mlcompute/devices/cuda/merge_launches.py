@@ -63,7 +63,7 @@ def _is_plain(launch: Launch) -> bool:
 # Side by side ---------------------------------------------------------------------------------------------------------
 
 
-class _Touched:
+class Touched:
     """The memory that launches and calls read and write. Values in the arena follow each other in the same places."""
 
     def __init__(self, plan: MemoryPlan) -> None:
@@ -86,7 +86,7 @@ class _Touched:
             self._is_guarded |= work.guarded
             self._may_fail |= any(isinstance(argument, Status) for argument in work.arguments)
 
-    def conflicts(self, other: _Touched) -> bool:
+    def conflicts(self, other: Touched) -> bool:
         """Does either write what the other reads or writes? Or may one fail, so that the other must not be done?"""
         return (
             not self._written.isdisjoint(other._every)
@@ -107,7 +107,7 @@ class _Unit:
     """Work that stays together: a launch, or all of a step that calls a library."""
 
     work: list[Work]
-    touched: _Touched
+    touched: Touched
     after: set[int] = field(default_factory=set)
 
 
@@ -119,7 +119,7 @@ def _units(work: Sequence[Work], calling: AbstractSet[Step], plan: MemoryPlan, r
             unit = units[-1]
             unit.work.append(each)
         else:
-            unit = _Unit([each], _Touched(plan))
+            unit = _Unit([each], Touched(plan))
             units.append(unit)
         unit.touched.add(each)
     for number, unit in enumerate(units):

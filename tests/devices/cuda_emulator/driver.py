@@ -7,6 +7,8 @@ until somebody who waits for any device lets them all go on.
 from __future__ import annotations
 
 import ctypes
+import functools
+import heapq
 import itertools
 import threading
 import time
@@ -53,8 +55,8 @@ class EmulatedDriver:
         self._kernels: list[Kernel] = []
         self._handles: dict[Kernel, int] = {}
         self._numbers = itertools.count(1)
-        self._captured: dict[int, list[Work]] = {}
-        self._graphs: dict[int, list[Work]] = {}
+        self._captured: dict[int, Capture] = {}
+        self._graphs: dict[int, Capture] = {}
         self._pending: deque[Work] = deque()
         self._times: dict[int, float] = {}
         self._lock = _one_at_a_time
@@ -108,7 +110,7 @@ class EmulatedDriver:
     def _do(self, stream: int, work: Work) -> None:
         with self._lock:
             if stream in self._captured:
-                self._captured[stream].append(work)
+                self._captured[stream].add(work, stream)
             else:
                 self._pending.append(work)
                 self._go_on()
@@ -197,6 +199,8 @@ class EmulatedDriver:
 
     def record(self, event: int, stream: int) -> None:
         self._times[event] = time.perf_counter()
+        if stream in self._captured:
+            self._captured[stream].record(event, stream)
 
     def is_reached(self, event: int) -> bool:
         return self._is_done()
@@ -205,7 +209,10 @@ class EmulatedDriver:
         self._wait()
 
     def wait_on_stream(self, stream: int, event: int) -> None:
-        return
+        capture = next((each for each in self._captured.values() if event in each.events), None)
+        if capture is not None:
+            assert self._captured.setdefault(stream, capture) is capture
+            capture.wait(stream, event)
 
     def seconds_between(self, start: int, end: int) -> float:
         return self._times[end] - self._times[start]
@@ -225,11 +232,13 @@ class EmulatedDriver:
         assert nbytes <= 227 << 10, nbytes
 
     def begin_capture(self, stream: int) -> None:
-        self._captured[stream] = []
+        self._captured[stream] = Capture()
 
     def end_capture(self, stream: int) -> int:
         graph = next(self._numbers)
-        self._graphs[graph] = self._captured.pop(stream)
+        self._graphs[graph] = capture = self._captured[stream]
+        self.abort_capture(stream)
+        assert capture.ends_in(stream), "a branch of a captured graph was not joined"
         self.captures += 1
         return graph
 
@@ -237,13 +246,14 @@ class EmulatedDriver:
         return stream in self._captured
 
     def abort_capture(self, stream: int) -> None:
-        self._captured.pop(stream, None)
+        capture = self._captured[stream]
+        self._captured = {key: each for key, each in self._captured.items() if each is not capture}
 
     def launch_graph(self, graph: int, stream: int, mark: int) -> None:
         self.graph_launches += 1
         self.record(mark, stream)
         with self._lock:
-            self._pending.extend(self._graphs[graph])
+            self._pending.extend(self._graphs[graph].ordered())
             self._go_on()
 
     def upload_graph(self, graph: int, stream: int) -> None:
@@ -255,6 +265,58 @@ class EmulatedDriver:
     def enqueue(self, work: Work, stream: int) -> None:
         """Something the host does in a stream's order."""
         self._do(stream, work)
+
+
+class Capture:
+    """A graph: nodes, and which others each comes after. It runs in the order of its capture, and every second time with
+    what was captured last as early as possible: where nodes do not wait for each other that must not matter."""
+
+    def __init__(self) -> None:
+        self.nodes: list[tuple[Work, frozenset[int]]] = []
+        self.events: dict[int, frozenset[int]] = {}
+        self._ends: dict[int, frozenset[int]] = {}
+        self._runs = 0
+
+    def add(self, work: Work, stream: int) -> None:
+        self.nodes.append((work, self._ends.get(stream, frozenset())))
+        self._ends[stream] = frozenset([len(self.nodes) - 1])
+
+    def record(self, event: int, stream: int) -> None:
+        self.events[event] = self._ends.get(stream, frozenset())
+
+    def wait(self, stream: int, event: int) -> None:
+        self._ends[stream] = self._ends.get(stream, frozenset()) | self.events[event]
+
+    def ends_in(self, stream: int) -> bool:
+        """Does a stream come after all nodes?"""
+        reached, found = set(self._ends.get(stream, ())), list(self._ends.get(stream, ()))
+        while found:
+            found += [each for each in self.nodes[found.pop()][1] if each not in reached]
+            reached.update(found)
+        return len(reached) == len(self.nodes)
+
+    def ordered(self) -> list[Work]:
+        """The work, as it is done this time."""
+        self._runs += 1
+        return [self.nodes[number][0] for number in (range(len(self.nodes)) if self._runs % 2 else self._last_first)]
+
+    @functools.cached_property
+    def _last_first(self) -> list[int]:
+        before = {number: set(after) for number, (_, after) in enumerate(self.nodes)}
+        behind: dict[int, list[int]] = {number: [] for number in before}
+        for number, after in before.items():
+            for other in after:
+                behind[other].append(number)
+        ready = [-number for number, after in before.items() if not after]
+        heapq.heapify(ready)
+        order: list[int] = []
+        while ready:
+            order.append(-heapq.heappop(ready))
+            for other in behind[order[-1]]:
+                before[other].remove(order[-1])
+                if not before[other]:
+                    heapq.heappush(ready, -other)
+        return order
 
 
 def _move(target: int, source: int, nbytes: int) -> None:

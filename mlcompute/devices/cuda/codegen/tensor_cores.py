@@ -47,6 +47,7 @@ __device__ __forceinline__ void split(const float* x, float* high, float* low, i
 }
 struct Left {
     float high[4], low[4];
+    __device__ __forceinline__ Left() {}
     __device__ __forceinline__ Left(const float* x) { split(x, high, low, 4); }
 };
 __device__ __forceinline__ void accumulate(float* sum, const Left& a, const float* b) {
@@ -64,21 +65,39 @@ __device__ __forceinline__ float rounded(float x) { return tf32(x); }
 enum { ROUNDS = 1 };
 struct Left {
     float high[4];
+    __device__ __forceinline__ Left() {}
     __device__ __forceinline__ Left(const float* x) { for (int i = 0; i < 4; ++i) high[i] = tf32(x[i]); }
 };
 __device__ __forceinline__ void accumulate(float* sum, const Left& a, const float* b) { mma(sum, a.high, b); }
 """
 
 _PRODUCTS = r"""
-// sum (16, 8 N) += a (16, 8 K) bᵀ, of tiles a (16, 8 K) and b (8 N, 8 K) in shared memory, whose rows are A and B apart
-template <int N, int K, int A, int B>
-__device__ __forceinline__ void multiply_rows(float (*sum)[4], const float* a, const float* b) {
+// A factor (16, 8 K) of several products, a tile in shared memory whose rows are A apart: if KEPT, in registers.
+template <typename T, int K, int A, bool KEPT>
+struct Factor;
+template <int K, int A, bool KEPT>
+struct Factor<float, K, A, KEPT> {
+    const float* tile;
+    Left kept[KEPT ? K : 1];
+    __device__ __forceinline__ Left read(int k) const {
+        const float* p = tile + threadIdx.x % 32 / 4 * A + 8 * k + threadIdx.x % 4;
+        float x[4] = {p[0], p[8 * A], p[4], p[8 * A + 4]};
+        return Left(x);
+    }
+    __device__ __forceinline__ Factor(const float* a) : tile(a) {}
+    // When the tile is there.
+    __device__ __forceinline__ void load() {
+        #pragma unroll
+        for (int k = 0; KEPT && k < K; ++k) kept[KEPT ? k : 0] = read(k);
+    }
+};
+// sum (16, 8 N) += a (16, 8 K) bᵀ, of a factor a and a tile b (8 N, 8 K) in shared memory, whose rows are B apart
+template <int N, int B, int K, int A, bool KEPT>
+__device__ __forceinline__ void multiply_rows(float (*sum)[4], const Factor<float, K, A, KEPT>& a, const float* b) {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     #pragma unroll
     for (int k = 0; k < K; ++k) {
-        const float* p = a + g * A + 8 * k + t;
-        float x[4] = {p[0], p[8 * A], p[4], p[8 * A + 4]};
-        Left left(x);
+        Left left = KEPT ? a.kept[KEPT ? k : 0] : a.read(k);
         #pragma unroll
         for (int n = 0; n < N; ++n) {
             const float* q = b + (8 * n + g) * B + 8 * k + t;
@@ -259,13 +278,25 @@ __device__ __forceinline__ void copy_async(bfloat16* to, const bfloat16* from, b
         to->bits = inside ? from->bits : 0;
 }
 #endif
-// The same products as above, of tiles of bfloat16; N and K are even.
-template <int N, int K, int A, int B>
-__device__ __forceinline__ void multiply_rows(float (*sum)[4], const bfloat16* a, const bfloat16* b) {
+// The same factors and products as above, of tiles of bfloat16; N and K are even.
+template <int K, int A, bool KEPT>
+struct Factor<bfloat16, K, A, KEPT> {
+    const bfloat16* tile;
+    unsigned int kept[KEPT ? K / 2 : 1][4];
+    __device__ __forceinline__ Factor(const bfloat16* a) : tile(a) {}
+    __device__ __forceinline__ void load() {
+        #pragma unroll
+        for (int k = 0; KEPT && k < K / 2; ++k) load_left(kept[KEPT ? k : 0], tile + 16 * k, A);
+    }
+};
+template <int N, int B, int K, int A, bool KEPT>
+__device__ __forceinline__ void multiply_rows(
+    float (*sum)[4], const Factor<bfloat16, K, A, KEPT>& a, const bfloat16* b) {
     #pragma unroll
     for (int k = 0; k < K / 2; ++k) {
-        unsigned int x[4], y[4];
-        load_left(x, a + 16 * k, A);
+        unsigned int read[4], y[4];
+        if (!KEPT) load_left(read, a.tile + 16 * k, A);
+        const unsigned int* x = KEPT ? a.kept[KEPT ? k : 0] : read;
         #pragma unroll
         for (int n = 0; n < N; n += 2) {
             load_rows(y, b + 8 * n * B + 16 * k, B);

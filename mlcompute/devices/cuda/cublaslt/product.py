@@ -45,6 +45,8 @@ class Product:
         self._algorithm = self._choose(gpu)
         #: Can the algorithm apply the epilogue? It is chosen without: then sums are the same with it and without.
         self.has_epilogue = problem.epilogue != lt.EPILOGUE_DEFAULT and self._can_apply(problem.epilogue)
+        #: Does the algorithm use any of that memory? If not, other work may use it meanwhile.
+        self.needs_workspace = self._needed(self._algorithm) != 0
 
     def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, bias: int = 0) -> None:
         """Put the product of matrices at these addresses on a stream, with the epilogue where it has one."""
@@ -131,10 +133,15 @@ class Product:
         return usable
 
     def _fits(self, algorithm: lt.Algorithm) -> bool:
+        needed = self._needed(algorithm)
+        return needed is not None and needed <= self.workspace_bytes
+
+    def _needed(self, algorithm: lt.Algorithm) -> int | None:
+        """Bytes of workspace an algorithm needs; None if it cannot compute the product."""
         result = lt.Heuristic()
         first, second, y = self._layouts
         arguments = (self._handle, self._operation, first, second, y, y, byref(algorithm), byref(result))
-        return self._lt.status("MatmulAlgoCheck", *arguments) == 0 and result.workspace_size <= self.workspace_bytes
+        return None if self._lt.status("MatmulAlgoCheck", *arguments) else int(result.workspace_size)
 
     def _fastest(self, candidates: Sequence[lt.Algorithm]) -> int:
         p = self.problem

@@ -14,6 +14,7 @@ skipped, and it is only read again where it is not 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlcompute.devices.cuda.codegen.tensor_cores import tensor_core_text
@@ -69,13 +70,17 @@ class Form:
         return self.narrow and not self.exact
 
     @property
+    def keeps_factors(self) -> bool:
+        """Is there room in registers for what a warp owns? Else it is read again for every tile."""
+        return not self.exact and max(self.width, self.value_width) <= 64
+
+    @property
     def _item(self) -> int:
         return 2 if self.narrow_tiles else 4
 
     def bounds(self, blocks: int) -> str:
         """Registers are limited so that `blocks` find room, where they suffice."""
-        fits = not self.exact and max(self.width, self.value_width) <= 64
-        return f"__launch_bounds__({THREADS}, {blocks if fits else 1})"
+        return f"__launch_bounds__({THREADS}, {blocks if self.keeps_factors else 1})"
 
     @property
     def head(self) -> str:
@@ -83,7 +88,7 @@ class Form:
         q, v = self._pitches
         return f"""{tensor_core_text(self.exact, self.narrow_tiles)}
 enum {{ ROWS = {ROWS}, THREADS = {THREADS}, D = {self.width}, DV = {self.value_width}, INNER = {self.inner} }};
-enum {{ Q = {q}, V = {v}, PACK = {self.packed} }};
+enum {{ Q = {q}, V = {v}, PACK = {self.packed}, KEPT = {int(self.keeps_factors)} }};
 enum {{ HAS_MASK = {int(self.has_mask)}, HAS_MAP = {int(self.has_map)}, HAS_KEEP = {int(self.has_keep)} }};
 #define LOG2_E 1.4426950408889634f
 using Element = {"bfloat16" if self.narrow else "float"};
@@ -110,8 +115,8 @@ __device__ __forceinline__ float number(Element x) {{ return {"to_float(x)" if s
     def row(self, count: str, index: str) -> str:
         """The number of a row of a result: that of a token, then of a head, or the other way round."""
         if self.by_token:
-            return f"((unit / z.heads * {count} + {index}) * z.heads + unit % z.heads)"
-        return f"(unit * {count} + {index})"
+            return f"(((long long)(unit / z.heads) * {count} + {index}) * z.heads + unit % z.heads)"
+        return f"((long long)unit * {count} + {index})"
 
     def begin(self, count: str, heavy_first: str, *inputs: str) -> str:
         """Which rows of which head of which sample a block owns, which of them the lane has, where inputs begin.
@@ -121,7 +126,7 @@ __device__ __forceinline__ float number(Element x) {{ return {"to_float(x)" if s
         lines = [
             "extern __shared__ __align__(16) Tile shared[];",
             f"int tiles = ({count} + ROWS - 1) / ROWS, units = gridDim.x / tiles, rank = blockIdx.x / units;",
-            f"long long unit = blockIdx.x % units; int first = ({heavy_first}) * ROWS, own = threadIdx.x / 32 * 16;",
+            f"int unit = blockIdx.x % units, first = ({heavy_first}) * ROWS, own = threadIdx.x / 32 * 16;",
             "int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;",
             "float log2_scale = z.scale * LOG2_E;",
         ]
@@ -137,26 +142,44 @@ __device__ __forceinline__ float number(Element x) {{ return {"to_float(x)" if s
 
 
 _FUNCTIONS = """
+#ifdef MLCOMPUTE_EMULATED
+static inline float power(float x) { return exp2f(x); }
+#else
+// 2 to the x; 0 where that is less than any normal number. exp2f takes several instructions to be right there, too.
+__device__ __forceinline__ float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#endif
 struct Strides { long long sample, head, row, column; };
 struct Sizes { int heads, queries, keys, width, value_width; float scale; };
 template <typename T>
-__device__ __forceinline__ const T* start(const T* p, Strides by, long long unit, int heads) {
+__device__ __forceinline__ const T* start(const T* p, Strides by, int unit, int heads) {
     return p + unit / heads * by.sample + unit % heads * by.head;
 }
+// Of 32 tiles from `first` on, in which anything is allowed, and of which the mask has to be read: a bit of each.
+struct Seen { int first; unsigned int allowed, masked; };
 // The first tile from `tile` on where anything is allowed, `tiles` if there is none; and does its mask have to be read?
 // A tile is `parts` of the map's, which are `by_part` apart. Lanes look at different tiles.
 __device__ __forceinline__ int next_tile(
-    const int* map, long long by_tile, long long by_part, int parts, bool all, int tile, int tiles, bool& masked) {
+    const int* map, long long by_tile, long long by_part, int parts, bool all, Seen& seen, int tile, int tiles,
+    bool& masked) {
     masked = HAS_MASK;
     if (!HAS_MAP) return tile;
-    for (; tile < tiles; tile += 32) {
-        int at = tile + threadIdx.x % 32, found = 0;
-        for (int part = 0; part < parts && at < tiles; ++part) found |= map[at * by_tile + part * by_part];
-        unsigned int allowed = __ballot_sync(0xffffffffu, at < tiles && (all || (found & 1)));
+    for (; tile < tiles; tile = seen.first + 32) {
+        if (tile >= seen.first + 32) {
+            int at = tile + threadIdx.x % 32, found = 0;
+            for (int part = 0; part < parts && at < tiles; ++part) found |= map[at * by_tile + part * by_part];
+            seen.first = tile;
+            seen.allowed = __ballot_sync(0xffffffffu, at < tiles && (all || (found & 1)));
+            seen.masked = __ballot_sync(0xffffffffu, found & 2);
+        }
+        unsigned int allowed = seen.allowed >> (tile - seen.first);
         if (allowed) {
-            int lane = __ffs(allowed) - 1;
-            masked = __shfl_sync(0xffffffffu, found, lane) & 2;
-            return tile + lane;
+            tile += __ffs(allowed) - 1;
+            masked = seen.masked >> (tile - seen.first) & 1;
+            return tile;
         }
     }
     return tiles;
@@ -173,6 +196,16 @@ __device__ __forceinline__ float added(const float* mask, Strides by, int i, int
 }
 __device__ __forceinline__ float kept(const float* keep, Strides by, int i, int j, Sizes z) {
     return HAS_KEEP ? of_score(keep, by, i, j, z, 1.0f) : 1.0f;
+}
+// Two neighbours of a row, of which some may not exist.
+struct __align__(2 * sizeof(Element)) Two { Element at[2]; };
+__device__ __forceinline__ void store(Element* row, int column, int columns, float x, float y) {
+    if (PACK > 1) {
+        if (column < columns) *(Two*)(row + column) = {element(x), element(y)};
+    } else {
+        if (column < columns) row[column] = element(x);
+        if (column + 1 < columns) row[column + 1] = element(y);
+    }
 }
 // Over the four lanes that share a row.
 __device__ __forceinline__ float row_max(float x) {
@@ -195,14 +228,14 @@ _SOFTMAX = """
             for (int n = 0; n < INNER / 8; ++n) best = fmaxf(best, fmaxf(x[n][2 * r], x[n][2 * r + 1]));
             best = row_max(best);
             float base = best == -INFINITY_F ? 0.0f : best;
-            change[r] = exp2f(most[r] - base);
+            change[r] = power(most[r] - base);
             most[r] = best;
             total[r] *= change[r];
             #pragma unroll
             for (int n = 0; n < INNER / 8; ++n)
                 #pragma unroll
                 for (int e = 2 * r; e < 2 * r + 2; ++e) {
-                    x[n][e] = exp2f(x[n][e] - base);
+                    x[n][e] = power(x[n][e] - base);
                     total[r] += x[n][e];
                 }
         }
@@ -211,7 +244,7 @@ _SOFTMAX = """
 #: Scores of the block's queries and a tile of keys, as softmax sees them: -inf where there is no key.
 _SCORES = """
         float x[INNER / 8][4] = {};
-        multiply_rows<INNER / 8, D / 8, Q, Q>(x, qs + own * Q, ks);
+        multiply_rows<INNER / 8, Q>(x, q_left, ks);
         #pragma unroll
         for (int n = 0; n < INNER / 8; ++n)
             #pragma unroll
@@ -241,11 +274,13 @@ def _copied(kind: str, name: str, tile: str, row: str, inner: str = "INNER") -> 
     )
 
 
-def _tile_loop(row: str, count: str, first: tuple[str, str], second: tuple[str, str], walk: str, body: str) -> str:
+def _tile_loop(
+    row: str, count: str, first: tuple[str, str], second: tuple[str, str], walk: str, factors: Sequence[str], body: str
+) -> str:
     """Goes through tiles of two inputs (name and where tiles are kept), one being copied while one is used.
 
     `row` is the first row of the tile in use; `walk` are the arguments that tell `next_tile` where to look. That is
-    done two tiles ahead, while others are used: it waits for memory.
+    done two tiles ahead, while others are used: it may wait for memory. `factors` are made of what the block owns.
     """
 
     def copies(tile: str) -> str:
@@ -255,15 +290,20 @@ def _tile_loop(row: str, count: str, first: tuple[str, str], second: tuple[str, 
         )
 
     q, v = f"{first[0]}s", f"{second[0]}s"
+    loaded = " ".join(f"{factor}_left.load();" for factor in factors)
     return f"""
     {{
     int buffer = 0, tiles = ({count} + INNER - 1) / INNER;
     bool masked, next_masked = false;
-    int tile = next_tile({walk}, 0, tiles, masked), next = tiles;
+    Seen seen = {{-32, 0, 0}};
+    int tile = next_tile({walk}, seen, 0, tiles, masked), next = tiles;
     if (tile < tiles) {{
             {copies("tile")}
-            next = next_tile({walk}, tile + 1, tiles, next_masked);
+            next = next_tile({walk}, seen, tile + 1, tiles, next_masked);
     }}
+    wait_for_copies();
+    __syncthreads();
+    {loaded}
     while (tile < tiles) {{
         int {row} = tile * INNER;
         bool adds = masked;
@@ -276,7 +316,7 @@ def _tile_loop(row: str, count: str, first: tuple[str, str], second: tuple[str, 
         buffer ^= 1;
         if (tile < tiles) {{
             {copies("tile")}
-            next = next_tile({walk}, tile + 1, tiles, next_masked);
+            next = next_tile({walk}, seen, tile + 1, tiles, next_masked);
         }}
 {body}
     }}
@@ -284,9 +324,16 @@ def _tile_loop(row: str, count: str, first: tuple[str, str], second: tuple[str, 
 """
 
 
-def _key_loop(body: str) -> str:
+def _key_loop(factors: Sequence[str], body: str) -> str:
     """Through tiles `ks` and `vs` of keys and values from `key` on."""
-    return _tile_loop("key", "z.keys", ("k", "keys"), ("v", "values"), "map, 1, map_by.row, parts, false", body)
+    walk = "map, 1, map_by.row, parts, false"
+    return _tile_loop("key", "z.keys", ("k", "keys"), ("v", "values"), walk, factors, body)
+
+
+def _factor(kind: str, name: str, tile: str, kept: str = "KEPT") -> str:
+    """16 rows of a tile that the block owns, as a factor of products."""
+    width, pitch = ("D", "Q") if kind == "Q" else ("DV", "V")
+    return f"Factor<Tile, {width} / 8, {pitch}, {kept}> {name}_left({tile} + own * {pitch});"
 
 
 def _first_part(own: str) -> str:
@@ -335,15 +382,16 @@ def forward_source(form: Form) -> str:
             for (int e = 0; e < 4; ++e) sum[n][e] *= change[e / 2];
         multiply_columns<DV / 8, INNER / 8, V>(sum, x, vs);"""
     logs = ["logs"] if form.by_token else []
-    keep_log = "if (t == 0) logs[unit * z.queries + i] = most[r] + log2f(denominator);" if form.by_token else ""
+    keep_log = "if (t == 0) logs[(long long)unit * z.queries + i] = most[r] + log2f(denominator);" if form.by_token else ""
     return f"""{form.head}
 extern "C" __global__ void {form.bounds(_FORWARD_BLOCKS)} KERNEL({form.parameters("y", *logs)}) {{
     {form.begin("z.queries", "tiles - 1 - rank", "q", "k", "v")}
     {_first_part("query")}
     Tile *qs = shared, *keys = qs + ROWS * Q, *values = keys + 2 * INNER * Q;
     {_copied("Q", "q", "qs", "first", "ROWS")}
+    {_factor("Q", "q", "qs")}
     float sum[DV / 8][4] = {{}}, most[2] = {{-INFINITY_F, -INFINITY_F}}, total[2] = {{0.0f, 0.0f}};
-{_key_loop(step)}
+{_key_loop(["q"], step)}
     #pragma unroll
     for (int r = 0; r < 2; ++r) {{
         float denominator = row_sum(total[r]);
@@ -354,9 +402,7 @@ extern "C" __global__ void {form.bounds(_FORWARD_BLOCKS)} KERNEL({form.parameter
         Element* to = y + {form.row("z.queries", "i")} * z.value_width;
         #pragma unroll
         for (int n = 0; n < DV / 8; ++n)
-            #pragma unroll
-            for (int e = 0; e < 2; ++e)
-                if (8 * n + 2 * t + e < z.value_width) to[8 * n + 2 * t + e] = element(sum[n][2 * r + e] * factor);
+            store(to, 8 * n + 2 * t, z.value_width, sum[n][2 * r] * factor, sum[n][2 * r + 1] * factor);
     }}
 }}
 """
@@ -366,7 +412,7 @@ def query_gradient_source(form: Form) -> str:
     """dq, dense; and for the other kernel, per query: log2 of the softmax's denominator, and sum of p dp."""
     statistics = f"""{_SCORES}{_SOFTMAX}
         float d[INNER / 8][4] = {{}};
-        multiply_rows<INNER / 8, DV / 8, V, V>(d, ys + own * V, vs);
+        multiply_rows<INNER / 8, V>(d, y_left, vs);
         #pragma unroll
         for (int r = 0; r < 2; ++r) {{
             delta[r] *= change[r];
@@ -379,13 +425,13 @@ def query_gradient_source(form: Form) -> str:
         }}"""
     step = f"""{_SCORES}
         float d[INNER / 8][4] = {{}};
-        multiply_rows<INNER / 8, DV / 8, V, V>(d, ys + own * V, vs);
+        multiply_rows<INNER / 8, V>(d, y_left, vs);
         #pragma unroll
         for (int n = 0; n < INNER / 8; ++n)
             #pragma unroll
             for (int e = 0; e < 4; ++e) {{
                 int i = first + own + g + e / 2 * 8, j = key + 8 * n + 2 * t + e % 2;
-                float p = exp2f(x[n][e] - most[e / 2]);  // 0 for a key that does not exist
+                float p = power(x[n][e] - most[e / 2]);  // 0 for a key that does not exist
                 x[n][e] = p * (d[n][e] * kept(keep, keep_by, i, j, z) - delta[e / 2]);
             }}
         multiply_columns<D / 8, INNER / 8, Q>(sum, x, ks);"""
@@ -395,27 +441,36 @@ def query_gradient_source(form: Form) -> str:
     for (int r = 0; r < 2; ++r) {{
         int i = first + own + g + 8 * r, known = min(i, z.queries - 1);
         const Element *a = dy + known * dy_by.row, *b = y + {form.row("z.queries", "known")} * z.value_width;
-        #pragma unroll
-        for (int c = 0; c < DV; c += 4) {{
-            int column = min(c + t, z.value_width - 1);
-            float term = number(a[column * dy_by.column]) * number(b[column]);
-            delta[r] += c + t < z.value_width ? term : 0.0f;
+        if (PACK > 1) {{
+            #pragma unroll
+            for (int c = 0; c < DV; c += 16) {{
+                bool inside = c + 4 * t < z.value_width;
+                const float4 p = four_inside(a, c + 4 * t, inside), q = four_inside(b, c + 4 * t, inside);
+                delta[r] += p.x * q.x + p.y * q.y + p.z * q.z + p.w * q.w;
+            }}
+        }} else {{
+            #pragma unroll
+            for (int c = 0; c < DV; c += 4) {{
+                int column = min(c + t, z.value_width - 1);
+                float term = number(a[column * dy_by.column]) * number(b[column]);
+                delta[r] += c + t < z.value_width ? term : 0.0f;
+            }}
         }}
-        most[r] = logs[unit * z.queries + known];
+        most[r] = logs[(long long)unit * z.queries + known];
         delta[r] = row_sum(delta[r]);
-        if (t == 0 && i < z.queries) deltas[unit * z.queries + i] = delta[r];
+        if (t == 0 && i < z.queries) deltas[(long long)unit * z.queries + i] = delta[r];
     }}"""
     else:
         found = f"""
     float total[2] = {{0.0f, 0.0f}};
-    {_key_loop(statistics)}
+    {_key_loop(["q", "y"], statistics)}
     #pragma unroll
     for (int r = 0; r < 2; ++r) {{
         total[r] = row_sum(total[r]);
         delta[r] = row_sum(delta[r]) / total[r];
         most[r] += log2f(total[r]);
         int i = first + own + g + 8 * r;
-        if (t == 0 && i < z.queries) logs[unit * z.queries + i] = most[r], deltas[unit * z.queries + i] = delta[r];
+        if (t == 0 && i < z.queries) logs[(long long)unit * z.queries + i] = most[r], deltas[(long long)unit * z.queries + i] = delta[r];
     }}
     __syncthreads();"""
     results = ("dq", "deltas") if form.by_token else ("dq", "logs", "deltas")
@@ -427,19 +482,23 @@ extern "C" __global__ void {form.bounds(_GRADIENT_BLOCKS)} KERNEL({form.paramete
     Tile *qs = shared, *ys = qs + ROWS * Q, *keys = ys + ROWS * V, *values = keys + 2 * INNER * Q;
     {_copied("Q", "q", "qs", "first", "ROWS")}
     {_copied("V", "dy", "ys", "first", "ROWS")}
+    {_factor("Q", "q", "qs")}
+    {_factor("V", "y", "ys")}
     float most[2] = {{{least}}}, delta[2] = {{0.0f, 0.0f}};
 {found}
     float sum[D / 8][4] = {{}};
-{_key_loop(step)}
+{_key_loop(["q", "y"], step)}
     #pragma unroll
-    for (int n = 0; n < D / 8; ++n)
+    for (int r = 0; r < 2; ++r) {{
+        int i = first + own + g + 8 * r;
+        if (i >= z.queries) continue;
+        Element* to = dq + {form.row("z.queries", "i")} * z.width;
+        // A row without any key is NaN, and so is its gradient, though all of its tiles were skipped.
+        float scale = delta[r] != delta[r] ? delta[r] : z.scale;
         #pragma unroll
-        for (int e = 0; e < 4; ++e) {{
-            int i = first + own + g + e / 2 * 8, column = 8 * n + 2 * t + e % 2;
-            // A row without any key is NaN, and so is its gradient, though all of its tiles were skipped.
-            float x = delta[e / 2] != delta[e / 2] ? delta[e / 2] : sum[n][e] * z.scale;
-            if (i < z.queries && column < z.width) dq[{form.row("z.queries", "i")} * z.width + column] = element(x);
-        }}
+        for (int n = 0; n < D / 8; ++n)
+            store(to, 8 * n + 2 * t, z.width, sum[n][2 * r] * scale, sum[n][2 * r + 1] * scale);
+    }}
 }}
 """
 
@@ -458,8 +517,8 @@ def key_gradient_source(form: Form) -> str:
                 delta[n][e] = i < z.queries ? own_delta : 0.0f;
             }
         float x[INNER / 8][4] = {}, d[INNER / 8][4] = {};
-        multiply_rows<INNER / 8, D / 8, Q, Q>(x, ks + own * Q, qs);
-        multiply_rows<INNER / 8, DV / 8, V, V>(d, vs + own * V, dys);
+        multiply_rows<INNER / 8, Q>(x, k_left, qs);
+        multiply_rows<INNER / 8, V>(d, v_left, dys);
         #pragma unroll
         for (int n = 0; n < INNER / 8; ++n)
             #pragma unroll
@@ -478,7 +537,7 @@ def key_gradient_source(form: Form) -> str:
             for (int e = 0; e < 4; ++e) {
                 int i = query + 8 * n + 2 * t + e % 2, j = first + own + g + e / 2 * 8;
                 float keeps = kept(keep, keep_by, i, j, z);
-                float p = exp2f(x[n][e] - log[n][e % 2]);
+                float p = power(x[n][e] - log[n][e % 2]);
                 d[n][e] = p * (d[n][e] * keeps - delta[n][e % 2]);
                 x[n][e] = p * keeps;
             }
@@ -491,9 +550,11 @@ extern "C" __global__ void {form.bounds(_GRADIENT_BLOCKS)} KERNEL({form.paramete
     {form.begin("z.keys", "rank", "dy", "q", "k", "v")}
     {_first_part("key")}
     Tile *ks = shared, *vs = ks + ROWS * Q, *queries = vs + ROWS * V, *gradients = queries + 2 * INNER * Q;
-    logs += unit * z.queries, deltas += unit * z.queries;
+    logs += (long long)unit * z.queries, deltas += (long long)unit * z.queries;
     {_copied("Q", "k", "ks", "first", "ROWS")}
     {_copied("V", "v", "vs", "first", "ROWS")}
+    {_factor("Q", "k", "ks", "KEPT && sizeof(Tile) == 2")}
+    {_factor("V", "v", "vs", "false")}
     // A query without any key is NaN, and so is what it gives to every key: then no tile is skipped.
     bool has_nan = false;
     if (HAS_MAP) {{
@@ -501,18 +562,18 @@ extern "C" __global__ void {form.bounds(_GRADIENT_BLOCKS)} KERNEL({form.paramete
         has_nan = __syncthreads_or(has_nan);
     }}
     float sum_k[D / 8][4] = {{}}, sum_v[DV / 8][4] = {{}};
-{_tile_loop("query", "z.queries", ("q", "queries"), ("dy", "gradients"), walk, step)}
+{_tile_loop("query", "z.queries", ("q", "queries"), ("dy", "gradients"), walk, ["k", "v"], step)}
     #pragma unroll
-    for (int n = 0; n < (D > DV ? D : DV) / 8; ++n)
+    for (int r = 0; r < 2; ++r) {{
+        int j = first + own + g + 8 * r;
+        if (j >= z.keys) continue;
+        Element *to_k = dk + {form.row("z.keys", "j")} * z.width, *to_v = dv + {form.row("z.keys", "j")} * z.value_width;
         #pragma unroll
-        for (int e = 0; e < 4; ++e) {{
-            int j = first + own + g + e / 2 * 8, column = 8 * n + 2 * t + e % 2;
-            if (j >= z.keys) continue;
-            long long row = {form.row("z.keys", "j")};
-            if (n < D / 8 && column < z.width)
-                dk[row * z.width + column] = element(sum_k[n < D / 8 ? n : 0][e] * z.scale);
-            if (n < DV / 8 && column < z.value_width)
-                dv[row * z.value_width + column] = element(sum_v[n < DV / 8 ? n : 0][e]);
-        }}
+        for (int n = 0; n < D / 8; ++n)
+            store(to_k, 8 * n + 2 * t, z.width, sum_k[n][2 * r] * z.scale, sum_k[n][2 * r + 1] * z.scale);
+        #pragma unroll
+        for (int n = 0; n < DV / 8; ++n)
+            store(to_v, 8 * n + 2 * t, z.value_width, sum_v[n][2 * r], sum_v[n][2 * r + 1]);
+    }}
 }}
 """

@@ -208,6 +208,8 @@ def _call(
     if bias is not None and not product.has_epilogue:
         return None
     memory, writes = [*part], [2]
+    if not product.needs_workspace:
+        workspace = None
     if workspace is not None:
         memory, writes = [*memory, workspace], [2, 3]
     if bias is not None:
