@@ -1,4 +1,4 @@
-"""Branches of captured graphs: large products run beside other work, and only beside what does not touch their memory."""
+"""Branches of captured graphs: large products run beside other work that does not touch their memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from mlcompute import ops
+from mlcompute.compiler.plan_memory import MemoryPlan
 from mlcompute.devices.cuda import branches as module
 from mlcompute.devices.cuda import executable
 from mlcompute.devices.cuda.branches import Place, branches
 from mlcompute.devices.cuda.kernels import matmul
 from mlcompute.devices.cuda.merge_launches import Touched, Work
-from mlcompute.compiler.plan_memory import MemoryPlan
 from mlcompute.ops.op import Value
 from tests.devices.cuda_ops import emulated, run_on
 from tests.harness import assert_close, forward
@@ -73,7 +73,7 @@ def test_gradients_of_weights_run_beside_others(placed: list[Any]) -> None:
     found, _ = run_on(emulated(), perceptron, arrays, times=5)
     for a, b in zip(found, forward(perceptron, *arrays), strict=True):
         assert_close(a, b, scale=16.0)
-    (work, plan, places) = placed[0]
+    work, plan, places = placed[0]
     assert {place.stream for place in places} == {0, 1, 2}
     assert places[0].stream == 0, "nothing can run beside a product whose result comes next"
     before = orders(places)
@@ -104,4 +104,4 @@ def test_small_products_stay_in_one_stream(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(executable, "branches", spy)
     rng = np.random.default_rng(0)
     run_on(emulated(), perceptron, [rng.standard_normal((8, 8)).astype(np.float32) for _ in range(3)], times=2)
-    assert {place for place in seen[0]} == {Place()}
+    assert set(seen[0]) == {Place()}

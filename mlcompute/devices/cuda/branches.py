@@ -1,11 +1,11 @@
 """Which work runs beside other work: large library calls that nobody waits for at once get streams of their own.
 
-The blocks of one product seldom fill the multiprocessors evenly: of its last blocks many leave some of them idle, and
-behind its end all wait for the next kernel. Captured from several streams, a graph has branches: the gradient of a weight
-is computed while the gradient of the layer's input and what follows from it are, and so are queries, keys and values.
+The blocks of one product seldom fill the multiprocessors evenly: while its last ones run, many of them are idle, and
+then all wait for the next kernel. Captured from several streams, a graph has branches: the gradient of a weight is
+computed while the gradient of the layer's input and what follows from it are, and queries beside keys and values.
 
-Every kernel adds in its own order, so numbers stay the same to the bit. Values that follow each other in one place of the
-arena are kept apart as those that depend on each other are.
+Every kernel adds in its own order, so numbers stay the same to the bit. Values that follow each other in one place of
+the arena are kept apart as those that depend on each other are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlcompute.devices.cuda.merge_launches import Touched, Work
 
 #: Streams that work is distributed over.
 STREAMS = 3
-#: Bytes a library call reads and writes at least that gets a stream of its own: another stream costs 1 to 2 microseconds.
+#: Bytes a library call reads and writes at least that gets another stream: that costs 1 to 2 microseconds.
 _LARGE = 1 << 22
 #: So many units before and behind one are looked at; it waits for those further away.
 _WINDOW = 24

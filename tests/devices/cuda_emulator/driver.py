@@ -268,8 +268,11 @@ class EmulatedDriver:
 
 
 class Capture:
-    """A graph: nodes, and which others each comes after. It runs in the order of its capture, and every second time with
-    what was captured last as early as possible: where nodes do not wait for each other that must not matter."""
+    """A graph: nodes, and which others each comes after.
+
+    It runs in the order of its capture, and every second time with what was captured last as early as possible: where
+    nodes do not wait for each other, that must not matter.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[tuple[Work, frozenset[int]]] = []

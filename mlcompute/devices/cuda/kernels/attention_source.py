@@ -129,6 +129,7 @@ __device__ __forceinline__ float number(Element x) {{ return {"to_float(x)" if s
             f"int unit = blockIdx.x % units, first = ({heavy_first}) * ROWS, own = threadIdx.x / 32 * 16;",
             "int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;",
             "float log2_scale = z.scale * LOG2_E;",
+            "long long at = (long long)unit * z.queries;  // where logs and deltas of the head begin",
         ]
         lines += [f"{name} = start({name}, {name}_by, unit, z.heads);" for name in inputs]
         for name, kind, present in (
@@ -382,7 +383,7 @@ def forward_source(form: Form) -> str:
             for (int e = 0; e < 4; ++e) sum[n][e] *= change[e / 2];
         multiply_columns<DV / 8, INNER / 8, V>(sum, x, vs);"""
     logs = ["logs"] if form.by_token else []
-    keep_log = "if (t == 0) logs[(long long)unit * z.queries + i] = most[r] + log2f(denominator);" if form.by_token else ""
+    keep_log = "if (t == 0) logs[at + i] = most[r] + log2f(denominator);" if form.by_token else ""
     return f"""{form.head}
 extern "C" __global__ void {form.bounds(_FORWARD_BLOCKS)} KERNEL({form.parameters("y", *logs)}) {{
     {form.begin("z.queries", "tiles - 1 - rank", "q", "k", "v")}
@@ -456,9 +457,9 @@ def query_gradient_source(form: Form) -> str:
                 delta[r] += c + t < z.value_width ? term : 0.0f;
             }}
         }}
-        most[r] = logs[(long long)unit * z.queries + known];
+        most[r] = logs[at + known];
         delta[r] = row_sum(delta[r]);
-        if (t == 0 && i < z.queries) deltas[(long long)unit * z.queries + i] = delta[r];
+        if (t == 0 && i < z.queries) deltas[at + i] = delta[r];
     }}"""
     else:
         found = f"""
@@ -470,7 +471,7 @@ def query_gradient_source(form: Form) -> str:
         delta[r] = row_sum(delta[r]) / total[r];
         most[r] += log2f(total[r]);
         int i = first + own + g + 8 * r;
-        if (t == 0 && i < z.queries) logs[(long long)unit * z.queries + i] = most[r], deltas[(long long)unit * z.queries + i] = delta[r];
+        if (t == 0 && i < z.queries) logs[at + i] = most[r], deltas[at + i] = delta[r];
     }}
     __syncthreads();"""
     results = ("dq", "deltas") if form.by_token else ("dq", "logs", "deltas")
@@ -550,7 +551,7 @@ extern "C" __global__ void {form.bounds(_GRADIENT_BLOCKS)} KERNEL({form.paramete
     {form.begin("z.keys", "rank", "dy", "q", "k", "v")}
     {_first_part("key")}
     Tile *ks = shared, *vs = ks + ROWS * Q, *queries = vs + ROWS * V, *gradients = queries + 2 * INNER * Q;
-    logs += (long long)unit * z.queries, deltas += (long long)unit * z.queries;
+    logs += at, deltas += at;
     {_copied("Q", "k", "ks", "first", "ROWS")}
     {_copied("V", "v", "vs", "first", "ROWS")}
     {_factor("Q", "k", "ks", "KEPT && sizeof(Tile) == 2")}
@@ -567,7 +568,8 @@ extern "C" __global__ void {form.bounds(_GRADIENT_BLOCKS)} KERNEL({form.paramete
     for (int r = 0; r < 2; ++r) {{
         int j = first + own + g + 8 * r;
         if (j >= z.keys) continue;
-        Element *to_k = dk + {form.row("z.keys", "j")} * z.width, *to_v = dv + {form.row("z.keys", "j")} * z.value_width;
+        long long row = {form.row("z.keys", "j")};
+        Element *to_k = dk + row * z.width, *to_v = dv + row * z.value_width;
         #pragma unroll
         for (int n = 0; n < D / 8; ++n)
             store(to_k, 8 * n + 2 * t, z.width, sum_k[n][2 * r] * z.scale, sum_k[n][2 * r + 1] * z.scale);
