@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Bytes of a value that is small.
 _SMALL = 1 << 20
+#: Bytes that a large product reads and writes.
+LARGE_PRODUCT = 1 << 22
 
 
 class Placement(NamedTuple):
@@ -60,10 +62,15 @@ class MemoryPlan:
 
 def plan_memory(steps: list[Step], context: Context) -> list[Step]:
     """Where every value lies; a smaller batch lies where the full one does."""
-    program, workspace, lingers = context.program, context.engine.workspace, context.engine.traits.lingers
+    program, workspace, traits = context.program, context.engine.workspace, context.engine.traits
     program.steps, program.kept = steps, set(context.kept)
     program.plan = plan_like(context.like, program, workspace) or planned(
-        steps, context.kept, rerunnable=program.runs_in_phases, workspace=workspace, lingers=lingers
+        steps,
+        context.kept,
+        rerunnable=program.runs_in_phases,
+        workspace=workspace,
+        lingers=traits.lingers,
+        products_linger=traits.products_linger,
     )
     return steps
 
@@ -77,6 +84,7 @@ def planned(
     guard: int = 0,
     workspace: Callable[[Step], int] | None = None,
     lingers: int = 0,
+    products_linger: int = 0,
 ) -> MemoryPlan:
     """Assign arena offsets.
 
@@ -85,6 +93,7 @@ def planned(
     reuse       False gives every value memory of its own (for comparison in tests)
     guard       unused bytes after every value (tests watch them for stray writes)
     lingers     steps after its last use that the memory of a small value is not used again (`Traits.lingers`)
+    products_linger   the same of memory that a large matmul uses last (`Traits.products_linger`)
     """
     plan = MemoryPlan(views=views_of(steps))
     last = _lifetimes(steps, plan, frozenset(keep), rerunnable)
@@ -112,15 +121,21 @@ def planned(
             buffer = plan.workspaces[step] = _workspace(step, index, needed)
             blocks.append(Block(needed + guard, index, index))
             placed[buffer] = (blocks[-1], needed, index, index)
-    if lingers:
+    if lingers or products_linger:
+        products = {index for index, step in enumerate(steps) if products_linger and _is_large_product(step)}
         for block in blocks:
-            block.last += lingers if block.nbytes <= _SMALL else 0
+            block.last += products_linger if block.last in products else lingers if block.nbytes <= _SMALL else 0
     assign_offsets(blocks, reuse)
     plan.placements = {
         value: Placement(block.offset, nbytes, first, end) for value, (block, nbytes, first, end) in placed.items()
     }
     plan.nbytes = max((block.offset + block.nbytes for block in blocks), default=0)
     return plan
+
+
+def _is_large_product(step: Step) -> bool:
+    is_product = step.op.name in ("matmul", "matmul_epilogue")
+    return is_product and sum(value.nbytes for value in (*step.inputs, *step.results)) >= LARGE_PRODUCT
 
 
 def _workspace(step: Step, index: int, nbytes: int) -> Value:

@@ -34,6 +34,8 @@ class Traits:
     channels_last      the fastest image kernels are those for (N, H, W, C)
     lingers            small values keep their memory for so many steps more than they are needed: steps that use the
                        same memory could not become one launch
+    products_linger    memory that a large matmul used last is left alone for so many steps: what would use it could not
+                       run beside the matmul
     mixes_types        a matmul or convolution reads each operand in the type it is stored in, float32 or bfloat16: it
                        is converted while the kernel packs it, so weights need no copy in bfloat16
     runs_ahead         a run is started and need not be waited for: those started after it wait for it on the device
@@ -47,6 +49,7 @@ class Traits:
     updates_last: bool = False
     channels_last: bool = False
     lingers: int = 0
+    products_linger: int = 0
     mixes_types: bool = False
     runs_ahead: bool = False
 

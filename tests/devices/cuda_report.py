@@ -88,10 +88,10 @@ def launches(engine: Cuda) -> None:
 
     launch(10)
     print(f"launch, each of 1000   {median_time(lambda: launch(1000), 5) * 1e3:7.2f} us")
-    driver.begin_capture(engine.capture_streams[0])
+    driver.begin_capture(engine.capture_stream)
     for _ in range(100):
-        driver.launch(function, (1, 1, 1), (1, 1, 1), 0, engine.capture_streams[0], int(pointers.ctypes.data))
-    graph = driver.end_capture(engine.capture_streams[0])
+        driver.launch(function, (1, 1, 1), (1, 1, 1), 0, engine.capture_stream, int(pointers.ctypes.data))
+    graph = driver.end_capture(engine.capture_stream)
 
     behind = driver.create_event()
 

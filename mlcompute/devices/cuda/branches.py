@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mlcompute.compiler.plan_memory import MemoryPlan
+from mlcompute.compiler.plan_memory import LARGE_PRODUCT, MemoryPlan
 from mlcompute.devices.cuda.driver import Driver
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
 from mlcompute.devices.cuda.merge_launches import Touched, Work
@@ -21,7 +21,7 @@ from mlcompute.devices.cuda.merge_launches import Touched, Work
 #: Streams that work is distributed over.
 STREAMS = 3
 #: Bytes a library call reads and writes at least that gets another stream: that costs 1 to 2 microseconds.
-_LARGE = 1 << 22
+_LARGE = LARGE_PRODUCT
 #: So many units before and behind one are looked at; it waits for those further away.
 _WINDOW = 24
 

@@ -41,6 +41,7 @@ class Cuda(Engine):
         updates_last=True,
         channels_last=True,
         lingers=16,
+        products_linger=8,
         runs_ahead=True,
     )
     precisions = ("float32", "bf16")
@@ -70,9 +71,14 @@ class Cuda(Engine):
         return self._open().stream
 
     @property
-    def capture_streams(self) -> Sequence[int]:
-        """Where graphs are captured, and their branches: nothing that others enqueue meanwhile gets into them."""
-        return self._open().capture_streams
+    def capture_stream(self) -> int:
+        """Where graphs are captured: nothing that others enqueue meanwhile gets into them."""
+        return self._open().capture_stream
+
+    @property
+    def branch_streams(self) -> Sequence[int]:
+        """Where branches of graphs are captured."""
+        return self._open().branch_streams
 
     @property
     def copy_stream(self) -> int:
@@ -149,8 +155,8 @@ class _Opened:
     """Streams of a device, and copies in the first of them."""
 
     def __init__(self, driver: Driver) -> None:
-        self.stream = driver.create_stream()
-        self.capture_streams = [driver.create_stream() for _ in range(STREAMS)]
+        self.stream, self.capture_stream = driver.create_stream(), driver.create_stream()
+        self.branch_streams = [driver.create_stream() for _ in range(STREAMS - 1)]
         self.copy_stream = driver.create_stream()
         self.staging = Staging(driver, self.stream)
 

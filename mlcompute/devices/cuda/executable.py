@@ -400,13 +400,12 @@ class CudaExecutable(Executable):
         call.enqueue(stream, [address or 0 for address in addresses])
 
     def _captured(self, phases: Sequence[str]) -> _Graph:
-        stream, *more = self.engine.capture_streams
-        work = list(self._of(phases))
+        stream, work = self.engine.capture_stream, list(self._of(phases))
         places = branches(work, self.program.plan)
         self._driver.begin_capture(stream)
         try:
             self._begin(stream)
-            enqueue_branches(work, places, self._driver, [stream, *more], self._enqueue_one)
+            enqueue_branches(work, places, self._driver, [stream, *self.engine.branch_streams], self._enqueue_one)
             self._end(phases, stream)
         except BaseException:
             self._driver.abort_capture(stream)

@@ -30,6 +30,8 @@ LEAST_ITERATIONS = 8
 LEAST_OF_LARGE = 2
 #: Iterations of a lane whose elements it can keep in registers.
 HELD = 8
+#: With more iterations than this, rows get more lanes than a warp: registers would leave room for few blocks.
+MOST_HELD = 3
 #: So many rows of columns that fit into one block are left to it: it can then share a launch with others.
 FEW_ROWS = 64
 #: Up to so many rows of columns are left to one large block.
@@ -152,6 +154,8 @@ def _rows(units: int, length: int, threads: int, hold: bool) -> tuple[int, int]:
     lanes = 1 if length <= 2 else 8 if length <= 32 else 32 if length < 512 else 128 if length < 2048 else threads
     if units * lanes < FEW_THREADS and length > lanes:
         lanes = 32 if length <= 64 else threads
+    elif hold and lanes == 32 and length > MOST_HELD * lanes:
+        lanes = 128
     if hold and length > HELD * threads:
         lanes = 1024 if length > HELD * 512 else max(threads, 512)
     return (threads // lanes if lanes <= 32 else 1), lanes
