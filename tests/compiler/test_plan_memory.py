@@ -71,6 +71,19 @@ def test_only_elementwise_ops_work_in_place() -> None:
     assert span(plan, a) != span(plan, b)
 
 
+@pytest.mark.parametrize(("rows", "is_large"), [(1024, True), (8, False)])
+def test_memory_of_large_products_is_left_alone_for_a_while(rows: int, is_large: bool) -> None:
+    """What follows a large product could not run beside it if it wrote where the product reads."""
+    trace = Trace()
+    a = feed(trace, (rows, 512)) + 1.0
+    b = ops.matmul(a, feed(trace, (512, 512)))  # the last to read a
+    c = ops.matmul(feed(trace, (rows, 512)), feed(trace, (512, 512)))
+    d = ops.matmul(feed(trace, (rows, 512)), feed(trace, (512, 512)))
+    usual, lingering = (planned(trace.steps, [b, c, d], products_linger=steps) for steps in (0, 1))
+    assert span(usual, c) == span(usual, a)
+    assert span(lingering, d if is_large else c) == span(lingering, a)
+
+
 def test_nothing_is_taken_over_that_is_also_seen_through_a_view() -> None:
     trace = Trace()
     a = feed(trace, (4, 4)) + 1.0
