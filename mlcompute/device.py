@@ -269,4 +269,7 @@ def expect_device(who: str, name: str, given: object) -> Device:
             f"{who}: {name} is None, which is what Device.gpu() and Device.ane() give where there is no such device",
             fix="use Device.cpu(), or Device() for the best device there is",
         )
-    raise TypeError(f"{who}: {name} must be a Device, not {type(given).__name__}")
+    shown = repr(given) if isinstance(given, str) else type(given).__name__
+    raise TypeError(
+        f"{who}: {name} must be a Device, not {shown}: use mlc.Device.cpu(), mlc.Device.gpu(), or leave it out"
+    )

@@ -105,3 +105,21 @@ def warn(message: str) -> None:
 
 def _is_contextlib(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__") == "contextlib"
+
+
+def where_to_look(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Of a file that is not there: the folder it was looked for in, and which one may be meant."""
+    import difflib
+
+    folder, name = os.path.split(os.fspath(path))
+    where = os.path.abspath(folder)
+    if not os.path.isdir(where):
+        return {"where": f"{where}, which does not exist either", "fix": "check the path"}
+    stem, ending = os.path.splitext(name)
+    # Endings are alike anyway; of files that differ in nothing else the one with this ending comes last, and stays.
+    beside = {os.path.splitext(one)[0]: one for one in sorted(os.listdir(where), key=lambda one: one.endswith(ending))}
+    near = difflib.get_close_matches(stem, beside, n=1)
+    return {
+        "where": where,
+        "fix": f"did you mean {os.path.join(folder, beside[near[0]])}?" if near else "check the path",
+    }

@@ -83,7 +83,7 @@ class MatMulLayer(Layer):
             f"the rows of op(x) have {k} elements, the columns of op(y) have {k2}",
             x=f"{x}{' transposed' if d.transposes_x else ''}",
             y=f"{y}{' transposed' if d.transposes_y else ''}",
-            fix="give both the same inner extent, or set transposes_x or transposes_y",
+            fix="give both the same inner extent, or transpose one: x @ y.T, or transposes_y=True",
         )
         try:
             return (*broadcast_shape(x[:-2], y[:-2]), m, n)

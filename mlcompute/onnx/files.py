@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.errors import DataError
+from mlcompute.errors import DataError, where_to_look
 from mlcompute.onnx.types import nbytes
 from mlcompute.onnx.wire import without_large_data
 from mlcompute.ops.op import Array
@@ -76,7 +76,8 @@ def _opened(path: Path) -> BufferedReader:
     try:
         return path.open("rb")
     except OSError as error:
-        raise DataError(f"onnx.load: '{path}' cannot be read", reason=error.strerror) from None
+        found = where_to_look(path) if isinstance(error, FileNotFoundError) else {}
+        raise DataError(f"onnx.load: '{path}' cannot be read", reason=error.strerror, **found) from None
 
 
 def _without_large_data(file: BufferedReader) -> tuple[bytes, dict[int, tuple[int, int]]]:

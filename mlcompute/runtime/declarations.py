@@ -133,6 +133,8 @@ class Declarations:
                     raise DataError(
                         f"{self.who}.{method}: '{name}' is not a declared name in {kind}",
                         declared=", ".join({**declared, **self.undeclared}) or "none",
-                        fix="declare it with add_inputs first",
+                        fix=f"call it {next(iter(declared))!r}"
+                        if len(declared) == 1
+                        else "take one of these names, or declare it with add_inputs first",
                     )
         return found

@@ -76,7 +76,9 @@ def replace_file(path: str, fill: Callable[[Writer], None], who: str) -> None:
         raise FileError(
             f"{who}: {path} could not be written: {error.strerror or error}",
             folder=folder,
-            fix="what was there before is untouched; free space or choose another folder, then save again",
+            fix="make the folder first"
+            if not os.path.isdir(folder)
+            else "what was there before is untouched; free space or choose another folder, then save again",
         ) from error
     try:
         _flush_folder(folder)

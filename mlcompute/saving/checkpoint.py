@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from mlcompute.errors import FileError
+from mlcompute.errors import FileError, where_to_look
 from mlcompute.saving.plain import JSON, from_text, restored, shortened
 from mlcompute.saving.tensor_file import Entry, Header, decoded, header_length, parse_header
 from mlcompute.tensor_data import Array
@@ -65,7 +65,8 @@ class Checkpoint:
         try:
             self._file: BinaryIO = open(self.path, "rb", buffering=0)  # noqa: SIM115  (kept open: it may be replaced)
         except OSError as error:
-            raise FileError(f"{who}: cannot be opened: {error.strerror or error}") from error
+            found = where_to_look(os.fsdecode(self.path)) if isinstance(error, FileNotFoundError) else {}
+            raise FileError(f"{who}: cannot be opened: {error.strerror or error}", **found) from error
         self._close = weakref.finalize(self, self._file.close)
         try:
             self._header = self._read_header()

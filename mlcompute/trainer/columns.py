@@ -170,6 +170,8 @@ def column(
                 fix += "; weights of single labels are declared with TrainingGraph.add_inputs(loss_label_weights=...)"
         elif not fix and array.dtype.kind in "iu" and _has_one_entry_for(array, d.shape, len(d.shape) - 1):
             fix = "one-hot labels, np.eye(classes)[labels], have an element for every class"
+        elif not fix and is_label and len(given) == len(wanted):
+            fix = f"give labels of this shape, or the last layer as many outputs: {array.shape[-1]}"
         elif not fix and not is_label and not is_weight:
             fix = f"or build the graph's input with shape {(batch, *array.shape[1:])}"
         raise DataError(

@@ -163,7 +163,8 @@ def evaluate(
                 break
             if not batch.labels and model.feed.labels:
                 raise DataError(
-                    "Trainer.evaluate: the data has no labels", fix="give y, or batches of (inputs, labels)"
+                    "Trainer.evaluate: the data has no labels",
+                    fix="give y, or batches of (inputs, labels); in fit: validation=(x, y)",
                 )
             batch = _runnable(model, batch, "Trainer.evaluate", with_labels=True, is_first=not is_filled)
             is_filled = is_filled or bool(batch.filling)

@@ -97,7 +97,7 @@ def model_from(
         raise TypeError(f"Trainer: needs a Graph or a TrainingGraph, not {type(graph).__name__}")
     nodes = graph.nodes
     if not nodes:
-        raise GraphError("Trainer: the graph has no layers")
+        raise GraphError("Trainer: the graph has no layers", fix="add some: graph.dense(graph.input((32, 8), 'x'), 3)")
     found = dict(inputs) if inputs is not None else _inputs_of(nodes)
     own = [node for node in nodes if is_loss(node.layer)]
     chosen = _optimizer(optimizer, learning_rate)

@@ -245,11 +245,21 @@ PYTHON = [
     (lambda: mlc.data.iris().augmented(flip=True), "only images are augmented"),
     (lambda: mlc.data.read_csv("."), "expected  a file"),
     (lambda: mlc.data.images(IRIS), "expected  a folder"),
+    (lambda: mlc.data.read_csv(IRIS.with_name("irs.csv")), "iris.csv?"),
+    (lambda: mlc.load(IRIS.with_name("digit.npz")), "digits.npz?"),
+    (lambda: mlc.load("gone/best.safetensors"), "which does not exist either"),
+    (lambda: trainer(8).save("gone/best.safetensors"), "make the folder first"),
+    (lambda: trainer(8).fit(FEATURES, np.eye(4)[LABELS]), "the last layer as many outputs: 4"),
+    (lambda: trainer(8).fit(FEATURES, LABELS, validation=FEATURES), "validation=(x, y)"),
+    (lambda: mlc.Trainer(mlc.Graph(), loss="mse"), "add some: graph.dense("),
+    (lambda: mlc.Trainer(mlc.Graph(), loss="mse", device="gpu"), "not 'gpu': use mlc.Device.cpu(), mlc.Device.gpu()"),
+    (lambda: mlc.callbacks.EarlyStopping("val_los"), "is 'val_loss' meant?"),
+    (lambda: trainer(8).training.execute({"input": FEATURES[:10]}, {"labels": LABELS[:10]}), "call it 'x'"),
 ]
 
 
 @pytest.mark.parametrize(("call", "says"), PYTHON)
 def test_python(call: Callable[[], object], says: str) -> None:
-    with pytest.raises((mlc.DataError, TypeError)) as error:
+    with pytest.raises((mlc.Error, TypeError)) as error:
         call()
     assert says in str(error.value), error.value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 import os
@@ -47,8 +48,10 @@ class Monitor(Callback):
             return True
         if name in ("mae", "mse", "rmse", "perplexity") or name.endswith(("loss", "error")):
             return False
+        near = difflib.get_close_matches(self.monitor, ("loss", "val_loss", "accuracy", "val_accuracy"), 1)
         raise DataError(
-            f"{type(self).__name__}: is {self.monitor!r} to rise or to fall?", fix='give mode="max" or mode="min"'
+            f"{type(self).__name__}: is {self.monitor!r} to rise or to fall?",
+            fix='give mode="max" or mode="min"' + (f"; or is {near[0]!r} meant?" if near else ""),
         )
 
     def watched(self, logs: Logs) -> float:
