@@ -232,6 +232,7 @@ class DeviceStep:
 
     # Slices -----------------------------------------------------------------------------------------------------------
 
+    @functools.cached_property
     def _turns(self) -> list[tuple[StepDevice, int]]:
         """(device, number of the slice) of all own slices, so that devices take turns."""
         turns = range(max(device.slice_count for device in self._devices))
@@ -242,7 +243,7 @@ class DeviceStep:
         """All own slices that have samples, and their programs, bound to the newest parameters."""
         samples = cut(batch, self.training.group.slices)
         found = []
-        for device, number in self._turns():
+        for device, number in self._turns:
             first, last = samples[number]
             if first < last:
                 program = device.compiled.get("slice", last - first, True, sizes)
@@ -297,7 +298,7 @@ class DeviceStep:
     def _enqueue_slices(self, slices: Sequence[_Slice]) -> None:
         """All slices, fed before, one behind the other on each device."""
         by_number = {one.number: one for one in slices}
-        for device, number in self._turns():
+        for device, number in self._turns:
             one = by_number.get(number)
             if one is not None:
                 self.exchange.run(device.rank, one.executable, _PHASES, self._slot(one))
@@ -315,7 +316,7 @@ class DeviceStep:
         by_number = {one.number: one for one in slices}
         parts = training.program.parts(_PHASES)
         for place, (names, total) in enumerate(parts):
-            for device, number in self._turns():
+            for device, number in self._turns:
                 one = by_number.get(number)
                 if one is not None:
                     if place == 0:

@@ -163,8 +163,7 @@ def test_steps_are_started_and_not_waited_for() -> None:
 
 
 def test_memory_and_programs_are_there_after_compile() -> None:
-    for count in (1, 2, 3, 5):
-        engines = emulated(count)
+    for engines in (emulated(1), emulated(2), emulated(3, FakeNccl()), emulated(5)):
         training = trainer(engines).training
         told, taken = training.device_memory_size, [engine.memory().buffers for engine in engines]
         step(training, 0)
@@ -235,6 +234,13 @@ def test_nccl_in_one_graph_per_process(kind: str) -> None:
     assert 0 < library.captured < library.calls
 
 
+def test_inputs_too_large_to_be_copied_inside_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each slice of a captured step has a block of its own, and so has each of the next step."""
+    expected = without_nccl("adam")
+    monkeypatch.setattr("mlcompute.devices.cuda.input_blocks.SMALL_BYTES", 0)
+    assert_same(many_steps(emulated(2, FakeNccl())), expected)
+
+
 class ThroughNccl(GpuExchange):
     """One GPU sends itself by NCCL what it would copy."""
 
@@ -294,11 +300,15 @@ def test_passes_one_by_one_and_new_weights_in_between(monkeypatch: pytest.Monkey
         weight = training.layers[0].parameters["weights"].tensor
         weight.data = weight.data * np.float32(0.5)
         step(training, 3)
+        weight.bind_and_write_data(np.full_like(weight.data, 0.25), to=training.device)
+        step(training, 0)
         return numbers(training)
 
-    two = run(emulated(2))
+    found = run(emulated(2)), run(emulated(2, FakeNccl()))
     monkeypatch.setattr(device_step, "made", lambda training: None)
-    assert_same(two, run(emulated(1)))
+    expected = run(emulated(1))
+    for one in found:
+        assert_same(one, expected)
 
 
 def with_embedding(engines: Sequence[Engine], group: mlc.Group | None = None) -> tuple[mlc.TrainingGraph, str]:

@@ -83,7 +83,7 @@ class StepGraphs:
     def perform(self, work: Work, readiness: int) -> None:
         """Enqueue, capture and launch, or launch."""
         with contextlib.ExitStack() as stack:
-            for engine in self._engines:
+            for engine in sorted(self._engines, key=lambda engine: engine.driver.ordinal):  # as other exchanges do
                 stack.enter_context(engine.lock)
             if readiness == 0:
                 self._enqueue(work)
