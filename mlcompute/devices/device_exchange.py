@@ -66,6 +66,10 @@ class DeviceExchange(ABC):
         """Let a program be fed in so many slots before it runs."""
         return
 
+    def overlaps(self, executable: Executable) -> bool:
+        """Is what the program is fed so large that it should be copied while another run computes?"""
+        return False
+
     def feed(self, rank: int, executable: Executable, inputs: Mapping[Value, Array], slot: int) -> None:
         """Let the run of a slot read these arrays; a device without slots lets the next run read them."""
         executable.feed(self.engines[rank - self.rank], inputs)

@@ -7,9 +7,10 @@ adds what they leave along the tree (group/slices.py), all of it enqueued and no
     GPUs of one process    all shards go to all of them, and each updates all parameters: each has all optimizer state
     processes              each updates the parameters of its shard, and these go to all others
 
-Where the exchange can be captured (`DeviceExchange.captures`), all of this is one graph per device. It is two where the
-host must look at something in between: sums that slices wait for, norms over several gradients. Invalid data in a slice
-shows only then: a flag goes with the sums, and where it is set, no device changes anything.
+Where the exchange can be captured (`DeviceExchange.captures`), all of this is one graph per device, or a few where the
+host has something to do in between: sums that slices wait for, norms over several gradients, large data of the next
+slice. Invalid data in a slice shows only after that graph: a flag goes with the sums, and where it is set, no device
+changes anything.
 """
 
 from __future__ import annotations
@@ -279,11 +280,14 @@ class DeviceStep:
     def _is_whole(self, slices: Sequence[_Slice]) -> bool:
         """Can slices and exchange be one graph? Not where the host must look at something in between.
 
-        That is at sums over all slices that they wait for, and at outputs with gaps.
+        That is at sums over all slices that they wait for, and at outputs with gaps. Nor where one slice should compute
+        while the data of the next is copied.
         """
+        exchange = self.exchange
         return (
-            self.exchange.captures
+            exchange.captures
             and not self.training.program.sums
+            and not any(one.device.slice_count > 1 and exchange.overlaps(one.executable) for one in slices)
             and all(device.place_rows(self._of(device, slices)) for device in self._devices)
         )
 

@@ -322,6 +322,11 @@ class CudaExecutable(Executable):
         """Let so many runs be fed before the first of them is enqueued."""
         self._blocks.reserve(slots)
 
+    @property
+    def overlaps(self) -> bool:
+        """Is what it is fed copied while other runs compute?"""
+        return self._blocks.overlaps
+
     def feed_slot(self, inputs: Mapping[Value, Array], slot: int) -> None:
         """Let the run of a slot read these arrays."""
         with self.engine.lock:

@@ -110,6 +110,10 @@ class GpuExchange(DeviceExchange):
         if self.captures:
             executable.reserve(slots)
 
+    def overlaps(self, executable: Executable) -> bool:
+        assert isinstance(executable, CudaExecutable)
+        return executable.overlaps
+
     def feed(self, rank: int, executable: Executable, inputs: Mapping[Value, Array], slot: int) -> None:
         assert isinstance(executable, CudaExecutable)
         if self.captures:

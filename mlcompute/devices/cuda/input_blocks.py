@@ -37,7 +37,8 @@ _ALIGNMENT = 256
 class InputBlocks:
     """The fed values of one program.
 
-    turn   which of several graphs reads what was fed last: each has addresses of its own
+    turn       which of several graphs reads what was fed last: each has addresses of its own
+    overlaps   is it copied while other runs compute?
     """
 
     def __init__(self, engine: Cuda, values: Sequence[Value], *, runs_at_once: bool) -> None:
@@ -49,13 +50,13 @@ class InputBlocks:
             self.offsets[value] = size
             size += -(-max(value.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
         self.is_captured = runs_at_once and 0 < size <= SMALL_BYTES
-        self._overlaps = runs_at_once and size > SMALL_BYTES
+        self.overlaps = runs_at_once and size > SMALL_BYTES
         self._size = size
-        self._blocks = [CudaBuffer(self._driver, engine.staging, size) for _ in range(2 if self._overlaps else 1)]
+        self._blocks = [CudaBuffer(self._driver, engine.staging, size) for _ in range(2 if self.overlaps else 1)]
         count = 2 if size > SMALL_BYTES else _PARTS
         self._parts = [_Part(engine, size, self.offsets) for _ in range(count)]
         #: When the last run that reads a block has finished.
-        self._read = [engine.take_event() for _ in self._blocks] if self._overlaps else []
+        self._read = [engine.take_event() for _ in self._blocks] if self.overlaps else []
         weakref.finalize(self, engine.events.extend, self._read).atexit = False
         self._part = 0
         self.turn = 0
@@ -66,7 +67,7 @@ class InputBlocks:
 
     def address(self, value: Value) -> int:
         """Where a value lies in the block of this turn."""
-        return self._blocks[self.turn if self._overlaps else 0].address + self.offsets[value]
+        return self._blocks[self.turn if self.overlaps else 0].address + self.offsets[value]
 
     def reserve(self, slots: int) -> None:
         """There shall be so many slots at least."""
@@ -74,7 +75,7 @@ class InputBlocks:
         while len(self._parts) < slots:
             self._parts.append(_Part(engine, self._size, self.offsets))
         self._readers += [None] * (slots - len(self._readers))
-        while self._overlaps and len(self._blocks) < slots:
+        while self.overlaps and len(self._blocks) < slots:
             self._blocks.append(CudaBuffer(self._driver, engine.staging, self._size))
             self._read.append(engine.take_event())
 
@@ -98,11 +99,11 @@ class InputBlocks:
             self.turn = number
             return
         driver, stream = self._driver, self._engine.stream
-        if self._overlaps:
+        if self.overlaps:
             self.turn = (self.turn + 1) % self.turns if slot is None else slot
             stream = self._engine.copy_stream
             driver.wait_on_stream(stream, self._read[self.turn])
-        block = self._blocks[self.turn if self._overlaps else 0].address
+        block = self._blocks[self.turn if self.overlaps else 0].address
         if len(inputs) == len(views):
             driver.copy_to_device(block, part.address, self._size, stream)
         else:  # the others keep what they were fed before
@@ -111,7 +112,7 @@ class InputBlocks:
                     offset = self.offsets[value]
                     driver.copy_to_device(block + offset, part.address + offset, value.nbytes, stream)
         part.is_copied(stream)
-        if self._overlaps:
+        if self.overlaps:
             driver.wait_on_stream(self._engine.stream, part.event)
 
     def copy_directly(self) -> None:
@@ -151,7 +152,7 @@ class InputBlocks:
     def is_read(self, run: Reader, turn: int) -> None:
         """A run that reads what was fed in a turn has been started."""
         self._readers[turn] = run
-        if self._overlaps and not self.is_captured:
+        if self.overlaps and not self.is_captured:
             self._driver.record(self._read[turn], self._engine.stream)
 
 
