@@ -183,7 +183,7 @@ def _serve(sockets: dict[int, socket.socket], host: str, port: int, size: int, e
                     f"Group: of {size} processes, rank {', '.join(map(str, missing))} did not come to {host}:{port}",
                     fix="start as many processes as WORLD_SIZE says, all with the same MASTER_ADDR and MASTER_PORT",
                 ) from None
-            with contextlib.suppress(OSError, ValueError, KeyError):
+            with _strangers_closed(one):
                 said = _heard(one, 5)
                 if said["size"] != size or said["rank"] in sockets:
                     _say(one, {"refused": f"rank {said['rank']} of {said['size']} came to a group of {size}"})
@@ -227,7 +227,7 @@ def _join(sockets: dict[int, socket.socket], host: str, port: int, rank: int, si
                     fix="see whether they still run, and whether the machines reach each other's ports",
                     ranks=tuple(missing),
                 ) from None
-            with contextlib.suppress(OSError, ValueError, KeyError):  # else it is not one of the group
+            with _strangers_closed(one):
                 sockets[_heard(one, 5)["rank"]] = one
 
 
@@ -252,6 +252,15 @@ def _connected(host: str, port: int, end: float) -> socket.socket:
 def _say(one: socket.socket, message: dict[str, Any]) -> None:
     text = json.dumps(message).encode()
     one.sendall(_GREETING + struct.pack("<I", len(text)) + text)
+
+
+@contextlib.contextmanager
+def _strangers_closed(one: socket.socket) -> Iterator[None]:
+    """What connects and says something else is not one of the group."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError):
+        one.close()
 
 
 @contextlib.contextmanager

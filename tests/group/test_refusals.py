@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import pytest
 import mlcompute as mlc
 from mlcompute.cli import launch
 from mlcompute.cli.launch import _options
+from mlcompute.group import tcp
+from mlcompute.group.group import _find
 from mlcompute.group.tcp import connect
 from tests.group.threads import BATCH, T, X, network, run_group
 
@@ -140,3 +143,27 @@ def test_a_launch_in_a_launch(monkeypatch):
     with pytest.raises(mlc.ProcessError, match="rank 1 of 4 that were launched together") as caught:
         launch.run(argparse.Namespace(processes=2, script=__file__, arguments=[]))
     assert "run " + __file__ + " itself there" in str(caught.value)
+
+
+def test_sockets_meet_without_one_of_them_and_with_a_stranger():
+    """Rank 1 of three, whom rank 0 has told where all are: what connects and says something else is not rank 2."""
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        variables = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_PORT": str(first.getsockname()[1])}
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(tcp.connect, variables, 2.0)
+            one, _ = first.accept()
+            said = tcp._heard(one, 10)
+            tcp._say(one, {"places": {"1": ["127.0.0.1", said["port"]], "2": ["127.0.0.1", 1]}})
+            with socket.create_connection(("127.0.0.1", said["port"])) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\nHost: somebody else\r\n\r\n")
+                with pytest.raises(mlc.ProcessError, match="rank 2 of 3 did not connect to rank 1") as caught:
+                    joining.result(30)
+            one.close()
+    assert caught.value.ranks == (2,)
+
+
+def test_a_number_of_processes_that_is_none(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "many")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(mlc.ProcessError, match="the variable WORLD_SIZE is 'many'"):
+        _find(1.0)
