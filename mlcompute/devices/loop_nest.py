@@ -18,8 +18,7 @@ import enum
 import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,8 +44,7 @@ def _is_even(units: int, threads: int) -> bool:
 # Operands -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(NamedTuple):
     """A value as a kernel sees it: `base` owns the memory; offset and strides count elements."""
 
     base: Value
@@ -148,8 +146,7 @@ def view_of(source: Operand, step: Step) -> Operand:
 # Axes -----------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(NamedTuple):
     """One loop: its extent, the stride of every operand along it, and whether it is reduced."""
 
     extent: int
@@ -205,8 +202,7 @@ class Access(enum.Enum):
     STRIDED = "elements a stride apart"
 
 
-@dataclass(frozen=True)
-class NestOperand:
+class NestOperand(NamedTuple):
     """An operand inside a loop nest: the value it holds, and its stride along every loop."""
 
     value: Value
@@ -228,8 +224,7 @@ def _loops(shape: Shape, operands: tuple[tuple[Shape, Strides], ...]) -> tuple[S
     return tuple([axis.extent for axis in axes]), tuple(strides)
 
 
-@dataclass(frozen=True)
-class LoopNest:
+class LoopNest(NamedTuple):
     """Fused elementwise ops in one pass over memory: load every input, apply the ops in order, store the results.
 
     shape     of the iteration space before its axes were collapsed
@@ -281,10 +276,9 @@ class LoopNest:
         order = [loop, *(other for other in range(len(self.extents)) if other != loop)]
 
         def ordered(each: NestOperand) -> NestOperand:
-            return replace(each, strides=tuple(each.strides[loop] for loop in order))
+            return each._replace(strides=tuple(each.strides[loop] for loop in order))
 
-        return replace(
-            self,
+        return self._replace(
             extents=tuple(self.extents[loop] for loop in order),
             loads=tuple(map(ordered, self.loads)),
             stores=tuple(map(ordered, self.stores)),
@@ -319,8 +313,7 @@ class LoopNest:
         return len(self.extents), tuple(each.access for each in self.operands), types, tuple(applied), loaded, stored
 
 
-@dataclass(frozen=True)
-class Sharing:
+class Sharing(NamedTuple):
     """How threads share a loop: `units` pieces of `per_unit` iterations, the last perhaps shorter.
 
     rows   when not 0: the units are the leading extent of the shape, so that a thread owns full rows
@@ -375,8 +368,7 @@ def copy_nest(step: Step, operands: Operands) -> LoopNest:
 # Reductions -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ReductionAxes:
+class ReductionAxes(NamedTuple):
     """The loops of a reduction, innermost last; at least one of them is reduced.
 
     Whatever the reduced axes were, two forms are left. Either the innermost loop is reduced: lines of elements become

@@ -99,14 +99,14 @@ class Cpu(Engine):
         return facts if library else facts | {"note": f"can be slower; {onednn.why_missing()}"}
 
     def supports(self, step: Step) -> bool:
-        supports = SUPPORTS.get(step.op.name)
+        supports = SUPPORTS[step.op.name]
         return supports is None or supports(step if reads_bfloat16(step) else widened(step))
 
     def needs_dense(self, steps: Sequence[Step], views: Mapping[Value, Value]) -> Mapping[Step, Sequence[Value]]:
         operands: Operands | None = None
         needed: dict[Step, Sequence[Value]] = {}
         for step in steps:
-            reads = READS.get(step.op.name)
+            reads = READS[step.op.name]
             if reads is None or views.keys().isdisjoint(step.inputs) or not reads_bfloat16(step):
                 continue
             if operands is None:
@@ -116,7 +116,7 @@ class Cpu(Engine):
         return needed
 
     def workspace(self, step: Step) -> int:
-        measure = WORKSPACES.get(step.op.name)
+        measure = WORKSPACES[step.op.name]
         if not reads_bfloat16(step):
             measure = functools.partial(widened_workspace, measure=measure)
         if measure is None:
@@ -380,7 +380,7 @@ def _entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """The kernels of a step; None where it has none."""
     if step.results and not any(value.size for value in step.results):
         return []
-    maker = KERNELS.get(step.op.name)
+    maker = KERNELS[step.op.name]
     if maker is None:
         return None
     return maker(step, operands) if reads_bfloat16(step) else widened_entries(step, operands, maker)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import Code
@@ -12,8 +12,7 @@ from mlcompute.devices.cpu.codegen.simd import SimdValue
 from mlcompute.devices.loop_nest import Operand
 
 
-@dataclass(frozen=True)
-class DenseArray:
+class DenseArray(NamedTuple):
     """A dense operand: its address and the extents of its axes but the first."""
 
     code: Code
@@ -39,8 +38,7 @@ class DenseArray:
         return [Line(code, code.at(first, code.mul(k, width), self.element), self.element) for k in range(count)]
 
 
-@dataclass(frozen=True)
-class StridedArray:
+class StridedArray(NamedTuple):
     """An operand of any strides: its address and strides in registers, the last also as a number."""
 
     code: Code

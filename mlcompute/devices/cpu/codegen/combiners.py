@@ -6,8 +6,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +24,7 @@ _ROUNDS = 64
 ROWS = 8
 
 
-@dataclass(frozen=True)
-class Combiner:
+class Combiner(NamedTuple):
     """How two elements become one.
 
     element   LLVM type of running values; `identity` leaves any of them unchanged

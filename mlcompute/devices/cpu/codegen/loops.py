@@ -6,7 +6,7 @@ import contextlib
 import operator
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import BFLOAT16, Code, align_of, type_suffix, vector, vector_lanes
@@ -16,8 +16,7 @@ from mlcompute.devices.loop_nest import Axis
 # Axes -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class AxisRegisters:
+class AxisRegisters(NamedTuple):
     """An axis inside a kernel: registers that hold its extent and strides."""
 
     extent: str
@@ -74,8 +73,7 @@ def share_units(args: KernelArguments, units: int, rows: int, max_threads: str |
 # Lines of vectors ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """Elements one after the other (stride None) or a fixed stride apart."""
 
     code: Code
@@ -97,7 +95,7 @@ class Line:
     ) -> SimdValue:
         """A vector from `index` on, bfloat16 as float; lanes outside the mask are not read and hold `otherwise`."""
         if self.element == BFLOAT16:
-            return from_bfloat16(replace(self, element="i16").load(index, mask, bfloat16_bits(otherwise), lanes))
+            return from_bfloat16(self._replace(element="i16").load(index, mask, bfloat16_bits(otherwise), lanes))
         code, lanes = self.code, lanes or vector_lanes()
         type_ = vector(self.element, lanes)
         if lanes == 1 or (self.stride is None and mask is None):
@@ -119,7 +117,7 @@ class Line:
     def store(self, index: str | int, value: SimdValue, mask: str | None = None) -> None:
         """Write a vector from `index` on; lanes outside the mask are left alone. Float is rounded to bfloat16."""
         if self.element == BFLOAT16:
-            replace(self, element="i16").store(index, to_bfloat16(value), mask)
+            self._replace(element="i16").store(index, to_bfloat16(value), mask)
             return
         code, lanes = self.code, value.lanes
         if lanes == 1 or (self.stride is None and mask is None):

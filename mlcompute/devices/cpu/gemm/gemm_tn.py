@@ -19,7 +19,7 @@ from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat, splat_con
 from mlcompute.devices.cpu.gemm.packed_gemm import DEPTH, FLOPS_PER_NS, registers
 from mlcompute.devices.cpu.kernels.elementwise import fused_entry
 from mlcompute.devices.cpu.kernels.widened import conversion_entry
-from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker, always
 from mlcompute.devices.cpu.runtime.threads import machine_slices
 from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Operand, Operands, dense_strides
 from mlcompute.ops.bfloat16 import computed_type, is_bfloat16
@@ -270,3 +270,4 @@ def _call_update(
 KERNELS: dict[str, Maker] = {"matmul_update": matmul_update_entries}
 WORKSPACES: dict[str, Callable[[Step], int]] = {"matmul_update": matmul_update_workspace}
 SUPPORTS = {"matmul_update": can_update}
+BFLOAT16 = dict.fromkeys(KERNELS, always)

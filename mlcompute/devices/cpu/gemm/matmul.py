@@ -247,3 +247,4 @@ def _sgemm_code(batch_axes: int, factor: str) -> Code:
 KERNELS: dict[str, Maker] = {"matmul": matmul_entry}
 READS = {"matmul": reads_matmul}
 WORKSPACES = {"matmul": workspace}
+BFLOAT16 = dict.fromkeys(KERNELS, reads_bfloat16)

@@ -19,7 +19,7 @@ import mmap
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,8 +36,7 @@ _JUMP = b"\xff\x25\x02\x00\x00\x00\x0f\x0b"
 ALIGNMENT = 64
 
 
-@dataclass(frozen=True)
-class LinkedCode:
+class LinkedCode(NamedTuple):
     """Machine code and its constants, linked: it runs wherever it is copied to.
 
     start     where its function begins
@@ -66,8 +65,7 @@ def link(compiled: bytes, name: str) -> LinkedCode | None:
     return _Linker(compiled).linked(name)
 
 
-@dataclass(frozen=True)
-class _Section:
+class _Section(NamedTuple):
     """The fields of a section header that are used here."""
 
     kind: int

@@ -380,3 +380,4 @@ def _sum_entry(step: Step, parts: list[Operand], count: int) -> Entry:
 KERNELS: dict[str, Maker] = dict.fromkeys(_DIRECTIONS, convolution_entries)
 WORKSPACES = dict.fromkeys(_DIRECTIONS, workspace)
 READS = dict.fromkeys(_DIRECTIONS, reads_images)
+BFLOAT16 = dict.fromkeys(KERNELS, reads_bfloat16)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_floats
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
@@ -41,8 +41,7 @@ _LEAST_OUTPUTS = 16
 _LARGE = 1 << 19
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """A convolution or one of its gradients: shapes with channels first, as the op has them."""
 
     x: Shape

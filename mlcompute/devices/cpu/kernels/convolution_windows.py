@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +30,7 @@ BLOCK = 48
 _CHUNK = 768
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """Neighbouring taps: (offsets of the first, their number, where they begin among the elements of their chunk)."""
 
     offsets: Shape
@@ -39,8 +38,7 @@ class Run:
     position: int
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Runs from `first` to `last`; their elements begin at `start` among all elements of a filter."""
 
     first: int
@@ -49,8 +47,7 @@ class Chunk:
     depth: int
 
 
-@dataclass(frozen=True)
-class PixelClass:
+class PixelClass(NamedTuple):
     """Pixels of the target that have the same taps."""
 
     remainders: Shape

@@ -19,7 +19,7 @@ from mlcompute.devices.cpu.codegen.loops import (
     share_units,
     unravel_index,
 )
-from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker, always
 from mlcompute.devices.loop_nest import Operand, Operands, collapsed_axes, enough_rows, iteration_count
 from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.op import Shape, Step
@@ -181,3 +181,4 @@ KERNELS: dict[str, Maker] = {
     "pad": pad_entries,
     "slice_gradient": slice_gradient_entries,
 }
+BFLOAT16 = dict.fromkeys(KERNELS, always)

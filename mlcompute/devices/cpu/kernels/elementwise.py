@@ -20,7 +20,7 @@ from mlcompute.devices.cpu.kernels.elementwise_ops import (
     supports_elementwise,
 )
 from mlcompute.devices.cpu.kernels.transposes import Transpose, source_axis
-from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker, always
 from mlcompute.devices.loop_nest import Access, LoopNest, Operand, Operands, copy_nest, elementwise_nest
 from mlcompute.ops.op import TABLE, Step, Value, inner_steps
 
@@ -222,3 +222,4 @@ KERNELS: dict[str, Maker] = {
     "reshape": copy_entries,
     **{name: elementwise_entries for name, op in TABLE.items() if op.family == "elementwise"},
 }
+BFLOAT16 = dict.fromkeys(("fused_elementwise", "assign"), always)

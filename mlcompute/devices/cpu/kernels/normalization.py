@@ -29,7 +29,7 @@ from mlcompute.devices.cpu.codegen.loops import (
 )
 from mlcompute.devices.cpu.codegen.simd import SimdValue
 from mlcompute.devices.cpu.kernels.row_column import MIN_COLUMNS, UNITS, WORTH_BLOCKS, ColumnLoops, RowLoops
-from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker, always
 from mlcompute.devices.loop_nest import (
     Axis,
     Operand,
@@ -337,3 +337,4 @@ KERNELS: dict[str, Maker] = {"normalize": normalize_entries}
 WORKSPACES: dict[str, Callable[[Step], int]] = {"normalize": workspace}
 READS = {"normalize": reads_normalize}
 SUPPORTS = {"normalize": supports_normalize}
+BFLOAT16 = dict.fromkeys(KERNELS, always)

@@ -34,7 +34,7 @@ from mlcompute.devices.cpu.kernels.normalization import (
     supports_normalize,
 )
 from mlcompute.devices.cpu.kernels.row_column import ColumnLoops, RowLoops
-from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker, always
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, dense_strides, iteration_count, shared_rows
 from mlcompute.ops.op import Step
 
@@ -308,3 +308,4 @@ KERNELS: dict[str, Maker] = {"normalize_gradient": normalize_gradient_entries}
 WORKSPACES: dict[str, Callable[[Step], int]] = {"normalize_gradient": workspace}
 READS = {"normalize_gradient": reads_normalize_gradient}
 SUPPORTS = {"normalize_gradient": supports_normalize}
+BFLOAT16 = dict.fromkeys(KERNELS, always)

@@ -309,3 +309,4 @@ KERNELS: dict[str, Maker] = {
     **dict.fromkeys(("max_pool_gradient", "max_pool_spread", "sum_pool_gradient"), pool_gradient_entries),
 }
 READS = dict.fromkeys(KERNELS, reads_windows)
+BFLOAT16 = dict.fromkeys(KERNELS, reads_bfloat16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code
@@ -18,8 +18,7 @@ from mlcompute.ops.op import Shape, Step
 _WRITTEN_OUT = 16
 
 
-@dataclass(frozen=True)
-class Windows:
+class Windows(NamedTuple):
     """The windows of one pooling step; pairs are (down, across)."""
 
     last: bool
@@ -80,8 +79,7 @@ class Windows:
         return not self.is_padded and self.kernel == self.reach == self.image and self.counts == (1, 1)
 
 
-@dataclass(frozen=True)
-class Images:
+class Images(NamedTuple):
     """An operand inside a kernel: its address and the strides of samples, channels, rows and pixels."""
 
     code: Code
@@ -104,11 +102,10 @@ class Images:
         pointer = self.pointer
         for name, count in steps.items():
             pointer = self.code.at(pointer, self.code.mul(count, getattr(self, name)), self.element)
-        return replace(self, pointer=pointer)
+        return self._replace(pointer=pointer)
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """The elements of windows along one axis that lie inside the image: first <= u < end of `kernel`."""
 
     start: str  # where element 0 lies, maybe outside

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from mlcompute.devices.cpu.codegen.loops import (
 )
 from mlcompute.devices.cpu.codegen.simd import FLOATING, SimdValue, select
 from mlcompute.devices.cpu.kernels.row_column import MIN_COLUMNS, UNITS, WORTH_BLOCKS, ColumnLoops, RowLoops
-from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker, always
 from mlcompute.devices.loop_nest import (
     MIN_SHARED_ROWS,
     Axis,
@@ -79,10 +78,10 @@ def reduce_axes(
     blocks = -(-cut.extent // size)
     first = Axis(blocks, (size * cut.strides[0], y.size))
     inside = [Axis(size, cut.strides, True) if axis is cut else axis for axis in loops]
-    parts = _entry(step, combiner, x, replace(buffer, dtype=y.dtype), [first, *inside], 0, cut.extent)
+    parts = _entry(step, combiner, x, buffer._replace(dtype=y.dtype), [first, *inside], 0, cut.extent)
     both = combiner_for(step.op.name, y.dtype) or combiner
     blocked = [Axis(blocks, (y.size, 0), True), Axis(y.size, (1, 1))] if y.size > 1 else [Axis(blocks, (1, 0), True)]
-    return [parts, _entry(step, both, replace(buffer, dtype=y.dtype), y, blocked, 0)]
+    return [parts, _entry(step, both, buffer._replace(dtype=y.dtype), y, blocked, 0)]
 
 
 def workspace(step: Step) -> int:
@@ -314,8 +313,6 @@ def _index_columns(args: KernelArguments, name: str, x: Operand, y: Operand, axe
         vector_loop(code, *columns, column)
 
 
-#: Those that read bfloat16.
-BFLOAT16 = ("sum", "max", "min", "argmax", "argmin")
 KERNELS: dict[str, Maker] = {
     **dict.fromkeys(("sum", "max", "min", "any", "all"), reduction_entries),
     **dict.fromkeys(("argmax", "argmin"), extreme_index_entries),
@@ -323,3 +320,4 @@ KERNELS: dict[str, Maker] = {
 WORKSPACES: dict[str, Callable[[Step], int]] = {
     **dict.fromkeys(("sum", "max", "min", "any", "all"), workspace),
 }
+BFLOAT16 = dict.fromkeys(("sum", "max", "min", "argmax", "argmin"), always)

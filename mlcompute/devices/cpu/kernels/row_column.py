@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.loops import (
@@ -70,7 +69,7 @@ class _Loops:
         if self._full_extent is not None:
             size = self.reduced[0].extent
             rest = code.sub(self._full_extent, code.mul(self.indices[0], size))
-            self.reduced[0] = replace(self.reduced[0], extent=code.minimum(size, rest))
+            self.reduced[0] = self.reduced[0]._replace(extent=code.minimum(size, rest))
 
     def address(self, pointer: str, operand: int, element: str) -> str:
         """Where the current unit begins in an operand."""

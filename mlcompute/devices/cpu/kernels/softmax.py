@@ -16,7 +16,7 @@ from mlcompute.devices.cpu.codegen.loops import (
 from mlcompute.devices.cpu.codegen.math import exp, log
 from mlcompute.devices.cpu.codegen.simd import SimdValue
 from mlcompute.devices.cpu.kernels.row_column import ColumnLoops, RowLoops
-from mlcompute.devices.cpu.runtime.entry import Entry, Maker
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker, always
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, ReductionAxes, iteration_count, shared_rows
 from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.op import FLOAT32, Step
@@ -137,3 +137,4 @@ def supports_softmax(step: Step) -> bool:
 
 KERNELS: dict[str, Maker] = dict.fromkeys(("softmax", "log_softmax"), softmax_entries)
 SUPPORTS = dict.fromkeys(KERNELS, supports_softmax)
+BFLOAT16 = dict.fromkeys(KERNELS, always)

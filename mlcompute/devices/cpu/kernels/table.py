@@ -1,108 +1,82 @@
-"""Which kernel runs which op. An op without a row runs by its NumPy meaning, and the printed plan says so."""
+"""Which kernel runs which op. An op without a row runs by its NumPy meaning, and the printed plan says so.
+
+Every file of kernels has tables of its own, by op: `KERNELS`, and where they differ from op to op `SUPPORTS`, `READS`,
+`WORKSPACES` and `BFLOAT16`. It is imported when a program first needs one of its ops.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from types import ModuleType
+from typing import Generic, TypeVar
 
-from mlcompute.devices.cpu.gemm import gemm_tn, matmul
-from mlcompute.devices.cpu.kernels import (
-    attention,
-    convolution,
-    copies,
-    cross_entropy,
-    ctc,
-    elementwise,
-    embedding,
-    indexing,
-    normalization,
-    normalization_gradient,
-    ordering,
-    pooling,
-    random,
-    recurrent,
-    reductions,
-    softmax,
-)
 from mlcompute.devices.cpu.kernels.widened import has_bfloat16
 from mlcompute.devices.cpu.runtime.entry import Maker
 from mlcompute.devices.loop_nest import Operands
-from mlcompute.ops.op import Step
+from mlcompute.ops.op import TABLE, Step
 
-KERNELS: dict[str, Maker] = {
-    **elementwise.KERNELS,
-    **reductions.KERNELS,
-    **softmax.KERNELS,
-    **cross_entropy.KERNELS,
-    **normalization.KERNELS,
-    **normalization_gradient.KERNELS,
-    **indexing.KERNELS,
-    **embedding.KERNELS,
-    **copies.KERNELS,
-    **random.KERNELS,
-    **matmul.KERNELS,
-    **gemm_tn.KERNELS,
-    **convolution.KERNELS,
-    **ordering.KERNELS,
-    **pooling.KERNELS,
-    **recurrent.KERNELS,
-    **ctc.KERNELS,
-    **attention.KERNELS,
+Row = TypeVar("Row")
+
+#: Files of kernels, in this package or (with its name) another, and the ops they have.
+FILES: dict[str, tuple[str, ...]] = {
+    "attention": ("attention", "attention_gradient", "attention_mask_gradient"),
+    "convolution": ("convolution", "convolution_input_gradient", "convolution_weight_gradient"),
+    "copies": ("concatenate", "pad", "slice_gradient"),
+    "cross_entropy": ("softmax_cross_entropy", "softmax_cross_entropy_gradient"),
+    "ctc": ("ctc_loss",),
+    "elementwise": (
+        *("fused_elementwise", "assign", "reshape"),
+        *(name for name, op in TABLE.items() if op.family == "elementwise"),
+    ),
+    "embedding": ("take", "embedding", "take_gradient", "count_indices"),
+    "gemm.gemm_tn": ("matmul_update",),
+    "gemm.matmul": ("matmul",),
+    "indexing": ("gather", "scatter", "scatter_add"),
+    "normalization": ("normalize",),
+    "normalization_gradient": ("normalize_gradient",),
+    "ordering": ("sort", "cumulative_sum"),
+    "pooling": (
+        *("max_pool", "sum_pool", "max_pool_places"),
+        *("max_pool_gradient", "max_pool_spread", "sum_pool_gradient"),
+    ),
+    "random": ("random_uniform",),
+    "recurrent": ("lstm", "lstm_gradient", "rnn", "rnn_gradient"),
+    "reductions": ("sum", "max", "min", "any", "all", "argmax", "argmin"),
+    "softmax": ("softmax", "log_softmax"),
 }
+_FILE_OF = {op: file for file, ops in FILES.items() for op in ops}
 
+
+def module_of(file: str) -> ModuleType:
+    """A file of kernels."""
+    return importlib.import_module(f"mlcompute.devices.cpu.{file}" if "." in file else f"{__package__}.{file}")
+
+
+class _ByOp(dict[str, Row | None], Generic[Row]):
+    """One of the tables, of all files together; None for an op that is not in it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def __missing__(self, op: str) -> Row | None:
+        file = _FILE_OF.get(op)
+        found: Row | None = None if file is None else getattr(module_of(file), self._name, {}).get(op)
+        self[op] = found
+        return found
+
+
+KERNELS: _ByOp[Maker] = _ByOp("KERNELS")
 #: Types, shapes and attributes for which there is a kernel, for the ops that can be expanded where there is none.
-SUPPORTS: dict[str, Callable[[Step], bool]] = {
-    **softmax.SUPPORTS,
-    **cross_entropy.SUPPORTS,
-    **normalization.SUPPORTS,
-    **normalization_gradient.SUPPORTS,
-    **gemm_tn.SUPPORTS,
-    **recurrent.SUPPORTS,
-    **attention.SUPPORTS,
-    "renormalize": lambda step: False,
-}
-
+SUPPORTS: _ByOp[Callable[[Step], bool]] = _ByOp("SUPPORTS")
+SUPPORTS["renormalize"] = lambda step: False
 #: Can the kernel read its operands as they lie? For the ops whose kernels cannot read every view.
-READS: dict[str, Callable[[Step, Operands], bool]] = {
-    **normalization.READS,
-    **normalization_gradient.READS,
-    **embedding.READS,
-    **random.READS,
-    **matmul.READS,
-    **convolution.READS,
-    **pooling.READS,
-    **recurrent.READS,
-    **attention.READS,
-}
-
+READS: _ByOp[Callable[[Step, Operands], bool]] = _ByOp("READS")
 #: Bytes a step needs in the arena while its kernels run, for the ops that need any.
-WORKSPACES: dict[str, Callable[[Step], int]] = {
-    **reductions.WORKSPACES,
-    **normalization.WORKSPACES,
-    **normalization_gradient.WORKSPACES,
-    **matmul.WORKSPACES,
-    **gemm_tn.WORKSPACES,
-    **convolution.WORKSPACES,
-    **ordering.WORKSPACES,
-    **recurrent.WORKSPACES,
-    **ctc.WORKSPACES,
-    **attention.WORKSPACES,
-}
-
-
-def always(step: Step) -> bool:
-    """In any form."""
-    return True
-
-
-#: Ops whose kernels read and write bfloat16 themselves, always or where a predicate says so; others are given float32
-#: copies (see `widened`).
-_BFLOAT16: dict[str, Callable[[Step], bool]] = {
-    **dict.fromkeys(("fused_elementwise", "assign", *reductions.BFLOAT16, *softmax.KERNELS, *copies.KERNELS), always),
-    **dict.fromkeys(matmul.KERNELS, matmul.reads_bfloat16),
-    **dict.fromkeys((*gemm_tn.KERNELS, *normalization.KERNELS, *normalization_gradient.KERNELS), always),
-    **dict.fromkeys(pooling.KERNELS, pooling.reads_bfloat16),
-    **dict.fromkeys(convolution.KERNELS, convolution.reads_bfloat16),
-}
+WORKSPACES: _ByOp[Callable[[Step], int]] = _ByOp("WORKSPACES")
+#: Do the kernels read and write bfloat16 themselves? Others are given float32 copies (see `widened`).
+BFLOAT16: _ByOp[Callable[[Step], bool]] = _ByOp("BFLOAT16")
 
 
 def reads_bfloat16(step: Step) -> bool:
@@ -110,5 +84,5 @@ def reads_bfloat16(step: Step) -> bool:
     op = step.op
     if op.family == "elementwise" or op.is_view or not has_bfloat16(step):
         return True
-    reads = _BFLOAT16.get(op.name)
+    reads = BFLOAT16[op.name]
     return reads is not None and reads(step)

@@ -41,7 +41,7 @@ def source_axis(nest: LoopNest) -> int | None:
     return next((axis for axis in range(inner) if load.strides[axis] == 1 and nest.extents[axis] >= least), None)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Transpose:
     """The innermost two loops of such a copy: over the source's axis, from a begin to an end, and over the target's.
 

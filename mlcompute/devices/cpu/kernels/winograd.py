@@ -16,7 +16,6 @@ What is not finite spreads within its tile: where a plain sum gives one infinity
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from mlcompute.devices.cpu.codegen.addressing import DenseArray, ThreadWorkspace
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
@@ -200,7 +199,7 @@ class _Tiles:
         with code.loop(0, pixels) as pixel:
             to = Line(code, code.at(target, code.mul(pixel, channels), "float"), "float")
             if source is not None:
-                line = replace(source, pointer=source.address(code.mul(pixel, apart)))
+                line = source._replace(pointer=source.address(code.mul(pixel, apart)))
             with code.loop(0, channels, vector_lanes()) as index:
                 to.store(index, zeros if source is None else line.load(index))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mlcompute.devices.cpu.codegen.addressing import aligned, thread_floats
@@ -34,8 +33,7 @@ _PART = 1_300_000
 _MOST_FILTERS = 256 * 256
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """A convolution as tiles: image in (samples, height, width, depth), image out (..., rows, columns, channels).
 
     down, across   the forms in both directions
@@ -189,7 +187,7 @@ def cut_filters(sizes: Sizes) -> Cut:
     found = []
     for depth_parts in _divisors(sizes.depth // lanes):
         for channel_parts in _divisors(-(-sizes.channels // panel)) if sizes.channels % panel == 0 else [1]:
-            part = replace(sizes, depth=sizes.depth // depth_parts, channels=sizes.channels // channel_parts)
+            part = sizes._replace(depth=sizes.depth // depth_parts, channels=sizes.channels // channel_parts)
             tasks = slices * depth_parts * channel_parts
             rounds = -(-tasks // machine_slices()) * machine_slices() / tasks
             spills = max(1.0, whole / (depth_parts * channel_parts) / _PART)
@@ -207,7 +205,7 @@ def _divisors(number: int) -> list[int]:
 def cut_channels(sizes: Sizes) -> tuple[int, Sizes]:
     """Parts of the channels that are computed one after the other, and the sizes of one."""
     parts = _channel_parts(sizes)
-    return parts, replace(sizes, channels=sizes.channels // parts)
+    return parts, sizes._replace(channels=sizes.channels // parts)
 
 
 def _channel_parts(sizes: Sizes) -> int:
@@ -220,7 +218,7 @@ def _channel_parts(sizes: Sizes) -> int:
         return 1
 
     def cost(parts: int) -> float:
-        part = replace(sizes, channels=sizes.channels // parts)
+        part = sizes._replace(channels=sizes.channels // parts)
         is_read_again = 4 * filter_floats(part) > _CACHED_FILTERS and sizes.tiles > part.block_tiles
         return parts * part.cost * (1.0 + (_READING / part.block_tiles if is_read_again else 0.0))
 

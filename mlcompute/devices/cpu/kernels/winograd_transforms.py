@@ -12,16 +12,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from mlcompute.devices.cpu.codegen.simd import SimdValue
 
 Matrix = tuple[tuple[float, ...], ...]
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """F(m, r): outputs per tile, taps of the filter, and the matrices."""
 
     outputs: int

@@ -129,5 +129,10 @@ class KernelCall:
         self.start = 0
 
 
+def always(step: Step) -> bool:
+    """Whatever the step: a row of a table of kernels that asks."""
+    return True
+
+
 #: Makes the entries of a step; None when there is no kernel for it (a dtype, a layout).
 Maker = Callable[[Step, Operands], Sequence[Entry] | None]

@@ -9,15 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.interrupts import SIG_BLOCK, SIG_SETMASK, SIGNAL_SET
 
 
-@dataclass(frozen=True)
-class System:
+class System(NamedTuple):
     """Functions of an operating system, as native code declares them; semaphores come first in their arguments.
 
     rest_of_wait, rest_of_post   the arguments after the semaphore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -76,7 +76,7 @@ def _concatenated(step: Step, parts: Sequence[tuple[Operand, int, int]], y: Oper
     kind = memory_type(y.dtype)
     for number, one in enumerate(values):
         source.pointer(f"x{number}", one)
-    source.pointer("y", replace(y, offset=y.offset + parts[0][1] * y.strides[axis]), written=True)
+    source.pointer("y", y._replace(offset=y.offset + parts[0][1] * y.strides[axis]), written=True)
     lines = []
     for number, (first, last) in enumerate(bounds):
         start = source.index(f"begin{number}", first)

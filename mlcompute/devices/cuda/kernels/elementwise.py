@@ -7,7 +7,7 @@ of packs are 16 bytes wide where memory allows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def copy_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     nest = copy_nest(step, operands)
     if len(nest.extents) == 2:
         source, target = (
-            replace(each.operand, shape=nest.extents, strides=each.strides) for each in (nest.loads[0], nest.stores[0])
+            each.operand._replace(shape=nest.extents, strides=each.strides) for each in (nest.loads[0], nest.stores[0])
         )
         if is_transposed(source, target):
             return [transposed_copy(step, source, target)]

@@ -9,7 +9,6 @@ last index of every place is found with an atomic maximum, which no order change
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from mlcompute.devices.cuda.codegen.checked_indices import VALID, checked, is_index
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
@@ -248,7 +247,7 @@ def _added(
     step: Step, operands: Operands, updates: Operand, indices: Operand, base: Operand, y: Operand, axis: int
 ) -> Sequence[Launch]:
     """Every place of y is a key of its own."""
-    flat = replace(y, shape=(y.size,), strides=(1,))
+    flat = y._replace(shape=(y.size,), strides=(1,))
     assert y.is_dense, "results are dense"
     dense = dense_strides(y.shape)
     unindexed = tuple(0 if d == axis else stride for d, stride in enumerate(dense))

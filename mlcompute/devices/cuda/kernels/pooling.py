@@ -7,7 +7,7 @@ max_pool_gradient is given the image, one launch finds the places of the largest
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ class _Pool:
         if not self.is_last:
             return operand
         shape, strides = (tuple(own[axis] for axis in to_first(4)) for own in (operand.shape, operand.strides))
-        return replace(operand, shape=shape, strides=strides)
+        return operand._replace(shape=shape, strides=strides)
 
     def constants(self) -> str:
         """Definitions that stand before a kernel."""
@@ -230,7 +230,7 @@ def gradient_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     kind = _place_type(step)
     shape = step.inputs[0].shape
     memory = operands.workspace(step, 0, _workspace(step))
-    places = pool.first(replace(memory, shape=shape, strides=dense_strides(shape)))
+    places = pool.first(memory._replace(shape=shape, strides=dense_strides(shape)))
     found = _largest(step, pool, pool.first(operands[step.inputs[1]]), None, places, kind)
     return [found, _gathered(step, pool, dy, places, dx, kind)]
 
