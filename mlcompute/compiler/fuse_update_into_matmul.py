@@ -26,18 +26,22 @@ def fuse_update_into_matmul(steps: list[Step], context: Context) -> list[Step]:
     """Matmuls and the updates they feed as single steps, where nobody else reads the gradient and the device can."""
     index, kept = context.index(steps), context.kept
     replaced: dict[Step, Step | None] = {}
+    refused: set[object] = set()  # updates that share their ops (`share_updates`), with factors of these types
     for step in steps:
         if step.op is not FUSED_ASSIGN or step.phase != "update" or step.results:
             continue
-        for value in step.inputs:
+        for place, value in enumerate(step.inputs):
             product = index.makers.get(value)
             if product is None or product.op.name != "matmul" or len(index.readers[value]) > 1 or value in kept:
                 continue
-            if _is_outer(product, index.makers) and _is_plain(step, value):
-                together = _fused(product, step)
-                if context.engine.supports(together):
-                    replaced[product], replaced[step] = None, together
-                    break
+            kind = (id(step.attributes), place, *((factor.shape, factor.dtype) for factor in product.inputs))
+            if kind in refused or not _is_outer(product, index.makers):
+                continue
+            together = _fused(product, step) if _is_plain(step, value) else None
+            if together is not None and context.engine.supports(together):
+                replaced[product], replaced[step] = None, together
+                break
+            refused.add(kind)
     if not replaced:
         return steps
     return [new for step in steps if (new := replaced.get(step, step)) is not None]
@@ -60,7 +64,8 @@ def _is_dense(value: Value, makers: dict[Value, Step]) -> bool:
 
 def _is_plain(step: Step, gradient: Value) -> bool:
     """Is every value of an update as large as the gradient, or a single number?"""
-    values = [value for inner in inner_steps(step) for value in (*inner.inputs, *inner.results)]
+    # Ops that are shared with other updates stand for values of the same shapes.
+    values = [value for inner in step.attributes["steps"] for value in (*inner.inputs, *inner.results)]
     return all(value.shape in ((), gradient.shape) for value in values)
 
 

@@ -23,8 +23,13 @@ class Index:
         """Value -> the steps that read it, each once, in order."""
         readers: dict[Value, list[Step]] = {}
         for step in self.steps:
-            for value in dict.fromkeys(step.inputs):
-                readers.setdefault(value, []).append(step)
+            inputs = step.inputs
+            for value in inputs if len(inputs) < 2 else dict.fromkeys(inputs):
+                known = readers.get(value)
+                if known is None:
+                    readers[value] = [step]
+                else:
+                    known.append(step)
         return readers
 
     @cached_property

@@ -31,11 +31,21 @@ def rematerialize(steps: list[Step], context: Context) -> list[Step]:
     Values are looked at in the order of their making. What depends on something that is computed again is computed from
     further back, up to a limit: of a long chain of elementwise ops, the result of one in a few stays.
     """
+    candidates = [step for step in steps if step.phase == "forward" and _is_worth(step)]
+    if not candidates:
+        return steps
     run = _Rematerialize(steps, context)
-    for step in steps:
-        if step.phase == "forward" and step.op.family == "elementwise" and step.op.is_pure:
-            run.consider(step)
+    for step in candidates:
+        run.consider(step)
     return run.rewritten() if run.before else steps
+
+
+def _is_worth(step: Step) -> bool:
+    """Is it an elementwise step whose result is not small?"""
+    if step.op.family != "elementwise" or not step.op.is_pure:
+        return False
+    (value,) = step.results
+    return value.nbytes >= _LEAST_BYTES * (value.shape[0] if value.shape else 1)
 
 
 class _Rematerialize:
@@ -68,8 +78,7 @@ class _Rematerialize:
         """Compute the result of a step again if the gradient pass reads it and has what it is made from."""
         (value,) = step.results
         place = self.first.get(value)
-        samples = value.shape[0] if value.shape else 1
-        if place is None or value in self.kept or value.nbytes < _LEAST_BYTES * samples:
+        if place is None or value in self.kept:
             return
         saves_memory = not self.in_phases and place - self.positions[step] >= _SOON
         if value in self.lasting and not (saves_memory and self.recomputes_factors):
