@@ -187,6 +187,8 @@ def _whole_numbers(name: str, numbers: Iterable[Any]) -> tuple[int, ...]:
         listed = tuple(numbers)
     except TypeError:
         raise ShapeError(f"TensorDescriptor: {name} is {numbers!r}", expected="a list of whole numbers") from None
+    if set(map(type, listed)) == {int}:
+        return listed
     if not all(isinstance(number, (int, np.integer)) and not isinstance(number, bool) for number in listed):
         raise ShapeError(f"TensorDescriptor: {name} must be whole numbers, not {listed}")
     return tuple(int(number) for number in listed)

@@ -5,6 +5,7 @@ Convolution and pooling take sequences (n, c, l) and volumes (n, c, d, h, w), to
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -172,6 +173,12 @@ def _padding(self: Graph, method: str, padding: Border, axes: int) -> tuple[Padd
     return PaddingPolicy.USE_PADDING_SIZE, sizes_of(who, "padding", padding, axes, least=0)
 
 
+@functools.lru_cache(256)
+def _channels(inputs: int, outputs: int) -> ConvolutionDescriptor:
+    """What a fully connected layer is made with; immutable, and the same one for many layers of a deep network."""
+    return ConvolutionDescriptor(input_feature_channel_count=inputs, output_feature_channel_count=outputs)
+
+
 def dense(
     self: Graph,
     x: Tensor,
@@ -205,10 +212,9 @@ def dense(
             fix="call graph.flatten(x) or graph.global_pool(x) first",
         )
     inputs = shape[1] if is_pixel else shape[-1]
-    descriptor = ConvolutionDescriptor(input_feature_channel_count=inputs, output_feature_channel_count=outputs)
     if weights is None:
         weights = fresh(outputs, inputs, like=x, initializer=initializer)
-    layer = FullyConnectedLayer(weights, biases_of(who, biases, outputs, x), descriptor)
+    layer = FullyConnectedLayer(weights, biases_of(who, biases, outputs, x), _channels(inputs, outputs))
     return build(self, layer, [x], name, "dense", activation=activation, updates=updates)
 
 

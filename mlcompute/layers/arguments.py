@@ -31,7 +31,7 @@ def integer(who: str, name: str, number: Any) -> int:
 
 def whole(who: str, name: str, number: Any, least: int = 0) -> int:
     """`number` as an int; TypeError unless it is a whole number, ShapeError when it is below `least`."""
-    result = integer(who, name, number)
+    result: int = number if type(number) is int else integer(who, name, number)
     if result < least:
         raise ShapeError(f"{who}: {name} is {result}", expected=f"{least} or more")
     return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -164,7 +163,7 @@ class WeightsAndBiases(Layer):
         if not isinstance(descriptor, ConvolutionDescriptor):
             given = type(descriptor).__name__
             raise TypeError(f"{type(self).__name__}: descriptor must be a ConvolutionDescriptor, not {given}")
-        self._descriptor = copy.copy(descriptor)
+        self._descriptor = descriptor
         outputs, (fan_in, fan_out, meaning) = descriptor.output_feature_channel_count, self._fans()
         self._weights = self.sized(weights, "weights", outputs * fan_in, f"{outputs} outputs x {meaning}")
         state_of(self._weights).set_fans(fan_in, fan_out)

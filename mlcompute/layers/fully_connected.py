@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlcompute import ops
+from mlcompute.errors import ShapeError
 from mlcompute.layers.convolution import ConvolutionDescriptor, WeightsAndBiases
 from mlcompute.layers.layer import Forward
 from mlcompute.layers.read_only import ReadOnly
@@ -43,12 +44,12 @@ class FullyConnectedLayer(WeightsAndBiases):
         self.expect(len(x.shape) >= 2, "the source has one axis, at least (n, in) is needed", source=x.shape)
         if x.shape[1:] == (inputs, 1, 1):
             return [TensorDescriptor((x.shape[0], outputs, 1, 1), data_type=x.data_type)]
-        self.expect(
-            x.shape[-1] == inputs,
-            f"input_feature_channel_count is {inputs}, the source has {x.shape[-1]}",
-            source=x.shape,
-            fix=f"set input_feature_channel_count={x.shape[-1]} or reshape the source",
-        )
+        if x.shape[-1] != inputs:
+            raise ShapeError(
+                f"{self.who}: input_feature_channel_count is {inputs}, the source has {x.shape[-1]}",
+                source=x.shape,
+                fix=f"set input_feature_channel_count={x.shape[-1]} or reshape the source",
+            )
         return [TensorDescriptor((*x.shape[:-1], outputs), data_type=x.data_type)]
 
     def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:

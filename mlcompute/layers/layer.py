@@ -228,16 +228,14 @@ class Layer(ABC):
         """Check that a parameter tensor holds exactly `count` elements; its spelling of the shape is free."""
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{type(self).__name__}: {slot} must be a Tensor, not {type(tensor).__name__}")
-        self.expect(
-            tensor.descriptor.element_count == count,
-            f"{slot} needs {count} elements ({meaning}), the tensor has {tensor.descriptor.element_count}",
-            tensor=f"{tensor.descriptor.shape} '{tensor.label}'",
-        )
-        self.expect(
-            tensor.descriptor.data_type.is_floating,
-            f"{slot} must be of a floating type, not {tensor.descriptor.data_type.name}",
-            error=DataError,
-        )
+        descriptor = tensor.descriptor
+        if descriptor.element_count != count:
+            raise ShapeError(
+                f"{self.who}: {slot} needs {count} elements ({meaning}), the tensor has {descriptor.element_count}",
+                tensor=f"{descriptor.shape} '{tensor.label}'",
+            )
+        if not descriptor.data_type.is_floating:
+            raise DataError(f"{self.who}: {slot} must be of a floating type, not {descriptor.data_type.name}")
         return tensor
 
 
