@@ -179,16 +179,16 @@ class CpuExecutable(Executable):
         numbers = {entry: _numbers(entry, kernels) for entry in entries}
         for call in native:
             entry, bases, start = call.entry, call.bases, len(words)
-            call.start = start
+            layout, call.start = entry.layout, start
             words += numbers[entry]
-            for argument, base, offset in entry.addresses:
+            for argument, base, offset in layout.addresses:
                 address = places.get(bases[base])
                 if address is None:
                     self._patches.setdefault(bases[base], []).append((start + argument, offset))
                 else:
                     words[start + argument] = address + offset
-            if call.status is not None and entry.status_argument is not None:
-                words[start + entry.status_argument] = address_of(call.status)
+            if call.status is not None and layout.status is not None:
+                words[start + layout.status] = address_of(call.status)
         self._setters: dict[Value, list[tuple[int, Callable[[int], None]]]] = {}
         for entry in entries:
             for operand, setter in entry.pointers:
@@ -408,7 +408,7 @@ def _needed(calls: list[KernelCall | Step], program: Program, operands: Operands
     read = {operands[value].base for value in program.kept}
     for call in calls:
         if isinstance(call, KernelCall):
-            read.update([call.bases[number] for number in call.entry.read_bases])
+            read.update([call.bases[number] for number in call.entry.layout.reads])
         else:
             read.update(operands[value].base for value in call.inputs)
     workspaces = set(program.plan.workspaces.values())
@@ -416,7 +416,7 @@ def _needed(calls: list[KernelCall | Step], program: Program, operands: Operands
     def is_needed(call: KernelCall | Step) -> bool:
         if isinstance(call, Step) or not call.entry.writes:
             return True
-        bases = [call.bases[number] for number in call.entry.written_bases]
+        bases = [call.bases[number] for number in call.entry.layout.writes]
         return any(base in read or base in workspaces or base not in program.plan.placements for base in bases)
 
     return [call for call in calls if is_needed(call)]

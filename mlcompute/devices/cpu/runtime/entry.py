@@ -33,6 +33,24 @@ class Touch(NamedTuple):
     is_array: bool
 
 
+class Layout(NamedTuple):
+    """Where the operands of an entry lie.
+
+    bases      values in whose memory they do
+    addresses  (argument, number of its base, offset in bytes) of the arguments that are operands
+    touches    memory that is read, and behind it what is written
+    reads, writes   numbers of the bases that are read, and written, scratch apart
+    status     which argument is the address of the status
+    """
+
+    bases: list[Value]
+    addresses: list[tuple[int, int, int]]
+    touches: list[Touch]
+    reads: list[int]
+    writes: list[int]
+    status: int | None
+
+
 @dataclass(eq=False)
 class Entry:
     """A kernel call.
@@ -66,58 +84,48 @@ class Entry:
     reason: Callable[[int], str] | None = None
 
     @functools.cached_property
-    def bases(self) -> dict[Value, int]:
-        """Values in whose memory its operands lie, numbered."""
-        operands = [argument for argument in self.arguments if isinstance(argument, Operand)]
-        operands += [*self.reads, *self.writes, *self.scratch, *(operand for operand, _ in self.pointers)]
-        return {base: number for number, base in enumerate(dict.fromkeys(operand.base for operand in operands))}
+    def layout(self) -> Layout:
+        """Where its operands lie, in numbers."""
+        bases: dict[Value, int] = {}
 
-    @functools.cached_property
-    def addresses(self) -> list[tuple[int, int, int]]:
-        """(argument, number of its base, offset in bytes) of the arguments that are operands."""
-        return [
-            (place, self.bases[argument.base], argument.byte_offset)
-            for place, argument in enumerate(self.arguments)
-            if isinstance(argument, Operand)
-        ]
+        def number(operand: Operand) -> int:
+            return bases.setdefault(operand.base, len(bases))
 
-    @functools.cached_property
-    def read_bases(self) -> list[int]:
-        """Numbers of the bases it reads."""
-        return [self.bases[operand.base] for operand in self.reads]
-
-    @functools.cached_property
-    def written_bases(self) -> list[int]:
-        """Numbers of the bases it writes, scratch apart."""
-        return [self.bases[operand.base] for operand in self.writes]
-
-    @functools.cached_property
-    def touches(self) -> list[Touch]:
-        """Memory it reads, and behind it what it writes."""
-        found = []
-        for number, operand in enumerate([*self.reads, *self.writes, *self.scratch]):
-            rows = self.rows if number in self.by_row else 0
+        addresses, status = [], None
+        for place, argument in enumerate(self.arguments):
+            if isinstance(argument, Operand):
+                addresses.append((place, number(argument), argument.byte_offset))
+            elif argument is self.status:
+                status = place
+        touches = []
+        for place, operand in enumerate([*self.reads, *self.writes, *self.scratch]):
+            rows = self.rows if place in self.by_row else 0
             nbytes = operand.size * operand.dtype.itemsize
-            base, written = self.bases[operand.base], number >= len(self.reads)
             is_array = operand.dtype != operand.base.dtype  # of a workspace, whose elements are bytes
-            found.append(Touch(base, written, rows, self.rows_for, operand.byte_offset, nbytes, is_array))
-        return found
-
-    @functools.cached_property
-    def status_argument(self) -> int | None:
-        """Which argument is the address of the status."""
-        return next((place for place, argument in enumerate(self.arguments) if argument is self.status), None)
+            written, offset = place >= len(self.reads), operand.byte_offset
+            touches.append(Touch(number(operand), written, rows, self.rows_for, offset, nbytes, is_array))
+        for operand, _ in self.pointers:
+            number(operand)
+        read, written_to = len(self.reads), len(self.reads) + len(self.writes)
+        return Layout(
+            list(bases),
+            addresses,
+            touches,
+            [touch.base for touch in touches[:read]],
+            [touch.base for touch in touches[read:written_to]],
+            status,
+        )
 
     @property
     def is_shareable(self) -> bool:
         """May steps like its own call it, too? Not where it keeps addresses of its own operands or status elsewhere."""
-        return not self.pointers and (self.status is None or self.status_argument is not None)
+        return not self.pointers and (self.status is None or self.layout.status is not None)
 
 
 class KernelCall:
     """An entry on the memory of one step. Steps that are alike share their entries (`LikeSteps`).
 
-    bases    values in whose memory the entry's operands lie, in the order of `Entry.bases`
+    bases    values in whose memory the entry's operands lie, in the order of `Layout.bases`
     status   a word of its own, where the entry can fail
     """
 

@@ -76,10 +76,12 @@ class LikeSteps:
         if kind is None:
             kind = Kind(make(step, self._operands))
             entries = kind.entries or ()
-            if attributes is not None and all(one.is_shareable and one.bases.keys() <= set(bases) for one in entries):
+            if attributes is not None and all(
+                one.is_shareable and set(one.layout.bases) <= set(bases) for one in entries
+            ):
                 self._kinds[key] = kind
-                kind.places = [[bases.index(base) for base in entry.bases] for entry in entries]
-            return kind, [KernelCall(entry, step, list(entry.bases), entry.status) for entry in entries]
+                kind.places = [[bases.index(base) for base in entry.layout.bases] for entry in entries]
+            return kind, [KernelCall(entry, step, entry.layout.bases, entry.status) for entry in entries]
         calls = []
         for entry, places in zip(kind.entries or (), kind.places, strict=True):
             status = None if entry.status is None else np.zeros_like(entry.status)

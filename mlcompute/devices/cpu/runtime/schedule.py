@@ -102,7 +102,7 @@ def _touches(calls: Sequence[KernelCall], program: Program, threads: int) -> lis
     for call in calls:
         bases = [ranges.get(base) or _outside(base) for base in call.bases]
         mine: list[_Touch] = []
-        for base, written, rows, rows_for, offset, nbytes, is_array in call.entry.touches:
+        for base, written, rows, rows_for, offset, nbytes, is_array in call.entry.layout.touches:
             begin, end = bases[base]
             if is_array:
                 begin, end = begin + offset, begin + offset + nbytes
