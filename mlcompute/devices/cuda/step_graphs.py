@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.device_exchange import Work
+from mlcompute.devices.interrupts import held
 from mlcompute.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class StepGraphs:
     def _is_fresh(self, captured: _Captured | None, work: Work) -> bool:
         if captured is None:
             return False
-        now = dict.fromkeys(each for each in work.executables)
+        now = dict.fromkeys(work.executables)
         then = dict.fromkeys(use.executable for use in captured.uses)
         return list(now) == list(then) and list(captured.rebindings) == [each.rebindings for each in then]
 
@@ -82,7 +83,7 @@ class StepGraphs:
 
     def perform(self, work: Work, readiness: int) -> None:
         """Enqueue, capture and launch, or launch."""
-        with contextlib.ExitStack() as stack:
+        with held, contextlib.ExitStack() as stack:  # Ctrl-C must not leave a GPU that waits for another for ever
             for engine in sorted(self._engines, key=lambda engine: engine.driver.ordinal):  # as other exchanges do
                 stack.enter_context(engine.lock)
             if readiness == 0:
@@ -99,8 +100,10 @@ class StepGraphs:
             self._started(captured.uses, marks)
 
     def _launch(self, graphs: Sequence[int], marks: Sequence[int]) -> None:
-        """Launch a graph on every GPU. A launch may have to wait for a graph that waits for the others to be launched:
-        each GPU but the first has a thread for it."""
+        """Launch a graph on every GPU.
+
+        A launch may have to wait for a graph that waits for the others to be launched: each has a thread for that.
+        """
         engines = self._engines
         others = [
             self._threads.submit(engine.driver.launch_graph, graph, engine.stream, mark)
