@@ -255,6 +255,13 @@ class LoopNest(NamedTuple):
         return cls(tuple(shape), extents, all_[: len(loads)], tuple(ops), all_[len(loads) :])
 
     @property
+    def kernel_name(self) -> str:
+        """What the printed program calls it."""
+        if not self.ops:
+            return "copy"
+        return "elementwise" if len(self.ops) == 1 else f"fused elementwise ({len(self.ops)} ops)"
+
+    @property
     def operands(self) -> tuple[NestOperand, ...]:
         """All operands, loads first."""
         return (*self.loads, *self.stores)

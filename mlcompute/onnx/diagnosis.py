@@ -23,6 +23,7 @@ from mlcompute.onnx.weights import STATED, Judgement, Trainable
 from mlcompute.optimizers import AdamOptimizer, OptimizerDescriptor
 from mlcompute.runtime.call_data import batch_of
 from mlcompute.runtime.session import session_of
+from mlcompute.seeing.units import size
 from mlcompute.training import TrainingGraph
 
 
@@ -75,12 +76,12 @@ class Report:
         for title, shapes in (("input", self.inputs), ("output", self.outputs)):
             lines += [f"  {title:<8} {name}  {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in shapes.items()]
         if self.weights:
-            lines.append(f"  weights  {len(self.weights)} tensors, {_size(self.weight_bytes)}, {self._trained()}")
+            lines.append(f"  weights  {len(self.weights)} tensors, {size(self.weight_bytes)}, {self._trained()}")
         elif self.healthy:
             lines.append("  weights  none: nothing can be trained")
         if self.inference_memory is not None and self.training_memory is not None:
             at = "" if self.batch is None else f" at batch {self.batch}"
-            infer, train = _size(self.inference_memory), _size(self.training_memory)
+            infer, train = size(self.inference_memory), size(self.training_memory)
             lines.append(f"  memory{at}  {infer} to infer, {train} to train with Adam")
         if self.fixed_batch:
             lines.append(f"  batch    a smaller (last) batch does not run: {self.fixed_batch}")
@@ -115,14 +116,6 @@ class Report:
             lines.append("  tied: one weight in several places")
             lines += [f"    {name}: {', '.join(nodes)}" for name, nodes in self.tied.items()]
         return lines
-
-
-def _size(count: int) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count = count / 1000  # type: ignore[assignment]
-    return f"{count:.3g} GB"
 
 
 def doctor(

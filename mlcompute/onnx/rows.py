@@ -15,6 +15,7 @@ import numpy as np
 from mlcompute import ops
 from mlcompute.errors import CompileError, ShapeError
 from mlcompute.onnx.budget import affordable
+from mlcompute.ops.indexing import INT64
 from mlcompute.ops.op import Array, Shape, Trace, Value
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 Answer = Value | Array | None
 Function = Callable[["Call"], "Answer | Sequence[Answer]"]
 LayerRule = Callable[["Call"], "Layer | None"]
-
-INT64 = np.dtype(np.int64)
 
 
 def through_double(x: Value, function: Callable[[Value], Value]) -> Value:

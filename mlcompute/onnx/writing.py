@@ -11,11 +11,9 @@ import numpy as np
 from mlcompute.errors import CompileError
 from mlcompute.onnx.types import element_type
 from mlcompute.ops.bfloat16 import is_floating
-from mlcompute.ops.op import Array, Step, Value
+from mlcompute.ops.op import BOOL, FLOAT32, Array, Step, Value
 
-BOOL = np.dtype(np.bool_)
 INT32 = np.dtype(np.int32)
-FLOAT32 = np.dtype(np.float32)
 
 
 class CannotExportError(CompileError):

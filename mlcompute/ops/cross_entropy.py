@@ -13,11 +13,9 @@ import numpy as np
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.elementwise import convert, equal, exp, log, select
-from mlcompute.ops.indexing import gather
+from mlcompute.ops.indexing import INT64, gather
 from mlcompute.ops.op import Array, ArrayType, Op, Shape, Typed, Value, emit, emit_all, register
 from mlcompute.ops.reductions import front_axis, max_, sum_
-
-INT64 = np.dtype(np.int64)
 
 
 def valid_labels(classes: int, ignored: int | None) -> str:

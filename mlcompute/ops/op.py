@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from mlcompute.errors import CompileError
+from mlcompute.ops.bfloat16 import FLOAT32 as FLOAT32
 from mlcompute.ops.bfloat16 import computed, is_floating
 
 Shape = tuple[int, ...]
 Array = np.ndarray[Any, np.dtype[Any]]
 
-FLOAT32 = np.dtype(np.float32)
 BOOL = np.dtype(np.bool_)
 
 

@@ -14,11 +14,7 @@ import numpy as np
 from mlcompute import ops
 from mlcompute.onnx.rows import Call, operator, through_double
 from mlcompute.onnx.types import carried, is_carried, numpy_type
-from mlcompute.ops.op import Array, Value
-
-FLOAT32 = np.dtype(np.float32)
-BOOL = np.dtype(np.bool_)
-
+from mlcompute.ops.op import BOOL, FLOAT32, Array, Value
 
 # One operand ----------------------------------------------------------------------------------------------------
 

@@ -13,9 +13,7 @@ from mlcompute.errors import ShapeError
 from mlcompute.onnx.operators.shapes import padded
 from mlcompute.onnx.rows import Call, NotImportedError, front, operator
 from mlcompute.onnx.types import carried, numpy_type
-from mlcompute.ops.op import Value
-
-FLOAT32 = np.dtype(np.float32)
+from mlcompute.ops.op import FLOAT32, Value
 
 
 def per_channel(x: Value, values: Value) -> Value:

@@ -14,9 +14,8 @@ from mlcompute.onnx.operators.matmul_and_convolution import convolved, product, 
 from mlcompute.onnx.operators.windows import pads_of, spatial
 from mlcompute.onnx.rows import Call, NotImportedError, front, operator
 from mlcompute.onnx.types import carried, numpy_type
-from mlcompute.ops.op import Value
+from mlcompute.ops.op import FLOAT32, Value
 
-FLOAT32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)
 
 

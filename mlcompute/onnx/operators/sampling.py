@@ -16,9 +16,8 @@ from mlcompute.errors import ShapeError
 from mlcompute.onnx.budget import affordable
 from mlcompute.onnx.operators.shapes import limited
 from mlcompute.onnx.rows import Call, NotImportedError, front, operator, through_double
+from mlcompute.ops.indexing import INT64
 from mlcompute.ops.op import Array, Value
-
-INT64 = np.dtype(np.int64)
 
 # Resize: every axis by itself, as a matrix that mixes its elements ---------------------------------------------------
 

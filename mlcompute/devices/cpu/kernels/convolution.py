@@ -17,7 +17,7 @@ from mlcompute.devices.cpu.codegen.arguments import Argument
 from mlcompute.devices.cpu.codegen.code import Code, vector, vector_lanes
 from mlcompute.devices.cpu.gemm.matmul import gemm_entry
 from mlcompute.devices.cpu.kernels import convolution_depthwise, convolution_gemm
-from mlcompute.devices.cpu.kernels.convolution_chunks import Chunks, chunks_entry
+from mlcompute.devices.cpu.kernels.convolution_chunks import Chunks, chunks_entry, whole_lines
 from mlcompute.devices.cpu.kernels.convolution_columns import (
     Columns,
     columns_of,
@@ -85,17 +85,13 @@ class _Plan:
         ]
         first = self.primitives[0]
         self.plain = first.weights_are_plain
-        self.weights_bytes = _aligned(first.weights_bytes)
+        self.weights_bytes = whole_lines(first.weights_bytes)
         copies = len(self.ranges) if self.direction == "backward_weights" else 0 if self.plain else 1
         self.scratch_start = copies * self.weights_bytes
-        self.scratch_bytes = _aligned(max(p.scratchpad_bytes for p in self.primitives))
+        self.scratch_bytes = whole_lines(max(p.scratchpad_bytes for p in self.primitives))
         self.nbytes = self.scratch_start + len(self.ranges) * self.scratch_bytes
         image = first.descriptors["dy" if "dy" in first.descriptors else "y"].shape[2:]
         self.flops = 2.0 * x[0] * math.prod(image) * math.prod(w)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // 64) * 64
 
 
 def _is_native(step: Step) -> bool:

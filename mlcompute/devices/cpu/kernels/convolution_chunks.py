@@ -59,7 +59,7 @@ class Chunks:
 
     @property
     def weights_bytes(self) -> int:
-        return _aligned(self.primitive.weights_bytes)
+        return whole_lines(self.primitive.weights_bytes)
 
     @property
     def first_image(self) -> int:
@@ -70,14 +70,15 @@ class Chunks:
 
     @property
     def group_bytes(self) -> int:
-        return sum(_aligned(4 * one) for one in self.elements) + _aligned(self.primitive.scratchpad_bytes)
+        return sum(whole_lines(4 * one) for one in self.elements) + whole_lines(self.primitive.scratchpad_bytes)
 
     @property
     def nbytes(self) -> int:
         return self.first_image + self.groups * self.group_bytes
 
 
-def _aligned(nbytes: int) -> int:
+def whole_lines(nbytes: int) -> int:
+    """As many bytes as whole cache lines have."""
     return -(-nbytes // 64) * 64
 
 
@@ -110,7 +111,7 @@ def chunks_entry(
             place = operands.workspace(step, offset, 4 * elements)
             pointers.append((place, pointer_setter(call, role)))
             scratch.append(place)
-            offset += _aligned(4 * elements)
+            offset += whole_lines(4 * elements)
         if "scratchpad" in chunks.primitive.descriptors:
             place = operands.workspace(step, offset, chunks.primitive.scratchpad_bytes)
             pointers.append((place, pointer_setter(call, "scratchpad")))

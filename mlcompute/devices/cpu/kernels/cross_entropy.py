@@ -12,10 +12,10 @@ from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.codegen.combiners import MAX_SKIPPING_NAN, SUM, LineReduction, fill, larger_number
 from mlcompute.devices.cpu.codegen.loops import Line, splat, splat_constant, vector_loop
-from mlcompute.devices.cpu.codegen.math import exp, log
 from mlcompute.devices.cpu.codegen.simd import SimdValue, fma
 from mlcompute.devices.cpu.kernels.checked_indices import CheckedIndices, is_index
 from mlcompute.devices.cpu.kernels.row_column import ColumnLoops, RowLoops
+from mlcompute.devices.cpu.kernels.softmax import exp_of, log_of
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, ReductionAxes, iteration_count, shared_rows
 from mlcompute.ops.op import FLOAT32, Step
@@ -92,14 +92,6 @@ def gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     ]  # fmt: skip
 
 
-def _exp(x: SimdValue) -> SimdValue:
-    return SimdValue(x.code, exp(x.code, x.name, x.lanes), "float", x.lanes)
-
-
-def _log(x: SimdValue) -> SimdValue:
-    return SimdValue(x.code, log(x.code, x.name, x.lanes), "float", x.lanes)
-
-
 class _Kernel:
     """What rows and columns share: the arguments, labels, and the formulas of one row."""
 
@@ -145,7 +137,7 @@ class _Kernel:
         self, x: SimdValue, largest: SimdValue, logarithm: SimdValue, d_loss: SimdValue, d_softmax: SimdValue
     ) -> SimdValue:
         """The gradient of a logit whose class is not the label."""
-        dx = _exp(x - largest - logarithm) * d_softmax
+        dx = exp_of(x - largest - logarithm) * d_softmax
         return fma(d_loss, -self.spread, dx) if self.spread else dx
 
     def correct(self, label_at: str, place: Callable[[str], str], d_loss: SimdValue) -> None:
@@ -190,8 +182,8 @@ class _Rows(_Kernel):
             largest = maximum.result()
             shift = splat(largest)
             total = LineReduction(code, SUM)
-            total.add(x, self.extent, lambda value, index, mask: _exp(value - shift))
-            logarithm = _log(total.result())
+            total.add(x, self.extent, lambda value, index, mask: exp_of(value - shift))
+            logarithm = log_of(total.result())
             rest = None
             if self.spread:
                 sums = LineReduction(code, SUM)
@@ -255,14 +247,14 @@ class _Columns(_Kernel):
 
             def add(index: str, mask: str | None, x: Line) -> None:
                 shifted = x.load(index, mask) - largest.load(index, mask)
-                total.store(index, total.load(index, mask) + _exp(shifted), mask)
+                total.store(index, total.load(index, mask) + exp_of(shifted), mask)
                 if self.spread:
                     rest.store(index, rest.load(index, mask) + shifted, mask)
 
             self.each_class(columns, [0], compare)
             self.each_class(columns, [0], add)
             vector_loop(
-                code, *columns, lambda index, mask: total.store(index, _log(total.load(index, mask)), mask)
+                code, *columns, lambda index, mask: total.store(index, log_of(total.load(index, mask)), mask)
             )  # fmt: skip
             x = self.at(0)
             labels, losses, *kept = (self.along(operand, self.at(operand)) for operand in range(1, 5))

@@ -79,7 +79,7 @@ def loop_entry(step: Step, nest: LoopNest, threads: int) -> Entry:
         writes=[each.operand for each in nest.stores],
         rows=sharing.rows,
         by_row=nest.dense_operands,
-        kernel=_name(nest),
+        kernel=nest.kernel_name,
         cost=nest.iterations * (0.02 * len(nest.operands) + 0.013 * len(nest.ops)),
     )
 
@@ -89,12 +89,6 @@ def _code(structure: object, nest: LoopNest, first_arguments: list[int]) -> Code
     code.later(repr(structure), lambda: _Writer(code, nest, first_arguments).write())
     _written[structure] = code  # only now: another thread may compile what it finds here
     return code
-
-
-def _name(nest: LoopNest) -> str:
-    if not nest.ops:
-        return "copy"
-    return "elementwise" if len(nest.ops) == 1 else f"fused elementwise ({len(nest.ops)} ops)"
 
 
 class _Writer:

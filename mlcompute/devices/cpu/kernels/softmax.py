@@ -45,11 +45,13 @@ def softmax_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     ]  # fmt: skip
 
 
-def _exp(x: SimdValue) -> SimdValue:
+def exp_of(x: SimdValue) -> SimdValue:
+    """e to the power of every element."""
     return SimdValue(x.code, exp(x.code, x.name, x.lanes), "float", x.lanes)
 
 
-def _log(x: SimdValue) -> SimdValue:
+def log_of(x: SimdValue) -> SimdValue:
+    """The natural logarithm of every element."""
     return SimdValue(x.code, log(x.code, x.name, x.lanes), "float", x.lanes)
 
 
@@ -70,14 +72,14 @@ def _rows(args: KernelArguments, logarithm: bool, x: Operand, y: Operand, axes: 
         shift = splat(largest.result())
 
         def exponential(value: SimdValue, index: str, mask: str | None) -> SimdValue:
-            e = _exp(value - shift)
+            e = exp_of(value - shift)
             if not logarithm:
                 made.store(index, e, mask)
             return e
 
         total = LineReduction(code, SUM)
         total.add(seen, extent, exponential)
-        last = splat(_log(total.result()) if logarithm else 1.0 / total.result())
+        last = splat(log_of(total.result()) if logarithm else 1.0 / total.result())
 
         def finish(index: str, mask: str | None) -> None:
             y = seen.load(index, mask) - shift - last if logarithm else made.load(index, mask) * last
@@ -108,14 +110,14 @@ def _columns(args: KernelArguments, logarithm: bool, x: Operand, y: Operand, axe
             largest.store(index, larger_number(largest.load(index, mask), seen.load(index, mask)), mask)
 
         def add(seen: Line, made: Line, index: str, mask: str | None) -> None:
-            e = _exp(seen.load(index, mask) - largest.load(index, mask))
+            e = exp_of(seen.load(index, mask) - largest.load(index, mask))
             total.store(index, total.load(index, mask) + e, mask)
             if not logarithm:
                 made.store(index, e, mask)
 
         def invert(index: str, mask: str | None) -> None:
             found = total.load(index, mask)
-            total.store(index, _log(found) if logarithm else 1.0 / found, mask)
+            total.store(index, log_of(found) if logarithm else 1.0 / found, mask)
 
         def finish(seen: Line, made: Line, index: str, mask: str | None) -> None:
             last = total.load(index, mask)

@@ -90,3 +90,10 @@ def literal(dtype: DType, number: float) -> str:
     if register_type(dtype) == "float":
         return f"{float(np.float32(number)).hex()}f"
     return float(number).hex()
+
+
+def sum_type(dtype: DType) -> str:
+    """The type sums are computed in; those of integers wrap around."""
+    if is_floating(dtype):
+        return register_type(dtype)
+    return "unsigned long long" if dtype.itemsize == 8 else "unsigned int"

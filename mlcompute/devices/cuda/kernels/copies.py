@@ -10,8 +10,8 @@ import numpy as np
 
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.kernel_source import KernelSource
-from mlcompute.devices.cuda.codegen.types import is_element, literal, memory_type, stored
-from mlcompute.devices.cuda.kernels.launch import Launch, Row
+from mlcompute.devices.cuda.codegen.types import literal, memory_type, stored
+from mlcompute.devices.cuda.kernels.launch import Launch, Row, supports_elements
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, collapsed_axes
 from mlcompute.ops.op import Step
 
@@ -211,13 +211,8 @@ def _padded_width(x: Operand, y: Operand, axes: Sequence[_PaddedAxis]) -> int:
     return next((w for w in (16 // x.dtype.itemsize, 4, 2) if all(number % w == 0 for number in numbers)), 1)
 
 
-def supports(step: Step) -> bool:
-    """All types kernels can move."""
-    return is_element(step.inputs[0].dtype)
-
-
 KERNELS: dict[str, Row] = {
-    "concatenate": Row(concatenate_launches, supports=supports),
-    "pad": Row(pad_launches, supports=supports),
-    "slice_gradient": Row(slice_gradient_launches, supports=supports),
+    "concatenate": Row(concatenate_launches, supports=supports_elements),
+    "pad": Row(pad_launches, supports=supports_elements),
+    "slice_gradient": Row(slice_gradient_launches, supports=supports_elements),
 }

@@ -11,6 +11,7 @@ from mlcompute.devices.cuda.codegen.indexing import BLOCK, NARROW, blocks_for, r
 from mlcompute.devices.cuda.codegen.types import loaded, memory_type, register_type, stored
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch
 from mlcompute.devices.loop_nest import Operand, Operands
+from mlcompute.ops.images import to_first
 from mlcompute.ops.op import Step
 
 _SIDES = {"convolution": "xwy", "convolution_input_gradient": "ywx", "convolution_weight_gradient": "xyw"}
@@ -32,22 +33,25 @@ class Problem:
     @classmethod
     def of(cls, step: Step, operands: Operands) -> Problem:
         a = step.attributes
+        x, w, y = channels_first(step, operands)
         last = bool(a.get("channels_last"))
-        found = {}
-        for side, value in zip(_SIDES[step.op.name], (*step.inputs, *step.results), strict=True):
-            operand = operands[value]
-            found[side] = _channels_first(operand) if last and side != "w" else operand
-        return cls(found["x"], found["w"], found["y"], a["strides"], a["dilations"], a["padding"], a["groups"], last)
+        return cls(x, w, y, a["strides"], a["dilations"], a["padding"], a["groups"], last)
 
     @property
     def is_wide(self) -> bool:
         return any(reach(each.shape, each.strides) >= NARROW for each in (self.x, self.w, self.y))
 
 
-def _channels_first(operand: Operand) -> Operand:
-    n, h, w, c = operand.shape
-    by_n, by_h, by_w, by_c = operand.strides
-    return Operand(operand.base, operand.offset, (n, c, h, w), (by_n, by_c, by_h, by_w), operand.dtype)
+def channels_first(step: Step, operands: Operands) -> tuple[Operand, Operand, Operand]:
+    """x, w and y of a convolution or one of its gradients; images are seen with channels before their other axes."""
+    found = {}
+    for side, value in zip(_SIDES[step.op.name], (*step.inputs, *step.results), strict=True):
+        found[side] = operand = operands[value]
+        if step.attributes.get("channels_last") and side != "w":
+            axes = to_first(len(operand.shape))
+            shape, strides = (tuple(own[axis] for axis in axes) for own in (operand.shape, operand.strides))
+            found[side] = Operand(operand.base, operand.offset, shape, strides, operand.dtype)
+    return found["x"], found["w"], found["y"]
 
 
 def direct_launches(step: Step, operands: Operands) -> Sequence[Launch]:

@@ -80,13 +80,9 @@ def nest_launches(step: Step, nest: LoopNest) -> Sequence[Launch]:
     for each, moves in zip(nest.operands, form.moves, strict=True):
         arguments += [index(stride) for stride, is_moved in zip(each.strides, moves, strict=True) if is_moved]
     stores = range(len(nest.loads), len(nest.operands))
-    return [Launch(step, _name(nest), source, arguments, stores, blocks_for(packs), (BLOCK, 1, 1), 0, form.guarded)]
-
-
-def _name(nest: LoopNest) -> str:
-    if not nest.ops:
-        return "copy"
-    return "elementwise" if len(nest.ops) == 1 else f"fused elementwise ({len(nest.ops)} ops)"
+    return [
+        Launch(step, nest.kernel_name, source, arguments, stores, blocks_for(packs), (BLOCK, 1, 1), 0, form.guarded)
+    ]
 
 
 #: Kernels written before, by everything they depend on: large networks repeat few different loops.

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from mlcompute.devices.cuda.codegen.checked_indices import VALID, checked, is_index
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.kernel_source import KernelSource, grouped, vector_width
-from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored
+from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored, sum_type
 from mlcompute.devices.cuda.kernels.launch import Launch, Row
 from mlcompute.devices.cuda.kernels.scatter_lines import are_lines, line_launch
 from mlcompute.devices.cuda.kernels.scatter_one import has_one_per_line, one_per_line_launch
-from mlcompute.devices.cuda.kernels.segments import Segments, are_few, segment_bytes, sum_type
+from mlcompute.devices.cuda.kernels.segments import Segments, are_few, segment_bytes
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, collapsed_axes, dense_strides, iteration_count
 from mlcompute.ops.op import Step
 

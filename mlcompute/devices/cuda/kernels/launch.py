@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mlcompute.devices.cuda.codegen.types import is_element, is_floating
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import Step, Value
 
@@ -133,3 +134,13 @@ class Row:
     make: Maker
     supports: Callable[[Step], bool] = lambda step: True
     workspace: Callable[[Step], int] = lambda step: 0
+
+
+def supports_elements(step: Step) -> bool:
+    """All types kernels can read and write."""
+    return is_element(step.inputs[0].dtype)
+
+
+def supports_floats(step: Step) -> bool:
+    """Floating-point numbers."""
+    return is_floating(step.inputs[0].dtype) and is_element(step.inputs[0].dtype)

@@ -15,7 +15,6 @@ import numpy as np
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.kernel_source import KernelSource
 from mlcompute.devices.cuda.codegen.types import (
-    DType,
     is_element,
     is_floating,
     literal,
@@ -23,8 +22,9 @@ from mlcompute.devices.cuda.codegen.types import (
     memory_type,
     register_type,
     stored,
+    sum_type,
 )
-from mlcompute.devices.cuda.kernels.launch import Launch, Row
+from mlcompute.devices.cuda.kernels.launch import Launch, Row, supports_floats
 from mlcompute.devices.cuda.kernels.reductions import reduce_axes
 from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
 from mlcompute.ops.images import to_first
@@ -155,7 +155,7 @@ def _sums(step: Step, pool: _Pool, x: Operand, y: Operand) -> Launch:
     width, source = pool.width([x, y]), KernelSource([x, y], y.size)
     source.pointer("x", x)
     source.pointer("y", y, written=True)
-    kind = _sum_type(x.dtype)
+    kind = sum_type(x.dtype)
     begin = _begin(source, pool, width, {"x": x, "y": y}, "y")
     add = f"""            const auto group = {_group(memory_type(x.dtype), "x", "y_in, x_in")};
             #pragma unroll
@@ -247,7 +247,7 @@ def _gathered(
     top, _, left, _ = step.attributes["padding"]
     top, left = source.index("top", top), source.index("left", left)
     down, across = source.index("windows_down", dy.shape[2]), source.index("windows_across", dy.shape[3])
-    kind = _sum_type(dy.dtype)
+    kind = sum_type(dy.dtype)
     value, condition, load = f"({kind}){loaded(dy.dtype, 'group.at[v]')}", "", ""
     if places is not None:
         load = f"const auto chosen = {_group(place_type, 'places', 'oh, ow')};"
@@ -281,13 +281,6 @@ def _gathered(
     return _launch(step, source, pool, width, "windows added to the image", body, dx.size)
 
 
-def _sum_type(dtype: DType) -> str:
-    """Sums of integers wrap around."""
-    if is_floating(dtype):
-        return register_type(dtype)
-    return "unsigned long long" if dtype.itemsize == 8 else "unsigned int"
-
-
 def _place_type(step: Step) -> str:
     kernel = step.attributes["kernel"]
     return "unsigned char" if kernel[0] * kernel[1] <= MOST_PLACES else "int"
@@ -298,20 +291,16 @@ def _workspace(step: Step) -> int:
     return step.inputs[0].size * (PLACES.itemsize if _place_type(step) == "unsigned char" else 4)
 
 
-def _supports_floats(step: Step) -> bool:
-    return is_floating(step.inputs[0].dtype) and is_element(step.inputs[0].dtype)
-
-
 def _supports_numbers(step: Step) -> bool:
     dtype = step.inputs[0].dtype
     return (dtype.kind in "iu" or is_floating(dtype)) and is_element(dtype)
 
 
 KERNELS: dict[str, Row] = {
-    "max_pool": Row(pool_launches, supports=_supports_floats),
-    "max_pool_places": Row(pool_launches, supports=_supports_floats),
+    "max_pool": Row(pool_launches, supports=supports_floats),
+    "max_pool_places": Row(pool_launches, supports=supports_floats),
     "sum_pool": Row(pool_launches, supports=_supports_numbers),
-    "max_pool_gradient": Row(gradient_launches, supports=_supports_floats, workspace=_workspace),
+    "max_pool_gradient": Row(gradient_launches, supports=supports_floats, workspace=_workspace),
     "max_pool_spread": Row(gradient_launches, supports=_supports_numbers),
     "sum_pool_gradient": Row(gradient_launches, supports=_supports_numbers),
 }

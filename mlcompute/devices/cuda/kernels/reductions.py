@@ -24,7 +24,6 @@ from mlcompute.devices.cuda.codegen.lanes import (
 from mlcompute.devices.cuda.codegen.types import (
     BOOL,
     DType,
-    is_element,
     is_floating,
     literal,
     loaded,
@@ -32,7 +31,7 @@ from mlcompute.devices.cuda.codegen.types import (
     register_type,
     stored,
 )
-from mlcompute.devices.cuda.kernels.launch import Launch, Row
+from mlcompute.devices.cuda.kernels.launch import Launch, Row, supports_elements
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, ReductionAxes
 from mlcompute.ops.op import Step
 
@@ -221,11 +220,6 @@ def _workspace(step: Step) -> int:
     return splits * step.results[0].size * combiner_for(step.op.name, x.dtype).nbytes if splits > 1 else 0
 
 
-def supports(step: Step) -> bool:
-    """All types kernels can read."""
-    return is_element(step.inputs[0].dtype)
-
-
 KERNELS: dict[str, Row] = {
-    name: Row(reduction_launches, supports=supports, workspace=_workspace) for name in (*_FOLDS, *_EXTREMES)
+    name: Row(reduction_launches, supports=supports_elements, workspace=_workspace) for name in (*_FOLDS, *_EXTREMES)
 }

@@ -10,9 +10,8 @@ from __future__ import annotations
 from mlcompute.devices.cuda.codegen.checked_indices import VALID, checked
 from mlcompute.devices.cuda.codegen.kernel_source import KernelSource
 from mlcompute.devices.cuda.codegen.lanes import power_of_two
-from mlcompute.devices.cuda.codegen.types import loaded, memory_type, stored
+from mlcompute.devices.cuda.codegen.types import loaded, memory_type, stored, sum_type
 from mlcompute.devices.cuda.kernels.launch import Launch
-from mlcompute.devices.cuda.kernels.segments import sum_type
 from mlcompute.devices.loop_nest import Operand, collapsed_axes, iteration_count
 from mlcompute.ops.op import Step
 

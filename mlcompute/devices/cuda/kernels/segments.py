@@ -20,7 +20,12 @@ from mlcompute.devices.cuda.codegen.checked_indices import VALID, checked
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.kernel_source import KernelSource, grouped, vector_width
 from mlcompute.devices.cuda.codegen.lanes import BLOCKS, power_of_two
-from mlcompute.devices.cuda.codegen.types import DType, is_floating, loaded, memory_type, register_type, stored
+from mlcompute.devices.cuda.codegen.types import (
+    loaded,
+    memory_type,
+    stored,
+    sum_type,
+)
 from mlcompute.devices.cuda.kernels.launch import Launch
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, iteration_count
 from mlcompute.ops.op import Step
@@ -38,13 +43,6 @@ _TILE = 1024
 def are_few(results: int, items: int) -> bool:
     """Is it best if every result looks through all items?"""
     return items <= _FEW and results * items <= _MOST_LOOKS
-
-
-def sum_type(dtype: DType) -> str:
-    """The type sums are computed in; those of integers wrap around."""
-    if is_floating(dtype):
-        return register_type(dtype)
-    return "unsigned long long" if dtype.itemsize == 8 else "unsigned int"
 
 
 def segment_bytes(results: int, items: int, keys: int) -> int:

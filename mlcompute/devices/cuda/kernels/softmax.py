@@ -18,8 +18,8 @@ from mlcompute.devices.cuda.codegen.lanes import (
     store_group,
     whoami,
 )
-from mlcompute.devices.cuda.codegen.types import is_element, is_floating, register_type
-from mlcompute.devices.cuda.kernels.launch import Launch, Row
+from mlcompute.devices.cuda.codegen.types import register_type
+from mlcompute.devices.cuda.kernels.launch import Launch, Row, supports_floats
 from mlcompute.devices.loop_nest import Operands, ReductionAxes
 from mlcompute.ops.op import Step
 
@@ -97,9 +97,4 @@ def softmax_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     return [source.launch(step, shown, before, body, grid=plan.grid, block=plan.block)]
 
 
-def supports(step: Step) -> bool:
-    """Floating-point numbers."""
-    return is_floating(step.inputs[0].dtype) and is_element(step.inputs[0].dtype)
-
-
-KERNELS: dict[str, Row] = {name: Row(softmax_launches, supports=supports) for name in ("softmax", "log_softmax")}
+KERNELS: dict[str, Row] = {name: Row(softmax_launches, supports=supports_floats) for name in ("softmax", "log_softmax")}

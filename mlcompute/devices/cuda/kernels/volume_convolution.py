@@ -8,12 +8,11 @@ import numpy as np
 
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, NARROW, blocks_for, reach
 from mlcompute.devices.cuda.codegen.types import loaded, memory_type, register_type, stored
+from mlcompute.devices.cuda.kernels.direct_convolution import channels_first
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch
 from mlcompute.devices.loop_nest import Operand, Operands
-from mlcompute.ops.images import to_first
 from mlcompute.ops.op import Step
 
-_SIDES = {"convolution": "xwy", "convolution_input_gradient": "ywx", "convolution_weight_gradient": "xyw"}
 _EXTENTS = ("N", "C", "D", "H", "W", "O", "OD", "OH", "OW", "per_group", "front", "top", "left", "groups")
 _NAMES = (*_EXTENTS, *(f"{side}{axis}" for side in "xwy" for axis in "01234"))
 
@@ -25,11 +24,7 @@ def is_volume(step: Step) -> bool:
 
 def volume_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     """One thread per result; a block per element of a weight gradient."""
-    a, sides = step.attributes, {}
-    for side, value in zip(_SIDES[step.op.name], (*step.inputs, *step.results), strict=True):
-        operand = operands[value]
-        sides[side] = _channels_first(operand) if a.get("channels_last") and side != "w" else operand
-    x, w, y = (sides[side] for side in "xwy")
+    a, (x, w, y) = step.attributes, channels_first(step, operands)
     wide = any(reach(each.shape, each.strides) >= NARROW for each in (x, w, y))
     kind = np.int64 if wide else np.int32
     extents = (*x.shape, *y.shape[1:], w.shape[1], *a["padding"][::2], a["groups"])
@@ -41,7 +36,8 @@ def volume_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     }[step.op.name]
     index = "long long" if wide else "int"
     pointers = ", ".join(
-        f"{'' if side == written else 'const '}{memory_type(sides[side].dtype)}* {side}" for side in "xwy"
+        f"{'' if side == written else 'const '}{memory_type(each.dtype)}* {side}"
+        for side, each in zip("xwy", (x, w, y), strict=True)
     )
     constants = {
         **dict(zip(("KD", "KH", "KW"), w.shape[2:], strict=True)),
@@ -56,12 +52,6 @@ extern "C" __global__ void __launch_bounds__({BLOCK}) KERNEL({pointers}, {", ".j
 """
     arguments: list[Argument] = [x, w, y, *numbers]
     return [Launch(step, "volume convolution", source, arguments, ["xwy".index(written)], grid, (BLOCK, 1, 1))]
-
-
-def _channels_first(operand: Operand) -> Operand:
-    axes = to_first(5)
-    shape, strides = (tuple(own[axis] for axis in axes) for own in (operand.shape, operand.strides))
-    return Operand(operand.base, operand.offset, shape, strides, operand.dtype)
 
 
 def _forward(x: Operand) -> str:
