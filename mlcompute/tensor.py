@@ -76,6 +76,9 @@ class Tensor(Exchanged):
     np.float32(6.0)
     """
 
+    #: The name in messages, summaries and files: "data" and a number unless a graph or its user gives another.
+    label: str = ""
+
     def __init__(
         self,
         descriptor: TensorDescriptor | None = None,

@@ -73,7 +73,12 @@ class Layer(ABC):
     `parameters` (tensors the optimizer updates) and `statistics` (tensors the forward pass updates).
     """
 
+    #: What `label` is at first.
     default_label: ClassVar[str] = ""
+    #: The name in messages, summaries and files.
+    label: str = ""
+    #: Are the results and gradients of the layer kept in every run, to be looked at?
+    is_debugging_enabled: bool = False
     #: Data types its sources may have; `supports_data_type` answers from it.
     source_types: ClassVar[frozenset[DataType]] = frozenset()
     #: True for layers that only move elements: they run in the sources' own type. All others compute
@@ -94,7 +99,6 @@ class Layer(ABC):
     def __init__(self) -> None:
         self._layer_id = next(_ids)
         self.label = self.default_label
-        self.is_debugging_enabled = False
         self._layer_state = LayerState()
 
     def __copy__(self) -> Self:

@@ -79,6 +79,7 @@ class YOLOLossDescriptor:
 
     @property
     def anchor_boxes_array(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """`anchor_boxes` as numbers: width and height of one after the other."""
         return np.frombuffer(self._anchor_boxes, np.float32)
 
     def copy(self) -> YOLOLossDescriptor:

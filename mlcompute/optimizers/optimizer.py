@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary
 
 from mlcompute import ops
 from mlcompute.enums import GradientClippingType, RegularizationType
@@ -27,15 +26,13 @@ from mlcompute.optimizers.descriptor import (
     checked_rate,
     descriptor_from,
 )
+from mlcompute.optimizers.memory import OptimizerMemory
 from mlcompute.optimizers.parameter_group import ParameterGroup
 from mlcompute.runtime.tensor_state import state_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from mlcompute.runtime.optimizer_state import Clock
-    from mlcompute.runtime.storage import Storage
-    from mlcompute.tensor import Tensor
 
 #: The groups a parameter belongs to, by their place among the optimizer's; empty: none. A last number below 0 says how
 #: many updates went by without the parameter: -300 of one that was unfrozen after 300.
@@ -137,18 +134,8 @@ class Optimizer(ABC):
         #: Number of the next update; rules that do not count leave it at 1.
         self._time_step = 1
         self._groups: tuple[ParameterGroup, ...] = ()
-        self._remember_nothing()
+        self._memory = OptimizerMemory()
         self._adopt(groups)
-
-    def _remember_nothing(self) -> None:
-        #: State per parameter, and one clock per set of parameters that graphs update: see runtime/optimizer_state.py.
-        self.buffers: WeakKeyDictionary[Tensor, list[Storage]] = WeakKeyDictionary()
-        self.clocks: list[Clock] = []
-        #: Parameters that have not been updated yet, where some state starts as the parameter.
-        self.fresh: WeakKeyDictionary[Tensor, None] = WeakKeyDictionary()
-        #: How many updates went by without a parameter, and the number of the first that one not trained now missed.
-        self.missed: WeakKeyDictionary[Tensor, int] = WeakKeyDictionary()
-        self.left_at: WeakKeyDictionary[Tensor, int] = WeakKeyDictionary()
 
     @property
     def first_step(self) -> int:
@@ -164,12 +151,11 @@ class Optimizer(ABC):
 
     def __getstate__(self) -> dict[str, object]:
         # A copy has the settings and the number of the step, and remembers nothing about parameters.
-        forgotten = ("buffers", "clocks", "fresh", "missed", "left_at")
-        return {name: value for name, value in vars(self).items() if name not in forgotten}
+        return {name: value for name, value in vars(self).items() if name != "_memory"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
-        self._remember_nothing()
+        self._memory = OptimizerMemory()
         self._groups = tuple(copy.copy(group) for group in self._groups)
         for group in self._groups:
             group.joins(self)
@@ -270,7 +256,7 @@ class Optimizer(ABC):
 
     def outdated(self) -> None:
         """A term of the update has appeared or gone: graphs that use it compile anew before their next run."""
-        for tensor in list(self.buffers):
+        for tensor in list(self._memory.buffers):
             state_of(tensor).outdated()
 
     def _look_at_rate(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from mlcompute.errors import ExecutionError
 from mlcompute.ops.op import Array
+from mlcompute.optimizers.memory import memory_of
 from mlcompute.optimizers.optimizer import AVERAGE
 from mlcompute.runtime.group_members import parameter_names
 from mlcompute.runtime.session import Session
@@ -49,7 +50,7 @@ def _averages(session: Session) -> dict[Tensor, Array]:
         names = list(state.layout(tensor))
         if AVERAGE not in names:
             continue
-        is_fresh = tensor in state.optimizer.fresh
+        is_fresh = tensor in memory_of(state.optimizer).fresh
         storage = storage_of(tensor) if is_fresh else state.of(tensor)[names.index(AVERAGE)]
         found[tensor] = storage.array().astype(storage_of(tensor).dtype)
     if not found:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mlcompute.errors import GraphError
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.names import file_name, layer_names, no_match, slot_name
+from mlcompute.optimizers.memory import memory_of
 from mlcompute.optimizers.optimizer import Members, Optimizer
 from mlcompute.optimizers.parameter_group import ParameterGroup
 from mlcompute.runtime.definition import Definition
@@ -77,4 +78,4 @@ def _expect_matches(
 def _is_used_elsewhere(optimizer: Optimizer, names: dict[str, Named]) -> bool:
     """Does another graph use the optimizer? Its parameters may be the ones that are meant."""
     own = {tensor for tensor, _, _ in names.values()}
-    return any(tensor not in own for tensor in optimizer.buffers)
+    return any(tensor not in own for tensor in memory_of(optimizer).buffers)

@@ -11,6 +11,7 @@ import numpy as np
 
 from mlcompute.errors import DataError, GraphError
 from mlcompute.ops.op import FLOAT32, Array, Shape
+from mlcompute.optimizers.memory import memory_of
 from mlcompute.optimizers.optimizer import Members, Optimizer
 from mlcompute.runtime.storage import Storage
 from mlcompute.runtime.tensor_state import state_of, storage_of
@@ -36,7 +37,8 @@ class OptimizerState:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self._buffers: weakref.WeakKeyDictionary[Tensor, list[Storage]] = optimizer.buffers
+        self._memory = memory_of(optimizer)
+        self._buffers = self._memory.buffers
         self._clock = Clock(optimizer.first_step)
         self._groups: Mapping[Tensor, Members] = {}
         self._parameters: frozenset[Tensor] = frozenset()
@@ -53,20 +55,21 @@ class OptimizerState:
     def with_missed(self, groups: Mapping[Tensor, Members]) -> dict[Tensor, Members]:
         """Groups, with the updates that parameters have missed."""
         found = {tensor: tuple(index for index in members if index >= 0) for tensor, members in groups.items()}
-        for tensor, missed in self.optimizer.missed.items():
+        for tensor, missed in self._memory.missed.items():
             found[tensor] = (*found.get(tensor, ()), -missed)
         return found
 
     def count_missed(self, parameters: Iterable[Tensor]) -> None:
         """These are about to be trained: those that were not until now have missed updates."""
-        optimizer, now, trained = self.optimizer, self.time_step, set(parameters)
+        optimizer, memory = self.optimizer, self._memory
+        now, trained = self.time_step, set(parameters)
         if not optimizer.counts or not self._clock.updated:
             return  # there is nothing to count, or no update so far
         for tensor in self._parameters - trained:
-            optimizer.left_at.setdefault(tensor, now)
+            memory.left_at.setdefault(tensor, now)
         for tensor in trained:
-            if tensor in optimizer.left_at:
-                missed = optimizer.missed.get(tensor, 0) + now - optimizer.left_at.pop(tensor)
+            if tensor in memory.left_at:
+                missed = memory.missed.get(tensor, 0) + now - memory.left_at.pop(tensor)
             elif now > optimizer.first_step and not (
                 tensor in self._buffers or state_of(tensor).has_callers_optimizer_data
             ):
@@ -74,7 +77,7 @@ class OptimizerState:
             else:
                 continue
             if missed:
-                optimizer.missed[tensor] = missed
+                memory.missed[tensor] = missed
 
     def rule(self, tensor: Tensor) -> Optimizer:
         """The optimizer as it is for a parameter."""
@@ -98,9 +101,10 @@ class OptimizerState:
         for tensor, buffers in self._buffers.items():
             if id(tensor) in tensors:
                 state._buffers[tensors[id(tensor)]] = [buffer.copy() for buffer in buffers]
-                if tensor in self.optimizer.fresh:
-                    optimizer.fresh[tensors[id(tensor)]] = None
-        for there, here in ((optimizer.missed, self.optimizer.missed), (optimizer.left_at, self.optimizer.left_at)):
+                if tensor in self._memory.fresh:
+                    state._memory.fresh[tensors[id(tensor)]] = None
+        own, theirs = self._memory, state._memory
+        for there, here in ((theirs.missed, own.missed), (theirs.left_at, own.left_at)):
             there.update({tensors[id(tensor)]: number for tensor, number in here.items() if id(tensor) in tensors})
         state.use_groups({tensors[id(t)]: some for t, some in self._groups.items() if id(t) in tensors})
         return state
@@ -120,7 +124,7 @@ class OptimizerState:
         Refused where the sets of two graphs overlap only in part and the optimizer counts its updates: there would be
         no one number for what they share.
         """
-        mine, clocks = self._clock, self.optimizer.clocks
+        mine, clocks = self._clock, self._memory.clocks
         is_mine_alone = mine.users <= {user}
         for clock in list(clocks) if updated else ():
             others = set(clock.updated)
@@ -137,7 +141,7 @@ class OptimizerState:
         self._clock.updated = weakref.WeakSet(updated)
 
     def _use(self, clock: Clock, user: object) -> None:
-        clocks = self.optimizer.clocks
+        clocks = self._memory.clocks
         self._clock.users.discard(user)
         self._clock = clock
         clock.users.add(user)
@@ -151,11 +155,11 @@ class OptimizerState:
             state = state_of(tensor)
             if state.has_callers_optimizer_data:
                 self._buffers[tensor] = state.optimizer_storages
-                self.optimizer.fresh.pop(tensor, None)
+                self._memory.fresh.pop(tensor, None)
             elif tensor not in self._buffers:
                 self._buffers[tensor] = [Storage.owning(array) for array in self.initial(tensor)]
                 if self.rule(tensor).followers:
-                    self.optimizer.fresh[tensor] = None
+                    self._memory.fresh[tensor] = None
             state.optimizer_storages = self._buffers[tensor]
 
     def initial(self, tensor: Tensor) -> list[Array]:
@@ -171,10 +175,10 @@ class OptimizerState:
 
     def _start(self) -> None:
         """Slow weights and averages of parameters that were never updated become what the parameters are now."""
-        for tensor in self._parameters & set(self.optimizer.fresh):
+        for tensor in self._parameters & set(self._memory.fresh):
             for buffer in self._buffers[tensor][-len(self.rule(tensor).followers) :]:
                 buffer.write(storage_of(tensor).array().astype(buffer.dtype))
-            del self.optimizer.fresh[tensor]
+            del self._memory.fresh[tensor]
 
     def check_callers(self, parameters: Iterable[Tensor]) -> None:
         """Refuse buffers the caller has supplied that do not fit."""
@@ -206,7 +210,7 @@ class OptimizerState:
         if tensor in self._buffers and state.has_callers_optimizer_data:
             self.check(tensor, state.optimizer_storages)
             self._buffers[tensor] = state.optimizer_storages
-            self.optimizer.fresh.pop(tensor, None)
+            self._memory.fresh.pop(tensor, None)
 
     def of(self, tensor: Tensor) -> list[Storage]:
         """The buffers of a parameter, in layout order."""

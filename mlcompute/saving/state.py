@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from mlcompute.errors import DataError, FileError
 from mlcompute.graph import Graph
 from mlcompute.optimizers.descriptor import checked_number, checked_rate
+from mlcompute.optimizers.memory import memory_of
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.optimizers.parameter_group import ParameterGroup
 from mlcompute.platform import Platform, check_rng_state
@@ -35,14 +36,15 @@ def optimizer_arrays(graph: Graph, names: Mapping[Tensor, str]) -> dict[str, Arr
     optimizer = session.state.optimizer
     session.state.use_groups(group_members(session.definition, session.linked_definitions))
     arrays: dict[str, Array] = {}
+    memory = memory_of(optimizer)
     for tensor, name in names.items():
-        buffers = optimizer.buffers.get(tensor)
+        buffers = memory.buffers.get(tensor)
         if state_of(tensor).has_callers_optimizer_data:
             # Bound by the caller, perhaps for a graph that is yet to be compiled.
             buffers = state_of(tensor).optimizer_storages
         if buffers is not None:
             session.state.check(tensor, buffers)
-            if tensor in optimizer.fresh:
+            if tensor in memory.fresh:
                 continue  # it is what it would be in a new graph
             for state, buffer in zip(session.state.layout(tensor), buffers, strict=True):
                 arrays[f"{OPTIMIZER}{state}/{name}"] = buffer.array()
@@ -58,7 +60,8 @@ def describe_state(graph: Graph) -> dict[str, JSON]:
         if session.state is not None:
             optimizer = session.state.optimizer
             state["time_step"] = session.state.time_step
-            for kind, known in zip(_COUNTS, (optimizer.missed, optimizer.left_at), strict=True):
+            memory = memory_of(optimizer)
+            for kind, known in zip(_COUNTS, (memory.missed, memory.left_at), strict=True):
                 found = (
                     {name: known[tensor] for tensor, name in names_of(graph).items() if tensor in known}
                     if known
@@ -154,30 +157,32 @@ class SavedState:
         for group, numbers in self._groups:
             for name, number in zip(_GROUP, numbers, strict=True):
                 setattr(group, name, number)
-        for tensor in {*state.optimizer.buffers, *self._buffers} & self._tensors:
+        memory = memory_of(state.optimizer)
+        for tensor in {*memory.buffers, *self._buffers} & self._tensors:
             values = self._buffers.get(tensor)
-            present = state.optimizer.buffers.get(tensor)
+            present = memory.buffers.get(tensor)
             if present is None and values is not None:
                 # Not compiled yet: these become the buffers when it is.
                 own = state_of(tensor)
-                state.optimizer.buffers[tensor] = own.optimizer_storages = [Storage(array) for array in values]
+                memory.buffers[tensor] = own.optimizer_storages = [Storage(array) for array in values]
                 own.has_callers_optimizer_data = False
             elif present is not None:
                 # State that is not in the file had not been made yet when it was saved.
                 for buffer, array in zip(present, state.initial(tensor) if values is None else values, strict=True):
                     buffer.write(array)
             if values is not None:
-                state.optimizer.fresh.pop(tensor, None)
+                memory.fresh.pop(tensor, None)
             elif state.rule(tensor).followers:
-                state.optimizer.fresh[tensor] = None
+                memory.fresh[tensor] = None
 
     def _apply_missed(self, optimizer: Optimizer) -> None:
-        before = dict(optimizer.missed)
-        for known, counts in zip((optimizer.missed, optimizer.left_at), self._missed, strict=True):
+        memory = memory_of(optimizer)
+        before = dict(memory.missed)
+        for known, counts in zip((memory.missed, memory.left_at), self._missed, strict=True):
             for tensor in self._names:
                 known.pop(tensor, None)
             known.update({tensor: counts[name] for tensor, name in self._names.items() if name in counts})
-        if dict(optimizer.missed) != before:
+        if dict(memory.missed) != before:
             self._session.outdated()
 
 

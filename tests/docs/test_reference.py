@@ -42,6 +42,13 @@ def test_every_public_name_has_one_entry(pages: Path) -> None:
     assert wanted <= set(entries)
 
 
+def test_every_member_of_a_public_class_is_described() -> None:
+    """Whoever types `tensor.` and TAB sees what the documentation describes, and nothing else."""
+    command = [sys.executable, "-m", "tests.docs.members"]  # in a process whose classes no test has touched
+    found = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, check=True, timeout=300)
+    assert not found.stdout.split()
+
+
 def test_a_parameter_is_described_once(pages: Path) -> None:
     text = (pages / "api" / "optimizers.rst").read_text("utf-8")
     adam = text.split(".. py:class:: AdamOptimizer(")[1].split(".. py:class::")[0]

@@ -17,6 +17,7 @@ from mlcompute.trainer.metrics.metric import Array, Metric, Outputs
 class _ErrorMetric(Metric):
     """A mean over differences from the labels; integer class labels differ by 1 from the output of their class."""
 
+    #: Where the outputs of the classes lie, for integer class labels; the trainer's loss says so.
     class_axis: int | None = None
 
     def set_up(self, outputs: Outputs) -> None:
