@@ -112,12 +112,17 @@ def where_to_look(path: str | os.PathLike[str]) -> dict[str, str]:
     import difflib
 
     folder, name = os.path.split(os.fspath(path))
-    where = os.path.abspath(folder)
-    if not os.path.isdir(where):
-        return {"where": f"{where}, which does not exist either", "fix": "check the path"}
     stem, ending = os.path.splitext(name)
+    where = folder
+    try:
+        where = os.path.abspath(folder)
+        names = sorted(os.listdir(where), key=lambda one: one.endswith(ending))
+    except FileNotFoundError:  # the working directory may be gone, too
+        return {"where": f"{where or 'the working directory'}, which does not exist either", "fix": "check the path"}
+    except OSError:  # no folder, or nobody may look into it
+        return {"where": where, "fix": "check the path"}
     # Endings are alike anyway; of files that differ in nothing else the one with this ending comes last, and stays.
-    beside = {os.path.splitext(one)[0]: one for one in sorted(os.listdir(where), key=lambda one: one.endswith(ending))}
+    beside = {os.path.splitext(one)[0]: one for one in names}
     near = difflib.get_close_matches(stem, beside, n=1)
     return {
         "where": where,

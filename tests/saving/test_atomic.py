@@ -347,6 +347,8 @@ def test_a_working_folder_that_is_gone_is_said(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "gone").rmdir()
     with pytest.raises(mlc.FileError, match="model could not be written: No such file"):
         save(Path("model"), 1)
+    with pytest.raises(mlc.FileError, match="the working directory, which does not exist either"):
+        mlc.load("model")
 
 
 def test_a_path_that_is_no_text_will_do(tmp_path: Path) -> None:
