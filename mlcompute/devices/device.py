@@ -216,8 +216,8 @@ class Completion(ABC):
     def is_done(self) -> bool:
         """Has it finished? Never waits."""
 
-    def may_have_failed(self) -> bool:
-        """Is it worth asking how it went? False as long as nothing says that it has failed, which costs nothing."""
+    def has_news(self) -> bool:
+        """Is it worth asking how it went? False as long as nothing shows, without asking the device."""
         return self.is_done()
 
     @abstractmethod

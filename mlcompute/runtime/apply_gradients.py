@@ -12,7 +12,7 @@ from mlcompute.execution import Execution
 from mlcompute.layers.names import no_match
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.group_members import parameter_names
-from mlcompute.runtime.run import Call, Run
+from mlcompute.runtime.run import Call, submit
 from mlcompute.runtime.session import Session
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import ArrayLike, read_array
@@ -77,4 +77,4 @@ def apply_gradients(session: Session, given: Mapping[str | Tensor, ArrayLike], o
         value = program.inputs.get(learning.gradient_tensor(tensor))
         if value is not None:
             feeds[value] = np.array(gradient) if specification.copies else gradient
-    return Run(session, specification, dict(feeds), Call("apply_gradients", options)).submit()
+    return submit(session, specification, dict(feeds), Call("apply_gradients", options))

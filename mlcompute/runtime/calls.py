@@ -14,7 +14,7 @@ from mlcompute.runtime import group_calls
 from mlcompute.runtime.call_data import batch_of, collect_inputs, has_labels, named_data
 from mlcompute.runtime.inputs import CallCache, InputData, Named
 from mlcompute.runtime.passes import Passes
-from mlcompute.runtime.run import Call, Run
+from mlcompute.runtime.run import Call, Run, submit
 from mlcompute.runtime.run_specification import RunSpecification
 from mlcompute.runtime.session import Session
 from mlcompute.runtime.tensor_state import state_of, storage_of
@@ -31,13 +31,13 @@ def execute(
     outputs_data: Named | None,
 ) -> Execution:
     """One whole run. `given` are inputs, labels and label weights by name."""
-    call = Call("execute", options, completion_handler, outputs_data)
     compiled = session.compiled
-    if compiled is not None and compiled.newest_node == Node.newest:
+    if compiled is not None and compiled.newest_node == Node.newest and completion_handler is None and not outputs_data:
         cache = compiled.call_cache  # another thread may replace it
         inputs = None if cache is None else cache.data(options, batch_size, given)
-        if cache is not None and inputs is not None:  # a small network gains by it
-            return Run(session, cache.specification, inputs, call, are_arrays=True).submit()
+        if cache is not None and inputs is not None and cache.run.is_current(compiled):  # a small network gains by it
+            return cache.run.submit(session, compiled, inputs)
+    call = Call("execute", options, completion_handler, outputs_data)
     batch = batch_of(session, batch_size, call.method)
     data = named_data(session, call.method, *given)
     is_inference = session.definition.learning is None or has_option(
@@ -53,8 +53,9 @@ def execute(
         declared = session.definition.declared
         groups = (declared.inputs, declared.labels, declared.label_weights)
         names = [{**declared.undeclared, **group} for group in groups]
-        session.compiled.call_cache = CallCache.after(specification, call.options, batch_size, given, names)
-    return Run(session, specification, inputs, call).submit()
+        again = Run(session, specification, Call("execute", options), are_arrays=True)
+        session.compiled.call_cache = CallCache.after(again, options, batch_size, given, names)
+    return submit(session, specification, inputs, call)
 
 
 def _inference(
@@ -114,7 +115,7 @@ def execute_forward(session: Session, call: Call, batch_size: int) -> Execution:
     batch = batch_of(session, batch_size, call.method)
     if has_option(call.options, ExecutionOptions.FORWARD_FOR_INFERENCE):
         specification, inputs = _inference(session, batch, {}, call)
-        return Run(session, specification, inputs, call).submit()
+        return submit(session, specification, inputs, call)
     expect_labels(session)
     if session.group is not None:
         return group_calls.execute_forward(session, call, batch)
@@ -125,7 +126,7 @@ def execute_forward(session: Session, call: Call, batch_size: int) -> Execution:
     copies = specification.copies or program.read_after_forward
     inputs = collect_inputs(session, specification, {}, call.method, copies=copies)
     passes = Passes(program, session.compiled.executable(program))
-    return Run(session, specification, inputs, call, passes).submit()
+    return submit(session, specification, inputs, call, passes)
 
 
 def execute_gradient(session: Session, call: Call, batch_size: int) -> Execution:
@@ -136,7 +137,7 @@ def execute_gradient(session: Session, call: Call, batch_size: int) -> Execution
     assert session.compiled is not None
     specification = session.compiled.specification(passes.program, ("gradient",), call.options)
     inputs = collect_inputs(session, specification, {}, call.method)
-    return Run(session, specification, inputs, call, passes).submit()
+    return submit(session, specification, inputs, call, passes)
 
 
 def execute_forward_and_gradient(
@@ -163,7 +164,7 @@ def execute_forward_and_gradient(
     if sums is not None:
         call.scalars = {SHARE: sums[0], KEEP: float(sums[1])}
     passes = Passes(program, session.compiled.executable(program))
-    return Run(session, specification, inputs, call, passes).submit()
+    return submit(session, specification, inputs, call, passes)
 
 
 def execute_optimizer_update(session: Session, call: Call) -> Execution:
@@ -176,7 +177,7 @@ def execute_optimizer_update(session: Session, call: Call) -> Execution:
     passes = _passes_after(session, "gradient", call.method)
     assert session.compiled is not None
     specification = session.compiled.specification(passes.program, ("update",), call.options)
-    return Run(session, specification, {}, call, passes).submit()
+    return submit(session, specification, {}, call, passes)
 
 
 def _passes_after(session: Session, needed: str, method: str, batch_size: int = 0) -> Passes:

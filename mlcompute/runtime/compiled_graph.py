@@ -110,7 +110,7 @@ class CompiledGraph:
             program = compile_program(_leading(wanted, batch_size), self.engine, style, batch_size, full)
             if program.plan.nbytes > self.arena_size:
                 self.arena_size = program.plan.nbytes
-                self._arena = None
+                self._arena = self.call_cache = None
                 self._executables.clear()
                 self._twins.clear()
                 self._listings.clear()
@@ -150,7 +150,7 @@ class CompiledGraph:
                 kept.pop(program, None)
         programs = set(gone.values())
         self._specifications = {key: one for key, one in self._specifications.items() if key[0] not in programs}
-        if self.call_cache is not None and self.call_cache.specification.program in programs:
+        if self.call_cache is not None and self.call_cache.run.specification.program in programs:
             self.call_cache = None
 
     def executable(self, program: Program) -> Executable:

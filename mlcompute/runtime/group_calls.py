@@ -145,7 +145,7 @@ def _carried_out(session: Session, call: Call, work: Callable[[], ResultState | 
     training = session.in_group
     assert training is not None
 
-    def told() -> ResultState | None:
+    def told(_: Job) -> ResultState | None:
         training.has_begun, training.under_way = False, None
         try:
             result = work()

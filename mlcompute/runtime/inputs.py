@@ -11,13 +11,14 @@ import numpy as np
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError
 from mlcompute.ops.op import Array, Value
-from mlcompute.runtime.run_specification import InputSlot, RunSpecification
+from mlcompute.runtime.run_specification import InputSlot
 from mlcompute.runtime.tensor_state import moments, state_of
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import ArrayLike, read_array
 
 if TYPE_CHECKING:
     from mlcompute.devices.device import Engine
+    from mlcompute.runtime.run import Run
 
 _ndarray = np.ndarray
 #: Data by the names given to add_inputs or add_outputs.
@@ -145,33 +146,34 @@ class Inputs:
 class CallCache:
     """A call whose data all came by name. When the next one gives the same names, nothing needs to be looked up.
 
+    run    what such a call runs, if nobody is told of its end and it has no outputs
     named  of inputs, labels and label weights: names, and the values they are the data of
     """
 
-    __slots__ = ("_batch_size", "_copies", "_named", "_options", "specification")
+    __slots__ = ("_batch_size", "_copies", "_named", "_options", "run")
 
     def __init__(
         self,
-        specification: RunSpecification,
+        run: Run,
         options: ExecutionOptions,
         batch_size: int,
         named: Sequence[Sequence[tuple[str, Value]]],
     ) -> None:
-        self.specification = specification
+        self.run = run
         self._options, self._batch_size = options, batch_size
-        self._copies = specification.copies
-        self._named = [[(name, value, value.shape, value.dtype) for name, value in some] for some in named]
+        self._copies = run.specification.copies
+        self._named = [[(name, value, (value.shape, value.dtype)) for name, value in some] for some in named]
 
     @staticmethod
     def after(
-        specification: RunSpecification,
+        run: Run,
         options: ExecutionOptions,
         batch_size: int,
         given: Sequence[Named | None],
         declared: Sequence[Mapping[str, Tensor]],
     ) -> CallCache | None:
         """What to remember of a call; None unless every name stood for one input, and every input had a name."""
-        values = {tensor: value for tensor, value, *_ in specification.inputs}
+        values = {tensor: value for tensor, value, *_ in run.specification.inputs}
         named: list[list[tuple[str, Value]]] = []
         for data, tensors in zip(given, declared, strict=True):
             named.append([])
@@ -181,8 +183,8 @@ class CallCache:
                     return None
                 named[-1].append((name, value))
         return (
-            CallCache(specification, options, batch_size, named)
-            if any(named) and not values and not specification.skips
+            CallCache(run, options, batch_size, named)
+            if any(named) and not values and not run.specification.skips
             else None
         )
 
@@ -198,14 +200,9 @@ class CallCache:
                 continue
             if type(data) is not dict or len(data) != len(named):
                 return None
-            for name, value, shape, dtype in named:
+            for name, value, form in named:
                 array = data.get(name)
-                if (
-                    type(array) is not _ndarray
-                    or array.shape != shape
-                    or (array.dtype is not dtype and array.dtype != dtype)
-                    or not array.flags.c_contiguous
-                ):
+                if type(array) is not _ndarray or (array.shape, array.dtype) != form or not array.flags.c_contiguous:
                     return None
                 inputs[value] = array
         if self._copies:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlcompute.errors import ExecutionError
 from mlcompute.runtime.run_result import ResultState, RunResult
@@ -20,18 +20,23 @@ class Job:
 
     # Slots: a small step pays for every attribute, and for one that is found on the class most of all.
     __slots__ = (
-        *("__weakref__", "_handler", "_outcome", "_result", "_work", "completion", "error", "error_was_seen"),
-        *("is_done", "listeners", "measures_time", "profile", "queue", "seconds", "undo"),
+        *("__weakref__", "_handler", "_outcome", "_result", "_work", "completion", "data", "error", "error_was_seen"),
+        *("is_done", "listeners", "measures_time", "number", "profile", "queue", "seconds", "undo"),
     )
 
     def __init__(
         self,
         queue: WorkQueue,
-        work: Callable[[], ResultState | None],
+        work: Callable[[Job], ResultState | None],
         completion_handler: GraphCompletionHandler | None = None,
+        data: Any = None,
     ) -> None:
         self.queue = queue
-        self._work: Callable[[], ResultState | None] | None = work
+        self._work: Callable[[Job], ResultState | None] | None = work
+        #: What the work is done on; None when it is over.
+        self.data = data
+        #: Of the run among all that were carried out.
+        self.number = 0
         self._handler = completion_handler
         self._outcome: ResultState | None = None
         self._result: RunResult | None = None
@@ -47,7 +52,7 @@ class Job:
         #: Set by work that was started and not waited for.
         self.completion: Completion | None = None
         #: Takes back what was counted, should such a run turn out to have failed; None: it cannot fail any more.
-        self.undo: Callable[[], None] | None = None
+        self.undo: Callable[[Job], None] | None = None
         #: Has the work finished, well or not? Set by the queue.
         self.is_done = False
         #: Called by the queue when the work has finished.
@@ -58,10 +63,12 @@ class Job:
         assert self._work is not None
         start = time.perf_counter() if self.measures_time else 0.0
         try:
-            self._outcome = self._work()
+            self._outcome = self._work(self)
         except BaseException as error:
             self.error = error
         self._work = None
+        if self.undo is None:
+            self.data = None
         if self.measures_time:
             self.seconds = time.perf_counter() - start
         if self._handler is not None:
@@ -91,7 +98,7 @@ class Job:
 
     def fail(self, error: Exception) -> None:
         """The work will never be done."""
-        self._work, self.error, self.is_done = None, error, True
+        self._work, self.data, self.error, self.is_done = None, None, error, True
 
     def raise_error(self) -> None:
         """Raise what the work failed with, if it did."""
@@ -118,8 +125,8 @@ class Job:
         except Exception as error:
             self.error = error
             if undo is not None:
-                undo()
-        self.completion = self.undo = None
+                undo(self)
+        self.completion = self.undo = self.data = None
 
     @property
     def is_settled(self) -> bool:
@@ -128,8 +135,7 @@ class Job:
             self.wait_for_device()
         return self.is_done and self.undo is None
 
-    @property
     def has_news(self) -> bool:
         """Is there something to learn about it, as far as can be told without asking the device?"""
         completion = self.completion
-        return self.is_done and (self.undo is None or completion is None or completion.may_have_failed())
+        return self.is_done and (self.undo is None or completion is None or completion.has_news())

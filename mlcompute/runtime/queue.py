@@ -51,7 +51,7 @@ class WorkQueue:
         job: Job,
         here: bool,
         record: deque[Job] | None = None,
-        otherwise: Callable[[], None] | None = None,
+        otherwise: Callable[[Job], object] | None = None,
     ) -> None:
         """Run a job on this thread when that is wanted and nothing is queued; else after those before it.
 
@@ -66,7 +66,7 @@ class WorkQueue:
             else:
                 here = False
                 if otherwise is not None:
-                    otherwise()
+                    otherwise(job)
                 if self._worker is None:
                     # It may be that no more threads can be started: then the queue is as it was.
                     worker = threading.Thread(target=self._work, name="mlcompute", daemon=True)

@@ -1,11 +1,11 @@
-"""One call, from its arguments to its result: it is accepted, queued, and carried out when its turn has come."""
+"""A call is prepared, accepted, queued, and carried out when its turn has come."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from mlcompute.errors import DataError
 from mlcompute.execution import Execution, GraphCompletionHandler
 from mlcompute.ops.op import Array, Value
 from mlcompute.optimizers.optimizer import Optimizer
+from mlcompute.platform import RandomPasses
 from mlcompute.runtime.inputs import InputData, Named, resolved
 from mlcompute.runtime.job import Job
 from mlcompute.runtime.passes import Passes
@@ -27,6 +28,8 @@ from mlcompute.tensor import TensorDescriptor
 from mlcompute.tensor_data import expect_apart, write_target
 
 if TYPE_CHECKING:
+    from mlcompute.runtime.compiled_graph import CompiledGraph
+    from mlcompute.runtime.last_run import LastRun
     from mlcompute.runtime.session import Session
 
 
@@ -47,7 +50,9 @@ class Call:
 
 
 class Run:
-    """Some phases of a program on some data.
+    """Some phases of a program, prepared for calls of one kind: `submit` runs them on one call's data.
+
+    It knows no session, so that a compiled graph can keep the one of its last call.
 
     passes      the passes run one by one it belongs to; None: it stands alone, passes run before it lose their memory
     are_arrays  all inputs are there, none has yet to be computed by a run before it
@@ -56,16 +61,14 @@ class Run:
     """
 
     __slots__ = (
-        *("are_arrays", "begins_with", "call", "compiled", "executable", "inputs", "is_ahead", "job", "keys"),
-        *("number", "passes", "profile", "random", "replaced", "session", "settings", "specification", "storages"),
-        "targets",
+        *("are_arrays", "begins_with", "call", "executable", "is_ahead", "keys", "passes", "replaced"),
+        *("specification", "storages", "targets", "updates"),
     )
 
     def __init__(
         self,
         session: Session,
         specification: RunSpecification,
-        inputs: InputData,
         call: Call,
         passes: Passes | None = None,
         *,
@@ -73,25 +76,19 @@ class Run:
         begins_with: Sequence[str] | None = None,
         executable: Executable | None = None,
     ) -> None:
-        if session.unsettled:
-            session.raise_unseen_error()
         compiled, program = session.compiled, specification.program
         assert compiled is not None
         if passes is not None:
             executable = passes.executable
         elif executable is None:
             executable = compiled.executable(program)
-        self.session = session
         self.specification = specification
-        self.inputs = inputs
         self.call = call
         self.passes = passes
         self.are_arrays = are_arrays
         self.begins_with = begins_with or specification.phases
-        self.compiled = compiled
-        self.storages = compiled.storages.get(program) or session.storages(program)
+        self.storages = session.storages(program)
         self.executable = executable
-        self.profile = Profile() if specification.profiles else None
         #: What the caller's memory gets: (value, memory) pairs.
         self.targets: Sequence[tuple[Value, Array]] = ()
         #: Started on this thread and not waited for: where nobody has to be told anything when it has finished.
@@ -103,99 +100,106 @@ class Run:
         #: What the storages held whose values the call replaces.
         self.replaced: list[tuple[Storage, Array]] = []
         #: What a training pass moves on: random numbers, and with an update the time step.
-        self.keys: Sequence[tuple[Value, int]] = ()
-        self.settings: Optimizer | None = None
-        if specification.trains:
-            self.random = session.random = session.random.current()
-            if specification.begins:
-                self.keys = program.random_keys
-        if specification.updates and session.state is not None:
-            session.expect_own_weights(call.method)
-            self.settings = session.state.optimizer
-            if not specification.synchronous and not self.is_ahead:
-                # The caller may change the rate while the run is queued; what it was when it was asked for counts.
-                self.settings = self.settings.frozen()
+        self.keys = program.random_keys if specification.trains and specification.begins else ()
+        self.updates = specification.updates and session.state is not None
 
-    def _copy_inputs(self) -> None:
-        """The run will be queued, and the caller may reuse the memory."""
-        arrays = self.inputs.items()
-        self.inputs = {value: array.copy() if isinstance(array, np.ndarray) else array for value, array in arrays}
-        if self.settings is not None:
-            self.settings = self.settings.frozen()
+    def is_current(self, compiled: CompiledGraph) -> bool:
+        """Does the graph still have the memory and the program it was prepared with?"""
+        program = self.specification.program
+        return compiled.storages.get(program) is self.storages and compiled.executable(program) is self.executable
 
-    def submit(self) -> Execution:
-        """Queue the run. Nothing can be refused any more; what can fail now fails in the run."""
-        session, specification = self.session, self.specification
-        device, is_ahead, is_synchronous = session.device, self.is_ahead, specification.synchronous
+    def submit(self, session: Session, compiled: CompiledGraph, inputs: InputData) -> Execution:
+        """Queue a run. Nothing can be refused any more; what can fail now fails in the run."""
+        if session.unsettled:
+            session.raise_unseen_error()
+        specification, is_ahead, device = self.specification, self.is_ahead, session.device
         assert device is not None
-        if self.compiled.crosses_devices:
+        is_synchronous, settings = specification.synchronous, None
+        if self.updates and session.state is not None:
+            session.expect_own_weights(self.call.method)
+            settings = session.state.optimizer
+        random = session.random
+        if specification.trains:
+            random = session.random = random.current()
+        if compiled.crosses_devices:
             # Runs of one device follow each other; what another one may still change must be waited for.
             for tensor in specification.program.persistent:
                 state_of(tensor).wait_for_runs()
-        if not is_synchronous and not is_ahead and not specification.copies:
-            self._copy_inputs()
-        job = Job(device.queue, self.carry_out, self.call.completion_handler)
-        otherwise = None
-        if is_ahead:
-            self.job, otherwise = job, self._copy_inputs
+        data = session, compiled, inputs, settings, random
+        job = Job(device.queue, self.carry_out, self.call.completion_handler, data)
+        if not is_synchronous and not is_ahead:
+            inputs = self._detach(job)
         if specification.measures:
-            job.measures_time, job.profile = True, self.profile
+            job.measures_time = True
+            job.profile = Profile() if specification.profiles else None
         with held:  # all of this or nothing: Ctrl-C must not leave passes that are asked for and never run
-            session.inputs.remember(specification.inputs, self.inputs)
+            session.inputs.remember(specification.inputs, inputs)
             if self.keys:
-                self.random.prepare(self.keys)
+                random.prepare(self.keys)
             session.passes = self.passes
             if self.passes is not None:
                 self.passes.queued.update(specification.phases)
+            otherwise = self._detach if is_ahead else None
             device.queue.submit(job, is_synchronous or is_ahead, session.unsettled, otherwise)
         if is_synchronous:
             job.wait()
             session.has_seen(job)
         return Execution(job)
 
-    def carry_out(self) -> ResultState | None:
+    def _detach(self, job: Job) -> InputData:
+        """The run will be queued: meanwhile the caller may reuse the memory of inputs, or change the learning rate."""
+        session, compiled, inputs, settings, random = job.data
+        if not self.specification.copies:
+            arrays = inputs.items()
+            inputs = {value: array.copy() if isinstance(array, np.ndarray) else array for value, array in arrays}
+        job.data = session, compiled, inputs, None if settings is None else settings.frozen(), random
+        detached: InputData = inputs
+        return detached
+
+    def carry_out(self, job: Job) -> ResultState | None:
         """The run's turn has come. Its result, if it has one."""
-        specification, session = self.specification, self.session
+        specification = self.specification
+        session, compiled, inputs, settings, random = job.data
+        last: LastRun = session.last
         try:
-            self._compute()
+            if not self.are_arrays:
+                inputs = resolved(inputs)
+            if self.passes is not None:
+                self.passes.begin(specification.phases)
+            if specification.trains:
+                self._prepare_training(session, compiled, inputs, settings, random)
+            last.passes = self.passes
+            if specification.begins:
+                last.is_overwritten()
+            self._compute(job, compiled, inputs)
         except BaseException:
             self._take_back()
             raise
-        last = session.last
         result = last.finished(self.executable, specification)
-        self.number = last.number
+        job.number = last.number
         if self.passes is not None:
             self.passes.end(specification.phases, True)
         if specification.trains:  # what counts runs moves on only when a run succeeds
             if specification.begins:
-                self.random.advance()
-            if self.settings is not None and session.state is not None:
+                random.advance()
+            if settings is not None:
                 session.state.advance()
         if specification.prints:
-            print(self.profile, file=sys.stderr)
+            print(job.profile, file=sys.stderr)
         return result
 
-    def _compute(self) -> None:
-        specification, compiled, executable = self.specification, self.compiled, self.executable
-        last = self.session.last
-        inputs: Any = self.inputs if self.are_arrays else resolved(self.inputs)
-        if self.passes is not None:
-            self.passes.begin(specification.phases)
-        if specification.trains:
-            self._prepare_training(inputs)
-        last.passes = self.passes
-        if specification.begins:
-            last.is_overwritten()
+    def _compute(self, job: Job, compiled: CompiledGraph, inputs: dict[Value, Array]) -> None:
+        executable = self.executable
         if executable.bound_to is not self.storages or executable.bound_at != Storage.changes:
             compiled.bind(executable, self.storages)
         executable.feed(compiled.engine, inputs)
         try:
-            completion = executable.run(self.begins_with, self.profile)
+            completion = executable.run(self.begins_with, job.profile)
             if completion is not None:
                 if self.is_ahead:
-                    self.job.completion = completion
+                    job.completion = completion
                     if executable.can_fail:
-                        self.job.undo = self._undo
+                        job.undo = self._undo
                 else:
                     completion.wait()
         finally:
@@ -203,40 +207,47 @@ class Run:
         for value, target in self.targets:
             np.copyto(target, executable.read(value))
 
-    def go_on(self, phases: Sequence[str]) -> None:
+    def go_on(self, session: Session, compiled: CompiledGraph, phases: Sequence[str]) -> None:
         """Run a further part, with the same data; wait for it."""
-        device = self.session.device
+        device = session.device
         assert device is not None
-        job = Job(device.queue, lambda: self._carry_on(phases))
+        job = Job(device.queue, lambda _: self._carry_on(compiled, phases))
         device.queue.submit(job, True, None)
         job.wait()
 
-    def _carry_on(self, phases: Sequence[str]) -> None:
-        if self.executable.bound_to is not self.storages or self.executable.bound_at != Storage.changes:
-            self.compiled.bind(self.executable, self.storages)
+    def _carry_on(self, compiled: CompiledGraph, phases: Sequence[str]) -> None:
+        executable = self.executable
+        if executable.bound_to is not self.storages or executable.bound_at != Storage.changes:
+            compiled.bind(executable, self.storages)
         try:
-            completion = self.executable.run(phases, self.profile)
+            completion = executable.run(phases, None)
             if completion is not None:
                 completion.wait()
         finally:
-            self.compiled.clock.tick()
+            compiled.clock.tick()
 
-    def _prepare_training(self, inputs: dict[Value, Array]) -> None:
-        if self.call.replaced:
-            for storage, array in self.call.replaced:
-                self.replaced.append((storage, storage.array().copy()))
-                storage.write(array)
+    def _prepare_training(
+        self,
+        session: Session,
+        compiled: CompiledGraph,
+        inputs: dict[Value, Array],
+        settings: Optimizer | None,
+        random: RandomPasses,
+    ) -> None:
+        for storage, array in self.call.replaced:
+            self.replaced.append((storage, storage.array().copy()))
+            storage.write(array)
         if self.keys:
-            inputs.update(self.random.keys(self.keys))
+            inputs.update(random.keys(self.keys))
         numbers = self.call.scalars
-        if self.settings is not None and self.session.state is not None:
-            numbers = self.session.state.scalars_of(self.settings)
+        if settings is not None and session.state is not None:
+            numbers = session.state.scalars_of(settings)
         if numbers is not None:
-            scalars = self.compiled.scalars_of(self.specification.program)
+            scalars = compiled.scalars_of(self.specification.program)
             for name, cell in scalars.cells:
                 if name in numbers:
                     cell[()] = numbers[name]
-            if not self.compiled.shares_memory:
+            if not compiled.shares_memory:
                 inputs.update(scalars.arrays)
 
     def _take_back(self) -> None:
@@ -246,16 +257,26 @@ class Run:
         for storage, array in self.replaced:
             storage.write(array)
 
-    def _undo(self) -> None:
+    def _undo(self, job: Job) -> None:
         """The run was taken for finished when it was started, and has failed."""
+        session, _, _, settings, random = job.data
         if self.specification.begins:
-            self.session.last.has_failed(self.number)
+            session.last.has_failed(job.number)
         if not self.specification.trains:
             return
         if self.specification.begins:
-            self.random.retreat()
-        if self.settings is not None and self.session.state is not None:
-            self.session.state.retreat()
+            random.retreat()
+        if settings is not None:
+            session.state.retreat()
+
+
+def submit(
+    session: Session, specification: RunSpecification, inputs: InputData, call: Call, passes: Passes | None = None
+) -> Execution:
+    """Prepare a run of some phases and queue it."""
+    compiled = session.compiled
+    assert compiled is not None
+    return Run(session, specification, call, passes).submit(session, compiled, inputs)
 
 
 def output_targets(session: Session, specification: RunSpecification, call: Call) -> list[tuple[Value, Array]]:

@@ -336,10 +336,12 @@ class Session:
 
     def raise_unseen_error(self) -> None:
         """Raise what an earlier run failed with, if nobody was told."""
-        oldest, newest = self._unsettled_at(0), self._unsettled_at(-1)
-        if oldest is None or newest is None:
+        unsettled = self.unsettled
+        try:
+            oldest, newest = unsettled[0], unsettled[-1]
+        except IndexError:
             return
-        if len(self.unsettled) <= _MOST_UNSETTLED and not oldest.has_news and not newest.has_news:
+        if len(unsettled) <= _MOST_UNSETTLED and not oldest.has_news() and (newest is oldest or not newest.has_news()):
             return
         with self._settling:
             while (run := self._unsettled_at(0)) is not None:
@@ -420,6 +422,7 @@ class Session:
         if self.state is not None:
             self.state.rebound(tensor)
         if self.compiled is not None:
+            self.compiled.call_cache = None
             self.compiled.storages.clear()
 
     def synchronize(self) -> None:

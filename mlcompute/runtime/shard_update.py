@@ -343,7 +343,7 @@ class ShardUpdate:
                 storage.touched()
                 self._found_at = -1  # it may be the caller's memory, who may write it at any time
 
-    def _carry_out(self) -> None:
+    def _carry_out(self, _: Job) -> None:
         engine, clock = self._compiled.engine, self._compiled.clock
         executable, storages = self._executables[self.bank]
         if not self._compiled.shares_memory:

@@ -103,24 +103,25 @@ class SlicePasses:
     ) -> None:
         """Some phases of every own slice; whatever a slice leaves is taken before the next one overwrites it."""
         training, begins = self._training, "forward" in phases
-        random = training.session.random = training.session.random.current()
+        session, compiled = training.session, training.compiled
+        random = session.random = session.random.current()
         start = random.count
         parts, own = training.program.parts(phases), self.parts(batch)
         of_forward = [place for place, (names, _) in enumerate(parts) if names[0].startswith("forward")]
         try:
             runs = self._runs(call, batch, data, style, phases, factor)
             for place, (names, total) in enumerate(parts):
-                for part, run in zip(own, runs, strict=True):
+                for part, (run, inputs) in zip(own, runs, strict=True):
                     if place > 0:
-                        run.go_on(run.specification.program.parts(phases)[place][0])
+                        run.go_on(session, compiled, run.specification.program.parts(phases)[place][0])
                     else:
                         if begins:
                             random.move_to(start + part.number)
                         training.has_begun = True
-                        run.submit()
+                        run.submit(session, compiled, inputs)
                         for number, name in enumerate(self._rest(run)):
                             training.send_early(number)
-                            run.go_on((name,))
+                            run.go_on(session, compiled, (name,))
                     if total is not None:
                         training.results.add_sum(part.number, self.sum_storage(names[-1], total).array())
                     if begins and place == of_forward[-1]:
@@ -143,7 +144,7 @@ class SlicePasses:
         style: str,
         phases: tuple[str, ...],
         factor: float,
-    ) -> list[Run]:
+    ) -> list[tuple[Run, InputData]]:
         """A run for every own slice."""
         training, session = self._training, self._training.session
         begins, sizes, own = "forward" in phases, session.sizes_of(data), self.parts(batch)
@@ -169,18 +170,10 @@ class SlicePasses:
             else:
                 executable = training.alternating.executable(program)
             one = Call(call.method, _SYNCHRONOUS, scalars={SHARE: part.share * factor, SLICE: part.share})
-            runs.append(
-                Run(
-                    session,
-                    specification,
-                    inputs,
-                    one,
-                    passes,
-                    are_arrays=True,
-                    begins_with=begins_with,
-                    executable=executable,
-                )
+            run = Run(
+                session, specification, one, passes, are_arrays=True, begins_with=begins_with, executable=executable
             )
+            runs.append((run, inputs))
         return runs
 
     def _plan(

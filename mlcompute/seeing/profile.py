@@ -187,7 +187,7 @@ def profile(
     recordings: list[_Recording] = []
     listings: list[Program] = []
 
-    def work() -> None:
+    def work(_job: Job) -> None:
         # In memory of its own: what the last run left can still be read.
         executable = device.engine.build(program, device.engine.allocate(program.plan.nbytes))
         listings.append(program.with_kernels(executable.kernels, executable.notes))

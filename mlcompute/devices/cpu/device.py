@@ -229,9 +229,14 @@ class CpuExecutable(Executable):
         if self._arrays.get(value) is not array:
             self._bind_array(value, array)
 
+    def feed(self, engine: Engine, inputs: Mapping[Value, Array]) -> None:
+        for value, array in inputs.items():
+            if self._arrays.get(value) is not array:
+                self._bind_array(value, array)
+
     def _bind_array(self, value: Value, array: Array) -> None:
         """Point every kernel that uses an external value to its array."""
-        address = array.__array_interface__["data"][0]  # much cheaper than array.ctypes
+        address = address_of(array)
         self._arrays[value] = array
         if self._bound.get(value) == address:
             return

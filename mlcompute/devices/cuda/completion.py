@@ -178,23 +178,32 @@ class CudaCompletion(Completion):
         self._phases = phases
         self._turn = turn
         self._event = mark
+        #: Among all runs of the device. One that has finished tells that all before it have.
+        self._number = engine.started = engine.started + 1
 
-    def may_have_failed(self) -> bool:
-        return self._error is not None or self._statuses.has_failure()
+    def is_known(self) -> bool:
+        """Has it finished, as far as is known without asking the device?"""
+        return self._number <= self._engine.finished
+
+    def has_news(self) -> bool:
+        return self.is_known() or self._statuses.has_failure()
 
     def is_done(self) -> bool:
-        if not self._is_finished and self._engine.driver.is_reached(self._event):
+        if not self._is_finished and (self.is_known() or self._engine.driver.is_reached(self._event)):
             self._learn()
         return self._is_finished
 
     def finish(self) -> None:
         """Wait, and learn how it went."""
         if not self._is_finished:
-            self._engine.driver.wait(self._event)
+            if not self.is_known():
+                self._engine.driver.wait(self._event)
             self._learn()
 
     def _learn(self) -> None:
-        statuses = self._statuses
+        engine, statuses = self._engine, self._statuses
+        if self._number > engine.finished:
+            engine.finished = self._number
         if statuses.has_failure():
             with statuses.lock:
                 if not self._is_finished:

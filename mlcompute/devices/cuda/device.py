@@ -53,6 +53,8 @@ class Cuda(Engine):
         self.lock = threading.RLock()
         #: Marks that no run is using.
         self.events: list[int] = []
+        #: How many runs were started, and how many of them are known to have finished: in this order, too.
+        self.started = self.finished = 0
         #: Pinned memory for small values on their way to the host that nobody is using.
         self.small_parts: list[SmallPart] = []
         self._opened: _Opened | None = None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from mlcompute.devices.cuda.completion import CudaCompletion
 from mlcompute.devices.cuda.memory import CudaBuffer, Pinned
 from mlcompute.devices.cuda.pinned_copies import Copy
 from mlcompute.devices.foreign_array import Lying
@@ -144,8 +145,10 @@ class InputBlocks:
 
     def settle(self, turn: int) -> None:
         """Return when the last run of a turn has finished, and what it reports was read: the next overwrites it."""
-        reader = self._readers[turn]
+        reader, latest = self._readers[turn], self._readers[self.turn]
         if reader is not None:
+            if isinstance(reader, CudaCompletion) and isinstance(latest, CudaCompletion) and not reader.is_known():
+                latest.is_done()  # if so, all before it are, and the next turns need not ask
             reader.finish()
             self._readers[turn] = None
 

@@ -1,0 +1,109 @@
+"""A call like the last one takes what was prepared then, and notices when that no longer holds."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from mlcompute.runtime.run import Run
+from tests.devices.cuda_emulator import bench
+from tests.devices.cuda_emulator.engine import EmulatedCuda
+
+SYNCHRONOUS = mlc.ExecutionOptions.SYNCHRONOUS
+X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+T, BAD = np.array([0, 1, 2, 3], np.int32), np.array([0, 1, 9, 3], np.int32)
+
+
+def trained(device: mlc.Device) -> tuple[mlc.TrainingGraph, mlc.Tensor]:
+    x, t = mlc.Tensor(shape=(4, 3)), mlc.Tensor(shape=(4,), data_type=mlc.DataType.INT32)
+    weights = mlc.Tensor(data=np.linspace(-1.0, 1.0, 15, dtype=np.float32).reshape(5, 3))
+    graph = mlc.Graph()
+    sizes = mlc.ConvolutionDescriptor(input_feature_channel_count=3, output_feature_channel_count=5)
+    graph.node(mlc.FullyConnectedLayer(weights, None, sizes), source=x)
+    loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_axis=-1)
+    training = mlc.TrainingGraph([graph], loss, mlc.AdamOptimizer(learning_rate=0.1))
+    training.add_inputs({"x": x}, {"t": t})
+    training.compile(device=device)
+    return training, weights
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    made: list[Run] = []
+    prepare = Run.__init__
+
+    def counted(self: Run, *args: object, **options: object) -> None:
+        made.append(self)
+        prepare(self, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Run, "__init__", counted)
+    return made
+
+
+def test_the_same_call_prepares_nothing_and_others_do(prepared: list[Run]) -> None:
+    training, weights = trained(mlc.Device.cpu())
+    told: list[float] = []
+    losses = [training.execute({"x": X}, {"t": T}, options=SYNCHRONOUS).result.data.item() for _ in range(4)]
+    count = len(prepared)
+    losses += [training.execute({"x": X.copy()}, {"t": T}, options=SYNCHRONOUS).result.data.item() for _ in range(3)]
+    assert len(prepared) == count
+    assert losses == sorted(losses, reverse=True)
+    training.execute(
+        {"x": X}, {"t": T}, options=SYNCHRONOUS, completion_handler=lambda result, error, seconds: told.append(seconds)
+    )
+    assert len(told) == 1
+    assert len(prepared) > count
+    weights.data = np.zeros((5, 3), np.float32)
+    assert training.execute({"x": X}, {"t": T}, options=SYNCHRONOUS).result.data == pytest.approx(np.log(5.0))
+
+
+def test_other_memory_of_a_parameter_is_noticed(prepared: list[Run]) -> None:
+    training, weights = trained(mlc.Device.cpu())
+    for _ in range(3):
+        training.execute({"x": X}, {"t": T}, options=SYNCHRONOUS)
+    memory = np.zeros((5, 3), np.float32)
+    weights.bind_and_write_data(memory, to=mlc.Device.cpu())
+    assert training.execute({"x": X}, {"t": T}, options=SYNCHRONOUS).result.data == pytest.approx(np.log(5.0))
+    assert np.abs(memory).max() > 0.05, "the new memory is trained"
+
+
+def test_a_graph_goes_with_its_last_reference() -> None:
+    training, _ = trained(mlc.Device.cpu())
+    for _ in range(3):
+        run = training.execute({"x": X}, {"t": T}, options=SYNCHRONOUS)
+    gc.disable()
+    try:
+        session = weakref.ref(training._session)
+        del training
+        assert session() is None, "neither what was prepared nor a finished run keeps it"
+    finally:
+        gc.enable()
+    assert run.result.data > 0.0
+
+
+@bench.needs_engine
+def test_a_failed_run_is_told_by_the_next_call_without_asking_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = EmulatedCuda()
+    device = mlc.Device(engine=engine)
+    (ours, weights), (theirs, expected) = trained(device), trained(device)
+    for _ in range(12):  # graphs have been captured
+        ours.execute({"x": X}, {"t": T})
+        theirs.execute({"x": X}, {"t": T})
+    asked: list[int] = []
+    monkeypatch.setattr(engine.driver, "is_reached", lambda event: not asked.append(event))
+    monkeypatch.setattr(engine.driver, "wait", lambda event: asked.append(event))
+    for _ in range(20):
+        theirs.execute({"x": X}, {"t": T})
+    assert len(asked) <= 10, "one question in four calls"
+    for step in range(20):
+        if step % 6 == 2:
+            ours.execute({"x": X}, {"t": BAD})
+            with pytest.raises(mlc.ExecutionError, match="9"):
+                ours.execute({"x": X}, {"t": T})
+        ours.execute({"x": X}, {"t": T})
+    np.testing.assert_array_equal(weights.data, expected.data)
+    assert ours.optimizer.time_step == theirs.optimizer.time_step == 33
