@@ -24,6 +24,14 @@ _GUARD = 64
 THREADS = (1, 2, 5, 16)
 
 
+def _row(workspaces: dict[str, Callable[[Step], int]], name: str) -> Callable[[Step], int] | None:
+    """An op's row of a table, which may be filled when it is asked (`kernels.table`)."""
+    try:
+        return workspaces[name]
+    except KeyError:
+        return None
+
+
 class Bench:
     """One op with everything it needs to run, and what it should give: thread after thread, in guarded memory.
 
@@ -45,7 +53,7 @@ class Bench:
         shown = list(views(*self.inputs)) if views is not None else self.inputs
         emit_all(name, *shown, **(attributes or {}))
         self.trace, self.step, self.arrays = trace, trace.steps[-1], [np.asarray(array) for array in arrays]
-        measure = (workspaces or {}).get(name)
+        measure = None if workspaces is None else _row(workspaces, name)
         needed = measure(self.step) if measure is not None else 0
         self.workspaces = {self.step: trace.value((needed,), np.dtype(np.uint8))} if needed else {}
         views_of = planned(trace.steps, self.step.results).views
