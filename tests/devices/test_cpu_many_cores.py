@@ -179,6 +179,27 @@ def test_blocks_of_a_matmul(shape: tuple[int, int, int], monkeypatch: pytest.Mon
     assert down * across <= 16
 
 
+def test_gradients_of_small_filters_have_work_for_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a matmul, filters with few outputs are shared tap by tap; by Winograd, in slices of the batch and in parts."""
+    strided = convolution_columns.Columns((32, 16, 32, 32), (32, 16, 3, 3), (32, 32, 16, 16))
+    monkeypatch.setattr(convolution_columns, "planned_threads", lambda: 2)
+    assert strided.block == (16, 9)
+    monkeypatch.setattr(convolution_columns, "planned_threads", lambda: 16)
+    assert strided.block == (32, 1)
+    monkeypatch.setattr(winograd_sizes, "machine_slices", lambda: 16)
+    images = [np.zeros((32, 8, 8, 64), np.float32)] * 2
+    attributes = {
+        "strides": (1, 1), "dilations": (1, 1), "padding": (1, 1, 1, 1), "groups": 1, "channels_last": True,
+        "shape": (64, 64, 3, 3),
+    }  # fmt: skip
+    makers: Any = {"convolution_weight_gradient": lambda step, operands: None}
+    step = Bench(makers, "convolution_weight_gradient", images, attributes).step
+    sizes = winograd_sizes.winograd_sizes(step)
+    assert sizes is not None
+    cut = winograd_sizes.cut_filters(sizes)
+    assert cut.slices * cut.depth_parts * cut.channel_parts == 16
+
+
 @pytest.mark.parametrize("leading", [(), (3,)])
 def test_a_matmul_in_blocks_of_rows_and_columns(leading: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "machine_slices", lambda: 16)

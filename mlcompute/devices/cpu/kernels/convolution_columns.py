@@ -8,14 +8,16 @@ Where y has few pixels, filters are most of what is read: every thread reads a p
 would bring them into a format of its own first, and read all of them for every slice of the batch.
 
 The gradient of filters needs no columns in memory: threads share blocks of dw, each of some outputs and some inputs
-with all their taps. A tap's inputs under some windows are packed, multiplied by dy, and added to sums that stay in the
-cache. Slices of the batch, as oneDNN gets them, would each need sums as large as the filters.
+with all their taps, or where these are few blocks, with some of them. A tap's inputs under some windows are packed,
+multiplied by dy, and added to sums that stay in the cache. Slices of the batch, as oneDNN gets them, would each need
+sums as large as the filters.
 
 Sums run in the same order on any number of threads.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -73,15 +75,18 @@ class Columns(NamedTuple):
         return panel_width(self.w[1]) * vector_lanes()
 
     @property
-    def outputs(self) -> int:
-        """Outputs of a block of dw: as many as the cache allows, and so that threads have about as much to do."""
+    def block(self) -> tuple[int, int]:
+        """Outputs and taps of a block of dw: as the cache allows, and so that threads have about as much to do."""
         most = max(_LEAST_OUTPUTS, _BLOCK_BYTES // (4 * self.taps * self.panel))
 
-        def cost(outputs: int) -> float:
-            blocks = -(-self.w[0] // outputs) * -(-self.w[1] // self.panel)
-            return math.ceil(blocks / planned_threads()) * (outputs + 8)
+        def cost(block: tuple[int, int]) -> tuple[int, int]:
+            outputs, taps = block
+            blocks = -(-self.w[0] // outputs) * -(-self.w[1] // self.panel) * (self.taps // taps)
+            # dy is read once for all taps of a block, which takes about as long as one of them.
+            return math.ceil(blocks / planned_threads()) * (taps + 1) * (outputs + 8), -taps
 
-        return min(range(_LEAST_OUTPUTS, min(most, self.w[0]) + 1, 8), key=cost)
+        taps = [number for number in range(1, self.taps + 1) if self.taps % number == 0]
+        return min(itertools.product(range(_LEAST_OUTPUTS, min(most, self.w[0]) + 1, 8), taps), key=cost)
 
 
 def columns_of(step: Step) -> Columns | None:
@@ -237,9 +242,10 @@ def gradient_workspace(step: Step, sizes: Columns) -> int:
 
 def _sums(step: Step, sizes: Columns) -> dict[str, int]:
     """A thread's own memory: sums, and where dy is bfloat16 a block of it in float32."""
-    parts = {"sums": sizes.outputs * sizes.taps * sizes.panel}
+    outputs, taps = sizes.block
+    parts = {"sums": outputs * taps * sizes.panel}
     if is_bfloat16(step.inputs[1].dtype):
-        parts["dy"] = DEPTH * sizes.outputs
+        parts["dy"] = DEPTH * outputs
     return parts
 
 
@@ -250,18 +256,21 @@ def gradient_entry(step: Step, operands: Operands, sizes: Columns, images: Seque
     memory = ThreadWorkspace(args, operands.workspace(step, 0, gradient_workspace(step, sizes)), _sums(step, sizes))
     types = [MEMORY_TYPES[image.dtype] for image in images]
     windows, lanes, panel = _Windows(args, step, sizes), vector_lanes(), sizes.panel
-    inputs, taps = windows.inputs, windows.taps
-    pixels, outputs, block = args.numbers([sizes.pixels, sizes.w[0], sizes.outputs])
+    (block_outputs, block_taps), inputs = sizes.block, windows.inputs
+    pixels, outputs, block, taps = args.numbers([sizes.pixels, sizes.w[0], block_outputs, block_taps])
     x, dy, dw = (args.pointer(operand) for operand in (*images, result))
     multiply = args.pointer(packed_gemm(sizes.w[1]))
-    across = -(-sizes.w[1] // panel)
-    count, per_output = args.numbers([-(-sizes.w[0] // sizes.outputs) * across, across])
+    across, along = -(-sizes.w[1] // panel), sizes.taps // block_taps
+    per_output, per_channel, count = args.numbers(
+        [across * along, along, -(-sizes.w[0] // block_outputs) * across * along]
+    )
     packed = code.aligned_buffer(DEPTH * panel)
     corners = [code.variable(f"[{DEPTH} x i64]", "zeroinitializer") for _ in range(3)]
     begin, end = code.share(count, 1, memory.max_threads)
     with code.loop(begin, end) as unit:
         output = code.mul(code.div(unit, per_output), block)
-        channel = code.mul(code.rem(unit, per_output), panel)
+        channel = code.mul(code.div(code.rem(unit, per_output), per_channel), panel)
+        first_tap = code.mul(code.rem(unit, per_channel), taps)
         tall = code.minimum(code.sub(outputs, output), block)
         wide = code.minimum(code.sub(inputs, channel), panel)
         with code.loop(0, pixels, DEPTH) as start:
@@ -280,7 +289,7 @@ def gradient_entry(step: Step, operands: Operands, sizes: Columns, images: Seque
             with code.loop(0, taps) as tap:
                 with code.loop(0, steps) as index:
                     sample, top, left = (code.load(code.at(corner, index, "i64"), "i64") for corner in corners)
-                    inside, at = windows.pixel_under(sample, top, left, tap)
+                    inside, at = windows.pixel_under(sample, top, left, code.add(first_tap, tap))
                     target = Line(code, code.at(packed, code.mul(index, panel), "float"), "float")
                     with code.when(inside):
                         pixel = Line(code, code.at(x, code.add(at, channel), types[0]), types[0])
@@ -295,7 +304,8 @@ def gradient_entry(step: Step, operands: Operands, sizes: Columns, images: Seque
             at = code.add(code.mul(code.add(code.mul(row, taps), tap), panel), vector)
             value = Line(code, code.at(memory["sums"], at, "float"), "float").load(0)
             first = code.add(code.mul(code.add(output, row), inputs), code.add(channel, vector))
-            target = Line(code, code.at(dw, code.add(code.mul(first, taps), tap), "float"), "float", taps)
+            place = code.add(code.mul(first, windows.taps), code.add(first_tap, tap))
+            target = Line(code, code.at(dw, place, "float"), "float", windows.taps)
             target.store(0, value)
     return Entry(
         step,
@@ -303,7 +313,7 @@ def gradient_entry(step: Step, operands: Operands, sizes: Columns, images: Seque
         args.values,
         reads=list(images),
         writes=[result],
-        kernel=f"gemm of columns, blocks of {sizes.outputs} outputs",
+        kernel=f"gemm of columns, blocks of {block_outputs} outputs" + f", {block_taps} taps" * (along > 1),
         cost=2.0 * sizes.w[0] * sizes.depth * sizes.pixels / FLOPS_PER_NS,
         scratch=[memory.buffer],
     )

@@ -24,6 +24,9 @@ _GAIN = 0.75
 _LEAST_TILES = 64
 #: Bytes for the sums of all slices of the gradient of filters; a single one may take more.
 _SUMS = 1 << 20
+#: The same, and most slices, where filters have too few parts for all threads. More would save little time, and take
+#: more memory than many threads may.
+_MOST_SUMS, _MOST_SLICES = 5 << 19, 5
 #: Bytes of the points of filters that stay in a thread's cache, and what reading others costs, in tiles of a block that
 #: could be multiplied meanwhile.
 _CACHED_FILTERS, _READING = 2_400_000, 3.0
@@ -184,9 +187,13 @@ def cut_filters(sizes: Sizes) -> Cut:
     whole = 4 * filter_floats(sizes)
     slices = max(1, min(machine_slices(), sizes.samples, max(1, _SUMS // whole)))
     lanes, panel = vector_lanes(), panel_width(sizes.channels) * vector_lanes()
+    all_depth_parts = _divisors(sizes.depth // lanes)
+    all_channel_parts = _divisors(-(-sizes.channels // panel)) if sizes.channels % panel == 0 else [1]
+    wanted = -(-machine_slices() // (all_depth_parts[-1] * all_channel_parts[-1]))
+    slices = max(slices, min(wanted, sizes.samples, _MOST_SLICES, _MOST_SUMS // whole))
     found = []
-    for depth_parts in _divisors(sizes.depth // lanes):
-        for channel_parts in _divisors(-(-sizes.channels // panel)) if sizes.channels % panel == 0 else [1]:
+    for depth_parts in all_depth_parts:
+        for channel_parts in all_channel_parts:
             part = sizes._replace(depth=sizes.depth // depth_parts, channels=sizes.channels // channel_parts)
             tasks = slices * depth_parts * channel_parts
             rounds = -(-tasks // machine_slices()) * machine_slices() / tasks
