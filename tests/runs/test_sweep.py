@@ -94,7 +94,7 @@ def test_halving_trains_the_best_longer(capsys: Any) -> None:
     assert main(again) == 0
     assert mlc.Run.read("whole").metrics == second.metrics
     assert main(["runs", "runs/0001-sweep-net"]) == 0
-    assert "best val_accuracy: runs/0001-sweep-net/" in capsys.readouterr().out
+    assert "best val_accuracy on net: runs/0001-sweep-net/" in capsys.readouterr().out
     # All is done: going on trains nothing.
     assert main(["sweep", "--resume", "runs/0001-sweep-net"]) == 0
     assert "net  rate" not in capsys.readouterr().out
