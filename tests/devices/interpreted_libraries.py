@@ -103,6 +103,7 @@ class InterpretedProduct:
     def __init__(self, problem: cublaslt.Problem, gpu: libraries.Gpu, workspace_bytes: int) -> None:
         self.problem, self.workspace_bytes = problem, workspace_bytes
         self.has_epilogue = problem.epilogue != lt.EPILOGUE_DEFAULT
+        self.needs_workspace = True
 
     def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, bias: int = 0) -> None:
         self.driver.enqueue(lambda: self.run(a, b, y, workspace, bias), stream)
