@@ -157,7 +157,8 @@ def test_command_for_gpus_prints_a_table_and_writes_json(tmp_path, capsys):
     page = replaced(f"a\n{BEGIN}old\n{END}b\n", document)
     assert page == f"a\n{BEGIN}\n{document}\n\n{END}b\n"
     assert BEGIN in PAGE.read_text()
-    assert "- PyTorch in a CUDA graph: MLP 784-128-10, batch 1, TF32: ValueError" in document
+    assert "- PyTorch in a CUDA graph: ValueError: CUDA graphs need a GPU: MLP 784-128-10, batch 1, TF32" in document
+    assert "| MB of device memory, seconds to build | mlcompute |" in document
 
 
 def test_scaling_over_threads(tmp_path, capsys):

@@ -92,7 +92,7 @@ def markdown(stored: Found) -> str:
     """All jobs as a table of a document: milliseconds per step in a stream of steps."""
     results: Results = stored["results"]
     every = [found for precisions in results.values() for found in precisions.values()]
-    shown = [name for name in NAMES if any("median" in found.get(name, {}) for found in every)]
+    shown = [name for name in NAMES if _is_measured(name, results)]
     lines = [
         f"One {stored['machine']['gpu'].partition(',')[0]}, {day(stored['machine']['when'])}; "
         f"{versions(every)}. Milliseconds per step.",
@@ -107,14 +107,35 @@ def markdown(stored: Found) -> str:
             speed = "-" if not (ours and peer) else f"{found[peer]['median'] / found[ours]['median']:.2f}x"
             title = f"{workload_named(workload).describes}, {PRECISIONS[precision]}"
             lines.append(f"| {title} | {' | '.join(cells)} | {speed} |")
-    failures = sorted(
-        f"- {NAMES[name]}: {workload_named(workload).describes}, {PRECISIONS[precision]}: {short(entry['error'])}"
-        for workload, precisions in results.items()
-        for precision, found in precisions.items()
-        for name, entry in found.items()
-        if "error" in entry
-    )
-    return "\n".join([*lines, *(["", "Not measured:", "", *failures] if failures else [])])
+    missing: dict[str, list[str]] = {}
+    for workload, precisions in results.items():
+        for precision, found in precisions.items():
+            for name, entry in found.items():
+                if "error" in entry:
+                    title = f"{workload_named(workload).describes}, {PRECISIONS[precision]}"
+                    said = short(entry["error"].strip().partition("\n\n")[0])  # advice on debugging follows
+                    missing.setdefault(f"{NAMES[name]}: {said}", []).append(title)
+    failures = sorted(f"- {why}: {'; '.join(titles)}" for why, titles in missing.items())
+    return "\n".join([*lines, "", *resources(results), *(["", "Not measured:", "", *failures] if failures else [])])
+
+
+def resources(results: Results) -> list[str]:
+    """A second table: device memory, and seconds until the first step has run."""
+    shown = [name for name in ("mlcompute", "torch-graph", "torch-compile", "jax") if _is_measured(name, results)]
+    lines = [
+        f"| MB of device memory, seconds to build | {' | '.join(NAMES[name] for name in shown)} |",
+        f"| --- | {'--- | ' * len(shown)}".rstrip(),
+    ]
+    for workload, precisions in results.items():
+        for precision, found in precisions.items():
+            entries = [found.get(name, {}) for name in shown]
+            cells = [f"{e['bytes'] / 1e6:,.1f}, {e['ready_seconds']:.1f}" if "median" in e else "-" for e in entries]
+            lines.append(f"| {workload_named(workload).describes}, {PRECISIONS[precision]} | {' | '.join(cells)} |")
+    return lines
+
+
+def _is_measured(name: str, results: Results) -> bool:
+    return any("median" in found.get(name, {}) for precisions in results.values() for found in precisions.values())
 
 
 def versions(every: Sequence[dict[str, Found]]) -> str:
