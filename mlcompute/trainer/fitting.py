@@ -361,6 +361,8 @@ class Fitting:
         finally:
             for callback in reversed(self.together.called):
                 callback.on_test_end({})
+        if self.signals.caught:  # in the middle of it: the means are of some batches, or of none
+            return {}
         self._nan.validated(found["loss"], self.epoch + 1)
         return {f"val_{name}": value for name, value in found.items()}
 

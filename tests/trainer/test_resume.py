@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,24 @@ def test_stopped_twice_and_by_both_signals(unstopped: Any, tmp_path: Path) -> No
     assert caught.value.code == 128 + signal.SIGTERM
     with pytest.raises(Interrupted):
         fit(made(1), SignalAt(11), resume=path, checkpoint=path)
+    model = made()
+    assert fit(model, resume=path) == unstopped[1]
+    assert_same(everything(model), unstopped[0])
+
+
+class StopAtValidation(mlc.callbacks.Callback):
+    """Stops training when the first validation begins."""
+
+    def on_test_begin(self, logs: Any) -> None:
+        self.trainer.interrupt()
+
+
+def test_stopped_in_validation(unstopped: Any, tmp_path: Path) -> None:
+    """A validation of no batches has no loss: nothing is said about it."""
+    path = tmp_path / "run.safetensors"
+    with warnings.catch_warnings(), pytest.raises(Interrupted):
+        warnings.simplefilter("error")
+        fit(made(), StopAtValidation(), checkpoint=path)
     model = made()
     assert fit(model, resume=path) == unstopped[1]
     assert_same(everything(model), unstopped[0])
