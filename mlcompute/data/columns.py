@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,6 +43,10 @@ class Frame:
 
 def frame_of(columns: Any) -> Frame:
     """A table in memory: {name: values}, or a DataFrame."""
+    if not isinstance(columns, Mapping) and not hasattr(columns, "columns"):
+        raise TypeError(
+            f"a table must be the name of a file, {{name: values}} or a DataFrame, not of type {type(columns).__name__}"
+        )
     names = list(getattr(columns, "columns", columns))
     found = {str(name): np.asarray(columns[name]) for name in names}
     wrong = [name for name, values in found.items() if values.ndim != 1]

@@ -10,7 +10,7 @@ from typing import Any
 from mlcompute.data.array_file import digits, read_idx, read_npz
 from mlcompute.data.dataset import Dataset
 from mlcompute.data.image_folder import SUFFIXES, images, is_images
-from mlcompute.data.paths import existing
+from mlcompute.data.paths import existing, place_of
 from mlcompute.data.preprocessing import Path
 from mlcompute.data.table import iris, read_csv, read_parquet
 from mlcompute.data.target import listed
@@ -53,7 +53,7 @@ def load(path: Path, **options: Any) -> Dataset:
 
     tables: `read_csv`, `read_parquet`;   images: `images`;   arrays: `read_npz`;   texts: `text`;   MNIST's: `read_idx`
     """
-    place = FilePath(path)
+    place = place_of(path)
     kind, reader = _reader(place, "target" in options)
     known = inspect.signature(BUILT_IN.get(kind, reader)).parameters
     for name in options:

@@ -8,9 +8,16 @@ from pathlib import Path
 from mlcompute.errors import DataError, where_to_look
 
 
+def place_of(path: str | os.PathLike[str]) -> Path:
+    """What a name of a file or folder stands for."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be the name of a file or folder, not of type {type(path).__name__}")
+    return Path(path)
+
+
 def existing(path: str | os.PathLike[str], *, folder: bool = False) -> Path:
     """A file, or a folder, that exists."""
-    place = Path(path)
+    place = place_of(path)
     if not place.exists():
         raise DataError(f"{place}: there is no such file or folder", **where_to_look(place))
     if place.is_dir() != folder:

@@ -6,6 +6,7 @@ import gzip
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,6 +142,14 @@ def picture(path: str, height: int = 8, width: int = 8) -> None:
     image = pytest.importorskip("PIL.Image", reason="images need mlcompute[images]")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     image.fromarray(np.arange(height * width, dtype=np.uint8).reshape(height, width)).save(path)
+
+
+@pytest.mark.parametrize("reader", [mlc.data.read_csv, mlc.data.read_parquet, mlc.data.table, mlc.data.load,
+                                    mlc.data.read_npz, mlc.data.read_idx, mlc.data.images, mlc.data.text])  # fmt: skip
+@pytest.mark.parametrize("given", [b"a,b", 5, None, ["a", "b"]])
+def test_something_that_is_no_path(reader: Any, given: object) -> None:
+    with pytest.raises(TypeError, match=f"must be .*name of a file.*, not of type {type(given).__name__}"):
+        reader(given)
 
 
 def test_folders_of_images(capsys: pytest.CaptureFixture[str]) -> None:
