@@ -233,16 +233,22 @@ def measure(engine: Engine, workload: Workload) -> tuple[float, str]:
         elif number in workload.masks:
             array = np.triu(np.full(value.shape, -np.inf, np.float32), 1)
         executable.bind(value, engine.upload(array))
+    seconds = timed(lambda: executable.run(("forward",)), engine.synchronize, _ROUNDS) / _REPEATS
+    return seconds, ", ".join(dict.fromkeys(executable.kernels.values()))
+
+
+def timed(launch: Callable[[], Any], wait: Callable[[], Any], rounds: int) -> float:
+    """Median seconds of a launch."""
     times = []
-    for number in range(_ROUNDS + 2):
-        engine.synchronize()
+    for number in range(rounds + 2):
+        wait()
         start = time.perf_counter()
         for _ in range(_LAUNCHES):
-            executable.run(("forward",))
-        engine.synchronize()
+            launch()
+        wait()
         if number >= 2:  # the first rounds capture the graph and wake the device
-            times.append((time.perf_counter() - start) / (_LAUNCHES * _REPEATS))
-    return statistics.median(times), ", ".join(dict.fromkeys(executable.kernels.values()))
+            times.append((time.perf_counter() - start) / _LAUNCHES)
+    return statistics.median(times)
 
 
 def main(words: Sequence[str]) -> None:

@@ -1,0 +1,171 @@
+"""Attention, LSTM and GRU beside cuDNN's, which PyTorch calls: the forward pass, and both passes, in CUDA graphs.
+
+    python -m benchmarks.gpu.layers                everything
+    python -m benchmarks.gpu.layers lstm gru       what has one of these words in its name
+
+A graph has the layer ten times over; data lies on the device. Attention is causal, without projections.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.cuda_kernels import timed
+from mlcompute import devices, ops
+from mlcompute.compiler.attention_by_token import attention_by_token
+from mlcompute.compiler.plan_memory import planned
+from mlcompute.compiler.program import Program
+from mlcompute.devices.device import Engine
+from mlcompute.ops.bfloat16 import bfloat16
+from mlcompute.ops.op import FLOAT32, TABLE, Shape, Trace, Value
+
+_REPEATS, _ROUNDS = 10, 7
+torch.backends.cudnn.allow_tf32 = True
+torch.set_float32_matmul_precision("high")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer.
+
+    shapes   of the inputs; the last is the gradient of the result
+    ours     given a value per shape: the forward pass, or results of both passes
+    theirs   given a tensor per shape: the forward pass; the gradient is PyTorch's
+    """
+
+    name: str
+    shapes: Sequence[Shape]
+    ours: Callable[[Sequence[Value], bool], Sequence[Value]]
+    theirs: Callable[[Sequence[torch.Tensor]], torch.Tensor]
+    is_bfloat16: bool = False
+
+
+def attention(n: int, heads: int, length: int, width: int, is_bfloat16: bool) -> Layer:
+    scale = 1.0 / math.sqrt(width)
+
+    def ours(values: Sequence[Value], with_gradient: bool) -> Sequence[Value]:
+        q, k, v, dy = (ops.transpose(value, (0, 2, 1, 3)) for value in values)
+        mask = q.trace.constant(np.triu(np.full((length, length), -math.inf), 1), FLOAT32)
+        y = ops.attention(q, k, v, mask, scale=scale)
+        if not with_gradient:
+            return [ops.transpose(y, (0, 2, 1, 3))]
+        options = {"scale": scale, "has_mask": True, "has_keep": False}
+        found = ops.emit_all("attention_gradient", dy, q, k, v, mask, **options)
+        return [ops.transpose(each, (0, 2, 1, 3)) for each in (y, *found)]
+
+    def theirs(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        q, k, v = (tensor.transpose(1, 2) for tensor in tensors)
+        # cuDNN has no gradient of attention in float32, PyTorch's own kernels for it are in float32.
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION if is_bfloat16 else SDPBackend.EFFICIENT_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    name = f"attention {'bf16' if is_bfloat16 else 'tf32'} {n}x{heads}x{length}x{width}"
+    return Layer(name, [(n, length, heads, width)] * 4, ours, theirs, is_bfloat16)
+
+
+def recurrent(kind: str, n: int, times: int, inputs: int, hidden: int) -> Layer:
+    gates = 4 if kind == "lstm" else 3
+    shapes = [(n, times, inputs), (gates * hidden, inputs), (gates * hidden, hidden), (n, times, hidden)]
+    model: Any = (torch.nn.LSTM if kind == "lstm" else torch.nn.GRU)(inputs, hidden, batch_first=True)
+
+    def ours(values: Sequence[Value], with_gradient: bool) -> Sequence[Value]:
+        x, wx, wh, dy = values
+        b, state = ops.full(x, (4 * hidden,), 0.0), ops.full(x, (n, hidden), 0.0)
+        name, states = ("lstm", [state, state]) if kind == "lstm" else ("rnn", [state])
+        options: dict[str, Any] = {"reverse": False, "has_lengths": False}
+        if kind == "gru":
+            options["cell"] = "gru"
+        given = (x, wx, wh, b, *states)
+        made = ops.emit_all(name, *given, **options)
+        if not with_gradient:
+            return made
+        found = TABLE[name].derivative
+        assert found is not None
+        return [*made, *(each for each in found((dy, *[None] * (len(made) - 1)), made, *given, **options) if each)]
+
+    def theirs(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        return model.to(tensors[0].device)(tensors[0])[0]  # type: ignore[no-any-return]
+
+    return Layer(f"{kind} tf32 {n}x{times}x{inputs}->{hidden}", shapes, ours, theirs)
+
+
+LAYERS = [
+    *(attention(*shape, narrow) for shape in ((8, 12, 512, 64), (16, 16, 1024, 64)) for narrow in (True, False)),
+    attention(32, 4, 64, 32, True),
+    *(
+        recurrent(kind, *shape)
+        for shape in ((32, 50, 64, 128), (64, 100, 512, 512), (64, 100, 1024, 1024))
+        for kind in ("lstm", "gru")
+    ),
+]
+
+
+def seconds_of_ours(engine: Engine, layer: Layer, with_gradient: bool) -> tuple[float, str]:
+    """Seconds, and the names of the kernels."""
+    trace = Trace()
+    dtype = bfloat16() if layer.is_bfloat16 else FLOAT32
+    inputs = [trace.value(shape, dtype, "input") for shape in layer.shapes]
+    results = [result for _ in range(_REPEATS) for result in layer.ours(inputs, with_gradient)]
+    context: Any = SimpleNamespace(trace=trace, kept=frozenset(results), engine=engine)
+    steps = attention_by_token(trace.steps, context)
+    plan = planned(steps, results, workspace=engine.workspace)
+    program = Program("benchmark", 1, steps, plan, dict(trace.constants), kept=set(results))
+    executable = engine.build(program, engine.allocate(plan.nbytes))
+    rng = np.random.default_rng(0)
+    for value in inputs:
+        executable.bind(value, engine.upload((0.1 * rng.standard_normal(value.shape, np.float32)).astype(dtype)))
+    found = timed(lambda: executable.run(("forward",)), engine.synchronize, _ROUNDS) / _REPEATS
+    return found, ", ".join(dict.fromkeys(executable.kernels.values()))
+
+
+def seconds_of_theirs(layer: Layer, with_gradient: bool) -> float:
+    """Seconds in a CUDA graph."""
+    dtype = torch.bfloat16 if layer.is_bfloat16 else torch.float32
+    *inputs, dy = (0.1 * torch.randn(shape, device="cuda").to(dtype) for shape in layer.shapes)
+    needed = [each.requires_grad_(with_gradient) for each in inputs]
+
+    def run() -> None:
+        y = layer.theirs(needed)
+        if with_gradient:
+            y.backward(dy)
+
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(_REPEATS):
+            run()
+    return timed(graph.replay, torch.cuda.synchronize, _ROUNDS) / _REPEATS
+
+
+def main(words: Sequence[str]) -> None:
+    """Print a line per layer and pass."""
+    found = devices.devices("cuda")
+    if not found or not torch.cuda.is_available():
+        sys.exit("there is no GPU here, or PyTorch without CUDA")
+    print(f"{torch.cuda.get_device_name()}, cuDNN {torch.backends.cudnn.version()}, PyTorch {torch.__version__}")
+    print(f"{'microseconds':<54}{'mlcompute':>11}{'PyTorch':>11}{'speed':>8}   kernels")
+    for layer in LAYERS:
+        if words and not any(word in layer.name for word in words):
+            continue
+        for with_gradient in (False, True):
+            name = f"{layer.name}, {'both passes' if with_gradient else 'forward'}"
+            ours, kernels = seconds_of_ours(found[0], layer, with_gradient)
+            theirs = seconds_of_theirs(layer, with_gradient)
+            print(f"{name:<54}{1e6 * ours:>11.1f}{1e6 * theirs:>11.1f}{theirs / ours:>7.2f}x   {kernels}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
