@@ -18,6 +18,7 @@ from mlcompute.compiler.delay_statistics import delay_statistics
 from mlcompute.compiler.exchange_gradients import exchange_gradients
 from mlcompute.compiler.exchange_sums import exchange_sums
 from mlcompute.compiler.expand import expand
+from mlcompute.compiler.fuse_bias_gradients import fuse_bias_gradients
 from mlcompute.compiler.fuse_elementwise import fuse_elementwise
 from mlcompute.compiler.fuse_epilogues import fuse_epilogues
 from mlcompute.compiler.fuse_norm_gradient import fuse_norm_gradient
@@ -110,6 +111,10 @@ def _fuses_epilogues(context: Context) -> bool:
     return context.request.fuses and context.engine.traits.fuses_epilogues
 
 
+def _fuses_bias_gradients(context: Context) -> bool:
+    return _fuses_epilogues(context) and _trains(context) and not _in_group(context)
+
+
 def _fuses_normalization(context: Context) -> bool:
     return context.fuses_elementwise and context.engine.traits.fuses_normalization
 
@@ -156,6 +161,7 @@ PASSES = [
     Pass(rematerialize, when=_recomputes),
     Pass(unmerge_aliased_updates),
     Pass(fuse_epilogues, when=_fuses_epilogues),
+    Pass(fuse_bias_gradients, when=_fuses_bias_gradients),
     Pass(fuse_normalization, when=_fuses_normalization),
     Pass(fuse_elementwise, when=_fuses_elementwise),
     Pass(delay_statistics, when=_updates_together),

@@ -134,7 +134,7 @@ def planned(
 
 
 def _is_large_product(step: Step) -> bool:
-    is_product = step.op.name in ("matmul", "matmul_epilogue")
+    is_product = step.op.name in ("matmul", "matmul_epilogue", "matmul_bias_gradient")
     return is_product and sum(value.nbytes for value in (*step.inputs, *step.results)) >= LARGE_PRODUCT
 
 

@@ -105,21 +105,29 @@ class InterpretedProduct:
         self.has_epilogue = problem.epilogue != lt.EPILOGUE_DEFAULT
         self.needs_workspace = True
 
-    def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, bias: int = 0) -> None:
-        self.driver.enqueue(lambda: self.run(a, b, y, workspace, bias), stream)
+    def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, vector: int = 0) -> None:
+        self.driver.enqueue(lambda: self.run(a, b, y, workspace, vector), stream)
 
-    def run(self, a: int, b: int, y: int, workspace: int, bias: int) -> None:
+    def run(self, a: int, b: int, y: int, workspace: int, vector: int) -> None:
         assert workspace % 256 == 0
         memory_at(workspace, self.workspace_bytes // 4)[:] = np.nan  # nobody else's
         p = self.problem
         sizes = [
             (m.columns - 1) * m.leading + m.rows + (p.batch - 1) * m.batch_stride for m in (p.second, p.first, p.result)
         ]
-        interpreted_product(p, *(memory_at(address, size) for address, size in zip((a, b, y), sizes, strict=True)))
-        assert bool(bias) == self.has_epilogue
-        if bias:
-            rows = memory_at(y, sizes[2]).reshape(-1, p.result.rows)  # all results here are dense
-            rows += memory_at(bias, p.result.rows)
+        flat = [memory_at(address, size) for address, size in zip((a, b, y), sizes, strict=True)]
+        interpreted_product(p, *flat)
+        assert bool(vector) == self.has_epilogue
+        if p.epilogue == lt.EPILOGUE_BIAS:
+            rows = flat[2].reshape(-1, p.result.rows)  # all results here are dense
+            rows += memory_at(vector, p.result.rows)
+        elif vector:
+            matrix, memory = (p.second, flat[0]) if p.epilogue == lt.EPILOGUE_BGRADB else (p.first, flat[1])
+            seen = memory.reshape(matrix.columns, matrix.rows)  # row by row; factors here are dense, too
+            is_by_term = matrix.transposed == (p.epilogue == lt.EPILOGUE_BGRADB)
+            memory_at(vector, p.result.columns if p.epilogue == lt.EPILOGUE_BGRADB else p.result.rows)[:] = seen.sum(
+                axis=0 if is_by_term else 1
+            )
 
 
 class InterpretedPlan:

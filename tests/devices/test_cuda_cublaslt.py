@@ -48,7 +48,8 @@ def test_constants_of_cublaslt_are_those_of_its_header() -> None:
         assert ours
         for name, value in ours.items():
             assert known[theirs + name.removeprefix(prefix)] == value, name
-    assert known["CUBLASLT_EPILOGUE_BIAS"] == lt.EPILOGUE_BIAS
+    for name in ("BIAS", "BGRADA", "BGRADB"):
+        assert known[f"CUBLASLT_EPILOGUE_{name}"] == getattr(lt, f"EPILOGUE_{name}")
 
 
 def test_structures_are_as_large_as_the_headers_say() -> None:

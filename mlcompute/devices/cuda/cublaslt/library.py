@@ -28,8 +28,8 @@ PREF_MAX_WORKSPACE_BYTES, PREF_REDUCTION_SCHEME_MASK = 1, 3
 PREF_MIN_ALIGNMENT_A_BYTES = 5  # those of B, C and D follow
 #: cublasLtReductionScheme_t: how parts of a sum that was split are added; in place is left out, its order is not said
 REDUCTION_COMPUTE_TYPE, REDUCTION_OUTPUT_TYPE = 2, 4
-#: cublasLtEpilogue_t
-EPILOGUE_DEFAULT, EPILOGUE_BIAS = 1, 4
+#: cublasLtEpilogue_t; the gradients of a bias are sums over the terms of the first or of the second factor
+EPILOGUE_DEFAULT, EPILOGUE_BIAS, EPILOGUE_BGRADA, EPILOGUE_BGRADB = 1, 4, 256, 512
 #: cublasStatus_t
 STATUS_NOT_SUPPORTED = 15
 

@@ -42,16 +42,24 @@ class Product:
             )
         ]
         self._one, self._zero = c_float(1.0), c_float(0.0)
+        #: For a bias the algorithm is chosen without the epilogue: then sums are the same with it and without. What
+        #: writes a gradient does so in every style of execution, and the algorithm is one that can.
+        self.has_epilogue = problem.epilogue not in (lt.EPILOGUE_DEFAULT, lt.EPILOGUE_BIAS)
+        if self.has_epilogue:
+            self._set_epilogue(problem.epilogue)
         self._algorithm = self._choose(gpu)
-        #: Can the algorithm apply the epilogue? It is chosen without: then sums are the same with it and without.
-        self.has_epilogue = problem.epilogue != lt.EPILOGUE_DEFAULT and self._can_apply(problem.epilogue)
+        if problem.epilogue == lt.EPILOGUE_BIAS:
+            self.has_epilogue = self._can_apply(problem.epilogue)
         #: Does the algorithm use any of that memory? If not, other work may use it meanwhile.
         self.needs_workspace = self._needed(self._algorithm) != 0
 
-    def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, bias: int = 0) -> None:
-        """Put the product of matrices at these addresses on a stream, with the epilogue where it has one."""
+    def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, vector: int = 0) -> None:
+        """Put the product of matrices at these addresses on a stream, with the epilogue where it has one.
+
+        vector   the bias, or where its gradient is written
+        """
         if self.has_epilogue:
-            self._lt.set("MatmulDesc", self._operation, lt.DESC_BIAS_POINTER, c_uint64(bias))
+            self._set_vector(vector)
         self._run(self._algorithm, stream, a, b, y, workspace)
 
     def _run(self, algorithm: lt.Algorithm, stream: int, a: int, b: int, y: int, workspace: int) -> None:
@@ -75,10 +83,15 @@ class Product:
             self._lt.set("MatmulDesc", handle, attribute, c_int32(lt.OP_T if matrix.transposed else lt.OP_N))
         return handle
 
-    def _can_apply(self, epilogue: int) -> bool:
+    def _set_epilogue(self, epilogue: int) -> None:
         self._lt.set("MatmulDesc", self._operation, lt.DESC_EPILOGUE, c_uint32(epilogue))
-        # Looked at, but not followed.
-        self._lt.set("MatmulDesc", self._operation, lt.DESC_BIAS_POINTER, c_uint64(BASE_ALIGNMENT))
+        self._set_vector(BASE_ALIGNMENT)  # looked at by what chooses algorithms, but not followed
+
+    def _set_vector(self, address: int) -> None:
+        self._lt.set("MatmulDesc", self._operation, lt.DESC_BIAS_POINTER, c_uint64(address))
+
+    def _can_apply(self, epilogue: int) -> bool:
+        self._set_epilogue(epilogue)
         if self._fits(self._algorithm):
             return True
         self._lt.set("MatmulDesc", self._operation, lt.DESC_EPILOGUE, c_uint32(lt.EPILOGUE_DEFAULT))
@@ -95,8 +108,8 @@ class Product:
 
     def _choose(self, gpu: Gpu) -> lt.Algorithm:
         """What was measured before; what is measured now, with MLCOMPUTE_TUNE=1; else what cuBLASLt thinks best."""
-        plain = replace(self.problem, epilogue=lt.EPILOGUE_DEFAULT)
-        key = f"{self._lt.name}\n{gpu}\n{plain}\n{self.workspace_bytes}"
+        problem = self.problem if self.has_epilogue else replace(self.problem, epilogue=lt.EPILOGUE_DEFAULT)
+        key = f"{self._lt.name}\n{gpu}\n{problem}\n{self.workspace_bytes}"
         kept = tuning.recall(key)
         if kept is not None and len(kept) == ctypes.sizeof(lt.Algorithm):
             algorithm = lt.Algorithm.from_buffer_copy(kept)
@@ -147,10 +160,17 @@ class Product:
         p = self.problem
         sizes = [_extent(matrix, p.batch) * _ITEM_BYTES[p.data_type] for matrix in (p.second, p.first)]
         sizes.append(_extent(p.result, p.batch) * _ITEM_BYTES[p.result_type])
-        return tuning.fastest([self._runner(algorithm) for algorithm in candidates], [*sizes, self.workspace_bytes])
+        vector = max(p.result.rows, p.result.columns) * _ITEM_BYTES[p.result_type]
+        sizes += [self.workspace_bytes, vector]
+        return tuning.fastest([self._runner(algorithm) for algorithm in candidates], sizes)
 
     def _runner(self, algorithm: lt.Algorithm) -> tuning.Run:
-        return lambda stream, addresses: self._run(algorithm, stream, *addresses)
+        def run(stream: int, addresses: Sequence[int]) -> None:
+            if self.has_epilogue:
+                self._set_vector(addresses[4])
+            self._run(algorithm, stream, *addresses[:4])
+
+        return run
 
 
 def _extent(matrix: Matrix, batch: int) -> int:

@@ -51,29 +51,37 @@ def matmul_launches(step: Step, operands: Operands) -> Sequence[Launch | Library
         return [small_matmul(step, a, b, y)]
     if current_gpu() is None and _is_for_library(a, b, y):
         return [LibraryCall(step, "cuBLASLt", [a, b, y], [2], no_gpu)]
-    copies, a, b, workspace = _factors(step, a, b, y, operands)
+    copies, a, b, workspace = factors(step, a, b, y, operands)
     return [*copies, *product_launches(step, a, b, y, workspace)]
 
 
-def _factors(
+def factors(
     step: Step, a: Operand, b: Operand, y: Operand, operands: Operands
 ) -> tuple[list[Launch], Operand, Operand, Operand | None]:
     """Copies that are made first, the factors as they then lie, and the workspace that is left.
 
     Of aᵀ b with both factors row by row, the smaller is copied in the other order, where that pays.
     """
-    needed, copied = workspace_bytes(step), _copied_bytes(step)
+    needed, copied = workspace_bytes(step), copied_bytes(step)
     workspace = operands.workspace(step, 0, needed - copied) if needed else None
-    if not copied or not (is_transposed(a, y) and b.strides[1] == 1):
+    number = copied_factor(step, a, b, y)
+    if number is None:
         return [], a, b, workspace
-    smaller = a if a.size <= b.size else transposed(b)
+    smaller = (a, transposed(b))[number]
     memory = operands.workspace(step, needed - copied, copied)
     copy = Operand(memory.base, memory.offset // 4, smaller.shape, dense_strides(smaller.shape), smaller.dtype)
     launch = transposed_copy(step, smaller, copy)
-    return [launch], *((copy, b) if a.size <= b.size else (a, transposed(copy))), workspace
+    return [launch], *((copy, b) if number == 0 else (a, transposed(copy))), workspace
 
 
-def _copied_bytes(step: Step) -> int:
+def copied_factor(step: Step, a: Operand, b: Operand, y: Operand) -> int | None:
+    """Which factor is copied first, the smaller one; None where that does not pay."""
+    if not copied_bytes(step) or not (is_transposed(a, y) and b.strides[1] == 1):
+        return None
+    return 0 if a.size <= b.size else 1
+
+
+def copied_bytes(step: Step) -> int:
     """Bytes of the smaller factor of a large float32 matmul, which may be copied; 0 where that cannot be of use.
 
     TF32 units of Hopper GPUs want the terms of sums side by side in memory. Of weight gradients, aᵀ b, neither factor
@@ -103,7 +111,7 @@ def product_launches(
     calls = []
     for part in _single_batches(a, b, y):
         problem = cublaslt.problem_of(*part, matmul_precision.allows_tf32)
-        call = None if problem is None else _call(step, gpu, problem, part, workspace)
+        call = None if problem is None else library_call(step, gpu, problem, part, workspace)
         if call is None:
             return [tiled_launch(step, a, b, y)]
         calls.append(call)
@@ -127,12 +135,13 @@ def epilogue_launches(step: Step, operands: Operands) -> Sequence[Launch | Libra
     gpu = current_gpu()
     if gpu is None and _is_for_library(a, b, y):
         return [LibraryCall(step, _WITH_BIAS, [a, b, y, bias], [2], no_gpu)]
-    copies, a, b, workspace = _factors(step, a, b, y, operands)
+    copies, a, b, workspace = factors(step, a, b, y, operands)
     parts = _single_batches(a, b, y)
     if gpu is not None and len(parts) == 1 and bias.is_dense and bias.byte_offset % 16 == 0:
         problem = cublaslt.problem_of(*parts[0], matmul_precision.allows_tf32)
         if problem is not None:
-            call = _call(step, gpu, replace(problem, epilogue=EPILOGUE_BIAS), parts[0], workspace, bias)
+            problem = replace(problem, epilogue=EPILOGUE_BIAS)
+            call = library_call(step, gpu, problem, parts[0], workspace, _WITH_BIAS, bias)
             if call is not None:
                 return [*copies, call]
     return [*copies, *product_launches(step, a, b, y, workspace), _bias_launch(step, y, bias)]
@@ -152,7 +161,7 @@ def workspace_bytes(step: Step) -> int:
         wanted = 8 * y.nbytes if depth >= _LONG_SUM else 0
     else:
         wanted = _MOST_WORKSPACE if depth >= _LONG_SUM else max(1 << 20, 4 * y.nbytes)
-    copied = _copied_bytes(step)
+    copied = copied_bytes(step)
     return min(_MOST_WORKSPACE, wanted) + ALIGNMENT + copied if wanted else copied
 
 
@@ -192,35 +201,41 @@ def _batch_axes(a: Operand, b: Operand, y: Operand) -> list[Axis]:
     return collapsed_axes(leading, strides) if math.prod(leading) > 1 else []
 
 
-def _call(
+def library_call(
     step: Step,
     gpu: Gpu,
     problem: cublaslt.Problem,
     part: Sequence[Operand],
     workspace: Operand | None,
-    bias: Operand | None = None,
+    kernel: str = "cuBLASLt",
+    vector: Operand | None = None,
 ) -> LibraryCall | None:
-    """One product; None when there is no algorithm for it, or none that can apply the epilogue."""
+    """One product; None when there is no algorithm for it, or none that can apply the epilogue.
+
+    vector   the bias that the epilogue adds, or the bias gradient that it writes
+    """
     try:
         product = cublaslt.Product(problem, gpu, 0 if workspace is None else workspace.size - ALIGNMENT)
     except cublaslt.NoAlgorithmError:
         return None
-    if bias is not None and not product.has_epilogue:
+    if vector is not None and not product.has_epilogue:
         return None
     memory, writes = [*part], [2]
     if not product.needs_workspace:
         workspace = None
     if workspace is not None:
         memory, writes = [*memory, workspace], [2, 3]
-    if bias is not None:
-        memory = [*memory, bias]
+    if vector is not None:
+        memory = [*memory, vector]
+        if problem.epilogue != EPILOGUE_BIAS:
+            writes = [*writes, len(memory) - 1]
 
     def enqueue(stream: int, addresses: Sequence[int]) -> None:
         a, b, y = addresses[:3]
         scratch = 0 if workspace is None else aligned(addresses[3])
-        product.enqueue(stream, a, b, y, scratch, 0 if bias is None else addresses[-1])
+        product.enqueue(stream, a, b, y, scratch, 0 if vector is None else addresses[-1])
 
-    return LibraryCall(step, "cuBLASLt" if bias is None else _WITH_BIAS, memory, writes, enqueue, [product])
+    return LibraryCall(step, kernel, memory, writes, enqueue, [product])
 
 
 def aligned(address: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlcompute.devices.cuda.kernels import (
     attention,
+    bias_gradient,
     convolution,
     copies,
     cross_entropy,
@@ -28,6 +29,7 @@ KERNELS: dict[str, Row] = {
     **copies.KERNELS,
     **random.KERNELS,
     **matmul.KERNELS,
+    **bias_gradient.KERNELS,
     **convolution.KERNELS,
     **reductions.KERNELS,
     **softmax.KERNELS,
