@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlcompute.enums import DataType
 from mlcompute.errors import GraphError
+from mlcompute.layers.factories import named
 from mlcompute.layers.layer_state import layer_state
 from mlcompute.runtime.tensor_state import state_of
 
 if TYPE_CHECKING:
     from mlcompute.building import expressions
+    from mlcompute.building.choices import ComparisonName
     from mlcompute.graph import Graph
     from mlcompute.tensor import Tensor
     from mlcompute.tensor_data import Array
@@ -31,7 +33,6 @@ else:
 
     expressions = _ImportedAtFirstUse()
 
-Operand = "Tensor | float | Array"
 Axis = int | Sequence[int] | None
 Index: TypeAlias = "int | slice | EllipsisType | list[int] | Array | None"
 
@@ -46,74 +47,43 @@ def graph(self: Tensor) -> Graph | None:
 # Arithmetic -----------------------------------------------------------------------------------------------------------
 
 
-def add(self: Tensor, other: Tensor | float | Array) -> Tensor:
-    """x + y; extents of 1 repeat, a number goes with every element."""
-    return expressions.arithmetic("add", self, other)
+def _arithmetic(kind: Any, self: Tensor, other: Tensor | float | Array) -> Tensor:
+    return expressions.arithmetic(kind, self, other)
 
 
-def add_to(self: Tensor, other: float | Array) -> Tensor:
-    """y + x."""
-    return expressions.arithmetic("add", other, self)
+def _reversed(kind: Any, self: Tensor, other: float | Array) -> Tensor:
+    return expressions.arithmetic(kind, other, self)
 
 
-def subtract(self: Tensor, other: Tensor | float | Array) -> Tensor:
-    """x - y."""
-    return expressions.arithmetic("subtract", self, other)
+def _function(kind: Any, self: Tensor) -> Tensor:
+    return expressions.arithmetic(kind, self)
 
 
-def subtract_from(self: Tensor, other: float | Array) -> Tensor:
-    """y - x."""
-    return expressions.arithmetic("subtract", other, self)
+def _activation(kind: Any, self: Tensor) -> Tensor:
+    return expressions.activation(kind, self)
 
 
-def multiply(self: Tensor, other: Tensor | float | Array) -> Tensor:
-    """x y, element by element."""
-    return expressions.arithmetic("multiply", self, other)
-
-
-def multiply_with(self: Tensor, other: float | Array) -> Tensor:
-    """y x, element by element."""
-    return expressions.arithmetic("multiply", other, self)
-
-
-def divide(self: Tensor, other: Tensor | float | Array) -> Tensor:
-    """x / y."""
-    return expressions.arithmetic("divide", self, other)
-
-
-def divide_into(self: Tensor, other: float | Array) -> Tensor:
-    """y / x."""
-    return expressions.arithmetic("divide", other, self)
-
-
-def floor_divide(self: Tensor, other: Tensor | float | Array) -> Tensor:
-    """x // y, rounded down."""
-    return expressions.arithmetic("floor_divide", self, other)
-
-
-def floor_divide_into(self: Tensor, other: float | Array) -> Tensor:
-    """y // x, rounded down."""
-    return expressions.arithmetic("floor_divide", other, self)
-
-
-def remainder(self: Tensor, other: Tensor | float | Array) -> Tensor:
-    """x % y, of y's sign."""
-    return expressions.arithmetic("remainder", self, other)
-
-
-def remainder_of(self: Tensor, other: float | Array) -> Tensor:
-    """y % x, of x's sign."""
-    return expressions.arithmetic("remainder", other, self)
-
-
-def power(self: Tensor, other: Tensor | float | Array) -> Tensor:
-    """x to the power of y."""
-    return expressions.arithmetic("pow", self, other)
-
-
-def power_of(self: Tensor, other: float | Array) -> Tensor:
-    """y to the power of x."""
-    return expressions.arithmetic("pow", other, self)
+add = named(_arithmetic, "add", "x + y; extents of 1 repeat, a number goes with every element.")
+add_to = named(_reversed, "add", "y + x.")
+subtract = named(_arithmetic, "subtract", "x - y.")
+subtract_from = named(_reversed, "subtract", "y - x.")
+multiply = named(_arithmetic, "multiply", "x y, element by element.")
+multiply_with = named(_reversed, "multiply", "y x, element by element.")
+divide = named(_arithmetic, "divide", "x / y.")
+divide_into = named(_reversed, "divide", "y / x.")
+floor_divide = named(_arithmetic, "floor_divide", "x // y, rounded down.")
+floor_divide_into = named(_reversed, "floor_divide", "y // x, rounded down.")
+remainder = named(_arithmetic, "remainder", "x % y, of y's sign.")
+remainder_of = named(_reversed, "remainder", "y % x, of x's sign.")
+power = named(_arithmetic, "pow", "x to the power of y.")
+power_of = named(_reversed, "pow", "y to the power of x.")
+exp = named(_function, "exp", "e^x")
+log = named(_function, "log", "The natural logarithm.")
+sqrt = named(_function, "sqrt", "The square root.")
+absolute = named(_activation, "absolute", "|x|")
+sigmoid = named(_activation, "sigmoid", "1 / (1 + e^-x)")
+tanh = named(_activation, "tanh", "tanh x")
+relu = named(_activation, "relu", "max(x, 0)")
 
 
 def negate(self: Tensor) -> Tensor:
@@ -129,41 +99,6 @@ def matmul(self: Tensor, other: Tensor | Array) -> Tensor:
 def matmul_from(self: Tensor, other: Array) -> Tensor:
     """y x, products of matrices."""
     return expressions.matmul(other, self)
-
-
-def absolute(self: Tensor) -> Tensor:
-    """|x|"""
-    return expressions.activation("absolute", self)
-
-
-def exp(self: Tensor) -> Tensor:
-    """e^x"""
-    return expressions.arithmetic("exp", self)
-
-
-def log(self: Tensor) -> Tensor:
-    """The natural logarithm."""
-    return expressions.arithmetic("log", self)
-
-
-def sqrt(self: Tensor) -> Tensor:
-    """The square root."""
-    return expressions.arithmetic("sqrt", self)
-
-
-def sigmoid(self: Tensor) -> Tensor:
-    """1 / (1 + e^-x)"""
-    return expressions.activation("sigmoid", self)
-
-
-def tanh(self: Tensor) -> Tensor:
-    """tanh x"""
-    return expressions.activation("tanh", self)
-
-
-def relu(self: Tensor) -> Tensor:
-    """max(x, 0)"""
-    return expressions.activation("relu", self)
 
 
 def clip(self: Tensor, low: float | None = None, high: float | None = None) -> Tensor:
@@ -189,49 +124,29 @@ def detach(self: Tensor) -> Tensor:
 # Comparison and logic -------------------------------------------------------------------------------------------------
 
 
-def less(self: Tensor, other: Tensor | float | Array) -> Tensor:
-    """BOOLEAN: x < y."""
-    return expressions.compare("less", self, other)
+def _compare(kind: Any, self: Tensor, other: Tensor | float | Array) -> Tensor:
+    return expressions.compare(kind, self, other)
 
 
-def less_or_equal(self: Tensor, other: Tensor | float | Array) -> Tensor:
-    """BOOLEAN: x <= y."""
-    return expressions.compare("less_or_equal", self, other)
+def _logical(sign: str, self: Tensor, other: Tensor | Array) -> Tensor:
+    return expressions.logical(_SIGNS[sign], sign, self, other)
 
 
-def greater(self: Tensor, other: Tensor | float | Array) -> Tensor:
-    """BOOLEAN: x > y."""
-    return expressions.compare("greater", self, other)
+_SIGNS: dict[str, ComparisonName] = {"&": "logical_and", "|": "logical_or", "^": "logical_xor"}
 
-
-def greater_or_equal(self: Tensor, other: Tensor | float | Array) -> Tensor:
-    """BOOLEAN: x >= y."""
-    return expressions.compare("greater_or_equal", self, other)
-
-
-def equal(self: Tensor, other: Tensor | float | Array) -> Tensor:
-    """BOOLEAN: is x = y? (`x == y` asks whether both are the same tensor: tensors are keys of dictionaries.)"""
-    return expressions.compare("equal", self, other)
-
-
-def not_equal(self: Tensor, other: Tensor | float | Array) -> Tensor:
-    """BOOLEAN: is x unlike y?"""
-    return expressions.compare("not_equal", self, other)
-
-
-def logical_and(self: Tensor, other: Tensor | Array) -> Tensor:
-    """BOOLEAN: are both true?"""
-    return expressions.logical("logical_and", "&", self, other)
-
-
-def logical_or(self: Tensor, other: Tensor | Array) -> Tensor:
-    """BOOLEAN: is one of them true?"""
-    return expressions.logical("logical_or", "|", self, other)
-
-
-def logical_xor(self: Tensor, other: Tensor | Array) -> Tensor:
-    """BOOLEAN: is exactly one of them true?"""
-    return expressions.logical("logical_xor", "^", self, other)
+less = named(_compare, "less", "BOOLEAN: x < y.")
+less_or_equal = named(_compare, "less_or_equal", "BOOLEAN: x <= y.")
+greater = named(_compare, "greater", "BOOLEAN: x > y.")
+greater_or_equal = named(_compare, "greater_or_equal", "BOOLEAN: x >= y.")
+equal = named(
+    _compare,
+    "equal",
+    "BOOLEAN: is x = y? (`x == y` asks whether both are the same tensor: tensors are keys of dictionaries.)",
+)
+not_equal = named(_compare, "not_equal", "BOOLEAN: is x unlike y?")
+logical_and = named(_logical, "&", "BOOLEAN: are both true?", "logical_and")
+logical_or = named(_logical, "|", "BOOLEAN: is one of them true?", "logical_or")
+logical_xor = named(_logical, "^", "BOOLEAN: is exactly one of them true?", "logical_xor")
 
 
 def logical_not(self: Tensor) -> Tensor:
@@ -252,24 +167,14 @@ def truth(self: Tensor) -> bool:
 # Reduction ------------------------------------------------------------------------------------------------------------
 
 
-def mean(self: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """The mean along one axis or several; None: of all elements, (1,)."""
-    return expressions.reduce("mean", self, axis, keepdims)
+def _reduce(kind: Any, self: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    return expressions.reduce(kind, self, axis, keepdims)
 
 
-def sum(self: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """The sum along one axis or several; None: of all elements, (1,)."""
-    return expressions.reduce("sum", self, axis, keepdims)
-
-
-def max(self: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """The largest element along one axis or several; None: of all, (1,)."""
-    return expressions.reduce("max", self, axis, keepdims)
-
-
-def min(self: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """The smallest element along one axis or several; None: of all, (1,)."""
-    return expressions.reduce("min", self, axis, keepdims)
+mean = named(_reduce, "mean", "The mean along one axis or several; None: of all elements, (1,).")
+sum = named(_reduce, "sum", "The sum along one axis or several; None: of all elements, (1,).")
+max = named(_reduce, "max", "The largest element along one axis or several; None: of all, (1,).")
+min = named(_reduce, "min", "The smallest element along one axis or several; None: of all, (1,).")
 
 
 def argmax(self: Tensor, axis: int, *, keepdims: bool = False) -> Tensor:

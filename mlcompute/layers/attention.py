@@ -13,11 +13,12 @@ from mlcompute.enums import DataType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.arguments import real, whole
 from mlcompute.layers.key_value_cache import KeyValueCache
-from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.layers.layer import FLOATS, Forward
+from mlcompute.layers.parameter_lists import ParameterLists, Parameters, Tensors
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.layers.rotary import checked_base, rotated, rotations
 from mlcompute.ops.op import Shape, Value
-from mlcompute.runtime.tensor_state import current_values, state_of
+from mlcompute.runtime.tensor_state import current_values
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
 
@@ -130,7 +131,7 @@ class MultiheadAttentionDescriptor:
     __copy__ = copy
 
 
-class MultiheadAttentionLayer(Layer):
+class MultiheadAttentionLayer(ParameterLists):
     """y = concat over heads (softmax(Q Kᵀ / sqrt(key_dimension / heads) + mask) V) Woᵀ + bo, with, per head,
     Q = q Wqᵀ + bq,   K = k Wkᵀ + bk,   V = v Wvᵀ + bv.
 
@@ -157,6 +158,20 @@ class MultiheadAttentionLayer(Layer):
 
     descriptor = ReadOnly[MultiheadAttentionDescriptor]("The sizes and options the layer was made with.")
     has_key_mask = ReadOnly[bool | None]("Whether the fourth source is a key mask; None: by its axes.")
+    weights = Tensors[list[Tensor]]("Weights of the query, key, value and output projections.")
+    biases = Tensors[list[Tensor] | None](
+        "Biases of the query, key, value and output projections; None without has_biases."
+    )
+    attention_biases = Tensors[list[Tensor] | None](
+        "The rows appended to the projected keys and values; None without has_attention_biases."
+    )
+    weights_parameters = Parameters[list[TensorParameter]]("The weights as the optimizer sees them.")
+    biases_parameters = Parameters[list[TensorParameter] | None](
+        "The biases as the optimizer sees them; None without has_biases."
+    )
+    attention_biases_parameters = Parameters[list[TensorParameter] | None](
+        "The attention biases as the optimizer sees them; None without has_attention_biases."
+    )
 
     def __init__(
         self,
@@ -191,9 +206,7 @@ class MultiheadAttentionLayer(Layer):
                 expected="keys, values and position, with a cache_capacity",
             )
             self._cache = KeyValueCache(*cache)
-        self._weights = self._listed("weights", weights, self._projections, "query, key, value, output")
-        for tensor, (outputs, inputs) in zip(self._weights, self._projections, strict=True):
-            state_of(tensor).set_fans(inputs, outputs)
+        self._keep_list("weights", weights, self._projections, "query, key, value, output")
         for name, given, wanted in (
             ("biases", biases, descriptor.has_biases),
             ("attention_biases", attention_biases, descriptor.has_attention_biases),
@@ -207,69 +220,11 @@ class MultiheadAttentionLayer(Layer):
         self._has_key_mask = None if has_key_mask is None else bool(has_key_mask)
         #: Rows of a mask per sample; 0 where all samples share it. Known with the sources.
         self._mask_rows = 0
-        self._biases = self._attention_biases = None
         if biases is not None:
             widths = [(outputs,) for outputs, _ in self._projections]
-            self._biases = self._listed("biases", biases, widths, "query, key, value, output")
+            self._keep_list("biases", biases, widths, "query, key, value, output")
         if attention_biases is not None:
-            self._attention_biases = self._listed(
-                "attention_biases", attention_biases, [(keys,), (values,)], "key, value"
-            )
-        self._parameters: dict[str, list[TensorParameter]] = {
-            slot: [TensorParameter(tensor) for tensor in tensors]
-            for slot, tensors in {
-                "weights": self._weights,
-                "biases": self._biases,
-                "attention_biases": self._attention_biases,
-            }.items()
-            if tensors is not None
-        }
-
-    def _listed(
-        self, slot: str, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], order: str
-    ) -> list[Tensor]:
-        """A list of tensors, checked: one per shape, with as many elements."""
-        if isinstance(tensors, Tensor) or not isinstance(tensors, Sequence):
-            raise TypeError(f"MultiheadAttentionLayer: {slot} must be a list of Tensors, not {type(tensors).__name__}")
-        self.expect(
-            len(tensors) == len(shapes),
-            f"{slot} needs {len(shapes)} tensors ({order}), {len(tensors)} were given",
-        )
-        for index, (tensor, shape) in enumerate(zip(tensors, shapes, strict=True)):
-            self.sized(tensor, f"{slot}[{index}]", math.prod(shape), " x ".join(map(str, shape)))
-        return list(tensors)
-
-    @property
-    def weights(self) -> list[Tensor]:
-        """Weights of the query, key, value and output projections."""
-        return list(self._weights)
-
-    @property
-    def biases(self) -> list[Tensor] | None:
-        """Biases of the query, key, value and output projections; None without has_biases."""
-        return None if self._biases is None else list(self._biases)
-
-    @property
-    def attention_biases(self) -> list[Tensor] | None:
-        """The rows appended to the projected keys and values; None without has_attention_biases."""
-        return None if self._attention_biases is None else list(self._attention_biases)
-
-    @property
-    def weights_parameters(self) -> list[TensorParameter]:
-        """The weights as the optimizer sees them."""
-        return list(self._parameters["weights"])
-
-    @property
-    def biases_parameters(self) -> list[TensorParameter] | None:
-        """The biases as the optimizer sees them; None without has_biases."""
-        slots = self._parameters.get("biases")
-        return None if slots is None else list(slots)
-
-    @property
-    def attention_biases_parameters(self) -> list[TensorParameter] | None:
-        """The attention biases as the optimizer sees them; None without has_attention_biases."""
-        slots = self._parameters.get("attention_biases")
-        return None if slots is None else list(slots)
+            self._keep_list("attention_biases", attention_biases, [(keys,), (values,)], "key, value")
 
     @property
     def statistics(self) -> dict[str, Tensor]:
@@ -303,10 +258,6 @@ class MultiheadAttentionLayer(Layer):
         )
         assert self._cache is not None
         self._cache.reset()
-
-    @property
-    def parameters(self) -> dict[str, TensorParameter]:
-        return {f"{slot}_{k}": p for slot, listed in self._parameters.items() for k, p in enumerate(listed)}
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         d = self._descriptor
@@ -449,8 +400,8 @@ class MultiheadAttentionLayer(Layer):
             causal = ops.reshape(q.trace.constant(later, q.dtype), (1, 1, rows, rows))
             mask = causal if mask is None else mask + causal
         appended = []
-        if self._attention_biases is not None:
-            appended.append([run.read(tensor) for tensor in self._attention_biases])
+        if "attention_biases" in self._lists:
+            appended.append([run.read(parameter.tensor) for parameter in self._lists["attention_biases"]])
         if d.adds_zero_attention:
             appended.append([ops.full(k, (d.key_dimension,), 0.0), ops.full(v, (d.value_dimension,), 0.0)])
         for key_row, value_row in appended:
@@ -477,10 +428,10 @@ class MultiheadAttentionLayer(Layer):
         """x Wᵀ + b with one of the four projections.   (n, l, in) -> (n, l, out)"""
         outputs, inputs = self._projections[index]
         n, rows, _ = x.shape
-        w = ops.transpose(run.read(self._weights[index], (outputs, inputs)))
+        w = ops.transpose(run.read(self._lists["weights"][index].tensor, (outputs, inputs)))
         y = ops.matmul(ops.reshape(x, (n * rows, inputs)), w)
-        if self._biases is not None:
-            y = y + run.read(self._biases[index], (outputs,))
+        if "biases" in self._lists:
+            y = y + run.read(self._lists["biases"][index].tensor, (outputs,))
         return ops.reshape(y, (n, rows, outputs))
 
     def _rotated(self, x: Value, places: Value | None) -> Value:

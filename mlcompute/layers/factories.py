@@ -1,4 +1,4 @@
-"""factory: class methods that share a signature and differ in their first argument, one line each."""
+"""factory, named: class methods and functions that share a signature and differ in one argument, one line each."""
 
 from __future__ import annotations
 
@@ -28,20 +28,50 @@ def factory(
     return _Factory(make, first, doc)
 
 
+def named(
+    make: Callable[Concatenate[First, Rest], Result], first: First, doc: str, name: str = ""
+) -> Callable[Rest, Result]:
+    """A function that calls make(first, ...), as `factory` makes class methods.
+
+    name  what it is called; `first` unless given
+
+    >>> def times(factor: int, number: int) -> int:
+    ...     return factor * number
+    >>> twice = named(times, 2, "Two times a number.", "twice")
+    >>> twice(number=21)
+    42
+    """
+    called = _without_parameter(make, 0)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return called(first, *args, **kwargs)
+
+    call.__wrapped__ = called  # type: ignore[attr-defined]  # inspect looks there for the signature
+    call.__doc__, call.__module__ = doc, make.__module__
+    for function in (call, called):
+        function.__name__ = function.__qualname__ = name or str(first)
+    return call
+
+
+def _without_parameter(make: Any, index: int) -> FunctionType:
+    """A copy, so that Python's own messages about wrong arguments name what calls it; it shows one parameter less."""
+    copy = FunctionType(make.__code__, make.__globals__, make.__name__, make.__defaults__, make.__closure__)
+    copy.__kwdefaults__ = make.__kwdefaults__
+    whole = inspect.signature(make)
+    parameters = list(whole.parameters.values())
+    del parameters[index]
+    copy.__signature__ = whole.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return copy
+
+
 class _Factory(classmethod):  # type: ignore[type-arg]
     def __init__(self, make: Any, first: object, doc: str) -> None:
-        # A copy, so that Python's own messages about wrong arguments name the class method.
-        self._make = FunctionType(make.__code__, make.__globals__, make.__name__, make.__defaults__, make.__closure__)
-        self._make.__kwdefaults__ = make.__kwdefaults__
-        called = self._make
+        called = self._make = _without_parameter(make, 1)
 
         def call(cls: type, /, *args: Any, **kwargs: Any) -> Any:
             return called(cls, first, *args, **kwargs)
 
-        whole = inspect.signature(make)
-        owner, _, *rest = whole.parameters.values()
-        called.__signature__ = whole.replace(parameters=[owner, *rest])  # type: ignore[attr-defined]
-        call.__wrapped__ = called  # type: ignore[attr-defined]  # inspect looks there for the signature
+        call.__wrapped__ = called  # type: ignore[attr-defined]
         call.__doc__, call.__module__ = doc, make.__module__
         super().__init__(call)
 

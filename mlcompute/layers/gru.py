@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,11 +11,11 @@ from mlcompute.enums import ActivationType
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import member, real, whole
 from mlcompute.layers.layer import Forward
+from mlcompute.layers.parameter_lists import Tensors
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.layers.recurrent import Recurrent
 from mlcompute.ops.op import Value
-from mlcompute.runtime.tensor_state import state_of
-from mlcompute.tensor import Tensor, TensorParameter
+from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -90,6 +90,13 @@ class _OneState(Recurrent):
     #: Rows of the weights per hidden unit.
     gate_count: ClassVar[int] = 1
 
+    input_weights = Tensors[list[Tensor]]("What multiplies the input; one per layer and direction.")
+    hidden_weights = Tensors[list[Tensor]]("What multiplies the hidden state; one per layer and direction.")
+    input_biases = Tensors[list[Tensor] | None]("What is added to the input's part; None when there are no biases.")
+    hidden_biases = Tensors[list[Tensor] | None](
+        "What is added to the hidden state's part; None when there are no biases."
+    )
+
     _descriptor: GRUDescriptor
 
     def _set(
@@ -107,35 +114,11 @@ class _OneState(Recurrent):
             fix="give both lists with uses_biases=True, or neither",
             error=DataError,
         )
-        self._lists: dict[str, list[TensorParameter]] = {
-            "input_weights": self._listed("input_weights", input_weights, self.input_width),
-            "hidden_weights": self._listed("hidden_weights", hidden_weights, lambda _: d.hidden_size),
-        }
+        self._keep_passes("input_weights", input_weights, self.input_width, self.gate_count)
+        self._keep_passes("hidden_weights", hidden_weights, lambda _: d.hidden_size, self.gate_count)
         if input_biases is not None and hidden_biases is not None:
-            self._lists["input_biases"] = self._listed("input_biases", input_biases, None)
-            self._lists["hidden_biases"] = self._listed("hidden_biases", hidden_biases, None)
-
-    def _listed(
-        self, slot: str, tensors: Sequence[Tensor], width: Callable[[int], int] | None
-    ) -> list[TensorParameter]:
-        """A list of tensors, checked: one per layer and direction, gates * hidden * width(layer) elements each."""
-        d = self._descriptor
-        if isinstance(tensors, Tensor) or not isinstance(tensors, Sequence):
-            raise TypeError(f"{type(self).__name__}: {slot} must be a list of Tensors, not {type(tensors).__name__}")
-        count = d.layer_count * d.direction_count
-        self.expect(
-            len(tensors) == count,
-            f"{slot} needs {count} tensors, {len(tensors)} were given",
-            expected=f"{d.layer_count} layer(s) x {d.direction_count} direction(s)",
-        )
-        rows = self.gate_count * d.hidden_size
-        for index, tensor in enumerate(tensors):
-            inputs = 1 if width is None else width(index % d.layer_count)
-            meaning = f"{rows} gates" if width is None else f"{rows} gates x {inputs} inputs"
-            self.sized(tensor, f"{slot}[{index}]", rows * inputs, meaning)
-            if width is not None:
-                state_of(tensor).set_fans(inputs, d.hidden_size)
-        return [TensorParameter(tensor) for tensor in tensors]
+            self._keep_passes("input_biases", input_biases, None, self.gate_count)
+            self._keep_passes("hidden_biases", hidden_biases, None, self.gate_count)
 
     @property
     def sizes(self) -> GRUDescriptor:
@@ -144,32 +127,6 @@ class _OneState(Recurrent):
     @property
     def returns_states(self) -> bool:
         return self._descriptor.returns_states
-
-    @property
-    def input_weights(self) -> list[Tensor]:
-        """What multiplies the input; one per layer and direction."""
-        return [slot.tensor for slot in self._lists["input_weights"]]
-
-    @property
-    def hidden_weights(self) -> list[Tensor]:
-        """What multiplies the hidden state; one per layer and direction."""
-        return [slot.tensor for slot in self._lists["hidden_weights"]]
-
-    @property
-    def input_biases(self) -> list[Tensor] | None:
-        """What is added to the input's part; None when there are no biases."""
-        slots = self._lists.get("input_biases")
-        return None if slots is None else [slot.tensor for slot in slots]
-
-    @property
-    def hidden_biases(self) -> list[Tensor] | None:
-        """What is added to the hidden state's part; None when there are no biases."""
-        slots = self._lists.get("hidden_biases")
-        return None if slots is None else [slot.tensor for slot in slots]
-
-    @property
-    def parameters(self) -> dict[str, TensorParameter]:
-        return {f"{slot}_{k}": p for slot, listed in self._lists.items() for k, p in enumerate(listed)}
 
     def _read(self, run: Forward, slot: str, index: int, *width: int) -> Value:
         rows = self.gate_count * self._descriptor.hidden_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,10 +12,10 @@ from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.activation import ActivationDescriptor, activate
 from mlcompute.layers.arguments import member, real, whole
 from mlcompute.layers.layer import Forward
-from mlcompute.layers.read_only import ReadOnly
+from mlcompute.layers.parameter_lists import Parameters, Tensors
+from mlcompute.layers.read_only import Copied, ReadOnly
 from mlcompute.layers.recurrent import Recurrent
 from mlcompute.ops.op import Value
-from mlcompute.runtime.tensor_state import state_of
 from mlcompute.tensor import Tensor, TensorParameter
 
 _SIGMOID, _TANH = ActivationType.SIGMOID, ActivationType.TANH
@@ -101,10 +101,24 @@ class LSTMLayer(Recurrent):
     default_label = "LSTM"
     source_count = (1, 4)
     state_names = ("h0", "c0")
+    _separate_gates = 4
 
     descriptor = ReadOnly[LSTMDescriptor]("The sizes and options the layer was made with.")
     output_result_activation = ReadOnly[ActivationDescriptor](
         "The activation of the cell state on its way to the output."
+    )
+    gate_activations = Copied[list[ActivationDescriptor]]("Activations of the input, forget, cell and output gates.")
+    input_weights = Tensors[list[Tensor]]("What multiplies the input; four per layer and direction.")
+    hidden_weights = Tensors[list[Tensor]]("What multiplies the hidden state; four per layer and direction.")
+    peephole_weights = Tensors[list[Tensor] | None]("What multiplies the cell state; None without peepholes.")
+    biases = Tensors[list[Tensor] | None]("What is added; None when there are none.")
+    input_weights_parameters = Parameters[list[TensorParameter]]("The input weights as the optimizer sees them.")
+    hidden_weights_parameters = Parameters[list[TensorParameter]]("The hidden weights as the optimizer sees them.")
+    peephole_weights_parameters = Parameters[list[TensorParameter] | None](
+        "The peephole weights as the optimizer sees them; None without peepholes."
+    )
+    biases_parameters = Parameters[list[TensorParameter] | None](
+        "The biases as the optimizer sees them; None when there are none."
     )
 
     def __init__(
@@ -128,12 +142,12 @@ class LSTMLayer(Recurrent):
             error=DataError,
         )
         hidden = descriptor.hidden_size
-        self._input_weights = self._listed("input_weights", input_weights, self.input_width)
-        self._hidden_weights = self._listed("hidden_weights", hidden_weights, lambda _: hidden)
-        self._biases = None if biases is None else self._listed("biases", biases, None)
-        self._peephole_weights = (
-            None if peephole_weights is None else self._listed("peephole_weights", peephole_weights, lambda _: hidden)
-        )
+        self._keep_passes("input_weights", input_weights, self.input_width)
+        self._keep_passes("hidden_weights", hidden_weights, lambda _: hidden)
+        if biases is not None:
+            self._keep_passes("biases", biases, None)
+        if peephole_weights is not None:
+            self._keep_passes("peephole_weights", peephole_weights, lambda _: hidden)
         self._gate_activations = self._activations(
             "gate_activations", [ActivationDescriptor(kind) for kind in _STANDARD], gate_activations
         )
@@ -142,16 +156,6 @@ class LSTMLayer(Recurrent):
             [ActivationDescriptor(_TANH)],
             None if output_result_activation is None else [output_result_activation],
         )
-        self._parameters: dict[str, list[TensorParameter]] = {
-            slot: [TensorParameter(tensor) for tensor in tensors]
-            for slot, tensors in {
-                "input_weights": self._input_weights,
-                "hidden_weights": self._hidden_weights,
-                "biases": self._biases,
-                "peephole_weights": self._peephole_weights,
-            }.items()
-            if tensors is not None
-        }
 
     @property
     def sizes(self) -> LSTMDescriptor:
@@ -160,25 +164,6 @@ class LSTMLayer(Recurrent):
     @property
     def returns_states(self) -> bool:
         return self._descriptor.result_mode == LSTMResultMode.OUTPUT_AND_STATES
-
-    def _listed(self, slot: str, tensors: Sequence[Tensor], width: Callable[[int], int] | None) -> list[Tensor]:
-        """A list of tensors, checked: four per layer and direction, hidden * width(layer) elements each."""
-        d = self._descriptor
-        if isinstance(tensors, Tensor) or not isinstance(tensors, Sequence):
-            raise TypeError(f"LSTMLayer: {slot} must be a list of Tensors, not {type(tensors).__name__}")
-        count = 4 * d.layer_count * d.direction_count
-        self.expect(
-            len(tensors) == count,
-            f"{slot} needs {count} tensors, {len(tensors)} were given",
-            expected=f"4 gates x {d.layer_count} layer(s) x {d.direction_count} direction(s)",
-        )
-        for index, tensor in enumerate(tensors):
-            name, inputs = f"{slot}[{index}]", 1 if width is None else width(index // 4 % d.layer_count)
-            meaning = f"{d.hidden_size} hidden" if width is None else f"{d.hidden_size} hidden x {inputs} inputs"
-            self.sized(tensor, name, d.hidden_size * inputs, meaning)
-            if width is not None:
-                state_of(tensor).set_fans(inputs, d.hidden_size)
-        return list(tensors)
 
     def _activations(
         self, slot: str, default: list[ActivationDescriptor], given: Sequence[ActivationDescriptor] | None
@@ -194,57 +179,6 @@ class LSTMLayer(Recurrent):
         )
         return list(given)
 
-    @property
-    def gate_activations(self) -> list[ActivationDescriptor]:
-        """Activations of the input, forget, cell and output gates."""
-        return list(self._gate_activations)
-
-    @property
-    def input_weights(self) -> list[Tensor]:
-        """What multiplies the input; four per layer and direction."""
-        return list(self._input_weights)
-
-    @property
-    def hidden_weights(self) -> list[Tensor]:
-        """What multiplies the hidden state; four per layer and direction."""
-        return list(self._hidden_weights)
-
-    @property
-    def peephole_weights(self) -> list[Tensor] | None:
-        """What multiplies the cell state; None without peepholes."""
-        return None if self._peephole_weights is None else list(self._peephole_weights)
-
-    @property
-    def biases(self) -> list[Tensor] | None:
-        """What is added; None when there are none."""
-        return None if self._biases is None else list(self._biases)
-
-    @property
-    def input_weights_parameters(self) -> list[TensorParameter]:
-        """The input weights as the optimizer sees them."""
-        return list(self._parameters["input_weights"])
-
-    @property
-    def hidden_weights_parameters(self) -> list[TensorParameter]:
-        """The hidden weights as the optimizer sees them."""
-        return list(self._parameters["hidden_weights"])
-
-    @property
-    def peephole_weights_parameters(self) -> list[TensorParameter] | None:
-        """The peephole weights as the optimizer sees them; None without peepholes."""
-        slots = self._parameters.get("peephole_weights")
-        return None if slots is None else list(slots)
-
-    @property
-    def biases_parameters(self) -> list[TensorParameter] | None:
-        """The biases as the optimizer sees them; None when there are none."""
-        slots = self._parameters.get("biases")
-        return None if slots is None else list(slots)
-
-    @property
-    def parameters(self) -> dict[str, TensorParameter]:
-        return {f"{slot}_{k}": p for slot, listed in self._parameters.items() for k, p in enumerate(listed)}
-
     def pass_through(
         self, run: Forward, x: Value, states: Sequence[Value], lengths: Value | None, layer: int, direction: int
     ) -> tuple[Value, Value, Value]:
@@ -252,12 +186,13 @@ class LSTMLayer(Recurrent):
         d = self._descriptor
         hidden, first = d.hidden_size, 4 * (direction * d.layer_count + layer)
 
-        def gates(tensors: list[Tensor], *width: int) -> Value:
-            return ops.concatenate([run.read(tensor, (hidden, *width)) for tensor in tensors[first : first + 4]], 0)
+        def gates(slot: str, *width: int) -> Value:
+            own = self._lists[slot][first : first + 4]
+            return ops.concatenate([run.read(parameter.tensor, (hidden, *width)) for parameter in own], 0)
 
-        wx, wh = gates(self._input_weights, x.shape[2]), gates(self._hidden_weights, hidden)
-        b = ops.full(x, (4 * hidden,), 0.0) if self._biases is None else gates(self._biases)
-        peepholes = None if self._peephole_weights is None else gates(self._peephole_weights, hidden)
+        wx, wh = gates("input_weights", x.shape[2]), gates("hidden_weights", hidden)
+        b = gates("biases") if "biases" in self._lists else ops.full(x, (4 * hidden,), 0.0)
+        peepholes = gates("peephole_weights", hidden) if "peephole_weights" in self._lists else None
         reverse = direction == 1
         if peepholes is None and self._is_standard:
             return ops.lstm(x, wx, wh, b, h0, c0, lengths, reverse)

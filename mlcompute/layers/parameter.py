@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 
@@ -20,14 +21,11 @@ class ParameterLayer(Layer):
     source_count = (0, 0)
     moves_data = True
 
+    value = ReadOnly[Tensor]("The tensor that is trained.", "_value.tensor")
+
     def __init__(self, value: Tensor) -> None:
         super().__init__()
         self._value = TensorParameter(self.sized(value, "value", _count(value), "any shape"))
-
-    @property
-    def value(self) -> Tensor:
-        """The tensor that is trained."""
-        return self._value.tensor
 
     @property
     def parameters(self) -> dict[str, TensorParameter]:

@@ -10,7 +10,7 @@ from mlcompute.enums import DataType
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import between, whole, whole_list
 from mlcompute.layers.layer import ALL_TYPES, FLOATS, Forward, Layer
-from mlcompute.layers.read_only import ReadOnly
+from mlcompute.layers.read_only import Copied, ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import TensorDescriptor
 
@@ -21,6 +21,7 @@ class RandomLayer(Layer):
     source_types = ALL_TYPES
 
     seed = ReadOnly[int]("Start of the sequence; 0 takes the platform's.")
+    sample_shape = Copied[list[int] | None]("The extents after the first; None: those of the source.")
 
     def __init__(self, sample_shape: Sequence[int] | None, seed: int) -> None:
         super().__init__()
@@ -29,11 +30,6 @@ class RandomLayer(Layer):
         self.expect(
             self._seed < 2**64, f"seed is {self._seed}", expected="an unsigned number of 64 bits", error=DataError
         )
-
-    @property
-    def sample_shape(self) -> list[int] | None:
-        """The extents after the first; None: those of the source."""
-        return None if self._sample_shape is None else list(self._sample_shape)
 
     @property
     def passes_gradient(self) -> bool:

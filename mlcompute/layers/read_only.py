@@ -1,4 +1,4 @@
-"""ReadOnly: a property in one line. Shared, Settable: functions as a property of several classes."""
+"""ReadOnly, Copied: a property in one line. Shared, Settable: functions as a property of several classes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class ReadOnly(property, Generic[T]):
         self.__doc__ = doc
 
     def __set_name__(self, owner: type, name: str) -> None:
-        read, index = attrgetter(self._attribute or f"_{name}"), self._index
+        read = self.reader(name)
 
         def get(self: object) -> Any:
-            return read(self) if index is None else read(self)[index]
+            return read(self)
 
         get.__name__, get.__qualname__ = name, f"{owner.__qualname__}.{name}"
         # What was written in the brackets; documentation and inspect.signature show it.
@@ -41,6 +41,11 @@ class ReadOnly(property, Generic[T]):
         get.__doc__ = self.__doc__
         super().__init__(get)
         super().__set_name__(owner, name)  # type: ignore[misc]  # the message when somebody assigns to it
+
+    def reader(self, name: str) -> Callable[[Any], Any]:
+        """What gives the value of an object, for the name the property has there."""
+        read, index = attrgetter(self._attribute or f"_{name}"), self._index
+        return read if index is None else lambda owner: read(owner)[index]
 
     if TYPE_CHECKING:
         __orig_class__: Any  # set by typing when a subscripted class is called
@@ -51,6 +56,14 @@ class ReadOnly(property, Generic[T]):
         def __get__(self, instance: object, owner: type | None = None, /) -> T: ...
         def __get__(self, instance: object, owner: type | None = None, /) -> ReadOnly[T] | T: ...
         def __set__(self, instance: object, value: NoReturn, /) -> None: ...  # nothing can be assigned
+
+
+class Copied(ReadOnly[T]):
+    """`ReadOnly` of a sequence: a list that the caller may change. None stays None."""
+
+    def reader(self, name: str) -> Callable[[Any], Any]:
+        read = super().reader(name)
+        return lambda owner: None if (found := read(owner)) is None else list(found)
 
 
 class Shared(property, Generic[T]):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
 from mlcompute import ops
 from mlcompute.enums import DataType
 from mlcompute.errors import DataError
-from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.layers.layer import FLOATS, Forward
+from mlcompute.layers.parameter_lists import ParameterLists
 from mlcompute.ops.op import Shape, Value
-from mlcompute.tensor import TensorDescriptor
+from mlcompute.tensor import Tensor, TensorDescriptor
 
 
 class RecurrentSizes(Protocol):
@@ -31,13 +32,15 @@ class RecurrentSizes(Protocol):
     def dropout(self) -> float: ...
 
 
-class Recurrent(Layer):
+class Recurrent(ParameterLists):
     """Base of recurrent layers: x (batch, time, features)[, states][, lengths]   ->   y[, last states]."""
 
     source_types = FLOATS | {DataType.INT32}
     batch_axes = (0, 2, 2)
     #: What messages call the initial states.
     state_names: ClassVar[tuple[str, ...]] = ()
+    #: Gates with tensors of their own.
+    _separate_gates: ClassVar[int] = 1
 
     @property
     @abstractmethod
@@ -54,6 +57,20 @@ class Recurrent(Layer):
         self, run: Forward, x: Value, states: Sequence[Value], lengths: Value | None, layer: int, direction: int
     ) -> Sequence[Value]:
         """One layer in one direction: outputs (batch, time, hidden) and last states (batch, hidden)."""
+
+    def _keep_passes(
+        self, slot: str, tensors: Sequence[Tensor], width: Callable[[int], int] | None, gates: int = 1
+    ) -> None:
+        """Make tensors the parameters of a slot: those of every layer and direction, (gates * hidden, width(layer))."""
+        d, separate = self.sizes, self._separate_gates
+        rows = gates * d.hidden_size
+        layers = [layer for _ in range(d.direction_count) for layer in range(d.layer_count) for _ in range(separate)]
+        shapes = [(rows,) if width is None else (rows, width(layer)) for layer in layers]
+        order = f"{d.layer_count} layer(s) x {d.direction_count} direction(s)"
+        if separate > 1:
+            self._keep_list(slot, tensors, shapes, f"{separate} gates x {order}", ("hidden", "inputs"))
+        else:
+            self._keep_list(slot, tensors, shapes, order, ("gates", "inputs"), d.hidden_size)
 
     def input_width(self, layer: int) -> int:
         """Features that a layer of the stack reads."""

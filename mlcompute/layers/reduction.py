@@ -10,7 +10,7 @@ from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.arguments import LEAST_AXIS, axis_of, member, whole, whole_list
 from mlcompute.layers.comparison import truth
 from mlcompute.layers.layer import ALL_TYPES, AS_FLOATS, FLOATS, Forward, Layer
-from mlcompute.layers.read_only import ReadOnly
+from mlcompute.layers.read_only import Copied, ReadOnly
 from mlcompute.ops.op import BOOL, FLOAT32, Shape, Value
 from mlcompute.tensor import TensorDescriptor
 
@@ -42,6 +42,7 @@ class ReductionLayer(Layer):
     reduction_type = ReadOnly[ReductionType]("How elements become one.")
     dimension = ReadOnly[int]("The reduced axis; the first given when there are several.", "_axes", 0)
     keeps_dimensions = ReadOnly[bool]("Are reduced axes still there, with an extent of 1?")
+    dimensions = Copied[list[int]]("The reduced axes.", "_axes")
 
     def __init__(
         self,
@@ -72,11 +73,6 @@ class ReductionLayer(Layer):
 
     def _expect_distinct(self, axes: Shape) -> None:
         self.expect(len(set(axes)) == len(axes), f"dimensions {self._axes} name an axis twice")
-
-    @property
-    def dimensions(self) -> list[int]:
-        """The reduced axes."""
-        return list(self._axes)
 
     @property
     def passes_gradient(self) -> bool:

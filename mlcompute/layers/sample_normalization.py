@@ -8,7 +8,7 @@ from mlcompute import ops
 from mlcompute.layers.arguments import whole, whole_list
 from mlcompute.layers.layer import Forward
 from mlcompute.layers.normalization import ChannelNormalization, Normalization
-from mlcompute.layers.read_only import ReadOnly
+from mlcompute.layers.read_only import Copied, ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor
 
@@ -57,6 +57,8 @@ class LayerNormalizationLayer(Normalization):
 
     default_label = "LayerNorm"
 
+    normalized_shape = Copied[list[int]]("The trailing extents that are normalized together.")
+
     def __init__(
         self,
         normalized_shape: Sequence[int],
@@ -73,11 +75,6 @@ class LayerNormalizationLayer(Normalization):
         rank = len(self._normalized_shape)
         most = TensorDescriptor.max_tensor_dimensions
         self.expect(1 <= rank <= most, f"normalized_shape has {rank} axes", expected=f"1 to {most} axes")
-
-    @property
-    def normalized_shape(self) -> list[int]:
-        """The trailing extents that are normalized together."""
-        return list(self._normalized_shape)
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from mlcompute import ops
 from mlcompute.layers.arguments import LEAST_AXIS, LEAST_INDEX, optional_whole_list, whole_list
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
+from mlcompute.layers.read_only import Copied
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import TensorDescriptor
 
@@ -26,6 +27,8 @@ class ReshapeLayer(Layer):
     source_types = ALL_TYPES
     moves_data = True
 
+    shape = Copied[list[int]]("The shape asked for, with -1 where the extent was left open.")
+
     def __init__(self, shape: Sequence[int], axes: Sequence[Sequence[int]] | None = None) -> None:
         super().__init__()
         self._shape = whole_list(self.who, "shape", shape, least=-1)
@@ -43,11 +46,6 @@ class ReshapeLayer(Layer):
             )
         #: What the open extent became for each source shape seen: a smaller batch must find the same extents.
         self._resolved: dict[Shape, Shape] = {}
-
-    @property
-    def shape(self) -> list[int]:
-        """The shape asked for, with -1 where the extent was left open."""
-        return list(self._shape)
 
     @property
     def axes(self) -> list[list[int]] | None:
@@ -131,6 +129,8 @@ class TransposeLayer(Layer):
     moves_data = True
     moves_axes = True
 
+    dimensions = Copied[list[int]]("The source axis of every result axis.")
+
     def __init__(self, dimensions: Sequence[int]) -> None:
         super().__init__()
         given = whole_list(self.who, "dimensions", dimensions, LEAST_AXIS)
@@ -141,11 +141,6 @@ class TransposeLayer(Layer):
             f"dimensions {list(given)} do not name every axis once",
             expected=f"a permutation of {list(range(max(len(given), 1)))}",
         )
-
-    @property
-    def dimensions(self) -> list[int]:
-        """The source axis of every result axis."""
-        return list(self._dimensions)
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources
@@ -177,6 +172,12 @@ class SliceLayer(Layer):
     source_types = ALL_TYPES
     moves_data = True
 
+    start = Copied[list[int]]("The first index on every axis; negative ones count from its end.")
+    end = Copied[list[int | None]](
+        "The index after the last on every axis; negative ones count from its end, None is that end."
+    )
+    stride = Copied[list[int]]("The step on every axis.")
+
     def __init__(self, start: Sequence[int], end: Sequence[int | None], stride: Sequence[int] | None = None) -> None:
         super().__init__()
         self._start = whole_list(self.who, "start", start, LEAST_INDEX)
@@ -194,21 +195,6 @@ class SliceLayer(Layer):
                 not known or first < (last or 0),
                 f"nothing is left of axis {axis}: it starts at {first} and ends at {last}",
             )
-
-    @property
-    def start(self) -> list[int]:
-        """The first index on every axis; negative ones count from its end."""
-        return list(self._start)
-
-    @property
-    def end(self) -> list[int | None]:
-        """The index after the last on every axis; negative ones count from its end, None is that end."""
-        return list(self._end)
-
-    @property
-    def stride(self) -> list[int]:
-        """The step on every axis."""
-        return list(self._stride)
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mlcompute import ops
 from mlcompute.layers.arguments import LEAST_AXIS, axis_of, whole, whole_list
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
-from mlcompute.layers.read_only import ReadOnly
+from mlcompute.layers.read_only import Copied, ReadOnly
 from mlcompute.ops.op import Value
 from mlcompute.tensor import TensorDescriptor
 
@@ -26,6 +26,9 @@ class SplitLayer(Layer):
 
     dimension = ReadOnly[int]("The axis the source is cut along.")
     split_count = ReadOnly[int]("How many pieces were asked for.", "_count")
+    split_section_lengths = Copied[list[int] | None](
+        "The length of every piece; None when only their number was given.", "_lengths"
+    )
 
     def __init__(
         self,
@@ -47,11 +50,6 @@ class SplitLayer(Layer):
             self._count = len(self._lengths)
         else:
             self._count = whole(self.who, "split_count", split_count, least=1)
-
-    @property
-    def split_section_lengths(self) -> list[int] | None:
-        """The length of every piece; None when only their number was given."""
-        return None if self._lengths is None else list(self._lengths)
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources

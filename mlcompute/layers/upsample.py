@@ -11,7 +11,7 @@ from mlcompute.enums import SampleMode
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import member, whole_list
 from mlcompute.layers.layer import ALL_TYPES, Forward, Layer
-from mlcompute.layers.read_only import ReadOnly
+from mlcompute.layers.read_only import Copied, ReadOnly
 from mlcompute.ops.op import Array, Shape, Value
 from mlcompute.tensor import TensorDescriptor
 
@@ -30,6 +30,8 @@ class UpsampleLayer(Layer):
 
     sample_mode = ReadOnly[SampleMode]("How new pixels are filled.")
     aligns_corners = ReadOnly[bool]("Do corner pixels keep their places?")
+    shape = Copied[list[int]]("[width] or [height, width] of the result.")
+    factor = Copied[list[int] | None]("How many times larger images become; None where all become of the one shape.")
 
     def __init__(
         self,
@@ -51,16 +53,6 @@ class UpsampleLayer(Layer):
         )
         self._sample_mode = member(self.who, "sample_mode", SampleMode, sample_mode)
         self._aligns_corners = bool(aligns_corners)
-
-    @property
-    def shape(self) -> list[int]:
-        """[width] or [height, width] of the result."""
-        return list(self._shape)
-
-    @property
-    def factor(self) -> list[int] | None:
-        """How many times larger images become; None where all become of the one shape."""
-        return None if self._factor is None else list(self._factor)
 
     def _target(self, source: Shape) -> Shape:
         """Height and width of the result."""

@@ -112,6 +112,8 @@ class Optimizer(ABC):
     lookahead_scale = ReadOnly[float](
         "How far the slow weights go towards the fast ones.", "_descriptor.lookahead_scale"
     )
+    descriptor = ReadOnly[OptimizerDescriptor]("The settings all optimizers share, as they were given.")
+    groups = ReadOnly[tuple[ParameterGroup, ...]]("Parameters with settings of their own.")
 
     def __init_subclass__(cls) -> None:
         if "__init__" in vars(cls):
@@ -161,11 +163,6 @@ class Optimizer(ABC):
             group.joins(self)
 
     @property
-    def descriptor(self) -> OptimizerDescriptor:
-        """The settings all optimizers share, as they were given."""
-        return self._descriptor
-
-    @property
     def learning_rate(self) -> float:
         """Step size. May be changed between updates."""
         return self._learning_rate
@@ -191,11 +188,6 @@ class Optimizer(ABC):
             self.outdated()
 
     # Groups -------------------------------------------------------------------------------------------------------
-
-    @property
-    def groups(self) -> tuple[ParameterGroup, ...]:
-        """Parameters with settings of their own."""
-        return self._groups
 
     def _adopt(self, groups: Sequence[ParameterGroup]) -> None:
         who = type(self).__name__

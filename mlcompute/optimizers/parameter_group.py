@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlcompute.errors import DataError
 from mlcompute.layers.layer import Layer
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.optimizers.descriptor import checked_number, checked_rate
 
 if TYPE_CHECKING:
@@ -41,6 +42,13 @@ class ParameterGroup:
     ...     mlc.ParameterGroup("encoder*", learning_rate=1e-4)])
     >>> optimizer.groups[1].learning_rate = 5e-5
     """
+
+    names = ReadOnly[tuple[str, ...]]("Patterns of names.")
+    layers = ReadOnly[tuple[Layer, ...]]("Layers whose parameters belong to it.")
+    optimizer = ReadOnly["Optimizer | None"]("The rule of the group; None: that of the optimizer it belongs to.")
+    given = ReadOnly[tuple[float | None, float | None, float | None]](
+        "Learning rate, weight decay and norm as the group was made with them."
+    )
 
     def __init__(
         self,
@@ -86,26 +94,6 @@ class ParameterGroup:
     def label(self) -> str:
         """Its patterns, or the names of its layers."""
         return ", ".join([*self._names, *(layer.label for layer in self._layers)])
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Patterns of names."""
-        return self._names
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """Layers whose parameters belong to it."""
-        return self._layers
-
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """The rule of the group; None: that of the optimizer it belongs to."""
-        return self._optimizer
-
-    @property
-    def given(self) -> tuple[float | None, float | None, float | None]:
-        """Learning rate, weight decay and norm as the group was made with them."""
-        return self._given
 
     @property
     def learning_rate(self) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mlcompute.layers.read_only import Copied
 from mlcompute.trainer.metrics import Array
 
 
@@ -17,6 +18,9 @@ class Curve:
 
     Which points stay follows from the steps alone, so a resumed run has the same ones.
     """
+
+    steps = Copied[list[int]]("The steps of the points that were kept; 1 is the first.")
+    values = Copied[list[float]]("The numbers at these steps.")
 
     def __init__(self, limit: int = 4096) -> None:
         self.limit = limit
@@ -38,16 +42,6 @@ class Curve:
                 self.stride *= 2
         self.seen += 1
         self.recent.append((step, value))
-
-    @property
-    def steps(self) -> list[int]:
-        """The steps of the points that were kept; 1 is the first."""
-        return list(self._steps)
-
-    @property
-    def values(self) -> list[float]:
-        """The numbers at these steps."""
-        return list(self._values)
 
     def __len__(self) -> int:
         return len(self._steps)

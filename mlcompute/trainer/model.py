@@ -22,6 +22,7 @@ from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.names import layer_names, old_layer_names, slot_name, slots_of
 from mlcompute.layers.objective import ObjectiveLayer, is_loss
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.optimizers import Optimizer
 from mlcompute.runtime.compiled_graph import without_losses
 from mlcompute.runtime.definition import definition_of
@@ -68,6 +69,12 @@ class Model(Predictor):
     outputs     what `predict` answers and metrics look at, by name: what the first loss compares with its labels, or
                 those the caller named
     """
+
+    prediction = ReadOnly[Tensor]("What is predicted by the first output.", "output.prediction")
+    is_on_logits = ReadOnly[bool](
+        "Is the first prediction a logit, so that 0 and not 0.5 is the border between no and yes?",
+        "output.is_on_logits",
+    )
 
     def __init__(
         self,
@@ -207,16 +214,6 @@ class Model(Predictor):
     def output(self) -> Output:
         """The first output."""
         return next(iter(self.outputs.values()))
-
-    @property
-    def prediction(self) -> Tensor:
-        """What is predicted by the first output."""
-        return self.output.prediction
-
-    @property
-    def is_on_logits(self) -> bool:
-        """Is the first prediction a logit, so that 0 and not 0.5 is the border between no and yes?"""
-        return self.output.is_on_logits
 
     def class_axis(self, metric: str) -> int:
         """Where the first prediction has its classes, for a metric."""

@@ -19,6 +19,7 @@ from mlcompute.graph import Graph
 from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.arguments import whole
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.optimizers import Optimizer
 from mlcompute.runtime.definition import definition_of
 from mlcompute.runtime.session import session_of
@@ -79,6 +80,15 @@ class Trainer:
     True
     """
 
+    training = ReadOnly[TrainingGraph](
+        "The training graph: everything it can do can be done between calls of `fit`.", "model.training"
+    )
+    inference = ReadOnly[InferenceGraph]("The inference graph that shares the weights.", "model.inference")
+    optimizer = ReadOnly[Optimizer]("The optimizer in use.", "model.optimizer")
+    group = ReadOnly[Group | None]("The processes that train together; None: this one alone.", "model.group")
+    device = ReadOnly[Device]("Where everything runs.", "model.device")
+    parameters = ReadOnly[list[Tensor]]("What the optimizer updates.", "model.parameters")
+
     def __init__(
         self,
         graph: Graph,
@@ -136,34 +146,9 @@ class Trainer:
     # What it is made of ---------------------------------------------------------------------------------------------
 
     @property
-    def training(self) -> TrainingGraph:
-        """The training graph: everything it can do can be done between calls of `fit`."""
-        return self.model.training
-
-    @property
-    def inference(self) -> InferenceGraph:
-        """The inference graph that shares the weights."""
-        return self.model.inference
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer in use."""
-        return self.model.optimizer
-
-    @property
     def loss_weights(self) -> LossWeights:
         """What the losses are multiplied by, by output; set one, and it counts from the next step."""
         return LossWeights(self.model.training)
-
-    @property
-    def group(self) -> Group | None:
-        """The processes that train together; None: this one alone."""
-        return self.model.group
-
-    @property
-    def device(self) -> Device:
-        """Where everything runs."""
-        return self.model.device
 
     @property
     def learning_rate(self) -> float:
@@ -178,11 +163,6 @@ class Trainer:
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         self.model.optimizer.learning_rate = value
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """What the optimizer updates."""
-        return self.model.parameters
 
     @property
     def parameter_names(self) -> dict[Tensor, str]:

@@ -267,13 +267,13 @@ REFUSALS = [
     ),
     Refusal("one tensor, not a list", _with(D, weights=_parts(D)[0][0]), "must be a list of Tensors", error=TypeError),
     Refusal("arrays, not tensors", _with(D, weights=[numbers(4, 4)] * 4), "must be a Tensor", error=TypeError),
-    Refusal("small weight", _with(D, weights=_tensors(VECTORS, 0)), "weights[0] needs 16 elements (4 x 4)"),
+    Refusal("small weight", _with(D, weights=_tensors(VECTORS, 0)), "needs 16 elements (4 outputs x 4 inputs)"),
     Refusal(
         "weights for keys as wide as key_dimension",
         _with(
             MultiheadAttentionDescriptor(4, 2, key_dimension=2), weights=_tensors([(2, 4), (2, 2), (4, 4), (4, 4)], 0)
         ),
-        "weights[1] needs 8 elements (2 x 4)",
+        "weights[1] needs 8 elements (2 outputs x 4 inputs)",
     ),
     Refusal("biases missing", _with(D, biases=None), "biases were not given, the descriptor says has_biases=True"),
     Refusal(

@@ -141,7 +141,7 @@ REFUSALS = [
     Refusal("descriptor of another kind", _with("GRU", descriptor=RNNDescriptor(3, 2)), "GRUDescr", error=TypeError),
     Refusal("descriptor of a GRU", _with("RNN", descriptor=G), "must be an RNNDescriptor", error=TypeError),
     Refusal("one tensor, not a list", _with("GRU", input_weights=_lists("GRU", G)[0][0]), "a list of", error=TypeError),
-    Refusal("too many", _with("GRU", hidden_weights=_lists("GRU", G)[1] * 2), "hidden_weights needs 1 tensors, 2 were"),
+    Refusal("too many", _with("GRU", hidden_weights=_lists("GRU", G)[1] * 2), "needs 1 tensors (1 layer(s)"),
     Refusal("small weight", _with("GRU", input_weights=_lists("GRU", G)[1]), "input_weights[0] needs 18 elements"),
     Refusal("wide bias", _with("RNN", input_biases=_lists("GRU", G)[2]), "input_biases[0] needs 2 elements"),
     Refusal("one list of biases", _with("GRU", hidden_biases=None), "no hidden_biases were given"),

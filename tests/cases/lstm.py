@@ -332,10 +332,10 @@ REFUSALS = [
     _refused("dropout not a number", "dropout is nan", dropout=float("nan")),
     _refused("unknown result mode", "result_mode", result_mode=7),
     Refusal("descriptor of another kind", _with(D, descriptor="lstm"), "must be an LSTMDescriptor", error=TypeError),
-    Refusal("too few input weights", _with(D, input_weights=_lists(D)[0][:3]), "input_weights needs 4 tensors, 3 were"),
-    Refusal("too many hidden weights", _with(D, hidden_weights=_lists(D)[1] * 2), "hidden_weights needs 4 tensors, 8"),
-    Refusal("lists for one layer", _with(TWO, input_weights=_lists(D)[0]), "input_weights needs 16 tensors, 4 were"),
-    Refusal("too few biases", _with(D, biases=_lists(D)[2][:1]), "biases needs 4 tensors, 1 were given"),
+    Refusal("too few input weights", _with(D, input_weights=_lists(D)[0][:3]), "needs 4 tensors (4 gates x 1 layer"),
+    Refusal("too many hidden weights", _with(D, hidden_weights=_lists(D)[1] * 2), "hidden_weights needs 4 tensors (4"),
+    Refusal("lists for one layer", _with(TWO, input_weights=_lists(D)[0]), "input_weights needs 16 tensors"),
+    Refusal("too few biases", _with(D, biases=_lists(D)[2][:1]), "biases needs 4 tensors"),
     Refusal(
         "one tensor, not a list", _with(D, input_weights=_lists(D)[0][0]), "must be a list of Tensors", error=TypeError
     ),
