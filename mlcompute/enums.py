@@ -13,7 +13,10 @@ class _Described(enum.IntEnum):
     @property
     def debug_description(self) -> str | None:
         """The name ML Compute prints for this value; None for a sentinel."""
-        return _DEBUG_TEXTS[type(self).__name__].get(self.name)
+        if self.name in ("INVALID", "COUNT"):
+            return None
+        own = _DEBUG_TEXTS.get(type(self).__name__, {})
+        return own.get(self.name, self.name.replace("_", " ").title())
 
 
 class DataType(enum.IntEnum):
@@ -276,149 +279,33 @@ class GradientClippingType(_Described):
 
 
 _NUMPY: dict[DataType, np.dtype[np.generic]] = {
-    DataType.FLOAT32: np.dtype(np.float32),
-    DataType.FLOAT16: np.dtype(np.float16),
-    DataType.BOOLEAN: np.dtype(np.bool_),
-    DataType.INT64: np.dtype(np.int64),
-    DataType.INT32: np.dtype(np.int32),
-    DataType.INT8: np.dtype(np.int8),
-    DataType.UINT8: np.dtype(np.uint8),
-}
+    kind: np.dtype(kind.name.lower())
+    for kind in (DataType.FLOAT32, DataType.FLOAT16, DataType.INT64, DataType.INT32, DataType.INT8, DataType.UINT8)
+} | {DataType.BOOLEAN: np.dtype(np.bool_)}
 
+#: Names that ML Compute prints otherwise than as "Hard Sigmoid" for HARD_SIGMOID.
 _DEBUG_TEXTS: dict[str, dict[str, str]] = {
     "ArithmeticOperation": {
-        "ADD": "Add",
-        "SUBTRACT": "Subtract",
-        "MULTIPLY": "Multiply",
-        "DIVIDE": "Divide",
-        "FLOOR": "Floor",
-        "ROUND": "Round",
-        "CEIL": "Ceil",
-        "SQRT": "Sqrt",
-        "RSQRT": "Rsqrt",
-        "SIN": "Sin",
-        "COS": "Cos",
-        "TAN": "Tan",
-        "ASIN": "Asin",
-        "ACOS": "Acos",
-        "ATAN": "Atan",
-        "SINH": "Sinh",
-        "COSH": "Cosh",
-        "TANH": "Tanh",
-        "ASINH": "Asinh",
-        "ACOSH": "Acosh",
-        "ATANH": "Atanh",
-        "POW": "Pow",
-        "EXP": "Exp",
-        "EXP2": "Exp2",
-        "LOG": "Log",
-        "LOG2": "Log2",
         "MULTIPLY_NO_NAN": "MultiplyNoNaN",
         "DIVIDE_NO_NAN": "DivideNoNaN",
         "MIN": "ElementwiseMin",
         "MAX": "ElementwiseMax",
         "FLOOR_DIVIDE": "FloorDivide",
-        "REMAINDER": "Remainder",
     },
-    "LossType": {
-        "MEAN_ABSOLUTE_ERROR": "Absolute Error",
-        "MEAN_SQUARED_ERROR": "Mean Squared Error",
-        "SOFTMAX_CROSS_ENTROPY": "Softmax Cross Entropy",
-        "SIGMOID_CROSS_ENTROPY": "Sigmoid Cross Entropy",
-        "CATEGORICAL_CROSS_ENTROPY": "Categorical Cross Entropy",
-        "HINGE": "Hinge",
-        "HUBER": "Huber",
-        "COSINE_DISTANCE": "Cosine Distance",
-        "LOG": "Log",
-    },
+    "LossType": {"MEAN_ABSOLUTE_ERROR": "Absolute Error"},
     "ActivationType": {
-        "NONE": "None",
+        **{name: name for name in ("ELU", "SELU", "CELU", "GELU")},
         "RELU": "ReLU",
-        "LINEAR": "Linear",
-        "SIGMOID": "Sigmoid",
-        "HARD_SIGMOID": "Hard Sigmoid",
-        "TANH": "Tanh",
-        "ABSOLUTE": "Absolute",
-        "SOFT_PLUS": "Soft Plus",
-        "SOFT_SIGN": "Soft Sign",
-        "ELU": "ELU",
         "RELUN": "ReLUN",
-        "LOG_SIGMOID": "Log Sigmoid",
-        "SELU": "SELU",
-        "CELU": "CELU",
-        "HARD_SHRINK": "Hard Shrink",
-        "SOFT_SHRINK": "Soft Shrink",
-        "TANH_SHRINK": "Tanh Shrink",
-        "THRESHOLD": "Threshold",
-        "GELU": "GELU",
         "HARD_SWISH": "HardSwish",
-        "CLAMP": "Clamp",
         "SILU": "SiLU",
-        "MISH": "Mish",
     },
-    "ConvolutionType": {
-        "STANDARD": "Standard",
-        "TRANSPOSED": "Transposed",
-        "DEPTHWISE": "Depthwise",
-    },
-    "PaddingPolicy": {
-        "SAME": "Same",
-        "VALID": "Valid",
-        "USE_PADDING_SIZE": "Use Padding Size",
-    },
-    "PaddingType": {
-        "ZERO": "Zero",
-        "REFLECT": "Reflect",
-        "SYMMETRIC": "Symmetric",
-        "CONSTANT": "Constant",
-    },
-    "PoolingType": {
-        "MAX": "Max",
-        "AVERAGE": "Average",
-        "L2_NORM": "L2 Norm",
-    },
-    "ReductionType": {
-        "NONE": "None",
-        "SUM": "Sum",
-        "MEAN": "Mean",
-        "MAX": "Max",
-        "MIN": "Min",
-        "ARG_MAX": "Arg Max",
-        "ARG_MIN": "Arg Min",
-        "L1_NORM": "L1Norm",
-        "ANY": "Any",
-        "ALL": "All",
-    },
-    "SampleMode": {
-        "NEAREST": "Nearest",
-        "LINEAR": "Linear",
-    },
-    "SoftmaxOperation": {
-        "SOFTMAX": "Softmax",
-        "LOG_SOFTMAX": "Log Softmax",
-    },
-    "LSTMResultMode": {
-        "OUTPUT": "Output",
-        "OUTPUT_AND_STATES": "Output and States",
-    },
+    "ReductionType": {"L1_NORM": "L1Norm"},
+    "LSTMResultMode": {"OUTPUT_AND_STATES": "Output and States"},
     "ComparisonOperation": {
-        "EQUAL": "Equal",
-        "NOT_EQUAL": "Not Equal",
-        "LESS": "Less",
-        "GREATER": "Greater",
         "LESS_OR_EQUAL": "Less or Equal",
         "GREATER_OR_EQUAL": "Greater or Equal",
-        "LOGICAL_AND": "Logical AND",
-        "LOGICAL_OR": "Logical OR",
-        "LOGICAL_NOT": "Logical NOT",
-        "LOGICAL_NAND": "Logical NAND",
-        "LOGICAL_NOR": "Logical NOR",
-        "LOGICAL_XOR": "Logical XOR",
-    },
-    "GradientClippingType": {
-        "BY_VALUE": "By Value",
-        "BY_NORM": "By Norm",
-        "BY_GLOBAL_NORM": "By Global Norm",
+        **{f"LOGICAL_{name}": f"Logical {name}" for name in ("AND", "OR", "NOT", "NAND", "NOR", "XOR")},
     },
 }
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
@@ -44,28 +44,8 @@ Initial: TypeAlias = "str | RandomInitializerType | Initializer"
 GLOROT = RandomInitializerType.GLOROT_UNIFORM
 
 #: The activations that need no constants, or have the usual ones.
-ACTIVATIONS = {
-    "absolute": ActivationLayer.absolute,
-    "celu": ActivationLayer.celu,
-    "elu": ActivationLayer.elu,
-    "gelu": ActivationLayer.gelu,
-    "hard_shrink": ActivationLayer.hard_shrink,
-    "hard_sigmoid": ActivationLayer.hard_sigmoid,
-    "hard_swish": ActivationLayer.hard_swish,
-    "hard_tanh": ActivationLayer.hard_tanh,
-    "leaky_relu": ActivationLayer.leaky_relu,
-    "log_sigmoid": ActivationLayer.log_sigmoid,
-    "mish": ActivationLayer.mish,
-    "relu": ActivationLayer.relu,
-    "relu6": ActivationLayer.relu6,
-    "selu": ActivationLayer.selu,
-    "sigmoid": ActivationLayer.sigmoid,
-    "silu": ActivationLayer.silu,
-    "soft_plus": ActivationLayer.soft_plus,
-    "soft_shrink": ActivationLayer.soft_shrink,
-    "soft_sign": ActivationLayer.soft_sign,
-    "tanh": ActivationLayer.tanh,
-    "tanh_shrink": ActivationLayer.tanh_shrink,
+ACTIVATIONS: dict[str, Callable[[], ActivationLayer]] = {
+    name: getattr(ActivationLayer, name) for name in get_args(ActivationName)
 }
 
 

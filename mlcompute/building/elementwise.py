@@ -26,6 +26,7 @@ from mlcompute.layers.arithmetic import ArithmeticLayer
 from mlcompute.layers.cast import CastLayer
 from mlcompute.layers.comparison import ComparisonLayer
 from mlcompute.layers.cosine_similarity import CosineSimilarityLayer
+from mlcompute.layers.factories import named
 from mlcompute.layers.matmul import MatMulDescriptor, MatMulLayer
 from mlcompute.layers.prelu import PReLULayer
 from mlcompute.layers.selection import SelectionLayer
@@ -160,24 +161,14 @@ def softmax(self: Graph, x: Tensor, *, dimension: int | None = None, logarithm: 
     return build(self, SoftmaxLayer(operation, dimension), [x], name, "softmax")
 
 
-def add(self: Graph, x: Operand, y: Operand, *, name: str = "") -> Tensor:
-    """x + y; extents of 1 repeat."""
-    return self.arithmetic("add", x, y, name=name)
+def _on_two(kind: Any, self: Graph, x: Operand, y: Operand, *, name: str = "") -> Tensor:
+    return self.arithmetic(kind, x, y, name=name)
 
 
-def subtract(self: Graph, x: Operand, y: Operand, *, name: str = "") -> Tensor:
-    """x - y; extents of 1 repeat."""
-    return self.arithmetic("subtract", x, y, name=name)
-
-
-def multiply(self: Graph, x: Operand, y: Operand, *, name: str = "") -> Tensor:
-    """x y, element by element; extents of 1 repeat."""
-    return self.arithmetic("multiply", x, y, name=name)
-
-
-def divide(self: Graph, x: Operand, y: Operand, *, name: str = "") -> Tensor:
-    """x / y; extents of 1 repeat."""
-    return self.arithmetic("divide", x, y, name=name)
+add = named(_on_two, "add", "x + y; extents of 1 repeat.")
+subtract = named(_on_two, "subtract", "x - y; extents of 1 repeat.")
+multiply = named(_on_two, "multiply", "x y, element by element; extents of 1 repeat.")
+divide = named(_on_two, "divide", "x / y; extents of 1 repeat.")
 
 
 def arithmetic(self: Graph, kind: ArithmeticName, x: Operand, y: Operand | None = None, *, name: str = "") -> Tensor:

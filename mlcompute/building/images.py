@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from mlcompute.building.builder import GLOROT, Activation, Initial, biases_of, build, chosen, expect_rank, fresh
 from mlcompute.building.choices import BorderName, PaddingName, PoolingName, SampleName
@@ -41,13 +41,8 @@ Border = PaddingName | int | Sequence[int]
 _POLICIES = {"same": PaddingPolicy.SAME, "valid": PaddingPolicy.VALID}
 _REDUCTIONS = {PoolingType.MAX: ReductionType.MAX, PoolingType.AVERAGE: ReductionType.MEAN}
 _POOLINGS = {"max": PoolingType.MAX, "average": PoolingType.AVERAGE, "l2": PoolingType.L2_NORM}
-_BORDERS = {
-    "zero": PaddingType.ZERO,
-    "constant": PaddingType.CONSTANT,
-    "reflect": PaddingType.REFLECT,
-    "symmetric": PaddingType.SYMMETRIC,
-}
-_SAMPLES = {"nearest": SampleMode.NEAREST, "linear": SampleMode.LINEAR}
+_BORDERS = {name: PaddingType[name.upper()] for name in get_args(BorderName)}
+_SAMPLES = {name: SampleMode[name.upper()] for name in get_args(SampleName)}
 _IMAGE = "four axes: (n, channels, height, width)"
 _SPATIAL = "(n, channels, length), (n, channels, height, width) or (n, channels, depth, height, width)"
 

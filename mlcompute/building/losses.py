@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -20,20 +20,9 @@ from mlcompute.tensor_data import Array, ArrayLike
 if TYPE_CHECKING:
     from mlcompute.graph import Graph
 
+_SHORT = {"mse": "mean_squared_error", "mae": "mean_absolute_error"}
 #: Losses by name; "mse" and "mae" as everybody calls them.
-LOSSES = {
-    "softmax_cross_entropy": LossType.SOFTMAX_CROSS_ENTROPY,
-    "sigmoid_cross_entropy": LossType.SIGMOID_CROSS_ENTROPY,
-    "categorical_cross_entropy": LossType.CATEGORICAL_CROSS_ENTROPY,
-    "mean_squared_error": LossType.MEAN_SQUARED_ERROR,
-    "mse": LossType.MEAN_SQUARED_ERROR,
-    "mean_absolute_error": LossType.MEAN_ABSOLUTE_ERROR,
-    "mae": LossType.MEAN_ABSOLUTE_ERROR,
-    "huber": LossType.HUBER,
-    "hinge": LossType.HINGE,
-    "log": LossType.LOG,
-    "cosine_distance": LossType.COSINE_DISTANCE,
-}
+LOSSES = {name: LossType[_SHORT.get(name, name).upper()] for name in get_args(LossName)}
 _LOSS_REDUCTIONS = {"mean": ReductionType.MEAN, "sum": ReductionType.SUM, "none": ReductionType.NONE}
 
 

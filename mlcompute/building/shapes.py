@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from mlcompute.building.builder import build, chosen, expect_rank
 from mlcompute.building.choices import ReductionName
@@ -17,17 +17,7 @@ from mlcompute.tensor import Tensor
 if TYPE_CHECKING:
     from mlcompute.graph import Graph
 
-_REDUCTIONS = {
-    "sum": ReductionType.SUM,
-    "mean": ReductionType.MEAN,
-    "max": ReductionType.MAX,
-    "min": ReductionType.MIN,
-    "argmax": ReductionType.ARG_MAX,
-    "argmin": ReductionType.ARG_MIN,
-    "l1_norm": ReductionType.L1_NORM,
-    "any": ReductionType.ANY,
-    "all": ReductionType.ALL,
-}
+_REDUCTIONS = {name: ReductionType[name.replace("arg", "arg_").upper()] for name in get_args(ReductionName)}
 
 
 def flatten(self: Graph, x: Tensor, *, name: str = "") -> Tensor:

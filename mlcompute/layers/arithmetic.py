@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from mlcompute import ops
 from mlcompute.enums import ArithmeticOperation
@@ -11,7 +12,7 @@ from mlcompute.layers.arguments import constant_for, member, real, same_type
 from mlcompute.layers.layer import AS_FLOATS, FLOATS, INDICES, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.elementwise import broadcast_shape
-from mlcompute.ops.op import Shape, Value
+from mlcompute.ops.op import Shape, Value, emit
 from mlcompute.tensor import TensorDescriptor
 
 
@@ -60,28 +61,11 @@ _POWERS: dict[float, Callable[[Value], Value]] = {
     3.0: lambda x: x * x * x,
 }
 
+#: All others; their ops have their names.
 _UNARY: dict[ArithmeticOperation, Callable[[Value], Value]] = {
-    ArithmeticOperation.FLOOR: ops.floor,
-    ArithmeticOperation.ROUND: ops.round_,
-    ArithmeticOperation.CEIL: ops.ceil,
-    ArithmeticOperation.SQRT: ops.sqrt,
-    ArithmeticOperation.RSQRT: ops.rsqrt,
-    ArithmeticOperation.SIN: ops.sin,
-    ArithmeticOperation.COS: ops.cos,
-    ArithmeticOperation.TAN: ops.tan,
-    ArithmeticOperation.ASIN: ops.asin,
-    ArithmeticOperation.ACOS: ops.acos,
-    ArithmeticOperation.ATAN: ops.atan,
-    ArithmeticOperation.SINH: ops.sinh,
-    ArithmeticOperation.COSH: ops.cosh,
-    ArithmeticOperation.TANH: ops.tanh,
-    ArithmeticOperation.ASINH: ops.asinh,
-    ArithmeticOperation.ACOSH: ops.acosh,
-    ArithmeticOperation.ATANH: ops.atanh,
-    ArithmeticOperation.EXP: ops.exp,
-    ArithmeticOperation.EXP2: ops.exp2,
-    ArithmeticOperation.LOG: ops.log,
-    ArithmeticOperation.LOG2: ops.log2,
+    operation: partial(emit, operation.name.lower())
+    for operation in ArithmeticOperation
+    if operation not in _BINARY and operation.name not in ("COUNT", "INVALID")
 }
 
 _ROUNDING = frozenset({ArithmeticOperation.FLOOR, ArithmeticOperation.ROUND, ArithmeticOperation.CEIL})

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from mlcompute.foreign_names import answers_foreign_keywords
+
 Owner = TypeVar("Owner")
 First = TypeVar("First")
 Rest = ParamSpec("Rest")
@@ -41,7 +43,7 @@ def named(
     >>> twice(number=21)
     42
     """
-    called = _without_parameter(make, 0)
+    called = answers_foreign_keywords(_without_parameter(make, 0))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return called(first, *args, **kwargs)

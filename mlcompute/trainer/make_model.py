@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from mlcompute import optimizers
 from mlcompute.building.losses import LOSSES
 from mlcompute.device import Device
 from mlcompute.enums import ReductionType
@@ -15,22 +16,7 @@ from mlcompute.inference import InferenceGraph
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossDescriptor, LossLayer
 from mlcompute.layers.objective import is_loss
-from mlcompute.optimizers import (
-    AdadeltaOptimizer,
-    AdafactorOptimizer,
-    AdagradOptimizer,
-    AdamOptimizer,
-    AdamWOptimizer,
-    LAMBOptimizer,
-    LionOptimizer,
-    MuonOptimizer,
-    NAdamOptimizer,
-    Optimizer,
-    OptimizerDescriptor,
-    RAdamOptimizer,
-    RMSPropOptimizer,
-    SGDOptimizer,
-)
+from mlcompute.optimizers import Optimizer, OptimizerDescriptor
 from mlcompute.runtime.definition import definition_of
 from mlcompute.runtime.tensor_state import is_fed
 from mlcompute.tensor import Tensor
@@ -39,19 +25,11 @@ from mlcompute.trainer.model import Model
 from mlcompute.trainer.several_losses import Loss, outputs_of, several_losses
 from mlcompute.training import TrainingGraph
 
+#: "adamw": AdamWOptimizer, and so on.
 _OPTIMIZERS: dict[str, Callable[[OptimizerDescriptor], Optimizer]] = {
-    "adadelta": AdadeltaOptimizer,
-    "adafactor": AdafactorOptimizer,
-    "adagrad": AdagradOptimizer,
-    "adam": AdamOptimizer,
-    "adamw": AdamWOptimizer,
-    "lamb": LAMBOptimizer,
-    "lion": LionOptimizer,
-    "muon": MuonOptimizer,
-    "nadam": NAdamOptimizer,
-    "radam": RAdamOptimizer,
-    "rmsprop": RMSPropOptimizer,
-    "sgd": SGDOptimizer,
+    name.removesuffix("Optimizer").lower(): getattr(optimizers, name)
+    for name in optimizers.__all__
+    if name.endswith("Optimizer") and name != "Optimizer"
 }
 #: Their rates where none is given; 1e-3 for the others.
 _RATES = {"adadelta": 1.0, "adafactor": 0.01, "adagrad": 0.01, "lion": 1e-4, "sgd": 0.01}
