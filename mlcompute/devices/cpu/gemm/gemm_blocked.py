@@ -128,10 +128,10 @@ def gemm_blocked_entry(
     at_once = _block_columns(n) // panel if -(-m // down) > _ROWS or not by_columns else 1
     row_step = args.number(max(1, m) if memory is None else _tall(m))
     b_block = code.aligned_buffer(DEPTH * at_once * panel)
-    # Rows of a that are read for many panels are brought together first: a distance of a power of two leaves them few
-    # places in the cache.
+    # Rows of a that are read for many panels, and columns always, are brought together first: a distance of a power of
+    # two leaves them few places in the cache.
     in_rows = a.strides[-1] == 1 or k == 1
-    copies_a = is_bfloat16(a.dtype) or (in_rows and at_once * panel >= _WIDE)
+    copies_a = is_bfloat16(a.dtype) or not in_rows or at_once * panel >= _WIDE
     a_block = code.aligned_buffer(DEPTH * _ROWS) if copies_a else ""
 
     def block_of_a(source: str, height: str, steps: str) -> tuple[str, str | int, str | int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.codegen.arguments import Argument
-from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, float_literal
+from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, float_literal, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import AxisRegisters, address_at, unravel_index
 from mlcompute.devices.cpu.gemm.gemm_bfloat16 import bfloat16_entries, bfloat16_workspace, suits
 from mlcompute.devices.cpu.gemm.gemm_blocked import blocked_workspace, gemm_blocked_entry
@@ -28,8 +28,12 @@ from mlcompute.ops.op import FLOAT32, Step
 _NS_PER_FLOP = 1 / 80.0
 #: Rows that a block of sgemm should have at least.
 _FEWEST_ROWS = 8
-#: Rows of a up to which packing all of a float32 b costs more than converting a and the result.
+#: Rows of a up to which packing all of b costs too much: sgemm packs less.
 _FEW_ROWS = 128
+#: Elements of a result up to which our own kernel is steadier than sgemm, if rows fill vectors. The rate of sgemm falls
+#: to a half with rows of a power of two, depending on where they lie, and with a transposed a. Larger results it
+#: computes a tenth faster.
+_LARGE = 1 << 21
 #: Bytes of b that a thread reads from its own cache, after the first time.
 _CACHED_B = 1 << 20
 #: What reading a row of a or a column of b costs a block, in elements of y it could compute meanwhile.
@@ -85,7 +89,8 @@ def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operan
         return gemm_by_rows_entry(step, a, b, y, batch)
     right = _orientation(b)
     by_columns = right is not None and right[0] == ord("T")
-    if _orientation(a) and by_columns and iteration_count(batch) == 1 and min(m, k) >= 16 and n >= 8:
+    is_better = by_columns or (m >= _FEW_ROWS and m * n <= _LARGE and n % vector_lanes() == 0)
+    if _orientation(a) and right and is_better and iteration_count(batch) == 1 and min(m, k) >= 16 and n >= 8:
         return gemm_blocked_entry(step, operands, a, b, y, batch)
     if library is None:
         if right is None:
