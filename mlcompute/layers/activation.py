@@ -12,13 +12,12 @@ from mlcompute.layers.arguments import member, real
 from mlcompute.layers.factories import factory
 from mlcompute.layers.layer import FLOATS, Forward, Layer
 from mlcompute.layers.read_only import ReadOnly
+from mlcompute.ops.elementwise import GELU_CUBIC, GELU_SCALE
 from mlcompute.ops.op import Value
 from mlcompute.tensor import TensorDescriptor
 
 _SELU_ALPHA = 1.6732632423543772848170429916717
 _SELU_SCALE = 1.0507009873554804934193349852946
-_GELU_SCALE = 0.7978845608  # sqrt(2 / pi), in the digits the original stores
-_GELU_CUBIC = 0.044715
 
 #: (a, b) when only the type is given; (1, 1) for the types not listed.
 _DEFAULTS = {
@@ -208,7 +207,7 @@ class ActivationLayer(Layer):
     @classmethod
     def gelu(cls, *, exact: bool = False) -> ActivationLayer:
         """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))); exact: x / 2 (1 + erf(x / sqrt 2))"""
-        return cls(ActivationDescriptor(ActivationType.GELU, _GELU_SCALE, _GELU_CUBIC, exact=exact))
+        return cls(ActivationDescriptor(ActivationType.GELU, GELU_SCALE, GELU_CUBIC, exact=exact))
 
     @classmethod
     def hard_tanh(cls) -> ActivationLayer:
@@ -299,5 +298,4 @@ def _elu(x: Value, a: float, rate: float) -> Value:
 def _gelu(x: Value, exact: bool) -> Value:
     if exact:
         return x * (ops.erf(x * math.sqrt(0.5)) + 1.0) * 0.5
-    # (1 + tanh z) / 2 = sigmoid(2 z), which keeps its digits where tanh is close to -1.
-    return x * ops.sigmoid((x * x * _GELU_CUBIC + 1.0) * x * (2.0 * _GELU_SCALE))
+    return ops.gelu(x)

@@ -43,6 +43,7 @@ def _define(
     meaning: Callable[..., Any],
     derivative: Callable[..., Any] | None,
     dtype: Callable[..., np.dtype[Any]],
+    expansion: Callable[..., Value] | None = None,
 ) -> None:
     """Add a map to the table. `derivative(dy, y, *inputs)` may ignore broadcasting: sums are added here."""
 
@@ -71,6 +72,7 @@ def _define(
         "result": staticmethod(result),
         "meaning": staticmethod(meaning),
         "derivative": staticmethod(with_sums) if derivative else None,
+        "expansion": staticmethod(expansion) if expansion else None,
     }
     assert name not in TABLE
     TABLE[name] = type(name, (_Map,), members)()
@@ -105,6 +107,7 @@ floor, ceil, round_, sign, abs_ = map(_function, ("floor", "ceil", "round", "sig
 sqrt, rsqrt, exp, exp2, expm1 = map(_function, ("sqrt", "rsqrt", "exp", "exp2", "expm1"))
 log, log2, log1p, sigmoid, softplus = map(_function, ("log", "log2", "log1p", "sigmoid", "softplus"))
 erf, relu, copy, stop_gradient = map(_function, ("erf", "relu", "copy", "stop_gradient"))
+gelu, gelu_gradient = map(_function, ("gelu", "gelu_gradient"))
 sin, cos, tan, asin, acos, atan = map(_function, ("sin", "cos", "tan", "asin", "acos", "atan"))
 sinh, cosh, tanh = map(_function, ("sinh", "cosh", "tanh"))
 asinh, acosh, atanh = map(_function, ("asinh", "acosh", "atanh"))
@@ -202,6 +205,39 @@ _define("softplus", _softplus, lambda dy, y, x: dy * sigmoid(x), _same)
 _define("erf", _erf, lambda dy, y, x: dy * (2.0 / math.sqrt(math.pi) * exp(-(x * x))), _same)
 # y <= 0 exactly where x <= 0; asking y lets the activation overwrite its source.
 _define("relu", lambda x: np.maximum(x, 0), lambda dy, y, x: select(y <= 0.0, 0.0, dy), _same)
+
+#: sqrt(2 / pi), in the digits that ML Compute stores, and the factor of the cube.
+GELU_SCALE, GELU_CUBIC = 0.7978845608, 0.044715
+
+
+def _gelu(x: Any, sigmoid: Callable[[Any], Any]) -> Any:
+    """x / 2 (1 + tanh(SCALE (x + CUBIC x³))), for arrays and for symbolic values."""
+    # (1 + tanh z) / 2 = sigmoid(2 z), which keeps its digits where tanh is close to -1.
+    return x * sigmoid((x * x * GELU_CUBIC + 1.0) * x * (2.0 * GELU_SCALE))
+
+
+def _gelu_gradient(dy: Any, x: Any, sigmoid: Callable[[Any], Any]) -> Any:
+    """dy times the slope of gelu at x."""
+    cubic = x * x * GELU_CUBIC
+    s = sigmoid((cubic + 1.0) * x * (2.0 * GELU_SCALE))
+    return dy * (s + x * (s * (1.0 - s)) * (2.0 * GELU_SCALE) * (cubic * 3.0 + 1.0))
+
+
+# Ops of their own, because libraries apply them to a product before it is stored; else they are what they expand into.
+_define(
+    "gelu",
+    lambda x: _gelu(x, _sigmoid),
+    lambda dy, y, x: gelu_gradient(dy, x),
+    _same,
+    expansion=lambda x: _gelu(x, sigmoid),
+)
+_define(
+    "gelu_gradient",
+    lambda dy, x: _gelu_gradient(dy, x, _sigmoid),
+    None,
+    _same,
+    expansion=lambda dy, x: _gelu_gradient(dy, x, sigmoid),
+)
 
 # Trigonometry -----------------------------------------------------------------------------------------------
 

@@ -81,7 +81,7 @@ def test_kernels_that_the_emulator_runs(monkeypatch: pytest.MonkeyPatch) -> None
         bench.check(lambda a, b: ops.concatenate([a, b], 1), x, y)
         bench.check(bench.op("pad", before=(1, 2), after=(0, 1), value=1.0), x)
     x = rng.random((4, 6)).astype(np.float32)
-    maps = ["exp", "log1p", "sigmoid", "softplus", "erf", "tanh", "asinh", "round", "rsqrt", "sin", "floor"]
+    maps = ["exp", "log1p", "sigmoid", "softplus", "gelu", "erf", "tanh", "asinh", "round", "rsqrt", "sin", "floor"]
     bench.check(lambda a: [bench.op(name)(a)[0] for name in maps], x)
     bench.check(bench.op("random_uniform", shape=(5, 3)), np.arange(4, dtype=np.uint32))
     windows = {"kernel": (2, 3), "strides": (2, 1), "dilations": (1, 1), "padding": (1, 0, 0, 1), "channels_last": True}

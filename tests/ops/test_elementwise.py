@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from mlcompute import ops
 from mlcompute.errors import DataError
 from mlcompute.ops.op import TABLE, Array, Trace, emit
-from tests.harness import TOLERANCE, check_gradients, forward, gradients
+from tests.harness import TOLERANCE, check_expansion, check_gradients, forward, gradients
 from tests.ops.oracle import against_torch, inputs, normal
 
 NAN, INF = float("nan"), float("inf")
@@ -112,7 +112,7 @@ def apply(name: str) -> Callable[..., ops.Value]:
 
 def test_every_map_has_a_sample() -> None:
     maps = {name for name, op in TABLE.items() if op.family == "elementwise"}
-    assert maps == set(SAMPLES)
+    assert maps == {*SAMPLES, "gelu", "gelu_gradient"}  # these two below: they expand into others
 
 
 def awkward(name: str, dtype: Any) -> list[Array]:
@@ -246,6 +246,24 @@ def test_slopes_at_kinks() -> None:
         np.testing.assert_array_equal(gradients(apply(op), zero, [np.ones(2)])[0], [0.0, 0.0])
     for op in ("floor", "ceil", "round", "sign", "stop_gradient"):
         assert gradients(apply(op), zero, [np.ones(2)])[0] is None
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 4), (2, 0)])
+def test_gelu(shape: tuple[int, ...]) -> None:
+    x, dy = normal(*shape) * 3, normal(*shape, seed=1)
+    against_torch(ops.gelu, lambda x: torch.nn.functional.gelu(x, approximate="tanh"), x)
+    check_gradients(ops.gelu, x)
+    check_expansion("gelu", [x])
+    check_expansion("gelu_gradient", [dy, x])
+
+
+def test_gelu_of_awkward_numbers() -> None:
+    """Far from zero it is x or 0, and what is no number stays so."""
+    x = np.float32([NAN, INF, -30.0, -0.0, 0.0, 30.0])
+    (y,) = forward(ops.gelu, x)
+    np.testing.assert_array_equal(y, np.float32([NAN, INF, -0.0, -0.0, 0.0, 30.0]))
+    (dx,) = gradients(ops.gelu, [x], [np.ones(6)])
+    np.testing.assert_array_equal(dx, np.float32([NAN, NAN, 0.0, 0.5, 0.5, 1.0]))
 
 
 def test_slopes_keep_their_digits_next_to_one() -> None:

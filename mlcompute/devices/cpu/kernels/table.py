@@ -70,7 +70,7 @@ class _ByOp(dict[str, Row | None], Generic[Row]):
 KERNELS: _ByOp[Maker] = _ByOp("KERNELS")
 #: Types, shapes and attributes for which there is a kernel, for the ops that can be expanded where there is none.
 SUPPORTS: _ByOp[Callable[[Step], bool]] = _ByOp("SUPPORTS")
-SUPPORTS["renormalize"] = lambda step: False
+SUPPORTS.update(dict.fromkeys(("renormalize", "gelu", "gelu_gradient"), lambda step: False))
 #: Can the kernel read its operands as they lie? For the ops whose kernels cannot read every view.
 READS: _ByOp[Callable[[Step, Operands], bool]] = _ByOp("READS")
 #: Bytes a step needs in the arena while its kernels run, for the ops that need any.

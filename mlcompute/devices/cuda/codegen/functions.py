@@ -35,8 +35,9 @@ _LIBRARY = {
     "abs": "fabs",
 }
 _ROUNDINGS = ("floor", "ceil", "round")
-#: Ops with formulas of their own below.
-_OTHERS = ("divide", "negate", "minimum", "maximum", "sign", "abs", "relu", "rsqrt", "pow", "sigmoid", "softplus")
+#: Ops that are functions of the prelude, and ops with formulas of their own below.
+_FORMULAS = ("sigmoid", "softplus", "gelu", "gelu_gradient")
+_OTHERS = ("divide", "negate", "minimum", "maximum", "sign", "abs", "relu", "rsqrt", "pow", *_FORMULAS)
 
 
 def supports_function(op_name: str, operand_types: Sequence[DType], result_type: DType) -> bool:
@@ -110,8 +111,8 @@ def _floating(op_name: str, names: list[str], suffix: str) -> str:
         return f"1.0{suffix} / sqrt{suffix}({names[0]})"
     if op_name == "pow":
         return f"pow{suffix}({names[0]}, {names[1]})"
-    if op_name in ("sigmoid", "softplus"):
-        return f"{op_name}({names[0]})"
+    if op_name in _FORMULAS:
+        return f"{op_name}({', '.join(names)})"
     return f"{_LIBRARY[op_name]}{suffix}({names[0]})"
 
 

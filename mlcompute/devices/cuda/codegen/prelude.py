@@ -5,6 +5,8 @@ NVRTC comes without headers, so nothing is included: float16 and bfloat16 are co
 
 from __future__ import annotations
 
+from mlcompute.ops.elementwise import GELU_CUBIC, GELU_SCALE
+
 #: Functions that only the device has.
 DEVICE = r"""
 #define INFINITY_F __int_as_float(0x7f800000)
@@ -57,7 +59,12 @@ __device__ __forceinline__ void barrier_of(int threads) {
 """
 
 #: Functions in plain C++, the same wherever kernels are compiled.
-COMMON = r"""
+COMMON = (
+    f"""
+#define GELU_CUBIC {GELU_CUBIC!r}
+#define GELU_FACTOR {2.0 * GELU_SCALE!r}
+"""
+    + r"""
 // Neighbouring elements that are loaded and stored together.
 template <typename T, int N> struct __align__(sizeof(T) * N) Pack { T at[N]; };
 
@@ -91,6 +98,22 @@ __device__ __forceinline__ double sigmoid(double x) {
 __device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 __device__ __forceinline__ double softplus(double x) { return fmax(x, 0.0) + log1p(exp(-fabs(x))); }
 
+// x / 2 (1 + tanh z) = x sigmoid(2 z), and its slope. Never a fused multiply-add, as in sums and products of other ops.
+__device__ __forceinline__ float add_rn(float a, float b) { return __fadd_rn(a, b); }
+__device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double add_rn(double a, double b) { return __dadd_rn(a, b); }
+__device__ __forceinline__ double mul_rn(double a, double b) { return __dmul_rn(a, b); }
+template <typename T> __device__ __forceinline__ T gelu(T x) {
+    T cubic = mul_rn(mul_rn(x, x), T(GELU_CUBIC));
+    return mul_rn(x, sigmoid(mul_rn(mul_rn(add_rn(cubic, T(1)), x), T(GELU_FACTOR))));
+}
+template <typename T> __device__ __forceinline__ T gelu_gradient(T dy, T x) {
+    T cubic = mul_rn(mul_rn(x, x), T(GELU_CUBIC));
+    T s = sigmoid(mul_rn(mul_rn(add_rn(cubic, T(1)), x), T(GELU_FACTOR)));
+    T steep = mul_rn(mul_rn(x, mul_rn(s, T(1) - s)), T(GELU_FACTOR));
+    return mul_rn(dy, add_rn(s, mul_rn(steep, add_rn(mul_rn(cubic, T(3)), T(1)))));
+}
+
 // Integer powers: overflow wraps, and a negative exponent counts as 0.
 template <typename T> __device__ __forceinline__ T integer_power(T a, T b) {
     T result = T(1);
@@ -113,5 +136,6 @@ template <typename T> __device__ __forceinline__ T to_integer(double x) {
     return T((int)x);
 }
 """
+)
 
 PRELUDE = DEVICE + COMMON
