@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 from mlcompute import ops
 from mlcompute.enums import ActivationType
 from mlcompute.errors import DataError
-from mlcompute.layers.arguments import member, real, whole
+from mlcompute.layers.arguments import member
 from mlcompute.layers.layer import Forward
 from mlcompute.layers.parameter_lists import Tensors
 from mlcompute.layers.read_only import ReadOnly
-from mlcompute.layers.recurrent import Recurrent
+from mlcompute.layers.recurrent import Recurrent, RecurrentDescriptor
 from mlcompute.ops.op import Value
 from mlcompute.tensor import Tensor
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GRUDescriptor:
+class GRUDescriptor(RecurrentDescriptor):
     """Sizes and options of a GRU layer. Immutable.
 
     layer_count        how many layers are stacked; each reads the outputs of the one below
@@ -39,24 +39,6 @@ class GRUDescriptor:
     returns_sequences: bool = True
     returns_states: bool = False
     dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        who = type(self).__name__
-        checked: dict[str, object] = {
-            name: whole(who, name, getattr(self, name), 1) for name in ("input_size", "hidden_size", "layer_count")
-        }
-        checked["dropout"] = real(who, "dropout", self.dropout)
-        for name in ("uses_biases", "is_bidirectional", "returns_sequences", "returns_states"):
-            checked[name] = bool(getattr(self, name))
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-        if not 0 <= self.dropout < 1:
-            raise DataError(f"{who}: dropout is {self.dropout}", expected="0 <= dropout < 1")
-
-    @property
-    def direction_count(self) -> int:
-        """2 when sequences are read backwards too, else 1."""
-        return 2 if self.is_bidirectional else 1
 
     def copy(self) -> Self:
         """An equal, independent descriptor."""
@@ -90,6 +72,7 @@ class _OneState(Recurrent):
     #: Rows of the weights per hidden unit.
     gate_count: ClassVar[int] = 1
 
+    sizes = ReadOnly[GRUDescriptor]("The descriptor.", "_descriptor")
     input_weights = Tensors[list[Tensor]]("What multiplies the input; one per layer and direction.")
     hidden_weights = Tensors[list[Tensor]]("What multiplies the hidden state; one per layer and direction.")
     input_biases = Tensors[list[Tensor] | None]("What is added to the input's part; None when there are no biases.")
@@ -119,10 +102,6 @@ class _OneState(Recurrent):
         if input_biases is not None and hidden_biases is not None:
             self._keep_passes("input_biases", input_biases, None, self.gate_count)
             self._keep_passes("hidden_biases", hidden_biases, None, self.gate_count)
-
-    @property
-    def sizes(self) -> GRUDescriptor:
-        return self._descriptor
 
     @property
     def returns_states(self) -> bool:

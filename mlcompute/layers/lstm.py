@@ -10,11 +10,11 @@ from mlcompute import ops
 from mlcompute.enums import ActivationType, LSTMResultMode
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.activation import ActivationDescriptor, activate
-from mlcompute.layers.arguments import member, real, whole
+from mlcompute.layers.arguments import member
 from mlcompute.layers.layer import Forward
 from mlcompute.layers.parameter_lists import Parameters, Tensors
 from mlcompute.layers.read_only import Copied, ReadOnly
-from mlcompute.layers.recurrent import Recurrent
+from mlcompute.layers.recurrent import Recurrent, RecurrentDescriptor
 from mlcompute.ops.op import Value
 from mlcompute.tensor import Tensor, TensorParameter
 
@@ -23,7 +23,7 @@ _STANDARD = (_SIGMOID, _SIGMOID, _TANH, _SIGMOID)
 
 
 @dataclass(frozen=True)
-class LSTMDescriptor:
+class LSTMDescriptor(RecurrentDescriptor):
     """Sizes and options of an LSTM layer. Immutable.
 
     layer_count        how many layers are stacked; each reads the outputs of the one below
@@ -44,29 +44,15 @@ class LSTMDescriptor:
     result_mode: LSTMResultMode = LSTMResultMode.OUTPUT
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         who = "LSTMDescriptor"
-        checked: dict[str, object] = {
-            name: whole(who, name, getattr(self, name), 1) for name in ("input_size", "hidden_size", "layer_count")
-        }
-        checked["dropout"] = real(who, "dropout", self.dropout)
-        for name in ("uses_biases", "batch_first", "is_bidirectional", "returns_sequences"):
-            checked[name] = bool(getattr(self, name))
-        checked["result_mode"] = member(who, "result_mode", LSTMResultMode, self.result_mode)
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-        if not 0 <= self.dropout < 1:
-            raise DataError(f"{who}: dropout is {self.dropout}", expected="0 <= dropout < 1")
+        object.__setattr__(self, "result_mode", member(who, "result_mode", LSTMResultMode, self.result_mode))
         if not self.batch_first:
             raise ShapeError(
                 f"{who}: batch_first=False is not supported",
                 expected="sources of shape (batch, time, features)",
                 fix="put TransposeLayer((1, 0, 2)) before the LSTM",
             )
-
-    @property
-    def direction_count(self) -> int:
-        """2 when sequences are read backwards too, else 1."""
-        return 2 if self.is_bidirectional else 1
 
     def copy(self) -> LSTMDescriptor:
         """An equal, independent descriptor."""
@@ -104,6 +90,7 @@ class LSTMLayer(Recurrent):
     _separate_gates = 4
 
     descriptor = ReadOnly[LSTMDescriptor]("The sizes and options the layer was made with.")
+    sizes = ReadOnly[LSTMDescriptor]("The descriptor.", "_descriptor")
     output_result_activation = ReadOnly[ActivationDescriptor](
         "The activation of the cell state on its way to the output."
     )
@@ -156,10 +143,6 @@ class LSTMLayer(Recurrent):
             [ActivationDescriptor(_TANH)],
             None if output_result_activation is None else [output_result_activation],
         )
-
-    @property
-    def sizes(self) -> LSTMDescriptor:
-        return self._descriptor
 
     @property
     def returns_states(self) -> bool:

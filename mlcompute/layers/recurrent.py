@@ -4,32 +4,44 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from mlcompute import ops
 from mlcompute.enums import DataType
 from mlcompute.errors import DataError
+from mlcompute.layers.arguments import real, whole
 from mlcompute.layers.layer import FLOATS, Forward
 from mlcompute.layers.parameter_lists import ParameterLists
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor
 
 
-class RecurrentSizes(Protocol):
-    """What a descriptor of a recurrent layer says."""
+class RecurrentDescriptor:
+    """What descriptors of recurrent layers share: all are frozen dataclasses with these fields."""
+
+    input_size: int
+    hidden_size: int
+    layer_count: int
+    is_bidirectional: bool
+    returns_sequences: bool
+    dropout: float
+
+    def __post_init__(self) -> None:
+        who = type(self).__name__
+        for name in ("input_size", "hidden_size", "layer_count"):
+            object.__setattr__(self, name, whole(who, name, getattr(self, name), 1))
+        object.__setattr__(self, "dropout", real(who, "dropout", self.dropout))
+        for name in ("uses_biases", "batch_first", "is_bidirectional", "returns_sequences", "returns_states"):
+            if hasattr(self, name):
+                object.__setattr__(self, name, bool(getattr(self, name)))
+        if not 0 <= self.dropout < 1:
+            raise DataError(f"{who}: dropout is {self.dropout}", expected="0 <= dropout < 1")
 
     @property
-    def input_size(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def layer_count(self) -> int: ...
-    @property
-    def direction_count(self) -> int: ...
-    @property
-    def returns_sequences(self) -> bool: ...
-    @property
-    def dropout(self) -> float: ...
+    def direction_count(self) -> int:
+        """2 when sequences are read backwards too, else 1."""
+        return 2 if self.is_bidirectional else 1
 
 
 class Recurrent(ParameterLists):
@@ -42,10 +54,7 @@ class Recurrent(ParameterLists):
     #: Gates with tensors of their own.
     _separate_gates: ClassVar[int] = 1
 
-    @property
-    @abstractmethod
-    def sizes(self) -> RecurrentSizes:
-        """The descriptor."""
+    sizes = ReadOnly[RecurrentDescriptor]("The descriptor.", "_descriptor")
 
     @property
     @abstractmethod

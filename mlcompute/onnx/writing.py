@@ -128,15 +128,41 @@ _DIRECT = {
 }  # fmt: skip
 
 
-def _direct(kind: str) -> Rule:
+def _direct(kind: str, attributes: Callable[[dict[str, Any]], dict[str, Any]] = lambda _: {}) -> Rule:
+    """One node; `attributes` are its own, made of those of the step."""
+
     def rule(writer: Writer, step: Step) -> bool:
-        writer.node(kind, _in(writer, step), [_out(writer, step)])
+        writer.node(kind, _in(writer, step), [_out(writer, step)], **attributes(step.attributes))
+        return True
+
+    return rule
+
+
+def _after(first: str, kind: str) -> Rule:
+    """Two nodes, one after the other."""
+
+    def rule(writer: Writer, step: Step) -> bool:
+        writer.node(kind, [writer.value(first, *_in(writer, step))], [_out(writer, step)])
         return True
 
     return rule
 
 
 STEPS.update({name: _direct(kind) for name, kind in _DIRECT.items()})
+STEPS.update(
+    {
+        "not_equal": _after("Equal", "Not"),
+        "rsqrt": _after("Sqrt", "Reciprocal"),
+        "convert": _direct("Cast", lambda a: {"to": element_type(a["to"])}),
+        "transpose": _direct("Transpose", lambda a: {"perm": list(a["axes"])}),
+        "concatenate": _direct("Concat", lambda a: {"axis": a["axis"]}),
+        "take": _direct("Gather", lambda a: {"axis": a["axis"]}),
+        "embedding": _direct("Gather", lambda a: {"axis": 0}),
+        "gather": _direct("GatherElements", lambda a: {"axis": a["axis"]}),
+        "argmax": _direct("ArgMax", lambda a: {"axis": a["axis"], "keepdims": 1}),
+        "argmin": _direct("ArgMin", lambda a: {"axis": a["axis"], "keepdims": 1}),
+    }
+)
 
 
 @_writes("less", "greater", "less_or_equal", "greater_or_equal")
@@ -146,11 +172,6 @@ def _ordered(writer: Writer, step: Step) -> None:
         for name, value in zip(_in(writer, step), step.inputs, strict=True)
     ]
     writer.node(_DIRECT[step.op.name], names, [_out(writer, step)])
-
-
-@_writes("not_equal")
-def _not_equal(writer: Writer, step: Step) -> None:
-    writer.node("Not", [writer.value("Equal", *_in(writer, step))], [_out(writer, step)])
 
 
 def _booleans(writer: Writer, step: Step) -> list[str]:
@@ -179,18 +200,8 @@ def _select(writer: Writer, step: Step) -> None:
     writer.node("Where", [condition, a, b], [_out(writer, step)])
 
 
-@_writes("convert")
-def _convert(writer: Writer, step: Step) -> None:
-    writer.node("Cast", _in(writer, step), [_out(writer, step)], to=element_type(step.attributes["to"]))
-
-
 def _number(writer: Writer, step: Step, number: float) -> str:
     return writer.constant(np.asarray(number, step.inputs[0].dtype))
-
-
-@_writes("rsqrt")
-def _rsqrt(writer: Writer, step: Step) -> None:
-    writer.node("Reciprocal", [writer.value("Sqrt", *_in(writer, step))], [_out(writer, step)])
 
 
 @_writes("exp2")
@@ -236,18 +247,14 @@ def _ints(writer: Writer, numbers: Sequence[int]) -> str:
     return writer.constant(np.array(numbers, np.int64).reshape(-1))
 
 
-@_writes("reshape")
+@_writes("reshape", "broadcast")
 def _reshape(writer: Writer, step: Step) -> None:
     shape = step.attributes["shape"]
     if step.inputs[0].shape == shape:
         writer.node("Identity", _in(writer, step), [_out(writer, step)])
         return
-    writer.node("Reshape", [*_in(writer, step), _ints(writer, shape)], [_out(writer, step)])
-
-
-@_writes("transpose")
-def _transpose(writer: Writer, step: Step) -> None:
-    writer.node("Transpose", _in(writer, step), [_out(writer, step)], perm=list(step.attributes["axes"]))
+    kind = "Reshape" if step.op.name == "reshape" else "Expand"
+    writer.node(kind, [*_in(writer, step), _ints(writer, shape)], [_out(writer, step)])
 
 
 @_writes("slice")
@@ -256,16 +263,6 @@ def _slice(writer: Writer, step: Step) -> None:
     axes = range(step.inputs[0].rank)
     rest = [_ints(writer, numbers) for numbers in (a["start"], a["end"], axes, a["stride"])]
     writer.node("Slice", [*_in(writer, step), *rest], [_out(writer, step)])
-
-
-@_writes("broadcast")
-def _broadcast(writer: Writer, step: Step) -> None:
-    writer.node("Expand", [*_in(writer, step), _ints(writer, step.attributes["shape"])], [_out(writer, step)])
-
-
-@_writes("concatenate")
-def _concatenate(writer: Writer, step: Step) -> None:
-    writer.node("Concat", _in(writer, step), [_out(writer, step)], axis=step.attributes["axis"])
 
 
 @_writes("pad")
@@ -284,16 +281,6 @@ def _slice_gradient(writer: Writer, step: Step) -> bool:
     widths = _ints(writer, (*a["start"], *after))
     writer.node("Pad", [*_in(writer, step), widths, _number(writer, step, 0.0)], [_out(writer, step)])
     return True
-
-
-@_writes("take", "embedding")
-def _take(writer: Writer, step: Step) -> None:
-    writer.node("Gather", _in(writer, step), [_out(writer, step)], axis=step.attributes.get("axis", 0))
-
-
-@_writes("gather")
-def _gather(writer: Writer, step: Step) -> None:
-    writer.node("GatherElements", _in(writer, step), [_out(writer, step)], axis=step.attributes["axis"])
 
 
 @_writes("scatter", "scatter_add")
@@ -349,12 +336,6 @@ def _any_all(writer: Writer, step: Step) -> None:
     kind = "ReduceMax" if step.op.name == "any" else "ReduceMin"
     found = writer.value(kind, number, _ints(writer, step.attributes["axes"]), keepdims=1)
     writer.node("Cast", [found], [_out(writer, step)], to=element_type(BOOL))
-
-
-@_writes("argmax", "argmin")
-def _index(writer: Writer, step: Step) -> None:
-    kind = "ArgMax" if step.op.name == "argmax" else "ArgMin"
-    writer.node(kind, _in(writer, step), [_out(writer, step)], axis=step.attributes["axis"], keepdims=1)
 
 
 @_writes("sort")

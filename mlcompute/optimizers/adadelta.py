@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from mlcompute import ops
 from mlcompute.layers.read_only import ReadOnly
@@ -23,8 +23,6 @@ class AdadeltaOptimizer(Optimizer):
     >>> mlc.AdadeltaOptimizer(learning_rate=1.0).alpha
     0.9
     """
-
-    settings: ClassVar[tuple[str, ...]] = ("alpha", "epsilon")
 
     alpha = ReadOnly[float]("Share of the running means kept per step.")
     epsilon = ReadOnly[float]("Added under both roots.")

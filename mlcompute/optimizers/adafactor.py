@@ -29,9 +29,6 @@ class AdafactorOptimizer(CountingOptimizer):
     {'row': (512, 1), 'column': (1, 256)}
     """
 
-    settings: ClassVar[tuple[str, ...]] = (
-        "beta2_decay", "epsilon", "minimum_scale", "clipping_threshold", "time_step",
-    )  # fmt: skip
     largest_sensible_rate: ClassVar[float] = 10.0
     decouples_penalty: ClassVar[bool] = True
 

@@ -26,7 +26,6 @@ class AdagradOptimizer(CountingOptimizer):
     1e-10
     """
 
-    settings: ClassVar[tuple[str, ...]] = ("rate_decay", "initial_sum", "epsilon", "time_step")
     largest_sensible_rate: ClassVar[float] = 10.0
 
     rate_decay = ReadOnly[float]("How fast the rate falls with the number of updates; 0: it stays.")

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 class _Adam(MomentsOptimizer):
     """What Adam and AdamW share: the step that the running moments give."""
 
-    settings: ClassVar[tuple[str, ...]] = ("beta1", "beta2", "epsilon", "uses_amsgrad", "time_step")
-
     epsilon = ReadOnly[float]("Added to the root of the second moment, before any bias correction.")
     uses_amsgrad = ReadOnly[bool]("True to divide by the largest second moment seen so far.")
 

@@ -27,7 +27,6 @@ class LionOptimizer(Optimizer):
     0.99
     """
 
-    settings: ClassVar[tuple[str, ...]] = ("beta1", "beta2")
     largest_sensible_rate: ClassVar[float] = 1.0
     decouples_penalty: ClassVar[bool] = True
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 class MomentsOptimizer(CountingOptimizer):
     """m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g²."""
 
-    settings: ClassVar[tuple[str, ...]] = ("beta1", "beta2", "epsilon", "time_step")
     largest_sensible_rate: ClassVar[float] = 10.0
 
     beta1 = ReadOnly[float]("Share of the running mean of gradients kept per step.")

@@ -38,10 +38,6 @@ class MuonOptimizer(MomentsOptimizer):
     ...     mlc.ParameterGroup("embedding*", optimizer=mlc.AdamWOptimizer(learning_rate=3e-4))])
     """
 
-    settings: ClassVar[tuple[str, ...]] = (
-        "momentum_scale", "uses_nesterov_momentum", "iterations", "rate_adjustment", "beta1", "beta2", "epsilon",
-        "time_step",
-    )  # fmt: skip
     decouples_penalty: ClassVar[bool] = True
 
     momentum_scale = ReadOnly[float]("Share of the momentum of a matrix kept per step.")

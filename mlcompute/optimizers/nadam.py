@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from mlcompute import ops
 from mlcompute.layers.read_only import ReadOnly
@@ -27,8 +27,6 @@ class NAdamOptimizer(MomentsOptimizer):
     >>> mlc.NAdamOptimizer(learning_rate=2e-3).momentum_decay
     0.004
     """
-
-    settings: ClassVar[tuple[str, ...]] = ("beta1", "beta2", "epsilon", "momentum_decay", "time_step")
 
     epsilon = ReadOnly[float]("Added to the root of the corrected second moment.")
     momentum_decay = ReadOnly[float]("How fast the momentum warms up.")

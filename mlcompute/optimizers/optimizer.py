@@ -75,7 +75,8 @@ class Optimizer(ABC):
     while a parameter was frozen do not count for it.
     """
 
-    #: Read-only properties a concrete optimizer has beside those of the descriptor, in the constructor's order.
+    #: Read-only properties a concrete optimizer has beside those of the descriptor: what its constructor takes by
+    #: keyword, in that order.
     settings: ClassVar[tuple[str, ...]] = ()
     #: A learning rate beyond this is most likely a mistake. Gradients may have any scale, so the bound is high; rules
     #: that divide by the size of the gradient move every element by about the rate, and theirs is lower.
@@ -117,6 +118,10 @@ class Optimizer(ABC):
 
     def __init_subclass__(cls) -> None:
         if "__init__" in vars(cls):
+            if "settings" not in vars(cls):
+                taken = inspect.signature(cls.__init__).parameters.values()
+                named = [one.name for one in taken if one.kind is inspect.Parameter.KEYWORD_ONLY]
+                cls.settings = tuple(name for name in named if name != "groups" and hasattr(cls, name))
             cls.__init__ = _explained(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(

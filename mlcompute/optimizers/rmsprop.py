@@ -27,7 +27,6 @@ class RMSPropOptimizer(Optimizer):
     0.99
     """
 
-    settings: ClassVar[tuple[str, ...]] = ("momentum_scale", "alpha", "epsilon", "is_centered")
     largest_sensible_rate: ClassVar[float] = 10.0
 
     momentum_scale = ReadOnly[float]("Share of the last change kept per step; 0 keeps none.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
@@ -24,8 +24,6 @@ class SGDOptimizer(Optimizer):
     >>> mlc.SGDOptimizer(mlc.OptimizerDescriptor(learning_rate=0.1), momentum_scale=0.9).momentum_scale
     0.9
     """
-
-    settings: ClassVar[tuple[str, ...]] = ("momentum_scale", "uses_nesterov_momentum")
 
     momentum_scale = ReadOnly[float]("Share of the momentum kept per step; 0 keeps none and needs no state.")
     uses_nesterov_momentum = ReadOnly[bool]("True for Nesterov's variant.")

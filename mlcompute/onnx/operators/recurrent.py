@@ -16,6 +16,8 @@ from mlcompute.ops.op import Value
 Activation = Callable[[Value], Value]
 #: One step: (x at this time times its weights, state, further state) -> the new ones.
 Step = Callable[[Value, list[Value]], list[Value]]
+#: What a direction gives: every hidden state (time, batch, hidden), and the last states.
+Pass = tuple[Value, list[Value]]
 
 
 def _activation(name: str, alpha: float | None, beta: float | None) -> Activation:
@@ -118,7 +120,7 @@ class _Recurrence:
         half = self.gates * self.hidden
         return ops.slice_axis(b, 0, 0, half), ops.slice_axis(b, 0, half, 2 * half)
 
-    def run(self, direction: int, z: Value, states: list[Value], step: Step) -> tuple[Value, list[Value]]:
+    def run(self, direction: int, z: Value, states: list[Value], step: Step) -> Pass:
         """Step through time.   z (time, batch, gates)   ->   every hidden state (time, batch, hidden), last states"""
         assert self.reverses is not None
         order = range(self.steps)
@@ -135,8 +137,13 @@ class _Recurrence:
             found[t] = ops.reshape(y, (1, self.batch, self.hidden))
         return ops.concatenate([found[t] for t in order], 0), states
 
-    def results(self, ys: list[Value], states: list[list[Value]]) -> tuple[Value, ...]:
-        """Y (time, directions, batch, hidden) and the last states (directions, batch, hidden), in the asked layout."""
+    def results(self, one: Callable[[int], Pass]) -> tuple[Value, ...]:
+        """Y (time, directions, batch, hidden) and the last states (directions, batch, hidden), in the asked layout.
+
+        one  computes a direction
+        """
+        assert self.reverses is not None
+        ys, states = zip(*(one(direction) for direction in range(len(self.reverses))), strict=True)
         y = ops.concatenate([ops.reshape(v, (self.steps, 1, self.batch, self.hidden)) for v in ys], 1)
         last = [
             ops.concatenate([ops.reshape(s[k], (1, self.batch, self.hidden)) for s in states], 0)
@@ -150,10 +157,6 @@ class _Recurrence:
     def gates_of(self, z: Value) -> list[Value]:
         axis = z.rank - 1
         return [ops.slice_axis(z, axis, k * self.hidden, (k + 1) * self.hidden) for k in range(self.gates)]
-
-    def directions(self) -> range:
-        assert self.reverses is not None
-        return range(len(self.reverses))
 
     def from_input(self, direction: int) -> Value:
         """x Wᵀ for all times.   (time, batch, gates)"""
@@ -175,24 +178,16 @@ def _plus(a: Value, b: Value | None) -> Value:
 def rnn(call: Call) -> tuple[Value, ...]:
     """h' = f(x Wᵀ + h Rᵀ + b)"""
     r = _Recurrence(call, 1, ("Tanh",))
-    ys, states = [], []
-    for d in r.directions():
+
+    def one(d: int) -> Pass:
         if r.is_plain and r.names[d] in ("tanh", "relu"):
-            y, last = _plain_rnn(r, d)
-            ys.append(y)
-            states.append(last)
-            continue
+            return _plain_rnn(r, d)
         (f,) = r.functions(d)
         wb, rb = r.biases(d)
         z, back = _plus(_plus(r.from_input(d), wb), rb), r.recurrent(d)
+        return r.run(d, z, [r.initial(5, d)], lambda x, s: [f(r.clipped(x + ops.matmul(s[0], back)))])
 
-        def step(x: Value, s: list[Value], back: Value = back, f: Activation = f) -> list[Value]:
-            return [f(r.clipped(x + ops.matmul(s[0], back)))]
-
-        y, last = r.run(d, z, [r.initial(5, d)], step)
-        ys.append(y)
-        states.append(last)
-    return r.results(ys, states)
+    return r.results(one)
 
 
 @operator("GRU", weights=(1, 2, 3))
@@ -200,21 +195,15 @@ def gru(call: Call) -> tuple[Value, ...]:
     """z = f(..), r = f(..), h~ = g(x Wᵀ + (r h) Rᵀ + b), h' = (1 - z) h~ + z h; gates in the order z, r, h."""
     r = _Recurrence(call, 3, ("Sigmoid", "Tanh"))
     before = call.attribute("linear_before_reset", 0)
-    ys, states = [], []
-    for d in r.directions():
+
+    def one(d: int) -> Pass:
         if before and r.is_plain and r.names[2 * d : 2 * d + 2] == ["sigmoid", "tanh"]:
-            y, last = _plain_gru(r, d)
-            ys.append(y)
-            states.append(last)
-            continue
+            return _plain_gru(r, d)
         f, g = r.functions(d)
         wb, rb = r.biases(d)
         z, back = _plus(r.from_input(d), wb), r.recurrent(d)
 
-        def step(
-            x: Value, s: list[Value], back: Value = back, rb: Value | None = rb,
-            f: Activation = f, g: Activation = g,
-        ) -> list[Value]:  # fmt: skip
+        def step(x: Value, s: list[Value]) -> list[Value]:
             (h,) = s
             n = r.hidden
             xz, xr, xh = r.gates_of(x)
@@ -231,15 +220,12 @@ def gru(call: Call) -> tuple[Value, ...]:
                 new = g(r.clipped(xh + _plus(inner, None if rb is None else ops.slice_axis(rb, 0, 2 * n, 3 * n))))
             return [(1.0 - update) * new + update * h]
 
-        y, last = r.run(d, z, [r.initial(5, d)], step)
-        ys.append(y)
-        states.append(last)
-    return r.results(ys, states)
+        return r.run(d, z, [r.initial(5, d)], step)
+
+    return r.results(one)
 
 
-def _by_op(
-    r: _Recurrence, direction: int, cell: str, w: Value, back: Value, bias: Value | None
-) -> tuple[Value, list[Value]]:
+def _by_op(r: _Recurrence, direction: int, cell: str, w: Value, back: Value, bias: Value | None) -> Pass:
     """By the op `rnn`, which has the batch first."""
     assert r.reverses is not None
     gates = 4 if cell == "gru" else 1
@@ -249,7 +235,7 @@ def _by_op(
     return ops.transpose(y, (1, 0, 2)), [h]
 
 
-def _plain_rnn(r: _Recurrence, direction: int) -> tuple[Value, list[Value]]:
+def _plain_rnn(r: _Recurrence, direction: int) -> Pass:
     w, back = r.part(1, direction), r.part(2, direction)
     assert w is not None
     assert back is not None
@@ -257,7 +243,7 @@ def _plain_rnn(r: _Recurrence, direction: int) -> tuple[Value, list[Value]]:
     return _by_op(r, direction, r.names[direction], w, back, None if wb is None or rb is None else wb + rb)
 
 
-def _plain_gru(r: _Recurrence, direction: int) -> tuple[Value, list[Value]]:
+def _plain_gru(r: _Recurrence, direction: int) -> Pass:
     """The op has the parts n, r, z of the input, r, z, n of the state, and n, r, z and the state's n of the bias."""
 
     def parts(value: Value) -> list[Value]:
@@ -279,15 +265,8 @@ def _plain_gru(r: _Recurrence, direction: int) -> tuple[Value, list[Value]]:
 def lstm(call: Call) -> tuple[Value, ...]:
     """Gates in the order i, o, f, c; with peepholes p the gates also see the cell state."""
     r = _Recurrence(call, 4, ("Sigmoid", "Tanh", "Tanh"))
-    ys, states = [], []
-    for d in r.directions():
-        if _is_plain(r, call):
-            y, last = _plain_lstm(r, d)
-        else:
-            y, last = _general_lstm(r, d)
-        ys.append(y)
-        states.append(last)
-    return r.results(ys, states)
+    compute = _plain_lstm if _is_plain(r, call) else _general_lstm
+    return r.results(lambda d: compute(r, d))
 
 
 def _is_plain(r: _Recurrence, call: Call) -> bool:
@@ -295,7 +274,7 @@ def _is_plain(r: _Recurrence, call: Call) -> bool:
     return r.is_plain and r.names == usual and not call.has(7) and not call.attribute("input_forget", 0)
 
 
-def _plain_lstm(r: _Recurrence, direction: int) -> tuple[Value, list[Value]]:
+def _plain_lstm(r: _Recurrence, direction: int) -> Pass:
     """By the op of this name, whose gates come in the order i, f, c, o."""
     assert r.reverses is not None
 
@@ -316,7 +295,7 @@ def _plain_lstm(r: _Recurrence, direction: int) -> tuple[Value, list[Value]]:
     return ops.transpose(y, (1, 0, 2)), [h, c]
 
 
-def _general_lstm(r: _Recurrence, direction: int) -> tuple[Value, list[Value]]:
+def _general_lstm(r: _Recurrence, direction: int) -> Pass:
     f, g, h_ = r.functions(direction)
     wb, rb = r.biases(direction)
     z, back = _plus(_plus(r.from_input(direction), wb), rb), r.recurrent(direction)
