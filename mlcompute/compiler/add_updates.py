@@ -37,7 +37,7 @@ def add_updates(steps: list[Step], context: Context) -> list[Step]:
     program.scalars.update({name: trace.value((), FLOAT32, "scalar", name) for name in names})
     if context.request.out_of_place:
         _place_elsewhere(context, trace, update(trace, optimizer, updated, program.scalars, members), len(steps))
-        return trace.steps
+        return _beside_readers(trace.steps, len(steps))
     if context.fuses_elementwise:
         updated = share_updates(trace, optimizer, updated, program.scalars, context.engine.supports, members)
     start = len(trace.steps)
@@ -55,3 +55,19 @@ def _place_elsewhere(context: Context, trace: Trace, pairs: list[tuple[Value, Va
         targets |= {old: trace.value(old.shape, old.dtype, "state", f"new {old.label}") for old in moved}
         program.updated[tensor] = [targets.get(old, old) for old in (parameter, *states)]
     store_early(trace, [(targets.get(old, old), new) for old, new in pairs], start)
+
+
+def _beside_readers(steps: list[Step], count: int) -> list[Step]:
+    """The first `count` steps, sums of gradients, each right before the update that reads it: they become one loop."""
+    sums = {value: step for step in steps[:count] for value in step.results}
+    placed: list[Step] = []
+
+    def place(step: Step) -> None:
+        for value in step.inputs:
+            if value in sums:
+                place(sums.pop(value))
+        placed.append(step)
+
+    for step in steps[count:]:
+        place(step)
+    return placed

@@ -10,7 +10,7 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import ops
-from mlcompute.compiler import PASSES, Context, Request
+from mlcompute.compiler import PASSES, Context, Request, compile_program
 from mlcompute.compiler.accumulate_gradients import KEEP, SHARE, accumulate_gradients
 from mlcompute.compiler.add_gradients import add_gradients
 from mlcompute.compiler.add_updates import add_updates
@@ -174,6 +174,16 @@ def test_start_from_exchanged() -> None:
     memory |= {value: np.float32(numbers[name]) for name, value in program.scalars.items()}
     hand.compute(memory)
     np.testing.assert_allclose(memory[hand.run.values[hand.w]], W - 0.5 * GRADIENT / 4.0, rtol=1e-6)
+
+
+def test_sums_are_added_in_the_loop_of_their_update() -> None:
+    """However many parameters a process updates: each of them is read, and its gradients, in one loop."""
+    parameters = [mlc.Tensor(shape=(size,)) for size in (3, 5, 7)]
+    optimizer = mlc.AdamOptimizer(learning_rate=0.1)
+    request = Request(parameters=parameters, optimizer=optimizer, summands=((0, 1), 2), out_of_place=True)
+    program = compile_program(request, mlc.Device.cpu().engine, "update")
+    assert [step.op.name for step in program.steps] == ["fused_elementwise"] * 3
+    assert all(set(program.summands[t]) <= set(step.inputs) for t, step in zip(parameters, program.steps, strict=True))
 
 
 def test_add_updates() -> None:
