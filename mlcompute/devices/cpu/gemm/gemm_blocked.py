@@ -7,8 +7,8 @@ second-level cache, and the thread's rows of a are multiplied with it there, som
 float32 on the way, and a result in bfloat16 is summed in a block of float32, and rounded once, at the end. Elements are
 summed as in `packed_gemm`, on any thread.
 
-Fully connected layers have a transposed b (`gemm_nt`). A library's gemm reads it badly: it reached a third of its
-usual rate with a long depth.
+Fully connected layers have a transposed b (`gemm_nt`), their weight gradients a transposed a (`gemm_tn`). A library's
+gemm reads the former badly: it reached a third of its usual rate with a long depth.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def gemm_blocked_entry(
     """`batch`: axes along which matrices follow each other, with the strides of a, b and y; `buffer`: the workspace."""
     (m, n), k, count = y.shape[-2:], a.shape[-1], iteration_count(batch)
     by_columns = b.strides[-1] != 1 and n > 1
-    name = "gemm_nt" if by_columns and count == 1 else "gemm_blocked"
+    is_turned = count == 1 and not by_columns and a.strides[-1] != 1
+    name = "gemm_tn" if is_turned else "gemm_nt" if by_columns and count == 1 else "gemm_blocked"
     code = Code(name)
     args = KernelArguments(code)
     types = [MEMORY_TYPES[operand.dtype] for operand in (a, b, y)]

@@ -15,7 +15,7 @@ from mlcompute.devices.cpu.gemm.gemm_bfloat16 import bfloat16_entries, bfloat16_
 from mlcompute.devices.cpu.gemm.gemm_blocked import blocked_workspace, gemm_blocked_entry
 from mlcompute.devices.cpu.gemm.gemm_by_rows import gemm_by_rows_entry
 from mlcompute.devices.cpu.gemm.gemm_few_rows import few_rows_entry, has_few_rows
-from mlcompute.devices.cpu.gemm.gemm_tn import gemm_tn_entry, is_gemm_tn
+from mlcompute.devices.cpu.gemm.gemm_tn import is_gemm_tn
 from mlcompute.devices.cpu.onednn.entries import report_status
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.cpu.runtime.memory import address_of
@@ -80,7 +80,7 @@ def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operan
     """y = a b over leading axes, by the kernel that suits."""
     library = onednn.load()
     if is_gemm_tn(a, b, y):
-        return gemm_tn_entry(step, a, b, y)
+        return gemm_blocked_entry(step, operands, a, b, y, _batch(a, b, y))
     if not y.is_dense or y.size == 0:
         return None
     m, n, k = y.shape[-2], y.shape[-1], a.shape[-1]
