@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mlcompute.compiler.program import Program
 from mlcompute.devices.foreign_array import Lying
+from mlcompute.devices.scalars import Scalars
 from mlcompute.enums import DeviceType
 from mlcompute.ops.op import Array, Step, Value
 
@@ -212,6 +213,8 @@ class Engine(ABC):
 class Completion(ABC):
     """A run that has been started."""
 
+    __slots__ = ()
+
     @abstractmethod
     def is_done(self) -> bool:
         """Has it finished? Never waits."""
@@ -219,6 +222,14 @@ class Completion(ABC):
     def has_news(self) -> bool:
         """Is it worth asking how it went? False as long as nothing shows, without asking the device."""
         return self.is_done()
+
+    def has_succeeded(self) -> bool:
+        """Has it finished, and well? False as long as that is not known without asking the device."""
+        return False
+
+    def result(self, value: Value) -> Array:
+        """One of the values that the program `sends`, as of this run, whatever has run since; waits for it."""
+        raise KeyError(value)
 
     @abstractmethod
     def wait(self) -> None:
@@ -235,6 +246,8 @@ class Executable(ABC):
     can_fail: bool = True
     #: Does a run that fails change nothing that outlives it, so that others may be started before that is known?
     contains_failures: bool = False
+    #: Kept values that every run sends to the host by itself: its completion has them.
+    sends: Mapping[Value, object] = {}
     #: For whoever binds parameters: what they were last bound to, and how many changes there had been by then.
     bound_to: object = None
     bound_at: int = -1
@@ -247,12 +260,14 @@ class Executable(ABC):
     def bind(self, value: Value, buffer: Buffer) -> None:
         """Use this memory for a value the arena does not hold, from the next run on."""
 
-    def feed(self, engine: Engine, inputs: Mapping[Value, Array]) -> None:
+    def feed(self, engine: Engine, inputs: Mapping[Value, Array], scalars: Scalars | None = None) -> None:
         """Let the next run read these arrays: in place where the device can, else in memory of its own.
 
         What is copied may be reused when the call returns.
+
+        scalars   besides; None: as they were, or they are among the inputs
         """
-        for value, array in inputs.items():
+        for value, array in (inputs if scalars is None else {**inputs, **scalars.arrays}).items():
             buffer = self.inputs.get(value)
             if buffer is not None and buffer.host is array:  # the same memory as last time
                 continue

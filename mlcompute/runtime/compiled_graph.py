@@ -16,11 +16,12 @@ import numpy as np
 
 from mlcompute.compiler import Request, compile_program
 from mlcompute.compiler.program import Program
+from mlcompute.devices.scalars import Scalars
 from mlcompute.enums import ExecutionOptions
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.objective import is_loss
 from mlcompute.layers.recurrent import Recurrent
-from mlcompute.ops.op import Array, Value
+from mlcompute.ops.op import Value
 from mlcompute.runtime.run_specification import InputSlot, RunSpecification
 from mlcompute.runtime.sizes import Sizes, described, has_varying_inputs, size_names
 from mlcompute.runtime.storage import Clock, Storage
@@ -246,7 +247,7 @@ class CompiledGraph:
         """Where each update finds its numbers. Runs take turns, so all runs of a program can share the memory."""
         found = self._scalars.get(program)
         if found is None:
-            found = self._scalars[program] = Scalars(program)
+            found = self._scalars[program] = Scalars(program.scalars)
         return found
 
     def by_name(self) -> dict[str, Program]:
@@ -265,22 +266,6 @@ class CompiledGraph:
             executable = self.executable(program)
             found = self._listings[program] = program.with_kernels(executable.kernels, executable.notes)
         return found
-
-
-class Scalars:
-    """The numbers a program takes besides its inputs: an array of one element each.
-
-    cells   by name, what to write them through: a memoryview is twice as fast as its array
-    """
-
-    __slots__ = ("arrays", "cells")
-
-    def __init__(self, program: Program) -> None:
-        self.arrays: dict[Value, Array] = {value: np.empty((), value.dtype) for value in program.scalars.values()}
-        self.cells: list[tuple[str, Any]] = []
-        for name, value in program.scalars.items():
-            array = self.arrays[value]
-            self.cells.append((name, array.data if array.dtype.char in "fd" else array))
 
 
 def update_request(request: Request) -> Request:

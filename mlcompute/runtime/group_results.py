@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlcompute.compiler.program import Program
-from mlcompute.devices.device import Executable
+from mlcompute.devices.device import Completion, Executable
 from mlcompute.devices.foreign_array import Lying
 from mlcompute.group.exchange import Kind
 from mlcompute.group.slices import Node, cut, tree_sum
@@ -241,9 +241,11 @@ class GroupRun(LastRun):
         super().__init__()
         self._results = results
 
-    def finished(self, executable: Executable, specification: RunSpecification) -> ResultState | None:
+    def finished(
+        self, executable: Executable, specification: RunSpecification, completion: Completion | None
+    ) -> ResultState | None:
         self._results.is_shared = specification.program.name in ("slice", "phases")
-        return super().finished(executable, specification)
+        return super().finished(executable, specification, None if self._results.is_shared else completion)
 
     def computed(self, tensor: Tensor) -> bool:
         return self._results.knows(tensor) if self._results.is_shared else super().computed(tensor)

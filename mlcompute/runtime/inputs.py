@@ -162,7 +162,7 @@ class CallCache:
         self.run = run
         self._options, self._batch_size = options, batch_size
         self._copies = run.specification.copies
-        self._named = [[(name, value, (value.shape, value.dtype)) for name, value in some] for some in named]
+        self._named = [[(name, value, value.shape, value.dtype) for name, value in some] for some in named]
 
     @staticmethod
     def after(
@@ -200,9 +200,14 @@ class CallCache:
                 continue
             if type(data) is not dict or len(data) != len(named):
                 return None
-            for name, value, form in named:
+            for name, value, shape, dtype in named:
                 array = data.get(name)
-                if type(array) is not _ndarray or (array.shape, array.dtype) != form or not array.flags.c_contiguous:
+                if (
+                    type(array) is not _ndarray
+                    or array.shape != shape
+                    or (array.dtype is not dtype and array.dtype != dtype)  # nearly always the same object
+                    or not array.flags.c_contiguous
+                ):
                     return None
                 inputs[value] = array
         if self._copies:

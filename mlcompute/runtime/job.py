@@ -131,8 +131,12 @@ class Job:
     @property
     def is_settled(self) -> bool:
         """Is it known how it went? Never waits."""
-        if self.is_done and self.undo is not None and self.completion is not None and self.completion.is_done():
-            self.wait_for_device()
+        completion = self.completion
+        if self.is_done and self.undo is not None and completion is not None:
+            if completion.has_succeeded():
+                self.completion = self.undo = self.data = None
+            elif completion.is_done():
+                self.wait_for_device()
         return self.is_done and self.undo is None
 
     def has_news(self) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import weakref
 
-from mlcompute.devices.device import Executable
+from mlcompute.devices.device import Completion, Executable
 from mlcompute.devices.foreign_array import Lying
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.passes import Passes
@@ -42,14 +43,19 @@ class LastRun:
             self._result = None
         self.executable = None
 
-    def finished(self, executable: Executable, specification: RunSpecification) -> ResultState | None:
-        """A run has succeeded. Its result, if it has one."""
+    def finished(
+        self, executable: Executable, specification: RunSpecification, completion: Completion | None
+    ) -> ResultState | None:
+        """A run has succeeded, or was started and will most likely. Its result, if it has one."""
         self.executable = executable
         self.number = next(_numbers)
         if specification.result is None:
             return None
-        result = ResultState(specification.result, self._weakly)
-        self._result, self._result_value = weakref.ref(result), specification.result_value
+        result, value = ResultState(specification.result, self._weakly), specification.result_value
+        if completion is not None and value is not None and value in executable.sends:
+            result.kept = functools.partial(completion.result, value)
+        else:
+            self._result, self._result_value = weakref.ref(result), value
         return result
 
     def has_failed(self, number: int) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlcompute.devices.device import Executable, Profile
+from mlcompute.devices.device import Completion, Executable, Profile
 from mlcompute.devices.interrupts import held
+from mlcompute.devices.scalars import Scalars
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError
 from mlcompute.execution import Execution, GraphCompletionHandler
@@ -62,7 +63,7 @@ class Run:
 
     __slots__ = (
         *("are_arrays", "begins_with", "call", "executable", "is_ahead", "keys", "passes", "replaced"),
-        *("specification", "storages", "targets", "updates"),
+        *("scalars", "specification", "storages", "targets", "updates"),
     )
 
     def __init__(
@@ -102,6 +103,7 @@ class Run:
         #: What a training pass moves on: random numbers, and with an update the time step.
         self.keys = program.random_keys if specification.trains and specification.begins else ()
         self.updates = specification.updates and session.state is not None
+        self.scalars = compiled.scalars_of(program)
 
     def is_current(self, compiled: CompiledGraph) -> bool:
         """Does the graph still have the memory and the program it was prepared with?"""
@@ -116,7 +118,8 @@ class Run:
         assert device is not None
         is_synchronous, settings = specification.synchronous, None
         if self.updates and session.state is not None:
-            session.expect_own_weights(self.call.method)
+            if session.has_averaged_weights:
+                session.expect_own_weights(self.call.method)
             settings = session.state.optimizer
         random = session.random
         if specification.trains:
@@ -166,16 +169,17 @@ class Run:
                 inputs = resolved(inputs)
             if self.passes is not None:
                 self.passes.begin(specification.phases)
+            scalars = None
             if specification.trains:
-                self._prepare_training(session, compiled, inputs, settings, random)
+                scalars = self._prepare_training(session, compiled, inputs, settings, random)
             last.passes = self.passes
             if specification.begins:
                 last.is_overwritten()
-            self._compute(job, compiled, inputs)
+            completion = self._compute(job, compiled, inputs, scalars)
         except BaseException:
             self._take_back()
             raise
-        result = last.finished(self.executable, specification)
+        result = last.finished(self.executable, specification, completion)
         job.number = last.number
         if self.passes is not None:
             self.passes.end(specification.phases, True)
@@ -188,11 +192,13 @@ class Run:
             print(job.profile, file=sys.stderr)
         return result
 
-    def _compute(self, job: Job, compiled: CompiledGraph, inputs: dict[Value, Array]) -> None:
+    def _compute(
+        self, job: Job, compiled: CompiledGraph, inputs: dict[Value, Array], scalars: Scalars | None
+    ) -> Completion | None:
         executable = self.executable
         if executable.bound_to is not self.storages or executable.bound_at != Storage.changes:
             compiled.bind(executable, self.storages)
-        executable.feed(compiled.engine, inputs)
+        executable.feed(compiled.engine, inputs, scalars)
         try:
             completion = executable.run(self.begins_with, job.profile)
             if completion is not None:
@@ -206,6 +212,7 @@ class Run:
             compiled.clock.tick()
         for value, target in self.targets:
             np.copyto(target, executable.read(value))
+        return completion
 
     def go_on(self, session: Session, compiled: CompiledGraph, phases: Sequence[str]) -> None:
         """Run a further part, with the same data; wait for it."""
@@ -233,7 +240,8 @@ class Run:
         inputs: dict[Value, Array],
         settings: Optimizer | None,
         random: RandomPasses,
-    ) -> None:
+    ) -> Scalars | None:
+        """Settle what a training pass depends on besides its data. The scalars that have to be sent to the device."""
         for storage, array in self.call.replaced:
             self.replaced.append((storage, storage.array().copy()))
             storage.write(array)
@@ -242,13 +250,13 @@ class Run:
         numbers = self.call.scalars
         if settings is not None and session.state is not None:
             numbers = session.state.scalars_of(settings)
-        if numbers is not None:
-            scalars = compiled.scalars_of(self.specification.program)
-            for name, cell in scalars.cells:
-                if name in numbers:
-                    cell[()] = numbers[name]
-            if not compiled.shares_memory:
-                inputs.update(scalars.arrays)
+        if numbers is None:
+            return None
+        scalars = self.scalars
+        for name, cell in scalars.cells:
+            if name in numbers:
+                cell[()] = numbers[name]
+        return None if compiled.shares_memory else scalars
 
     def _take_back(self) -> None:
         """The run has failed."""

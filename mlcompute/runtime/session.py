@@ -344,11 +344,11 @@ class Session:
         if len(unsettled) <= _MOST_UNSETTLED and not oldest.has_news() and (newest is oldest or not newest.has_news()):
             return
         with self._settling:
-            while (run := self._unsettled_at(0)) is not None:
+            for run in list(unsettled):
                 if not run.is_settled:
                     break
                 self.has_seen(run)
-                if not run.error_was_seen:
+                if run.error is not None and not run.error_was_seen:
                     run.raise_error()
 
     def _unsettled_at(self, place: int) -> Job | None:

@@ -271,6 +271,7 @@ def test_a_copy_on_a_gpu_is_handed_out_to_who_asks_for_it(engine: EmulatedCuda) 
     assert tensor.__dlpack_device__() == (1, 0)
     np.testing.assert_array_equal(np.from_dlpack(tensor), values)
     gc.collect()
+    assert engine.stream  # the device is open
     free, held = engine.driver.free_memory(), len(module._exported)
 
     class Taken:

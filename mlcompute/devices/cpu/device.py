@@ -28,6 +28,7 @@ from mlcompute.devices.device import Buffer, Engine, Executable, Profile, Traits
 from mlcompute.devices.host_memory import HostBuffer, allocate
 from mlcompute.devices.interrupts import held
 from mlcompute.devices.loop_nest import Operand, Operands
+from mlcompute.devices.scalars import Scalars
 from mlcompute.enums import DeviceType
 from mlcompute.errors import ExecutionError
 from mlcompute.ops.op import Array, Step, Value, overwritten_by, run_meaning
@@ -229,8 +230,8 @@ class CpuExecutable(Executable):
         if self._arrays.get(value) is not array:
             self._bind_array(value, array)
 
-    def feed(self, engine: Engine, inputs: Mapping[Value, Array]) -> None:
-        for value, array in inputs.items():
+    def feed(self, engine: Engine, inputs: Mapping[Value, Array], scalars: Scalars | None = None) -> None:
+        for value, array in (inputs if scalars is None else {**inputs, **scalars.arrays}).items():
             if self._arrays.get(value) is not array:
                 self._bind_array(value, array)
 

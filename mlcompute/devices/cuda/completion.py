@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -9,15 +10,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mlcompute.devices.cuda.driver import Driver
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
-from mlcompute.devices.cuda.memory import CudaBuffer, Pinned
+from mlcompute.devices.cuda.memory import CudaBuffer, Pinned, Staging
 from mlcompute.devices.cuda.pinned_copies import Copy
 from mlcompute.devices.device import Completion
-from mlcompute.errors import ExecutionError
-from mlcompute.ops.op import Array, Step, overwritten_by
+from mlcompute.errors import DeviceError, ExecutionError
+from mlcompute.ops.op import Array, Step, Value, overwritten_by
 
 if TYPE_CHECKING:
     from mlcompute.devices.cuda.device import Cuda
+    from mlcompute.devices.cuda.input_blocks import InputBlocks
 
 #: failed = does any status say so?
 _COMBINE = """
@@ -166,44 +169,81 @@ class Statuses:
         return list(dict.fromkeys(f"{value.kind} '{value.label}'" for step in done for value in overwritten_by(step)))
 
 
+class Progress:
+    """How many runs a device has finished, in the order of its stream: the last kernel of each counts it.
+
+    started    how many it was given
+    finished   how many it has told the host of: memory, cheap to read
+    addresses  where the device counts, and where it tells the host
+    """
+
+    def __init__(self, driver: Driver, staging: Staging) -> None:
+        self.started, self._driver = 0, driver
+        self._count, self._told = CudaBuffer(driver, staging, 8), Pinned(driver, 8)
+        self._count.write(np.zeros(8, np.uint8))
+        self._told.memory[:] = 0
+        self.finished = self._told.memory.data.cast("Q")
+        self.addresses = self._count.address, self._told.address
+
+    def recount(self, stream: int) -> None:
+        """A run could not be started, or only in part: the device may have counted it, or not."""
+        with contextlib.suppress(DeviceError):  # a device that is lost finishes nothing any more
+            self._driver.synchronize(stream)
+        self.started = self.finished[0]
+
+
 class CudaCompletion(Completion):
     """A run in the engine's stream, up to a mark."""
 
-    _is_finished = False
-    _error: ExecutionError | None = None
+    __slots__ = (
+        *("_blocks", "_engine", "_error", "_event", "_finished", "_is_finished", "_number", "_phases", "_statuses"),
+        *("_turn", "report"),
+    )
 
-    def __init__(self, engine: Cuda, statuses: Statuses, phases: Sequence[str], turn: int, mark: int) -> None:
+    def __init__(
+        self,
+        engine: Cuda,
+        progress: Progress,
+        statuses: Statuses,
+        blocks: InputBlocks,
+        phases: Sequence[str],
+        turn: int,
+        mark: int,
+    ) -> None:
         self._engine = engine
+        self._event = mark
         self._statuses = statuses
+        self._blocks = blocks
         self._phases = phases
         self._turn = turn
-        self._event = mark
+        self._finished = progress.finished
         #: Among all runs of the device. One that has finished tells that all before it have.
-        self._number = engine.started = engine.started + 1
-
-    def is_known(self) -> bool:
-        """Has it finished, as far as is known without asking the device?"""
-        return self._number <= self._engine.finished
+        self._number = progress.started = progress.started + 1
+        self._is_finished = False
+        self._error: ExecutionError | None = None
+        #: What it has sent, once its place in pinned memory belongs to another run.
+        self.report = b""
 
     def has_news(self) -> bool:
-        return self.is_known() or self._statuses.has_failure()
+        return self._statuses.has_failure()  # that it has finished well is looked for when many have
+
+    def has_succeeded(self) -> bool:
+        return self._number <= self._finished[0] and self._error is None and not self._statuses.has_failure()
 
     def is_done(self) -> bool:
-        if not self._is_finished and (self.is_known() or self._engine.driver.is_reached(self._event)):
+        if not self._is_finished and (self._number <= self._finished[0] or self._engine.driver.is_reached(self._event)):
             self._learn()
         return self._is_finished
 
     def finish(self) -> None:
         """Wait, and learn how it went."""
         if not self._is_finished:
-            if not self.is_known():
+            if self._number > self._finished[0]:
                 self._engine.driver.wait(self._event)
             self._learn()
 
     def _learn(self) -> None:
-        engine, statuses = self._engine, self._statuses
-        if self._number > engine.finished:
-            engine.finished = self._number
+        statuses = self._statuses
         if statuses.has_failure():
             with statuses.lock:
                 if not self._is_finished:
@@ -211,12 +251,14 @@ class CudaCompletion(Completion):
                     statuses.is_read(self._turn)  # last: whoever sees no failure must find the error
         self._is_finished = True
 
+    def result(self, value: Value) -> Array:
+        self.finish()
+        return self._blocks.result(self, self._turn, value)
+
     def wait(self) -> None:
         self.finish()
         if self._error is not None:
             raise self._error
 
     def __del__(self) -> None:
-        event = getattr(self, "_event", None)
-        if event is not None:
-            self._engine.events.append(event)
+        self._engine.events.append(self._event)

@@ -11,6 +11,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.devices import register
 from mlcompute.devices.cuda import cuda_bindings, nccl
 from mlcompute.devices.cuda.branches import STREAMS
+from mlcompute.devices.cuda.completion import Progress
 from mlcompute.devices.cuda.driver import Driver
 from mlcompute.devices.cuda.exchange import GpuArray, adopted, handed_out
 from mlcompute.devices.cuda.executable import CudaExecutable
@@ -53,8 +54,6 @@ class Cuda(Engine):
         self.lock = threading.RLock()
         #: Marks that no run is using.
         self.events: list[int] = []
-        #: How many runs were started, and how many of them are known to have finished: in this order, too.
-        self.started = self.finished = 0
         #: Pinned memory for small values on their way to the host that nobody is using.
         self.small_parts: list[SmallPart] = []
         self._opened: _Opened | None = None
@@ -86,6 +85,11 @@ class Cuda(Engine):
     def copy_stream(self) -> int:
         """Where large inputs are copied while kernels run."""
         return self._open().copy_stream
+
+    @property
+    def progress(self) -> Progress:
+        """How many runs it was given, and has finished."""
+        return self._open().progress
 
     def take_event(self) -> int:
         """A mark that nobody uses."""
@@ -161,6 +165,7 @@ class _Opened:
         self.branch_streams = [driver.create_stream() for _ in range(STREAMS - 1)]
         self.copy_stream = driver.create_stream()
         self.staging = Staging(driver, self.stream)
+        self.progress = Progress(driver, self.staging)
 
 
 @functools.cache

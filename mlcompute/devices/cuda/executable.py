@@ -24,6 +24,7 @@ from mlcompute.devices.cuda.pinned_copies import Copy, PinnedCopies
 from mlcompute.devices.device import Buffer, Completion, Engine, Executable, Profile
 from mlcompute.devices.foreign_array import Lying
 from mlcompute.devices.loop_nest import Operand, Operands
+from mlcompute.devices.scalars import Scalars
 from mlcompute.errors import DeviceError, ExecutionError
 from mlcompute.ops.bfloat16 import is_numeric
 from mlcompute.ops.op import Array, Step, Value, run_meaning
@@ -59,12 +60,14 @@ class CudaExecutable(Executable):
         self.notes: dict[Step, str] = {}
         self.inputs = {}
         self._driver, self._arena, self._stream = engine.driver, arena, engine.stream
+        self._progress = engine.progress
         self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces)
         self._buffers: dict[Value, CudaBuffer] = {}
         #: What could be fed, and is bound to memory of its own.
         self._bound_inputs: set[Value] = set()
-        fed = [*program.inputs.values(), *program.scalars.values(), *(key for key, _ in program.random_keys)]
-        self._blocks = InputBlocks(engine, list(dict.fromkeys(fed)), runs_at_once=program.runs_at_once)
+        fed = [*program.inputs.values(), *(key for key, _ in program.random_keys)]
+        scalars = list(program.scalars.values())
+        self._blocks = InputBlocks(engine, list(dict.fromkeys(fed)), scalars, runs_at_once=program.runs_at_once)
         #: Where what was fed lies, and which block and arrays of others that is.
         self._fed: dict[Value, int] = {}
         self._fed_from: tuple[int, Lent] = (-1, ())
@@ -87,9 +90,11 @@ class CudaExecutable(Executable):
         self._statuses = Statuses(engine, self._work, self._explain, self._blocks.turns)
         self._arguments = ArgumentBlock(launches, self._address, self._statuses)
         self.can_fail, self.contains_failures = self._statuses.can_fail, True
-        self._reported = self._reported_values()
+        results = self._small_results() if self._blocks.is_captured else {}
+        self._blocks.send_back(results)
+        self.sends = results
         #: What is copied before and after the kernels of a run.
-        self._copies: dict[tuple[Copy, ...], PinnedCopies] = {}
+        self._copies: dict[tuple[bool, tuple[Copy, ...]], PinnedCopies] = {}
         #: Graphs by phases and block of inputs; None after the first run. Emptied when an address changes.
         self._graphs: dict[_GraphKey, _Graph | None] = {}
         #: How often an address has changed: what others have captured is good as long as it stays.
@@ -161,21 +166,21 @@ class CudaExecutable(Executable):
                 self._graphs = dict.fromkeys(self._graphs)
                 self.rebindings += 1
 
-    def feed(self, engine: Engine, inputs: Mapping[Value, Array]) -> None:
-        if not inputs:
+    def feed(self, engine: Engine, inputs: Mapping[Value, Array], scalars: Scalars | None = None) -> None:
+        if not inputs and scalars is None:
             return
         with self.engine.lock:
             if self._bound_inputs:
                 self._unbind(inputs)
-            if GpuArray not in map(type, inputs.values()):
+            given: Mapping[Value, Array | GpuArray] = inputs
+            lying_here = {value: array for value, array in given.items() if type(array) is GpuArray}
+            if not lying_here:
                 if self._lent:
                     self._lend(inputs, {})
-                self._blocks.send(inputs)
+                self._blocks.send(inputs, scalars)
                 return
-            given: Mapping[Value, Array | GpuArray] = inputs
-            lying_here = {value: array for value, array in given.items() if isinstance(array, GpuArray)}
             self._lend(inputs, lying_here)
-            self._blocks.send({value: array for value, array in inputs.items() if value not in lying_here})
+            self._blocks.send({value: array for value, array in inputs.items() if value not in lying_here}, scalars)
             for value, array in lying_here.items():
                 if value not in self._lent:
                     array.copy_to(self._blocks.address(value))
@@ -210,7 +215,7 @@ class CudaExecutable(Executable):
             self._known[places] = None
         if any(value not in lent for value in lying_here) and self._blocks.is_captured:
             self._blocks.copy_directly()  # a captured copy would overwrite what is copied on the device
-            self._graphs = {}
+            self._graphs, self.sends = {}, {}
         for array in fitting.values() if lent is not kept else ():
             array.begin_reading()
         self._lent, self._lent_from = lent, places
@@ -234,7 +239,7 @@ class CudaExecutable(Executable):
                 if value not in self._buffers:
                     self._arguments.bind(value, address)
 
-    def _reported_values(self) -> dict[Value, int]:
+    def _small_results(self) -> dict[Value, int]:
         """Small results that every run sends to the host by itself, and where they lie: losses."""
         found: dict[Value, int] = {}
         for value in sorted(self.program.kept, key=lambda value: value.index):
@@ -246,10 +251,6 @@ class CudaExecutable(Executable):
         return found if len(found) <= _MOST_REPORTED else {}
 
     def keep(self, value: Value) -> Array | Callable[[], Array]:
-        if value in self._reported:
-            result = self._blocks.result(self._reported, value)
-            if result is not None:
-                return result
         operand = self._operands[value]
         address = self._address(operand)
         if address is None or not operand.is_dense or not 0 < value.nbytes <= SmallPart.NBYTES:
@@ -284,18 +285,22 @@ class CudaExecutable(Executable):
         engine, blocks = self.engine, self._blocks
         with engine.lock:
             turn = blocks.turn
-            if self.can_fail:
+            if self.can_fail or blocks.is_captured:
                 blocks.settle(turn)
             key = (tuple(phases), turn, self._lent_from)
             graph = self._graphs.get(key) if profile is None else None
-            if graph is None:
-                graph = self._run_or_capture(key, profile)
-            mark = engine.take_event()
-            if graph is None:
-                self._driver.record(mark, self._stream)
-            else:
-                self._driver.launch_graph(graph.handle, self._stream, mark)
-            completion = CudaCompletion(engine, self._statuses, phases, turn, mark)
+            try:
+                if graph is None:
+                    graph = self._run_or_capture(key, profile)
+                mark = engine.take_event()
+                if graph is None:
+                    self._driver.record(mark, self._stream)
+                else:
+                    self._driver.launch_graph(graph.handle, self._stream, mark)
+            except BaseException:
+                self._progress.recount(self._stream)
+                raise
+            completion = CudaCompletion(engine, self._progress, self._statuses, blocks, phases, turn, mark)
             blocks.is_read(completion, turn)
             for array in self._lent.values():
                 array.end_reading()
@@ -333,7 +338,7 @@ class CudaExecutable(Executable):
             self._blocks.reserve(slot + 1)
             self._unbind(inputs)
             self._lend(inputs, {})
-            self._blocks.send(inputs, slot)
+            self._blocks.send(inputs, None, slot)
 
     def enqueue_slot(self, phases: Sequence[str], slot: int, stream: int, *, clears: bool) -> None:
         """Enqueue kernel after kernel on a stream, which may be captured; they read what a slot was fed.
@@ -380,14 +385,14 @@ class CudaExecutable(Executable):
 
     def _end(self, phases: Sequence[str], stream: int) -> None:
         """What stands behind the last kernel."""
-        results = self._blocks.departures(self._reported) if "forward" in phases else []
-        self._copy([*self._statuses.reported(self._blocks.turn), *results], stream)
+        results = self._blocks.departures() if "forward" in phases else []
+        self._copy([*self._statuses.reported(self._blocks.turn), *results], stream, ends=True)
 
-    def _copy(self, copies: Sequence[Copy], stream: int) -> None:
-        if copies:
-            key = tuple(copies)
+    def _copy(self, copies: Sequence[Copy], stream: int, *, ends: bool = False) -> None:
+        if copies or ends:
+            key = ends, tuple(copies)
             if key not in self._copies:
-                self._copies[key] = PinnedCopies(self.engine, copies)
+                self._copies[key] = PinnedCopies(self.engine, copies, ends=ends)
             self._copies[key].enqueue(stream)
 
     def _enqueue_one(self, work: Work, stream: int) -> None:

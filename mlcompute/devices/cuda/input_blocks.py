@@ -9,17 +9,16 @@ step runs a program for many slices of a batch: it has as many blocks, or parts,
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from mlcompute.devices.cuda.completion import CudaCompletion
 from mlcompute.devices.cuda.memory import CudaBuffer, Pinned
 from mlcompute.devices.cuda.pinned_copies import Copy
 from mlcompute.devices.foreign_array import Lying
+from mlcompute.devices.scalars import Scalars
 from mlcompute.errors import DataError
 from mlcompute.ops.op import Array, Value
 
@@ -31,7 +30,7 @@ SMALL_BYTES = 1 << 18
 #: Parts of pinned memory for small blocks: so many steps the host may be ahead of the device.
 _PARTS = 4
 #: Bytes of small results that a run reports by itself.
-RESULT_BYTES = 256
+RESULT_BYTES = 32
 _ALIGNMENT = 256
 
 
@@ -42,7 +41,7 @@ class InputBlocks:
     overlaps   is it copied while other runs compute?
     """
 
-    def __init__(self, engine: Cuda, values: Sequence[Value], *, runs_at_once: bool) -> None:
+    def __init__(self, engine: Cuda, values: Sequence[Value], scalars: Sequence[Value], *, runs_at_once: bool) -> None:
         """runs_at_once   are all phases one run? If not, a later phase reads what was fed to an earlier one."""
         self._engine, self._driver = engine, engine.driver
         self.offsets: dict[Value, int] = {}
@@ -50,12 +49,16 @@ class InputBlocks:
         for value in values:
             self.offsets[value] = size
             size += -(-max(value.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        #: Where the scalars lie, as those that are fed do.
+        self._scalars = slice(size, size + Scalars.APART * len(scalars))
+        self.offsets.update({value: size + Scalars.APART * place for place, value in enumerate(scalars)})
+        size += -(-Scalars.APART * len(scalars) // _ALIGNMENT) * _ALIGNMENT
         self.is_captured = runs_at_once and 0 < size <= SMALL_BYTES
         self.overlaps = runs_at_once and size > SMALL_BYTES
         self._size = size
         self._blocks = [CudaBuffer(self._driver, engine.staging, size) for _ in range(2 if self.overlaps else 1)]
         count = 2 if size > SMALL_BYTES else _PARTS
-        self._parts = [_Part(engine, size, self.offsets) for _ in range(count)]
+        self._parts = [_Part(engine, size, self.offsets, self._scalars) for _ in range(count)]
         #: When the last run that reads a block has finished.
         self._read = [engine.take_event() for _ in self._blocks] if self.overlaps else []
         weakref.finalize(self, engine.events.extend, self._read).atexit = False
@@ -65,6 +68,8 @@ class InputBlocks:
         self._usual, self.turns = count, count if self.is_captured else len(self._blocks)
         #: The last run of every turn that nobody has waited for.
         self._readers: list[Reader | None] = [None] * self.turns
+        #: Small results that every run sends: where they lie on the device, and behind the inputs in a part.
+        self._results: dict[Value, tuple[int, int]] = {}
 
     def address(self, value: Value) -> int:
         """Where a value lies in the block of this turn."""
@@ -74,13 +79,13 @@ class InputBlocks:
         """There shall be so many slots at least."""
         engine = self._engine
         while len(self._parts) < slots:
-            self._parts.append(_Part(engine, self._size, self.offsets))
+            self._parts.append(_Part(engine, self._size, self.offsets, self._scalars))
         self._readers += [None] * (slots - len(self._readers))
         while self.overlaps and len(self._blocks) < slots:
             self._blocks.append(CudaBuffer(self._driver, engine.staging, self._size))
             self._read.append(engine.take_event())
 
-    def send(self, inputs: Mapping[Value, Array], slot: int | None = None) -> None:
+    def send(self, inputs: Mapping[Value, Array], scalars: Scalars | None, slot: int | None = None) -> None:
         """Let the next run, or that of a slot, read these arrays, which may be reused when the call returns."""
         before = self._parts[self._part]
         self._part = number = (self._part + 1) % self._usual if slot is None else slot
@@ -93,9 +98,13 @@ class InputBlocks:
             if array.shape != value.shape:
                 raise DataError(f"{value}: an array of shape {array.shape} was fed")
             views[value][...] = array
+        count = len(inputs)
+        if scalars is not None:
+            part.scalars[...] = scalars.memory
+            count += len(scalars.arrays)
         if self.is_captured:
-            if len(inputs) != len(views):  # the others keep what they were fed before
-                for value in views.keys() - inputs.keys():
+            if count != len(views):  # the others keep what they were fed before
+                for value in views.keys() - inputs.keys() - (scalars.arrays.keys() if scalars is not None else set()):
                     views[value][...] = before.views[value]
             self.turn = number
             return
@@ -105,10 +114,10 @@ class InputBlocks:
             stream = self._engine.copy_stream
             driver.wait_on_stream(stream, self._read[self.turn])
         block = self._blocks[self.turn if self.overlaps else 0].address
-        if len(inputs) == len(views):
+        if count == len(views):
             driver.copy_to_device(block, part.address, self._size, stream)
         else:  # the others keep what they were fed before
-            for value in inputs:
+            for value in (*inputs, *(scalars.arrays if scalars is not None else ())):
                 if value.nbytes:
                     offset = self.offsets[value]
                     driver.copy_to_device(block + offset, part.address + offset, value.nbytes, stream)
@@ -128,28 +137,36 @@ class InputBlocks:
             return []
         return [Copy(self._parts[self.turn].address, self._blocks[0].address, self._size)]
 
-    def departures(self, results: Mapping[Value, int]) -> list[Copy]:
-        """After the last kernel of a run, or of a graph that is captured: send small results, given by address."""
+    def send_back(self, results: Mapping[Value, int]) -> None:
+        """While copies are captured, runs shall send these, given by address: `RESULT_BYTES` at most."""
+        offset = 0
+        for value, address in results.items():
+            self._results[value] = address, offset
+            offset += value.nbytes
+
+    def departures(self) -> list[Copy]:
+        """After the last kernel of a run, or of a graph that is captured: send small results."""
         if not self.is_captured:
             return []
-        part = self._parts[self.turn]
-        return [
-            Copy(address, part.address + part.result_offset(results, value), value.nbytes)
-            for value, address in results.items()
-        ]
+        start = self._parts[self.turn].address + self._size
+        return [Copy(address, start + offset, value.nbytes) for value, (address, offset) in self._results.items()]
 
-    def result(self, results: Mapping[Value, int], value: Value) -> ReportedValue | None:
-        """A small result of the last run; None before there was one."""
-        reader = self._readers[self.turn] if self.is_captured else None
-        return None if reader is None else self._parts[self.turn].report(results, value, reader)
+    def result(self, reader: Reader, turn: int, value: Value) -> Array:
+        """A small result of a run of some turn, which has finished."""
+        with self._engine.lock:  # nobody settles the turn meanwhile
+            report = reader.report or self._parts[turn].report.tobytes()
+        _, offset = self._results[value]
+        found = np.empty(value.shape, value.dtype)
+        found.reshape(-1).view(np.uint8)[:] = np.frombuffer(report, np.uint8, value.nbytes, offset)
+        return found
 
     def settle(self, turn: int) -> None:
         """Return when the last run of a turn has finished, and what it reports was read: the next overwrites it."""
-        reader, latest = self._readers[turn], self._readers[self.turn]
+        reader = self._readers[turn]
         if reader is not None:
-            if isinstance(reader, CudaCompletion) and isinstance(latest, CudaCompletion) and not reader.is_known():
-                latest.is_done()  # if so, all before it are, and the next turns need not ask
             reader.finish()
+            if self._results:
+                reader.report = self._parts[turn].report.tobytes()
             self._readers[turn] = None
 
     def is_read(self, run: Reader, turn: int) -> None:
@@ -160,7 +177,12 @@ class InputBlocks:
 
 
 class Reader(Protocol):
-    """A run that reads what was fed."""
+    """A run that reads what was fed.
+
+    report   small results it has sent; empty as long as they lie in pinned memory
+    """
+
+    report: bytes
 
     def finish(self) -> None:
         """Wait for it."""
@@ -170,74 +192,32 @@ class _Part(Pinned):
     """Pinned memory of a block's size.
 
     event    marks when it has been copied from, by itself
+    report   behind the block: small results of the run that read it
     """
 
-    def __init__(self, engine: Cuda, size: int, offsets: Mapping[Value, int]) -> None:
+    def __init__(self, engine: Cuda, size: int, offsets: Mapping[Value, int], scalars: slice) -> None:
         super().__init__(engine.driver, size + RESULT_BYTES)
-        self._driver, self._size = engine.driver, size
-        self._reported: weakref.ref[ReportedValue] | None = None
+        self._driver = engine.driver
         self.event = engine.take_event()
         weakref.finalize(self, engine.events.append, self.event).atexit = False
         self._is_copied = False
-        self.views = {value: self._view(value, offset) for value, offset in offsets.items()}
-        self._results: dict[Value, Array] = {}
-
-    def _view(self, value: Value, offset: int) -> Array:
-        return self.memory[offset : offset + value.nbytes].view(value.dtype).reshape(value.shape)
+        self.views = {
+            value: self.memory[offset : offset + value.nbytes].view(value.dtype).reshape(value.shape)
+            for value, offset in offsets.items()
+        }
+        self.scalars = self.memory[scalars].view(np.float32).reshape(-1, Scalars.APART // 4)
+        self.report = self.memory[size:].data
 
     def is_copied(self, stream: int) -> None:
         """A copy from it has been enqueued."""
         self._driver.record(self.event, stream)
         self._is_copied = True
 
-    def result_offset(self, results: Iterable[Value], value: Value) -> int:
-        """Where a result lies in the part."""
-        return self._size + sum(each.nbytes for each in itertools.takewhile(lambda each: each is not value, results))
-
-    def report(self, results: Iterable[Value], value: Value, reader: Reader) -> ReportedValue:
-        """A result of the run that copied from here."""
-        known = self._reported() if self._reported is not None else None
-        if known is not None:
-            known.fetch()
-        view = self._results.get(value)
-        if view is None:
-            view = self._results[value] = self._view(value, self.result_offset(results, value))
-        found = ReportedValue(view, reader)
-        self._reported = weakref.ref(found)
-        return found
-
     def wait_until_free(self) -> None:
         """Return when nobody copies from it any more."""
-        if self._reported is not None:
-            reported = self._reported()
-            if reported is not None:  # somebody still holds a result that lies here
-                reported.fetch()
-            self._reported = None
         if self._is_copied:
             self._driver.wait(self.event)
             self._is_copied = False
-
-
-class ReportedValue:
-    """A small result in pinned memory: called, it waits for its run and returns a copy."""
-
-    __slots__ = ("__weakref__", "_array", "_memory", "_run")
-
-    def __init__(self, memory: Array, run: Reader) -> None:
-        self._memory = memory
-        self._run = run
-        self._array: Array | None = None
-
-    def fetch(self) -> None:
-        """Copy it before the memory is used again."""
-        if self._array is None:
-            self._run.finish()
-            self._array = self._memory.copy()
-
-    def __call__(self) -> Array:
-        self.fetch()
-        assert self._array is not None
-        return self._array
 
 
 class KeptValue:

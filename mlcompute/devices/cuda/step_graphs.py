@@ -190,6 +190,8 @@ def _free_one(engines: Sequence[Cuda], captured: _Captured) -> None:
 class _Started:
     """A part of a step that one GPU has been given."""
 
+    report = b""
+
     def __init__(self, engine: Cuda, mark: int) -> None:
         self._engine, self._mark = engine, mark
 

@@ -197,6 +197,7 @@ static inline void barrier_of(int threads) { wait_as(AT_SOME, threads); }
 static inline void __syncwarp(unsigned int mask = 0xffffffffu) { wait_as(AT_WARP, mask); }
 static inline void __threadfence() {}
 static inline void __threadfence_block() {}
+static inline void __threadfence_system() {}
 static int block_votes[2], block_turn;
 static inline int __syncthreads_or(int x) {
     static int votes; static bool cleared;
