@@ -375,11 +375,12 @@ class CudaDriver:
             library.cuGraphDestroy(graph)
 
     def launch_graph(self, graph: int, stream: int, mark: int) -> None:
-        self._enter()
-        code = self._calls.cuGraphLaunch(graph, stream)
-        if code:
-            self._check_code("cuGraphLaunch", code)
-        code = self._calls.cuEventRecord(mark, stream)
+        # A stream knows its device, too: one that is refused was not launched, and is tried again with all in order.
+        calls = self._calls
+        if _is_forked or calls.cuGraphLaunch(graph, stream):
+            self._enter()
+            self._check_code("cuGraphLaunch", calls.cuGraphLaunch(graph, stream))
+        code = calls.cuEventRecord(mark, stream)
         if code:
             self._check_code("cuEventRecord", code)
 

@@ -172,18 +172,23 @@ class CudaExecutable(Executable):
         with self.engine.lock:
             if self._bound_inputs:
                 self._unbind(inputs)
-            given: Mapping[Value, Array | GpuArray] = inputs
-            lying_here = {value: array for value, array in given.items() if type(array) is GpuArray}
-            if not lying_here:
-                if self._lent:
-                    self._lend(inputs, {})
-                self._blocks.send(inputs, scalars)
-                return
-            self._lend(inputs, lying_here)
-            self._blocks.send({value: array for value, array in inputs.items() if value not in lying_here}, scalars)
-            for value, array in lying_here.items():
-                if value not in self._lent:
-                    array.copy_to(self._blocks.address(value))
+            for array in inputs.values():
+                if type(array) is GpuArray:
+                    self._feed_in_place(inputs, scalars)
+                    return
+            if self._lent:
+                self._lend(inputs, {})
+            self._blocks.send(inputs, scalars)
+
+    def _feed_in_place(self, inputs: Mapping[Value, Array | GpuArray], scalars: Scalars | None) -> None:
+        """Some arrays lie on the device already: read them there, or copy them there."""
+        lying_here = {value: array for value, array in inputs.items() if isinstance(array, GpuArray)}
+        others = {value: array for value, array in inputs.items() if not isinstance(array, GpuArray)}
+        self._lend(inputs, lying_here)
+        self._blocks.send(others, scalars)
+        for value, array in lying_here.items():
+            if value not in self._lent:
+                array.copy_to(self._blocks.address(value))
 
     def _unbind(self, inputs: Iterable[Value]) -> None:
         """Inputs that were bound to memory of their own lie in the block from now on."""
@@ -194,7 +199,7 @@ class CudaExecutable(Executable):
             self._graphs = dict.fromkeys(self._graphs)
             self.rebindings += 1
 
-    def _lend(self, inputs: Mapping[Value, Array], lying_here: Mapping[Value, GpuArray]) -> None:
+    def _lend(self, inputs: Mapping[Value, object], lying_here: Mapping[Value, GpuArray]) -> None:
         """Decide which arrays are read where they lie: those kernels can read, and graphs were or may be captured for.
 
         An array that comes from another place every time is copied: a captured graph saves more than a copy costs.
