@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from mlcompute.compiler.context import Context
-from mlcompute.compiler.plan_memory import views_of
 from mlcompute.ops.op import TABLE, Step
 
 
 def copy_strided_operands(steps: list[Step], context: Context) -> list[Step]:
     """Every reader gets a copy of its own just before it: what is shown may have been overwritten since the last."""
-    needed = context.engine.needs_dense(steps, views_of(steps))
+    needed = context.engine.needs_dense(steps, context.index(steps).views)
     if not needed:
         return steps
     done: list[Step] = []

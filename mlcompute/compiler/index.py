@@ -48,6 +48,11 @@ class Index:
         return aliases
 
     @cached_property
+    def views(self) -> dict[Value, Value]:
+        """View that needs no memory -> the value whose memory it shows; see `views_of`."""
+        return views_of(self.steps)
+
+    @cached_property
     def last_uses(self) -> dict[Value, int]:
         """Value -> the position of the last step that reads it; values nobody reads are missing."""
         return {value: position for position, step in enumerate(self.steps) for value in step.inputs}
@@ -55,3 +60,30 @@ class Index:
     def base(self, value: Value) -> Value:
         """The value whose memory a value shows: itself unless it is a view."""
         return self.aliases.get(value, value)
+
+
+def views_of(steps: list[Step]) -> dict[Value, Value]:
+    """Results of view ops that need no memory: all but reshapes of values that do not lie in row-major order."""
+    views: dict[Value, Value] = {}
+    scattered: set[Value] = set()
+    for step in steps:
+        if not step.op.is_view:
+            continue
+        source, result = step.inputs[0], step.results[0]
+        if step.op.name == "reshape":
+            if source in scattered:
+                continue
+        elif source in scattered or scatters(step):
+            scattered.add(result)
+        views[result] = views.get(source, source)
+    return views
+
+
+def scatters(step: Step) -> bool:
+    """Does a view other than a reshape leave row-major order? All do but a slice of whole rows, without gaps."""
+    if step.op.name != "slice":
+        return True
+    a, shape = step.attributes, step.inputs[0].shape
+    return any(k != 1 for k in a["stride"]) or any(
+        s != 0 or e != extent for s, e, extent in zip(a["start"][1:], a["end"][1:], shape[1:], strict=True)
+    )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mlcompute.compiler.assign_offsets import Block, assign_offsets
+from mlcompute.compiler.index import views_of
 from mlcompute.ops.op import Step, Value
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def plan_memory(steps: list[Step], context: Context) -> list[Step]:
         workspace=workspace,
         lingers=traits.lingers,
         products_linger=traits.products_linger,
+        views=context.index(steps).views,
     )
     return steps
 
@@ -85,6 +87,7 @@ def planned(
     workspace: Callable[[Step], int] | None = None,
     lingers: int = 0,
     products_linger: int = 0,
+    views: dict[Value, Value] | None = None,
 ) -> MemoryPlan:
     """Assign arena offsets.
 
@@ -94,15 +97,15 @@ def planned(
     guard       unused bytes after every value (tests watch them for stray writes)
     lingers     steps after its last use that the memory of a small value is not used again (`Traits.lingers`)
     products_linger   the same of memory that a large matmul uses last (`Traits.products_linger`)
+    views       `views_of(steps)`, where that is known
     """
-    plan = MemoryPlan(views=views_of(steps))
+    plan = MemoryPlan(views=views_of(steps) if views is None else views)
     last = _lifetimes(steps, plan, frozenset(keep), rerunnable)
     blocks: list[Block] = []
     placed: dict[Value, tuple[Block, int, int, int]] = {}  # block, bytes, first and last step
+    takes_over = reuse and not guard
     for index, step in enumerate(steps):
-        taken_over: dict[Value, Value] = {}
-        if step.op.elementwise and reuse and not guard:
-            taken_over = _in_place(step, index, last, plan.views)
+        taken_over = _in_place(step, index, last, plan.views) if takes_over and step.op.elementwise else {}
         for value in step.results:
             end = last.get(value, -1)
             if end < 0:
@@ -189,33 +192,6 @@ def plan_like(
     return plan if all(plan.base(value) in stays for value in program.kept if value.kind == "temporary") else None
 
 
-def views_of(steps: list[Step]) -> dict[Value, Value]:
-    """Results of view ops that need no memory: all but reshapes of values that do not lie in row-major order."""
-    views: dict[Value, Value] = {}
-    scattered: set[Value] = set()
-    for step in steps:
-        if not step.op.is_view:
-            continue
-        source, result = step.inputs[0], step.results[0]
-        if step.op.name == "reshape":
-            if source in scattered:
-                continue
-        elif source in scattered or scatters(step):
-            scattered.add(result)
-        views[result] = views.get(source, source)
-    return views
-
-
-def scatters(step: Step) -> bool:
-    """Does a view other than a reshape leave row-major order? All do but a slice of whole rows, without gaps."""
-    if step.op.name != "slice":
-        return True
-    a, shape = step.attributes, step.inputs[0].shape
-    return any(k != 1 for k in a["stride"]) or any(
-        s != 0 or e != extent for s, e, extent in zip(a["start"][1:], a["end"][1:], shape[1:], strict=True)
-    )
-
-
 def _lifetimes(steps: list[Step], plan: MemoryPlan, keep: AbstractSet[Value], rerunnable: bool) -> dict[Value, int]:
     """The last step at which each arena value must exist; views prolong what they show."""
     last: dict[Value, int] = {}
@@ -241,10 +217,14 @@ def _lifetimes(steps: list[Step], plan: MemoryPlan, keep: AbstractSet[Value], re
 
 def _in_place(step: Step, index: int, last: dict[Value, int], views: dict[Value, Value]) -> dict[Value, Value]:
     """Results -> inputs that die here and whose memory they may take over, element by element."""
-    # What is read through a view too is read where elements do not line up.
-    viewed = {views[value] for value in step.inputs if value in views}
-    free = [value for value in dict.fromkeys(step.inputs) if last.get(value) == index and value not in viewed]
     taken: dict[Value, Value] = {}
+    free = [value for value in dict.fromkeys(step.inputs) if last.get(value) == index]
+    if free and not views.keys().isdisjoint(step.inputs):
+        # What is read through a view too is read where elements do not line up.
+        viewed = {views[value] for value in step.inputs if value in views}
+        free = [value for value in free if value not in viewed]
+    if not free:
+        return taken
     for result in step.results:
         for value in free:
             if value.shape == result.shape and value.dtype.itemsize == result.dtype.itemsize and result.size:

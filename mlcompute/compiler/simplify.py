@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.compiler.context import Context
-from mlcompute.compiler.plan_memory import scatters
+from mlcompute.compiler.index import scatters
 from mlcompute.compiler.substitution import Substitution
 from mlcompute.ops.op import TABLE, Array, Step, Trace, Value, overwritten_by, run_meaning
 

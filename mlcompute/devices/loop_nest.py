@@ -82,9 +82,10 @@ class Operands:
         self._workspaces = workspaces or {}
         #: Threads that will share each kernel.
         self.threads = threads
+        found = self.views
         for step in steps:
-            if step.op.is_view and step.results[0] in views:
-                self.views[step.results[0]] = view_of(self[step.inputs[0]], step)
+            if step.op.is_view and (result := step.results[0]) in views:
+                found[result] = view_of(found.get(step.inputs[0]) or self[step.inputs[0]], step)
 
     def __getitem__(self, value: Value) -> Operand:
         view = self.views.get(value)
@@ -132,7 +133,7 @@ def view_of(source: Operand, step: Step) -> Operand:
     if step.op.name == "reshape":
         strides = dense_strides(result.shape)
     elif step.op.name == "transpose":
-        strides = tuple(strides[axis] for axis in a["axes"])
+        strides = tuple([strides[axis] for axis in a["axes"]])
     elif step.op.name == "slice":
         offset += sum(start * stride for start, stride in zip(a["start"], strides, strict=True))
         strides = tuple(stride * k for stride, k in zip(strides, a["stride"], strict=True))

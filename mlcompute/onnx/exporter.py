@@ -413,7 +413,7 @@ class GraphWriter:
         """The tensors an optimizer may change."""
         slots = [slot for node in self.request.nodes if node.updates for slot in node.layer.parameters.values()]
         for tensor in self.run.persistent:
-            for resident in state_of(tensor).residents or ():
+            for resident in state_of(tensor).residents:
                 learning = resident.definition.learning if isinstance(resident, Session) else None
                 if learning is not None:
                     slots += [slot for slot in learning.training_parameters if slot.tensor is tensor]

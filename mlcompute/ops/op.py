@@ -6,6 +6,7 @@ Every op says three things in one place: the shape of its result, its NumPy mean
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -59,14 +60,11 @@ class Value:
 
     @property
     def size(self) -> int:
-        size = 1
-        for extent in self.shape:
-            size *= extent
-        return size
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def is_floating(self) -> bool:
@@ -251,7 +249,7 @@ def emit_all(name: str, *inputs: Value | float, **attributes: Any) -> tuple[Valu
 def _as_values(inputs: tuple[Value | float, ...]) -> tuple[Value, ...]:
     """The inputs with numbers as constants, in the dtype of the first value."""
     for value in inputs:
-        if not isinstance(value, Value):
+        if value.__class__ is not Value:
             break
     else:
         return inputs  # type: ignore[return-value]

@@ -188,7 +188,7 @@ def _join_group(session: Session, compiled: CompiledGraph) -> None:
 
 def _look_for_other_devices(tensor: Tensor, compiled: CompiledGraph) -> None:
     """Runs on several devices that share a tensor must wait for each other."""
-    for other in state_of(tensor).residents or ():
+    for other in state_of(tensor).residents:
         others: CompiledGraph | None = getattr(other, "compiled", None)
         if others is not None and others.engine.name != compiled.engine.name:
             compiled.crosses_devices = others.crosses_devices = True

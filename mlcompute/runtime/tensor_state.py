@@ -68,8 +68,8 @@ class TensorState:
     bound_data: Array | None = None
     bound_on_gpu: object = None
     bound_at: int = 0
-    #: The graphs that may hold the tensor's values, or change them.
-    residents: weakref.WeakSet[Resident] | None = None
+    #: The graphs that may hold the tensor's values, or change them, by references that all tensors of a graph share.
+    _residents: tuple[weakref.ref[Resident], ...] = ()
     #: What graphs that are gone computed last, and in which run.
     left_values: tuple[int, Array | None] = (0, None)
     #: The node that computes the tensor, which may be gone.
@@ -107,25 +107,28 @@ class TensorState:
             self.storage.write(self.unscaled.values(self.storage.array(), fan_in, fan_out))
             self.unscaled = None
 
+    @property
+    def residents(self) -> list[Resident]:
+        """The graphs that may hold the tensor's values, or change them."""
+        return [found for one in self._residents if (found := one()) is not None]
+
     def reside(self, resident: Resident, device: Device | None = None) -> None:
         """A compiled graph may hold the tensor's values, or change them, on a device."""
-        if self.residents is None:
-            self.residents = weakref.WeakSet()
-        self.residents.add(resident)
+        known, own = self._residents, weakref.ref(resident)
+        if own not in known:
+            self._residents = (*[one for one in known if one() is not None], own)
         self.device = device or self.device
 
     def wait_for_runs(self) -> list[Resident]:
         """Wait for every graph that may be changing the tensor; they come back latest first."""
-        if not self.residents:
-            return []
-        residents = list(self.residents)
+        residents = self.residents
         for resident in residents:
             resident.wait()
         return sorted(residents, key=lambda resident: -int(resident.last_run))
 
     def outdated(self) -> None:
         """What graphs were compiled with no longer holds."""
-        for resident in list(self.residents or ()):
+        for resident in self.residents:
             resident.outdated()
 
     # The state has no reference to its tensor, which would be a cycle: what needs it is given it ----------------------
@@ -182,7 +185,8 @@ class TensorState:
         vars(made).update(vars(self))
         made.storage = None if self.storage is None else self.storage.copy()
         made.bound_data = None if self.bound_data is None else self.bound_data.copy()
-        made.bound_on_gpu = made.residents = made.graph_reference = None
+        made.bound_on_gpu = made.graph_reference = None
+        made._residents = ()
         made.left_values = (0, None)
         made.optimizer_storages = [state.copy() for state in self.optimizer_storages]
         return made

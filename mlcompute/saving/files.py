@@ -124,7 +124,7 @@ def _finished_runs(graph: Graph) -> int:
     """Wait for queued runs, also of others that share tensors; a number that rises with every run."""
     latest = 0
     tensors = names_of(graph)
-    residents = {resident for tensor in tensors for resident in list(state_of(tensor).residents or ())}
+    residents = {resident for tensor in tensors for resident in state_of(tensor).residents}
     for resident in residents:
         resident.wait()
         latest = max(latest, resident.last_run)

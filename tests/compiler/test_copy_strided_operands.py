@@ -7,7 +7,7 @@ import numpy as np
 from mlcompute import ops
 from mlcompute.compiler import Context, Request
 from mlcompute.compiler.copy_strided_operands import copy_strided_operands
-from mlcompute.compiler.plan_memory import views_of
+from mlcompute.compiler.index import views_of
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.devices.cpu.device import Cpu

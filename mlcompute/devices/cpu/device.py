@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 import weakref
@@ -117,13 +116,11 @@ class Cpu(Engine):
         return needed
 
     def workspace(self, step: Step) -> int:
-        measure = WORKSPACES[step.op.name]
-        if not reads_bfloat16(step):
-            measure = functools.partial(widened_workspace, measure=measure)
-        if measure is None:
+        measure, reads = WORKSPACES[step.op.name], reads_bfloat16(step)
+        if measure is None and reads:
             return 0
         with held:  # making primitives leaves much to destroy, and what is raised in destructors is lost
-            return measure(step)
+            return measure(step) if measure is not None and reads else widened_workspace(step, measure)
 
     def allocate(self, nbytes: int) -> Buffer:
         buffer = allocate(nbytes)

@@ -16,6 +16,7 @@ from mlcompute.devices.cpu.gemm.gemm_blocked import blocked_workspace, gemm_bloc
 from mlcompute.devices.cpu.gemm.gemm_by_rows import gemm_by_rows_entry
 from mlcompute.devices.cpu.gemm.gemm_few_rows import few_rows_entry, has_few_rows
 from mlcompute.devices.cpu.gemm.gemm_tn import is_gemm_tn
+from mlcompute.devices.cpu.kernels.widened import has_bfloat16
 from mlcompute.devices.cpu.onednn.entries import report_status
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.cpu.runtime.memory import address_of
@@ -57,8 +58,9 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
 
 def is_mixed(step: Step) -> bool:
     """Is something bfloat16, and everything else float32?"""
-    types = [value.dtype for value in (*step.inputs, *step.results)]
-    return any(map(is_bfloat16, types)) and all(computed_type(dtype) == FLOAT32 for dtype in types)
+    return has_bfloat16(step) and all(
+        computed_type(value.dtype) == FLOAT32 for value in (*step.inputs, *step.results)
+    )
 
 
 def reads_bfloat16(step: Step) -> bool:
@@ -179,7 +181,7 @@ def _compile_sgemm(library: onednn.OneDNN) -> None:
 def reads_matmul(step: Step, operands: Operands) -> bool:
     """Do the rows or columns of both matrices lie side by side?"""
     a, b, y = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
-    if is_gemm_tn(a, b, y) or any(computed_type(operand.dtype) != FLOAT32 for operand in (a, b)):
+    if is_gemm_tn(a, b, y) or computed_type(a.dtype) != FLOAT32 or computed_type(b.dtype) != FLOAT32:
         return True
     return _orientation(a) is not None and _orientation(b) is not None
 

@@ -18,9 +18,14 @@ Measure = Callable[[Step], int]
 
 def has_bfloat16(step: Step) -> bool:
     """Does a step read or write bfloat16?"""
-    # By kind first, written out: large programs ask this of every step.
-    kinds = [value.dtype.kind for value in (*step.inputs, *step.results)]
-    return "V" in kinds and any(is_bfloat16(value.dtype) for value in (*step.inputs, *step.results))
+    # Written out: large programs ask this of every step.
+    for value in step.inputs:
+        if value.dtype is not FLOAT32 and is_bfloat16(value.dtype):
+            return True
+    for value in step.results:
+        if value.dtype is not FLOAT32 and is_bfloat16(value.dtype):
+            return True
+    return False
 
 
 def widened(step: Step) -> Step:
