@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
 
-from mlcompute.ops.op import Trace, Value, no_derivative
+from mlcompute.ops.op import Op, Step, Trace, Value, no_derivative
 
 
 def differentiate(
@@ -27,9 +29,10 @@ def differentiate(
         if step.op.name != "stop_gradient" and not reaches.isdisjoint(step.inputs):
             reaches.update([value for value in step.results if value.is_floating and value not in stopped])
     gradients = {value: seed for value, seed in seeds.items() if value in reaches}
+    derivatives = _Derivatives(trace)
     layer, trace.phase = trace.layer, "gradient"
     for step in reversed(forward):
-        derivative, inputs, results = step.op.derivative, step.inputs, step.results
+        inputs, results = step.inputs, step.results
         if reaches.isdisjoint(inputs):
             continue
         if stopped and all(value in stopped for value in results):
@@ -37,18 +40,95 @@ def differentiate(
         dy = tuple([gradients.get(value) if value in reaches else None for value in results])
         if dy.count(None) == len(dy):
             continue
-        if derivative is None:
-            raise no_derivative(step.layer, step.op.name)
         trace.layer = step.layer
-        if len(results) == 1:
-            parts = derivative(dy[0], results[0], *inputs, **step.attributes)
-        else:
-            parts = derivative(dy, results, *inputs, **step.attributes)
-        if not isinstance(parts, tuple):
-            parts = (parts,)
-        for value, part in zip(inputs, parts, strict=True):
+        for value, part in zip(inputs, derivatives.of(step, dy), strict=True):
             if part is not None and value in reaches:
                 known = gradients.get(value)
                 gradients[value] = part if known is None else known + part
     trace.layer = layer
     return gradients
+
+
+@dataclass(eq=False)
+class _Pattern:
+    """The steps of a derivative, on numbers of values: first those it is given, then its results in order.
+
+    steps    op, inputs, attributes, and the one result's shape and dtype
+    parts    the gradients it comes to
+    numbers  scalar constants that its steps mention besides what they are given
+    """
+
+    steps: list[tuple[Op, list[int], dict[str, Any], Any]]
+    parts: list[int | None]
+    numbers: list[Value]
+
+
+class _Derivatives:
+    """Derivatives of steps. Large graphs have many steps of one op on the same types: they are described once."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._patterns: dict[Hashable, _Pattern | None] = {}
+
+    def of(self, step: Step, dy: tuple[Value | None, ...]) -> Sequence[Value | None]:
+        """A gradient per input; None where none flows."""
+        given = dy + step.results + step.inputs
+        key = (step.op, *[None if value is None else _type_of(value) for value in given])
+        try:
+            key += tuple(step.attributes.items())
+            pattern = self._patterns.get(key, ())
+        except TypeError:  # attributes that cannot be compared
+            return self._described(step, dy)
+        if pattern is None or len(set(given)) < len(given):
+            return self._described(step, dy)
+        if isinstance(pattern, _Pattern):
+            return self._applied(pattern, given)
+        start = len(self._trace.steps)
+        parts = self._described(step, dy)
+        self._patterns[key] = self._pattern(given, self._trace.steps[start:], parts)
+        return parts
+
+    def _described(self, step: Step, dy: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
+        derivative, results = step.op.derivative, step.results
+        if derivative is None:
+            raise no_derivative(step.layer, step.op.name)
+        if len(results) == 1:
+            parts = derivative(dy[0], results[0], *step.inputs, **step.attributes)
+        else:
+            parts = derivative(dy, results, *step.inputs, **step.attributes)
+        return parts if isinstance(parts, tuple) else (parts,)
+
+    def _pattern(
+        self, given: tuple[Value | None, ...], steps: Sequence[Step], parts: Sequence[Value | None]
+    ) -> _Pattern | None:
+        """What was described; None where that cannot be repeated with other values."""
+        made = [value for step in steps for value in step.results]
+        read = {value for step in steps for value in step.inputs}.union([part for part in parts if part is not None])
+        numbers = list(read.difference(given, made))
+        if any(len(step.results) != 1 for step in steps) or any(
+            value.kind != "constant" or value.shape for value in numbers
+        ):
+            return None
+        place = {value: number for number, value in enumerate((*given, *numbers, *made))}
+        return _Pattern(
+            [
+                (step.op, [place[value] for value in step.inputs], step.attributes, step.results[0])
+                for step in steps
+            ],
+            [None if part is None else place[part] for part in parts],
+            numbers,
+        )
+
+    def _applied(self, pattern: _Pattern, given: tuple[Value | None, ...]) -> list[Value | None]:
+        """The same steps on other values."""
+        trace = self._trace
+        values: list[Any] = [*given, *pattern.numbers]
+        for op, places, attributes, result in pattern.steps:
+            inputs = tuple([values[place] for place in places])
+            values.append(trace.append(op, inputs, attributes, result.shape, result.dtype))
+        return [None if place is None else values[place] for place in pattern.parts]
+
+
+def _type_of(value: Value) -> Hashable:
+    # The same constant may be an input here, and only be mentioned there.
+    return (value.shape, value.dtype) if value.kind != "constant" else value

@@ -172,14 +172,19 @@ class Trace:
     def add(self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any]) -> tuple[Value, ...]:
         types = op.result(*inputs, **attributes)
         if isinstance(types, ArrayType):
-            # Nearly every step: written out, because large graphs have millions of them.
-            shape, dtype = types
-            results: tuple[Value, ...] = (Value(self, self._count, shape, dtype, "temporary", ""),)
-            self._count += 1
-        else:
-            results = tuple([self.value(type_.shape, type_.dtype) for type_ in types])
+            return (self.append(op, inputs, attributes, *types),)
+        results = tuple([self.value(type_.shape, type_.dtype) for type_ in types])
         self.steps.append(Step(op, inputs, results, attributes, self.layer, self.phase))
         return results
+
+    def append(
+        self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any], shape: Shape, dtype: np.dtype[Any]
+    ) -> Value:
+        """A step with one result of a type that is known, as nearly every step of a large graph has."""
+        result = Value(self, self._count, shape, dtype, "temporary", "")
+        self._count += 1
+        self.steps.append(Step(op, inputs, (result,), attributes, self.layer, self.phase))
+        return result
 
 
 class Op:
