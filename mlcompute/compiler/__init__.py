@@ -196,7 +196,7 @@ def compile_program(
                 if debugs("passes"):
                     _print_changes(each, before, steps, context)
         program = context.program
-        used = {value for step in steps for value in step.inputs} | program.kept
+        used = {value for step in steps for value in step.inputs if value.kind == "constant"} | program.kept
         program.constants = {value: array for value, array in context.trace.constants.items() if value in used}
         if debugs("verify"):
             verify_program(program)

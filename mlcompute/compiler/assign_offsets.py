@@ -87,13 +87,13 @@ class _FreeList:
     def take(self, size: int) -> int:
         position = bisect.bisect_left(self._by_size, (size, -1))
         if position < len(self._by_size):
-            gap, start = self._by_size[position]
-            self._remove(start)
+            gap, start = self._by_size.pop(position)
+            position = bisect.bisect_left(self._starts, start)
+            del self._starts[position], self._sizes[start]
             if gap > size:
-                self._insert(start + size, gap - size)
+                self._insert(position, start + size, gap - size)
         elif self._starts and self._starts[-1] + self._sizes[self._starts[-1]] == self.end:
-            start = self._starts[-1]
-            self._remove(start)
+            start, _ = self._remove(-1)
             self.end = start + size
         else:
             start = self.end
@@ -101,24 +101,23 @@ class _FreeList:
         return start
 
     def give_back(self, start: int, size: int) -> None:
-        position = bisect.bisect_left(self._starts, start)
-        if position < len(self._starts) and self._starts[position] == start + size:
-            after = self._starts[position]
-            size += self._sizes[after]
-            self._remove(after)
-        if position > 0 and self._starts[position - 1] + self._sizes[self._starts[position - 1]] == start:
-            before = self._starts[position - 1]
-            size += self._sizes[before]
-            self._remove(before)
-            start = before
-        self._insert(start, size)
+        starts = self._starts
+        position = bisect.bisect_left(starts, start)
+        if position < len(starts) and starts[position] == start + size:
+            size += self._remove(position)[1]
+        if position > 0 and starts[position - 1] + self._sizes[starts[position - 1]] == start:
+            position -= 1
+            start, before = self._remove(position)
+            size += before
+        self._insert(position, start, size)
 
-    def _insert(self, start: int, size: int) -> None:
-        bisect.insort(self._starts, start)
+    def _insert(self, position: int, start: int, size: int) -> None:
+        self._starts.insert(position, start)
         self._sizes[start] = size
         bisect.insort(self._by_size, (size, start))
 
-    def _remove(self, start: int) -> None:
+    def _remove(self, position: int) -> tuple[int, int]:
+        start = self._starts.pop(position)
         size = self._sizes.pop(start)
-        self._starts.pop(bisect.bisect_left(self._starts, start))
-        self._by_size.pop(bisect.bisect_left(self._by_size, (size, start)))
+        del self._by_size[bisect.bisect_left(self._by_size, (size, start))]
+        return start, size

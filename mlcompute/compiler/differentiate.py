@@ -73,9 +73,10 @@ class _Derivatives:
     def of(self, step: Step, dy: tuple[Value | None, ...]) -> Sequence[Value | None]:
         """A gradient per input; None where none flows."""
         given = dy + step.results + step.inputs
-        key = (step.op, *[None if value is None else _type_of(value) for value in given])
+        # The same constant may be an input here, and only be mentioned there.
+        types = [v if v is None or v.kind == "constant" else (v.shape, v.dtype) for v in given]
+        key = (step.op, *types, *step.attributes.items())
         try:
-            key += tuple(step.attributes.items())
             pattern = self._patterns.get(key, ())
         except TypeError:  # attributes that cannot be compared
             return self._described(step, dy)
@@ -111,10 +112,7 @@ class _Derivatives:
             return None
         place = {value: number for number, value in enumerate((*given, *numbers, *made))}
         return _Pattern(
-            [
-                (step.op, [place[value] for value in step.inputs], step.attributes, step.results[0])
-                for step in steps
-            ],
+            [(step.op, [place[value] for value in step.inputs], step.attributes, step.results[0]) for step in steps],
             [None if part is None else place[part] for part in parts],
             numbers,
         )
@@ -127,8 +125,3 @@ class _Derivatives:
             inputs = tuple([values[place] for place in places])
             values.append(trace.append(op, inputs, attributes, result.shape, result.dtype))
         return [None if place is None else values[place] for place in pattern.parts]
-
-
-def _type_of(value: Value) -> Hashable:
-    # The same constant may be an input here, and only be mentioned there.
-    return (value.shape, value.dtype) if value.kind != "constant" else value

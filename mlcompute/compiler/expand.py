@@ -24,8 +24,8 @@ def expanded(
 ) -> tuple[list[Step], Substitution]:
     """Supported steps only, and what became of values."""
     substitution = Substitution()
-    pending = list(reversed(steps))
-    done: list[Step] = []
+    first = next((index for index, step in enumerate(steps) if not supports(step)), len(steps))
+    done, pending = steps[:first], steps[first:][::-1]
     layer, phase = trace.layer, trace.phase
     while pending:
         step = pending.pop()

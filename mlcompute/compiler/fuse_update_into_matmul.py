@@ -32,16 +32,17 @@ def fuse_update_into_matmul(steps: list[Step], context: Context) -> list[Step]:
             continue
         for place, value in enumerate(step.inputs):
             product = index.makers.get(value)
-            if product is None or product.op.name != "matmul" or len(index.readers[value]) > 1 or value in kept:
+            if product is None or product.op.name != "matmul" or value in kept:
                 continue
-            kind = (id(step.attributes), place, *((factor.shape, factor.dtype) for factor in product.inputs))
+            kind = (id(step.attributes), place, *[(factor.shape, factor.dtype) for factor in product.inputs])
             if kind in refused or not _is_outer(product, index.makers):
                 continue
             together = _fused(product, step) if _is_plain(step, value) else None
-            if together is not None and context.engine.supports(together):
+            if together is None or not context.engine.supports(together):
+                refused.add(kind)
+            elif len(index.readers[value]) == 1:
                 replaced[product], replaced[step] = None, together
                 break
-            refused.add(kind)
     if not replaced:
         return steps
     return [new for step in steps if (new := replaced.get(step, step)) is not None]

@@ -204,7 +204,7 @@ def _lifetimes(steps: list[Step], plan: MemoryPlan, keep: AbstractSet[Value], re
             if base in last and last[base] != end:
                 last[base] = end if rerunnable and phase[base] != step.phase else index
         for value in step.results:
-            if value not in views and value.kind == "temporary":
+            if value.kind == "temporary" and value not in views:
                 last[value] = index
                 if rerunnable:
                     phase[value] = step.phase

@@ -95,9 +95,10 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool]) -> list[Step]:
     last_written = dict.fromkeys(shown, -1)
     coming = iter(moving)
     moves_next = next(coming)
+    shows = shown.keys()
     for step in steps:
-        read = [shown[value] for value in step.inputs if value in shown]
-        written = overwritten.get(step, ())
+        read = [] if shows.isdisjoint(step.inputs) else [shown[value] for value in step.inputs if value in shown]
+        written = overwritten.get(step, ()) if not step.op.is_pure else ()
         if step is moves_next:
             limits = [ready[value] for value in step.inputs]
             limits += [last_written[root] for root in read]

@@ -13,14 +13,16 @@ def transpose_matmul(steps: list[Step], context: Context) -> list[Step]:
     transposes = [step for step in steps if step.op is _TRANSPOSE]
     if not transposes:
         return steps
-    index, readable = context.index(steps), context.readable
+    products, readable = {step.results[0] for step in steps if step.op is _MATMUL}, context.readable
     swapped: dict[Value, Step] = {}
     for step in transposes:
         source = step.inputs[0]
-        maker = index.makers.get(source)
-        is_product = maker is not None and maker.op is _MATMUL and source not in readable
-        if is_product and index.readers[source] == [step] and step.attributes["axes"] == _swapped(source.rank):
+        if source in products and source not in readable and step.attributes["axes"] == _swapped(source.rank):
             swapped[source] = step
+    for step in steps if swapped else ():
+        for value in step.inputs:
+            if value in swapped and swapped[value] is not step:
+                del swapped[value]
     if not swapped:
         return steps
     gone = set(swapped.values())

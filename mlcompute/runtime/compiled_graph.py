@@ -235,7 +235,7 @@ class CompiledGraph:
         So what only the gradient steps read is there from the forward pass on, as it was then.
         """
         # An input may itself be an output: needed, though no step reads it.
-        read = {value for step in program.steps for value in step.inputs} | program.kept
+        read = {value for step in program.steps for value in step.inputs if value.kind == "input"} | program.kept
         found = []
         for tensor, value in program.inputs.items():
             arrives_with = "gradient" if tensor in self.request.user_gradients else "forward"

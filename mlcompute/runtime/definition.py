@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, overload
 
 from mlcompute.building.contents import contents_of
@@ -106,7 +107,7 @@ class Definition:
         nodes = {node: None for graph in self.graphs for node in graph.nodes}
         nodes.update(dict.fromkeys(self.own))
         # Sources always exist before their consumers, so creation order is an order of execution.
-        return sorted(nodes, key=lambda node: node.order)
+        return sorted(nodes, key=attrgetter("order"))
 
     def node_of(self, layer: Layer) -> Node | None:
         """The node of a layer; None for a layer the graph does not contain."""
@@ -188,8 +189,9 @@ class Definition:
         tensors: dict[Tensor, None] = {}
         for node in self.nodes():
             if node.updates:
-                slots = node.layer.parameters.values()
-                tensors.update(dict.fromkeys(slot.tensor for slot in slots if slot.is_updatable))
+                for slot in node.layer.parameters.values():
+                    if slot.is_updatable:
+                        tensors[slot.tensor] = None
         parameters = self.learning.training_parameters
         tensors.update(dict.fromkeys(p.tensor for p in parameters if p.is_updatable))
         return list(tensors)

@@ -86,7 +86,7 @@ def _declare_inputs(
         tensor
         for node in request.nodes
         for index, tensor in enumerate(node.sources)
-        if tensor.descriptor.data_type.is_floating and node.layer.adds_source(index)
+        if node.layer.adds_source(index) and tensor.descriptor.data_type.is_floating
     }
     request.batch_size = _batch_extent(definition, inputs, axes)
     for tensor in inputs:

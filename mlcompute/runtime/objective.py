@@ -38,12 +38,15 @@ def objective_terms(
     reached = reached_from(losses, every, stopped)
     users: defaultdict[Tensor, list[Node]] = defaultdict(list)
     for node in nodes:
-        for tensor in {*node.sources, *node.labels}:
-            users[tensor].append(node)
+        if not reached.isdisjoint((*node.sources, *node.labels)):
+            for tensor in {*node.sources, *node.labels}:
+                users[tensor].append(node)
     terms: list[Tensor] = []
     leads: set[Tensor] = set()  # to something that is minimised, here or elsewhere
     for node in reversed(nodes):
         results = [result for result in node.results if result in reached]
+        if not results:
+            continue
         goes_on = [
             result
             for result in results

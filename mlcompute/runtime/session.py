@@ -310,7 +310,8 @@ class Session:
                 found.update(
                     {value: self.in_group.slices.sum_storage(phase, value) for phase, value in program.sums.items()}
                 )
-            overwritten = {value for step in program.steps for value in (*overwritten_by(step), *step.results)}
+            overwritten = {value for step in program.steps for value in step.results if value.kind != "temporary"}
+            overwritten.update(value for step in program.steps if not step.op.is_pure for value in overwritten_by(step))
             for value, storage in found.items():
                 if value in overwritten:
                     storage.overwritten_by(self.compiled.clock)

@@ -58,9 +58,7 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
 
 def is_mixed(step: Step) -> bool:
     """Is something bfloat16, and everything else float32?"""
-    return has_bfloat16(step) and all(
-        computed_type(value.dtype) == FLOAT32 for value in (*step.inputs, *step.results)
-    )
+    return has_bfloat16(step) and all(computed_type(value.dtype) == FLOAT32 for value in (*step.inputs, *step.results))
 
 
 def reads_bfloat16(step: Step) -> bool:

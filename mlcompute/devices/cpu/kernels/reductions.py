@@ -87,7 +87,7 @@ def reduce_axes(
 def workspace(step: Step) -> int:
     """Bytes for the blocks of a reduction, if it is cut into any."""
     x, y, axes = step.inputs[0], step.results[0], step.attributes["axes"]
-    if not x.size or (x.shape and x.shape[0] >= MIN_SHARED_ROWS and 0 not in axes):
+    if x.size < WORTH_BLOCKS or (x.shape[0] >= MIN_SHARED_ROWS and 0 not in axes):
         return 0
     blocks = _blocks(_axes(x.shape, dense_strides(x.shape), dense_strides(y.shape), axes))
     return blocks * y.nbytes if blocks > 1 else 0

@@ -15,7 +15,7 @@ import numpy as np
 
 from mlcompute.devices.cpu.runtime.entry import Entry, KernelCall, Maker
 from mlcompute.devices.loop_nest import Operands
-from mlcompute.ops.op import Step, Value
+from mlcompute.ops.op import Array, Step, Value
 
 #: Attributes of these types say all about themselves when they are printed.
 _PLAIN = frozenset({int, float, bool, str, type(None), np.dtype, *map(type, map(np.dtype, "?bBhHiIlLqQefd"))})
@@ -49,8 +49,10 @@ class LikeSteps:
     def __init__(self, operands: Operands, workspaces: Mapping[Step, Value]) -> None:
         self._operands, self._workspaces = operands, workspaces
         self._kinds: dict[Hashable, Kind] = {}
-        #: Shared attributes of fused steps (`share_updates`) -> what is inside them. They live as long as the program.
-        self._inside: dict[int, Hashable] = {}
+        #: Attributes that steps share (`share_updates`, `differentiate`) as keys. They live as long as the program.
+        self._known: dict[int, Hashable] = {}
+        #: Words for the statuses of calls, and how many of them are taken.
+        self._statuses, self._taken = np.zeros(0, np.int64), 0
 
     def calls(self, step: Step, make: Maker) -> tuple[Kind, list[KernelCall]]:
         """What a step has in common with others, and the calls it comes to."""
@@ -84,20 +86,28 @@ class LikeSteps:
             return kind, [KernelCall(entry, step, entry.layout.bases, entry.status) for entry in entries]
         calls = []
         for entry, places in zip(kind.entries or (), kind.places, strict=True):
-            status = None if entry.status is None else np.zeros_like(entry.status)
+            status = None if entry.status is None else self._status()
             calls.append(KernelCall(entry, step, [bases[place] for place in places], status))
         return kind, calls
+
+    def _status(self) -> Array:
+        """A word of its own."""
+        if self._taken == len(self._statuses):
+            self._statuses, self._taken = np.zeros(1024, np.int64), 0
+        self._taken += 1
+        return self._statuses[self._taken - 1 : self._taken]
 
     def _attributes(self, step: Step) -> Hashable:
         """A step's attributes as a key; None where they cannot be compared."""
         attributes = step.attributes
-        if "steps" not in attributes:
-            return _printed(attributes)
-        if attributes["inputs"] is step.inputs:
+        if not attributes:
+            return ""
+        if "steps" in attributes and attributes["inputs"] is step.inputs:
             return _inside(attributes)
-        known = self._inside.get(id(attributes))
+        known = self._known.get(id(attributes))
         if known is None:
-            known = self._inside[id(attributes)] = _inside(attributes)
+            known = _inside(attributes) if "steps" in attributes else _printed(attributes)
+            self._known[id(attributes)] = known
         return known
 
 
@@ -108,8 +118,6 @@ def _numbered(values: Sequence[Value]) -> tuple[int, ...]:
 
 
 def _printed(attributes: dict[str, Any]) -> str | None:
-    if not attributes:
-        return ""
     for value in attributes.values():
         if not (type(value) in _PLAIN or (type(value) is tuple and all(type(one) in _PLAIN for one in value))):
             return None
@@ -118,11 +126,13 @@ def _printed(attributes: dict[str, Any]) -> str | None:
 
 def _inside(attributes: dict[str, Any]) -> Hashable:
     """The steps inside a fused one, with numbers for their values."""
-    others = _printed({name: value for name, value in attributes.items() if name not in _INSIDE})
+    others: str | None = ""
+    if not attributes.keys() <= _INSIDE:
+        others = _printed({name: value for name, value in attributes.items() if name not in _INSIDE})
     numbers = {value: number for number, value in enumerate(dict.fromkeys(attributes["inputs"]))}
     found: list[Hashable] = []
     for step in attributes["steps"]:
-        printed = _printed(step.attributes)
+        printed = _printed(step.attributes) if step.attributes else ""
         if printed is None or others is None:
             return None
         found += (step.op, printed, tuple([numbers[value] for value in step.inputs]))

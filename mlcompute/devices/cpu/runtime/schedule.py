@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlcompute.compiler.program import Program
-from mlcompute.devices.cpu.runtime.entry import KernelCall
+from mlcompute.devices.cpu.runtime.entry import Entry, KernelCall
 from mlcompute.devices.cpu.runtime.threads import ALONE, WAIT, machine_slices
 from mlcompute.ops.op import Value
 
@@ -98,15 +98,21 @@ def _barriers(calls: Sequence[KernelCall], touches: Sequence[list[_Touch]], alon
 def _touches(calls: Sequence[KernelCall], program: Program, threads: int) -> list[list[_Touch]]:
     """What each call touches: in the arena, or (as a made-up range) in a base of its own."""
     ranges = {base: (at.offset, at.offset + at.nbytes) for base, at in program.plan.placements.items()}
+    parts: dict[Entry, list[tuple[int, bool, int, int, int]]] = {}
     found = []
     for call in calls:
+        touched = parts.get(call.entry)
+        if touched is None:
+            touched = parts[call.entry] = []
+            for base, written, rows, rows_for, offset, nbytes, is_array in call.entry.layout.touches:
+                own = rows if rows_for in (0, threads) and (is_array or offset == 0) else 0
+                touched.append((base, written, own, nbytes, offset if is_array else -1))
         bases = [ranges.get(base) or _outside(base) for base in call.bases]
         mine: list[_Touch] = []
-        for base, written, rows, rows_for, offset, nbytes, is_array in call.entry.layout.touches:
+        for base, written, own, nbytes, offset in touched:
             begin, end = bases[base]
-            if is_array:
+            if offset >= 0:
                 begin, end = begin + offset, begin + offset + nbytes
-            own = rows if rows_for in (0, threads) and (is_array or offset == 0) else 0
             mine.append((written, begin, end, own, nbytes))
         found.append(mine)
     return found
