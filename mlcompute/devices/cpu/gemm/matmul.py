@@ -31,9 +31,8 @@ _NS_PER_FLOP = 1 / 80.0
 _FEWEST_ROWS = 8
 #: Rows of a up to which packing all of b costs too much: sgemm packs less.
 _FEW_ROWS = 128
-#: Elements of a result up to which our own kernel is steadier than sgemm, if rows fill vectors. The rate of sgemm falls
-#: to a half with rows of a power of two, depending on where they lie, and with a transposed a. Larger results it
-#: computes a tenth faster.
+#: Elements of a result up to which our own kernel is steadier than sgemm, if rows are whole panels. The rate of sgemm
+#: falls to a half with rows of a power of two, depending on where they lie. Larger results it computes a tenth faster.
 _LARGE = 1 << 21
 #: Bytes of b that a thread reads from its own cache, after the first time.
 _CACHED_B = 1 << 20
@@ -89,7 +88,7 @@ def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operan
         return gemm_by_rows_entry(step, a, b, y, batch)
     right = _orientation(b)
     by_columns = right is not None and right[0] == ord("T")
-    is_better = by_columns or (m >= _FEW_ROWS and m * n <= _LARGE and n % vector_lanes() == 0)
+    is_better = by_columns or (m >= _FEW_ROWS and m * n <= _LARGE and n % (8 * vector_lanes()) == 0)
     if _orientation(a) and right and is_better and iteration_count(batch) == 1 and min(m, k) >= 16 and n >= 8:
         return gemm_blocked_entry(step, operands, a, b, y, batch)
     if library is None:
