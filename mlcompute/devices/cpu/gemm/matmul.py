@@ -91,12 +91,10 @@ def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operan
     is_better = by_columns or (m >= _FEW_ROWS and m * n <= _LARGE and n % (8 * vector_lanes()) == 0)
     if _orientation(a) and right and is_better and iteration_count(batch) == 1 and min(m, k) >= 16 and n >= 8:
         return gemm_blocked_entry(step, operands, a, b, y, batch)
+    if right and has_few_rows(a, by_columns) and (by_columns or library is None):
+        return few_rows_entry(step, operands, a, b, y, batch, by_columns)
     if library is None:
-        if right is None:
-            return None
-        if has_few_rows(a, by_columns):
-            return few_rows_entry(step, operands, a, b, y, batch, by_columns)
-        return gemm_blocked_entry(step, operands, a, b, y, batch)
+        return gemm_blocked_entry(step, operands, a, b, y, batch) if right else None
     _compile_sgemm(library)
     return _library_entry(step, operands, a, b, y)
 
