@@ -24,9 +24,11 @@ from mlcompute.compiler.fuse_epilogues import fuse_epilogues
 from mlcompute.compiler.fuse_norm_gradient import fuse_norm_gradient
 from mlcompute.compiler.fuse_normalization import fuse_normalization
 from mlcompute.compiler.fuse_update_into_matmul import fuse_update_into_matmul
+from mlcompute.compiler.join_slice_gradients import join_slice_gradients
 from mlcompute.compiler.lower import lower
 from mlcompute.compiler.lower_precision import lower_precision
 from mlcompute.compiler.mark_kept import mark_kept
+from mlcompute.compiler.merge_matmuls import merge_matmuls
 from mlcompute.compiler.plan_memory import plan_memory
 from mlcompute.compiler.pool_indices import pool_indices
 from mlcompute.compiler.program import Program
@@ -55,6 +57,10 @@ STYLES = ("fused", "split", "accumulate", "inference", "slice", "phases", "updat
 
 def _trains(context: Context) -> bool:
     return context.style not in ("inference", "update")
+
+
+def _merges_matmuls(context: Context) -> bool:
+    return context.engine.traits.merges_matmuls > 0
 
 
 def _in_group(context: Context) -> bool:
@@ -141,7 +147,9 @@ def _fuses_updates(context: Context) -> bool:
 
 PASSES = [
     Pass(lower),  # layers -> steps
+    Pass(merge_matmuls, when=_merges_matmuls),
     Pass(add_gradients, when=_trains),
+    Pass(join_slice_gradients, when=_trains),
     Pass(accumulate_gradients, when=_accumulates),
     Pass(exchange_gradients, when=_in_group),
     Pass(exchange_sums, when=_in_group),

@@ -66,7 +66,30 @@ class AttentionByTokenGradient(Op):
         return tuple(np.transpose(array, _SWAP) for array in found)
 
 
-BY_TOKEN, BY_TOKEN_GRADIENT = AttentionByToken(), AttentionByTokenGradient()
+class AttentionByTokenJoinedGradient(Op):
+    """The results of `attention_by_token_gradient` side by side, for as many keys as queries.
+
+    its inputs   ->   (n, l, 3 heads, d): the heads of dq, then those of dk, then those of dv
+    """
+
+    name = "attention_by_token_joined_gradient"
+    family = "attention"
+
+    @staticmethod
+    def result(dy: Typed, y: Typed, logs: Typed, *inputs: Typed, **options: Any) -> ArrayType:
+        n, heads, length, width = inputs[0].shape
+        return ArrayType((n, length, 3 * heads, width), inputs[0].dtype)
+
+    @staticmethod
+    def meaning(dy: Array, y: Array, logs: Array, *inputs: Array, **options: Any) -> Array:
+        return np.concatenate(AttentionByTokenGradient.meaning(dy, y, logs, *inputs, **options), axis=2)
+
+
+BY_TOKEN, BY_TOKEN_GRADIENT, JOINED_GRADIENT = (
+    AttentionByToken(),
+    AttentionByTokenGradient(),
+    AttentionByTokenJoinedGradient(),
+)
 
 
 def attention_by_token(steps: list[Step], context: Context) -> list[Step]:
@@ -76,7 +99,25 @@ def attention_by_token(steps: list[Step], context: Context) -> list[Step]:
     run = _Rewriting(context)
     for step in steps:
         run.add(step)
-    return drop_unused(run.steps, context.kept)
+    return _joined(drop_unused(run.steps, context.kept), context)
+
+
+def _joined(steps: list[Step], context: Context) -> list[Step]:
+    """Gradients that are only concatenated, dq dk dv, are written side by side in the first place."""
+    index = context.index(steps)
+    replaced: dict[Step, Step | None] = {}
+    for step in steps:
+        maker = index.makers.get(step.inputs[0]) if step.op.name == "concatenate" else None
+        if maker is None or maker.op is not BY_TOKEN_GRADIENT or step.inputs != maker.results:
+            continue
+        if step.attributes["axis"] != 2 or any(
+            value in context.kept or index.readers[value] != [step] for value in step.inputs
+        ):
+            continue
+        new = Step(JOINED_GRADIENT, maker.inputs, step.results, maker.attributes, maker.layer, maker.phase)
+        if context.engine.supports(new):
+            replaced |= {maker: new, step: None}
+    return [each for step in steps if (each := replaced.get(step, step)) is not None] if replaced else steps
 
 
 class _Rewriting:

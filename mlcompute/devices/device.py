@@ -30,6 +30,7 @@ class Traits:
     fuses_epilogues    a matmul or convolution can add a bias before it stores its result
     fuses_normalization   elementwise ops before and after a normalisation are computed in its own passes over memory
     attention_by_token    attention gives (n, l, heads, d), and keeps the logarithms of the softmax's denominators
+    merges_matmuls     matmuls of one matrix of at least so many rows with several weights become one; 0: none do
     recomputes_factors    what a matmul or convolution of the gradient pass reads is computed again, not kept
     updates_last       many updates are one kernel, so they should follow each other, and not their gradients
     channels_last      the fastest image kernels are those for (N, H, W, C)
@@ -46,6 +47,7 @@ class Traits:
     fuses_epilogues: bool = False
     fuses_normalization: bool = False
     attention_by_token: bool = False
+    merges_matmuls: int = 0
     recomputes_factors: bool = True
     updates_last: bool = False
     channels_last: bool = False

@@ -38,6 +38,7 @@ class Cuda(Engine):
         fuses_epilogues=True,
         fuses_normalization=True,
         attention_by_token=True,
+        merges_matmuls=1024,  # for fewer rows, copying the weights side by side takes longer than is won
         recomputes_factors=False,  # it has much memory, and writing them again takes time
         updates_last=True,
         channels_last=True,

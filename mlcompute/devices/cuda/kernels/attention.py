@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from mlcompute.compiler.attention_by_token import BY_TOKEN, BY_TOKEN_GRADIENT
+from mlcompute.compiler.attention_by_token import BY_TOKEN, BY_TOKEN_GRADIENT, JOINED_GRADIENT
 from mlcompute.devices.cuda.codegen.types import FLOAT, DType
 from mlcompute.devices.cuda.kernels.attention_source import (
     ROWS,
@@ -53,7 +53,7 @@ def attention_launches(step: Step, operands: Operands) -> Sequence[Launch]:
 def gradient_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     """One kernel for dq and what the softmax needs, one for dk and dv; one before them as for attention."""
     dy, kept, inputs = _gradient_inputs([operands[value] for value in step.inputs], step)
-    dq, dk, dv = (operands[value] for value in step.results)
+    dq, dk, dv = _gradient_results(step, operands)
     form = _form(step, inputs, [dy])
     q, k = inputs[:2]
     rows = _units(q) * q.shape[2]
@@ -79,8 +79,19 @@ _T = TypeVar("_T")
 
 def _gradient_inputs(inputs: Sequence[_T], step: Step) -> tuple[_T, Sequence[_T], Sequence[_T]]:
     """dy; what was kept: y and the softmax's denominators, if anything; the inputs of attention."""
-    kept = 2 if step.op.name == BY_TOKEN_GRADIENT.name else 0
+    kept = 2 if "by_token" in step.op.name else 0
     return inputs[0], inputs[1 : 1 + kept], inputs[1 + kept :]
+
+
+def _gradient_results(step: Step, operands: Operands) -> list[Operand]:
+    """dq, dk and dv, which may be thirds of one result."""
+    results = [operands[value] for value in step.results]
+    if step.op.name != JOINED_GRADIENT.name:
+        return results
+    n, length, heads, width = results[0].shape
+    shape = (n, length, heads // 3, width)
+    stride = shape[2] * results[0].strides[2]
+    return [results[0]._replace(offset=results[0].offset + k * stride, shape=shape) for k in range(3)]
 
 
 def attention_workspace(step: Step) -> int:
@@ -134,6 +145,7 @@ def _form(step: Step, inputs: Sequence[Operand], more: Sequence[Operand] = ()) -
     return Form(
         width, value_width, _inner(q, v), a["has_mask"], _has_map(step, q, k), a["has_keep"],
         exact=exact, packed=packed, narrow=narrow, by_token="by_token" in step.op.name,
+        joined=step.op.name == JOINED_GRADIENT.name,
     )  # fmt: skip
 
 
@@ -226,4 +238,5 @@ KERNELS: dict[str, Row] = {
     "attention_gradient": Row(gradient_launches, supports_attention, gradient_workspace),
     BY_TOKEN.name: Row(attention_launches, supports_attention, attention_workspace),
     BY_TOKEN_GRADIENT.name: Row(gradient_launches, supports_attention, gradient_workspace),
+    JOINED_GRADIENT.name: Row(gradient_launches, supports_attention, gradient_workspace),
 }

@@ -34,6 +34,7 @@ class Form:
     packed   how many elements of a row may be read at a time: 1, 4, or 8 of bfloat16
     narrow   are queries, keys, values and their gradients bfloat16? Masks, and what is computed, are float32
     by_token  are results (n, l, heads, d), and are the softmax's denominators kept for the gradient?
+    joined    are gradients thirds of one result (n, l, 3 heads, d)?
     """
 
     width: int
@@ -46,6 +47,7 @@ class Form:
     packed: int
     narrow: bool = False
     by_token: bool = False
+    joined: bool = False
 
     @property
     def forward_bytes(self) -> int:
@@ -112,10 +114,11 @@ __device__ __forceinline__ float number(Element x) {{ return {"to_float(x)" if s
             found += ["const int* map", "Strides map_by"]
         return ", ".join([*found, "Sizes z"])
 
-    def row(self, count: str, index: str) -> str:
+    def row(self, count: str, index: str, of_gradient: bool = False) -> str:
         """The number of a row of a result: that of a token, then of a head, or the other way round."""
         if self.by_token:
-            return f"(((long long)(unit / z.heads) * {count} + {index}) * z.heads + unit % z.heads)"
+            heads = "3 * z.heads" if self.joined and of_gradient else "z.heads"
+            return f"(((long long)(unit / z.heads) * {count} + {index}) * ({heads}) + unit % z.heads)"
         return f"((long long)unit * {count} + {index})"
 
     def begin(self, count: str, heavy_first: str, *inputs: str) -> str:
@@ -493,7 +496,7 @@ extern "C" __global__ void {form.bounds(_GRADIENT_BLOCKS)} KERNEL({form.paramete
     for (int r = 0; r < 2; ++r) {{
         int i = first + own + g + 8 * r;
         if (i >= z.queries) continue;
-        Element* to = dq + {form.row("z.queries", "i")} * z.width;
+        Element* to = dq + {form.row("z.queries", "i", of_gradient=True)} * z.width;
         // A row without any key is NaN, and so is its gradient, though all of its tiles were skipped.
         float scale = delta[r] != delta[r] ? delta[r] : z.scale;
         #pragma unroll
@@ -568,7 +571,7 @@ extern "C" __global__ void {form.bounds(_GRADIENT_BLOCKS)} KERNEL({form.paramete
     for (int r = 0; r < 2; ++r) {{
         int j = first + own + g + 8 * r;
         if (j >= z.keys) continue;
-        long long row = {form.row("z.keys", "j")};
+        long long row = {form.row("z.keys", "j", of_gradient=True)};
         Element *to_k = dk + row * z.width, *to_v = dv + row * z.value_width;
         #pragma unroll
         for (int n = 0; n < D / 8; ++n)
