@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlcompute import ops
-from mlcompute.compiler.attention_by_token import BY_TOKEN, BY_TOKEN_GRADIENT
+from mlcompute.compiler.attention_by_token import BY_TOKEN, BY_TOKEN_GRADIENT, JOINED_GRADIENT
 from mlcompute.devices.device import Engine
 from mlcompute.ops.op import Array, Trace, Value
 from tests.devices.cuda_ops import emulated, gpu, multiplied, run_on
@@ -114,6 +114,10 @@ def check_by_token(engine: Engine, name: str, scale: float = 4.0, times: int = 1
     assert kernels == "attention gradient"
     for what, a, b in zip(("dq", "dk", "dv"), found, forward(gradient, dy, *kept, *arrays), strict=True):
         assert_close(a, b, scale=scale, what=what)
+    if len({array.shape for array in arrays[:3]}) == 1:  # they may be written side by side
+        options = {"scale": arrays[0].shape[3] ** -0.5, "has_mask": len(arrays) > 3, "has_keep": False}
+        (joined,), _ = run_on(engine, lambda *v: v[0].trace.add(JOINED_GRADIENT, v, options), [dy, *kept, *arrays])
+        np.testing.assert_array_equal(joined, np.concatenate(found, axis=2))
 
 
 @pytest.mark.parametrize("name", CASES)
