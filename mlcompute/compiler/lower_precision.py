@@ -211,6 +211,7 @@ class _Rewriting:
         self.steps: list[Step] = []
         self.twins: dict[Value, Value] = {}  # float32 value -> the same in bfloat16
         self.views: dict[Value, Step] = {}  # float32 value -> the step that shows it, when it is a view
+        self.joined: dict[Value, Step] = {}  # weights side by side -> the step that puts them there
         self.wide: dict[Value, Value] = {}  # float32 value -> its twin in float32 again
         self.near: dict[Value, Value] = {}  # the same within one group of elementwise steps, or what is not rounded yet
         self.group = 0
@@ -223,6 +224,8 @@ class _Rewriting:
             self._add_elementwise(step)
             return
         places = () if step.phase == "update" else self._narrow_places(step)
+        if step.op.name == "concatenate" and all(self._root(value).kind == "parameter" for value in step.inputs):
+            self.joined[step.results[0]] = step
         if not (places and self._add_narrow(step, places)):
             inputs = tuple([self._as_float32(value, step) for value in step.inputs])
             self._append(step, inputs, [value.dtype for value in step.results], step.attributes)
@@ -325,11 +328,18 @@ class _Rewriting:
                 self.steps.append(conversion(result, value, step))
 
     def _as_bfloat16(self, value: Value, reader: Step) -> Value:
-        """The twin of a value, made if need be; of a view, the same view of its source's twin."""
+        """The twin of a value, made if need be; of a view, the same view of its source's twin.
+
+        Weights are converted before they are put side by side: half as many bytes are moved then.
+        """
         twin = self.twins.get(value)
         if twin is None:
-            view = self.views.get(value)
-            if view is None:
+            view, joined = self.views.get(value), self.joined.get(value)
+            if joined is not None:
+                parts = tuple([self._as_bfloat16(part, reader) for part in joined.inputs])
+                twin = self.trace.value(value.shape, bfloat16())
+                self.steps.append(Step(joined.op, parts, (twin,), joined.attributes, joined.layer, reader.phase))
+            elif view is None:
                 twin = self._converted(value, bfloat16(), reader)
             else:
                 source = self._as_bfloat16(view.inputs[0], reader)
