@@ -18,20 +18,6 @@ from mlcompute.data.table import iris, read_csv, read_parquet, table
 from mlcompute.data.text_file import sums, text
 
 __all__ = [
-    "Augment",
-    "Dataset",
-    "Preprocessing",
-    "arrays",
-    "digits",
-    "images",
-    "iris",
-    "load",
-    "preprocessing_of",
-    "read_csv",
-    "read_idx",
-    "read_npz",
-    "read_parquet",
-    "sums",
-    "table",
-    "text",
-]
+    "Augment", "Dataset", "Preprocessing", "arrays", "digits", "images", "iris", "load", "preprocessing_of", "read_csv",
+    "read_idx", "read_npz", "read_parquet", "sums", "table", "text",
+]  # fmt: skip

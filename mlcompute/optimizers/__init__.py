@@ -17,21 +17,9 @@ from mlcompute.optimizers.rmsprop import RMSPropOptimizer
 from mlcompute.optimizers.sgd import SGDOptimizer
 
 __all__ = [
-    "AdadeltaOptimizer",
-    "AdafactorOptimizer",
-    "AdagradOptimizer",
-    "AdamOptimizer",
-    "AdamWOptimizer",
-    "LAMBOptimizer",
-    "LionOptimizer",
-    "MuonOptimizer",
-    "NAdamOptimizer",
-    "Optimizer",
-    "OptimizerDescriptor",
-    "ParameterGroup",
-    "RAdamOptimizer",
-    "RMSPropOptimizer",
-    "SGDOptimizer",
-]
+    "AdadeltaOptimizer", "AdafactorOptimizer", "AdagradOptimizer", "AdamOptimizer", "AdamWOptimizer", "LAMBOptimizer",
+    "LionOptimizer", "MuonOptimizer", "NAdamOptimizer", "Optimizer", "OptimizerDescriptor", "ParameterGroup",
+    "RAdamOptimizer", "RMSPropOptimizer", "SGDOptimizer",
+]  # fmt: skip
 
 answer_foreign_keywords([globals()[name] for name in __all__])

@@ -40,7 +40,7 @@ class NativeLibrary:
                     fix=f"pip install {self.wheel}",
                 )
             function.argtypes, function.restype = arguments, self.returns.get(name, c_int)
-        self.version: int = self.function("GetVersion")()
+        self.version = self._read_version()
         self._handles: dict[int, int] = {}
 
     @property
@@ -48,6 +48,9 @@ class NativeLibrary:
         """Which one: "cuDNN 9.19.0"."""
         major, rest = divmod(self.version, 10000)
         return f"{self.title} {major}.{rest // 100}.{rest % 100}"
+
+    def _read_version(self) -> int:
+        return int(self.function("GetVersion")())
 
     def function(self, name: str) -> Any:
         """A function, by its name without the prefix."""
@@ -65,11 +68,15 @@ class NativeLibrary:
 
     def error(self, status: int, name: str, doing: str = "") -> DeviceError:
         """The error for a status other than 0."""
-        text = self.function(self.explains)(status)
-        reason = text.decode() if text else f"status {status}"
+        reason = self.reason(status)
         return DeviceError(
             f"{self.name}: {doing or name}: {reason}", function=f"{self.prefix}{name}", library=self.path
         )
+
+    def reason(self, status: int) -> str:
+        """What the library says about a status."""
+        text = self.function(self.explains)(status)
+        return text.decode() if text else f"status {status}"
 
     def handle(self, ordinal: int) -> int:
         """The handle for a GPU, whose context must be current. It lives as long as the process."""

@@ -7,9 +7,10 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from mlcompute.devices.cuda.libraries import load
-from mlcompute.errors import DeviceError
+from mlcompute.devices.cuda.native_library import NativeLibrary
 
 #: ncclInt8: what is moved are bytes.
 _BYTES = 0
@@ -59,62 +60,45 @@ def _for_graphs() -> _Config:
 
 
 #: Functions, and what they are given.
-_SIGNATURES = {
-    "ncclGetVersion": (ctypes.POINTER(_INT),),
-    "ncclGetUniqueId": (ctypes.POINTER(_UniqueId),),
-    "ncclCommInitRank": (ctypes.POINTER(_POINTER), _INT, _UniqueId, _INT),
-    "ncclCommInitRankConfig": (ctypes.POINTER(_POINTER), _INT, _UniqueId, _INT, ctypes.POINTER(_Config)),
-    "ncclCommGetAsyncError": (_POINTER, ctypes.POINTER(_INT)),
-    "ncclCommAbort": (_POINTER,),
-    "ncclGroupStart": (),
-    "ncclGroupEnd": (),
-    "ncclSend": (_POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
-    "ncclRecv": (_POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
+_SIGNATURES: dict[str, Sequence[Any]] = {
+    "GetVersion": (ctypes.POINTER(_INT),),
+    "GetErrorString": (_INT,),
+    "GetUniqueId": (ctypes.POINTER(_UniqueId),),
+    "CommInitRank": (ctypes.POINTER(_POINTER), _INT, _UniqueId, _INT),
+    "CommInitRankConfig": (ctypes.POINTER(_POINTER), _INT, _UniqueId, _INT, ctypes.POINTER(_Config)),
+    "CommGetAsyncError": (_POINTER, ctypes.POINTER(_INT)),
+    "CommAbort": (_POINTER,),
+    "GroupStart": (),
+    "GroupEnd": (),
+    "Send": (_POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
+    "Recv": (_POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
 }
+_RETURNS: dict[str, Any] = {"GetErrorString": ctypes.c_char_p}
 
 
-class Nccl:
+class Nccl(NativeLibrary):
     """The library.
 
-    name              for people to read
     captures_several  can one thread launch captured calls of several GPUs? (see `_for_graphs`)
     """
 
+    title, prefix, wheel, versions = "NCCL", "nccl", "nvidia-nccl-cu13", "NCCL 2.14 or newer"
+    signatures, returns = _SIGNATURES, _RETURNS
+
     def __init__(self) -> None:
-        self._library, path = load("nccl", "nvidia-nccl-cu13")
-        for name, given in _SIGNATURES.items():
-            function = getattr(self._library, name, None)
-            if function is None:
-                raise DeviceError(
-                    f"{path} has no function {name}",
-                    expected="NCCL 2.14 or newer",
-                    fix="pip install nvidia-nccl-cu13",
-                )
-            function.argtypes, function.restype = given, _INT
-        self._library.ncclGetErrorString.argtypes = (_INT,)
-        self._library.ncclGetErrorString.restype = ctypes.c_char_p
-        version = _INT()
-        self.call("ncclGetVersion", ctypes.byref(version))
-        number = version.value
-        self.name = f"NCCL {number // 10000}.{number // 100 % 100}.{number % 100}"
-        self._has_config = number >= _CONFIG_VERSION
+        super().__init__(*load("nccl", self.wheel))
+        self._has_config = self.version >= _CONFIG_VERSION
         self.captures_several = self._has_config or os.environ.get("NCCL_GRAPH_MIXING_SUPPORT") == "0"
 
-    def call(self, name: str, *arguments: object) -> None:
-        """Call a function; DeviceError when it fails."""
-        code = getattr(self._library, name)(*arguments)
-        if code:
-            raise DeviceError(f"{name} failed", reason=self.reason(code))
-
-    def reason(self, code: int) -> str:
-        """What the library says about an error."""
-        text = self._library.ncclGetErrorString(code)
-        return text.decode() if text else f"code {code}"
+    def _read_version(self) -> int:
+        version = _INT()
+        self.function("GetVersion")(ctypes.byref(version))
+        return version.value
 
     def unique_id(self) -> bytes:
         """What processes that want to meet must all know; one of them makes it."""
         found = _UniqueId()
-        self.call("ncclGetUniqueId", ctypes.byref(found))
+        self.call("GetUniqueId", ctypes.byref(found))
         return bytes(found)
 
     def communicator(self, unique_id: bytes, rank: int, size: int) -> Communicator:
@@ -126,9 +110,9 @@ class Nccl:
     def _begin(self, handle: ctypes.c_void_p, unique_id: bytes, rank: int, size: int) -> None:
         given = ctypes.byref(handle), size, _UniqueId.from_buffer_copy(unique_id), rank
         if self._has_config:
-            self.call("ncclCommInitRankConfig", *given, ctypes.byref(_for_graphs()))
+            self.call("CommInitRankConfig", *given, ctypes.byref(_for_graphs()))
         else:
-            self.call("ncclCommInitRank", *given)
+            self.call("CommInitRank", *given)
 
     def communicators(self, activate: Sequence[Callable[[], object]]) -> list[Communicator]:
         """Join the GPUs of this process, each of which a function makes the current one; a communicator each."""
@@ -143,11 +127,11 @@ class Nccl:
     @contextlib.contextmanager
     def grouped(self) -> Iterator[None]:
         """What is sent and received inside happens at once, in no order."""
-        self.call("ncclGroupStart")
+        self.call("GroupStart")
         try:
             yield
         finally:
-            self.call("ncclGroupEnd")
+            self.call("GroupEnd")
 
 
 class Communicator:
@@ -158,24 +142,24 @@ class Communicator:
 
     def send(self, address: int, nbytes: int, peer: int, stream: int) -> None:
         """Enqueue sending bytes."""
-        self.library.call("ncclSend", address, nbytes, _BYTES, peer, self._handle, stream)
+        self.library.call("Send", address, nbytes, _BYTES, peer, self._handle, stream)
 
     def receive(self, address: int, nbytes: int, peer: int, stream: int) -> None:
         """Enqueue receiving bytes."""
-        self.library.call("ncclRecv", address, nbytes, _BYTES, peer, self._handle, stream)
+        self.library.call("Recv", address, nbytes, _BYTES, peer, self._handle, stream)
 
     def error(self) -> str:
         """What has gone wrong since, on this GPU or between it and another; empty when nothing has."""
         code = _INT()
         if self._handle:
-            self.library.call("ncclCommGetAsyncError", self._handle, ctypes.byref(code))
+            self.library.call("CommGetAsyncError", self._handle, ctypes.byref(code))
         return self.library.reason(code.value) if code.value not in (0, _IN_PROGRESS) else ""
 
     def abort(self) -> None:
         """Give up what is under way: another process does not answer. Graphs with its calls must have been freed."""
         handle, self._handle = self._handle, _POINTER()
         if handle:
-            self.library.call("ncclCommAbort", handle)
+            self.library.call("CommAbort", handle)
 
 
 @functools.cache

@@ -11,21 +11,7 @@ from mlcompute.trainer.callbacks.tracking import MLflow, OptunaPruning, WandB
 from mlcompute.trainer.callbacks.watching import GradientWatch
 
 __all__ = [
-    "CSVLogger",
-    "Callback",
-    "EarlyStopping",
-    "ExponentialMovingAverage",
-    "GradientWatch",
-    "LearningRateScheduler",
-    "Live",
-    "Logs",
-    "MLflow",
-    "ModelCheckpoint",
-    "Monitor",
-    "NaNError",
-    "OptunaPruning",
-    "ReduceLROnPlateau",
-    "TensorBoard",
-    "TerminateOnNaN",
-    "WandB",
-]
+    "CSVLogger", "Callback", "EarlyStopping", "ExponentialMovingAverage", "GradientWatch", "LearningRateScheduler",
+    "Live", "Logs", "MLflow", "ModelCheckpoint", "Monitor", "NaNError", "OptunaPruning", "ReduceLROnPlateau",
+    "TensorBoard", "TerminateOnNaN", "WandB",
+]  # fmt: skip

@@ -19,22 +19,7 @@ from mlcompute.trainer.metrics.numbers import R2, MeanAbsoluteError, MeanSquared
 from mlcompute.trainer.metrics.perplexity import Perplexity
 
 __all__ = [
-    "AUC",
-    "F1",
-    "R2",
-    "Accuracy",
-    "ClassMetric",
-    "ConfusionMatrix",
-    "CountedMetric",
-    "IoU",
-    "Mean",
-    "MeanAbsoluteError",
-    "MeanSquaredError",
-    "Metric",
-    "Perplexity",
-    "Precision",
-    "Recall",
-    "RootMeanSquaredError",
-    "TopKAccuracy",
-    "metrics_from",
-]
+    "AUC", "F1", "R2", "Accuracy", "ClassMetric", "ConfusionMatrix", "CountedMetric", "IoU", "Mean",
+    "MeanAbsoluteError", "MeanSquaredError", "Metric", "Perplexity", "Precision", "Recall", "RootMeanSquaredError",
+    "TopKAccuracy", "metrics_from",
+]  # fmt: skip

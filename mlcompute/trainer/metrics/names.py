@@ -18,28 +18,10 @@ from mlcompute.trainer.metrics.perplexity import Perplexity
 
 #: Names of metrics; "top_N_accuracy" is understood for any number.
 MetricName = Literal[
-    "accuracy",
-    "binary_accuracy",
-    "categorical_accuracy",
-    "top_2_accuracy",
-    "top_3_accuracy",
-    "top_5_accuracy",
-    "top_10_accuracy",
-    "precision",
-    "recall",
-    "f1",
-    "iou",
-    "auc",
-    "average_precision",
-    "confusion_matrix",
-    "mae",
-    "mean_absolute_error",
-    "mse",
-    "mean_squared_error",
-    "rmse",
-    "r2",
-    "perplexity",
-]
+    "accuracy", "binary_accuracy", "categorical_accuracy", "top_2_accuracy", "top_3_accuracy", "top_5_accuracy",
+    "top_10_accuracy", "precision", "recall", "f1", "iou", "auc", "average_precision", "confusion_matrix", "mae",
+    "mean_absolute_error", "mse", "mean_squared_error", "rmse", "r2", "perplexity",
+]  # fmt: skip
 
 _NAMES: dict[str, Callable[[], Metric]] = {
     "accuracy": Accuracy,

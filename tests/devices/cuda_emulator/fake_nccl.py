@@ -21,9 +21,9 @@ class FakeNccl(Nccl):
     """Calls of a group are enqueued when it ends: sends, then receives, which wait on their devices."""
 
     captures_several = True
+    name = "fake NCCL"
 
     def __init__(self) -> None:
-        self.name = "fake NCCL"
         self._calls = threading.local()
         #: Bytes sent, and how many calls were made and how many of them captured, for tests.
         self.sent, self.calls, self.captured = 0, 0, 0
