@@ -21,6 +21,7 @@ from mlcompute.compiler.expand import expand
 from mlcompute.compiler.fuse_bias_gradients import fuse_bias_gradients
 from mlcompute.compiler.fuse_elementwise import fuse_elementwise
 from mlcompute.compiler.fuse_epilogues import fuse_epilogues
+from mlcompute.compiler.fuse_gelu import fuse_gelu
 from mlcompute.compiler.fuse_norm_gradient import fuse_norm_gradient
 from mlcompute.compiler.fuse_normalization import fuse_normalization
 from mlcompute.compiler.fuse_update_into_matmul import fuse_update_into_matmul
@@ -169,6 +170,7 @@ PASSES = [
     Pass(rematerialize, when=_recomputes),
     Pass(unmerge_aliased_updates),
     Pass(fuse_epilogues, when=_fuses_epilogues),
+    Pass(fuse_gelu, when=_fuses_epilogues),
     Pass(fuse_bias_gradients, when=_fuses_bias_gradients),
     Pass(fuse_normalization, when=_fuses_normalization),
     Pass(fuse_elementwise, when=_fuses_elementwise),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _SMALL = 1 << 20
 #: Bytes that a large product reads and writes.
 LARGE_PRODUCT = 1 << 22
+_PRODUCTS = ("matmul", "matmul_epilogue", "matmul_gelu", "matmul_gelu_gradient", "matmul_bias_gradient")
 
 
 class Placement(NamedTuple):
@@ -137,7 +138,7 @@ def planned(
 
 
 def _is_large_product(step: Step) -> bool:
-    is_product = step.op.name in ("matmul", "matmul_epilogue", "matmul_bias_gradient")
+    is_product = step.op.name in _PRODUCTS
     return is_product and sum(value.nbytes for value in (*step.inputs, *step.results)) >= LARGE_PRODUCT
 
 

@@ -23,6 +23,7 @@ OP_N, OP_T = 0, 1
 LAYOUT_BATCH_COUNT, LAYOUT_STRIDED_BATCH_OFFSET = 5, 6
 #: cublasLtMatmulDescAttributes_t
 DESC_TRANSA, DESC_TRANSB, DESC_EPILOGUE, DESC_BIAS_POINTER = 3, 4, 7, 8
+DESC_EPILOGUE_AUX_POINTER, DESC_EPILOGUE_AUX_LD = 11, 12
 #: cublasLtMatmulPreferenceAttributes_t
 PREF_MAX_WORKSPACE_BYTES, PREF_REDUCTION_SCHEME_MASK = 1, 3
 PREF_MIN_ALIGNMENT_A_BYTES = 5  # those of B, C and D follow
@@ -30,6 +31,9 @@ PREF_MIN_ALIGNMENT_A_BYTES = 5  # those of B, C and D follow
 REDUCTION_COMPUTE_TYPE, REDUCTION_OUTPUT_TYPE = 2, 4
 #: cublasLtEpilogue_t; the gradients of a bias are sums over the terms of the first or of the second factor
 EPILOGUE_DEFAULT, EPILOGUE_BIAS, EPILOGUE_BGRADA, EPILOGUE_BGRADB = 1, 4, 256, 512
+#: GELU and its gradient. With AUX, what it is applied to is written, too, or read: a matrix as large as the result
+EPILOGUE_AUX = 128
+EPILOGUE_GELU, EPILOGUE_DGELU = 32, 64 | EPILOGUE_AUX
 #: cublasStatus_t
 STATUS_NOT_SUPPORTED = 15
 

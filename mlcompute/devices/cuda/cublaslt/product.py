@@ -53,13 +53,14 @@ class Product:
         #: Does the algorithm use any of that memory? If not, other work may use it meanwhile.
         self.needs_workspace = self._needed(self._algorithm) != 0
 
-    def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, vector: int = 0) -> None:
+    def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, vector: int = 0, matrix: int = 0) -> None:
         """Put the product of matrices at these addresses on a stream, with the epilogue where it has one.
 
         vector   the bias, or where its gradient is written
+        matrix   what GELU is applied to, as large as the result
         """
         if self.has_epilogue:
-            self._set_vector(vector)
+            self._set_pointers(vector, matrix)
         self._run(self._algorithm, stream, a, b, y, workspace)
 
     def _run(self, algorithm: lt.Algorithm, stream: int, a: int, b: int, y: int, workspace: int) -> None:
@@ -85,10 +86,14 @@ class Product:
 
     def _set_epilogue(self, epilogue: int) -> None:
         self._lt.set("MatmulDesc", self._operation, lt.DESC_EPILOGUE, c_uint32(epilogue))
-        self._set_vector(BASE_ALIGNMENT)  # looked at by what chooses algorithms, but not followed
+        if epilogue & lt.EPILOGUE_AUX:
+            self._lt.set("MatmulDesc", self._operation, lt.DESC_EPILOGUE_AUX_LD, c_int64(self.problem.result.leading))
+        self._set_pointers(BASE_ALIGNMENT, BASE_ALIGNMENT)  # looked at by what chooses algorithms, but not followed
 
-    def _set_vector(self, address: int) -> None:
-        self._lt.set("MatmulDesc", self._operation, lt.DESC_BIAS_POINTER, c_uint64(address))
+    def _set_pointers(self, vector: int, matrix: int) -> None:
+        self._lt.set("MatmulDesc", self._operation, lt.DESC_BIAS_POINTER, c_uint64(vector))
+        if self.problem.epilogue & lt.EPILOGUE_AUX:
+            self._lt.set("MatmulDesc", self._operation, lt.DESC_EPILOGUE_AUX_POINTER, c_uint64(matrix))
 
     def _can_apply(self, epilogue: int) -> bool:
         self._set_epilogue(epilogue)
@@ -161,13 +166,13 @@ class Product:
         sizes = [_extent(matrix, p.batch) * _ITEM_BYTES[p.data_type] for matrix in (p.second, p.first)]
         sizes.append(_extent(p.result, p.batch) * _ITEM_BYTES[p.result_type])
         vector = max(p.result.rows, p.result.columns) * _ITEM_BYTES[p.result_type]
-        sizes += [self.workspace_bytes, vector]
+        sizes += [self.workspace_bytes, vector, sizes[2]]
         return tuning.fastest([self._runner(algorithm) for algorithm in candidates], sizes)
 
     def _runner(self, algorithm: lt.Algorithm) -> tuning.Run:
         def run(stream: int, addresses: Sequence[int]) -> None:
             if self.has_epilogue:
-                self._set_vector(addresses[4])
+                self._set_pointers(*addresses[4:])
             self._run(algorithm, stream, *addresses[:4])
 
         return run

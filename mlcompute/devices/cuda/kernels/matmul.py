@@ -12,7 +12,13 @@ import numpy as np
 from mlcompute.devices.cuda import cublaslt
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored
-from mlcompute.devices.cuda.cublaslt.library import EPILOGUE_BIAS
+from mlcompute.devices.cuda.cublaslt.library import (
+    EPILOGUE_BGRADA,
+    EPILOGUE_BGRADB,
+    EPILOGUE_BIAS,
+    EPILOGUE_DEFAULT,
+    EPILOGUE_DGELU,
+)
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
 from mlcompute.devices.cuda.kernels.small_matmul import is_small, small_matmul
 from mlcompute.devices.cuda.kernels.strided_copy import transposed
@@ -209,31 +215,36 @@ def library_call(
     workspace: Operand | None,
     kernel: str = "cuBLASLt",
     vector: Operand | None = None,
+    matrix: Operand | None = None,
 ) -> LibraryCall | None:
     """One product; None when there is no algorithm for it, or none that can apply the epilogue.
 
     vector   the bias that the epilogue adds, or the bias gradient that it writes
+    matrix   what GELU is applied to: written by the epilogue, or read for the gradient
     """
     try:
         product = cublaslt.Product(problem, gpu, 0 if workspace is None else workspace.size - ALIGNMENT)
     except cublaslt.NoAlgorithmError:
         return None
-    if vector is not None and not product.has_epilogue:
+    if problem.epilogue != EPILOGUE_DEFAULT and not product.has_epilogue:
         return None
     memory, writes = [*part], [2]
     if not product.needs_workspace:
         workspace = None
     if workspace is not None:
         memory, writes = [*memory, workspace], [2, 3]
-    if vector is not None:
-        memory = [*memory, vector]
-        if problem.epilogue != EPILOGUE_BIAS:
-            writes = [*writes, len(memory) - 1]
+    for operand, is_written in (
+        (vector, problem.epilogue in (EPILOGUE_BGRADA, EPILOGUE_BGRADB)),
+        (matrix, problem.epilogue != EPILOGUE_DGELU),
+    ):
+        if operand is not None:
+            memory = [*memory, operand]
+            writes = [*writes, len(memory) - 1] if is_written else writes
 
     def enqueue(stream: int, addresses: Sequence[int]) -> None:
-        a, b, y = addresses[:3]
-        scratch = 0 if workspace is None else aligned(addresses[3])
-        product.enqueue(stream, a, b, y, scratch, 0 if vector is None else addresses[-1])
+        a, b, y, *more = addresses
+        scratch = 0 if workspace is None else aligned(more.pop(0))
+        product.enqueue(stream, a, b, y, scratch, *(0 if each is None else more.pop(0) for each in (vector, matrix)))
 
     return LibraryCall(step, kernel, memory, writes, enqueue, [product])
 
