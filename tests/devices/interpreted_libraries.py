@@ -105,10 +105,10 @@ class InterpretedProduct:
         self.has_epilogue = problem.epilogue != lt.EPILOGUE_DEFAULT
         self.needs_workspace = True
 
-    def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, vector: int = 0) -> None:
-        self.driver.enqueue(lambda: self.run(a, b, y, workspace, vector), stream)
+    def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, vector: int = 0, matrix: int = 0) -> None:
+        self.driver.enqueue(lambda: self.run(a, b, y, workspace, vector, matrix), stream)
 
-    def run(self, a: int, b: int, y: int, workspace: int, vector: int) -> None:
+    def run(self, a: int, b: int, y: int, workspace: int, vector: int, matrix: int) -> None:
         assert workspace % 256 == 0
         memory_at(workspace, self.workspace_bytes // 4)[:] = np.nan  # nobody else's
         p = self.problem
@@ -117,17 +117,28 @@ class InterpretedProduct:
         ]
         flat = [memory_at(address, size) for address, size in zip((a, b, y), sizes, strict=True)]
         interpreted_product(p, *flat)
-        assert bool(vector) == self.has_epilogue
-        if p.epilogue == lt.EPILOGUE_BIAS:
+        sums = {lt.EPILOGUE_BGRADA: (p.first, flat[1]), lt.EPILOGUE_BGRADB: (p.second, flat[0])}
+        has_bias = p.epilogue in (*sums, lt.EPILOGUE_BIAS, lt.EPILOGUE_GELU | lt.EPILOGUE_BIAS, _GELU_AUX_BIAS)
+        assert (bool(vector), bool(matrix)) == (has_bias, bool(p.epilogue & lt.EPILOGUE_AUX))
+        if p.epilogue in sums:
+            factor, memory = sums[p.epilogue]
+            is_by_term = factor.transposed == (p.epilogue == lt.EPILOGUE_BGRADB)
+            total = memory.reshape(factor.columns, factor.rows).sum(axis=0 if is_by_term else 1)  # dense, too
+            memory_at(vector, len(total))[:] = total
+        elif p.epilogue != lt.EPILOGUE_DEFAULT:
             rows = flat[2].reshape(-1, p.result.rows)  # all results here are dense
-            rows += memory_at(vector, p.result.rows)
-        elif vector:
-            matrix, memory = (p.second, flat[0]) if p.epilogue == lt.EPILOGUE_BGRADB else (p.first, flat[1])
-            seen = memory.reshape(matrix.columns, matrix.rows)  # row by row; factors here are dense, too
-            is_by_term = matrix.transposed == (p.epilogue == lt.EPILOGUE_BGRADB)
-            memory_at(vector, p.result.columns if p.epilogue == lt.EPILOGUE_BGRADB else p.result.rows)[:] = seen.sum(
-                axis=0 if is_by_term else 1
-            )
+            if has_bias:
+                rows += memory_at(vector, p.result.rows)
+            other = memory_at(matrix, sizes[2]).reshape(rows.shape) if matrix else None
+            if p.epilogue == lt.EPILOGUE_DGELU:
+                rows[:] = ops.TABLE["gelu_gradient"].meaning(rows, other)
+            elif p.epilogue & lt.EPILOGUE_GELU:
+                if other is not None:
+                    other[:] = rows
+                rows[:] = ops.TABLE["gelu"].meaning(rows)
+
+
+_GELU_AUX_BIAS = lt.EPILOGUE_GELU | lt.EPILOGUE_AUX | lt.EPILOGUE_BIAS
 
 
 class InterpretedPlan:

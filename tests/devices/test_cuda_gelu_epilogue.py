@@ -1,0 +1,171 @@
+"""GELU and its gradient in calls of cuBLASLt: interpreted in NumPy, emulated, and on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from mlcompute import ops
+from mlcompute.compiler.fuse_epilogues import fuse_epilogues
+from mlcompute.compiler.fuse_gelu import fuse_gelu
+from mlcompute.devices.cuda import cublaslt, libraries
+from mlcompute.devices.cuda.kernels.table import KERNELS
+from mlcompute.devices.device import Engine
+from mlcompute.ops.bfloat16 import bfloat16
+from mlcompute.ops.op import FLOAT32, Array, Trace, Value
+from tests.compiler.programs import apply
+from tests.devices.cuda_ops import emulated, gpu, multiplied, run_on
+from tests.devices.interpreted_libraries import (
+    InterpretedCuda,
+    highest,
+    interpreted,
+    numbers,
+    products_by_libraries,
+)
+from tests.harness import assert_close
+
+__all__ = ["highest", "interpreted", "products_by_libraries"]  # fixtures
+
+Described = Callable[..., Sequence[Value]]
+
+
+def described(engine: Engine, kind: str, narrow: bool = False) -> Described:
+    """gelu(x wᵀ + b) and what it is applied to, or x w gelu'(z), as the compiler gives them to an engine."""
+
+    def forward(x: Value, w: Value, bias: Value) -> list[Value]:
+        if narrow:
+            z = ops.matmul(_narrow(x), ops.transpose(_narrow(w)))
+            z = _narrow(ops.convert(z, FLOAT32) + bias)
+            y = _narrow(ops.gelu(ops.convert(z, FLOAT32)))
+        else:
+            z = ops.matmul(x, ops.transpose(w)) + bias
+            y = ops.gelu(z)
+        results = [y, z] if kind == "with z" else [y]
+        apply(fuse_epilogues, x.trace, results, engine.supports)
+        apply(fuse_gelu, x.trace, results, engine.supports)
+        return results
+
+    def gradient(x: Value, w: Value, z: Value) -> list[Value]:
+        if narrow:
+            stored = _narrow(z)
+            dy = ops.matmul(_narrow(x), _narrow(w))
+            dz = _narrow(ops.gelu_gradient(ops.convert(dy, FLOAT32), ops.convert(stored, FLOAT32)))
+        else:
+            dz = ops.gelu_gradient(ops.matmul(x, w), z)
+        apply(fuse_gelu, x.trace, [dz], engine.supports)
+        return [dz]
+
+    return gradient if kind == "gradient" else forward
+
+
+def _narrow(x: Value) -> Value:
+    return ops.convert(x, bfloat16())
+
+
+def sample(kind: str, m: int, k: int, n: int) -> list[Array]:
+    x = numbers(m, k)
+    if kind == "gradient":
+        return [x, numbers(k, n, seed=1) / np.float32(np.sqrt(k)), numbers(m, n, seed=2)]
+    return [x, numbers(n, k, seed=1) / np.float32(np.sqrt(k)), numbers(n, seed=2)]
+
+
+def expected(kind: str, arrays: Sequence[Array], narrow: bool = False) -> list[Array]:
+    """In float64, of what the numbers are in their own type."""
+    a, b, c = (array.astype(bfloat16()) if narrow else array for array in arrays)
+    a, b, c = (array.astype(np.float64) for array in (a, b, c))
+    meaning = {name: ops.TABLE[name].meaning for name in ("gelu", "gelu_gradient")}
+    if kind == "gradient":
+        return [np.asarray(meaning["gelu_gradient"](a @ b, c))]
+    z = a @ b.T + c
+    return [np.asarray(meaning["gelu"](z)), z][: 2 if kind == "with z" else 1]
+
+
+NAMES = {
+    "with z": "cuBLASLt with bias and GELU",
+    "alone": "cuBLASLt with bias and GELU",
+    "gradient": "cuBLASLt with GELU gradient",
+}
+SHAPES = [(16, 24, 32), (5, 7, 8), (1, 1, 16)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", NAMES)
+def test_gelu_in_one_call(kind: str, shape: tuple[int, int, int], interpreted: InterpretedCuda) -> None:
+    arrays = sample(kind, *shape)
+    for engine in (interpreted, emulated()):
+        found, kernels = run_on(engine, described(engine, kind), arrays)
+        assert kernels == NAMES[kind]
+        for array, exact in zip(found, expected(kind, arrays), strict=True):
+            assert_close(array, exact.astype(np.float32), scale=4.0)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_gelu_of_bfloat16(kind: str) -> None:
+    arrays = sample(kind, 16, 24, 32)
+    found, kernels = run_on(emulated(), described(emulated(), kind, narrow=True), arrays)
+    assert NAMES[kind] in kernels
+    for array, exact in zip(found, expected(kind, arrays, narrow=True), strict=True):
+        assert array.dtype == bfloat16()
+        np.testing.assert_allclose(array.astype(np.float64), exact, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_lines_of_other_lengths_stay_apart(kind: str) -> None:
+    """cuBLASLt wants the lines of the matrix that GELU is applied to to begin at multiples of 8 elements."""
+    arrays = sample(kind, 5, 7, 12)
+    found, kernels = run_on(emulated(), described(emulated(), kind), arrays)
+    assert "GELU" not in kernels
+    assert_close(found[0], expected(kind, arrays)[0].astype(np.float32), scale=4.0)
+
+
+@pytest.mark.usefixtures("highest")
+@pytest.mark.parametrize("kind", NAMES)
+def test_exact_products_keep_the_exact_gelu(kind: str) -> None:
+    _, kernels = run_on(emulated(), described(emulated(), kind), sample(kind, 16, 24, 32))
+    assert "GELU" not in kernels
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_without_an_algorithm_steps_stay_apart(
+    kind: str, interpreted: InterpretedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = Trace()
+    described(interpreted, kind)(*(trace.value(a.shape, FLOAT32, "input") for a in sample(kind, 16, 24, 32)))
+    together = next(step for step in trace.steps if "gelu" in step.op.name)
+
+    def supported() -> bool:
+        with libraries.building_for(libraries.Gpu(0, "interpreted", (9, 0), 4)):
+            return KERNELS[together.op.name].supports(together)
+
+    assert supported()
+
+    def refuse(*_: object) -> None:
+        raise cublaslt.NoAlgorithmError("none")
+
+    monkeypatch.setattr(cublaslt, "Product", refuse)
+    assert not supported()
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("shape", [*SHAPES, (4096, 256, 1024), (1000, 300, 504)])
+@pytest.mark.parametrize("kind", NAMES)
+def test_gelu_on_a_gpu(kind: str, shape: tuple[int, int, int], narrow: bool) -> None:
+    engine, arrays = gpu(), sample(kind, *shape)
+    with multiplied("high"):
+        found, kernels = run_on(engine, described(engine, kind, narrow), arrays)
+    for array, exact in zip(found, expected(kind, arrays, narrow), strict=True):
+        rounding = 2.0**-7 if narrow else 2.0**-9
+        np.testing.assert_allclose(array.astype(np.float64), exact, rtol=rounding, atol=rounding, err_msg=kernels)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_what_is_no_number_stays_so_on_a_gpu(kind: str) -> None:
+    engine, arrays = gpu(), sample(kind, 256, 64, 128)
+    arrays[0][3, 5] = np.nan
+    with multiplied("high"):
+        found, kernels = run_on(engine, described(engine, kind), arrays)
+    for array in found:
+        assert np.isnan(array[3]).all(), kernels
+        assert np.isfinite(np.delete(array, 3, axis=0)).all(), kernels
