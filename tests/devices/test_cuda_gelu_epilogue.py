@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+import mlcompute as mlc
 from mlcompute import ops
 from mlcompute.compiler.fuse_epilogues import fuse_epilogues
 from mlcompute.compiler.fuse_gelu import fuse_gelu
@@ -16,6 +17,7 @@ from mlcompute.devices.device import Engine
 from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.op import FLOAT32, Array, Trace, Value
 from tests.compiler.programs import apply
+from tests.devices.cuda_emulator.bench import ON_GPU, engine, needs_engine
 from tests.devices.cuda_ops import emulated, gpu, multiplied, run_on
 from tests.devices.interpreted_libraries import (
     InterpretedCuda,
@@ -25,6 +27,7 @@ from tests.devices.interpreted_libraries import (
     products_by_libraries,
 )
 from tests.harness import assert_close
+from tests.test_bfloat16 import CLASSES, Trained
 
 __all__ = ["highest", "interpreted", "products_by_libraries"]  # fixtures
 
@@ -146,6 +149,29 @@ def test_without_an_algorithm_steps_stay_apart(
 
     monkeypatch.setattr(cublaslt, "Product", refuse)
     assert not supported()
+
+
+def _network(graph: mlc.Graph) -> mlc.Tensor:
+    x = graph.dense(graph.input((64, 32), "x"), 48, activation="gelu")
+    return graph.dense(graph.dense(x, 40, activation="gelu"), CLASSES)
+
+
+@needs_engine
+def test_passes_one_by_one_give_the_same_bits() -> None:
+    """Although what is between the passes can be read."""
+    device = mlc.Device(engine=engine())
+    fused, split = (Trained(_network, device, split=split, steps=2) for split in (False, True))
+    for one, other in zip(fused.weights, split.weights, strict=True):
+        assert one.tobytes() == other.tobytes()
+    counts = []
+    for program in (fused.programs["fused 64"], split.programs["split 64"]):
+        names = [step.op.name for step in program.steps]
+        counts.append({name: names.count(name) for name in names if name.startswith("matmul_")})
+    assert counts[0] == counts[1]
+    if not ON_GPU:
+        assert counts[0] == {
+            "matmul_gelu": 2, "matmul_epilogue": 1, "matmul_gelu_gradient": 2, "matmul_bias_gradient": 3,
+        }  # fmt: skip
 
 
 @pytest.mark.parametrize("narrow", [False, True])
