@@ -74,7 +74,6 @@ class Trained:
         self.scores = np.asarray(scores.data)
         self.weights: list[Array] = values_of(training)
         self.memory = training.device_memory_size
-        self.programs = training.programs
 
 
 def assert_weights_agree(found: Trained, expected: Trained) -> None:

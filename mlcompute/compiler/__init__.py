@@ -18,7 +18,6 @@ from mlcompute.compiler.delay_statistics import delay_statistics
 from mlcompute.compiler.exchange_gradients import exchange_gradients
 from mlcompute.compiler.exchange_sums import exchange_sums
 from mlcompute.compiler.expand import expand
-from mlcompute.compiler.fuse_bias_gradients import fuse_bias_gradients
 from mlcompute.compiler.fuse_elementwise import fuse_elementwise
 from mlcompute.compiler.fuse_epilogues import fuse_epilogues
 from mlcompute.compiler.fuse_gelu import fuse_gelu
@@ -118,10 +117,6 @@ def _fuses_epilogues(context: Context) -> bool:
     return context.request.fuses and context.engine.traits.fuses_epilogues
 
 
-def _fuses_bias_gradients(context: Context) -> bool:
-    return _fuses_epilogues(context) and _trains(context) and not _in_group(context)
-
-
 def _fuses_normalization(context: Context) -> bool:
     return context.fuses_elementwise and context.engine.traits.fuses_normalization
 
@@ -171,7 +166,6 @@ PASSES = [
     Pass(unmerge_aliased_updates),
     Pass(fuse_epilogues, when=_fuses_epilogues),
     Pass(fuse_gelu, when=_fuses_epilogues),
-    Pass(fuse_bias_gradients, when=_fuses_bias_gradients),
     Pass(fuse_normalization, when=_fuses_normalization),
     Pass(fuse_elementwise, when=_fuses_elementwise),
     Pass(delay_statistics, when=_updates_together),

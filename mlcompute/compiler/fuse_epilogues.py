@@ -4,8 +4,8 @@
 
 Of bfloat16 factors the bias is rounded to bfloat16, too, as cuBLASLt wants it, and the sum only once. Else sums are as
 they were, so a program in which m must be readable gives the same numbers without this. A relu that follows
-stays a step of its own after a matmul: that of cuBLASLt makes 0 of NaN, where training that went wrong could no longer
-be seen. Convolutions take it with them.
+stays a step of its own after a matmul: some of cuBLASLt's algorithms make 0 of NaN, and it does not say which. Training
+that went wrong could no longer be seen. Convolutions take it with them; gelu is the matter of `fuse_gelu`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     z = a b + bias      y = gelu(z)             one step: z is written, as the gradient needs it, but not read
     dy = a b            dz = dy gelu'(z)        one step: dy never exists in memory
 
-Libraries compute GELU otherwise than elementwise kernels do, so what is fused is fused in every style of execution:
-where dy must be readable, a second matmul makes it.
+Of bfloat16 numbers: those that are between are then rounded less often than in a program where they must be readable.
+Of float32, which would be the same in every style of execution, loops of their own are faster.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ def fuse_gelu(steps: list[Step], context: Context) -> list[Step]:
     if not any(step.op.name in ("gelu", "gelu_gradient") for step in steps):
         return steps
     index = context.index(steps)
-    replaced: dict[Step, list[Step]] = {}
+    replaced: dict[Step, Step | None] = {}
     for step in steps:
-        if step.op.name == "gelu":
-            replaced |= _forward(step, context, index)
-        elif step.op.name == "gelu_gradient":
-            replaced |= _gradient(step, context, index)
-    return [new for step in steps for new in replaced.get(step, (step,))] if replaced else steps
+        if step.op.name in ("gelu", "gelu_gradient"):
+            found = (_forward if step.op.name == "gelu" else _gradient)(step, context, index)
+            if found.keys().isdisjoint(replaced):
+                replaced |= found
+    return [new for step in steps if (new := replaced.get(step, step)) is not None] if replaced else steps
 
 
-def _forward(gelu: Step, context: Context, index: Index) -> dict[Step, list[Step]]:
+def _forward(gelu: Step, context: Context, index: Index) -> dict[Step, Step | None]:
     """What the steps from a matmul to gelu become; nothing if they stay as they are."""
     before, z = _origin(gelu.inputs[0], index)
     product, after = index.makers.get(z), _rounding(gelu, index, context.kept)
@@ -64,23 +64,23 @@ def _forward(gelu: Step, context: Context, index: Index) -> dict[Step, list[Step
     gone = _idle(before, {gelu, *after}, context, index)
     is_read = z in context.kept or any(reader not in gone for reader in index.readers[z])
     results = (y, z) if is_read else (y,)
-    parts = product.attributes["steps"] if "steps" in product.attributes else (product,)
+    parts = product.attributes.get("steps", (product,))
     together = _fused(MATMUL_GELU, product, (*parts, *before, gelu, *after), product.inputs, results, index)
     if together is None or y.dtype != z.dtype or product.phase != gelu.phase or not context.engine.supports(together):
         return {}
-    return {product: [together], **dict.fromkeys(gone, [])}
+    return {**dict.fromkeys(gone), product: together}
 
 
-def _gradient(slope: Step, context: Context, index: Index) -> dict[Step, list[Step]]:
+def _gradient(slope: Step, context: Context, index: Index) -> dict[Step, Step | None]:
     """What the steps from a matmul to gelu_gradient become; nothing if they stay as they are."""
     before, dy = _origin(slope.inputs[0], index)
     shown, z = _origin(slope.inputs[1], index)
     product, after = index.makers.get(dy), _rounding(slope, index, context.kept)
     if product is None or after is None or product.op is not _MATMUL or z is dy:
         return {}
-    chain = [product, *before, slope]
-    if any(index.readers[one.results[0]] != [next_] for one, next_ in zip(chain, chain[1:], strict=False)):
-        return {}
+    gone = _idle(shown, _idle((product, *before), {slope, *after}, context, index), context, index)
+    if product not in gone:
+        return {}  # others read dy
     (dz,) = (*after, slope)[0].results
     steps = (product, *before, *shown, slope, *after)
     together = _fused(MATMUL_GELU_GRADIENT, product, steps, (*product.inputs, z), (dz,), index)
@@ -90,9 +90,7 @@ def _gradient(slope: Step, context: Context, index: Index) -> dict[Step, list[St
         return {}
     if not context.engine.supports(together):
         return {}
-    gone = _idle(shown, _idle((product, *before), {slope, *after}, context, index), context, index)
-    # Where dy is readable, the matmul stays.
-    return {**dict.fromkeys(gone, []), product: [together] if product in gone else [together, product]}
+    return {**dict.fromkeys(gone), product: together}
 
 
 def _idle(steps: Sequence[Step], gone: set[Step], context: Context, index: Index) -> set[Step]:
@@ -136,11 +134,11 @@ def _fused(
     op: FusedElementwise, product: Step, steps: tuple[Step, ...], inputs: tuple[Value, ...],
     results: tuple[Value, ...], index: Index,
 ) -> Step | None:  # fmt: skip
-    """The step that does it all; None where factors do not lie as matrices without gaps, row by row or transposed."""
-    transposed = [_is_transposed(value, index) for value in product.inputs[:2]]
-    if None in transposed or any(value.rank != 2 for value in (*product.inputs[:2], *product.results)):
+    """The step that does it all; None where matrices do not lie without gaps, row by row, or factors transposed."""
+    transposed = [_is_transposed(value, index) for value in inputs]
+    if None in transposed or any(transposed[2:]) or any(value.rank != 2 for value in (*inputs[:2], *product.results)):
         return None
-    attributes = {"steps": steps, "stored": results, "inputs": inputs, "transposed": tuple(transposed)}
+    attributes = {"steps": steps, "stored": results, "inputs": inputs, "transposed": tuple(transposed[:2])}
     return Step(op, inputs, results, attributes, steps[-1].layer, product.phase)
 
 

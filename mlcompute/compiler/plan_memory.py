@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SMALL = 1 << 20
 #: Bytes that a large product reads and writes.
 LARGE_PRODUCT = 1 << 22
-_PRODUCTS = ("matmul", "matmul_epilogue", "matmul_gelu", "matmul_gelu_gradient", "matmul_bias_gradient")
+_PRODUCTS = ("matmul", "matmul_epilogue", "matmul_gelu", "matmul_gelu_gradient")
 
 
 class Placement(NamedTuple):

@@ -1,4 +1,4 @@
-"""fuse_gelu: gelu and its gradient go into the matmul before them, in every style alike."""
+"""fuse_gelu: gelu and its gradient go into the matmul before them, where nobody reads what is between."""
 
 from __future__ import annotations
 
@@ -74,25 +74,18 @@ def gradient(narrow: bool = False, reshapes: bool = False) -> tuple[Trace, list[
     return trace, [a, b, z], dy, dz
 
 
-@pytest.mark.parametrize("reads_dy", [True, False])
 @pytest.mark.parametrize("reshapes", [True, False])
 @pytest.mark.parametrize("narrow", [True, False])
-def test_the_slope_of_gelu_becomes_a_part_of_the_matmul(narrow: bool, reshapes: bool, reads_dy: bool) -> None:
-    """Where dy must be readable, too: it is made by a second matmul, so that dz is the same in every style."""
-    trace, inputs, dy, dz = gradient(narrow, reshapes)
-    kept = [dz, dy] if reads_dy else [dz]
-    expected = run(trace, inputs, kept)
-    apply(fuse_gelu, trace, kept)
+def test_the_slope_of_gelu_becomes_a_part_of_the_matmul(narrow: bool, reshapes: bool) -> None:
+    trace, inputs, _, dz = gradient(narrow, reshapes)
+    expected = run(trace, inputs, [dz])
+    apply(fuse_gelu, trace, [dz])
     verify_steps(trace.steps)
     (fused,) = [step for step in trace.steps if step.op is MATMUL_GELU_GRADIENT]
     assert fused.results == (dz,)
-    assert "gelu_gradient" not in names(trace)
-    assert names(trace).count("matmul") == int(reads_dy)
-    if not reads_dy:
-        assert set(names(trace)) <= {"convert", "reshape", "matmul_gelu_gradient"}
-        assert names(trace).count("convert") == (3 if narrow else 0)
-    for found, before in zip(run(trace, inputs, kept), expected, strict=True):
-        assert found.tobytes() == before.tobytes()
+    assert set(names(trace)) <= {"convert", "matmul_gelu_gradient"}
+    assert names(trace).count("convert") == (3 if narrow else 0)
+    assert run(trace, inputs, [dz])[0].tobytes() == expected[0].tobytes()
 
 
 def test_what_a_device_does_not_support_stays() -> None:
@@ -102,11 +95,13 @@ def test_what_a_device_does_not_support_stays() -> None:
         assert trace.steps == before
 
 
-def test_a_product_that_others_read_stays() -> None:
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_product_that_others_read_stays(kept: bool) -> None:
     trace, _, dy, dz = gradient()
-    more = dy * 2.0
+    more = dy if kept else dy * 2.0
+    before = list(trace.steps)
     apply(fuse_gelu, trace, [dz, more])
-    assert {"matmul", "gelu_gradient"} <= set(names(trace))
+    assert trace.steps == before
 
 
 def test_numbers_that_others_read_before_they_are_rounded_stay() -> None:
@@ -122,6 +117,11 @@ def test_parts_of_matrices_and_batches_stay() -> None:
     y = ops.gelu(ops.matmul(ops.slice_axis(a, 1, 2, 5), b))
     apply(fuse_gelu, trace, [y])
     assert "gelu" in names(trace)
+    trace = Trace()
+    z = ops.transpose(feed(trace, (8, 4)))
+    dz = ops.gelu_gradient(ops.matmul(feed(trace, (4, 3)), feed(trace, (3, 8))), z)
+    apply(fuse_gelu, trace, [dz])
+    assert "gelu_gradient" in names(trace)
     trace = Trace()
     y = ops.gelu(ops.matmul(feed(trace, (2, 4, 3)), feed(trace, (2, 3, 8))))
     apply(fuse_gelu, trace, [y])

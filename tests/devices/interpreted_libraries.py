@@ -19,6 +19,7 @@ from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.kernels import convolution as convolution_kernels
 from mlcompute.devices.cuda.kernels import small_matmul
 from mlcompute.devices.cuda.kernels.table import KERNELS
+from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.op import Array
 from tests.devices.cuda_emulator import EmulatedCuda
 from tests.devices.cuda_ops import multiplied
@@ -81,7 +82,7 @@ def interpreted_product(problem: cublaslt.Problem, a: Array, b: Array, y: Array)
                 memory[start:], (matrix.rows, matrix.columns), (memory.itemsize, memory.itemsize * matrix.leading)
             )
             assert matrix.leading >= matrix.rows
-            factors.append(seen.T if matrix.transposed else seen)
+            factors.append((seen.T if matrix.transposed else seen).astype(np.float32))
         assert factors[0].shape == (rows, problem.depth)
         assert factors[1].shape == (problem.depth, columns)
         result = factors[0] @ factors[1]
@@ -90,9 +91,9 @@ def interpreted_product(problem: cublaslt.Problem, a: Array, b: Array, y: Array)
             y[start : start + rows] = result[:, column]
 
 
-def memory_at(address: int, count: int) -> Array:
-    """Floats of the emulated device."""
-    return np.frombuffer((ctypes.c_float * count).from_address(address), np.float32)
+def memory_at(address: int, count: int, dtype: Any = np.float32) -> Array:
+    """Numbers of the emulated device."""
+    return np.frombuffer((ctypes.c_uint8 * (count * np.dtype(dtype).itemsize)).from_address(address), dtype)
 
 
 class InterpretedProduct:
@@ -105,40 +106,34 @@ class InterpretedProduct:
         self.has_epilogue = problem.epilogue != lt.EPILOGUE_DEFAULT
         self.needs_workspace = True
 
-    def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, vector: int = 0, matrix: int = 0) -> None:
-        self.driver.enqueue(lambda: self.run(a, b, y, workspace, vector, matrix), stream)
+    def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, bias: int = 0, matrix: int = 0) -> None:
+        self.driver.enqueue(lambda: self.run(a, b, y, workspace, bias, matrix), stream)
 
-    def run(self, a: int, b: int, y: int, workspace: int, vector: int, matrix: int) -> None:
+    def run(self, a: int, b: int, y: int, workspace: int, bias: int, matrix: int) -> None:
         assert workspace % 256 == 0
         memory_at(workspace, self.workspace_bytes // 4)[:] = np.nan  # nobody else's
         p = self.problem
         sizes = [
             (m.columns - 1) * m.leading + m.rows + (p.batch - 1) * m.batch_stride for m in (p.second, p.first, p.result)
         ]
-        flat = [memory_at(address, size) for address, size in zip((a, b, y), sizes, strict=True)]
-        interpreted_product(p, *flat)
-        sums = {lt.EPILOGUE_BGRADA: (p.first, flat[1]), lt.EPILOGUE_BGRADB: (p.second, flat[0])}
-        has_bias = p.epilogue in (*sums, lt.EPILOGUE_BIAS, lt.EPILOGUE_GELU | lt.EPILOGUE_BIAS, _GELU_AUX_BIAS)
-        assert (bool(vector), bool(matrix)) == (has_bias, bool(p.epilogue & lt.EPILOGUE_AUX))
-        if p.epilogue in sums:
-            factor, memory = sums[p.epilogue]
-            is_by_term = factor.transposed == (p.epilogue == lt.EPILOGUE_BGRADB)
-            total = memory.reshape(factor.columns, factor.rows).sum(axis=0 if is_by_term else 1)  # dense, too
-            memory_at(vector, len(total))[:] = total
-        elif p.epilogue != lt.EPILOGUE_DEFAULT:
-            rows = flat[2].reshape(-1, p.result.rows)  # all results here are dense
-            if has_bias:
-                rows += memory_at(vector, p.result.rows)
-            other = memory_at(matrix, sizes[2]).reshape(rows.shape) if matrix else None
-            if p.epilogue == lt.EPILOGUE_DGELU:
-                rows[:] = ops.TABLE["gelu_gradient"].meaning(rows, other)
-            elif p.epilogue & lt.EPILOGUE_GELU:
-                if other is not None:
-                    other[:] = rows
-                rows[:] = ops.TABLE["gelu"].meaning(rows)
-
-
-_GELU_AUX_BIAS = lt.EPILOGUE_GELU | lt.EPILOGUE_AUX | lt.EPILOGUE_BIAS
+        dtype = bfloat16() if p.data_type == lt.REAL_16BF else np.float32
+        flat = [memory_at(address, size, dtype) for address, size in zip((a, b, y), sizes, strict=True)]
+        exact = flat[2].astype(np.float32)
+        interpreted_product(p, *flat[:2], exact)
+        has_bias = bool(p.epilogue & lt.EPILOGUE_BIAS)
+        assert (bool(bias), bool(matrix)) == (has_bias, bool(p.epilogue & lt.EPILOGUE_AUX))
+        # What has an epilogue is dense here.
+        rows = exact if p.epilogue == lt.EPILOGUE_DEFAULT else exact.reshape(-1, p.result.rows)
+        other = memory_at(matrix, sizes[2], dtype).reshape(rows.shape) if matrix else None
+        if has_bias:
+            rows += memory_at(bias, p.result.rows, dtype).astype(np.float32)
+        if p.epilogue == lt.EPILOGUE_DGELU:
+            rows[:] = ops.TABLE["gelu_gradient"].meaning(rows, other.astype(np.float32))
+        elif p.epilogue & lt.EPILOGUE_GELU:
+            if other is not None:
+                other[:] = rows
+            rows[:] = ops.TABLE["gelu"].meaning(rows)
+        flat[2][:] = exact
 
 
 class InterpretedPlan:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-import mlcompute as mlc
 from mlcompute import ops
 from mlcompute.compiler.fuse_epilogues import fuse_epilogues
 from mlcompute.compiler.fuse_gelu import fuse_gelu
@@ -17,24 +16,21 @@ from mlcompute.devices.device import Engine
 from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.op import FLOAT32, Array, Trace, Value
 from tests.compiler.programs import apply
-from tests.devices.cuda_emulator.bench import ON_GPU, engine, needs_engine
-from tests.devices.cuda_ops import emulated, gpu, multiplied, run_on
+from tests.devices.cuda_ops import emulated, gpu, run_on
 from tests.devices.interpreted_libraries import (
     InterpretedCuda,
-    highest,
     interpreted,
     numbers,
     products_by_libraries,
 )
 from tests.harness import assert_close
-from tests.test_bfloat16 import CLASSES, Trained
 
-__all__ = ["highest", "interpreted", "products_by_libraries"]  # fixtures
+__all__ = ["interpreted", "products_by_libraries"]  # fixtures
 
 Described = Callable[..., Sequence[Value]]
 
 
-def described(engine: Engine, kind: str, narrow: bool = False) -> Described:
+def described(engine: Engine, kind: str, narrow: bool = True) -> Described:
     """gelu(x wᵀ + b) and what it is applied to, or x w gelu'(z), as the compiler gives them to an engine."""
 
     def forward(x: Value, w: Value, bias: Value) -> list[Value]:
@@ -74,7 +70,7 @@ def sample(kind: str, m: int, k: int, n: int) -> list[Array]:
     return [x, numbers(n, k, seed=1) / np.float32(np.sqrt(k)), numbers(n, seed=2)]
 
 
-def expected(kind: str, arrays: Sequence[Array], narrow: bool = False) -> list[Array]:
+def expected(kind: str, arrays: Sequence[Array], narrow: bool = True) -> list[Array]:
     """In float64, of what the numbers are in their own type."""
     a, b, c = (array.astype(bfloat16()) if narrow else array for array in arrays)
     a, b, c = (array.astype(np.float64) for array in (a, b, c))
@@ -83,6 +79,13 @@ def expected(kind: str, arrays: Sequence[Array], narrow: bool = False) -> list[A
         return [np.asarray(meaning["gelu_gradient"](a @ b, c))]
     z = a @ b.T + c
     return [np.asarray(meaning["gelu"](z)), z][: 2 if kind == "with z" else 1]
+
+
+def assert_rounded(found: Sequence[Array], exact: Sequence[Array], what: str) -> None:
+    """As far off as two roundings to bfloat16, of what GELU is applied to and of what it gives."""
+    for array, other in zip(found, exact, strict=True):
+        assert array.dtype == bfloat16()
+        np.testing.assert_allclose(array.astype(np.float64), other, rtol=2**-7, atol=2**-7, err_msg=what)
 
 
 NAMES = {
@@ -99,19 +102,16 @@ def test_gelu_in_one_call(kind: str, shape: tuple[int, int, int], interpreted: I
     arrays = sample(kind, *shape)
     for engine in (interpreted, emulated()):
         found, kernels = run_on(engine, described(engine, kind), arrays)
-        assert kernels == NAMES[kind]
-        for array, exact in zip(found, expected(kind, arrays), strict=True):
-            assert_close(array, exact.astype(np.float32), scale=4.0)
+        assert kernels.split(", ")[-1] == NAMES[kind]
+        assert_rounded(found, expected(kind, arrays), kernels)
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_gelu_of_bfloat16(kind: str) -> None:
+def test_of_float32_loops_are_faster(kind: str) -> None:
     arrays = sample(kind, 16, 24, 32)
-    found, kernels = run_on(emulated(), described(emulated(), kind, narrow=True), arrays)
-    assert NAMES[kind] in kernels
-    for array, exact in zip(found, expected(kind, arrays, narrow=True), strict=True):
-        assert array.dtype == bfloat16()
-        np.testing.assert_allclose(array.astype(np.float64), exact, rtol=2**-6, atol=2**-6)
+    found, kernels = run_on(emulated(), described(emulated(), kind, narrow=False), arrays)
+    assert "GELU" not in kernels
+    assert_close(found[0], expected(kind, arrays, narrow=False)[0].astype(np.float32), scale=4.0)
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -120,14 +120,7 @@ def test_lines_of_other_lengths_stay_apart(kind: str) -> None:
     arrays = sample(kind, 5, 7, 12)
     found, kernels = run_on(emulated(), described(emulated(), kind), arrays)
     assert "GELU" not in kernels
-    assert_close(found[0], expected(kind, arrays)[0].astype(np.float32), scale=4.0)
-
-
-@pytest.mark.usefixtures("highest")
-@pytest.mark.parametrize("kind", NAMES)
-def test_exact_products_keep_the_exact_gelu(kind: str) -> None:
-    _, kernels = run_on(emulated(), described(emulated(), kind), sample(kind, 16, 24, 32))
-    assert "GELU" not in kernels
+    assert_rounded(found, expected(kind, arrays), kernels)
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -151,47 +144,20 @@ def test_without_an_algorithm_steps_stay_apart(
     assert not supported()
 
 
-def _network(graph: mlc.Graph) -> mlc.Tensor:
-    x = graph.dense(graph.input((64, 32), "x"), 48, activation="gelu")
-    return graph.dense(graph.dense(x, 40, activation="gelu"), CLASSES)
-
-
-@needs_engine
-def test_passes_one_by_one_give_the_same_bits() -> None:
-    """Although what is between the passes can be read."""
-    device = mlc.Device(engine=engine())
-    fused, split = (Trained(_network, device, split=split, steps=2) for split in (False, True))
-    for one, other in zip(fused.weights, split.weights, strict=True):
-        assert one.tobytes() == other.tobytes()
-    counts = []
-    for program in (fused.programs["fused 64"], split.programs["split 64"]):
-        names = [step.op.name for step in program.steps]
-        counts.append({name: names.count(name) for name in names if name.startswith("matmul_")})
-    assert counts[0] == counts[1]
-    if not ON_GPU:
-        assert counts[0] == {
-            "matmul_gelu": 2, "matmul_epilogue": 1, "matmul_gelu_gradient": 2, "matmul_bias_gradient": 3,
-        }  # fmt: skip
-
-
-@pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("shape", [*SHAPES, (4096, 256, 1024), (1000, 300, 504)])
 @pytest.mark.parametrize("kind", NAMES)
-def test_gelu_on_a_gpu(kind: str, shape: tuple[int, int, int], narrow: bool) -> None:
+def test_gelu_on_a_gpu(kind: str, shape: tuple[int, int, int]) -> None:
     engine, arrays = gpu(), sample(kind, *shape)
-    with multiplied("high"):
-        found, kernels = run_on(engine, described(engine, kind, narrow), arrays)
-    for array, exact in zip(found, expected(kind, arrays, narrow), strict=True):
-        rounding = 2.0**-7 if narrow else 2.0**-9
-        np.testing.assert_allclose(array.astype(np.float64), exact, rtol=rounding, atol=rounding, err_msg=kernels)
+    found, kernels = run_on(engine, described(engine, kind), arrays)
+    assert_rounded(found, expected(kind, arrays), kernels)
 
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_what_is_no_number_stays_so_on_a_gpu(kind: str) -> None:
     engine, arrays = gpu(), sample(kind, 256, 64, 128)
     arrays[0][3, 5] = np.nan
-    with multiplied("high"):
-        found, kernels = run_on(engine, described(engine, kind), arrays)
+    found, kernels = run_on(engine, described(engine, kind), arrays)
     for array in found:
-        assert np.isnan(array[3]).all(), kernels
-        assert np.isfinite(np.delete(array, 3, axis=0)).all(), kernels
+        rows = array.astype(np.float32)
+        assert np.isnan(rows[3]).all(), kernels
+        assert np.isfinite(np.delete(rows, 3, axis=0)).all(), kernels

@@ -29,11 +29,9 @@ PREF_MAX_WORKSPACE_BYTES, PREF_REDUCTION_SCHEME_MASK = 1, 3
 PREF_MIN_ALIGNMENT_A_BYTES = 5  # those of B, C and D follow
 #: cublasLtReductionScheme_t: how parts of a sum that was split are added; in place is left out, its order is not said
 REDUCTION_COMPUTE_TYPE, REDUCTION_OUTPUT_TYPE = 2, 4
-#: cublasLtEpilogue_t; the gradients of a bias are sums over the terms of the first or of the second factor
-EPILOGUE_DEFAULT, EPILOGUE_BIAS, EPILOGUE_BGRADA, EPILOGUE_BGRADB = 1, 4, 256, 512
-#: GELU and its gradient. With AUX, what it is applied to is written, too, or read: a matrix as large as the result
-EPILOGUE_AUX = 128
-EPILOGUE_GELU, EPILOGUE_DGELU = 32, 64 | EPILOGUE_AUX
+#: cublasLtEpilogue_t; with AUX, what GELU is applied to is written, too, or read: a matrix as large as the result
+EPILOGUE_DEFAULT, EPILOGUE_BIAS, EPILOGUE_GELU, EPILOGUE_AUX = 1, 4, 32, 128
+EPILOGUE_DGELU = 64 | EPILOGUE_AUX
 #: cublasStatus_t
 STATUS_NOT_SUPPORTED = 15
 

@@ -42,8 +42,7 @@ class Product:
             )
         ]
         self._one, self._zero = c_float(1.0), c_float(0.0)
-        #: For a bias the algorithm is chosen without the epilogue: then sums are the same with it and without. What
-        #: writes a gradient does so in every style of execution, and the algorithm is one that can.
+        #: Has it an epilogue? For a bias alone the algorithm is chosen without: sums are the same with and without it.
         self.has_epilogue = problem.epilogue not in (lt.EPILOGUE_DEFAULT, lt.EPILOGUE_BIAS)
         if self.has_epilogue:
             self._set_epilogue(problem.epilogue)
@@ -53,14 +52,13 @@ class Product:
         #: Does the algorithm use any of that memory? If not, other work may use it meanwhile.
         self.needs_workspace = self._needed(self._algorithm) != 0
 
-    def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, vector: int = 0, matrix: int = 0) -> None:
+    def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, bias: int = 0, matrix: int = 0) -> None:
         """Put the product of matrices at these addresses on a stream, with the epilogue where it has one.
 
-        vector   the bias, or where its gradient is written
-        matrix   what GELU is applied to, as large as the result
+        matrix   what GELU is applied to, as large as the result: written, or read for the gradient
         """
         if self.has_epilogue:
-            self._set_pointers(vector, matrix)
+            self._set_pointers(bias, matrix)
         self._run(self._algorithm, stream, a, b, y, workspace)
 
     def _run(self, algorithm: lt.Algorithm, stream: int, a: int, b: int, y: int, workspace: int) -> None:
@@ -90,8 +88,8 @@ class Product:
             self._lt.set("MatmulDesc", self._operation, lt.DESC_EPILOGUE_AUX_LD, c_int64(self.problem.result.leading))
         self._set_pointers(BASE_ALIGNMENT, BASE_ALIGNMENT)  # looked at by what chooses algorithms, but not followed
 
-    def _set_pointers(self, vector: int, matrix: int) -> None:
-        self._lt.set("MatmulDesc", self._operation, lt.DESC_BIAS_POINTER, c_uint64(vector))
+    def _set_pointers(self, bias: int, matrix: int) -> None:
+        self._lt.set("MatmulDesc", self._operation, lt.DESC_BIAS_POINTER, c_uint64(bias))
         if self.problem.epilogue & lt.EPILOGUE_AUX:
             self._lt.set("MatmulDesc", self._operation, lt.DESC_EPILOGUE_AUX_POINTER, c_uint64(matrix))
 
@@ -165,8 +163,8 @@ class Product:
         p = self.problem
         sizes = [_extent(matrix, p.batch) * _ITEM_BYTES[p.data_type] for matrix in (p.second, p.first)]
         sizes.append(_extent(p.result, p.batch) * _ITEM_BYTES[p.result_type])
-        vector = max(p.result.rows, p.result.columns) * _ITEM_BYTES[p.result_type]
-        sizes += [self.workspace_bytes, vector, sizes[2]]
+        bias = max(p.result.rows, p.result.columns) * _ITEM_BYTES[p.result_type]
+        sizes += [self.workspace_bytes, bias, sizes[2]]
         return tuning.fastest([self._runner(algorithm) for algorithm in candidates], sizes)
 
     def _runner(self, algorithm: lt.Algorithm) -> tuning.Run:

@@ -1,6 +1,8 @@
-"""matmul_gelu and matmul_gelu_gradient: cuBLASLt applies GELU, or its slope, before it stores a product.
+"""matmul_gelu and matmul_gelu_gradient: cuBLASLt applies GELU, or its slope, before it stores a product of bfloat16.
 
-It computes the tanh form, less accurately than our own kernels: where products are of TF32 or bfloat16 factors.
+Of float32 numbers it takes longer than a product and a loop of our own: 98 instead of 83 microseconds for GELU of
+(4096, 768) by (768, 3072) on an H200, 168 instead of 103 for its gradient; of bfloat16 43 instead of 50, and 45 instead
+of 56. Its GELU is the tanh form; what is no number stays so.
 """
 
 from __future__ import annotations
@@ -11,13 +13,12 @@ from dataclasses import replace
 from mlcompute.devices.cuda import cublaslt
 from mlcompute.devices.cuda.cublaslt.library import EPILOGUE_AUX, EPILOGUE_BIAS, EPILOGUE_DGELU, EPILOGUE_GELU
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Row
-from mlcompute.devices.cuda.kernels.matmul import ALIGNMENT, library_call, no_gpu, supports_matmul, workspace_bytes
-from mlcompute.devices.cuda.kernels.small_matmul import is_small
+from mlcompute.devices.cuda.kernels.matmul import ALIGNMENT, library_call, no_gpu, workspace_bytes
 from mlcompute.devices.cuda.libraries import current_gpu
 from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
 from mlcompute.devices.precision import matmul_precision
 from mlcompute.ops.bfloat16 import is_bfloat16
-from mlcompute.ops.op import FLOAT32, Step, Value
+from mlcompute.ops.op import Step, Value
 
 #: The matrix that GELU is applied to has lines that begin at multiples of so many elements.
 _LINE = 8
@@ -42,12 +43,11 @@ def gelu_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCa
 
 
 def supports_gelu(step: Step) -> bool:
-    """Are the types those of fast products, and has cuBLASLt an algorithm?"""
+    """Is everything bfloat16, and has cuBLASLt an algorithm?"""
     a, b = step.inputs[:2]
-    types = {value.dtype for value in (*step.inputs, *step.results)}
-    if len(types) != 1 or not supports_matmul(step) or is_small(*_matrices(step, None)) or not a.size or not b.size:
+    if not all(is_bfloat16(value.dtype) for value in (*step.inputs, *step.results)):
         return False
-    if not (is_bfloat16(a.dtype) or (a.dtype == FLOAT32 and matmul_precision.allows_tf32)) or b.shape[1] % _LINE:
+    if not a.size or not b.size or b.shape[1] % _LINE:
         return False
     gpu = current_gpu()
     if gpu is None:

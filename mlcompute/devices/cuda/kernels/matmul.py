@@ -12,13 +12,7 @@ import numpy as np
 from mlcompute.devices.cuda import cublaslt
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored
-from mlcompute.devices.cuda.cublaslt.library import (
-    EPILOGUE_BGRADA,
-    EPILOGUE_BGRADB,
-    EPILOGUE_BIAS,
-    EPILOGUE_DEFAULT,
-    EPILOGUE_DGELU,
-)
+from mlcompute.devices.cuda.cublaslt.library import EPILOGUE_BIAS, EPILOGUE_DEFAULT, EPILOGUE_DGELU
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
 from mlcompute.devices.cuda.kernels.small_matmul import is_small, small_matmul
 from mlcompute.devices.cuda.kernels.strided_copy import transposed
@@ -57,37 +51,29 @@ def matmul_launches(step: Step, operands: Operands) -> Sequence[Launch | Library
         return [small_matmul(step, a, b, y)]
     if current_gpu() is None and _is_for_library(a, b, y):
         return [LibraryCall(step, "cuBLASLt", [a, b, y], [2], no_gpu)]
-    copies, a, b, workspace = factors(step, a, b, y, operands)
+    copies, a, b, workspace = _factors(step, a, b, y, operands)
     return [*copies, *product_launches(step, a, b, y, workspace)]
 
 
-def factors(
+def _factors(
     step: Step, a: Operand, b: Operand, y: Operand, operands: Operands
 ) -> tuple[list[Launch], Operand, Operand, Operand | None]:
     """Copies that are made first, the factors as they then lie, and the workspace that is left.
 
     Of aᵀ b with both factors row by row, the smaller is copied in the other order, where that pays.
     """
-    needed, copied = workspace_bytes(step), copied_bytes(step)
+    needed, copied = workspace_bytes(step), _copied_bytes(step)
     workspace = operands.workspace(step, 0, needed - copied) if needed else None
-    number = copied_factor(step, a, b, y)
-    if number is None:
+    if not copied or not (is_transposed(a, y) and b.strides[1] == 1):
         return [], a, b, workspace
-    smaller = (a, transposed(b))[number]
+    smaller = a if a.size <= b.size else transposed(b)
     memory = operands.workspace(step, needed - copied, copied)
     copy = Operand(memory.base, memory.offset // 4, smaller.shape, dense_strides(smaller.shape), smaller.dtype)
     launch = transposed_copy(step, smaller, copy)
-    return [launch], *((copy, b) if number == 0 else (a, transposed(copy))), workspace
+    return [launch], *((copy, b) if a.size <= b.size else (a, transposed(copy))), workspace
 
 
-def copied_factor(step: Step, a: Operand, b: Operand, y: Operand) -> int | None:
-    """Which factor is copied first, the smaller one; None where that does not pay."""
-    if not copied_bytes(step) or not (is_transposed(a, y) and b.strides[1] == 1):
-        return None
-    return 0 if a.size <= b.size else 1
-
-
-def copied_bytes(step: Step) -> int:
+def _copied_bytes(step: Step) -> int:
     """Bytes of the smaller factor of a large float32 matmul, which may be copied; 0 where that cannot be of use.
 
     TF32 units of Hopper GPUs want the terms of sums side by side in memory. Of weight gradients, aᵀ b, neither factor
@@ -141,7 +127,7 @@ def epilogue_launches(step: Step, operands: Operands) -> Sequence[Launch | Libra
     gpu = current_gpu()
     if gpu is None and _is_for_library(a, b, y):
         return [LibraryCall(step, _WITH_BIAS, [a, b, y, bias], [2], no_gpu)]
-    copies, a, b, workspace = factors(step, a, b, y, operands)
+    copies, a, b, workspace = _factors(step, a, b, y, operands)
     parts = _single_batches(a, b, y)
     if gpu is not None and len(parts) == 1 and bias.is_dense and bias.byte_offset % 16 == 0:
         problem = cublaslt.problem_of(*parts[0], matmul_precision.allows_tf32)
@@ -167,7 +153,7 @@ def workspace_bytes(step: Step) -> int:
         wanted = 8 * y.nbytes if depth >= _LONG_SUM else 0
     else:
         wanted = _MOST_WORKSPACE if depth >= _LONG_SUM else max(1 << 20, 4 * y.nbytes)
-    copied = copied_bytes(step)
+    copied = _copied_bytes(step)
     return min(_MOST_WORKSPACE, wanted) + ALIGNMENT + copied if wanted else copied
 
 
@@ -214,12 +200,12 @@ def library_call(
     part: Sequence[Operand],
     workspace: Operand | None,
     kernel: str = "cuBLASLt",
-    vector: Operand | None = None,
+    bias: Operand | None = None,
     matrix: Operand | None = None,
 ) -> LibraryCall | None:
     """One product; None when there is no algorithm for it, or none that can apply the epilogue.
 
-    vector   the bias that the epilogue adds, or the bias gradient that it writes
+    bias     what the epilogue adds
     matrix   what GELU is applied to: written by the epilogue, or read for the gradient
     """
     try:
@@ -233,18 +219,14 @@ def library_call(
         workspace = None
     if workspace is not None:
         memory, writes = [*memory, workspace], [2, 3]
-    for operand, is_written in (
-        (vector, problem.epilogue in (EPILOGUE_BGRADA, EPILOGUE_BGRADB)),
-        (matrix, problem.epilogue != EPILOGUE_DGELU),
-    ):
-        if operand is not None:
-            memory = [*memory, operand]
-            writes = [*writes, len(memory) - 1] if is_written else writes
+    memory += [operand for operand in (bias, matrix) if operand is not None]
+    if matrix is not None and problem.epilogue != EPILOGUE_DGELU:
+        writes = [*writes, len(memory) - 1]
 
     def enqueue(stream: int, addresses: Sequence[int]) -> None:
         a, b, y, *more = addresses
         scratch = 0 if workspace is None else aligned(more.pop(0))
-        product.enqueue(stream, a, b, y, scratch, *(0 if each is None else more.pop(0) for each in (vector, matrix)))
+        product.enqueue(stream, a, b, y, scratch, *(0 if each is None else more.pop(0) for each in (bias, matrix)))
 
     return LibraryCall(step, kernel, memory, writes, enqueue, [product])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from mlcompute.devices.cuda.kernels import (
     attention,
-    bias_gradient,
     convolution,
     copies,
     cross_entropy,
@@ -30,7 +29,6 @@ KERNELS: dict[str, Row] = {
     **copies.KERNELS,
     **random.KERNELS,
     **matmul.KERNELS,
-    **bias_gradient.KERNELS,
     **gelu_epilogue.KERNELS,
     **convolution.KERNELS,
     **reductions.KERNELS,
