@@ -262,7 +262,8 @@ class GroupTraining:
 
     def own_sums(self) -> dict[Node, Sums]:
         """Sums of the own nodes of the tree; what was pending is used up."""
-        sums, own = dict[Node, Sums](), self._own_nodes
+        sums: dict[Node, Sums] = {}
+        own = self._own_nodes
         for number in self._own_slices:
             node: Node = (number, number + 1)
             arrays = self._pending.pop(number, None)

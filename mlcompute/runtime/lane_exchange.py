@@ -161,9 +161,13 @@ class LaneExchange:
     def exchange(self, sums: Mapping[Node, Sums], kind: Kind, same: int, word: int) -> list[int]:
         """Everybody's sums are in `parts`, this process's are these; the `word` of every process."""
         first, self._started = self._started, 0
-        self._background.finish()
+        if first:
+            self._background.finish()
         for node in self.nodes[self._rank]:
-            for mine, one in zip(self.memory[node[0]][first:], sums[node][first:], strict=True):
+            target, given = self.memory[node[0]], sums[node]
+            if given is target:  # as nearly always: they were left there
+                continue
+            for mine, one in zip(target[first:], given[first:], strict=True):
                 if mine is not one:
                     np.copyto(mine, one)
         words = self._meet(kind, same, word)
