@@ -66,8 +66,11 @@ class GroupTraining:
         self.under_way: Completion | None = None
         self.statistics = [t for t in dict.fromkeys(self.program.writes) if t.descriptor.data_type.is_floating]
         self.losses = [t for t in dict.fromkeys(self.request.minimised) if t in self.program.values]
-        #: What own slices have left that waits for the update.
+        #: What own slices have left that waits for the update, where more may be added to each of them.
         self._pending: dict[int, Sums] = {}
+        #: Sums of the own slices before `_coming`, as far up the tree as they can be added.
+        self._sums: dict[Node, Sums] = {}
+        self._coming = 0
         self._spare: list[Sums] = []
         self.results = GroupResults(self)
         compare(self)
@@ -110,7 +113,7 @@ class GroupTraining:
                 self._summed.append((index, [bank[start:last] for bank in lane.banks], start - first))
         self._lane_of_loss = [(e.tensor, lane) for lane in self.lanes for e in lane.entries if e.role == "loss"]
         self.slices.forget()
-        self._pending, self._spare = {}, []
+        self._pending, self._sums, self._coming, self._spare = {}, {}, self._own_slices.start, []
         self.update = ShardUpdate(self.session, self.compiled, self.exchange, self.lanes, self.shared, layouts)
         self.alternating = AlternatingValues(self.compiled, self.lanes)
         #: Whole steps without the host, where devices can do that.
@@ -145,6 +148,8 @@ class GroupTraining:
         if "forward" in phases:
             self.batch = batch
             self.results.begin(style, batch)
+        self._release(self._sums.values())  # of a step that has failed
+        self._sums, self._coming = {}, self._own_slices.start
         if not goes_on:
             self._release(self._pending.values())
             self._pending = {}
@@ -168,27 +173,31 @@ class GroupTraining:
         else:
             self.results.add_rows(number, program, run.executable.keep)
 
-    def take_gradients(self, number: int, *, is_only: bool) -> None:
+    def take_gradients(self, number: int, *, is_step: bool) -> None:
         """Add what a slice has left to what waits for the update.
 
-        is_only  the only slice of a step that is exchanged at once: it need not be put aside
+        is_step  nothing will be added to it before the exchange: it goes up the tree at once
         """
         if not self.compiled.shares_memory:
             for storage in self.storages.values():
                 storage.array()
-        sums = self._pending.get(number)
-        if sums is None and is_only:
-            self._pending[number] = self._work  # nothing will overwrite it before the exchange
-        elif sums is None:
-            sums = self.shared.memory.get(number)
-            if sums is None or sums is self._work:
-                sums = self._spare.pop() if self._spare else [np.empty_like(array) for array in self._work]
-            self._pending[number] = sums
-            for mine, left in zip(sums, self._work, strict=True):
-                np.copyto(mine, left)
+        if is_step:
+            self._add_missing(number)
+            self._join(number, self._work)
+        elif (sums := self._pending.get(number)) is None:
+            self._pending[number] = self._aside(number)
         else:
             for mine, left in zip(sums, self._work, strict=True):
                 np.add(mine, left, out=mine)
+
+    def _aside(self, number: int) -> Sums:
+        """What a slice has left, where the next one does not overwrite it."""
+        sums = self.shared.memory.get(number)
+        if sums is None or sums is self._work:
+            sums = self._spare.pop() if self._spare else [np.empty_like(array) for array in self._work]
+        for mine, left in zip(sums, self._work, strict=True):
+            np.copyto(mine, left)
+        return sums
 
     def _release(self, sums: Iterable[Sums]) -> None:
         """Memory that may hold other sums."""
@@ -262,26 +271,34 @@ class GroupTraining:
 
     def own_sums(self) -> dict[Node, Sums]:
         """Sums of the own nodes of the tree; what was pending is used up."""
-        sums: dict[Node, Sums] = {}
-        own = self._own_nodes
-        for number in self._own_slices:
-            node: Node = (number, number + 1)
-            arrays = self._pending.pop(number, None)
-            if arrays is None:  # fewer samples than slices
-                arrays = [np.zeros_like(work) for work in self._work]
-            while node not in own:
-                found = parent_of(node, self.shared.root)
-                assert found is not None
-                parent, left = found
-                if node == left:
-                    break
-                before = sums.pop(left)
-                for total, added in zip(before, arrays, strict=True):
-                    np.add(total, added, out=total)
-                self._release([arrays])
-                node, arrays = parent, before
-            sums[node] = arrays
+        self._add_missing(self._own_slices.stop)
+        sums, self._sums, self._coming = self._sums, {}, self._own_slices.start
         return sums
+
+    def _add_missing(self, last: int) -> None:
+        """The slices before `last` that are pending go up the tree; those without samples, as zeros."""
+        for number in range(self._coming, last):
+            arrays = self._pending.pop(number, None)
+            self._join(number, [np.zeros_like(work) for work in self._work] if arrays is None else arrays)
+
+    def _join(self, number: int, arrays: Sums) -> None:
+        """Add what a slice has left to the sum beside it in the tree, that to the next one, and so on."""
+        self._coming = number + 1
+        node: Node = (number, number + 1)
+        while node not in self._own_nodes:
+            found = parent_of(node, self.shared.root)
+            assert found is not None
+            parent, left = found
+            if node == left:
+                break
+            before = self._sums.pop(left)
+            for total, added in zip(before, arrays, strict=True):
+                np.add(total, added, out=total)
+            self._release([arrays])
+            node, arrays = parent, before
+        if arrays is self._work and len(self._own_slices) > 1:  # the next slice would overwrite it
+            arrays = self._aside(number)
+        self._sums[node] = arrays
 
     def _exchange_sums(self, sums: dict[Node, Sums], kind: Kind = Kind.STEP) -> None:
         """Everybody's sums of the own shard are where the update finds them."""

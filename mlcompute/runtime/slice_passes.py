@@ -127,7 +127,7 @@ class SlicePasses:
                     if begins and place == of_forward[-1]:
                         training.take_values(part.number, run)
                     if "gradient" in phases and place == len(parts) - 1:
-                        training.take_gradients(part.number, is_only=style == "slice" and len(own) == 1)
+                        training.take_gradients(part.number, is_step=style == "slice")
                 if total is not None:
                     self.sum_storage(names[-1], total).write(training.results.take_sum(total.shape, total.dtype))
         finally:
