@@ -20,7 +20,7 @@ from mlcompute.devices.cuda.kernels.depthwise_convolution import (
     depthwise_workspace,
     is_depthwise,
 )
-from mlcompute.devices.cuda.kernels.direct_convolution import direct_launches
+from mlcompute.devices.cuda.kernels.direct_convolution import direct_launches, is_volume
 from mlcompute.devices.cuda.kernels.few_channel_convolution import (
     few_channel_launches,
     few_channel_workspace,
@@ -35,7 +35,6 @@ from mlcompute.devices.cuda.kernels.tensor_core_weight_gradient import (
     gradient_tiling,
     gradient_workspace,
 )
-from mlcompute.devices.cuda.kernels.volume_convolution import is_volume, volume_launches
 from mlcompute.devices.cuda.libraries import current_gpu
 from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
 from mlcompute.devices.precision import matmul_precision
@@ -53,7 +52,7 @@ def convolution_launches(step: Step, operands: Operands) -> Sequence[Launch | Li
     fits_cudnn = problem is not None and all(operand.is_dense and _is_aligned(operand) for operand in memory)
     if is_volume(step):
         plan = _plan(problem) if fits_cudnn and problem is not None and current_gpu() is not None else None
-        return volume_launches(step, operands) if plan is None else _library_launches(step, operands, plan)
+        return direct_launches(step, operands) if plan is None else _library_launches(step, operands, plan)
     if is_depthwise(step):
         return depthwise_launches(step, operands)
     if has_few_channels(step):
