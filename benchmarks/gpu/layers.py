@@ -40,13 +40,13 @@ class Layer:
 
     shapes   of the inputs; the last is the gradient of the result
     ours     given a value per shape: the forward pass, or results of both passes
-    theirs   given a tensor per shape: the forward pass; the gradient is PyTorch's
+    theirs   given a tensor per shape but the last: the result, and what its gradient is taken for
     """
 
     name: str
     shapes: Sequence[Shape]
     ours: Callable[[Sequence[Value], bool], Sequence[Value]]
-    theirs: Callable[[Sequence[torch.Tensor]], torch.Tensor]
+    theirs: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, Sequence[torch.Tensor]]]
     is_bfloat16: bool = False
 
 
@@ -63,11 +63,11 @@ def attention(n: int, heads: int, length: int, width: int, is_bfloat16: bool) ->
         found = ops.emit_all("attention_gradient", dy, q, k, v, mask, **options)
         return [ops.transpose(each, (0, 2, 1, 3)) for each in (y, *found)]
 
-    def theirs(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def theirs(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
         q, k, v = (tensor.transpose(1, 2) for tensor in tensors)
         # cuDNN has no gradient of attention in float32, PyTorch's own kernels for it are in float32.
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION if is_bfloat16 else SDPBackend.EFFICIENT_ATTENTION):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2), tensors
 
     name = f"attention {'bf16' if is_bfloat16 else 'tf32'} {n}x{heads}x{length}x{width}"
     return Layer(name, [(n, length, heads, width)] * 4, ours, theirs, is_bfloat16)
@@ -93,8 +93,9 @@ def recurrent(kind: str, n: int, times: int, inputs: int, hidden: int) -> Layer:
         assert found is not None
         return [*made, *(each for each in found((dy, *[None] * (len(made) - 1)), made, *given, **options) if each)]
 
-    def theirs(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        return model.to(tensors[0].device)(tensors[0])[0]  # type: ignore[no-any-return]
+    def theirs(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        x = tensors[0]  # the weights are the module's
+        return model.to(x.device)(x)[0], [x, *model.parameters()]
 
     return Layer(f"{kind} tf32 {n}x{times}x{inputs}->{hidden}", shapes, ours, theirs)
 
@@ -132,12 +133,13 @@ def seconds_of_theirs(layer: Layer, with_gradient: bool) -> float:
     """Seconds in a CUDA graph."""
     dtype = torch.bfloat16 if layer.is_bfloat16 else torch.float32
     *inputs, dy = (0.1 * torch.randn(shape, device="cuda").to(dtype) for shape in layer.shapes)
-    needed = [each.requires_grad_(with_gradient) for each in inputs]
+    tensors = [each.requires_grad_(with_gradient) for each in inputs]
 
     def run() -> None:
-        y = layer.theirs(needed)
-        if with_gradient:
-            y.backward(dy)
+        with torch.set_grad_enabled(with_gradient):
+            y, wanted = layer.theirs(tensors)
+            if with_gradient:
+                torch.autograd.grad(y, wanted, dy)
 
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.stream(stream):

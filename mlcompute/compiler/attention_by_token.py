@@ -24,7 +24,9 @@ _SWAP = (0, 2, 1, 3)
 class AttentionByToken(Op):
     """y of `attention`, transposed, and the logarithms of the softmax's denominators.
 
-    the inputs of `attention`   ->   y (n, l, heads, dv)   logs (n, heads, l): log2 sum exp(scale q kᵀ + mask)
+    the inputs of `attention`   ->   y (n, l, heads, dv)   logs (n, heads, l): log sum exp(scale q kᵀ + mask)
+
+    is_causal   is it known that the mask forbids the keys after a query, and adds nothing else?
     """
 
     name = "attention_by_token"
@@ -36,13 +38,13 @@ class AttentionByToken(Op):
         return ArrayType((n, queries, heads, v.shape[3]), q.dtype), ArrayType((n, heads, queries), FLOAT32)
 
     @staticmethod
-    def meaning(q: Array, k: Array, v: Array, *more: Array, **options: Any) -> tuple[Array, Array]:
+    def meaning(q: Array, k: Array, v: Array, *more: Array, is_causal: bool, **options: Any) -> tuple[Array, Array]:
         scores = (q @ np.swapaxes(k, -1, -2)) * q.dtype.type(options["scale"])
         if options["has_mask"]:
             scores = scores + more[0]
         y = TABLE["attention"].meaning(q, k, v, *more, **options)
         with np.errstate(divide="ignore"):
-            logs = np.logaddexp.reduce(scores.astype(np.float64), axis=-1) / np.log(2.0)
+            logs = np.logaddexp.reduce(scores.astype(np.float64), axis=-1)
         return np.transpose(y, _SWAP), logs.astype(np.float32)
 
 
@@ -61,7 +63,7 @@ class AttentionByTokenGradient(Op):
         return tuple(ArrayType(tuple(x.shape[axis] for axis in _SWAP), x.dtype) for x in inputs[:3])
 
     @staticmethod
-    def meaning(dy: Array, y: Array, logs: Array, *inputs: Array, **options: Any) -> tuple[Array, ...]:
+    def meaning(dy: Array, y: Array, logs: Array, *inputs: Array, is_causal: bool, **options: Any) -> tuple[Array, ...]:
         found = TABLE["attention_gradient"].meaning(dy, *inputs, **options)
         return tuple(np.transpose(array, _SWAP) for array in found)
 
@@ -127,12 +129,16 @@ class _Rewriting:
         self.replaced: dict[Value, Value] = {}  # what is the same as a result
         self.made: dict[object, tuple[Value, Value]] = {}  # inputs and options -> results
         self.shown: dict[Value, Value] = {}  # a result in the order of the old ops -> the result
+        self.reshaped: dict[Value, Value] = {}  # a constant of another shape -> the constant
+        self.causal: dict[Value, bool] = {}  # is a constant a causal mask?
 
     def add(self, step: Step) -> None:
         if not self.replaced.keys().isdisjoint(step.inputs):
             inputs = tuple(self.replaced.get(value, value) for value in step.inputs)
             step = Step(step.op, inputs, step.results, step.attributes, step.layer, step.phase)
         new: Step | None = None
+        if step.op.name == "reshape" and step.inputs[0].kind == "constant":
+            self.reshaped[step.results[0]] = step.inputs[0]
         if step.op.name == "attention":
             new = self._new(BY_TOKEN, step, step.inputs)
             if new is not None:
@@ -156,11 +162,26 @@ class _Rewriting:
 
     def _new(self, op: Op, step: Step, inputs: tuple[Value, ...]) -> Step | None:
         """The step in its new form, if the device supports that."""
-        types = op.result(*inputs, **step.attributes)
+        attributes = {**step.attributes, "is_causal": self._is_causal(step)}
+        types = op.result(*inputs, **attributes)
         assert not isinstance(types, ArrayType)
         results = tuple(self.trace.value(each.shape, each.dtype) for each in types)
-        new = Step(op, inputs, results, step.attributes, step.layer, step.phase)
+        new = Step(op, inputs, results, attributes, step.layer, step.phase)
         return new if self.engine.supports(new) else None
+
+    def _is_causal(self, step: Step) -> bool:
+        """Is the mask a constant with -inf after the diagonal, and else 0, for as many keys as queries?"""
+        first = 1 if step.op.name == "attention_gradient" else 0
+        q, k, _, *more = step.inputs[first:]
+        if not step.attributes["has_mask"]:
+            return False
+        mask, one = self.reshaped.get(more[0], more[0]), (q.shape[2], q.shape[2])
+        if mask.kind != "constant" or k.shape[2] != q.shape[2] or (1, 1, *more[0].shape)[-4:] != (1, 1, *one):
+            return False
+        if mask not in self.causal:
+            array = self.trace.constants[mask].reshape(one)
+            self.causal[mask] = bool(np.array_equal(array, np.triu(np.full_like(array, -np.inf), 1)))
+        return self.causal[mask]
 
 
 def _key(step: Step, inputs: tuple[Value, ...]) -> object:

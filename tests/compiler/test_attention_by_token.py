@@ -44,6 +44,24 @@ def test_the_same_numbers_without_transposes(masked: bool) -> None:
     assert names.count("transpose") == 4 + 2
 
 
+@pytest.mark.parametrize(
+    ("shape", "changed", "known"),
+    [((5, 5), 0.0, True), ((1, 1, 5, 5), 0.0, True), ((5, 1, 1, 5), 0.0, False), ((5, 5), 1.0, False)],
+)
+def test_a_constant_mask_is_known_to_be_causal(shape: tuple[int, ...], changed: float, known: bool) -> None:
+    """With one row per sample and no axis of queries it only looks like that."""
+    trace = Trace()
+    q = feed(trace, (5, 2, 5, 4))
+    later = np.triu(np.full((5, 5), -np.inf), 1) + changed
+    mask = ops.reshape(trace.constant(later, q.dtype), shape)
+    y = ops.attention(q, q, q, mask, scale=0.5)
+    before = run(trace, [q], [y])
+    apply(attention_by_token, trace, [y])
+    (step,) = (step for step in trace.steps if step.op.name == "attention_by_token")
+    assert step.attributes["is_causal"] is known
+    np.testing.assert_allclose(run(trace, [q], [y])[0], before[0], rtol=1e-6)
+
+
 def test_a_device_without_it_keeps_its_steps() -> None:
     trace = Trace()
     _, results = described(trace, False)

@@ -90,7 +90,7 @@ def check(engine: Engine, name: str, scale: float = 4.0, times: int = 1) -> None
 
 def described_by_token(name: str) -> tuple[Any, Any]:
     q, _, _, mask, dropout = (CASES | LARGER)[name]
-    options = {"scale": q[3] ** -0.5, "has_mask": mask is not None, "has_keep": dropout}
+    options = {"scale": q[3] ** -0.5, "has_mask": mask is not None, "has_keep": dropout, "is_causal": "causal" in name}
 
     def attention(*values: Value) -> Any:
         return values[0].trace.add(BY_TOKEN, values, options)

@@ -14,7 +14,7 @@ from mlcompute.devices.cuda import cudnn
 from mlcompute.devices.cuda.cudnn import library as dnn
 from mlcompute.devices.cuda.cudnn import problem_of as convolution_problem
 from mlcompute.devices.cuda.cudnn import trial
-from mlcompute.devices.cuda.cudnn.convolution import is_allowed
+from mlcompute.devices.cuda.cudnn.plan import is_allowed
 from mlcompute.devices.cuda.kernels import convolution as convolution_kernels
 from mlcompute.ops.op import Array, Trace
 from tests.devices.cuda_ops import emulated, gpu, multiplied, run_on
@@ -38,7 +38,9 @@ def test_constants_of_cudnn_are_those_of_its_header() -> None:
     known = enumerators(headers_of("cudnn_graph_v9.h", "cudnn_version_v9.h"))
     prefixes = {
         "CONVOLUTION_": "CUDNN_ATTR_CONVOLUTION_", "ENGINEHEUR_": "CUDNN_ATTR_ENGINEHEUR_",
-        "ENGINECFG_": "CUDNN_ATTR_ENGINECFG_", "ENGINE_": "CUDNN_ATTR_ENGINE_", "TENSOR_": "CUDNN_ATTR_TENSOR_",
+        "POINTWISE_": "CUDNN_ATTR_POINTWISE_", "MATMUL_": "CUDNN_ATTR_MATMUL_", "REDUCTION_": "CUDNN_ATTR_REDUCTION_",
+        "OPERATION_": "CUDNN_ATTR_OPERATION_", "ENGINECFG_": "CUDNN_ATTR_ENGINECFG_",
+        "ENGINE_": "CUDNN_ATTR_ENGINE_", "TENSOR_": "CUDNN_ATTR_TENSOR_",
         "OPERATIONGRAPH_": "CUDNN_ATTR_OPERATIONGRAPH_", "VARIANT_PACK_": "CUDNN_ATTR_VARIANT_PACK_",
         "TYPE_": "CUDNN_TYPE_", "NOTE_": "CUDNN_NUMERICAL_NOTE_", "HEUR_": "CUDNN_HEUR_", "DATA_": "CUDNN_DATA_",
     }  # fmt: skip
@@ -49,7 +51,10 @@ def test_constants_of_cudnn_are_those_of_its_header() -> None:
             assert known[theirs + name.removeprefix(prefix)] == value, name
     for name in ("HANDLE", "ENGINE_CONFIG", "WORKSPACE_SIZE"):
         assert known[f"CUDNN_ATTR_EXECUTION_PLAN_{name}"] == getattr(dnn, f"EXECUTION_PLAN_{name}")
-    for name in ("CONVOLUTION", "ENGINE", "ENGINECFG", "ENGINEHEUR", "EXECUTION_PLAN", "TENSOR", "VARIANT_PACK"):
+    for name in (
+        "CONVOLUTION", "ENGINE", "ENGINECFG", "ENGINEHEUR", "EXECUTION_PLAN", "TENSOR", "VARIANT_PACK", "POINTWISE",
+        "MATMUL", "REDUCTION", "OPERATION_POINTWISE", "OPERATION_MATMUL", "OPERATION_REDUCTION", "OPERATION_RESHAPE",
+    ):  # fmt: skip
         assert known[f"CUDNN_BACKEND_{name}_DESCRIPTOR"] == getattr(dnn, f"KIND_{name}")
     for name in ("FORWARD", "BACKWARD_FILTER", "BACKWARD_DATA"):
         kind = known[f"CUDNN_BACKEND_OPERATION_CONVOLUTION_{name}_DESCRIPTOR"]

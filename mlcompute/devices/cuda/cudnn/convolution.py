@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from mlcompute.devices.cuda import tuning
 from mlcompute.devices.cuda.cudnn import library as dnn
 from mlcompute.devices.cuda.cudnn.library import Cudnn, CudnnError, Descriptor
+from mlcompute.devices.cuda.cudnn.plan import MOST_WORKSPACE, Plan, chosen, configurations, is_allowed
 from mlcompute.devices.cuda.cudnn.problem import ConvolutionProblem, Direction
 from mlcompute.devices.cuda.cudnn.trial import keeps_float32
 from mlcompute.devices.cuda.libraries import Gpu
 
-#: Engines are skipped that want more memory than this for their work.
-MOST_WORKSPACE = 256 << 20
-#: Engines that are asked for, and those of them that are looked at or measured.
-_CONFIGURATIONS, _CANDIDATES = 64, 12
 #: Problems with fewer multiplications and additions are small; an engine that needs so few bytes changes no layouts.
 _SMALL_FLOPS, _LITTLE_WORKSPACE = 4e9, 1024
 _NAMES = ("x", "w", "y")
@@ -28,58 +23,30 @@ _OPERATIONS = {
 }
 
 
-class ConvolutionPlan:
-    """A problem with an engine of cuDNN on one GPU.
-
-    workspace_bytes   memory it needs while it runs
-    engine            its number, for people to read
-    """
+class ConvolutionPlan(Plan):
+    """A problem with an engine of cuDNN on one GPU."""
 
     def __init__(self, cudnn: Cudnn, gpu: Gpu, problem: ConvolutionProblem, configuration: Descriptor) -> None:
-        self.problem, self._cudnn = problem, cudnn
-        self._handle = cudnn.handle(gpu.ordinal)
-        self.engine, self.notes = dnn.notes_of(configuration)
-        self._plan = Descriptor(cudnn, dnn.KIND_EXECUTION_PLAN)
-        self._plan.set(dnn.EXECUTION_PLAN_HANDLE, dnn.TYPE_HANDLE, self._handle)
-        self._plan.set(dnn.EXECUTION_PLAN_ENGINE_CONFIG, dnn.TYPE_BACKEND_DESCRIPTOR, configuration).finalize()
-        self.workspace_bytes = int(self._plan.get(dnn.EXECUTION_PLAN_WORKSPACE_SIZE, dnn.TYPE_INT64)[0])
+        super().__init__(cudnn, gpu, configuration)
+        self.problem = problem
 
     def enqueue(self, stream: int, x: int, w: int, y: int, workspace: int) -> None:
         """Put the convolution of tensors at these addresses on a stream; x, w or y is the one that is computed."""
-        pack = Descriptor(self._cudnn, dnn.KIND_VARIANT_PACK)
-        pack.set(dnn.VARIANT_PACK_UNIQUE_IDS, dnn.TYPE_INT64, *range(1, 4))
-        pack.set(dnn.VARIANT_PACK_DATA_POINTERS, dnn.TYPE_VOID_PTR, x, w, y)
-        pack.set(dnn.VARIANT_PACK_WORKSPACE, dnn.TYPE_VOID_PTR, workspace or None).finalize()
-        with self._cudnn.lock:
-            self._cudnn.call("SetStream", self._handle, stream)
-            self._cudnn.call("BackendExecute", self._handle, self._plan.handle, pack.handle, doing=str(self.problem))
+        self.launch(stream, dict(enumerate((x, w, y), start=1)), workspace, str(self.problem))
 
 
 @functools.lru_cache(maxsize=1024)
 def find_plan(problem: ConvolutionProblem, gpu: Gpu, allows_tf32: bool) -> ConvolutionPlan | None:
-    """The best plan whose results are the same in every run; None when cuDNN has none.
-
-    What was measured before is used; with MLCOMPUTE_TUNE=1 the first few are measured; else one is taken by its form.
-    """
+    """The best plan whose results are the same in every run; None when cuDNN has none."""
     cudnn = dnn.require()
-    key = f"{cudnn.name}\n{gpu}\n{problem}\n{allows_tf32}"
-    plans = itertools.islice(_plans(cudnn, gpu, problem, allows_tf32), _CANDIDATES)
-    if not tuning.is_on():
-        kept = tuning.recall(key)
-        if kept is None:
-            return _by_form(problem, plans)
-        candidates = list(plans)
-        signatures = _signatures(candidates)
-        return candidates[signatures.index(kept)] if kept in signatures else _by_form(problem, iter(candidates))
-    candidates = list(plans)
-    if len(candidates) < 2:
-        return candidates[0] if candidates else None
     item = 4 if problem.data_type == dnn.DATA_FLOAT else 2
-    sizes = [item * math.prod(shape) for shape in (problem.x, problem.w, problem.y)]
-    sizes.append(max(plan.workspace_bytes for plan in candidates))
-    best = tuning.fastest([_runner(plan) for plan in candidates], sizes)
-    tuning.remember(key, _signatures(candidates)[best])
-    return candidates[best]
+    return chosen(
+        f"{cudnn.name}\n{gpu}\n{problem}\n{allows_tf32}",
+        _plans(cudnn, gpu, problem, allows_tf32),
+        functools.partial(_by_form, problem),
+        lambda plan: lambda stream, addresses: plan.enqueue(stream, *addresses),
+        [item * math.prod(shape) for shape in (problem.x, problem.w, problem.y)],
+    )
 
 
 def _by_form(problem: ConvolutionProblem, plans: Iterator[ConvolutionPlan]) -> ConvolutionPlan | None:
@@ -96,15 +63,6 @@ def _by_form(problem: ConvolutionProblem, plans: Iterator[ConvolutionPlan]) -> C
 #: Engines that lose digits and say nothing of it in their notes: gradients of weights by engine 17 of cuDNN 9.19 were
 #: off by 0.4 % of their size, where sums of float32 products are off by 0.001 %. Constants do not show it (`trial`).
 _INEXACT = {(Direction.WEIGHT_GRADIENT, 17)}
-
-
-def _runner(plan: ConvolutionPlan) -> tuning.Run:
-    return lambda stream, addresses: plan.enqueue(stream, *addresses)
-
-
-def _signatures(plans: Sequence[ConvolutionPlan]) -> list[bytes]:
-    """What tells plans of one problem apart. An engine is proposed several times, with other settings."""
-    return [f"{number}: {plan.engine} {plan.workspace_bytes}".encode() for number, plan in enumerate(plans)]
 
 
 def _plans(cudnn: Cudnn, gpu: Gpu, problem: ConvolutionProblem, allows_tf32: bool) -> Iterator[ConvolutionPlan]:
@@ -125,14 +83,6 @@ def _plans(cudnn: Cudnn, gpu: Gpu, problem: ConvolutionProblem, allows_tf32: boo
                 continue
             if plan.workspace_bytes <= MOST_WORKSPACE and (allows_tf32 or keeps_float32(plan)):
                 yield plan
-
-
-def is_allowed(notes: Sequence[int], allows_tf32: bool) -> bool:
-    """Does an engine give the same bits in every run, as accurately as was asked for?"""
-    refused = {dnn.NOTE_NONDETERMINISTIC, dnn.NOTE_REDUCED_PRECISION_REDUCTION, dnn.NOTE_FFT, dnn.NOTE_WINOGRAD}
-    if not allows_tf32:
-        refused |= {dnn.NOTE_TENSOR_CORE, dnn.NOTE_DOWN_CONVERT_INPUTS}
-    return not refused.intersection(notes)
 
 
 def operation_graph(cudnn: Cudnn, problem: ConvolutionProblem, handle: int) -> Descriptor:
@@ -170,14 +120,3 @@ def _tensor(cudnn: Cudnn, problem: ConvolutionProblem, number: int, shape: Seque
     tensor.set(dnn.TENSOR_BYTE_ALIGNMENT, dnn.TYPE_INT64, problem.alignment)
     tensor.set(dnn.TENSOR_DIMENSIONS, dnn.TYPE_INT64, *shape)
     return tensor.set(dnn.TENSOR_STRIDES, dnn.TYPE_INT64, *problem.memory_strides(tuple(shape))).finalize()
-
-
-def configurations(cudnn: Cudnn, graph: Descriptor, mode: int) -> list[Descriptor]:
-    """Engines that cuDNN proposes, the one that should be fastest first; none when it has none in this mode."""
-    try:
-        heuristic = Descriptor(cudnn, dnn.KIND_ENGINEHEUR)
-        heuristic.set(dnn.ENGINEHEUR_OPERATION_GRAPH, dnn.TYPE_BACKEND_DESCRIPTOR, graph)
-        heuristic.set(dnn.ENGINEHEUR_MODE, dnn.TYPE_HEUR_MODE, mode).finalize()
-        return heuristic.get_descriptors(dnn.ENGINEHEUR_RESULTS, dnn.KIND_ENGINECFG, _CONFIGURATIONS)
-    except CudnnError:
-        return []

@@ -1,5 +1,5 @@
 """attention and its gradient without the matrix of scores, in float32 and of bfloat16; other types and very wide heads
-are expanded.
+are expanded. Some are left to cuDNN (`cudnn_attention`).
 
 The gradient of a mask is expanded, too: it is as large as the scores.
 """
@@ -23,7 +23,8 @@ from mlcompute.devices.cuda.kernels.attention_source import (
     map_source,
     query_gradient_source,
 )
-from mlcompute.devices.cuda.kernels.launch import Argument, Launch, Row
+from mlcompute.devices.cuda.kernels.cudnn_attention import library_call, library_workspace
+from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
 from mlcompute.devices.loop_nest import Operand, Operands, broadcast_strides
 from mlcompute.devices.precision import matmul_precision
 from mlcompute.ops.bfloat16 import is_bfloat16
@@ -37,8 +38,10 @@ _SIZES = np.dtype(
 )
 
 
-def attention_launches(step: Step, operands: Operands) -> Sequence[Launch]:
-    """One kernel, a block per 64 queries of a head; one before it that looks at a mask of several tiles."""
+def attention_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
+    """cuDNN; or a block per 64 queries of a head, after a kernel that looks at a mask of several tiles."""
+    if (call := library_call(step, operands)) is not None:
+        return [call]
     inputs = [operands[value] for value in step.inputs]
     results = [operands[value] for value in step.results]
     form = _form(step, inputs)
@@ -50,8 +53,10 @@ def attention_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     return [*launches, launch]
 
 
-def gradient_launches(step: Step, operands: Operands) -> Sequence[Launch]:
-    """One kernel for dq and what the softmax needs, one for dk and dv; one before them as for attention."""
+def gradient_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
+    """cuDNN; or one kernel for dq and what the softmax needs, one for dk and dv; one before them as for attention."""
+    if (call := library_call(step, operands)) is not None:
+        return [call]
     dy, kept, inputs = _gradient_inputs([operands[value] for value in step.inputs], step)
     dq, dk, dv = _gradient_results(step, operands)
     form = _form(step, inputs, [dy])
@@ -95,19 +100,20 @@ def _gradient_results(step: Step, operands: Operands) -> list[Operand]:
 
 
 def attention_workspace(step: Step) -> int:
-    """Bytes for what the mask has in its tiles."""
+    """Bytes for what the mask has in its tiles, or for cuDNN."""
     q, k, v = step.inputs[:3]
+    library = library_workspace(step)
     if not _has_map(step, q, k):
-        return 0
-    return 4 * math.prod(_map_extents(step.inputs[3].shape, q, k, _inner(q, v)))
+        return library
+    return max(library, int(4 * math.prod(_map_extents(step.inputs[3].shape, q, k, _inner(q, v)))))
 
 
 def gradient_workspace(step: Step) -> int:
-    """Bytes for two numbers per query, and for what the mask has in its tiles."""
+    """Bytes for two numbers per query, and for what the mask has in its tiles; or for cuDNN."""
     _, _, (q, k, v, *more) = _gradient_inputs(step.inputs, step)
     n, heads, queries, _ = q.shape
-    tiles: int = math.prod(_map_extents(more[0].shape, q, k, _inner(q, v))) if _has_map(step, q, k) else 0
-    return int(4 * (2 * n * heads * queries + tiles))
+    tiles = math.prod(_map_extents(more[0].shape, q, k, _inner(q, v))) if _has_map(step, q, k) else 0
+    return max(library_workspace(step), int(4 * (2 * n * heads * queries + tiles)))
 
 
 def supports_attention(step: Step) -> bool:

@@ -6,7 +6,7 @@ are carried along and corrected when a larger score appears. The gradient goes t
 before that for the softmax where its denominators were not kept; a second kernel makes dk and dv. Nothing is added in
 an order that depends on the run.
 
-Scores are multiplied by log2(e), so that exp is exp2.
+Scores are multiplied by log2(e), so that exp is exp2; logarithms that are kept are natural ones.
 
 A kernel of its own looks at the mask once: tiles in which it forbids everything, half of them where it is causal, are
 skipped, and it is only read again where it is not 0.
@@ -93,6 +93,7 @@ enum {{ ROWS = {ROWS}, THREADS = {THREADS}, D = {self.width}, DV = {self.value_w
 enum {{ Q = {q}, V = {v}, PACK = {self.packed}, KEPT = {int(self.keeps_factors)} }};
 enum {{ HAS_MASK = {int(self.has_mask)}, HAS_MAP = {int(self.has_map)}, HAS_KEEP = {int(self.has_keep)} }};
 #define LOG2_E 1.4426950408889634f
+#define LOG_2 0.6931471805599453f
 using Element = {"bfloat16" if self.narrow else "float"};
 using Tile = {"bfloat16" if self.narrow_tiles else "float"};
 __device__ __forceinline__ Element element(float x) {{ return {"to_bfloat16(x)" if self.narrow else "x"}; }}
@@ -372,7 +373,7 @@ extern "C" __global__ void __launch_bounds__({THREADS}) KERNEL(
 
 
 def forward_source(form: Form) -> str:
-    """y (n, heads, l, dv) or (n, l, heads, dv), dense; log2 of the softmax's denominators (n, heads, l)."""
+    """y (n, heads, l, dv) or (n, l, heads, dv), dense; logarithms of the softmax's denominators (n, heads, l)."""
     step = f"""{_SCORES}{_SOFTMAX}
         if (HAS_KEEP)
             #pragma unroll
@@ -386,7 +387,7 @@ def forward_source(form: Form) -> str:
             for (int e = 0; e < 4; ++e) sum[n][e] *= change[e / 2];
         multiply_columns<DV / 8, INNER / 8, V>(sum, x, vs);"""
     logs = ["logs"] if form.by_token else []
-    keep_log = "if (t == 0) logs[at + i] = most[r] + log2f(denominator);" if form.by_token else ""
+    keep_log = "if (t == 0) logs[at + i] = (most[r] + log2f(denominator)) * LOG_2;" if form.by_token else ""
     return f"""{form.head}
 extern "C" __global__ void {form.bounds(_FORWARD_BLOCKS)} KERNEL({form.parameters("y", *logs)}) {{
     {form.begin("z.queries", "tiles - 1 - rank", "q", "k", "v")}
@@ -413,7 +414,7 @@ extern "C" __global__ void {form.bounds(_FORWARD_BLOCKS)} KERNEL({form.parameter
 
 
 def query_gradient_source(form: Form) -> str:
-    """dq, dense; and for the other kernel, per query: log2 of the softmax's denominator, and sum of p dp."""
+    """dq, dense; and for the other kernel, per query: the logarithm of the softmax's denominator, and sum of p dp."""
     statistics = f"""{_SCORES}{_SOFTMAX}
         float d[INNER / 8][4] = {{}};
         multiply_rows<INNER / 8, V>(d, y_left, vs);
@@ -460,7 +461,7 @@ def query_gradient_source(form: Form) -> str:
                 delta[r] += c + t < z.value_width ? term : 0.0f;
             }}
         }}
-        most[r] = logs[at + known];
+        most[r] = logs[at + known] * LOG2_E;
         delta[r] = row_sum(delta[r]);
         if (t == 0 && i < z.queries) deltas[at + i] = delta[r];
     }}"""
@@ -474,7 +475,7 @@ def query_gradient_source(form: Form) -> str:
         delta[r] = row_sum(delta[r]) / total[r];
         most[r] += log2f(total[r]);
         int i = first + own + g + 8 * r;
-        if (t == 0 && i < z.queries) logs[at + i] = most[r], deltas[at + i] = delta[r];
+        if (t == 0 && i < z.queries) logs[at + i] = most[r] * LOG_2, deltas[at + i] = delta[r];
     }}
     __syncthreads();"""
     results = ("dq", "deltas") if form.by_token else ("dq", "logs", "deltas")
@@ -517,7 +518,7 @@ def key_gradient_source(form: Form) -> str:
             for (int e = 0; e < 2; ++e) {
                 int i = query + 8 * n + 2 * t + e, known = min(i, z.queries - 1);
                 float own_log = logs[known], own_delta = deltas[known];
-                log[n][e] = i < z.queries ? own_log : 0.0f;
+                log[n][e] = i < z.queries ? own_log * LOG2_E : 0.0f;
                 delta[n][e] = i < z.queries ? own_delta : 0.0f;
             }
         float x[INNER / 8][4] = {}, d[INNER / 8][4] = {};
